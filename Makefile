@@ -1,0 +1,82 @@
+SHELL := /bin/bash
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+
+REFRAIN := $(or $(CARGO_TARGET_DIR),target)/release/refrain
+MODEL := smollm2-135m
+# The folder of examples/docs that each line of examples/questions.txt is asked of.
+DEMO_FOLDERS := drive drive wheels
+
+BENCH_ARGS ?=
+FUZZ_TARGET ?= gguf
+FUZZ_SECONDS ?= 60
+MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
+GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
+GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+
+.PHONY: help setup build demo test check bench fuzz golden clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what this machine lacks (compiler, Python, Rust); says what and why
+	@tools/setup
+
+build: setup ## Build target/release/refrain
+	cargo build --release --locked -p refrain-cli
+
+demo: build ## Fetch a small model, ingest examples/docs, ask three questions with vanilla and A3
+	$(REFRAIN) pull $(MODEL)
+	$(REFRAIN) ingest --model $(MODEL) examples/docs
+	@set -e; set -- $(DEMO_FOLDERS); \
+	while IFS= read -r question; do \
+	    printf '\n$$ refrain ask --docs examples/docs/%s --compare vanilla,a3 "%s"\n' "$$1" "$$question"; \
+	    $(REFRAIN) ask --model $(MODEL) --docs "examples/docs/$$1" --compare vanilla,a3 "$$question" </dev/null; \
+	    shift; \
+	done < examples/questions.txt
+	@printf '\n%s\n' 'Where things are:'
+	@printf '  %-26s %s\n' '$(REFRAIN)' 'the program; try it with --help' \
+	    'examples/docs/' 'the documents' 'examples/questions.txt' 'the questions' \
+	    '$(MODELS)/' 'the model' 'refrain chunks ls' 'lists the stored chunks'
+
+test: setup ## Run all tests (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
+	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
+	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
+	else \
+	    cargo run --quiet -p refrain-cli -- pull $(MODEL) </dev/null || \
+	        echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
+	fi
+	@if cargo nextest --version >/dev/null 2>&1; then \
+	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace && \
+	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc; \
+	else \
+	    echo 'cargo test --workspace' && cargo test --workspace; \
+	fi
+
+check: setup ## Format, lints, docs, dependencies, import rule and style; all of them as errors
+	cargo fmt --all --check
+	tools/check-imports
+	tools/check-style
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	tools/deny
+
+bench: build ## Time to first token of every method (BENCH_ARGS adds options)
+	$(REFRAIN) pull $(MODEL)
+	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_ARGS)
+
+fuzz: setup ## Fuzz a reader of untrusted bytes (FUZZ_TARGET, FUZZ_SECONDS); needs nightly Rust
+	@rustup toolchain list | grep -q '^nightly' || rustup toolchain install nightly --profile minimal
+	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
+	@mkdir -p fuzz/corpus/$(FUZZ_TARGET)
+	cargo +nightly fuzz run $(FUZZ_TARGET) fuzz/corpus/$(FUZZ_TARGET) $(wildcard fuzz/seeds/$(FUZZ_TARGET)) -- -max_total_time=$(FUZZ_SECONDS)
+
+golden: build ## Make the golden files again with Hugging Face transformers (some 3 GB of Python packages)
+	@for model in $(GOLDEN_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
+	@[ -x .venv/bin/python ] || python3 -m venv .venv || { echo 'golden: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	.venv/bin/pip install --quiet -r tools/requirements.txt
+	.venv/bin/python tools/golden.py tiny
+	.venv/bin/python tools/golden.py real $(GOLDEN_FILES)
+
+clean: ## Remove build outputs and the Python environment; models and stored chunks stay
+	cargo clean
+	rm -rf .venv fuzz/target

@@ -1,0 +1,203 @@
+//! `refrain ask`: an answer, its account, and methods side by side.
+
+use std::io::{self, IsTerminal, Read, Write};
+
+use anyhow::{Context as _, Result};
+use refrain_engine::{Account, Answer, Comparison, Engine, Prompt, Sampling};
+use serde_json::{Value, json};
+
+use crate::args;
+use crate::explain::explained;
+use crate::ingest::ingest_to_answer;
+use crate::methods::Asked;
+use crate::output::{Fail, colours, count, paint, plain, print, print_json, seconds};
+use crate::settings::{Context, read_documents};
+use crate::table::Table;
+
+/// The method unless another is asked for.
+const METHOD: &str = "a3";
+
+/// `refrain ask`
+pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
+    let question = question(&args.question)?;
+    let (answering, compared) = methods(context, args)?;
+    let sampling = args.sampling.sampling();
+    sampling.check()?;
+    let documents = read_documents(&args.prompt.docs)?;
+    let engine = context.open_engine()?;
+    let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
+    let ingested = if reuses && !documents.is_empty() {
+        Some(ingest_to_answer(context, &engine, &documents)?)
+    } else {
+        None
+    };
+    let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
+    let mut answers = Vec::new();
+    for asked in &answering {
+        let titled = answering.len() > 1 && !context.json;
+        if titled {
+            print(&format!("{}\n", paint("1", &asked.spec, &io::stdout())))?;
+        }
+        let answer = answer(context, &engine, &prompt, asked, &sampling, args.explain)?;
+        if titled {
+            print("\n")?;
+        }
+        answers.push(as_json(asked, &answer));
+    }
+    let comparison = compare(context, &engine, &prompt, &compared, args.compare_tokens as usize)?;
+    if context.json {
+        return print_json(&json!({
+            "question": question,
+            "model": context.global.model,
+            "ingest": ingested,
+            "answers": answers,
+            "comparison": comparison,
+        }));
+    }
+    if comparison.is_empty() {
+        return Ok(());
+    }
+    let before = if answering.len() > 1 { "" } else { "\n" };
+    print(&format!("{before}{}", comparison_table(&comparison)))
+}
+
+fn question(given: &str) -> Result<String> {
+    let mut text = given.to_owned();
+    if given == "-" {
+        text.clear();
+        io::stdin().read_to_string(&mut text).context("cannot read the question from standard input")?;
+    }
+    if text.trim().is_empty() {
+        return Err(Fail::new("the question is empty").hint("ask something: refrain ask \"How …?\"").into());
+    }
+    Ok(text.trim().to_owned())
+}
+
+/// Methods whose answers are shown, and methods that are compared. Whoever compares and names no method wants to see
+/// what each of them answers.
+fn methods(context: &Context, args: &args::Ask) -> Result<(Vec<Asked>, Vec<Asked>)> {
+    let named = args.method.as_ref().filter(|_| args.compare.is_empty() || context.method_typed);
+    let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| METHOD.to_owned());
+    if args.compare.is_empty() {
+        return Ok((context.flags.apply(&[alone])?, Vec::new()));
+    }
+    let mut specs = args.compare.clone();
+    if named.is_none() {
+        let compared = context.flags.apply(&specs)?;
+        return Ok((compared.clone(), compared));
+    }
+    specs.insert(0, alone);
+    let mut all = context.flags.apply(&specs)?;
+    let compared = all.split_off(1);
+    Ok((all, compared))
+}
+
+/// Streams an answer to standard output, then its account to standard error.
+pub(crate) fn answer(
+    context: &Context,
+    engine: &Engine,
+    prompt: &Prompt,
+    asked: &Asked,
+    sampling: &Sampling,
+    explain: bool,
+) -> Result<Answer> {
+    let mut out = io::stdout().lock();
+    let terminal = out.is_terminal();
+    let mut failed = None;
+    let mut ends_line = true;
+    let stream = |piece: &str| {
+        ends_line = piece.ends_with('\n');
+        let shown = if terminal { plain(piece) } else { piece.to_owned() };
+        let written =
+            if context.json { Ok(()) } else { out.write_all(shown.as_bytes()).and_then(|()| out.flush()) };
+        failed = written.err();
+        failed.is_none()
+    };
+    let answer = engine.answer(prompt, asked.method.as_ref(), sampling, explain, stream)?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    if !context.json {
+        if !ends_line || answer.text.is_empty() {
+            writeln!(out)?;
+        }
+        if let Some(explanation) = &answer.explanation {
+            write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
+        }
+        context.say(&paint("2", &account(asked, &answer.account), &io::stderr()));
+    }
+    Ok(answer)
+}
+
+/// One line of account.
+fn account(asked: &Asked, account: &Account) -> String {
+    let mut line = format!("{}: {} prompt tokens", asked.spec, account.prompt_tokens);
+    if account.document_tokens > 0 {
+        line.push_str(&format!(
+            ", {} cached, {} recomputed (ratio {:.3}, {})",
+            account.cached_tokens,
+            account.recomputed_tokens,
+            account.recompute_ratio,
+            count(account.full_layers, "full layer"),
+        ));
+    }
+    if account.repaired_chunks > 0 {
+        line.push_str(&format!(", {} repaired", count(account.repaired_chunks, "chunk")));
+    }
+    line.push_str(&format!(" | TTFT {} (compute {})", seconds(account.ttft), seconds(account.compute_ttft)));
+    line.push_str(&format!(" | {}", count(account.answer_tokens, "token")));
+    if let Some(tpot) = account.tpot {
+        line.push_str(&format!(", TPOT {}, {:.0} tokens/s", seconds(tpot), 1.0 / tpot));
+    }
+    line
+}
+
+/// An answer with its method and explanation.
+pub(crate) fn as_json(asked: &Asked, answer: &Answer) -> Value {
+    let mut value = json!(answer);
+    value["method"] = json!(asked.spec);
+    if let Some(explanation) = &answer.explanation {
+        value["explanation"] = json!(explanation);
+    }
+    value
+}
+
+fn compare(
+    context: &Context,
+    engine: &Engine,
+    prompt: &Prompt,
+    compared: &[Asked],
+    tokens: usize,
+) -> Result<Vec<Comparison>> {
+    if compared.is_empty() {
+        return Ok(Vec::new());
+    }
+    let methods: Vec<_> = compared.iter().map(|asked| (asked.spec.clone(), asked.method.clone())).collect();
+    let spinner = context.spinner("comparing");
+    let comparison = engine.compare(prompt, &methods, tokens)?;
+    spinner.finish_and_clear();
+    Ok(comparison)
+}
+
+fn comparison_table(comparison: &[Comparison]) -> String {
+    let mut table =
+        Table::new(&["<method", "TTFT", "compute", "speed-up", "recomputed", "KL to vanilla", "same token"]);
+    for row in comparison {
+        table.push(vec![
+            row.method.clone(),
+            seconds(row.account.ttft),
+            seconds(row.account.compute_ttft),
+            format!("{:.2}x", row.speedup),
+            format!("{:.1} %", 100.0 * row.account.recompute_ratio),
+            format!("{:.4}", row.kl),
+            format!("{:.0} %", 100.0 * row.top1),
+        ]);
+    }
+    let positions = comparison.first().map_or(0, |row| row.positions);
+    let note = format!(
+        "Speed-up is of TTFT, loading included. KL divergence (nats, mean) and share of equal likeliest tokens are\n\
+         over vanilla's own first {}, fed to every method.\n",
+        count(positions, "answer token")
+    );
+    format!("{}{}", table.text(), paint("2", &note, &io::stdout()))
+}

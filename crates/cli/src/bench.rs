@@ -1,0 +1,270 @@
+//! `refrain bench ttft`: time to first token of methods over prompt lengths.
+
+use anyhow::{Context as _, Result};
+use refrain_engine::{Account, Document, Engine, Prompt, PromptChunk};
+use refrain_store::Store;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args;
+use crate::cost::{Shape, Sizes};
+use crate::machine;
+use crate::methods::Asked;
+use crate::output::{Fail, bytes, count, print, print_json, seconds};
+use crate::settings::{Context, read_documents};
+use crate::table::Table;
+
+/// Prompts are cut from these unless documents are given.
+const BUILT_IN: [&str; 3] = [
+    include_str!("../../../examples/docs/drive/chain.md"),
+    include_str!("../../../examples/docs/drive/gears.md"),
+    include_str!("../../../examples/docs/drive/brakes.md"),
+];
+
+/// One method at one length.
+#[derive(Debug, Serialize)]
+struct Row {
+    length: usize,
+    method: String,
+    compute_ttft: Spread,
+    ttft: Spread,
+    recompute_ratio: f64,
+    /// Vanilla's median compute TTFT divided by the method's; none if vanilla was not measured.
+    speedup: Option<f64>,
+    /// What arithmetic alone would allow.
+    bound: Option<f64>,
+    share_of_bound: Option<f64>,
+    /// Peak memory of the process while the method ran.
+    peak_memory_bytes: Option<u64>,
+}
+
+/// Seconds of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+        let median = (values[low] + values[high]) / 2.0;
+        Spread { median, min: values[0], max: values[values.len() - 1] }
+    }
+
+    fn text(&self) -> String {
+        format!("{} ({}–{})", seconds(self.median), seconds(self.min), seconds(self.max))
+    }
+}
+
+/// `refrain bench ttft`
+pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
+    let asked = context.flags.apply(&args.methods)?;
+    let documents = if args.docs.is_empty() {
+        BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
+    } else {
+        read_documents(&args.docs)?
+    };
+    let folder = tempfile::tempdir().context("cannot make a folder for the chunks of this benchmark")?;
+    let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
+    let prompts = prompts(&engine, &documents, args)?;
+    let mut rows = Vec::new();
+    for prompt in &prompts {
+        rows.extend(measure(context, &engine, prompt, &asked, args.runs)?);
+    }
+    let about = About::new(context, &engine, args.runs);
+    if context.json {
+        return print_json(&json!({ "about": about, "results": rows }));
+    }
+    print(&if args.markdown { about.markdown(&rows) } else { about.text(&rows) })
+}
+
+/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into chunks.
+fn prompts(engine: &Engine, documents: &[Document], args: &args::Ttft) -> Result<Vec<Prompt>> {
+    let whole = engine.prompt(documents, &args.question, &Default::default())?;
+    let text: Vec<u32> = whole.chunks.iter().flat_map(|chunk| chunk.tokens.iter().copied()).collect();
+    if text.is_empty() {
+        return Err(Fail::new("the documents hold no text to cut prompts from").into());
+    }
+    let around = whole.len() - whole.document_tokens();
+    let most = engine.decoder().config().context.saturating_sub(1);
+    let prompt = |length: &usize| {
+        if *length <= around || *length > most {
+            let message = format!("no prompt of {length} tokens can be measured");
+            let hint = format!(
+                "choose --lengths from {} to {most}: system part and question take {around}",
+                around + 1
+            );
+            return Err(Fail::usage(message).hint(hint).into());
+        }
+        let tokens: Vec<u32> = text.iter().copied().cycle().take(length - around).collect();
+        let chunk = |(index, tokens): (usize, &[u32])| PromptChunk {
+            tokens: tokens.to_vec(),
+            label: format!("benchmark ({})", index + 1),
+        };
+        let chunks = tokens.chunks(engine.settings().chunk_tokens).enumerate().map(chunk).collect();
+        Ok(Prompt { chunks, ..whole.clone() })
+    };
+    args.lengths.iter().map(prompt).collect()
+}
+
+/// All methods in turn, so that whatever slows the machine for a while slows all of them. The first round fills the
+/// store and warms everything up.
+fn measure(
+    context: &Context,
+    engine: &Engine,
+    prompt: &Prompt,
+    asked: &[Asked],
+    runs: u32,
+) -> Result<Vec<Row>> {
+    let bar = context.bar("measuring", &format!("{{pos}}/{{len}} at {} tokens", prompt.len()));
+    bar.set_length((runs as usize + 1) as u64 * asked.len() as u64);
+    let mut accounts: Vec<Vec<Account>> = vec![Vec::new(); asked.len()];
+    let mut peaks: Vec<Option<u64>> = vec![None; asked.len()];
+    for round in 0..=runs {
+        for (index, asked) in asked.iter().enumerate() {
+            machine::forget_peak_memory();
+            let account = engine.measure(prompt, asked.method.as_ref())?;
+            if round > 0 {
+                accounts[index].push(account);
+                peaks[index] = peaks[index].max(machine::peak_memory());
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let compute: Vec<Spread> =
+        accounts.iter().map(|all| spread(all, |account| account.compute_ttft)).collect();
+    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla").map(|index| compute[index].median);
+    let shape = Shape::of(engine.decoder().config());
+    let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
+    let sizes = Sizes { prompt: prompt.len(), question, chunk };
+    let row = |(index, asked): (usize, &Asked)| {
+        let speedup = vanilla.map(|vanilla| vanilla / compute[index].median);
+        let bound = shape.speedup(sizes, asked);
+        Row {
+            length: prompt.len(),
+            method: asked.spec.clone(),
+            compute_ttft: compute[index],
+            ttft: spread(&accounts[index], |account| account.ttft),
+            recompute_ratio: accounts[index][0].recompute_ratio,
+            speedup,
+            bound,
+            share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
+            peak_memory_bytes: peaks[index],
+        }
+    };
+    Ok(asked.iter().enumerate().map(row).collect())
+}
+
+fn spread(accounts: &[Account], of: fn(&Account) -> f64) -> Spread {
+    Spread::of(accounts.iter().map(of).collect())
+}
+
+/// What was measured, on what and how.
+#[derive(Debug, Serialize)]
+struct About {
+    date: String,
+    cpu: String,
+    threads: usize,
+    isa: String,
+    model: String,
+    compute: String,
+    kv: String,
+    chunk_tokens: usize,
+    runs: u32,
+    command: String,
+    version: &'static str,
+}
+
+impl About {
+    fn new(context: &Context, engine: &Engine, runs: u32) -> About {
+        let cpu = engine.decoder().cpu();
+        let quoted = |word: String| {
+            let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
+            if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
+        };
+        let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+        About {
+            date: machine::today(),
+            cpu: machine::cpu_name(),
+            threads: cpu.threads(),
+            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            model: context.global.model.clone(),
+            compute: context.global.compute.to_string(),
+            kv: context.global.kv.to_string(),
+            chunk_tokens: engine.settings().chunk_tokens,
+            runs,
+            command: std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" "),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+
+    fn lines(&self) -> [String; 2] {
+        [
+            format!("{}, {}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa),
+            format!(
+                "{}, weights {}, KV {}, chunks of {} tokens, median (min–max) of {}, refrain {}",
+                self.model,
+                self.compute,
+                self.kv,
+                self.chunk_tokens,
+                count(self.runs as usize, "run"),
+                self.version
+            ),
+        ]
+    }
+
+    fn text(&self, rows: &[Row]) -> String {
+        let [machine, model] = self.lines();
+        format!("{machine}\n{model}\n\n{}", table(rows).text())
+    }
+
+    fn markdown(&self, rows: &[Row]) -> String {
+        let [machine, model] = self.lines();
+        format!("{machine}; {model}:\n\n```sh\n{}\n```\n\n{}", self.command, table(rows).markdown())
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let header = [
+        "tokens",
+        "<method",
+        "compute TTFT",
+        "TTFT",
+        "recomputed",
+        "speed-up",
+        "bound",
+        "of bound",
+        "peak memory",
+    ];
+    let mut table = Table::new(&header);
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+    for row in rows {
+        table.push(vec![
+            row.length.to_string(),
+            row.method.clone(),
+            row.compute_ttft.text(),
+            seconds(row.ttft.median),
+            format!("{:.1} %", 100.0 * row.recompute_ratio),
+            or_none(row.speedup.map(|speedup| format!("{speedup:.2}x"))),
+            or_none(row.bound.map(|bound| format!("{bound:.1}x"))),
+            or_none(row.share_of_bound.map(|share| format!("{:.0} %", 100.0 * share))),
+            or_none(row.peak_memory_bytes.map(bytes)),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn the_median_is_the_middle_or_the_mean_of_both() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
+    }
+}

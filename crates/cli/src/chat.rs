@@ -1,0 +1,121 @@
+//! `refrain chat`: turn by turn at the terminal.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use refrain_engine::{Document, Engine, Instructions, Sampling};
+use refrain_model::Message;
+
+use crate::args;
+use crate::ask::{answer, as_json};
+use crate::ingest::ingest_to_answer;
+use crate::methods::Asked;
+use crate::output::{count, paint, print, print_json, report};
+use crate::settings::{Context, read_documents};
+
+const HELP: &str = "\
+/docs PATH     answer from these documents too
+/method NAME   answer with this method, for example /method a3:ratio=0.3
+/new           forget what was said
+/help          this list
+/quit          leave; the end of input does the same
+";
+
+/// `refrain chat`
+pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
+    let sampling = args.sampling.sampling();
+    sampling.check()?;
+    let method = context.flags.apply_one(&args.method)?;
+    let documents = read_documents(&args.prompt.docs)?;
+    let engine = context.open_engine()?;
+    let around = args.prompt.instructions();
+    let mut chat = Chat { context, engine, method, sampling, documents: Vec::new(), around };
+    chat.add(documents)?;
+    let talking = io::stdin().is_terminal() && !context.json;
+    if talking {
+        context.say(&paint("2", &format!("{}. /help lists commands.", chat.state()), &io::stderr()));
+    }
+    let mut lines = io::stdin().lock().lines();
+    loop {
+        if talking {
+            print(&paint("1;36", "> ", &io::stdout()))?;
+        }
+        let Some(line) = lines.next().transpose()? else {
+            return if talking { print("\n") } else { Ok(()) };
+        };
+        match chat.turn(line.trim()) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            // Somebody talking can try again; a script should stop. Nobody listening is the end of it.
+            Err(error) if talking && !error.is::<io::Error>() => {
+                report(&error, false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+struct Chat<'a> {
+    context: &'a Context,
+    engine: Engine,
+    method: Asked,
+    sampling: Sampling,
+    documents: Vec<Document>,
+    around: Instructions,
+}
+
+impl Chat<'_> {
+    /// Takes a line; returns whether to go on.
+    fn turn(&mut self, line: &str) -> Result<bool> {
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match word {
+            "" => {}
+            "/quit" | "/exit" => return Ok(false),
+            "/help" => self.context.say(HELP.trim_end()),
+            "/new" => {
+                self.around.history.clear();
+                self.context.say("a new conversation");
+            }
+            "/method" if !rest.is_empty() => {
+                self.method = self.context.flags.apply_one(rest.trim())?;
+                self.context.say(&self.state());
+            }
+            "/docs" if !rest.is_empty() => {
+                self.add(read_documents(&[PathBuf::from(rest.trim())])?)?;
+                self.context.say(&self.state());
+            }
+            "/method" | "/docs" => self.context.say(&self.state()),
+            _ if word.starts_with('/') => {
+                self.context.say(&format!("there is no command {word}\n{}", HELP.trim_end()))
+            }
+            _ => self.ask(line)?,
+        }
+        Ok(true)
+    }
+
+    fn add(&mut self, documents: Vec<Document>) -> Result<()> {
+        if !documents.is_empty() && self.method.name() != "vanilla" {
+            ingest_to_answer(self.context, &self.engine, &documents)?;
+        }
+        self.documents.extend(documents);
+        Ok(())
+    }
+
+    fn ask(&mut self, question: &str) -> Result<()> {
+        let prompt = self.engine.prompt(&self.documents, question, &self.around)?;
+        let answer = answer(self.context, &self.engine, &prompt, &self.method, &self.sampling, false)?;
+        if self.context.json {
+            print_json(&as_json(&self.method, &answer))?;
+        }
+        let turn = |role: &str, content: String| Message { role: role.to_owned(), content };
+        self.around.history.push(turn("user", question.to_owned()));
+        self.around.history.push(turn("assistant", answer.text));
+        Ok(())
+    }
+
+    fn state(&self) -> String {
+        let documents = count(self.documents.len(), "document");
+        format!("{} with {}, {documents}", self.context.global.model, self.method.spec)
+    }
+}

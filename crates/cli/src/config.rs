@@ -1,0 +1,171 @@
+//! The configuration file: its values become the defaults of options.
+//!
+//! ```toml
+//! model = "qwen2.5-coder-0.5b"
+//! memory = "4GiB"
+//! [ask]
+//! method = "a3:ratio=0.2"
+//! ```
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Arg, Command};
+use toml::{Table, Value};
+
+use crate::args::is_setting;
+use crate::settings::config_folder;
+
+/// The command with the defaults of the configuration file, if there is one.
+pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command> {
+    let named = named(given).or_else(|| std::env::var_os("REFRAIN_CONFIG").filter(|name| !name.is_empty()));
+    let path = match &named {
+        Some(name) => PathBuf::from(name),
+        None => match config_folder() {
+            Some(folder) => folder.join("config.toml"),
+            None => return Ok(command),
+        },
+    };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => return Ok(command),
+        Err(error) => {
+            return Err(error)
+                .with_context(|| format!("cannot read the configuration file {}", path.display()));
+        }
+    };
+    let table: Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| anyhow::anyhow!("{}", error.to_string().trim_end()))
+        .with_context(|| format!("the configuration file {} is no TOML", path.display()))?;
+    with_defaults(command, table, &path, "")
+}
+
+/// The file that the command line names; clap cannot tell before the defaults are known.
+fn named(given: &[OsString]) -> Option<OsString> {
+    let mut words = given.iter().skip(1).take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        if word == "--config" {
+            return words.next().cloned();
+        }
+        if let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
+            return Some(name.into());
+        }
+    }
+    None
+}
+
+/// `table` holds options of `command`, and tables of its subcommands. `at` is the dotted name of the table.
+fn with_defaults(mut command: Command, table: Table, path: &Path, at: &str) -> Result<Command> {
+    for (key, value) in table {
+        let full = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        match value {
+            Value::Table(inner) if command.find_subcommand(&key).is_some() => {
+                let mut result = Ok(());
+                command = command.mut_subcommand(&key, |sub| {
+                    with_defaults(sub.clone(), inner, path, &full).unwrap_or_else(|error| {
+                        result = Err(error);
+                        sub
+                    })
+                });
+                result?;
+            }
+            value => {
+                let found = command.get_arguments().find(|arg| is_key(arg, &key)).cloned();
+                let Some(arg) = found else {
+                    bail!("{}: unknown key '{full}'; known here are {}", path.display(), known(&command));
+                };
+                let values = texts(&value)
+                    .and_then(|values| check(&arg, &values).map(|()| values))
+                    .with_context(|| format!("{}: key '{full}' has a wrong value", path.display()))?;
+                command = command.mut_arg(arg.get_id(), |arg| arg.required(false).default_values(values));
+            }
+        }
+    }
+    Ok(command)
+}
+
+fn is_key(arg: &Arg, key: &str) -> bool {
+    let name = arg.get_long().filter(|name| is_setting(arg) && *name != "config");
+    name.is_some_and(|name| name == key.replace('_', "-"))
+}
+
+fn known(command: &Command) -> String {
+    let options = command.get_arguments().filter(|arg| is_setting(arg)).filter_map(Arg::get_long);
+    let tables =
+        command.get_subcommands().filter(|sub| has_settings(sub)).map(|sub| format!("[{}]", sub.get_name()));
+    let options = options.filter(|name| *name != "config").map(str::to_owned);
+    options.chain(tables).collect::<Vec<_>>().join(", ")
+}
+
+fn has_settings(command: &Command) -> bool {
+    command.get_arguments().any(is_setting) || command.get_subcommands().any(has_settings)
+}
+
+/// The words that would stand on the command line.
+fn texts(value: &Value) -> Result<Vec<String>> {
+    Ok(match value {
+        Value::String(text) => vec![text.clone()],
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => vec![value.to_string()],
+        Value::Array(values) => values.iter().map(texts).collect::<Result<Vec<_>>>()?.concat(),
+        other => bail!("a {} is no value of an option", other.type_str()),
+    })
+}
+
+/// Lets clap parse the words as if they were given on the command line.
+fn check(arg: &Arg, values: &[String]) -> Result<()> {
+    let words = values.iter().map(|value| format!("--{}={value}", arg.get_long().unwrap_or_default()));
+    let alone = Command::new("refrain").no_binary_name(true).arg(arg.clone().global(false).required(false));
+    alone.try_get_matches_from(words).map(|_| ()).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        anyhow::anyhow!("{}", first.trim_start_matches("error: "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apply(text: &str) -> Result<Command> {
+        with_defaults(crate::args::command(), text.parse().unwrap(), Path::new("refrain.toml"), "")
+    }
+
+    fn message(text: &str) -> String {
+        format!("{:#}", apply(text).unwrap_err())
+    }
+
+    #[test]
+    fn values_become_defaults_below_the_command_line() {
+        let file = "chunk-tokens = 100\njson = true\n[ask]\nratio = 0.3\nstop = [\"a\", \"b\"]\n[bench.ttft]\nruns = 2";
+        let matches = apply(file).unwrap().try_get_matches_from(["refrain", "ask", "why"]).unwrap();
+        let ask = crate::args::innermost(&matches);
+        assert_eq!(ask.get_one::<usize>("chunk_tokens"), Some(&100));
+        assert_eq!(ask.get_one::<bool>("json"), Some(&true));
+        assert_eq!(ask.get_one::<String>("ratio").unwrap(), "0.3");
+        assert_eq!(ask.get_many::<String>("stop").unwrap().collect::<Vec<_>>(), ["a", "b"]);
+        let words = ["refrain", "ask", "why", "--chunk-tokens", "7", "--json=false"];
+        let matches = apply(file).unwrap().try_get_matches_from(words).unwrap();
+        let ask = crate::args::innermost(&matches);
+        assert_eq!(ask.get_one::<usize>("chunk_tokens"), Some(&7));
+        assert_eq!(ask.get_one::<bool>("json"), Some(&false));
+    }
+
+    #[test]
+    fn errors_name_file_and_key() {
+        for (text, key) in [
+            ("colour = 1", "colour"),
+            ("[ask]\ncolour = 1", "ask.colour"),
+            ("[chunks.rm]\nall = true", "chunks.rm.all"),
+            ("kv = \"f8\"", "kv"),
+            ("threads = \"many\"", "threads"),
+            ("threads = 2020-01-01", "threads"),
+            ("config = \"other.toml\"", "config"),
+            ("[ask]\nsoftmax = \"hard\"", "ask.softmax"),
+        ] {
+            let message = message(text);
+            assert!(message.contains("refrain.toml") && message.contains(&format!("'{key}'")), "{message}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `refrain ingest`: documents are prefilled once and kept.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use refrain_engine::{Document, Engine, IngestReport, rate};
+
+use crate::args;
+use crate::output::{self, Fail, bytes, count, print, print_json, seconds};
+use crate::settings::{Context, read_documents, show, tilde};
+
+/// `refrain ingest`
+pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
+    let documents = read_documents(&args.paths)?;
+    let engine = context.open_engine()?;
+    let report = ingest(context, &engine, &documents)?;
+    if context.json {
+        print_json(&report)?;
+    } else {
+        print(&format!("{}\n", line(context, &report)))?;
+    }
+    match &report.not_stored {
+        None => Ok(()),
+        Some(reason) => Err(anyhow::anyhow!("{reason}").context(
+            Fail::new(format!("not all chunks are in {}", tilde(&context.store)))
+                .hint("make room there, or give another folder with --store, and ingest again: what is stored stays"),
+        )),
+    }
+}
+
+/// Computes what the store lacks, with a progress bar.
+pub(crate) fn ingest(context: &Context, engine: &Engine, documents: &[Document]) -> Result<IngestReport> {
+    let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}, {eta} left");
+    let report =
+        engine.ingest(documents, |progress| show(&bar, progress.done as u64, progress.total as u64))?;
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+/// Ingest on the way to an answer: a disk that takes nothing is a warning, since chunks serve from memory.
+pub(crate) fn ingest_to_answer(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+) -> Result<IngestReport> {
+    let report = ingest(context, engine, documents)?;
+    if let Some(reason) = &report.not_stored {
+        output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
+    } else if report.computed > 0 && !context.json {
+        context.say(&line(context, &report));
+    }
+    Ok(report)
+}
+
+fn line(context: &Context, report: &IngestReport) -> String {
+    let all = format!(
+        "{} in {}, {}",
+        count(report.documents, "document"),
+        count(report.chunks, "chunk"),
+        count(report.tokens, "token")
+    );
+    if report.computed == 0 {
+        return format!("{all}: nothing new");
+    }
+    let speed = rate(report.computed_tokens, Duration::from_secs_f64(report.seconds));
+    format!(
+        "{all}: {} new, {} in {} ({speed:.0} tokens/s), {} added to {}",
+        count(report.computed, "chunk"),
+        count(report.computed_tokens, "token"),
+        seconds(report.seconds),
+        bytes(report.bytes),
+        tilde(&context.store),
+    )
+}

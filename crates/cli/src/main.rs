@@ -1,0 +1,74 @@
+//! The `refrain` program.
+
+mod args;
+mod ask;
+mod bench;
+mod chat;
+mod chunks;
+mod config;
+mod cost;
+mod examples;
+mod explain;
+mod hub;
+mod index;
+mod ingest;
+mod machine;
+mod methods;
+mod models;
+mod output;
+mod settings;
+mod table;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{ArgMatches, FromArgMatches};
+
+use crate::args::{Bench, Cli, Command};
+use crate::settings::Context;
+
+fn main() -> ExitCode {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    // Errors before the options are known go where the words of the command line say.
+    let asked_json = given.iter().any(|word| word == "--json" || word == "--json=true");
+    let (json, result) = match parse(&given) {
+        Err(error) => (asked_json, Err(error)),
+        Ok((cli, matches)) => (cli.global.json, dispatch(cli, &matches)),
+    };
+    result.map_or_else(|error| output::report(&error, json), |()| ExitCode::SUCCESS)
+}
+
+/// Reads the configuration file, then the command line over it.
+fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
+    let command = match config::configured(args::command(), given) {
+        Ok(command) => command,
+        // A broken configuration file does not stand between a person and the help.
+        Err(error) => match args::command().try_get_matches_from(given) {
+            Err(help) if !help.use_stderr() => return Err(help.into()),
+            _ => return Err(error),
+        },
+    };
+    let matches = command.try_get_matches_from(given)?;
+    Ok((Cli::from_arg_matches(&matches)?, matches))
+}
+
+fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
+    let context = Context::new(cli.global, args::innermost(matches))?;
+    match &cli.command {
+        Command::Pull(args) => models::pull(&context, args),
+        Command::Ingest(args) => ingest::run(&context, args),
+        Command::Ask(args) => ask::run(&context, args),
+        Command::Chat(args) => chat::run(&context, args),
+        Command::Chunks(args) => chunks::run(&context, args),
+        Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
+        Command::Methods(args) => methods::run(&context, args),
+        Command::Completions(args) => completions(args),
+    }
+}
+
+fn completions(args: &args::Completions) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut args::command(), "refrain", &mut script);
+    output::print(&String::from_utf8(script)?)
+}

@@ -1,0 +1,250 @@
+//! Printing: standard output that may be a broken pipe, errors with hints, progress bars, colours, quantities.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use serde::Serialize;
+
+/// An error of the program itself, with what to do about it.
+#[derive(Debug)]
+pub(crate) struct Fail {
+    message: String,
+    hint: Option<String>,
+    /// Whether the command line is wrong, not the world.
+    usage: bool,
+}
+
+impl Fail {
+    pub(crate) fn new(message: impl Into<String>) -> Fail {
+        Fail { message: message.into(), hint: None, usage: false }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Fail {
+        Fail { usage: true, ..Fail::new(message) }
+    }
+
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Fail {
+        Fail { hint: Some(hint.into()), ..self }
+    }
+}
+
+impl std::fmt::Display for Fail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Fail {}
+
+/// Prints an error and returns the exit code.
+pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
+    // A reader that has seen enough is no error.
+    if error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+    }) {
+        return ExitCode::SUCCESS;
+    }
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        if usage.use_stderr() && json {
+            let text = usage.to_string();
+            let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            let _ = print_json(&serde_json::json!({ "error": first }));
+        }
+        let _ = usage.print();
+        return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
+    }
+    let causes = causes(error);
+    let fail = error.chain().find_map(|cause| cause.downcast_ref::<Fail>());
+    if json {
+        let hint = fail.and_then(|fail| fail.hint.as_ref());
+        let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));
+    }
+    let mut text = format!("{} {}\n", paint("1;31", "error:", &io::stderr()), causes[0]);
+    for cause in &causes[1..] {
+        text.push_str(&format!("  because: {}\n", cause.replace('\n', "\n  ")));
+    }
+    if let Some(hint) = fail.and_then(|fail| fail.hint.as_ref()) {
+        text.push_str(&format!("{} {hint}\n", paint("1;36", "hint:", &io::stderr())));
+    }
+    let _ = io::stderr().write_all(text.as_bytes());
+    ExitCode::from(if fail.is_some_and(|fail| fail.usage) { 2 } else { 1 })
+}
+
+/// What is said along the chain, without what has been said already.
+fn causes(error: &anyhow::Error) -> Vec<String> {
+    let mut said: Vec<String> = Vec::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !said.last().is_some_and(|last| last.contains(&cause)) {
+            said.push(cause);
+        }
+    }
+    said
+}
+
+/// Prints to standard output.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Prints one JSON value: on lines of its own for a terminal, on one line for machines.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
+    let text = if io::stdout().is_terminal() {
+        serde_json::to_string_pretty(value)?
+    } else {
+        serde_json::to_string(value)?
+    };
+    print(&format!("{text}\n"))
+}
+
+/// Says something on standard error; nobody listening is no error.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Warns on standard error, even if asked to be quiet.
+pub(crate) fn warn(text: &str) {
+    say(&format!("{} {text}", paint("1;33", "warning:", &io::stderr())));
+}
+
+/// Text in an ANSI style where `stream` is a terminal that shows it.
+pub(crate) fn paint(style: &str, text: &str, stream: &impl IsTerminal) -> String {
+    if colours(stream) { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// Whether `stream` shows colours and the user wants them (<https://no-color.org>).
+pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Text without what would steer a terminal; line ends and tabs stay.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c }).collect()
+}
+
+/// The same on one line.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// A progress bar on standard error, hidden where that is no terminal. `{rate}` in `rest` is tokens a second.
+pub(crate) fn bar(what: &'static str, rest: &str) -> ProgressBar {
+    let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let _ = write!(out, "{:.0} tokens/s", state.per_sec());
+    };
+    let template = format!("{{msg}} {{bar:30.cyan}} {rest}");
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar =
+        ProgressBar::new(0).with_style(style.with_key("rate", rate).progress_chars("━╸ ")).with_message(what);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// Something that moves while there is nothing to count.
+pub(crate) fn spinner(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner:.cyan} {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let spinner = ProgressBar::new_spinner().with_style(style).with_message(what);
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner
+}
+
+/// Bytes as a person reads them.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" || value >= 100.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
+/// Reads bytes: `1GiB`, `512M`, `1.5 GB`. `K`, `M`, `G` and `T` alone are powers of 1024.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (&text[..end], text[end..].trim().to_ascii_lowercase());
+    let power = match unit.trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        _ => return Err("give a number of bytes with a unit, such as 512MiB or 2GiB".to_owned()),
+    };
+    let base = if unit.len() == 2 && unit.ends_with('b') { 1000f64 } else { 1024f64 };
+    let number: f64 =
+        number.parse().map_err(|_| "give a number of bytes, such as 512MiB or 2GiB".to_owned())?;
+    Ok((number * base.powi(power)) as u64)
+}
+
+/// Seconds as a person reads them, three digits.
+pub(crate) fn seconds(value: f64) -> String {
+    match value {
+        v if v < 0.001 => format!("{:.0} µs", v * 1e6),
+        v if v < 0.01 => format!("{:.2} ms", v * 1e3),
+        v if v < 0.1 => format!("{:.1} ms", v * 1e3),
+        v if v < 1.0 => format!("{:.0} ms", v * 1e3),
+        v if v < 10.0 => format!("{v:.2} s"),
+        v if v < 120.0 => format!("{v:.1} s"),
+        v => format!("{:.0} min", v / 60.0),
+    }
+}
+
+/// A count with its noun.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// How long ago, roughly.
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        s if s < 60 => format!("{s} s"),
+        s if s < 3600 => format!("{} min", s / 60),
+        s if s < 48 * 3600 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_size("1.5 k"), Ok(1536));
+        assert_eq!(parse_size("2MB"), Ok(2_000_000));
+        assert_eq!(parse_size("0"), Ok(0));
+        assert_eq!(parse_size("7B"), Ok(7));
+        for wrong in ["", "GiB", "1XB", "-1", "1..2M", "one"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(300 << 20), "300 MiB");
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        for (value, text) in
+            [(0.0000123, "12 µs"), (0.00123, "1.23 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms")]
+        {
+            assert_eq!(seconds(value), text);
+        }
+        for (value, text) in [(1.23456, "1.23 s"), (12.3456, "12.3 s"), (300.0, "5 min")] {
+            assert_eq!(seconds(value), text);
+        }
+        assert_eq!((age(59), age(7200), age(200_000)), ("59 s".into(), "2 h".into(), "2 d".into()));
+    }
+}

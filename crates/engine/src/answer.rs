@@ -1,0 +1,293 @@
+//! Answers: loading, prefill with a method, decoding, and the account of what was really done.
+
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{FusionMethod, PromptView};
+use refrain_model::Detokenizer;
+use serde::Serialize;
+
+use crate::forward::State;
+use crate::prefill::{Prefill, Segment, Work};
+use crate::sampling::Sampler;
+use crate::stop::StopFilter;
+use crate::{Engine, Error, Explanation, Prompt, Result, Sampling};
+
+/// What an answer took, counted and timed while it was made.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Account {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of document chunks.
+    pub document_tokens: usize,
+    /// Prompt tokens whose keys and values were read from the cache at one layer at least.
+    pub cached_tokens: usize,
+    /// Document tokens that were computed at the deepest layer.
+    pub recomputed_tokens: usize,
+    /// Document rows computed over all layers / (layers × document tokens); layers that run in full count.
+    pub recompute_ratio: f64,
+    /// Layers at which every document token was computed.
+    pub full_layers: usize,
+    /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
+    pub repaired_chunks: usize,
+    /// Bytes of keys and values brought in from the store.
+    pub bytes_loaded: u64,
+    /// Seconds from the request to the first token, loading included.
+    pub ttft: f64,
+    /// The same without loading.
+    pub compute_ttft: f64,
+    /// Seconds a token after the first; none for an answer of one token.
+    pub tpot: Option<f64>,
+    /// Tokens of the answer, the end token included.
+    pub answer_tokens: usize,
+    /// Bytes allocated for the KV cache of this answer.
+    pub kv_bytes: usize,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// The limit of tokens, or of the context.
+    Length,
+    /// The receiver of the stream did.
+    Cancelled,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its token ids, the end token included.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// What it took.
+    pub account: Account,
+    /// What the question attended to, if it was asked for.
+    #[serde(skip)]
+    pub explanation: Option<Explanation>,
+}
+
+/// Cached parts of a prompt, brought in for one answer.
+pub(crate) struct Loaded {
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) chunk_cached: Vec<bool>,
+    pub(crate) system_cached: bool,
+    pub(crate) repaired: usize,
+    pub(crate) bytes: u64,
+    pub(crate) time: Duration,
+}
+
+/// A prompt after prefill: the logits of its last token and the cache to decode in.
+pub(crate) struct Prefilled<'a> {
+    pub(crate) state: State<'a>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) work: Work,
+    pub(crate) loaded: Loaded,
+}
+
+impl Engine {
+    /// Answers a prompt. `stream` gets pieces of text as they come and returns whether to go on.
+    ///
+    /// # Errors
+    /// If the question is empty, the prompt does not fit the context, or the method refuses it.
+    pub fn answer(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        sampling: &Sampling,
+        explain: bool,
+        mut stream: impl FnMut(&str) -> bool,
+    ) -> Result<Answer> {
+        sampling.check()?;
+        let started = Instant::now();
+        let room = self.room(prompt, sampling.max_tokens)?;
+        let Prefilled { mut state, mut logits, work, loaded } = self.prefill(prompt, method, room, explain)?;
+        let mut sampler = Sampler::new(sampling.clone(), prompt.ids());
+        let mut text = Text::new(sampling);
+        let mut tokens = vec![sampler.sample(&mut logits)];
+        let mut account = self.account(prompt, &work, &loaded);
+        account.ttft = started.elapsed().as_secs_f64();
+        account.compute_ttft = account.ttft - loaded.time.as_secs_f64();
+        account.kv_bytes = state.cache.bytes();
+        let first = Instant::now();
+        let finish = loop {
+            let token = tokens[tokens.len() - 1];
+            if let Some(finish) = text.push(self, token, &mut stream) {
+                break finish;
+            }
+            if tokens.len() == sampling.max_tokens {
+                break Finish::Length;
+            }
+            tokens.push(sampler.sample(&mut state.extend(&[token])?));
+        };
+        text.finish(finish, &mut stream);
+        account.answer_tokens = tokens.len();
+        account.tpot = (tokens.len() > 1).then(|| first.elapsed().as_secs_f64() / (tokens.len() - 1) as f64);
+        let explanation = work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
+        Ok(Answer { text: text.shown, tokens, finish, account, explanation })
+    }
+
+    /// Slots for the prompt and `max_tokens` more, within the context.
+    pub(crate) fn room(&self, prompt: &Prompt, max_tokens: usize) -> Result<usize> {
+        let context = self.decoder.config().context;
+        if prompt.question.is_empty() {
+            return Err(Error::EmptyQuestion);
+        }
+        match prompt.len().checked_add(max_tokens) {
+            Some(room) if room <= context => Ok(room),
+            _ => Err(Error::PromptTooLong { prompt: prompt.len(), answer: max_tokens, context }),
+        }
+    }
+
+    /// Brings in the cached parts of a prompt and computes the rest as `method` says, into a cache of `room` slots.
+    pub(crate) fn prefill(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        room: usize,
+        explain: bool,
+    ) -> Result<Prefilled<'_>> {
+        let loaded = self.load(prompt, method)?;
+        let mut state = State::new(&self.decoder, self.settings.kv, room, room);
+        let places = prompt.places(self.first_position(), |i| loaded.chunk_cached[i]);
+        let view = PromptView {
+            layers: self.decoder.config().layers,
+            system: prompt.system_span(),
+            system_cached: loaded.system_cached,
+            chunks: &places,
+            question: prompt.question_span(),
+        };
+        let prefill = Prefill { prompt, view, segments: &loaded.segments, method, explain };
+        let (logits, work) = prefill.run(&mut state)?;
+        Ok(Prefilled { state, logits, work, loaded })
+    }
+
+    /// Position of a chunk's first token when it is prefilled alone.
+    fn first_position(&self) -> u32 {
+        u32::from(self.tokenizer.bos().is_some())
+    }
+
+    /// Reads what the method will reuse. A chunk that is missing or broken is prefilled again (or, by setting, left
+    /// to be computed within the prompt).
+    fn load(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<Loaded> {
+        let started = Instant::now();
+        let mut loaded = Loaded {
+            segments: Vec::new(),
+            chunk_cached: vec![false; prompt.chunks.len()],
+            system_cached: false,
+            repaired: 0,
+            bytes: 0,
+            time: Duration::ZERO,
+        };
+        if !self.reuses(prompt, method)? {
+            loaded.chunk_cached.fill(true);
+            loaded.system_cached = true;
+            return Ok(loaded);
+        }
+        if prompt.system_reusable && !prompt.system.is_empty() {
+            let id = self.system_id(&prompt.system);
+            let chunk = match self.store.get(&id)? {
+                Some(chunk) => chunk,
+                None => self.compute_chunk(id, "system part")?.0,
+            };
+            loaded.system_cached = true;
+            loaded.bytes += chunk.bytes() as u64;
+            loaded.segments.push(Segment { span: prompt.system_span(), chunk, first_position: 0 });
+        }
+        for (index, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
+            let id = self.chunk_id(&chunk.tokens);
+            let found = match self.store.get(&id)? {
+                Some(found) => found,
+                None if self.settings.repair => {
+                    loaded.repaired += 1;
+                    self.compute_chunk(id, &chunk.label)?.0
+                }
+                None => continue,
+            };
+            loaded.chunk_cached[index] = true;
+            loaded.bytes += found.bytes() as u64;
+            loaded.segments.push(Segment { span, chunk: found, first_position: self.first_position() });
+        }
+        loaded.time = started.elapsed();
+        Ok(loaded)
+    }
+
+    /// Whether the method leaves any token of a wholly cached prompt to the cache.
+    fn reuses(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<bool> {
+        let places = prompt.places(self.first_position(), |_| true);
+        let view = PromptView {
+            layers: self.decoder.config().layers,
+            system: prompt.system_span(),
+            system_cached: true,
+            chunks: &places,
+            question: prompt.question_span(),
+        };
+        let plan = method.plan(&view)?;
+        Ok(plan.rows.len() < prompt.len() || !plan.narrows.is_empty())
+    }
+
+    pub(crate) fn account(&self, prompt: &Prompt, work: &Work, loaded: &Loaded) -> Account {
+        let documents = prompt.document_tokens();
+        let rows: usize = work.document_rows.iter().sum();
+        let possible = documents * work.document_rows.len();
+        Account {
+            prompt_tokens: prompt.len(),
+            document_tokens: documents,
+            cached_tokens: work.cached_tokens,
+            recomputed_tokens: work.document_rows.last().copied().unwrap_or(0),
+            recompute_ratio: if possible == 0 { 0.0 } else { rows as f64 / possible as f64 },
+            full_layers: work.document_rows.iter().filter(|rows| documents > 0 && **rows == documents).count(),
+            repaired_chunks: loaded.repaired,
+            bytes_loaded: loaded.bytes,
+            ..Account::default()
+        }
+    }
+}
+
+/// The text of an answer as it grows.
+struct Text {
+    shown: String,
+    filter: StopFilter,
+    detokenizer: Detokenizer,
+}
+
+impl Text {
+    fn new(sampling: &Sampling) -> Text {
+        Text { shown: String::new(), filter: StopFilter::new(&sampling.stop), detokenizer: Detokenizer::default() }
+    }
+
+    /// Adds a token; returns why the answer ends with it, if it does.
+    fn push(&mut self, engine: &Engine, token: u32, stream: &mut impl FnMut(&str) -> bool) -> Option<Finish> {
+        if engine.is_end(token) {
+            return Some(Finish::Stop);
+        }
+        let piece = self.detokenizer.push(&engine.tokenizer, token)?;
+        let (shown, stopped) = self.filter.push(&piece);
+        let go_on = self.show(&shown, stream);
+        if stopped {
+            return Some(Finish::Stop);
+        }
+        (!go_on).then_some(Finish::Cancelled)
+    }
+
+    fn show(&mut self, text: &str, stream: &mut impl FnMut(&str) -> bool) -> bool {
+        self.shown.push_str(text);
+        text.is_empty() || stream(text)
+    }
+
+    /// Shows what was held back, unless a stop string was met.
+    fn finish(&mut self, finish: Finish, stream: &mut impl FnMut(&str) -> bool) {
+        if finish != Finish::Cancelled {
+            let rest = self.detokenizer.finish();
+            let (mut shown, stopped) = self.filter.push(&rest.unwrap_or_default());
+            if !stopped {
+                shown.push_str(&self.filter.finish());
+            }
+            self.show(&shown, stream);
+        }
+    }
+}

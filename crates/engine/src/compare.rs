@@ -1,0 +1,140 @@
+//! Methods side by side over the same prompt.
+
+use refrain_fusion::FusionMethod;
+use serde::Serialize;
+use std::time::Instant;
+
+use crate::answer::Prefilled;
+use crate::{Account, Engine, Prompt, Result, argmax};
+
+/// One method beside vanilla.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The method as it was asked for.
+    pub method: String,
+    /// What its prefill took.
+    pub account: Account,
+    /// Vanilla's TTFT divided by its own.
+    pub speedup: f64,
+    /// Mean over positions of `KL(vanilla ‖ method)` of the next token's distribution, in nats.
+    pub kl: f64,
+    /// Share of positions at which both have the same likeliest token.
+    pub top1: f64,
+    /// Positions compared: vanilla's own answer, fed to every method.
+    pub positions: usize,
+}
+
+impl Engine {
+    /// Compares methods with vanilla, teacher-forced over vanilla's first `tokens` greedy answer tokens.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn compare(
+        &self,
+        prompt: &Prompt,
+        methods: &[(String, std::sync::Arc<dyn FusionMethod>)],
+        tokens: usize,
+    ) -> Result<Vec<Comparison>> {
+        let room = self.room(prompt, tokens)?;
+        let (vanilla, answer, expected) = self.reference(prompt, tokens, room)?;
+        let mut rows = Vec::new();
+        for (name, method) in methods {
+            let (account, logits) = if name == "vanilla" {
+                (vanilla.clone(), expected.clone())
+            } else {
+                self.forced(prompt, method.as_ref(), &answer, room)?
+            };
+            let vocab = self.decoder.config().vocab;
+            let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
+            let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
+            let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
+            let positions = answer.len();
+            rows.push(Comparison {
+                method: name.clone(),
+                speedup: vanilla.ttft / account.ttft,
+                account,
+                kl: kl / positions as f64,
+                top1: same as f64 / positions as f64,
+                positions,
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Vanilla's account, its first greedy answer tokens, and the logits that each of them was chosen from.
+    fn reference(&self, prompt: &Prompt, tokens: usize, room: usize) -> Result<(Account, Vec<u32>, Vec<f32>)> {
+        let (account, Prefilled { mut state, mut logits, .. }) =
+            self.timed(prompt, &refrain_fusion::Vanilla, room)?;
+        let (mut answer, mut all) = (Vec::new(), Vec::new());
+        loop {
+            let token = argmax(&logits);
+            answer.push(token);
+            all.append(&mut logits);
+            if answer.len() == tokens || self.is_end(token) {
+                return Ok((account, answer, all));
+            }
+            logits = state.extend(&[token])?;
+        }
+    }
+
+    /// A method's account and its logits where vanilla chose each token of `answer`.
+    fn forced(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        answer: &[u32],
+        room: usize,
+    ) -> Result<(Account, Vec<f32>)> {
+        let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, method, room)?;
+        if answer.len() > 1 {
+            logits.extend(state.extend(&answer[..answer.len() - 1])?);
+        }
+        Ok((account, logits))
+    }
+
+    /// Prefill with its account: TTFT ends with the choice of the first token.
+    fn timed(&self, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Result<(Account, Prefilled<'_>)> {
+        let started = Instant::now();
+        let prefilled = self.prefill(prompt, method, room, false)?;
+        argmax(&prefilled.logits);
+        let ttft = started.elapsed().as_secs_f64();
+        let mut account = self.account(prompt, &prefilled.work, &prefilled.loaded);
+        account.ttft = ttft;
+        account.compute_ttft = ttft - prefilled.loaded.time.as_secs_f64();
+        account.kv_bytes = prefilled.state.cache.bytes();
+        Ok((account, prefilled))
+    }
+
+    /// The account of one prefill up to its first token, for benchmarks.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn measure(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<Account> {
+        Ok(self.timed(prompt, method, self.room(prompt, 1)?)?.0)
+    }
+}
+
+/// `KL(p ‖ q)` in nats of the softmax of two rows of logits.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let normaliser = |logits: &[f32]| {
+        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        max + logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum::<f64>().ln()
+    };
+    let (p_norm, q_norm) = (normaliser(p), normaliser(q));
+    let term = |(p, q): (&f32, &f32)| {
+        let (log_p, log_q) = (f64::from(*p) - p_norm, f64::from(*q) - q_norm);
+        log_p.exp() * (log_p - log_q)
+    };
+    p.iter().zip(q).map(term).sum::<f64>().max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn divergence_is_zero_for_shifted_logits_and_right_for_two_outcomes() {
+        assert!(super::divergence(&[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]) < 1e-12);
+        let got = super::divergence(&[0.0, 0.0], &[3f32.ln(), 0.0]);
+        let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();
+        assert!((got - expected).abs() < 1e-6, "{got} {expected}");
+    }
+}

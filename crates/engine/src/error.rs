@@ -1,0 +1,69 @@
+use std::path::PathBuf;
+
+/// What can go wrong between a request and its answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model's files, tokenizer or chat template.
+    #[error(transparent)]
+    Model(#[from] refrain_model::ModelError),
+    /// The chunk store.
+    #[error(transparent)]
+    Store(#[from] refrain_store::StoreError),
+    /// The fusion method or its options.
+    #[error(transparent)]
+    Fusion(#[from] refrain_fusion::Error),
+    /// A document that cannot be read.
+    #[error("cannot read document {}: {reason}", path.display())]
+    Document {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        reason: String,
+    },
+    /// A question without a token.
+    #[error("the question is empty; ask something")]
+    EmptyQuestion,
+    /// More tokens than the model can attend to.
+    #[error(
+        "the prompt has {prompt} tokens and the answer may take {answer}, but the model's context is {context}; \
+         give fewer documents or a lower --max-tokens"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that the answer may take.
+        answer: usize,
+        /// The model's context.
+        context: usize,
+    },
+    /// A chunk size that leaves no room.
+    #[error("chunks of {chunk} tokens do not fit; choose 1 to {context}, the model's context")]
+    ChunkSize {
+        /// Tokens of a chunk as asked for.
+        chunk: usize,
+        /// The model's context.
+        context: usize,
+    },
+    /// A method that returned rows out of order or without those that must be computed.
+    #[error("fusion method {method} returned rows that are not an ascending subset with every uncached token ({why})")]
+    Rows {
+        /// The method.
+        method: String,
+        /// What is wrong with them.
+        why: &'static str,
+    },
+    /// A sampling option out of its range.
+    #[error("{option} = {value} is out of range; choose {expected}")]
+    Sampling {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// What would be right.
+        expected: &'static str,
+    },
+}
+
+/// Result with [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;

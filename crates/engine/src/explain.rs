@@ -1,0 +1,84 @@
+//! What the question looked at, for people.
+
+use refrain_kv::{stats, top_k};
+use serde::Serialize;
+
+use crate::{Engine, Prompt};
+
+/// A document token that the question attends to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Attended {
+    /// Its position in the prompt.
+    pub position: u32,
+    /// Its share of the question's attention to all document tokens.
+    pub share: f32,
+    /// Index of its chunk in the prompt.
+    pub chunk: usize,
+    /// Label of its chunk.
+    pub label: String,
+    /// Text before it in its chunk.
+    pub before: String,
+    /// Its text.
+    pub text: String,
+    /// Text after it in its chunk.
+    pub after: String,
+    /// Whether it was computed at the deepest layer.
+    pub recomputed: bool,
+}
+
+/// The question's attention at layer 1 (A³ eq. 3, smoothed over 5 tokens) and the rows that were recomputed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The most attended tokens, best first.
+    pub tokens: Vec<Attended>,
+    /// Share of the question's attention that fell on recomputed tokens.
+    pub recomputed_share: f32,
+}
+
+/// Most attended tokens that are shown.
+const SHOWN: usize = 12;
+/// Tokens of context on each side.
+const CONTEXT: usize = 8;
+/// Shown tokens are this far apart, so that one passage does not fill the list.
+const APART: u32 = 8;
+
+impl Engine {
+    pub(crate) fn explanation(&self, prompt: &Prompt, attention: &[f32], rows: &[u32]) -> Explanation {
+        let start = prompt.system.len() as u32;
+        let total: f32 = attention.iter().sum::<f32>().max(f32::MIN_POSITIVE);
+        let recomputed = |t: u32| rows.binary_search(&(t + start)).is_ok();
+        let share = attention.iter().enumerate().filter(|(t, _)| recomputed(*t as u32)).map(|(_, a)| a);
+        let smooth = stats::smooth(attention, 5);
+        let mut order = top_k(&smooth, smooth.len().min(SHOWN * 2 * APART as usize));
+        order.sort_by(|a, b| smooth[*b as usize].total_cmp(&smooth[*a as usize]).then(a.cmp(b)));
+        let mut shown: Vec<u32> = Vec::new();
+        for t in order {
+            if shown.len() < SHOWN && shown.iter().all(|s| s.abs_diff(t) >= APART) {
+                shown.push(t);
+            }
+        }
+        let attended = |t: u32| self.attended(prompt, t + start, attention[t as usize] / total, recomputed(t));
+        Explanation {
+            recomputed_share: share.sum::<f32>() / total,
+            tokens: shown.into_iter().filter_map(attended).collect(),
+        }
+    }
+
+    fn attended(&self, prompt: &Prompt, position: u32, share: f32, recomputed: bool) -> Option<Attended> {
+        let spans = prompt.chunk_spans();
+        let chunk = spans.iter().position(|span| span.contains(position))?;
+        let tokens = &prompt.chunks[chunk].tokens;
+        let at = (position - spans[chunk].start) as usize;
+        let text = |from: usize, to: usize| self.tokenizer.decode(&tokens[from..to], false);
+        Some(Attended {
+            position,
+            share,
+            chunk,
+            label: prompt.chunks[chunk].label.clone(),
+            before: text(at.saturating_sub(CONTEXT), at),
+            text: text(at, at + 1),
+            after: text(at + 1, (at + 1 + CONTEXT).min(tokens.len())),
+            recomputed,
+        })
+    }
+}

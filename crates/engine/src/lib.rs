@@ -1,0 +1,224 @@
+//! The engine: ingest documents once, answer over their cached chunks with any fusion method, decode.
+//!
+//! ```no_run
+//! use refrain_engine::{Document, Engine, Sampling, Settings};
+//! use refrain_store::Store;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Store::open("chunks", 1 << 30)?;
+//! let engine = Engine::open("model.gguf".as_ref(), store, Settings::default(), |_, _| ())?;
+//! let documents = Document::read("docs".as_ref())?;
+//! engine.ingest(&documents, |_| ())?;
+//! let prompt = engine.prompt(&documents, "How tight is a stem bolt?", &Default::default())?;
+//! let a3 = refrain_fusion::parse("a3:ratio=0.15")?;
+//! let answer = engine.answer(&prompt, a3.as_ref(), &Sampling::default(), false, |_| true)?;
+//! println!("{}", answer.text);
+//! # Ok(())
+//! # }
+//! ```
+
+mod answer;
+mod compare;
+mod document;
+mod error;
+mod explain;
+mod forward;
+mod ingest;
+mod prefill;
+mod prompt;
+mod sampling;
+mod stop;
+#[cfg(test)]
+mod tests;
+
+pub use answer::{Account, Answer, Finish};
+pub use compare::Comparison;
+pub use document::Document;
+pub use error::{Error, Result};
+pub use explain::{Attended, Explanation};
+pub use ingest::{IngestProgress, IngestReport, rate};
+pub use prompt::{Prompt, PromptChunk};
+pub use sampling::{Sampling, argmax};
+
+use std::path::Path;
+
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_model::{ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer};
+use refrain_store::Store;
+
+/// How an engine computes and keeps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Threads; 0 for one a core.
+    pub threads: usize,
+    /// Type that weights are packed in and multiplied.
+    pub precision: Precision,
+    /// Type of cached keys and values.
+    pub kv: Dtype,
+    /// Most tokens of a chunk.
+    pub chunk_tokens: usize,
+    /// Chunks of one namespace are invisible to another.
+    pub namespace: String,
+    /// Whether a missing or broken chunk is prefilled alone again; if not, it is computed within the prompt.
+    pub repair: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            threads: 0,
+            precision: Precision::Bf16,
+            kv: Dtype::F16,
+            chunk_tokens: 512,
+            namespace: String::new(),
+            repair: true,
+        }
+    }
+}
+
+/// What stands around documents and question in a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instructions {
+    /// The system message; none leaves it to the model's template.
+    pub system: Option<String>,
+    /// Said before the documents.
+    pub before_documents: String,
+    /// Said between the documents and the question.
+    pub before_question: String,
+    /// Earlier turns of the conversation.
+    pub history: Vec<Message>,
+}
+
+impl Default for Instructions {
+    fn default() -> Self {
+        Instructions {
+            system: None,
+            before_documents: "Answer the question from these documents.\n\n".to_owned(),
+            before_question: "Answer the question from the documents above, in one short sentence.\nQuestion: ".to_owned(),
+            history: Vec::new(),
+        }
+    }
+}
+
+/// A model, its tokenizer and chat template, and the store of its chunks.
+#[derive(Debug)]
+pub struct Engine {
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    store: Store,
+    settings: Settings,
+    fingerprint: [u8; 32],
+}
+
+impl Engine {
+    /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as weights are packed.
+    ///
+    /// # Errors
+    /// If the model's files are missing, truncated or unsupported, or the chunk size does not fit.
+    pub fn open(path: &Path, store: Store, settings: Settings, progress: impl FnMut(usize, usize)) -> Result<Engine> {
+        let files = ModelFiles::open(path)?;
+        let tokenizer = Tokenizer::open(&files)?;
+        let template = ChatTemplate::open(&files)?;
+        let fingerprint = files.fingerprint();
+        let cpu = Cpu::new(settings.threads);
+        let decoder = Decoder::load(files, &cpu, settings.precision, progress)?;
+        Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
+    }
+
+    /// An engine of its parts. `fingerprint` identifies weights and configuration in chunk names.
+    ///
+    /// # Errors
+    /// If the chunk size does not fit the model's context.
+    pub fn new(
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        store: Store,
+        settings: Settings,
+        fingerprint: [u8; 32],
+    ) -> Result<Engine> {
+        let context = decoder.config().context;
+        if settings.chunk_tokens == 0 || settings.chunk_tokens >= context {
+            return Err(Error::ChunkSize { chunk: settings.chunk_tokens, context });
+        }
+        Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint })
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chunk store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What identifies weights and configuration in chunk names.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// Whether a token ends an answer.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.decoder.config().eos.contains(&token)
+    }
+
+    /// Ids of a user's text; special tokens written in it are ordinary characters.
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode(text, Specials::Plain)?)
+    }
+
+    /// The prompt of a question over documents. Each part is tokenised once, alone.
+    ///
+    /// # Errors
+    /// If the question is empty, or the chat template or tokenizer refuses a part.
+    pub fn prompt(&self, documents: &[Document], question: &str, around: &Instructions) -> Result<Prompt> {
+        let chunks = self.chunks(documents)?;
+        let question = question.trim();
+        if question.is_empty() {
+            return Err(Error::EmptyQuestion);
+        }
+        let (before, asked) = if documents.is_empty() {
+            (String::new(), question.to_owned())
+        } else {
+            (around.before_documents.clone(), format!("{}{question}", around.before_question))
+        };
+        let parts = match &self.template {
+            Some(template) => template.split(&Layout {
+                system: around.system.clone(),
+                before_documents: before,
+                question: asked,
+                history: around.history.clone(),
+            })?,
+            None => plain(around, before, asked),
+        };
+        let mut system = self.tokenizer.encode_pieces(&parts.system)?;
+        if let Some(bos) = self.tokenizer.bos().filter(|bos| system.first() != Some(bos)) {
+            system.insert(0, bos);
+        }
+        let question = self.tokenizer.encode_pieces(&parts.question)?;
+        Ok(Prompt { system, system_reusable: around.history.is_empty(), chunks, question })
+    }
+}
+
+/// The parts for a model without a chat template.
+fn plain(around: &Instructions, before: String, asked: String) -> PromptParts {
+    let text = |text: String| Piece { text, literal: false };
+    let mut system: Vec<Piece> = around.system.iter().map(|system| text(format!("{system}\n\n"))).collect();
+    system.extend(around.history.iter().map(|turn| text(format!("{}: {}\n", turn.role, turn.content))));
+    system.push(text(before));
+    system.retain(|piece| !piece.text.is_empty());
+    PromptParts { system, question: vec![text(format!("{asked}\nAnswer:"))] }
+}

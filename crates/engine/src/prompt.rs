@@ -1,0 +1,76 @@
+//! A prompt `S ‖ D1..Dk ‖ Q` as token ids, and the places of its parts.
+
+use refrain_fusion::ChunkPlace;
+use refrain_kv::Span;
+
+/// A document chunk: at most a chunk size of tokens of one document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptChunk {
+    /// Token ids, without BOS.
+    pub tokens: Vec<u32>,
+    /// Title of its document and which part of it this is, for people.
+    pub label: String,
+}
+
+/// Typed parts of a prompt, each tokenised once, alone. Every method gets the same ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// System part with BOS, where the model uses one, and the chat template's head.
+    pub system: Vec<u32>,
+    /// Whether the system part may be kept in the store: it holds no earlier turns of a conversation.
+    pub system_reusable: bool,
+    /// Document chunks, in order.
+    pub chunks: Vec<PromptChunk>,
+    /// Question part with the chat template's tail.
+    pub question: Vec<u32>,
+}
+
+impl Prompt {
+    /// Tokens in all.
+    pub fn len(&self) -> usize {
+        self.system.len() + self.document_tokens() + self.question.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens of all chunks.
+    pub fn document_tokens(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
+    }
+
+    /// All ids in order.
+    pub fn ids(&self) -> Vec<u32> {
+        let chunks = self.chunks.iter().flat_map(|chunk| &chunk.tokens);
+        self.system.iter().chain(chunks).chain(&self.question).copied().collect()
+    }
+
+    /// Positions of the system part.
+    pub fn system_span(&self) -> Span {
+        Span::new(0, self.system.len())
+    }
+
+    /// Positions of each chunk.
+    pub fn chunk_spans(&self) -> Vec<Span> {
+        let mut start = self.system.len();
+        let mut place = |chunk: &PromptChunk| {
+            let span = Span::new(start, start + chunk.tokens.len());
+            start += chunk.tokens.len();
+            span
+        };
+        self.chunks.iter().map(&mut place).collect()
+    }
+
+    /// Positions of the question part.
+    pub fn question_span(&self) -> Span {
+        Span::new(self.len() - self.question.len(), self.len())
+    }
+
+    /// Places of the chunks for a method, all of them cached or not.
+    pub(crate) fn places(&self, first_position: u32, cached: impl Fn(usize) -> bool) -> Vec<ChunkPlace> {
+        let spans = self.chunk_spans().into_iter().enumerate();
+        spans.map(|(i, span)| ChunkPlace { span, cached: cached(i), first_position }).collect()
+    }
+}

@@ -1,0 +1,87 @@
+//! Logits against Hugging Face transformers in f32 (files made by `tools/golden.py`).
+
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_model::{Decoder, ModelFiles};
+use serde::Deserialize;
+
+use super::{SMOLLM2, max_difference, real, tiny};
+use crate::argmax;
+use crate::forward::State;
+
+#[derive(Deserialize)]
+struct Case {
+    ids: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<Vec<f32>>,
+    argmax: Vec<u32>,
+    greedy: Vec<u32>,
+    #[serde(default = "one")]
+    vocab_stride: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[derive(Deserialize)]
+struct Tiny {
+    cases: Vec<Case>,
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn check(name: &str, decoder: &Decoder, case: &Case) {
+    let total = case.ids.len() + case.greedy.len();
+    let mut state = State::new(decoder, Dtype::F32, total, total);
+    let vocab = decoder.config().vocab;
+    let logits = state.extend(&case.ids).unwrap();
+    for ((position, expected), best) in case.positions.iter().zip(&case.logits).zip(&case.argmax) {
+        let row = &logits[position * vocab..(position + 1) * vocab];
+        let strided: Vec<f32> = row.iter().step_by(case.vocab_stride).copied().collect();
+        let error = max_difference(&strided, expected);
+        assert!(error <= 1e-3, "{name}: position {position}: max-abs error {error}");
+        assert_eq!(argmax(row), *best, "{name}: position {position}");
+    }
+    let mut token = argmax(&logits[logits.len() - vocab..]);
+    for (step, expected) in case.greedy.iter().enumerate() {
+        assert_eq!(token, *expected, "{name}: greedy token {step}");
+        token = argmax(&state.extend(&[token]).unwrap());
+    }
+}
+
+fn decoder(path: &std::path::Path) -> Decoder {
+    Decoder::load(ModelFiles::open(path).unwrap(), &Cpu::new(0), Precision::F32, |_, _| ()).unwrap()
+}
+
+#[test]
+fn every_family_agrees_with_transformers() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(tiny("")).unwrap() {
+        let folder = entry.unwrap().path();
+        let golden: Tiny = read(&folder.join("golden.json"));
+        let decoder = decoder(&folder);
+        for (i, case) in golden.cases.iter().enumerate() {
+            check(&format!("{} case {i}", folder.file_name().unwrap().display()), &decoder, case);
+        }
+        seen += 1;
+    }
+    assert!(seen >= 10, "only {seen} tiny models");
+}
+
+fn real_model(file: &str) {
+    let Some(path) = real(file) else { return };
+    let golden = tiny("../real").join(file).with_extension("json");
+    check(file, &decoder(&path), &read::<Case>(&golden));
+}
+
+#[test]
+fn smollm2_agrees_with_transformers() {
+    real_model(SMOLLM2);
+}
+
+#[test]
+fn qwen2_5_coder_agrees_with_transformers() {
+    real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
+}

@@ -1,0 +1,72 @@
+//! Tests that look at keys and values, which the public interface does not show.
+
+mod documents;
+mod golden;
+mod identity;
+mod oracles;
+
+use std::path::PathBuf;
+
+use refrain_kernels::{Dtype, Precision};
+use refrain_store::Store;
+
+use crate::{Engine, Prompt, PromptChunk, Settings};
+
+/// A folder of tiny random models, next to the golden files made from them.
+fn tiny(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny").join(name)
+}
+
+/// A real model's file, if it was fetched; says so if not.
+fn real(file: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).or_else(|| {
+        let home = std::env::var_os("HOME").map(PathBuf::from)?;
+        Some(home.join(".cache/refrain/models"))
+    })?;
+    let path = folder.join(file);
+    if path.is_file() {
+        return Some(path);
+    }
+    eprintln!("skipped: {} is not there; `refrain pull` fetches it", path.display());
+    None
+}
+
+const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The tiny models have a context of 512.
+fn small() -> Settings {
+    Settings { chunk_tokens: 256, ..Settings::default() }
+}
+
+fn exact(kv: Dtype) -> Settings {
+    Settings { precision: Precision::F32, kv, ..small() }
+}
+
+fn engine(path: &std::path::Path, settings: Settings) -> Engine {
+    Engine::open(path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
+}
+
+/// A prompt of random tokens: system part of `system` tokens (BOS among them, where there is one), chunks, question.
+fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usize, seed: u64) -> Prompt {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let vocab = engine.decoder().config().vocab as u64;
+    let mut token = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as u32 % vocab as u32
+    };
+    let mut tokens = |count: usize| (0..count).map(|_| token()).collect::<Vec<u32>>();
+    let mut start = tokens(system);
+    if let (Some(bos), Some(first)) = (engine.tokenizer().bos(), start.first_mut()) {
+        *first = bos;
+    }
+    let chunk = |(i, count): (usize, &usize)| PromptChunk { tokens: tokens(*count), label: format!("chunk {i}") };
+    let chunks = chunks.iter().enumerate().map(chunk).collect();
+    Prompt { system: start, system_reusable: true, chunks, question: tokens(question) }
+}
+
+fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}

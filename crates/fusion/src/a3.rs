@@ -1,0 +1,48 @@
+//! A³, attention-aware accurate KV cache fusion (arXiv 2511.17560): tokens that the question attends to at layer 1
+//! are recomputed.
+//!
+//! Layer 0 runs in full; at layer 1 all rows are projected, and eq. 3 scores every document token:
+//! `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`, `a = softmax_t(z)` over documents and question, `s[t] = Σ_j a[j,t]`,
+//! smoothed over 5 tokens. The `p = floor(r·(n−|Q|))` best go on with the question.
+
+use refrain_kv::stats::{Softmax, smooth};
+
+use crate::{Error, FusionMethod, LayerView, Plan, PromptView, Result};
+
+/// Recompute the tokens that the question attends to.
+#[derive(Clone, Copy, Debug)]
+pub struct A3 {
+    /// Recompute ratio `r` of the tokens before the question.
+    pub ratio: f32,
+    /// Taps (odd) of the moving average over scores; 1 for none.
+    pub smoothing: usize,
+    /// One softmax over concatenated heads (the paper's), or one a head.
+    pub softmax: Softmax,
+    /// The layer whose attention is scored.
+    pub check_layer: usize,
+}
+
+impl Default for A3 {
+    fn default() -> Self {
+        A3 { ratio: 0.15, smoothing: 5, softmax: Softmax::Concatenated, check_layer: 1 }
+    }
+}
+
+impl FusionMethod for A3 {
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
+        prompt.check()?;
+        if self.check_layer >= prompt.layers {
+            return Err(Error::CheckLayer { layer: self.check_layer, layers: prompt.layers });
+        }
+        let narrows = if prompt.reusable() == 0 { Vec::new() } else { vec![self.check_layer] };
+        Ok(Plan { rows: prompt.rows_after_system(), narrows, ..Plan::default() })
+    }
+
+    fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        let scores = smooth(&layer.question_attention(self.softmax), self.smoothing);
+        let start = layer.prompt.documents().start;
+        let candidates = layer.candidates();
+        let scores: Vec<f32> = candidates.iter().map(|t| scores[(t - start) as usize]).collect();
+        Ok(layer.keep(&candidates, &scores, layer.prompt.count(self.ratio)))
+    }
+}

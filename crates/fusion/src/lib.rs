@@ -1,0 +1,82 @@
+//! Fusion methods: which rows of a prompt `S ‖ D1..Dk ‖ Q` are computed at each layer, and by which positions
+//! the cached keys of the others are rotated. Methods decide, the engine acts: a method sees neither model nor store.
+//!
+//! One paper, one file. [`registry`] lists them with their options.
+
+mod a3;
+mod cache_blend;
+pub mod conformance;
+mod error;
+mod full_reuse;
+mod lego_link;
+mod pie;
+mod prompt;
+mod registry;
+mod vanilla;
+mod view;
+
+pub use a3::A3;
+pub use cache_blend::{CacheBlend, Metric};
+pub use error::{Error, Result};
+pub use full_reuse::FullReuse;
+pub use lego_link::LegoLink;
+pub use pie::Pie;
+pub use prompt::{ChunkPlace, PromptView};
+pub use registry::{Entry, Kind, Options, OptionSpec, entry, options, parse, registry};
+pub use vanilla::Vanilla;
+pub use view::{CachedSegment, LayerView};
+
+use std::fmt::Debug;
+
+/// By which positions the keys of reused tokens are rotated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyPositions {
+    /// Their places in the prompt.
+    #[default]
+    Global,
+    /// Their places when they were precomputed.
+    ChunkLocal,
+}
+
+/// Which keys a row sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// Key `j` is seen by row `i` iff `j <= i`, by absolute position.
+    #[default]
+    Absolute,
+    /// Row number `i` of `m` sees `n - m + i + 1` keys, as in published code of CacheBlend: rows see later keys.
+    /// Only for comparing with that code.
+    BottomRight,
+}
+
+/// What a method decides before the first layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Positions computed at layer 0, ascending. Every other position's keys and values come from the cache.
+    pub rows: Vec<u32>,
+    /// Layers at which [`FusionMethod::narrow`] is asked, ascending.
+    pub narrows: Vec<usize>,
+    /// Rotation of reused keys.
+    pub positions: KeyPositions,
+    /// Causal mask.
+    pub mask: Mask,
+}
+
+/// A way to answer from chunks that were prefilled alone.
+pub trait FusionMethod: Debug + Send + Sync {
+    /// Rows computed at layer 0, layers at which to narrow them, key positions.
+    ///
+    /// # Errors
+    /// If the prompt has no question, or an option does not fit the model.
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan>;
+
+    /// At a layer of [`Plan::narrows`], after projection and before attention: the rows that go on, a subset of
+    /// `layer.rows` in ascending order that holds all of [`PromptView::always`]. Keys and values of this layer
+    /// stay fresh for every row of `layer.rows`.
+    ///
+    /// # Errors
+    /// If the view lacks what the method needs.
+    fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        Ok(layer.rows.to_vec())
+    }
+}

@@ -1,0 +1,17 @@
+//! PIE: reuse with keys rotated to their places in the prompt (arXiv 2407.03157).
+//!
+//! The paper turns already rotated keys by one more constant angle; rotating keys that are stored unrotated is the
+//! same mathematics with one rounding less. Only the question is computed.
+
+use crate::{FusionMethod, Plan, PromptView, Result};
+
+/// Reuse with positions recovered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pie;
+
+impl FusionMethod for Pie {
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
+        prompt.check()?;
+        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    }
+}

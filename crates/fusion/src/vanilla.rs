@@ -1,0 +1,14 @@
+//! Vanilla prefill: every token is computed, nothing is reused.
+
+use crate::{FusionMethod, Plan, PromptView, Result};
+
+/// Full causal prefill.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Vanilla;
+
+impl FusionMethod for Vanilla {
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
+        prompt.check()?;
+        Ok(Plan { rows: (0..prompt.len() as u32).collect(), ..Plan::default() })
+    }
+}

@@ -1,0 +1,38 @@
+//! Every method of the registry under the conformance battery, and what each selects.
+
+use refrain_fusion::{ChunkPlace, FusionMethod, LegoLink, PromptView, conformance, registry};
+use refrain_kv::Span;
+
+#[test]
+fn every_registered_method_conforms() {
+    for entry in registry() {
+        conformance::check(entry.build([]).unwrap().as_ref());
+        for option in entry.options {
+            if let refrain_fusion::Kind::Choice(words) = option.kind {
+                for word in words {
+                    conformance::check(entry.build([(option.name, *word)]).unwrap().as_ref());
+                }
+            }
+            if option.kind == refrain_fusion::Kind::Switch {
+                conformance::check(entry.build([(option.name, "true")]).unwrap().as_ref());
+            }
+        }
+    }
+}
+
+#[test]
+fn lego_link_takes_both_ends_of_every_chunk() {
+    let place = |start, end| ChunkPlace { span: Span::new(start, end), cached: true, first_position: 0 };
+    let chunks = [place(2, 12), place(12, 15), place(15, 21)];
+    let prompt = PromptView {
+        layers: 4,
+        system: Span::new(0, 2),
+        system_cached: true,
+        chunks: &chunks,
+        question: Span::new(21, 23),
+    };
+    let rows = |window, head_only| LegoLink { window, head_only }.plan(&prompt).unwrap().rows;
+    assert_eq!(rows(2, false), [2, 3, 10, 11, 12, 13, 14, 15, 16, 19, 20, 21, 22]);
+    assert_eq!(rows(2, true), [2, 3, 12, 13, 15, 16, 21, 22]);
+    assert_eq!(rows(0, false), [21, 22]);
+}

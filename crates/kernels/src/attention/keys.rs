@@ -1,0 +1,59 @@
+//! Tiles of stored keys and values as `f32`.
+
+use std::ops::Range;
+
+use crate::simd::{Elem, KEYS, Simd, load_part};
+
+/// Converts the stored vectors of `slots` (at most [`KEYS`] from `first` on) of one head to rows `padded` apart;
+/// rows without a slot become zero, and so does what is beyond `head_dim`.
+///
+/// stored: capacity × head_dim; out: KEYS × padded.
+#[inline(always)]
+pub(super) fn rows<S: Simd, E: Elem>(
+    stored: &[E],
+    head_dim: usize,
+    first: usize,
+    slots: Range<usize>,
+    padded: usize,
+    out: &mut [f32],
+) {
+    let (before, end) = (slots.start - first, slots.end - first);
+    out[..before * padded].fill(0.0);
+    out[end * padded..KEYS * padded].fill(0.0);
+    let stored = &stored[slots.start * head_dim..slots.end * head_dim];
+    for (row, out) in stored.chunks_exact(head_dim).zip(out[before * padded..].chunks_exact_mut(padded)) {
+        for i in (0..padded).step_by(S::LANES) {
+            // SAFETY: `i` stays below `padded`, a multiple of the lanes, and the count within the row.
+            unsafe {
+                let v = if i < head_dim {
+                    load_part::<S, E>(row.as_ptr().add(i), head_dim - i)
+                } else {
+                    S::splat(0.0)
+                };
+                S::store(out.as_mut_ptr().add(i), v);
+            }
+        }
+    }
+}
+
+/// Transposes rows (KEYS × padded) to head_dim × KEYS.
+#[inline(always)]
+pub(super) fn transpose<S: Simd>(rows: &[f32], padded: usize, head_dim: usize, out: &mut [f32]) {
+    assert!(rows.len() >= KEYS * padded && out.len() >= head_dim * KEYS && padded >= head_dim);
+    for t in (0..KEYS).step_by(S::LANES) {
+        for e in (0..head_dim).step_by(S::LANES) {
+            // SAFETY: a block of LANES × LANES lies within the rows, `padded` being a multiple of the lanes; of
+            // its transpose only rows below `head_dim` are written.
+            unsafe {
+                let to = out.as_mut_ptr().add(e * KEYS + t);
+                S::transpose(
+                    rows.as_ptr().add(t * padded + e),
+                    padded,
+                    to,
+                    KEYS,
+                    (head_dim - e).min(S::LANES),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Attention scores without values: logits with all heads concatenated, and probabilities summed over the rows.
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::flash::largest;
+use super::queries::{Block, Shape, cut};
+use super::{Attention, ROUNDS, WORK, check_heads, keys};
+use crate::shared::Shared;
+use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, strip_width};
+use crate::{Cpu, Slice, scratch};
+
+/// At most so many sums are kept apart, however many threads there are: their order is then always the same.
+const SUMS: usize = 32;
+
+impl Cpu {
+    /// z (rows × slots.len()): z\[r, t\] = scale · Σ_h q\[r, h\] · k\[h / group, slots.start + t\], the logits with all heads
+    /// concatenated (A³, equation 3). q: rows × heads × head_dim; k: kv_heads × capacity × head_dim. No mask.
+    ///
+    /// The queries of a group are summed first: the same, and a product with `group` times less to do.
+    ///
+    /// # Panics
+    /// If lengths do not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn concat_logits(
+        &self,
+        q: &[f32],
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        k: Slice,
+        capacity: usize,
+        slots: Range<usize>,
+        scale: f32,
+        z: &mut [f32],
+    ) {
+        check_heads(heads, kv_heads, head_dim);
+        let rows = q.len() / (heads * head_dim);
+        assert_eq!(q.len(), rows * heads * head_dim, "q is rows × heads × head_dim");
+        assert_eq!(k.len(), kv_heads * capacity * head_dim, "k is kv_heads × capacity × head_dim");
+        assert!(slots.start <= slots.end && slots.end <= capacity, "slots are below the capacity");
+        assert_eq!(z.len(), rows * slots.len(), "z is rows × slots");
+        let shape = Shape::new(heads, kv_heads, head_dim, capacity);
+        match k {
+            Slice::F32(k) => self.logits::<f32>(shape, q, k, slots, scale, z),
+            Slice::F16(k) => self.logits::<f16>(shape, q, k, slots, scale, z),
+            Slice::Bf16(k) => self.logits::<bf16>(shape, q, k, slots, scale, z),
+        }
+    }
+
+    fn logits<E: Elem>(
+        &self,
+        shape: Shape,
+        q: &[f32],
+        k: &[E],
+        slots: Range<usize>,
+        scale: f32,
+        z: &mut [f32],
+    ) {
+        let width = shape.kv_heads * shape.head_dim;
+        let rows = q.len() / (shape.heads * shape.head_dim);
+        let mut scratch = scratch::lend(&ROUNDS, rows.next_multiple_of(STRIP) * width);
+        let sums = &mut scratch.words.floats_mut()[..rows.next_multiple_of(STRIP) * width];
+        let shared = Shared::new(sums);
+        let worth = rows * slots.len() * width > 1 << 18;
+        self.parallel_if(worth, rows.div_ceil(STRIP), &|s| {
+            // SAFETY: strip `s` belongs to task `s`.
+            let sums = unsafe { shared.part(s * STRIP * width..(s + 1) * STRIP * width) };
+            sum_groups(shape, &q[s * STRIP * shape.heads * shape.head_dim..], sums);
+        });
+        let z = &Shared::new(z);
+        self.parallel_if(worth, slots.len().div_ceil(KEYS), &|t| {
+            let first = slots.start + t * KEYS;
+            let tile = first..(first + KEYS).min(slots.end);
+            self.isa().run(Logits { shape, rows, sums, k, slots: slots.clone(), tile, scale, z });
+        });
+    }
+
+    /// s\[t\] = Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) for the slots of `slots`: what rows and heads give to each
+    /// slot, the softmax of a row taken over the slots that it sees from `slots.start` on.
+    ///
+    /// # Panics
+    /// If lengths do not fit.
+    pub fn column_sums(&self, a: &Attention, slots: Range<usize>, s: &mut [f32]) {
+        a.check();
+        assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
+        assert_eq!(s.len(), slots.len(), "one sum for each slot");
+        match a.k {
+            Slice::F32(k) => self.sums::<f32>(a, k, slots, s),
+            Slice::F16(k) => self.sums::<f16>(a, k, slots, s),
+            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, s),
+        }
+    }
+
+    fn sums<E: Elem>(&self, a: &Attention, k: &[E], slots: Range<usize>, s: &mut [f32]) {
+        let (shape, rows, n) = (a.shape(), a.visible.len(), slots.len());
+        // Not chosen by the number of threads, which must not change a sum.
+        let each = shape.block_rows(rows, SUMS / 2);
+        let tasks = shape.kv_heads * rows.div_ceil(each);
+        let kept = tasks.min(SUMS);
+        let mut scratch = scratch::lend(&ROUNDS, kept * n);
+        let sums = &mut scratch.words.floats_mut()[..kept * n];
+        sums.fill(0.0);
+        let shared = Shared::new(sums);
+        self.parallel_if(rows * n * shape.heads * shape.head_dim > 1 << 18, kept, &|i| {
+            // SAFETY: sums `i` belong to task `i`.
+            let sums = unsafe { shared.part(i * n..(i + 1) * n) };
+            for t in (i..tasks).step_by(kept) {
+                let b = t / shape.kv_heads;
+                let block =
+                    Block { shape, g: t % shape.kv_heads, rows: b * each..((b + 1) * each).min(rows) };
+                self.isa().run(Columns { a, k, block, slots: slots.clone(), sums });
+            }
+        });
+        s.fill(0.0);
+        for sums in sums.chunks_exact(n.max(1)) {
+            s.iter_mut().zip(sums).for_each(|(s, sum)| *s += sum);
+        }
+    }
+}
+
+/// Sums the queries of each group for up to 12 rows: element `e` of KV head `g` of row `r` at
+/// (g · head_dim + e) · width + r.
+fn sum_groups(shape: Shape, q: &[f32], sums: &mut [f32]) {
+    let Shape { heads, kv_heads, group, head_dim: d, .. } = shape;
+    let rows = (q.len() / (heads * d)).min(STRIP);
+    let width = strip_width(rows);
+    sums.fill(0.0);
+    for (r, q) in q.chunks_exact(heads * d).take(rows).enumerate() {
+        for g in 0..kv_heads {
+            for q in q[g * group * d..(g + 1) * group * d].chunks_exact(d) {
+                for (e, q) in q.iter().enumerate() {
+                    sums[(g * d + e) * width + r] += q;
+                }
+            }
+        }
+    }
+}
+
+/// Logits of all rows for one tile of slots.
+struct Logits<'a, E> {
+    shape: Shape,
+    rows: usize,
+    /// Packed sums of queries, strips × 12 × kv_heads · head_dim.
+    sums: &'a [f32],
+    k: &'a [E],
+    slots: Range<usize>,
+    tile: Range<usize>,
+    scale: f32,
+    z: &'a Shared<'a, f32>,
+}
+
+impl<E: Elem> Kernel for Logits<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Shape { kv_heads, head_dim: d, padded, .. } = self.shape;
+        let width = kv_heads * d;
+        let mut scratch = scratch::lend(&WORK, KEYS * (STRIP + padded + width));
+        let mut floats = scratch.words.floats_mut();
+        let p = cut(&mut floats, STRIP * KEYS);
+        let rows = cut(&mut floats, KEYS * padded);
+        let keys = cut(&mut floats, KEYS * width);
+        for (g, keys) in keys.chunks_exact_mut(d * KEYS).enumerate() {
+            let stored = self.shape.head(self.k, g);
+            keys::rows::<S, E>(stored, d, self.tile.start, self.tile.clone(), padded, rows);
+            keys::transpose::<S>(rows, padded, d, keys);
+        }
+        for (s, sums) in self.sums.chunks_exact(STRIP * width).enumerate() {
+            let rows = s * STRIP..((s + 1) * STRIP).min(self.rows);
+            multiply::<S>(width, keys, sums, strip_width(rows.len()), p);
+            for (row, p) in rows.zip(p.chunks_exact(KEYS)) {
+                let at = row * self.slots.len() + self.tile.start - self.slots.start;
+                // SAFETY: these slots belong to this task.
+                let z = unsafe { self.z.part(at..at + self.tile.len()) };
+                z.iter_mut().zip(p).for_each(|(z, p)| *z = p * self.scale);
+            }
+        }
+    }
+}
+
+/// p (12 × 64) = a packed strip times k × 64 keys.
+#[inline(always)]
+fn multiply<S: Simd>(k: usize, keys: &[f32], strip: &[f32], width: usize, p: &mut [f32]) {
+    let tile = Tile {
+        k,
+        w: keys[..k * KEYS].as_ptr().cast(),
+        ws: KEYS,
+        ps: 32,
+        x: strip[..k * width].as_ptr().cast(),
+        ks: width,
+        c: p[..width * KEYS].as_mut_ptr(),
+        cs: KEYS,
+        cps: 32,
+        cols: KEYS,
+        add: false,
+    };
+    // SAFETY: the slices above have the lengths the tile needs.
+    unsafe { S::strip::<1>(width, &tile) };
+}
+
+/// Adds a block's probabilities to the sums of the slots.
+struct Columns<'a, E> {
+    a: &'a Attention<'a>,
+    k: &'a [E],
+    block: Block,
+    slots: Range<usize>,
+    sums: &'a mut [f32],
+}
+
+impl<E: Elem> Kernel for Columns<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Columns { a, k, block, slots, sums } = self;
+        let (d, padded, n) = (block.shape.head_dim, block.shape.padded, block.strips() * STRIP);
+        let mut scratch = scratch::lend(&WORK, n * (d + 2) + KEYS * (STRIP + padded + d + 1));
+        let mut floats = scratch.words.floats_mut();
+        let p = cut(&mut floats, STRIP * KEYS);
+        let rows = cut(&mut floats, KEYS * padded);
+        let keys = cut(&mut floats, KEYS * d);
+        let tile_sums = cut(&mut floats, KEYS);
+        let (max, total) = (cut(&mut floats, n), cut(&mut floats, n));
+        let q = cut(&mut floats, n * d);
+        block.pack(a, a.scale * LOG2_E, q);
+        max.fill(-1e30);
+        total.fill(0.0);
+        let span = block.span(a.visible, 0..block.queries());
+        let start = span.start.max(slots.start);
+        let seen = |i: usize, first: usize| {
+            let (from, to) = a.visible[block.row(i)];
+            (from as usize).max(slots.start).saturating_sub(first)..(to as usize).saturating_sub(first)
+        };
+        // First what the softmax divides by, then, where it is asked for, the probabilities.
+        for (last, end) in [(false, span.end), (true, span.end.min(slots.end))] {
+            for first in (start / KEYS * KEYS..end).step_by(KEYS) {
+                let tile = first.max(start)..(first + KEYS).min(span.end);
+                keys::rows::<S, E>(block.shape.head(k, block.g), d, first, tile, padded, rows);
+                keys::transpose::<S>(rows, padded, d, keys);
+                tile_sums.fill(0.0);
+                for (s, q) in q.chunks_exact(STRIP * d).enumerate() {
+                    let queries = block.strip(s);
+                    multiply::<S>(d, keys, q, strip_width(queries.len()), p);
+                    for (i, p) in queries.zip(p.chunks_exact_mut(KEYS)) {
+                        let largest = largest::<S>(p, seen(i, first));
+                        if last {
+                            add_probabilities::<S>(p, max[i], total[i], tile_sums);
+                        } else {
+                            (max[i], total[i]) = sum_tile::<S>(p, max[i], total[i], largest);
+                        }
+                    }
+                }
+                if last {
+                    for (t, sum) in (first..).zip(tile_sums.iter()).filter(|(t, _)| slots.contains(t)) {
+                        sums[t - slots.start] += sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The maximum and Σ 2^(score − maximum) with one more tile.
+#[inline(always)]
+fn sum_tile<S: Simd>(scores: &[f32], max: f32, total: f32, largest: f32) -> (f32, f32) {
+    let new = max.max(largest);
+    let mut sum = S::splat(0.0);
+    for j in (0..KEYS).step_by(S::LANES) {
+        // SAFETY: there are KEYS scores, a multiple of the lanes.
+        let v = unsafe { S::load(scores.as_ptr().add(j)) };
+        sum = S::add(sum, S::exp2(S::sub(v, S::splat(new))));
+    }
+    // The lanes are equal: the largest of them is any of them.
+    let change = S::largest(S::exp2(S::splat(max - new)));
+    (new, total * change + S::sum(sum))
+}
+
+/// sums += 2^(score − max) / total; a row that sees nothing adds nothing.
+#[inline(always)]
+fn add_probabilities<S: Simd>(scores: &[f32], max: f32, total: f32, sums: &mut [f32]) {
+    if total == 0.0 {
+        return;
+    }
+    let scale = S::splat(1.0 / total);
+    for j in (0..KEYS).step_by(S::LANES) {
+        // SAFETY: there are KEYS scores and sums, a multiple of the lanes.
+        unsafe {
+            let v = S::exp2(S::sub(S::load(scores.as_ptr().add(j)), S::splat(max)));
+            let to = sums.as_mut_ptr().add(j);
+            S::store(to, S::fma(v, scale, S::load(to)));
+        }
+    }
+}

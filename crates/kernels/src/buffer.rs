@@ -1,0 +1,269 @@
+//! Runs of stored numbers: `f32`, `f16` or `bf16`, borrowed ([`Slice`]) or owned ([`Buffer`]).
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+
+use crate::convert;
+
+#[cfg(target_endian = "big")]
+compile_error!("stored numbers are little-endian and are used where they lie");
+
+/// Element type of stored keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE single precision, 4 bytes.
+    F32,
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// The upper half of an `f32`, 2 bytes.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+
+    /// The name that [`FromStr`] reads: `f32`, `f16` or `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is none of `f32`, `f16` and `bf16`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownDtype(pub String);
+
+impl fmt::Display for UnknownDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown element type {:?}: use f32, f16 or bf16", self.0)
+    }
+}
+
+impl std::error::Error for UnknownDtype {}
+
+impl FromStr for Dtype {
+    type Err = UnknownDtype;
+
+    fn from_str(s: &str) -> Result<Dtype, UnknownDtype> {
+        match s {
+            "f32" => Ok(Dtype::F32),
+            "f16" => Ok(Dtype::F16),
+            "bf16" => Ok(Dtype::Bf16),
+            _ => Err(UnknownDtype(s.to_owned())),
+        }
+    }
+}
+
+/// Why bytes cannot be read as a run of elements where they lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CastError {
+    /// The first byte does not lie at a multiple of the element's size.
+    Misaligned {
+        /// The type asked for.
+        dtype: Dtype,
+    },
+    /// The number of bytes is not a whole number of elements.
+    Partial {
+        /// The type asked for.
+        dtype: Dtype,
+        /// The number of bytes given.
+        bytes: usize,
+    },
+}
+
+impl fmt::Display for CastError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CastError::Misaligned { dtype } => {
+                write!(f, "bytes of {dtype} do not start at a multiple of {}: copy them first", dtype.size())
+            }
+            CastError::Partial { dtype, bytes } => {
+                write!(
+                    f,
+                    "{bytes} bytes are not a whole number of {dtype} elements of {} bytes",
+                    dtype.size()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for CastError {}
+
+/// A borrowed run of elements of one type.
+#[derive(Clone, Copy, Debug)]
+pub enum Slice<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Brain float.
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Slice<'a> {
+    /// Type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Slice::F32(_) => Dtype::F32,
+            Slice::F16(_) => Dtype::F16,
+            Slice::Bf16(_) => Dtype::Bf16,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Slice::F32(s) => s.len(),
+            Slice::F16(s) => s.len(),
+            Slice::Bf16(s) => s.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements `r`, borrowed from the same place.
+    ///
+    /// # Panics
+    /// If `r` reaches past the end.
+    pub fn range(&self, r: Range<usize>) -> Slice<'a> {
+        match self {
+            Slice::F32(s) => Slice::F32(&s[r]),
+            Slice::F16(s) => Slice::F16(&s[r]),
+            Slice::Bf16(s) => Slice::Bf16(&s[r]),
+        }
+    }
+
+    /// Reinterprets little-endian bytes, as they lie in a chunk file, without copying.
+    ///
+    /// # Errors
+    /// If the bytes are misaligned for the type or not a whole number of elements.
+    pub fn from_bytes(dtype: Dtype, bytes: &'a [u8]) -> Result<Slice<'a>, CastError> {
+        if !bytes.len().is_multiple_of(dtype.size()) {
+            return Err(CastError::Partial { dtype, bytes: bytes.len() });
+        }
+        let misaligned = |_| CastError::Misaligned { dtype };
+        Ok(match dtype {
+            Dtype::F32 => Slice::F32(bytemuck::try_cast_slice(bytes).map_err(misaligned)?),
+            Dtype::F16 => Slice::F16(bytemuck::try_cast_slice(bytes).map_err(misaligned)?),
+            Dtype::Bf16 => Slice::Bf16(bytemuck::try_cast_slice(bytes).map_err(misaligned)?),
+        })
+    }
+
+    /// The elements as little-endian bytes.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        match self {
+            Slice::F32(s) => bytemuck::cast_slice(s),
+            Slice::F16(s) => bytemuck::cast_slice(s),
+            Slice::Bf16(s) => bytemuck::cast_slice(s),
+        }
+    }
+
+    /// Element `i` as `f32`. A convenience; [`Slice::to_f32`] is the fast way.
+    pub fn get(&self, i: usize) -> f32 {
+        match self {
+            Slice::F32(s) => s[i],
+            Slice::F16(s) => s[i].to_f32(),
+            Slice::Bf16(s) => s[i].to_f32(),
+        }
+    }
+
+    /// Writes all elements, converted exactly, to `out` of the same length.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn to_f32(&self, out: &mut [f32]) {
+        assert_eq!(self.len(), out.len(), "as many outputs as elements");
+        match self {
+            Slice::F32(s) => out.copy_from_slice(s),
+            Slice::F16(s) => convert::f16_to_f32(s, out),
+            Slice::Bf16(s) => convert::bf16_to_f32(s, out),
+        }
+    }
+}
+
+/// An owned run of elements of one type.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Buffer {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// Half precision.
+    F16(Vec<f16>),
+    /// Brain float.
+    Bf16(Vec<bf16>),
+}
+
+impl Buffer {
+    /// A buffer of `len` zeros.
+    pub fn zeros(dtype: Dtype, len: usize) -> Buffer {
+        match dtype {
+            Dtype::F32 => Buffer::F32(vec![0.0; len]),
+            Dtype::F16 => Buffer::F16(vec![f16::ZERO; len]),
+            Dtype::Bf16 => Buffer::Bf16(vec![bf16::ZERO; len]),
+        }
+    }
+
+    /// The elements, borrowed.
+    pub fn as_slice(&self) -> Slice<'_> {
+        match self {
+            Buffer::F32(v) => Slice::F32(v),
+            Buffer::F16(v) => Slice::F16(v),
+            Buffer::Bf16(v) => Slice::Bf16(v),
+        }
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.as_slice().dtype()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that the elements take.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype().size()
+    }
+
+    /// Overwrites `self[at .. at + src.len()]` with `src` rounded to the buffer's type, ties to even.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn write_f32(&mut self, at: usize, src: &[f32]) {
+        match self {
+            Buffer::F32(v) => v[at..at + src.len()].copy_from_slice(src),
+            Buffer::F16(v) => convert::f32_to_f16(src, &mut v[at..at + src.len()]),
+            Buffer::Bf16(v) => convert::f32_to_bf16(src, &mut v[at..at + src.len()]),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! CPU kernels on plain slices.
+//!
+//! Everything here takes slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
+//! **The result of a row never depends on how many other rows are computed with it**: whatever path a
+//! product or an attention takes (matrix, vector, tail), each output element is summed in the same order.
+
+// `unsafe` is for vector instructions, for what is handed to the threads of the pool, and for aligned memory.
+#[allow(unsafe_code)]
+mod attention;
+mod buffer;
+#[allow(unsafe_code)]
+mod convert;
+#[allow(unsafe_code)]
+mod linear;
+#[allow(unsafe_code)]
+mod ops;
+#[allow(unsafe_code)]
+mod pool;
+#[allow(unsafe_code)]
+mod scratch;
+#[allow(unsafe_code)]
+mod shared;
+#[allow(unsafe_code)]
+mod simd;
+
+pub use attention::Attention;
+pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
+pub use half::{bf16, f16};
+pub use linear::{Linear, Precision, UnknownPrecision};
+pub use ops::softmax;
+pub use pool::Isa;
+
+/// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
+#[derive(Clone, Debug)]
+pub struct Cpu(std::sync::Arc<pool::Pool>);

@@ -1,0 +1,97 @@
+//! Products with prepacked weights.
+
+mod pack;
+mod product;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::scratch::Words;
+
+/// How packed weights are kept and multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// `f32` weights by `f32` activations.
+    F32,
+    /// `bf16` weights by `bf16` activations, summed in `f32`.
+    Bf16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
+/// A name that is neither `f32` nor `bf16`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownPrecision(pub String);
+
+impl fmt::Display for UnknownPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown precision {:?}: use f32 or bf16", self.0)
+    }
+}
+
+impl std::error::Error for UnknownPrecision {}
+
+impl FromStr for Precision {
+    type Err = UnknownPrecision;
+
+    fn from_str(s: &str) -> Result<Precision, UnknownPrecision> {
+        match s {
+            "f32" => Ok(Precision::F32),
+            "bf16" => Ok(Precision::Bf16),
+            _ => Err(UnknownPrecision(s.to_owned())),
+        }
+    }
+}
+
+/// Prepacked weights of `y = x · Wᵀ + b`.
+///
+/// Packed in panels of 32 outputs, the same for every instruction set. A panel holds, input after input, the
+/// 32 weights of that input (`f32`), or, pair of inputs after pair, 32 words of two `bf16` each, the lower
+/// input in the lower half. Outputs past the last and the partner of a last odd input are zero.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    precision: Precision,
+    outputs: usize,
+    inputs: usize,
+    bias: Option<Vec<f32>>,
+    /// Panels × steps × 32 words.
+    words: Words,
+}
+
+impl Linear {
+    /// Width of y.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Width of x.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// How the weights are kept.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Allocated bytes.
+    pub fn bytes(&self) -> usize {
+        self.words.bytes() + self.bias.as_ref().map_or(0, |b| b.len() * 4)
+    }
+
+    /// Steps of a sum: inputs, or pairs of them.
+    fn steps(&self) -> usize {
+        match self.precision {
+            Precision::F32 => self.inputs,
+            Precision::Bf16 => self.inputs.div_ceil(2),
+        }
+    }
+}

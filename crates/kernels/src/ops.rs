@@ -1,0 +1,347 @@
+//! Element-wise steps of a layer.
+
+use half::{bf16, f16};
+
+use crate::shared::Shared;
+use crate::simd::{Elem, Kernel, Simd, load_part, store_part};
+use crate::{Buffer, Cpu, Isa, Slice};
+
+/// Elements that one task takes.
+const CHUNK: usize = 1 << 14;
+
+/// Numerically stable softmax over the slice, in place. An empty slice stays as it is.
+pub fn softmax(x: &mut [f32]) {
+    Isa::best().run(Softmax(x));
+}
+
+struct Softmax<'a>(&'a mut [f32]);
+
+impl Kernel for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let x = self.0;
+        let (n, p) = (x.len(), x.as_mut_ptr());
+        let Some(&first) = x.first() else { return };
+        let whole = n - n % S::LANES;
+        // SAFETY: every access is to elements below `n`.
+        unsafe {
+            let mut max = S::splat(first);
+            for i in (0..whole).step_by(S::LANES) {
+                max = S::max(max, S::load(p.add(i)));
+            }
+            let max = x[whole..].iter().copied().fold(S::largest(max), f32::max);
+            let mut sum = S::splat(0.0);
+            for i in (0..n).step_by(S::LANES) {
+                let v = S::exp(S::sub(load_part::<S, f32>(p.add(i), n - i), S::splat(max)));
+                store_part::<S, f32>(p.add(i), v, n - i);
+                sum = S::add(sum, load_part::<S, f32>(p.add(i), n - i));
+            }
+            let total = S::splat(S::sum(sum));
+            for i in (0..n).step_by(S::LANES) {
+                let v = S::div(load_part::<S, f32>(p.add(i), n - i), total);
+                store_part::<S, f32>(p.add(i), v, n - i);
+            }
+        }
+    }
+}
+
+/// y = x / √(mean x² + eps) · weight, row by row.
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    y: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let n = self.weight.len();
+        for (x, y) in self.x.chunks_exact(n).zip(self.y.chunks_exact_mut(n)) {
+            let (x, w, y) = (x.as_ptr(), self.weight.as_ptr(), y.as_mut_ptr());
+            // SAFETY: every access is to elements below `n` of slices of `n`.
+            unsafe {
+                let mut squares = [S::splat(0.0); 4];
+                for i in (0..n).step_by(4 * S::LANES) {
+                    for (j, sum) in squares.iter_mut().enumerate() {
+                        let i = i + j * S::LANES;
+                        if i < n {
+                            let v = load_part::<S, f32>(x.add(i), n - i);
+                            *sum = S::fma(v, v, *sum);
+                        }
+                    }
+                }
+                let [a, b, c, d] = squares;
+                let mean = S::sum(S::add(S::add(a, b), S::add(c, d))) / n as f32;
+                let scale = S::splat(1.0 / (mean + self.eps).sqrt());
+                for i in (0..n).step_by(S::LANES) {
+                    let v = S::mul(load_part::<S, f32>(x.add(i), n - i), scale);
+                    let v = S::mul(v, load_part::<S, f32>(w.add(i), n - i));
+                    store_part::<S, f32>(y.add(i), v, n - i);
+                }
+            }
+        }
+    }
+}
+
+/// out = silu(gate) · up, rows \[gate | up\].
+struct Swiglu<'a> {
+    gate_up: &'a [f32],
+    f: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Swiglu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let f = self.f;
+        for (row, out) in self.gate_up.chunks_exact(2 * f).zip(self.out.chunks_exact_mut(f)) {
+            let (row, out) = (row.as_ptr(), out.as_mut_ptr());
+            for i in (0..f).step_by(S::LANES) {
+                // SAFETY: `i` and the count stay below `f`; a row holds 2f.
+                unsafe {
+                    let gate = load_part::<S, f32>(row.add(i), f - i);
+                    let up = load_part::<S, f32>(row.add(f + i), f - i);
+                    let e = S::exp(S::sub(S::splat(0.0), gate));
+                    let silu = S::div(gate, S::add(S::splat(1.0), e));
+                    store_part::<S, f32>(out.add(i), S::mul(silu, up), f - i);
+                }
+            }
+        }
+    }
+}
+
+/// Rotates the first `2 · cos.len()` elements of a vector at `src` and writes them to `dst` (may be `src`).
+///
+/// # Safety
+/// Both must be valid for that many elements; `cos` and `sin` must be equally long.
+#[inline(always)]
+unsafe fn rotate<S: Simd, E: Elem>(src: *const E, dst: *mut E, cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for i in (0..half).step_by(S::LANES) {
+        let n = half - i;
+        // SAFETY: `i` and the count stay below `half`.
+        unsafe {
+            let (c, s) =
+                (load_part::<S, f32>(cos.as_ptr().add(i), n), load_part::<S, f32>(sin.as_ptr().add(i), n));
+            let a = load_part::<S, E>(src.add(i), n);
+            let b = load_part::<S, E>(src.add(half + i), n);
+            store_part::<S, E>(dst.add(i), S::sub(S::mul(a, c), S::mul(b, s)), n);
+            store_part::<S, E>(dst.add(half + i), S::add(S::mul(b, c), S::mul(a, s)), n);
+        }
+    }
+}
+
+/// Rotary embedding of tokens × heads × head_dim, in place.
+struct Rope<'a> {
+    x: &'a mut [f32],
+    heads: usize,
+    head_dim: usize,
+    /// tokens × half
+    cos: &'a [f32],
+    sin: &'a [f32],
+    half: usize,
+}
+
+impl Kernel for Rope<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let half = self.half;
+        for (t, x) in self.x.chunks_exact_mut(self.heads * self.head_dim).enumerate() {
+            let (cos, sin) = (&self.cos[t * half..][..half], &self.sin[t * half..][..half]);
+            for x in x.chunks_exact_mut(self.head_dim) {
+                // SAFETY: 2 · half <= head_dim, checked by `Cpu::rope`.
+                unsafe { rotate::<S, f32>(x.as_ptr(), x.as_mut_ptr(), cos, sin) };
+            }
+        }
+    }
+}
+
+/// Where tokens' vectors go.
+#[derive(Clone, Copy)]
+struct Placing<'a> {
+    heads: usize,
+    head_dim: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    half: usize,
+    slots: &'a [u32],
+    capacity: usize,
+}
+
+/// Places `tokens`' vectors of `heads`, rotated.
+struct Place<'a, E> {
+    to: Placing<'a>,
+    src: &'a [E],
+    dst: &'a Shared<'a, E>,
+    tokens: std::ops::Range<usize>,
+    heads: std::ops::Range<usize>,
+}
+
+impl<E: Elem + Send> Kernel for Place<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Placing { heads, head_dim: d, cos, sin, half, slots, capacity } = self.to;
+        for t in self.tokens {
+            let (cos, sin) = (&cos[t * half..][..half], &sin[t * half..][..half]);
+            for h in self.heads.clone() {
+                let src = &self.src[(t * heads + h) * d..][..d];
+                let at = (h * capacity + slots[t] as usize) * d;
+                // SAFETY: tasks have different heads or, the slots being different, different tokens.
+                let dst = unsafe { self.dst.part(at..at + d) };
+                // SAFETY: 2 · half <= head_dim, checked by `Cpu::place`.
+                unsafe { rotate::<S, E>(src.as_ptr(), dst.as_mut_ptr(), cos, sin) };
+                dst[2 * half..].copy_from_slice(&src[2 * half..]);
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Splits `rows` rows of `width` elements into tasks of whole rows; few elements are done here.
+    fn by_rows(&self, rows: usize, width: usize, f: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
+        let each = (CHUNK / width.max(1)).max(1);
+        self.parallel_if(rows * width > 2 * CHUNK, rows.div_ceil(each), &|t| {
+            f(t * each..((t + 1) * each).min(rows));
+        });
+    }
+
+    /// y\[r\] = x\[r\] / √(mean(x\[r\]²) + eps) · weight, rows of `weight.len()`.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+        let n = weight.len();
+        assert!(x.len() == y.len() && x.len().is_multiple_of(n), "x and y are rows of the weight's length");
+        let rows = x.len() / n;
+        let y = Shared::new(y);
+        self.by_rows(rows, n, &|r| {
+            let r = r.start * n..r.end * n;
+            // SAFETY: these rows belong to this task.
+            let y = unsafe { y.part(r.clone()) };
+            self.isa().run(RmsNorm { x: &x[r], weight, eps, y });
+        });
+    }
+
+    /// out (m × f) = silu(gate) · up, where gate_up is m × 2f, row = \[gate | up\].
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn swiglu(&self, gate_up: &[f32], f: usize, out: &mut [f32]) {
+        assert!(
+            gate_up.len() == 2 * out.len() && out.len().is_multiple_of(f),
+            "gate_up is m × 2f, out m × f"
+        );
+        let rows = out.len() / f;
+        let out = Shared::new(out);
+        self.by_rows(rows, 2 * f, &|r| {
+            // SAFETY: these rows belong to this task.
+            let out = unsafe { out.part(r.start * f..r.end * f) };
+            self.isa().run(Swiglu { gate_up: &gate_up[r.start * 2 * f..r.end * 2 * f], f, out });
+        });
+    }
+
+    /// Rotary embedding, half-split pairs (i, i + rot/2), i < rot/2; elements past `rot` are left as they are.
+    /// x: tokens × heads × head_dim; cos, sin: tokens × rot/2.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn rope(&self, x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32], rot: usize) {
+        let (width, half) = (heads * head_dim, rot / 2);
+        assert!(rot <= head_dim && x.len().is_multiple_of(width), "x is tokens × heads × head_dim");
+        let tokens = x.len() / width;
+        assert!(cos.len() == tokens * half && sin.len() == tokens * half, "cos and sin are tokens × rot/2");
+        let x = Shared::new(x);
+        self.by_rows(tokens, width, &|r| {
+            // SAFETY: these tokens belong to this task.
+            let x = unsafe { x.part(r.start * width..r.end * width) };
+            let (cos, sin) = (&cos[r.start * half..r.end * half], &sin[r.start * half..r.end * half]);
+            self.isa().run(Rope { x, heads, head_dim, cos, sin, half });
+        });
+    }
+
+    /// Rotates keys stored before RoPE and places them for attention: src is tokens × heads × head_dim, dst is
+    /// heads × capacity × head_dim in the same type; token t goes to slot `slots[t]`. cos, sin: tokens × rot/2.
+    ///
+    /// Computes in `f32` and rounds once. The same code serves fresh and cached keys, so equal stored values
+    /// give equal bits.
+    ///
+    /// # Panics
+    /// If lengths or types do not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn place_keys(
+        &self,
+        src: Slice,
+        heads: usize,
+        head_dim: usize,
+        cos: &[f32],
+        sin: &[f32],
+        rot: usize,
+        slots: &[u32],
+        dst: &mut Buffer,
+    ) {
+        let capacity = dst.len() / (heads * head_dim).max(1);
+        let to = Placing { heads, head_dim, cos, sin, half: rot / 2, slots, capacity };
+        match (src, dst) {
+            (Slice::F32(src), Buffer::F32(dst)) => self.place::<f32>(to, src, dst),
+            (Slice::F16(src), Buffer::F16(dst)) => self.place::<f16>(to, src, dst),
+            (Slice::Bf16(src), Buffer::Bf16(dst)) => self.place::<bf16>(to, src, dst),
+            (src, dst) => panic!("{} cannot be placed among {}", src.dtype(), dst.dtype()),
+        }
+    }
+
+    /// Places values: same shapes, no rotation.
+    ///
+    /// # Panics
+    /// If lengths or types do not fit.
+    pub fn place_values(&self, src: Slice, heads: usize, head_dim: usize, slots: &[u32], dst: &mut Buffer) {
+        self.place_keys(src, heads, head_dim, &[], &[], 0, slots, dst);
+    }
+
+    fn place<E: Elem>(&self, to: Placing, src: &[E], dst: &mut [E]) {
+        let Placing { heads, head_dim, cos, sin, half, slots, capacity } = to;
+        let tokens = slots.len();
+        assert!(2 * half <= head_dim, "rot is at most head_dim");
+        assert_eq!(src.len(), tokens * heads * head_dim, "src is tokens × heads × head_dim");
+        assert!(cos.len() == tokens * half && sin.len() == tokens * half, "cos and sin are tokens × rot/2");
+        assert!(slots.iter().all(|s| (*s as usize) < capacity), "slots are below {capacity}");
+        let isa = self.isa();
+        let dst = &Shared::new(dst);
+        if slots.windows(2).all(|w| w[0] < w[1]) {
+            self.by_rows(tokens, heads * head_dim, &|tokens| {
+                isa.run(Place { to, src, dst, tokens, heads: 0..heads });
+            });
+        } else {
+            // A slot may come twice: only heads are sure to be apart.
+            self.parallel_if(src.len() > 2 * CHUNK, heads, &|h| {
+                isa.run(Place { to, src, dst, tokens: 0..tokens, heads: h..h + 1 });
+            });
+        }
+    }
+
+    /// dst (rows.len() × width) = src\[rows\].
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn gather_rows(&self, src: &[f32], width: usize, rows: &[u32], dst: &mut [f32]) {
+        assert_eq!(dst.len(), rows.len() * width, "dst is rows × width");
+        let out = Shared::new(dst);
+        self.by_rows(rows.len(), width, &|r| {
+            for i in r {
+                let from = rows[i] as usize * width;
+                // SAFETY: row `i` belongs to this task.
+                unsafe { out.part(i * width..(i + 1) * width) }.copy_from_slice(&src[from..from + width]);
+            }
+        });
+    }
+}

@@ -1,0 +1,32 @@
+//! A slice that the tasks of one parallel call write in disjoint parts.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A mutable slice handed to several tasks at once.
+pub(crate) struct Shared<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    _of: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through `part`, whose caller promises that parts in use at one time are disjoint;
+// then each element is reached by one thread, as with `&mut [T]` split by `split_at_mut`.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Shared<'a, T> {
+        Shared { ptr: slice.as_mut_ptr(), len: slice.len(), _of: PhantomData }
+    }
+
+    /// The elements `r`. Panics if they reach past the end.
+    ///
+    /// # Safety
+    /// No two parts that overlap may be alive at the same time.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, r: Range<usize>) -> &mut [T] {
+        assert!(r.start <= r.end && r.end <= self.len, "part {r:?} of {} elements", self.len);
+        // SAFETY: in bounds by the assertion, unaliased by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r.start), r.end - r.start) }
+    }
+}

@@ -1,0 +1,318 @@
+//! AVX-512 with BF16: sixteen lanes.
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::mem::transmute;
+
+use half::{bf16, f16};
+
+use super::tile::{Paired, Single, Step, Tile, tiles};
+use super::{Kernel, Simd, load_part, store_part};
+
+/// AVX-512 F, BW, VL, DQ, and BF16 where `DOTS`.
+///
+/// `DOTS` multiplies `bf16` pairs with `vdpbf16ps`, which does twice an FMA's work in an FMA's time on AMD's
+/// cores, but half of it on Intel's; without it the pairs are widened to `f32`.
+#[derive(Clone, Copy)]
+pub(crate) struct Set<const DOTS: bool>;
+
+const LANES: usize = 16;
+
+/// Runs a kernel with the set enabled.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) fn enter<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Set<false>>()
+}
+
+/// Runs a kernel with the set and BF16 enabled.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) fn enter_dots<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Set<true>>()
+}
+
+/// An intrinsic, called where `Simd` says it may be.
+macro_rules! x86 {
+    ($e:expr) => {
+        // SAFETY: methods of `Set` run only under `enter` (`Simd`'s contract), so the instruction is there;
+        // pointers are valid for the lanes by the same contract.
+        unsafe { $e }
+    };
+}
+
+/// Products of one strip: the tile's accumulators, weights and an activation fill the 32 registers.
+///
+/// # Safety
+/// As for `tiles`.
+#[inline(always)]
+unsafe fn strip<S: Simd, K: Step<S>, const RS: usize>(rows: usize, t: &Tile) {
+    // SAFETY: the caller's.
+    unsafe {
+        match rows {
+            1 => tiles::<S, K, 1, 4, RS>(t, rows),
+            2 => tiles::<S, K, 2, 4, RS>(t, rows),
+            4 => tiles::<S, K, 4, 4, RS>(t, rows),
+            6 => tiles::<S, K, 6, 2, RS>(t, rows),
+            8 => tiles::<S, K, 8, 2, RS>(t, rows),
+            _ => tiles::<S, K, 12, 2, RS>(t, rows),
+        }
+    }
+}
+
+/// # Safety
+/// As for `tiles`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn strip_single<const RS: usize>(rows: usize, t: &Tile) {
+    // SAFETY: the caller's.
+    unsafe { strip::<Set<false>, Single, RS>(rows, t) }
+}
+
+/// # Safety
+/// As for `tiles`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn strip_widened(rows: usize, t: &Tile) {
+    // SAFETY: the caller's.
+    unsafe { strip::<Set<false>, Paired, 1>(rows, t) }
+}
+
+/// # Safety
+/// As for `tiles`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn strip_dots(rows: usize, t: &Tile) {
+    // SAFETY: the caller's.
+    unsafe { strip::<Set<true>, Paired, 1>(rows, t) }
+}
+
+/// The bits of `v` with the lower halves rounded away, to nearest even. Not `vcvtneps2bf16`, which flushes
+/// subnormals.
+#[inline(always)]
+fn rounded(v: __m512) -> __m512i {
+    x86!({
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        _mm512_and_si512(
+            _mm512_mask_blend_epi32(nan, rounded, quiet),
+            _mm512_set1_epi32(0xffff_0000_u32 as i32),
+        )
+    })
+}
+
+impl<const DOTS: bool> Simd for Set<DOTS> {
+    type F = __m512;
+    type Pair = __m512i;
+    const LANES: usize = LANES;
+    const PAIR_WORDS: usize = if DOTS { 1 } else { 2 };
+
+    #[inline(always)]
+    fn splat(x: f32) -> __m512 {
+        x86!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        x86!(_mm512_loadu_ps(p))
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        x86!(_mm512_storeu_ps(p, v))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> __m512 {
+        x86!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut f16, v: __m512) {
+        x86!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> __m512 {
+        x86!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+            p.cast()
+        )))))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut bf16, v: __m512) {
+        x86!({
+            let words = _mm512_srli_epi32::<16>(rounded(v));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(words))
+        })
+    }
+
+    #[inline(always)]
+    fn add(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        x86!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(a: __m512, b: __m512) -> __m512 {
+        x86!(_mm512_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn round(a: __m512) -> __m512 {
+        x86!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(a))
+    }
+
+    #[inline(always)]
+    fn exp2i(n: __m512) -> __m512 {
+        x86!({
+            let n = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(a: __m512) -> f32 {
+        x86!(_mm512_reduce_add_ps(a))
+    }
+
+    #[inline(always)]
+    fn largest(a: __m512) -> f32 {
+        x86!(_mm512_reduce_max_ps(a))
+    }
+
+    #[inline(always)]
+    fn keep(a: __m512, lo: usize, hi: usize) -> __m512 {
+        let mask = ((1u32 << hi) - 1) & !((1u32 << lo) - 1);
+        x86!(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), mask as u16, a))
+    }
+
+    #[inline(always)]
+    unsafe fn round_words(src: *const f32, n: usize, dst: *mut u32) {
+        x86!({
+            if !DOTS {
+                for i in (0..n).step_by(LANES) {
+                    let v = _mm512_castsi512_ps(rounded(load_part::<Self, f32>(src.add(i), n - i)));
+                    // A last odd input gets a zero for a partner.
+                    store_part::<Self, f32>(dst.add(i).cast(), v, (n - i).next_multiple_of(2));
+                }
+                return;
+            }
+            let mut i = 0;
+            while i + 2 * LANES <= n {
+                let v = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(src.add(i + LANES)), _mm512_loadu_ps(src.add(i)));
+                _mm512_storeu_si512(dst.add(i / 2).cast(), transmute::<__m512bh, __m512i>(v));
+                i += 2 * LANES;
+            }
+            while i < n {
+                // The lanes past the end are zeros: the partner of a last odd input.
+                let v = _mm512_cvtneps_pbh(load_part::<Self, f32>(src.add(i), n - i));
+                let words: [u32; 8] = transmute(v);
+                let count = (n - i).div_ceil(2).min(8);
+                std::ptr::copy_nonoverlapping(words.as_ptr(), dst.add(i / 2), count);
+                i += LANES;
+            }
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_pair(p: *const u32) -> __m512i {
+        x86!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn fma_pair(acc: __m512, w: __m512i, x: *const u32, ks: usize) -> __m512 {
+        x86!({
+            if DOTS {
+                let x = _mm512_set1_epi32(*x.cast::<i32>());
+                return _mm512_dpbf16_ps(
+                    acc,
+                    transmute::<__m512i, __m512bh>(w),
+                    transmute::<__m512i, __m512bh>(x),
+                );
+            }
+            // The two halves are the same for all rows of a tile: the compiler takes them out.
+            let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(w));
+            let odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+            let acc = _mm512_fmadd_ps(_mm512_set1_ps(*x.cast::<f32>()), even, acc);
+            _mm512_fmadd_ps(_mm512_set1_ps(*x.add(ks).cast::<f32>()), odd, acc)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+        x86!({
+            let r: [__m512; 16] = from_fn(|i| _mm512_loadu_ps(src.add(i * from)));
+            // Pairs of rows, then of pairs, within 128-bit lanes ...
+            let a: [__m512; 16] = from_fn(|i| {
+                let (x, y) = (r[i & !1], r[i | 1]);
+                if i % 2 == 0 { _mm512_unpacklo_ps(x, y) } else { _mm512_unpackhi_ps(x, y) }
+            });
+            let b: [__m512; 16] = from_fn(|i| {
+                let (q, j) = (i & !3, i % 4);
+                let (x, y) = (_mm512_castps_pd(a[q + j / 2]), _mm512_castps_pd(a[q + j / 2 + 2]));
+                _mm512_castpd_ps(if j % 2 == 0 { _mm512_unpacklo_pd(x, y) } else { _mm512_unpackhi_pd(x, y) })
+            });
+            // ... then the 128-bit lanes: b[4q + j] holds columns j, 4+j, 8+j, 12+j of rows 4q..4q+4.
+            let c: [__m512; 16] = from_fn(|i| {
+                let j = i % 4;
+                match i / 4 {
+                    0 => _mm512_shuffle_f32x4::<0x88>(b[j], b[4 + j]),
+                    1 => _mm512_shuffle_f32x4::<0xdd>(b[j], b[4 + j]),
+                    2 => _mm512_shuffle_f32x4::<0x88>(b[8 + j], b[12 + j]),
+                    _ => _mm512_shuffle_f32x4::<0xdd>(b[8 + j], b[12 + j]),
+                }
+            });
+            let d: [__m512; 16] = from_fn(|i| {
+                let j = i % 4;
+                match i / 4 {
+                    0 => _mm512_shuffle_f32x4::<0x88>(c[j], c[8 + j]),
+                    1 => _mm512_shuffle_f32x4::<0x88>(c[4 + j], c[12 + j]),
+                    2 => _mm512_shuffle_f32x4::<0xdd>(c[j], c[8 + j]),
+                    _ => _mm512_shuffle_f32x4::<0xdd>(c[4 + j], c[12 + j]),
+                }
+            });
+            if n >= LANES {
+                for (i, d) in d.iter().enumerate() {
+                    _mm512_storeu_ps(out.add(i * to), *d);
+                }
+            } else {
+                for (i, d) in d.iter().enumerate().take(n) {
+                    _mm512_storeu_ps(out.add(i * to), *d);
+                }
+            }
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn strip<const RS: usize>(rows: usize, t: &Tile) {
+        x86!(strip_single::<RS>(rows, t))
+    }
+
+    #[inline(always)]
+    unsafe fn strip_pairs(rows: usize, t: &Tile) {
+        x86!(if DOTS { strip_dots(rows, t) } else { strip_widened(rows, t) })
+    }
+}

@@ -1,0 +1,230 @@
+use std::ops::Range;
+
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype};
+
+use crate::{DTYPES, Rng, assert_close, bits, cpus};
+
+struct Case {
+    q: Vec<f32>,
+    k: Buffer,
+    v: Buffer,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    capacity: usize,
+    visible: Vec<(u32, u32)>,
+}
+
+impl Case {
+    fn new(
+        rng: &mut Rng,
+        dtype: Dtype,
+        shape: (usize, usize, usize),
+        capacity: usize,
+        visible: Vec<(u32, u32)>,
+    ) -> Case {
+        let (heads, kv_heads, head_dim) = shape;
+        let q = rng.floats(visible.len() * heads * head_dim).iter().map(|q| 3.0 * q).collect();
+        let n = kv_heads * capacity * head_dim;
+        let (k, v) = (rng.buffer(dtype, n), rng.buffer(dtype, n));
+        Case { q, k, v, heads, kv_heads, head_dim, capacity, visible }
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Attention<'_> {
+        let width = self.heads * self.head_dim;
+        Attention {
+            q: &self.q[rows.start * width..rows.end * width],
+            k: self.k.as_slice(),
+            v: self.v.as_slice(),
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            capacity: self.capacity,
+            visible: &self.visible[rows],
+            scale: 0.3,
+        }
+    }
+
+    fn all(&self) -> Attention<'_> {
+        self.rows(0..self.visible.len())
+    }
+
+    fn run(&self, cpu: &Cpu, rows: Range<usize>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; rows.len() * self.heads * self.head_dim];
+        cpu.attention(&self.rows(rows), &mut out);
+        out
+    }
+
+    fn score(&self, r: usize, h: usize, t: usize) -> f64 {
+        let (d, g) = (self.head_dim, h / (self.heads / self.kv_heads));
+        let q = &self.q[(r * self.heads + h) * d..][..d];
+        let dot: f64 =
+            (0..d).map(|e| q[e] as f64 * self.k.as_slice().get((g * self.capacity + t) * d + e) as f64).sum();
+        0.3f32 as f64 * dot
+    }
+
+    /// Probabilities of the slots that a row sees from `first` on.
+    fn probabilities(&self, r: usize, h: usize, first: usize) -> Vec<(usize, f64)> {
+        let (start, end) = self.visible[r];
+        let p: Vec<_> =
+            ((start as usize).max(first)..end as usize).map(|t| (t, self.score(r, h, t))).collect();
+        let max = p.iter().map(|p| p.1).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = p.iter().map(|p| (p.1 - max).exp()).sum();
+        p.into_iter().map(|(t, s)| (t, (s - max).exp() / total)).collect()
+    }
+
+    fn reference(&self) -> Vec<f64> {
+        let d = self.head_dim;
+        let mut out = Vec::new();
+        for r in 0..self.visible.len() {
+            for h in 0..self.heads {
+                let g = h / (self.heads / self.kv_heads);
+                let mut o = vec![0.0; d];
+                for (t, p) in self.probabilities(r, h, 0) {
+                    for (e, o) in o.iter_mut().enumerate() {
+                        *o += p * self.v.as_slice().get((g * self.capacity + t) * d + e) as f64;
+                    }
+                }
+                out.extend(o);
+            }
+        }
+        out
+    }
+}
+
+/// Rows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
+fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
+    (n - rows..n).map(|i| ((i + 1).saturating_sub(window) as u32, i as u32 + 1)).collect()
+}
+
+#[test]
+fn agrees_with_a_plain_loop() {
+    let mut rng = Rng::new(11);
+    let cases = [
+        ((9, 3, 64), 150, causal(70, 140, usize::MAX)),
+        ((14, 2, 64), 600, causal(3, 600, usize::MAX)),
+        ((4, 4, 80), 70, causal(13, 66, usize::MAX)),
+        ((6, 2, 96), 100, causal(37, 90, 20)),
+        ((12, 2, 128), 1100, causal(1, 1090, usize::MAX)),
+        ((2, 1, 16), 65, causal(65, 65, usize::MAX)),
+        ((3, 1, 24), 700, causal(40, 690, 100)),
+        ((5, 1, 7), 30, causal(5, 30, usize::MAX)),
+        // Any order, starts apart from the tiles, slots beyond every row's sight.
+        ((8, 2, 32), 1500, (0..23).map(|_| (rng.below(700) as u32, 701 + rng.below(700) as u32)).collect()),
+        ((2, 2, 16), 1200, vec![(0, 1), (1199, 1200), (511, 513), (64, 128), (3, 1024), (512, 1024)]),
+    ];
+    for (i, (shape, capacity, visible)) in cases.into_iter().enumerate() {
+        let case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
+        let should = case.reference();
+        for cpu in cpus(2) {
+            let out = case.run(&cpu, 0..case.visible.len());
+            assert_close(&out, &should, 3e-6, &format!("case {i} {:?}", cpu.isa()));
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_company() {
+    let mut rng = Rng::new(12);
+    let shapes =
+        [((9, 3, 64), 1200, causal(110, 1200, usize::MAX)), ((14, 2, 24), 900, causal(150, 880, 300))];
+    for (i, (shape, capacity, visible)) in shapes.into_iter().enumerate() {
+        let case = Case::new(&mut rng, DTYPES[i + 1], shape, capacity, visible);
+        let (n, width) = (case.visible.len(), shape.0 * shape.2);
+        // Many threads take the path over segments, one thread the path over blocks.
+        for (many, one) in cpus(8).into_iter().zip(cpus(1)) {
+            let all = case.run(&one, 0..n);
+            for rows in [0..1, n - 1..n, 5..6, 40..53, 0..37, 7..n, 0..n] {
+                for cpu in [&many, &one] {
+                    let out = case.run(cpu, rows.clone());
+                    let should = &all[rows.start * width..rows.end * width];
+                    assert_eq!(bits(&out), bits(should), "case {i} {:?} rows {rows:?}", cpu.isa());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_that_no_row_sees_do_not_matter() {
+    let mut rng = Rng::new(13);
+    let mut case = Case::new(&mut rng, Dtype::F32, (4, 2, 32), 300, causal(20, 200, 100));
+    let cpus = cpus(2);
+    let before: Vec<_> = cpus.iter().map(|cpu| case.run(cpu, 0..20)).collect();
+    for g in 0..2 {
+        for slots in [0..case.visible[0].0 as usize, 200..300] {
+            let junk = vec![f32::NAN; slots.len() * 32];
+            case.k.write_f32((g * 300 + slots.start) * 32, &junk);
+            case.v.write_f32((g * 300 + slots.start) * 32, &junk);
+        }
+    }
+    for (cpu, before) in cpus.iter().zip(before) {
+        assert_eq!(bits(&case.run(cpu, 0..20)), bits(&before), "{:?}", cpu.isa());
+    }
+}
+
+#[test]
+fn far_scores_do_not_overflow() {
+    let mut rng = Rng::new(14);
+    let mut case = Case::new(&mut rng, Dtype::F32, (2, 1, 16), 200, causal(30, 200, usize::MAX));
+    case.q.iter_mut().for_each(|q| *q *= 300.0);
+    let should = case.reference();
+    for cpu in cpus(2) {
+        assert_close(&case.run(&cpu, 0..30), &should, 2e-3, &format!("{:?}", cpu.isa()));
+    }
+}
+
+#[test]
+fn logits_over_all_heads() {
+    let mut rng = Rng::new(15);
+    for (i, (shape, capacity, rows, slots)) in
+        [((9, 3, 64), 300, 37, 10..290), ((4, 1, 24), 100, 1, 0..100), ((6, 6, 80), 70, 13, 69..70)]
+            .into_iter()
+            .enumerate()
+    {
+        let case = Case::new(&mut rng, DTYPES[i], shape, capacity, causal(rows, capacity, usize::MAX));
+        let mut should = Vec::new();
+        for r in 0..rows {
+            for t in slots.clone() {
+                should.push((0..shape.0).map(|h| case.score(r, h, t)).sum::<f64>());
+            }
+        }
+        for cpu in cpus(2) {
+            let mut z = vec![f32::NAN; rows * slots.len()];
+            let k = case.k.as_slice();
+            cpu.concat_logits(&case.q, shape.0, shape.1, shape.2, k, capacity, slots.clone(), 0.3, &mut z);
+            assert_close(&z, &should, 1e-5, &format!("case {i} {:?}", cpu.isa()));
+        }
+    }
+}
+
+#[test]
+fn probabilities_summed_over_rows_and_heads() {
+    let mut rng = Rng::new(16);
+    let cases = [
+        ((9, 3, 64), 300, causal(80, 300, usize::MAX), 0..300),
+        ((4, 1, 24), 400, causal(90, 390, 120), 130..350),
+        ((6, 2, 80), 200, causal(200, 200, usize::MAX), 77..200),
+        ((2, 2, 16), 100, vec![(0, 10), (50, 100), (3, 64)], 40..60),
+    ];
+    for (i, (shape, capacity, visible, slots)) in cases.into_iter().enumerate() {
+        let case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
+        let mut should = vec![0.0; slots.len()];
+        for r in 0..case.visible.len() {
+            for h in 0..case.heads {
+                for (t, p) in case.probabilities(r, h, slots.start) {
+                    if slots.contains(&t) {
+                        should[t - slots.start] += p;
+                    }
+                }
+            }
+        }
+        for (cpu, one) in cpus(5).into_iter().zip(cpus(1)) {
+            let (mut s, mut other) = (vec![f32::NAN; slots.len()], vec![f32::NAN; slots.len()]);
+            cpu.column_sums(&case.all(), slots.clone(), &mut s);
+            assert_close(&s, &should, 1e-5, &format!("case {i} {:?}", cpu.isa()));
+            one.column_sums(&case.all(), slots.clone(), &mut other);
+            assert_eq!(bits(&s), bits(&other), "case {i}: threads change the sums");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+use refrain_kernels::{Cpu, Linear, Precision, bf16};
+
+use crate::{Rng, assert_close, bits, cpus};
+
+const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+fn pack(cpu: &Cpu, precision: Precision, w: &[f32], inputs: usize, bias: Option<Vec<f32>>) -> Linear {
+    Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, |o, buf| {
+        buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
+        Ok::<(), ()>(())
+    })
+    .unwrap()
+}
+
+/// Both operands rounded as the product rounds them, summed in f64.
+fn reference(precision: Precision, w: &[f32], bias: Option<&[f32]>, x: &[f32], inputs: usize) -> Vec<f64> {
+    let round = |v: f32| match precision {
+        Precision::F32 => v as f64,
+        Precision::Bf16 => bf16::from_f32(v).to_f64(),
+    };
+    let mut y = Vec::new();
+    for x in x.chunks_exact(inputs) {
+        for (o, w) in w.chunks_exact(inputs).enumerate() {
+            let sum: f64 = x.iter().zip(w).map(|(x, w)| round(*x) * round(*w)).sum();
+            y.push(sum + bias.map_or(0.0, |b| b[o] as f64));
+        }
+    }
+    y
+}
+
+/// Errors of a sum in f32 grow with its length.
+fn tolerance(inputs: usize) -> f64 {
+    2e-6 * (inputs as f64).sqrt()
+}
+
+#[test]
+fn agrees_with_a_plain_loop() {
+    let mut rng = Rng::new(1);
+    let sizes = [(1, 1, 1), (1, 33, 70), (2, 64, 32), (3, 31, 31), (4, 5, 65), (5, 96, 100), (7, 577, 33)];
+    let large =
+        [(12, 576, 130), (13, 1000, 64), (37, 640, 95), (400, 99, 40), (25, 1153, 160), (1, 4864, 300)];
+    for (m, inputs, outputs) in sizes.into_iter().chain(large) {
+        let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
+        let bias = (m % 2 == 1).then(|| rng.floats(outputs));
+        let before = rng.floats(m * outputs);
+        let tolerance = tolerance(inputs);
+        for precision in PRECISIONS {
+            let should = reference(precision, &w, bias.as_deref(), &x, inputs);
+            let added: Vec<f64> = should.iter().zip(&before).map(|(s, b)| s + *b as f64).collect();
+            for cpu in cpus(2) {
+                let what = format!("{m}x{inputs}x{outputs} {precision} {:?}", cpu.isa());
+                let linear = pack(&cpu, precision, &w, inputs, bias.clone());
+                let mut y = vec![f32::NAN; m * outputs];
+                cpu.linear(&linear, &x, &mut y);
+                assert_close(&y, &should, tolerance, &what);
+                let mut y = before.clone();
+                cpu.linear_add(&linear, &x, &mut y);
+                assert_close(&y, &added, tolerance, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_company() {
+    let mut rng = Rng::new(2);
+    for (m, inputs, outputs) in [(37, 1300, 200), (37, 576, 576), (1001, 77, 65)] {
+        let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
+        for precision in PRECISIONS {
+            for (cpu, alone) in cpus(3).into_iter().zip(cpus(1)) {
+                let what = format!("{m}x{inputs}x{outputs} {precision} {:?}", cpu.isa());
+                let linear = pack(&cpu, precision, &w, inputs, None);
+                let mut all = vec![0.0; m * outputs];
+                cpu.linear(&linear, &x, &mut all);
+                for rows in [0..1, 11..12, 12..13, 30..32, 3..7, 2..8, 20..28, 25..37, 5..36, m - 1..m, 0..m]
+                {
+                    for cpu in [&cpu, &alone] {
+                        let mut y = vec![0.0; rows.len() * outputs];
+                        cpu.linear(&linear, &x[rows.start * inputs..rows.end * inputs], &mut y);
+                        let should = &all[rows.start * outputs..rows.end * outputs];
+                        assert_eq!(bits(&y), bits(should), "{what} rows {rows:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_go_in_several_rounds() {
+    let mut rng = Rng::new(3);
+    let (m, inputs, outputs) = (900, 4700, 3);
+    let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
+    for cpu in cpus(2) {
+        let linear = pack(&cpu, Precision::F32, &w, inputs, None);
+        let mut y = vec![0.0; m * outputs];
+        cpu.linear(&linear, &x, &mut y);
+        assert_close(
+            &y,
+            &reference(Precision::F32, &w, None, &x, inputs),
+            tolerance(inputs),
+            &format!("{:?}", cpu.isa()),
+        );
+    }
+}
+
+#[test]
+fn instruction_sets_agree_closely_in_bf16() {
+    let mut rng = Rng::new(4);
+    let (m, inputs, outputs) = (5, 900, 64);
+    let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
+    let results: Vec<Vec<f64>> = cpus(1)
+        .iter()
+        .map(|cpu| {
+            let mut y = vec![0.0; m * outputs];
+            cpu.linear(&pack(cpu, Precision::Bf16, &w, inputs, None), &x, &mut y);
+            y.into_iter().map(f64::from).collect()
+        })
+        .collect();
+    for other in &results[1..] {
+        let other: Vec<f32> = other.iter().map(|v| *v as f32).collect();
+        assert_close(&other, &results[0], 1e-5, "portable against the others");
+    }
+}
+
+#[test]
+fn packing_reports_the_error_of_a_row() {
+    let cpu = Cpu::new(2);
+    let packed =
+        Linear::pack(&cpu, Precision::Bf16, 100, 8, None, |o, _| if o == 77 { Err(o) } else { Ok(()) });
+    assert_eq!(packed.err(), Some(77));
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let cpu = Cpu::new(2);
+    let linear = pack(&cpu, Precision::F32, &[1.0; 8], 4, None);
+    cpu.linear(&linear, &[], &mut []);
+    assert_eq!((linear.outputs(), linear.inputs(), linear.precision()), (2, 4, Precision::F32));
+    assert!(linear.bytes() >= 32);
+}

@@ -1,0 +1,84 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use refrain_kernels::Cpu;
+
+fn counts(cpu: &Cpu, tasks: usize) -> Vec<usize> {
+    let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+    cpu.parallel(tasks, &|i| {
+        counts[i].fetch_add(1, Ordering::Relaxed);
+    });
+    counts.into_iter().map(AtomicUsize::into_inner).collect()
+}
+
+#[test]
+fn each_task_runs_once() {
+    for threads in [1, 2, 5] {
+        let cpu = Cpu::new(threads);
+        assert_eq!(cpu.threads(), threads);
+        for round in 0..300 {
+            let tasks = [0, 1, 2, 3, 17, 200][round % 6];
+            assert!(counts(&cpu, tasks).iter().all(|c| *c == 1));
+            if round % 100 == 0 {
+                // Long enough for the workers to fall asleep.
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        }
+    }
+}
+
+#[test]
+fn nested_calls_run_inline() {
+    let cpu = Cpu::new(3);
+    let sum = AtomicUsize::new(0);
+    cpu.parallel(20, &|_| {
+        let thread = std::thread::current().id();
+        cpu.parallel(10, &|j| {
+            assert_eq!(std::thread::current().id(), thread);
+            sum.fetch_add(j, Ordering::Relaxed);
+        });
+    });
+    assert_eq!(sum.into_inner(), 20 * 45);
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    let cpu = Cpu::new(3);
+    for round in 0..50 {
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            cpu.parallel(40, &|i| {
+                if i == round % 40 {
+                    std::panic::resume_unwind(Box::new("task failed"));
+                }
+            });
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"task failed"));
+        assert!(counts(&cpu, 30).iter().all(|c| *c == 1));
+    }
+}
+
+#[test]
+fn several_callers_at_once() {
+    let cpu = Cpu::new(2);
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                for tasks in 0..500 {
+                    assert!(counts(&cpu, tasks % 50).iter().all(|c| *c == 1));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn clones_share_the_pool_and_dropping_ends_it() {
+    for _ in 0..50 {
+        let cpu = Cpu::new(4);
+        let clone = cpu.clone();
+        drop(cpu);
+        assert!(counts(&clone, 9).iter().all(|c| *c == 1));
+    }
+    assert!(Cpu::new(0).threads() >= 1);
+}

@@ -1,0 +1,91 @@
+//! The working KV cache: what attention reads during one request.
+
+use refrain_kernels::{Buffer, Cpu, Dtype, Slice};
+
+/// Sizes of one layer's keys (and values).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of layers.
+    pub layers: usize,
+    /// KV heads of a layer, `Hkv`.
+    pub kv_heads: usize,
+    /// Elements of a head, `d`.
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Elements of one token's keys at one layer, `Hkv·d`.
+    pub fn width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Bytes that one token's keys and values take over all layers.
+    pub fn token_bytes(&self, dtype: Dtype) -> usize {
+        2 * self.layers * self.width() * dtype.size()
+    }
+}
+
+/// Keys (rotated) and values of one layer, each `Hkv × capacity × d`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCache {
+    /// Rotated keys.
+    pub k: Buffer,
+    /// Values.
+    pub v: Buffer,
+}
+
+/// Keys and values of all layers, in slots; allocated once at its capacity.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    shape: Shape,
+    dtype: Dtype,
+    capacity: usize,
+    layers: Vec<LayerCache>,
+}
+
+impl KvCache {
+    /// Room for `capacity` tokens.
+    pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
+        let elements = shape.width() * capacity;
+        let layer = || LayerCache { k: Buffer::zeros(dtype, elements), v: Buffer::zeros(dtype, elements) };
+        KvCache { shape, dtype, capacity, layers: (0..shape.layers).map(|_| layer()).collect() }
+    }
+
+    /// Sizes of a layer.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Slots of a KV head.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
+    }
+
+    /// Keys and values of a layer.
+    pub fn layer(&self, layer: usize) -> &LayerCache {
+        &self.layers[layer]
+    }
+
+    /// Rotates `k` and places it and `v` (both `slots.len() × Hkv × d`, keys before RoPE) into `slots`.
+    ///
+    /// `cos` and `sin` are `slots.len() × rotary_dim/2`. Fresh and cached keys both come through here, so that
+    /// equal stored values give equal bits.
+    #[allow(clippy::too_many_arguments)]
+    pub fn place(&mut self, cpu: &Cpu, layer: usize, k: Slice<'_>, v: Slice<'_>, rotary: (&[f32], &[f32]), slots: &[u32]) {
+        let Shape { kv_heads, head_dim, .. } = self.shape;
+        let rotary_dim = 2 * rotary.0.len().checked_div(slots.len()).unwrap_or(0);
+        let LayerCache { k: keys, v: values } = &mut self.layers[layer];
+        cpu.place_keys(k, kv_heads, head_dim, rotary.0, rotary.1, rotary_dim, slots, keys);
+        cpu.place_values(v, kv_heads, head_dim, slots, values);
+    }
+}

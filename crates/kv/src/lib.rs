@@ -1,0 +1,15 @@
+//! What all methods share about keys and values: spans of prompt positions, rotary positions, the working
+//! KV cache that attention reads, the selection rule, and per-token statistics.
+//!
+//! Shapes are written `a × b × c`, row-major. `n` tokens, `H` query heads, `Hkv` KV heads, `d` head dim.
+
+mod cache;
+mod rope;
+mod select;
+mod span;
+pub mod stats;
+
+pub use cache::{KvCache, LayerCache, Shape};
+pub use rope::{Rope, RopeTable};
+pub use select::{top_count, top_k};
+pub use span::Span;

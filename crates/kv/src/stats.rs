@@ -1,0 +1,173 @@
+//! Per-token statistics that methods select by.
+
+use refrain_kernels::{Attention, Cpu, Slice};
+
+use crate::Span;
+
+/// Rows whose logits are held at once in [`question_attention`]; bounds its memory to `ROWS · n` floats.
+const ROWS: usize = 64;
+
+/// How the question's attention is normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Softmax {
+    /// All heads concatenated into one softmax (A³, arXiv 2511.17560, eq. 3).
+    Concatenated,
+    /// One softmax a head, summed over heads.
+    PerHead,
+}
+
+/// What [`question_attention`] reads of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct QuestionKeys<'a> {
+    /// Rotated queries of the question's rows, `|Q| × H × d`.
+    pub q: &'a [f32],
+    /// Rotated keys of the whole prompt, `Hkv × capacity × d`.
+    pub k: Slice<'a>,
+    /// Query heads, `H`.
+    pub heads: usize,
+    /// KV heads, `Hkv`.
+    pub kv_heads: usize,
+    /// Elements of a head, `d`.
+    pub head_dim: usize,
+    /// Slots of a KV head in `k`.
+    pub capacity: usize,
+}
+
+/// Attention that each document token receives from the question: `s[t] = Σ_{j∈Q} a[j,t]`, `t ∈ documents`.
+///
+/// The softmax runs over documents and question (causal inside the question); earlier positions are excluded.
+/// A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
+pub fn question_attention(
+    cpu: &Cpu,
+    keys: &QuestionKeys<'_>,
+    documents: Span,
+    question: Span,
+    softmax: Softmax,
+) -> Vec<f32> {
+    let columns = documents.range().start..question.range().end;
+    match softmax {
+        Softmax::PerHead => {
+            let visible: Vec<(u32, u32)> = question.positions().map(|j| (documents.start, j + 1)).collect();
+            let attention = Attention {
+                q: keys.q,
+                k: keys.k,
+                v: keys.k,
+                heads: keys.heads,
+                kv_heads: keys.kv_heads,
+                head_dim: keys.head_dim,
+                capacity: keys.capacity,
+                visible: &visible,
+                scale: (keys.head_dim as f32).sqrt().recip(),
+            };
+            let mut sums = vec![0.0; columns.len()];
+            cpu.column_sums(&attention, columns, &mut sums);
+            sums.truncate(documents.len());
+            sums
+        }
+        Softmax::Concatenated => concatenated(cpu, keys, documents, question, columns),
+    }
+}
+
+fn concatenated(
+    cpu: &Cpu,
+    keys: &QuestionKeys<'_>,
+    documents: Span,
+    question: Span,
+    columns: std::ops::Range<usize>,
+) -> Vec<f32> {
+    let width = keys.heads * keys.head_dim;
+    let scale = (width as f32).sqrt().recip();
+    let mut sums = vec![0.0; documents.len()];
+    let mut logits = vec![0.0; ROWS.min(question.len()) * columns.len()];
+    for (block, q) in keys.q.chunks(ROWS * width).enumerate() {
+        let rows = q.len() / width;
+        let logits = &mut logits[..rows * columns.len()];
+        cpu.concat_logits(
+            q,
+            keys.heads,
+            keys.kv_heads,
+            keys.head_dim,
+            keys.k,
+            keys.capacity,
+            columns.clone(),
+            scale,
+            logits,
+        );
+        for (row, logits) in logits.chunks_mut(columns.len()).enumerate() {
+            let seen = documents.len() + block * ROWS + row + 1;
+            refrain_kernels::softmax(&mut logits[..seen]);
+            sums.iter_mut().zip(&*logits).for_each(|(sum, probability)| *sum += probability);
+        }
+    }
+    sums
+}
+
+/// Moving average over `taps` (odd) neighbours, zero-padded; the divisor is `taps` also at the edges.
+pub fn smooth(scores: &[f32], taps: usize) -> Vec<f32> {
+    let side = taps / 2;
+    (0..scores.len())
+        .map(|t| {
+            let range = t.saturating_sub(side)..(t + side + 1).min(scores.len());
+            scores[range].iter().sum::<f32>() / taps as f32
+        })
+        .collect()
+}
+
+/// How far recomputed and cached rows are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Distance {
+    /// Sum of squared differences.
+    L2,
+    /// Sum of absolute differences.
+    L1,
+}
+
+/// Distance of each row (`width` elements) of `fresh` from `cached`, both `tokens × width`.
+pub fn deviation(fresh: Slice<'_>, cached: Slice<'_>, width: usize, distance: Distance) -> Vec<f32> {
+    let (mut a, mut b) = (vec![0.0; width], vec![0.0; width]);
+    (0..fresh.len() / width)
+        .map(|t| {
+            fresh.range(t * width..(t + 1) * width).to_f32(&mut a);
+            cached.range(t * width..(t + 1) * width).to_f32(&mut b);
+            let differences = a.iter().zip(&b).map(|(a, b)| a - b);
+            match distance {
+                Distance::L2 => differences.map(|x| x * x).sum(),
+                Distance::L1 => differences.map(f32::abs).sum(),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoothing_divides_by_the_taps_also_at_the_edges() {
+        assert_eq!(smooth(&[5.0, 0.0, 0.0, 10.0], 5), [1.0, 3.0, 3.0, 2.0]);
+        assert_eq!(smooth(&[5.0, 1.0], 1), [5.0, 1.0]);
+    }
+
+    #[test]
+    fn concatenated_softmax_follows_equation_3() {
+        // 2 query heads over 1 KV head, d = 2; S = 1 token, D = 2, Q = 2.
+        let cpu = Cpu::new(1);
+        let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
+        let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
+        let keys = QuestionKeys { q: &q, k: Slice::F32(&k), heads: 2, kv_heads: 1, head_dim: 2, capacity: 5 };
+        let got = question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated);
+        let mut expected = [0f64; 2];
+        for j in 0..2 {
+            let logit = |t: usize| {
+                let dot = |h: usize| (0..2).map(|e| f64::from(q[4 * j + 2 * h + e]) * f64::from(k[2 * t + e])).sum::<f64>();
+                ((dot(0) + dot(1)) / 2.0).exp()
+            };
+            let total: f64 = (1..4 + j).map(logit).sum();
+            expected[0] += logit(1) / total;
+            expected[1] += logit(2) / total;
+        }
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((f64::from(*got) - expected).abs() < 1e-6, "{got} {expected}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The configuration in a GGUF file's metadata.
+//!
+//! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
+
+use super::{Config, Family, RopeConfig, RopeScaling, longrope_attention_factor};
+use crate::error::{ModelError, Result};
+use crate::gguf::Gguf;
+use crate::quant::dequantize;
+
+const SUPPORTED: &str = "llama, mistral, qwen2, phi3";
+
+/// Tokens that end a turn in the supported families' chat templates.
+const END_TOKENS: [&str; 6] =
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"];
+/// ggml's token type for control tokens.
+const CONTROL: i32 = 3;
+/// The token embedding, whose rows are the vocabulary.
+const EMBEDDING: &str = "token_embd.weight";
+
+impl Config {
+    /// The configuration of a GGUF file.
+    ///
+    /// # Errors
+    /// [`ModelError::Architecture`]; [`ModelError::KeyMissing`] and [`ModelError::KeyType`] naming the key;
+    /// [`ModelError::Config`] for values that contradict each other.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        let architecture = gguf.get_str("general.architecture")?;
+        let family = match architecture {
+            // Mistral's own converter writes `llama`.
+            "llama" => Family::Llama,
+            "mistral" => Family::Mistral,
+            "qwen2" => Family::Qwen2,
+            "phi3" => Family::Phi3,
+            other => {
+                return Err(ModelError::Architecture {
+                    path: gguf.path().to_owned(),
+                    architecture: other.to_owned(),
+                    supported: SUPPORTED,
+                });
+            }
+        };
+        Resolver { gguf, architecture }.resolve(family)?.validated(gguf.path())
+    }
+}
+
+/// Reads the keys of one architecture.
+struct Resolver<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a str,
+}
+
+impl Resolver<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn size(&self, name: &str) -> Result<usize> {
+        Ok(self.gguf.get_u32(&self.key(name))? as usize)
+    }
+
+    fn opt_size(&self, name: &str) -> Result<Option<usize>> {
+        Ok(self.gguf.opt_u32(&self.key(name))?.map(|v| v as usize))
+    }
+
+    fn opt_number(&self, name: &str) -> Result<Option<f64>> {
+        Ok(self.gguf.opt_f32(&self.key(name))?.map(shortest))
+    }
+
+    fn wrong(&self, message: String) -> ModelError {
+        ModelError::Config { path: self.gguf.path().to_owned(), message }
+    }
+
+    fn resolve(&self, family: Family) -> Result<Config> {
+        let gguf = self.gguf;
+        let (hidden, heads) = (self.size("embedding_length")?, self.size("attention.head_count")?);
+        let context = self.size("context_length")?;
+        let head_dim = match self.opt_size("attention.key_length")? {
+            Some(dim) => dim,
+            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                return Err(
+                    self.wrong(format!("embedding_length {hidden} is no multiple of head_count {heads}"))
+                );
+            }
+        };
+        if let Some(values) = self.opt_size("attention.value_length")?.filter(|v| *v != head_dim) {
+            return Err(
+                self.wrong(format!("keys of {head_dim} and values of {values} a head are not supported"))
+            );
+        }
+        let (embedding, ..) = gguf.tensor(EMBEDDING)?;
+        let &[vocab, _] = embedding.shape.as_slice() else {
+            return Err(
+                self.wrong(format!("{EMBEDDING} has shape {:?}, not two dimensions", embedding.shape))
+            );
+        };
+        let has = |name: &str| gguf.tensors().contains_key(name);
+        Ok(Config {
+            family,
+            layers: self.size("block_count")?,
+            hidden,
+            heads,
+            kv_heads: self.opt_size("attention.head_count_kv")?.unwrap_or(heads),
+            head_dim,
+            intermediate: self.size("feed_forward_length")?,
+            vocab,
+            rms_eps: gguf.get_f32(&self.key("attention.layer_norm_rms_epsilon"))?,
+            rope: RopeConfig {
+                theta: self.opt_number("rope.freq_base")?.unwrap_or(10_000.0),
+                rotary_dim: self.opt_size("rope.dimension_count")?.unwrap_or(head_dim),
+                scaling: self.scaling(context)?,
+            },
+            // Converters write 0 for none.
+            sliding_window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
+            sliding_from_layer: 0,
+            context,
+            tied_embeddings: !has("output.weight"),
+            attention_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
+            bos: gguf.opt_u32("tokenizer.ggml.bos_token_id")?,
+            eos: self.eos()?,
+        })
+    }
+
+    fn scaling(&self, context: usize) -> Result<RopeScaling> {
+        let kind = self.gguf.opt_str(&self.key("rope.scaling.type"))?.unwrap_or("none");
+        let factor = match self.opt_number("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            // The key of files before 2024.
+            None => self.opt_number("rope.scale_linear")?,
+        };
+        let factors = self.factors("rope_freqs.weight")?;
+        let long = self.factors("rope_factors_long.weight")?.zip(self.factors("rope_factors_short.weight")?);
+        match (kind, factors, long) {
+            ("none" | "longrope", None, Some((long, short))) => self.longrope(context, long, short),
+            // Llama 3.1's converter computes the factors and says no more.
+            ("none", Some(factors), None) => Ok(RopeScaling::Factors(factors)),
+            ("none", None, None) => Ok(match factor.filter(|f| *f != 1.0 && *f != 0.0) {
+                Some(factor) => RopeScaling::Linear { factor },
+                None => RopeScaling::None,
+            }),
+            ("linear", None, None) => match factor {
+                Some(factor) => Ok(RopeScaling::Linear { factor }),
+                None => Err(self.wrong("the rope scaling 'linear' has no factor".into())),
+            },
+            (kind, ..) => Err(self.wrong(format!(
+                "the rope scaling '{kind}' with the file's factor tensors is not supported; \
+                 supported are none, linear, longrope"
+            ))),
+        }
+    }
+
+    fn longrope(&self, context: usize, long: Vec<f32>, short: Vec<f32>) -> Result<RopeScaling> {
+        let original = self.size("rope.scaling.original_context_length")?;
+        let attention_factor = match self.opt_number("rope.scaling.attn_factor")? {
+            Some(factor) => factor,
+            None => longrope_attention_factor(context as f64 / original.max(1) as f64, original),
+        };
+        let widen = |factors: Vec<f32>| factors.into_iter().map(shortest).collect();
+        Ok(RopeScaling::LongRope {
+            short: widen(short),
+            long: widen(long),
+            original_context: original,
+            attention_factor,
+        })
+    }
+
+    /// A vector of factors, if the file has it.
+    fn factors(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        /// More than half of any head.
+        const MAX: usize = 1 << 14;
+        if !self.gguf.tensors().contains_key(name) {
+            return Ok(None);
+        }
+        let (info, dtype, data) = self.gguf.tensor(name)?;
+        let &[len @ 1..=MAX] = info.shape.as_slice() else {
+            return Err(
+                self.wrong(format!("{name} has shape {:?}, not one dimension up to {MAX}", info.shape))
+            );
+        };
+        let mut out = vec![0.0; len];
+        dequantize(dtype, data, &mut out)?;
+        Ok(Some(out))
+    }
+
+    /// The tokens that end an answer: those the file names, and the known ones that it holds as control
+    /// tokens.
+    fn eos(&self) -> Result<Vec<u32>> {
+        let mut eos = Vec::new();
+        for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+            eos.extend(self.gguf.opt_u32(&format!("tokenizer.ggml.{key}"))?);
+        }
+        let tokens = self.gguf.opt_strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let types = self.gguf.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
+        for (id, (token, kind)) in (0..).zip(tokens.iter().zip(types)) {
+            if *kind == CONTROL && END_TOKENS.contains(&token.as_str()) {
+                eos.push(id);
+            }
+        }
+        Ok(eos)
+    }
+}
+
+/// The f64 that is written as the f32 is: converters narrow what the original configuration writes in
+/// decimal.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(value.into())
+}

@@ -1,0 +1,235 @@
+//! A bounded, checked reader of GGUF files, versions 2 and 3, little-endian.
+//!
+//! The file's bytes are not trusted: every length is checked against the bytes that remain before anything is
+//! allocated, arithmetic is checked, nesting is bounded, and nothing panics. Tensor data stays in the map; a
+//! tensor of a type that cannot be read is an error only when it is used.
+//!
+//! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
+
+mod reader;
+mod value;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+pub use self::value::{Array, Value};
+use crate::error::{ModelError, Result};
+use crate::map::FileBytes;
+use crate::quant::{DType, SUPPORTED, ggml_type_name};
+
+/// A parsed GGUF file: metadata, tensor directory and the mapped bytes.
+#[derive(Debug)]
+pub struct Gguf {
+    path: PathBuf,
+    bytes: FileBytes,
+    metadata: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+/// One entry of the tensor directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The shape, outermost dimension first (the reverse of the file's order): `[rows, cols]` for a matrix.
+    pub shape: Vec<usize>,
+    /// ggml's number of the type.
+    pub ggml_type: u32,
+    /// The type, if it can be read.
+    pub dtype: Option<DType>,
+    /// Where the data lies in the file, in bytes. For a type that cannot be read its length is unknown and
+    /// the range is empty.
+    pub range: Range<usize>,
+}
+
+impl Gguf {
+    /// Maps the file at `path` and reads its header, metadata and tensor directory.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] if the file cannot be mapped, [`ModelError::Gguf`] if it is malformed or truncated.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::parse(path.to_owned(), FileBytes::map(path)?)
+    }
+
+    /// Reads a file that is already in memory; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// [`ModelError::Gguf`] if the bytes are malformed or truncated.
+    pub fn from_bytes(path: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        Self::parse(path.into(), FileBytes::Owned(bytes))
+    }
+
+    fn parse(path: PathBuf, bytes: FileBytes) -> Result<Self> {
+        match reader::read(&bytes) {
+            Ok((metadata, tensors)) => Ok(Self { path, bytes, metadata, tensors }),
+            Err(reader::Malformed { offset, message }) => Err(ModelError::Gguf { path, offset, message }),
+        }
+    }
+
+    /// The file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All metadata by key, in the order of the keys.
+    #[must_use]
+    pub fn metadata(&self) -> &BTreeMap<String, Value> {
+        &self.metadata
+    }
+
+    /// All tensors by name, in the order of the names.
+    #[must_use]
+    pub fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        &self.tensors
+    }
+
+    /// The data of the tensor `name` with its directory entry and type.
+    ///
+    /// # Errors
+    /// [`ModelError::TensorMissing`]; [`ModelError::TensorType`] if the type cannot be read.
+    pub fn tensor(&self, name: &str) -> Result<(&TensorInfo, DType, &[u8])> {
+        let info = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| ModelError::TensorMissing { path: self.path.clone(), tensor: name.to_owned() })?;
+        let dtype = info.dtype.ok_or_else(|| ModelError::TensorType {
+            path: self.path.clone(),
+            tensor: name.to_owned(),
+            found: ggml_type_name(info.ggml_type),
+            supported: SUPPORTED,
+        })?;
+        Ok((info, dtype, &self.bytes[info.range.clone()]))
+    }
+
+    /// Gives the resident pages of the file back to the system (a hint): reading goes on working, from the
+    /// disk.
+    pub fn advise_done(&self) {
+        self.bytes.advise_done();
+    }
+
+    /// The value of `key`, if the file has it.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// The non-negative integer `key`, of any integer type; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no integer or does not fit.
+    pub fn opt_u32(&self, key: &str) -> Result<Option<u32>> {
+        self.typed(key, "an unsigned 32-bit integer", Value::as_u32)
+    }
+
+    /// The non-negative integer `key`, of any integer type.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyMissing`]; [`ModelError::KeyType`] if it is no integer or does not fit.
+    pub fn get_u32(&self, key: &str) -> Result<u32> {
+        self.required(key, self.opt_u32(key)?)
+    }
+
+    /// The floating-point number `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no floating-point number.
+    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.typed(key, "a floating-point number", Value::as_f32)
+    }
+
+    /// The floating-point number `key`.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyMissing`]; [`ModelError::KeyType`] if it is no floating-point number.
+    pub fn get_f32(&self, key: &str) -> Result<f32> {
+        self.required(key, self.opt_f32(key)?)
+    }
+
+    /// The truth value `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no truth value.
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "a truth value", Value::as_bool)
+    }
+
+    /// The string `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no string.
+    pub fn opt_str(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// The string `key`.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyMissing`]; [`ModelError::KeyType`] if it is no string.
+    pub fn get_str(&self, key: &str) -> Result<&str> {
+        self.required(key, self.opt_str(key)?)
+    }
+
+    /// The array of strings `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no array of strings.
+    pub fn opt_strings(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "an array of strings", |v| match v {
+            Value::Array(Array::String(strings)) => Some(strings.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// The array of strings `key`.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyMissing`]; [`ModelError::KeyType`] if it is no array of strings.
+    pub fn get_strings(&self, key: &str) -> Result<&[String]> {
+        self.required(key, self.opt_strings(key)?)
+    }
+
+    /// The array of 32-bit integers `key` (token types); `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no array of signed 32-bit integers.
+    pub fn opt_i32s(&self, key: &str) -> Result<Option<&[i32]>> {
+        self.typed(key, "an array of signed 32-bit integers", |v| match v {
+            Value::Array(Array::I32(values)) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// The array of floating-point numbers `key` (token scores); `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::KeyType`] if it is no array of 32-bit floating-point numbers.
+    pub fn opt_f32s(&self, key: &str) -> Result<Option<&[f32]>> {
+        self.typed(key, "an array of 32-bit floating-point numbers", |v| match v {
+            Value::Array(Array::F32(values)) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| ModelError::KeyType {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            expected,
+            found: value.describe(),
+        })
+    }
+
+    fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| ModelError::KeyMissing { path: self.path.clone(), key: key.to_owned() })
+    }
+}
+
+#[cfg(test)]
+#[path = "gguf_tests.rs"]
+mod tests;

@@ -1,0 +1,331 @@
+//! Number formats of weights, and their values as f32.
+//!
+//! Layouts are ggml's (`ggml-common.h`, all little-endian); the results are bit-for-bit those of candle's and
+//! ggml's reference loops, because every value is formed by the same operations in the same order.
+
+use std::fmt;
+
+use half::f16;
+
+use crate::error::{ModelError, Result};
+
+/// The types that a tensor may have, for error messages.
+pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+
+/// A number format that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Blocks of 32: f16 scale, 32 × i8.
+    Q8_0,
+    /// Blocks of 32: f16 scale, 32 × 4 bits, offset −8.
+    Q4_0,
+    /// Blocks of 32: f16 scale, f16 minimum, 32 × 4 bits.
+    Q4_1,
+    /// Blocks of 32: f16 scale, 32 fifth bits, 32 × 4 bits, offset −16.
+    Q5_0,
+    /// Blocks of 32: f16 scale, f16 minimum, 32 fifth bits, 32 × 4 bits.
+    Q5_1,
+    /// Super-blocks of 256: f16 scale and minimum, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits.
+    Q4K,
+    /// Super-blocks of 256: as `Q4K`, plus 256 fifth bits.
+    Q5K,
+    /// Super-blocks of 256: 256 × 6 bits, 16 × i8 scales, f16 scale.
+    Q6K,
+}
+
+impl DType {
+    /// The format with ggml's number `id`, if it can be read.
+    #[must_use]
+    pub fn from_ggml(id: u32) -> Option<Self> {
+        Some(match id {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            6 => Self::Q5_0,
+            7 => Self::Q5_1,
+            8 => Self::Q8_0,
+            12 => Self::Q4K,
+            13 => Self::Q5K,
+            14 => Self::Q6K,
+            30 => Self::BF16,
+            _ => return None,
+        })
+    }
+
+    /// Values in one block; a row is a whole number of blocks.
+    #[must_use]
+    pub fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of one block.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    /// Bytes of `values` values; `None` if they are not whole blocks or the product overflows.
+    #[must_use]
+    pub fn bytes_for(self, values: usize) -> Option<usize> {
+        if !values.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (values / self.block_len()).checked_mul(self.block_bytes())
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+        })
+    }
+}
+
+/// The name of ggml's type number `id`, also of those that cannot be read.
+pub(crate) fn ggml_type_name(id: u32) -> String {
+    if let Some(dtype) = DType::from_ggml(id) {
+        return dtype.to_string();
+    }
+    let name = match id {
+        9 => "Q8_1",
+        10 => "Q2_K",
+        11 => "Q3_K",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        39 => "MXFP4",
+        _ => return format!("number {id}"),
+    };
+    format!("{name} (number {id})")
+}
+
+/// Writes the values of `bytes`, blocks of type `dtype`, to `out`.
+///
+/// # Errors
+/// [`ModelError::Blocks`] unless `bytes` holds exactly `out.len()` values in whole blocks.
+pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    if dtype.bytes_for(out.len()) != Some(bytes.len()) {
+        return Err(ModelError::Blocks { dtype, bytes: bytes.len(), values: out.len() });
+    }
+    match dtype {
+        DType::F32 => blocks::<4, 1>(bytes, out, |b, y| y[0] = f32::from_le_bytes(*b)),
+        DType::F16 => dequantize_f16(bytes, out),
+        DType::BF16 => blocks::<2, 1>(bytes, out, |b, y| {
+            // bf16 is the upper half of an f32.
+            y[0] = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        }),
+        DType::Q8_0 => blocks(bytes, out, q8_0),
+        DType::Q4_0 => blocks(bytes, out, q4_0),
+        DType::Q4_1 => blocks(bytes, out, q4_1),
+        DType::Q5_0 => blocks(bytes, out, q5_0),
+        DType::Q5_1 => blocks(bytes, out, q5_1),
+        DType::Q4K => blocks(bytes, out, q4_k),
+        DType::Q5K => blocks(bytes, out, q5_k),
+        DType::Q6K => blocks(bytes, out, q6_k),
+    }
+    Ok(())
+}
+
+/// Applies `block` to every pair of a block's `B` bytes and its `N` values.
+#[inline(always)]
+fn blocks<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    block: impl Fn(&[u8; B], &mut [f32; N]),
+) {
+    for (b, y) in bytes.as_chunks::<B>().0.iter().zip(out.as_chunks_mut::<N>().0) {
+        block(b, y);
+    }
+}
+
+/// f16 by groups: `half` converts slices with the processor's own instruction where there is one.
+fn dequantize_f16(bytes: &[u8], out: &mut [f32]) {
+    use half::slice::HalfFloatSliceExt;
+    const GROUP: usize = 64;
+    let mut halves = [f16::ZERO; GROUP];
+    for (bytes, out) in bytes.chunks(2 * GROUP).zip(out.chunks_mut(GROUP)) {
+        for (h, b) in halves.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *h = f16::from_le_bytes(*b);
+        }
+        halves[..out.len()].convert_to_f32_slice(out);
+    }
+}
+
+/// The f16 at `b[at..at + 2]`.
+#[inline(always)]
+fn half_at<const B: usize>(b: &[u8; B], at: usize) -> f32 {
+    f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
+}
+
+/// The `N` bytes at `b[at..at + N]`; callers pass constants that lie inside their block.
+#[inline(always)]
+fn part<const N: usize>(b: &[u8], at: usize) -> &[u8; N] {
+    b[at..].first_chunk().expect("parts lie inside their fixed-size block")
+}
+
+fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
+    let d = half_at(b, 0);
+    for (y, &q) in y.iter_mut().zip(part::<32>(b, 2)) {
+        *y = f32::from(q as i8) * d;
+    }
+}
+
+fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
+    let d = half_at(b, 0);
+    let qs = part::<16>(b, 2);
+    for j in 0..16 {
+        y[j] = (i32::from(qs[j] & 0x0F) - 8) as f32 * d;
+        y[j + 16] = (i32::from(qs[j] >> 4) - 8) as f32 * d;
+    }
+}
+
+fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
+    let (d, m) = (half_at(b, 0), half_at(b, 2));
+    let qs = part::<16>(b, 4);
+    for j in 0..16 {
+        y[j] = f32::from(qs[j] & 0x0F) * d + m;
+        y[j + 16] = f32::from(qs[j] >> 4) * d + m;
+    }
+}
+
+/// The 32 values of 5 bits of a Q5_0 or Q5_1 block, from their fifth bits and their nibbles.
+#[inline(always)]
+fn five_bits(qh: u32, qs: &[u8; 16]) -> [i32; 32] {
+    let mut q = [0; 32];
+    for j in 0..16 {
+        q[j] = i32::from(qs[j] & 0x0F) | ((((qh >> j) & 1) << 4) as i32);
+        q[j + 16] = i32::from(qs[j] >> 4) | ((((qh >> (j + 16)) & 1) << 4) as i32);
+    }
+    q
+}
+
+fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
+    let d = half_at(b, 0);
+    let q = five_bits(u32::from_le_bytes(*part(b, 2)), part(b, 6));
+    for (y, q) in y.iter_mut().zip(q) {
+        *y = (q - 16) as f32 * d;
+    }
+}
+
+fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
+    let (d, m) = (half_at(b, 0), half_at(b, 2));
+    let q = five_bits(u32::from_le_bytes(*part(b, 4)), part(b, 8));
+    for (y, q) in y.iter_mut().zip(q) {
+        *y = q as f32 * d + m;
+    }
+}
+
+/// The 6-bit scale and minimum of sub-block `j` of 8, packed in the 12 bytes of a Q4_K or Q5_K block.
+#[inline(always)]
+fn scale_min(j: usize, s: &[u8; 12]) -> (f32, f32) {
+    let (scale, min) = if j < 4 {
+        (s[j] & 63, s[j + 4] & 63)
+    } else {
+        ((s[j + 4] & 0x0F) | ((s[j - 4] >> 6) << 4), (s[j + 4] >> 4) | ((s[j] >> 6) << 4))
+    };
+    (f32::from(scale), f32::from(min))
+}
+
+fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
+    let (d, min) = (half_at(b, 0), half_at(b, 2));
+    let scales = part::<12>(b, 4);
+    for (j, y) in y.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+        let qs = part::<32>(b, 16 + 32 * j);
+        let ((s1, n1), (s2, n2)) = (scale_min(2 * j, scales), scale_min(2 * j + 1, scales));
+        let (d1, m1, d2, m2) = (d * s1, min * n1, d * s2, min * n2);
+        for l in 0..32 {
+            y[l] = d1 * f32::from(qs[l] & 0x0F) - m1;
+            y[l + 32] = d2 * f32::from(qs[l] >> 4) - m2;
+        }
+    }
+}
+
+fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
+    let (d, min) = (half_at(b, 0), half_at(b, 2));
+    let scales = part::<12>(b, 4);
+    let qh = part::<32>(b, 16);
+    for (j, y) in y.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+        let qs = part::<32>(b, 48 + 32 * j);
+        let ((s1, n1), (s2, n2)) = (scale_min(2 * j, scales), scale_min(2 * j + 1, scales));
+        let (d1, m1, d2, m2) = (d * s1, min * n1, d * s2, min * n2);
+        for l in 0..32 {
+            let high = qh[l] >> (2 * j);
+            y[l] = d1 * f32::from((qs[l] & 0x0F) | ((high & 1) << 4)) - m1;
+            y[l + 32] = d2 * f32::from((qs[l] >> 4) | ((high & 2) << 3)) - m2;
+        }
+    }
+}
+
+fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
+    let d = half_at(b, 208);
+    for (n, y) in y.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let ql = part::<64>(b, 64 * n);
+        let qh = part::<32>(b, 128 + 32 * n);
+        let scales = part::<8>(b, 192 + 8 * n).map(|s| d * f32::from(s as i8));
+        for l in 0..32 {
+            let (low, high, h, s) = (ql[l], ql[l + 32], qh[l], l / 16);
+            y[l] = scales[s] * six_bits(low & 0x0F, h);
+            y[l + 32] = scales[s + 2] * six_bits(high & 0x0F, h >> 2);
+            y[l + 64] = scales[s + 4] * six_bits(low >> 4, h >> 4);
+            y[l + 96] = scales[s + 6] * six_bits(high >> 4, h >> 6);
+        }
+    }
+}
+
+/// A 6-bit value out of a nibble and the two low bits of `high`, less 32.
+#[inline(always)]
+fn six_bits(low: u8, high: u8) -> f32 {
+    (i32::from(low | ((high & 3) << 4)) - 32) as f32
+}
+
+#[cfg(test)]
+#[path = "quant_tests.rs"]
+mod tests;

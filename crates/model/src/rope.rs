@@ -1,0 +1,41 @@
+//! Rotary frequencies of a configuration, with its scaling.
+
+use std::f64::consts::TAU;
+
+use refrain_kv::Rope;
+
+use crate::config::{RopeConfig, RopeScaling};
+
+/// Frequencies for a request of `total` tokens (prompt and answer), frozen for all of it.
+///
+/// `θ_i = base^(−2i/rotary_dim)`, scaled as the configuration says. LongRoPE picks its long factors where `total`
+/// passes the original context.
+pub(crate) fn rope(config: &RopeConfig, total: usize) -> Rope {
+    let half = config.rotary_dim / 2;
+    let plain = |i: usize| config.theta.powf(-((2 * i) as f64) / config.rotary_dim as f64);
+    let mut scale = 1.0;
+    let frequencies: Vec<f64> = match &config.scaling {
+        RopeScaling::None => (0..half).map(plain).collect(),
+        RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
+        RopeScaling::Factors(factors) => {
+            (0..half).map(|i| plain(i) / factors.get(i).map_or(1.0, |f| f64::from(*f))).collect()
+        }
+        RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+            scale = *attention_factor;
+            let factors = if total > *original_context { long } else { short };
+            (0..half).map(|i| plain(i) / factors.get(i).copied().unwrap_or(1.0)).collect()
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let original = *original_context as f64;
+            let scaled = |frequency: f64| {
+                let wavelength = TAU / frequency;
+                let smooth =
+                    (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let smooth = smooth.clamp(0.0, 1.0);
+                frequency * ((1.0 - smooth) / factor + smooth)
+            };
+            (0..half).map(|i| scaled(plain(i))).collect()
+        }
+    };
+    Rope::new(frequencies.into_iter().map(|f| f as f32).collect(), scale as f32)
+}

@@ -1,0 +1,124 @@
+use super::*;
+use crate::files::ModelFiles;
+use crate::testing::{GgufBuilder, TestFolder, tiny_gguf};
+
+fn open(builder: &GgufBuilder) -> ModelFiles {
+    ModelFiles::from_gguf(Gguf::from_bytes("test.gguf", builder.build()).unwrap()).unwrap()
+}
+
+/// First values of all rows, divided by the number of columns: the file's row numbers of `counting` tensors.
+fn row_numbers(matrix: &Matrix<'_>) -> Vec<usize> {
+    let mut row = vec![0.0; matrix.cols()];
+    (0..matrix.rows())
+        .map(|r| {
+            matrix.row(r, &mut row).unwrap();
+            assert!(row.windows(2).all(|w| w[1] == w[0] + 1.0), "a row is not whole");
+            row[0] as usize / matrix.cols()
+        })
+        .collect()
+}
+
+/// llama.cpp's `permute`: `reshape(heads, 2, dim / heads / 2).swapaxes(1, 2)`, as the list of rows that it
+/// takes.
+fn permute(rows: usize, heads: usize) -> Vec<usize> {
+    let half = rows / heads / 2;
+    let mut out = Vec::new();
+    for head in 0..heads {
+        for i in 0..half {
+            for j in 0..2 {
+                out.push((head * 2 + j) * half + i);
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn q_and_k_of_llama_files_come_in_half_split_order() {
+    let q = "model.layers.0.self_attn.q_proj";
+    let builder = |architecture| {
+        tiny_gguf(architecture)
+            .counting("blk.0.attn_q.weight", &[32, 32])
+            .counting("blk.0.attn_q.bias", &[32])
+            .counting("blk.0.attn_k.weight", &[16, 32])
+            .counting("blk.0.attn_v.weight", &[16, 32])
+            .counting("blk.0.attn_qkv.weight", &[64, 32])
+    };
+    let files = open(&builder("llama"));
+    let weights = files.weights();
+    let matrix = |name: &str| weights.matrix(&format!("model.layers.0.self_attn.{name}.weight")).unwrap();
+    // The file's row f holds the original row permute[f]: reading row r must find the f with permute[f] = r.
+    for (name, rows, heads) in [("q_proj", 32, 4), ("k_proj", 16, 2)] {
+        let permuted = permute(rows, heads);
+        let sources = row_numbers(&matrix(name));
+        assert_eq!((0..rows).collect::<Vec<_>>(), sources.iter().map(|&f| permuted[f]).collect::<Vec<_>>());
+    }
+    assert_eq!(row_numbers(&matrix("v_proj")), (0..16).collect::<Vec<_>>());
+    let fused = row_numbers(&matrix("qkv_proj"));
+    assert_eq!(fused[..32], row_numbers(&matrix("q_proj")));
+    assert_eq!(fused[32..48], row_numbers(&matrix("k_proj")).iter().map(|r| r + 32).collect::<Vec<_>>());
+    assert_eq!(fused[48..], (48..64).collect::<Vec<_>>());
+    let bias = weights.vector(&format!("{q}.bias"), 32).unwrap();
+    assert_eq!(bias, row_numbers(&matrix("q_proj")).iter().map(|&r| r as f32).collect::<Vec<_>>());
+    assert_eq!(weights.matrix("model.embed_tokens.weight").unwrap().row_bytes(1).unwrap().len(), 128);
+
+    let files = open(&builder("qwen2"));
+    let matrix = files.weights().matrix(&format!("{q}.weight")).unwrap();
+    assert_eq!(row_numbers(&matrix), (0..32).collect::<Vec<_>>());
+}
+
+#[test]
+fn only_the_rotated_part_of_a_head_is_interleaved() {
+    let files = open(
+        &tiny_gguf("llama").u32("llama.rope.dimension_count", 4).counting("blk.0.attn_k.weight", &[16, 32]),
+    );
+    let matrix = files.weights().matrix("model.layers.0.self_attn.k_proj.weight").unwrap();
+    assert_eq!(row_numbers(&matrix), [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]);
+}
+
+#[test]
+fn fused_and_separate_feed_forward_are_told_apart() {
+    let (up, gate_up) = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_up_proj.weight");
+    let fused = open(&tiny_gguf("phi3").counting("blk.0.ffn_up.weight", &[128, 32]));
+    assert!(fused.weights().has(gate_up) && !fused.weights().has(up));
+    let separate = tiny_gguf("qwen2").counting("blk.0.ffn_up.weight", &[64, 32]);
+    let separate = open(&separate.counting("blk.0.ffn_gate.weight", &[64, 32]));
+    assert!(!separate.weights().has(gate_up) && separate.weights().has(up));
+    assert!(separate.weights().matrix(gate_up).is_err());
+}
+
+#[test]
+fn errors_name_the_tensor_and_its_shape() {
+    let files = open(
+        &tiny_gguf("llama").counting("output_norm.weight", &[32]).counting("blk.0.attn_q.weight", &[24, 32]),
+    );
+    let weights = files.weights();
+    let message = |e: ModelError| e.to_string();
+    let wrong = message(weights.matrix_of("model.embed_tokens.weight", 7, 32).unwrap_err());
+    assert!(wrong.contains("'token_embd.weight' has shape [6, 32], expected [7, 32]"), "{wrong}");
+    let wrong = message(weights.vector("model.norm.weight", 31).unwrap_err());
+    assert!(wrong.contains("has shape [32], expected [31]"), "{wrong}");
+    let wrong = message(weights.matrix("model.norm.weight").unwrap_err());
+    assert!(wrong.contains("expected a matrix"), "{wrong}");
+    let wrong = message(weights.matrix("model.layers.0.self_attn.q_proj.weight").unwrap_err());
+    assert!(wrong.contains("has shape [24, 32], expected 32 rows"), "{wrong}");
+    let wrong = message(weights.matrix("model.layers.5.mlp.down_proj.weight").unwrap_err());
+    assert!(wrong.contains("'blk.5.ffn_down.weight' is missing"), "{wrong}");
+    let matrix = weights.matrix("model.embed_tokens.weight").unwrap();
+    assert!(message(matrix.row(6, &mut [0.0; 32]).unwrap_err()).contains("no row 6"));
+    assert!(message(matrix.row(0, &mut [0.0; 31]).unwrap_err()).contains("length 31"));
+}
+
+#[test]
+fn safetensors_weights_are_read_by_their_own_names() {
+    let folder = TestFolder::new();
+    folder
+        .write_safetensors("model.safetensors", &[("model.norm.weight", &[3]), ("lm_head.weight", &[4, 3])]);
+    let weights = Weights::from_safetensors(SafetensorsFolder::open(folder.path()).unwrap());
+    assert!(weights.has("lm_head.weight") && !weights.has("model.embed_tokens.weight"));
+    assert_eq!(weights.vector("model.norm.weight", 3).unwrap(), [0.0, 1.0, 2.0]);
+    assert_eq!(row_numbers(&weights.matrix_of("lm_head.weight", 4, 3).unwrap()), [0, 1, 2, 3]);
+    weights.release_pages();
+    assert_eq!(row_numbers(&weights.matrix("lm_head.weight").unwrap()), [0, 1, 2, 3]);
+    assert!(weights.vector("lm_head.weight", 12).is_err());
+}

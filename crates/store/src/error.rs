@@ -1,0 +1,153 @@
+//! What can go wrong with chunks, and what to do about it.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use refrain_kernels::Dtype;
+
+use crate::ChunkKey;
+
+/// The result of everything fallible in this crate.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// An error of the store: what, where and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The system refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried: "create the folder", "write", …
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A chunk without tokens, layers, heads or elements, or with more than memory can address.
+    #[error(
+        "a chunk of {layers} layers, {tokens} tokens, {kv_heads} KV heads of {head_dim} elements cannot be kept: \
+         each must be at least 1, layers at most 1000, and all of it must fit into the address space"
+    )]
+    Shape {
+        /// Layers.
+        layers: usize,
+        /// Tokens.
+        tokens: usize,
+        /// KV heads.
+        kv_heads: usize,
+        /// Elements of a head.
+        head_dim: usize,
+    },
+    /// Keys or values that are not what the chunk's identity says.
+    #[error(
+        "{part} of layer {layer} hold {found} elements of {found_dtype}; the chunk needs {expected} of {dtype}"
+    )]
+    Layer {
+        /// The layer, from 0.
+        layer: usize,
+        /// "keys" or "values".
+        part: &'static str,
+        /// Elements given.
+        found: usize,
+        /// Type of the elements given.
+        found_dtype: Dtype,
+        /// Elements that the identity asks for: tokens × KV heads × head size.
+        expected: usize,
+        /// Type that the identity asks for.
+        dtype: Dtype,
+    },
+    /// More or fewer layers than the chunk's identity says.
+    #[error("{found} layers were given for a chunk of {expected}")]
+    Layers {
+        /// Layers given.
+        found: usize,
+        /// Layers of the identity.
+        expected: usize,
+    },
+    /// A chunk file that cannot be used.
+    #[error(
+        "{} cannot be used: {problem}; `verify` removes broken files, and they are computed again when needed",
+        path.display()
+    )]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Problem,
+    },
+    /// No chunk has this key, or a key that begins so.
+    #[error("no chunk's key begins with '{prefix}'; `ls` shows the keys there are")]
+    NoSuchChunk {
+        /// The beginning that was asked for.
+        prefix: String,
+    },
+    /// Several chunks' keys begin so.
+    #[error("'{prefix}' is the beginning of {} keys: give more digits{}", candidates.len(), list(candidates))]
+    Ambiguous {
+        /// The beginning that was asked for.
+        prefix: String,
+        /// The keys that begin so, ascending.
+        candidates: Vec<ChunkKey>,
+    },
+    /// Text that is no key nor the beginning of one.
+    #[error("'{text}' is no chunk key: give {expected} hexadecimal digits")]
+    BadKey {
+        /// The text.
+        text: String,
+        /// How many digits there may be.
+        expected: &'static str,
+    },
+}
+
+/// A few of the candidates, one a line.
+fn list(candidates: &[ChunkKey]) -> String {
+    const SHOWN: usize = 8;
+    let mut out = String::new();
+    for key in candidates.iter().take(SHOWN) {
+        let _ = write!(out, "\n  {key}");
+    }
+    if candidates.len() > SHOWN {
+        let _ = write!(out, "\n  and {} more", candidates.len() - SHOWN);
+    }
+    out
+}
+
+/// Why a chunk file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The file ends too early, or goes on after its end.
+    #[error("it has {found} bytes where its header asks for {expected}")]
+    Length {
+        /// Bytes that the header asks for.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// The header is no safetensors header of a chunk.
+    #[error("its header is malformed: {0}")]
+    Header(String),
+    /// Another version of the format: left alone.
+    #[error("it has format version '{0}', which this program does not know; it is left alone")]
+    UnknownVersion(String),
+    /// The header's values do not match their checksum.
+    #[error("the checksum of its header does not match")]
+    HeaderChecksum,
+    /// It is a whole chunk file, but of something else than its name says.
+    #[error("it holds a chunk with another {0}")]
+    Identity(&'static str),
+    /// The keys and values of a layer do not match their checksum.
+    #[error("the checksum of layer {0} does not match")]
+    Checksum(usize),
+    /// The system cannot read it. It is left alone: reading may succeed another time.
+    #[error("it cannot be read: {0}")]
+    Io(String),
+}
+
+impl Problem {
+    /// Whether a file with this problem can never be of use, so that it is removed.
+    pub fn is_permanent(&self) -> bool {
+        !matches!(self, Problem::UnknownVersion(_) | Problem::Io(_))
+    }
+}

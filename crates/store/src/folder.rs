@@ -1,0 +1,243 @@
+//! The folder of chunk files: names, atomic writes, what lies in it.
+//!
+//! A chunk lies at `<first two digits>/<64 digits>.safetensors`. While it is written it is called `.tmp-…` in the same
+//! folder and locked, so that whoever cleans up can tell a writer at work from one that died.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::file::{Header, MAX_HEADER, read_layers};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError};
+
+const EXTENSION: &str = ".safetensors";
+const TEMPORARY: &str = ".tmp-";
+/// A temporary file younger than this may belong to a writer that has not locked it yet.
+const STALE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Folder {
+    root: PathBuf,
+    /// Bytes that fit on the pretended disk.
+    #[cfg(test)]
+    pub(crate) room: std::sync::atomic::AtomicU64,
+}
+
+/// Something in the folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Found {
+    Chunk(ChunkKey, PathBuf),
+    Temporary(PathBuf),
+    Other(PathBuf),
+}
+
+impl Folder {
+    pub(crate) fn open(root: &Path) -> Result<Folder> {
+        let folder = Folder {
+            root: root.to_owned(),
+            #[cfg(test)]
+            room: u64::MAX.into(),
+        };
+        create_dir(root)?;
+        fs::read_dir(root).map_err(io("read the folder", root))?;
+        Ok(folder)
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the chunk is, or would be.
+    pub(crate) fn path(&self, key: &ChunkKey) -> PathBuf {
+        let name = key.to_string();
+        self.root.join(&name[..2]).join(name + EXTENSION)
+    }
+
+    /// The chunk's file and its header, or nothing if there is no such file.
+    pub(crate) fn open_chunk(&self, key: &ChunkKey) -> Result<Option<(File, Header)>, Problem> {
+        open_chunk(&self.path(key), key)
+    }
+
+    /// Reads a chunk and verifies all of it.
+    pub(crate) fn read(&self, id: &ChunkId, key: &ChunkKey) -> Result<Option<Chunk>, Problem> {
+        let Some((mut file, header)) = open_file(&self.path(key))? else { return Ok(None) };
+        if let Some(field) = header.id.difference(id) {
+            return Err(Problem::Identity(field));
+        }
+        read_layers(header, &mut file).map(Some)
+    }
+
+    /// Writes a chunk under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
+    ///
+    /// Whatever fails, the temporary file is removed.
+    pub(crate) fn write(&self, chunk: &Chunk) -> Result<u64> {
+        let path = self.path(&chunk.key());
+        let failed = |source| StoreError::Io { action: "write", path: path.clone(), source };
+        let header = Header::of(chunk).encode();
+        if header.len() > MAX_HEADER as usize {
+            return Err(failed(std::io::Error::other(
+                "its tokens or label exceed the format's 16 MiB of header",
+            )));
+        }
+        let dir = path.parent().unwrap_or(&self.root);
+        create_dir(dir)?;
+        let mut temporary = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(dir).map_err(failed)?;
+        // Best effort: where there are no locks, only its age tells that a temporary file is stale.
+        let _ = temporary.as_file().try_lock();
+        let mut out = self.disk(temporary.as_file_mut());
+        out.write_all(&header).and_then(|()| out.write_all(chunk.data())).map_err(failed)?;
+        drop(out);
+        temporary.as_file().sync_all().map_err(failed)?;
+        temporary.persist(&path).map_err(|error| failed(error.error))?;
+        sync_dir(dir)?;
+        Ok((header.len() + chunk.data().len()) as u64)
+    }
+
+    #[cfg(not(test))]
+    fn disk<'a>(&self, file: &'a mut File) -> Box<dyn Write + 'a> {
+        Box::new(file)
+    }
+
+    #[cfg(test)]
+    fn disk<'a>(&'a self, file: &'a mut File) -> Box<dyn Write + 'a> {
+        Box::new(crate::tests::SmallDisk { file, room: &self.room })
+    }
+
+    /// Removes a chunk's file and says whether there was one.
+    pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
+        remove(&self.path(key))
+    }
+
+    /// Everything in the folder, ascending by path.
+    pub(crate) fn scan(&self) -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for (name, path) in entries(&self.root)? {
+            let is_shard = name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+            if !is_shard || !path.is_dir() {
+                found.push(Found::Other(path));
+                continue;
+            }
+            for (file, path) in entries(&path)? {
+                found.push(
+                    match file.strip_suffix(EXTENSION).and_then(|stem| stem.parse::<ChunkKey>().ok()) {
+                        Some(key) if path == self.path(&key) => Found::Chunk(key, path),
+                        _ if file.starts_with(TEMPORARY) => Found::Temporary(path),
+                        _ => Found::Other(path),
+                    },
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    /// Keys of all chunk files, by their names alone.
+    pub(crate) fn keys(&self) -> Result<Vec<ChunkKey>> {
+        let key = |found| if let Found::Chunk(key, _) = found { Some(key) } else { None };
+        Ok(self.scan()?.into_iter().filter_map(key).collect())
+    }
+}
+
+/// Opens a chunk file and reads its header, which must be that of a chunk with this key.
+pub(crate) fn open_chunk(path: &Path, key: &ChunkKey) -> Result<Option<(File, Header)>, Problem> {
+    let opened = open_file(path)?;
+    match &opened {
+        Some((_, header)) if header.id.key() != *key => Err(Problem::Identity("key than its name")),
+        _ => Ok(opened),
+    }
+}
+
+fn open_file(path: &Path) -> Result<Option<(File, Header)>, Problem> {
+    let trouble = |error: std::io::Error| Problem::Io(error.to_string());
+    // Asked before it is opened: opening a pipe would wait for its writer.
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Err(Problem::Io("it is not a file".to_owned())),
+        Err(error) if is_missing(&error) => return Ok(None),
+        Err(error) => return Err(trouble(error)),
+    }
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if is_missing(&error) => return Ok(None),
+        Err(error) => return Err(trouble(error)),
+    };
+    let len = file.metadata().map_err(trouble)?.len();
+    let header = Header::read(&mut file, len)?;
+    Ok(Some((file, header)))
+}
+
+/// Removes a file and says whether there was one.
+pub(crate) fn remove(path: &Path) -> Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(source) => Err(StoreError::Io { action: "remove", path: path.to_owned(), source }),
+    }
+}
+
+/// Removes a temporary file whose writer is gone and says whether it did.
+pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
+    let Ok(file) = File::open(path) else { return Ok(false) };
+    let age = file.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
+    let is_locked = matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
+    if is_locked || age.is_ok_and(|age| age < STALE) {
+        return Ok(false);
+    }
+    remove(path)
+}
+
+fn is_missing(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io { action, path, source }
+}
+
+/// Names and paths of what is in a folder, ascending; nothing if it has just been removed.
+fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let listed = match fs::read_dir(dir) {
+        Ok(listed) => listed,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(io("read the folder", dir)(source)),
+    };
+    let mut entries = Vec::new();
+    for entry in listed {
+        let entry = entry.map_err(io("read the folder", dir))?;
+        entries.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// Creates a folder and those above it, and makes them survive a loss of power.
+fn create_dir(dir: &Path) -> Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        create_dir(parent)?;
+        make_dir(dir)?;
+        return sync_dir(parent);
+    }
+    make_dir(dir)
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        result => result.map_err(io("create the folder", dir)),
+    }
+}
+
+#[cfg(unix)]
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the folder", dir))
+}
+
+/// Other systems do not open folders.
+#[cfg(not(unix))]
+fn sync_dir(_: &Path) -> Result<()> {
+    Ok(())
+}

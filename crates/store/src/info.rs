@@ -1,0 +1,183 @@
+//! What the store tells about its chunks and about itself.
+
+use std::path::PathBuf;
+
+use refrain_kernels::Dtype;
+use serde::{Serialize, Serializer};
+
+use crate::file::Header;
+use crate::id::hex;
+use crate::{BosPolicy, Chunk, ChunkId, ChunkKey, Problem, StoreError};
+
+/// What is known about a chunk without its keys and values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ChunkInfo {
+    /// Its name.
+    pub key: ChunkKey,
+    /// Its file, if it is on disk.
+    pub path: Option<PathBuf>,
+    /// Whether it is in memory.
+    pub in_memory: bool,
+    /// Fingerprint of the model that computed it.
+    #[serde(serialize_with = "as_hex")]
+    pub model: [u8; 32],
+    /// Type of its elements.
+    #[serde(serialize_with = "as_text")]
+    pub dtype: Dtype,
+    /// What was done about the token that begins every text.
+    #[serde(serialize_with = "as_text")]
+    pub bos: BosPolicy,
+    /// Its namespace.
+    pub namespace: String,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// KV heads of a layer.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Where its text comes from, for people.
+    pub label: String,
+    /// When it was computed, in seconds since 1970.
+    pub created: u64,
+    /// Bytes of its keys and values.
+    pub bytes: u64,
+}
+
+impl ChunkInfo {
+    pub(crate) fn of_chunk(chunk: &Chunk) -> ChunkInfo {
+        ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true)
+    }
+
+    pub(crate) fn of_header(header: &Header, path: PathBuf, in_memory: bool) -> ChunkInfo {
+        ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)
+    }
+
+    fn new(id: &ChunkId, label: &str, created: u64, path: Option<PathBuf>, in_memory: bool) -> ChunkInfo {
+        ChunkInfo {
+            key: id.key(),
+            path,
+            in_memory,
+            model: id.model,
+            dtype: id.dtype,
+            bos: id.bos,
+            namespace: id.namespace.clone(),
+            tokens: id.tokens.len(),
+            layers: id.layers,
+            kv_heads: id.kv_heads,
+            head_dim: id.head_dim,
+            label: label.to_owned(),
+            created,
+            bytes: id.layout().map_or(0, |layout| layout.total as u64),
+        }
+    }
+
+    /// The model's fingerprint in hexadecimal digits.
+    pub fn model_hex(&self) -> String {
+        hex(&self.model)
+    }
+}
+
+fn as_hex<S: Serializer>(bytes: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&hex(bytes))
+}
+
+fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// A chunk in full, without its keys and values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ChunkDetail {
+    /// What it is.
+    #[serde(flatten)]
+    pub info: ChunkInfo,
+    /// Its token ids.
+    pub token_ids: Vec<u32>,
+}
+
+/// All chunks that a store has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Listing {
+    /// Chunks with a whole header, ascending by key.
+    pub chunks: Vec<ChunkInfo>,
+    /// Chunk files whose header cannot be used, ascending by path.
+    pub unusable: Vec<Unusable>,
+}
+
+/// A chunk file that is there and cannot be used.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Unusable {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    #[serde(serialize_with = "as_text")]
+    pub problem: Problem,
+}
+
+/// A chunk file that failed when it was to be used or verified.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Repair {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    #[serde(serialize_with = "as_text")]
+    pub problem: Problem,
+    /// Whether it has been removed. Files of an unknown version and files that the system cannot read stay.
+    pub removed: bool,
+}
+
+/// What became of a chunk that was put into the store.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PutOutcome {
+    /// It is on disk, and stays there through a loss of power.
+    Stored {
+        /// Bytes written.
+        bytes: u64,
+    },
+    /// It was on disk already.
+    Known,
+    /// The store has no folder.
+    MemoryOnly,
+    /// It could not be written (a full disk, say). It serves from memory while there is room; nothing of it is on
+    /// disk under its name unless the very last step, syncing the folder, failed.
+    NotStored {
+        /// Why.
+        error: StoreError,
+    },
+}
+
+/// Counts since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Chunks found in memory.
+    pub memory_hits: u64,
+    /// Chunks read from disk.
+    pub disk_hits: u64,
+    /// Chunks that were nowhere, or broken.
+    pub misses: u64,
+    /// Broken chunk files removed.
+    pub removed: u64,
+    /// Chunk files that could not be used and were left alone.
+    pub unusable: u64,
+    /// Chunks written to disk.
+    pub stored: u64,
+    /// Chunks that could not be written to disk.
+    pub not_stored: u64,
+    /// Bytes of chunk files read in full.
+    pub bytes_read: u64,
+    /// Bytes of chunk files written.
+    pub bytes_written: u64,
+    /// Bytes of chunks in memory now, and what is kept about them.
+    pub memory_bytes: u64,
+    /// Chunks in memory now.
+    pub memory_chunks: u64,
+}

@@ -1,0 +1,291 @@
+//! The store: memory before folder.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+
+use crate::folder::{Folder, Found, open_chunk};
+use crate::verify::verify;
+use crate::{
+    Chunk, ChunkDetail, ChunkId, ChunkInfo, ChunkKey, Listing, Problem, PutOutcome, Repair, Result, Stats,
+    StoreError, Unusable, VerifyProgress, VerifyReport,
+};
+
+/// Most repairs remembered until somebody asks for them.
+const REPAIRS: usize = 256;
+
+/// Chunks in memory and, if it has one, in a folder. Cheap to clone; clones share everything.
+///
+/// Several stores, in one process or in several, may use one folder at once.
+#[derive(Clone, Debug)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    memory: Cache<ChunkKey, Chunk, ByBytes>,
+    folder: Option<Folder>,
+    counters: Counters,
+    repairs: Mutex<VecDeque<Repair>>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    memory_hits: AtomicU64,
+    disk_hits: AtomicU64,
+    misses: AtomicU64,
+    removed: AtomicU64,
+    unusable: AtomicU64,
+    stored: AtomicU64,
+    not_stored: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+}
+
+#[derive(Clone, Debug)]
+struct ByBytes;
+
+impl Weighter<ChunkKey, Chunk> for ByBytes {
+    fn weight(&self, _: &ChunkKey, chunk: &Chunk) -> u64 {
+        chunk.weight()
+    }
+}
+
+impl Store {
+    /// Opens the store in `folder`, which is created if it is missing. At most `memory_bytes` of chunks are kept in
+    /// memory besides those in use; a chunk larger than that is read from the folder every time.
+    ///
+    /// # Errors
+    /// If the folder can be neither created nor read.
+    pub fn open(folder: impl AsRef<Path>, memory_bytes: u64) -> Result<Store> {
+        Ok(Store::new(Some(Folder::open(folder.as_ref())?), memory_bytes))
+    }
+
+    /// A store without a folder, which forgets what exceeds `memory_bytes`.
+    pub fn in_memory(memory_bytes: u64) -> Store {
+        Store::new(None, memory_bytes)
+    }
+
+    fn new(folder: Option<Folder>, memory_bytes: u64) -> Store {
+        // Only a guess for the size of tables: chunks take a megabyte and more.
+        let items = (memory_bytes >> 20).clamp(16, 1 << 16);
+        // One shard: each would have its own share of the capacity, too small for a large chunk.
+        let options = OptionsBuilder::new()
+            .shards(1)
+            .estimated_items_capacity(items as usize)
+            .weight_capacity(memory_bytes)
+            .build()
+            .expect("both capacities are given");
+        let (hasher, lifecycle) = (DefaultHashBuilder::default(), DefaultLifecycle::default());
+        let memory = Cache::with_options(options, ByBytes, hasher, lifecycle);
+        Store(Arc::new(Inner { memory, folder, counters: Counters::default(), repairs: Mutex::default() }))
+    }
+
+    /// The folder, if the store has one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.0.folder.as_ref().map(Folder::root)
+    }
+
+    /// The chunk from memory, else from disk with everything about it verified.
+    ///
+    /// A file that fails is removed (see [`Problem::is_permanent`]), counted in [`Store::stats`] and told by
+    /// [`Store::take_repairs`]; the caller sees a chunk that is not there, and computes it again.
+    ///
+    /// # Errors
+    /// If no chunk can have this identity: it is empty or too large.
+    pub fn get(&self, id: &ChunkId) -> Result<Option<Chunk>> {
+        id.layout()?;
+        let (key, counters) = (id.key(), &self.0.counters);
+        if let Some(chunk) = self.0.memory.get(&key) {
+            counters.memory_hits.fetch_add(1, Relaxed);
+            return Ok(Some(chunk));
+        }
+        let read = self.0.folder.as_ref().map_or(Ok(None), |folder| folder.read(id, &key));
+        if let Ok(Some(chunk)) = &read {
+            counters.disk_hits.fetch_add(1, Relaxed);
+            counters.bytes_read.fetch_add(chunk.bytes() as u64, Relaxed);
+            self.0.memory.insert(key, chunk.clone());
+            return Ok(Some(chunk.clone()));
+        }
+        counters.misses.fetch_add(1, Relaxed);
+        if let Err(problem) = read {
+            self.repair(&key, problem);
+        }
+        Ok(None)
+    }
+
+    /// Removes a broken file, counts it and remembers why. Never fails: what cannot be removed is left and told.
+    fn repair(&self, key: &ChunkKey, problem: Problem) {
+        let Some(folder) = &self.0.folder else { return };
+        let removed = problem.is_permanent() && folder.remove(key).unwrap_or(false);
+        self.record(Repair { path: folder.path(key), problem, removed });
+    }
+
+    fn record(&self, repair: Repair) {
+        let counters = &self.0.counters;
+        let counter = if repair.removed { &counters.removed } else { &counters.unusable };
+        counter.fetch_add(1, Relaxed);
+        let mut repairs = self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+        if repairs.len() == REPAIRS {
+            repairs.pop_front();
+        }
+        repairs.push_back(repair);
+    }
+
+    /// Files that failed since this was last asked, the latest 256 of them.
+    pub fn take_repairs(&self) -> Vec<Repair> {
+        self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+
+    /// Whether the chunk is in memory, or on disk with a header that fits. Its layers are not read, so that a later
+    /// [`Store::get`] may still find it broken.
+    pub fn contains(&self, id: &ChunkId) -> bool {
+        let key = id.key();
+        self.0.memory.contains_key(&key) || self.on_disk(&key)
+    }
+
+    fn on_disk(&self, key: &ChunkKey) -> bool {
+        self.0.folder.as_ref().is_some_and(|folder| matches!(folder.open_chunk(key), Ok(Some(_))))
+    }
+
+    /// Keeps the chunk in memory, and on disk if it is not there.
+    ///
+    /// # Errors
+    /// None at present: a chunk that cannot be written is told by the outcome, and serves from memory.
+    pub fn put(&self, chunk: Chunk) -> Result<PutOutcome> {
+        let counters = &self.0.counters;
+        let outcome = match &self.0.folder {
+            None => PutOutcome::MemoryOnly,
+            Some(_) if self.on_disk(&chunk.key()) => PutOutcome::Known,
+            Some(folder) => match folder.write(&chunk) {
+                Ok(bytes) => {
+                    counters.stored.fetch_add(1, Relaxed);
+                    counters.bytes_written.fetch_add(bytes, Relaxed);
+                    PutOutcome::Stored { bytes }
+                }
+                Err(error) => {
+                    counters.not_stored.fetch_add(1, Relaxed);
+                    PutOutcome::NotStored { error }
+                }
+            },
+        };
+        self.0.memory.insert(chunk.key(), chunk);
+        Ok(outcome)
+    }
+
+    /// All chunks, of whatever model, from the headers of their files and from memory.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn list(&self) -> Result<Listing> {
+        let mut memory: BTreeMap<ChunkKey, Chunk> = self.0.memory.iter().collect();
+        let mut listing = Listing::default();
+        for found in self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::scan)? {
+            let Found::Chunk(key, path) = found else { continue };
+            match open_chunk(&path, &key) {
+                Ok(Some((_, header))) => {
+                    let in_memory = memory.remove(&key).is_some();
+                    listing.chunks.push(ChunkInfo::of_header(&header, path, in_memory));
+                }
+                Ok(None) => {}
+                Err(problem) => listing.unusable.push(Unusable { path, problem }),
+            }
+        }
+        listing.chunks.extend(memory.values().map(ChunkInfo::of_chunk));
+        listing.chunks.sort_by_key(|info| info.key);
+        Ok(listing)
+    }
+
+    /// Removes a chunk from memory and disk, and says whether it was there. Chunks in use stay whole.
+    ///
+    /// # Errors
+    /// If its file cannot be removed.
+    pub fn remove(&self, key: &ChunkKey) -> Result<bool> {
+        let in_memory = self.0.memory.remove(key).is_some();
+        let on_disk = self.0.folder.as_ref().map_or(Ok(false), |folder| folder.remove(key))?;
+        Ok(in_memory || on_disk)
+    }
+
+    /// The only key that begins with `prefix`, 1 to 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// If there is none, or several (the error lists them), or the prefix is not hexadecimal.
+    pub fn resolve(&self, prefix: &str) -> Result<ChunkKey> {
+        if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
+        }
+        let wanted = prefix.to_ascii_lowercase();
+        let on_disk = self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::keys)?;
+        let in_memory = self.0.memory.iter().map(|(key, _)| key);
+        let keys: BTreeSet<ChunkKey> =
+            on_disk.into_iter().chain(in_memory).filter(|key| key.to_string().starts_with(&wanted)).collect();
+        match keys.first() {
+            None => Err(StoreError::NoSuchChunk { prefix: prefix.to_owned() }),
+            Some(key) if keys.len() == 1 => Ok(*key),
+            Some(_) => Err(StoreError::Ambiguous {
+                prefix: prefix.to_owned(),
+                candidates: keys.into_iter().collect(),
+            }),
+        }
+    }
+
+    /// What is known about a chunk, with its token ids.
+    ///
+    /// # Errors
+    /// If there is no such chunk, or its header cannot be used.
+    pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
+        let in_memory = self.0.memory.peek(key);
+        if let Some(folder) = &self.0.folder {
+            let path = folder.path(key);
+            let opened = match folder.open_chunk(key) {
+                Err(problem) if in_memory.is_none() => return Err(StoreError::Unusable { path, problem }),
+                opened => opened,
+            };
+            if let Ok(Some((_, header))) = opened {
+                let info = ChunkInfo::of_header(&header, path, in_memory.is_some());
+                return Ok(ChunkDetail { info, token_ids: header.id.tokens });
+            }
+        }
+        let chunk = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
+        Ok(ChunkDetail { info: ChunkInfo::of_chunk(&chunk), token_ids: chunk.tokens().to_vec() })
+    }
+
+    /// Reads every file of the folder and verifies all of it. Removes broken chunk files and temporary files of
+    /// writers that died; leaves alone, and reports, chunk files of an unknown version and what is not the store's.
+    ///
+    /// # Errors
+    /// If the folder cannot be read or a broken file cannot be removed.
+    pub fn verify(&self, progress: impl FnMut(VerifyProgress)) -> Result<VerifyReport> {
+        let Some(folder) = &self.0.folder else { return Ok(VerifyReport::default()) };
+        let report = verify(folder, progress)?;
+        report.failed.iter().cloned().for_each(|repair| self.record(repair));
+        self.0.counters.bytes_read.fetch_add(report.bytes, Relaxed);
+        Ok(report)
+    }
+
+    /// Counts since the store was opened.
+    pub fn stats(&self) -> Stats {
+        let c = &self.0.counters;
+        Stats {
+            memory_hits: c.memory_hits.load(Relaxed),
+            disk_hits: c.disk_hits.load(Relaxed),
+            misses: c.misses.load(Relaxed),
+            removed: c.removed.load(Relaxed),
+            unusable: c.unusable.load(Relaxed),
+            stored: c.stored.load(Relaxed),
+            not_stored: c.not_stored.load(Relaxed),
+            bytes_read: c.bytes_read.load(Relaxed),
+            bytes_written: c.bytes_written.load(Relaxed),
+            memory_bytes: self.0.memory.weight(),
+            memory_chunks: self.0.memory.len() as u64,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn disk(&self) -> &Folder {
+        self.0.folder.as_ref().expect("a store with a folder")
+    }
+}

@@ -1,0 +1,295 @@
+use std::collections::BTreeMap;
+
+use refrain_kernels::{Buffer, Dtype, Slice};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use super::{Random, chunk, chunk_of, content, id, numbered};
+use crate::file::{Header, verify_layers};
+use crate::{Chunk, ChunkBuilder, ChunkId, Problem, StoreError};
+
+/// Splits a file into its header's JSON and its data.
+fn parts(bytes: &[u8]) -> (Value, Vec<u8>) {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn assemble(json: &Value, data: &[u8]) -> Vec<u8> {
+    let json = serde_json::to_vec(json).unwrap();
+    [&(json.len() as u64).to_le_bytes(), json.as_slice(), data].concat()
+}
+
+/// A file with a changed header whose checksum is right again: what an accident does not make, but an adversary.
+fn forge(change: impl Fn(&mut Value)) -> Result<Chunk, Problem> {
+    let (mut json, data) = parts(&chunk().to_bytes());
+    change(&mut json);
+    let mut entries: BTreeMap<String, String> = serde_json::from_value(json["__metadata__"].clone()).unwrap();
+    entries.remove("header.blake3");
+    let checksum = crate::file::header_checksum(entries.iter());
+    json["__metadata__"]["header.blake3"] = checksum.into();
+    Chunk::from_bytes(&assemble(&json, &data))
+}
+
+#[test]
+fn every_type_survives_the_round_trip() {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let id = ChunkId { head_dim: 3, tokens: vec![9], kv_heads: 1, ..id(dtype) };
+        let chunk = chunk_of(id, 7);
+        let read = Chunk::from_bytes(&chunk.to_bytes()).unwrap();
+        assert_eq!(content(&read), content(&chunk));
+        assert_eq!(read.key(), chunk.key());
+        for layer in 0..2 {
+            assert_eq!(read.k(layer).dtype(), dtype);
+            assert_eq!(read.k(layer).len(), 3);
+            assert_eq!(read.v(layer).as_bytes(), chunk.v(layer).as_bytes());
+        }
+    }
+}
+
+#[test]
+fn the_file_is_a_safetensors_file_with_contiguous_layers() {
+    let id = ChunkId { layers: 12, ..id(Dtype::Bf16) };
+    let chunk = chunk_of(id, 3);
+    let bytes = chunk.to_bytes();
+    let (length, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    assert!(length.is_multiple_of(8));
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = Vec::new();
+    for layer in 0..12 {
+        let (k, v) = (format!("layer.{layer:03}.k"), format!("layer.{layer:03}.v"));
+        assert_eq!(tensors.tensor(&k).unwrap().data(), chunk.k(layer).as_bytes());
+        assert_eq!(tensors.tensor(&v).unwrap().data(), chunk.v(layer).as_bytes());
+        assert_eq!(tensors.tensor(&k).unwrap().shape(), [3, 2, 4]);
+        let both = [chunk.k(layer).as_bytes(), chunk.v(layer).as_bytes()].concat();
+        let entries = metadata.metadata().as_ref().unwrap();
+        assert_eq!(entries[&format!("layer.{layer:03}.blake3")], blake3::hash(&both).to_hex().as_str());
+        names.extend([k, v]);
+    }
+    assert_eq!(metadata.offset_keys(), names);
+    // What the safetensors crate itself would write has the data in the same order.
+    let rewritten = safetensors::serialize(tensors.iter(), metadata.metadata().clone()).unwrap();
+    assert_eq!(rewritten[rewritten.len() - chunk.bytes()..], *chunk.data());
+    assert_eq!(content(&Chunk::from_bytes(&rewritten).unwrap()), content(&chunk));
+}
+
+/// Files of earlier builds stay readable: change the format version before changing this.
+#[test]
+fn bytes_stay_what_they_are() {
+    let mut header = Header::of(&chunk());
+    header.created = 1_700_000_000;
+    let bytes = [header.encode(), chunk().data().to_vec()].concat();
+    assert_eq!(
+        blake3::hash(&bytes).to_string(),
+        "bef61cc4d2985dde5ab02333792455a7525a4f9a26743924d94d88f312203ff2"
+    );
+}
+
+#[test]
+fn layers_that_do_not_fit_are_refused() {
+    let zeros = |dtype, n| Buffer::zeros(dtype, n);
+    let good = || (zeros(Dtype::F16, 24), zeros(Dtype::F16, 24));
+    let new = |layers| Chunk::new(id(Dtype::F16), "", layers);
+    assert!(new(vec![good(), good()]).is_ok());
+    assert!(matches!(new(vec![good()]), Err(StoreError::Layers { found: 1, expected: 2 })));
+    assert!(matches!(new(vec![good(), good(), good()]), Err(StoreError::Layers { found: 3, expected: 2 })));
+    let short = new(vec![good(), (zeros(Dtype::F16, 24), zeros(Dtype::F16, 23))]);
+    assert!(matches!(
+        short,
+        Err(StoreError::Layer { layer: 1, part: "values", found: 23, expected: 24, .. })
+    ));
+    let other = new(vec![(zeros(Dtype::F32, 24), zeros(Dtype::F16, 24))]);
+    assert!(other.unwrap_err().to_string().contains("keys of layer 0 hold 24 elements of f32"));
+    assert!(ChunkBuilder::new(ChunkId { tokens: vec![], ..id(Dtype::F16) }, "").is_err());
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let bytes = chunk().to_bytes();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << bit;
+            assert!(Chunk::from_bytes(&flipped).is_err(), "bit {bit} of byte {at}");
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_found_in_its_layer() {
+    let bytes = chunk().to_bytes();
+    let data = bytes.len() - chunk().bytes();
+    let layer = chunk().bytes() / 2;
+    for (at, expected) in [(data, 0), (data + layer - 1, 0), (data + layer, 1), (bytes.len() - 1, 1)] {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 0x10;
+        assert_eq!(Chunk::from_bytes(&flipped).unwrap_err(), Problem::Checksum(expected));
+        let mut reader = flipped.as_slice();
+        let header = Header::read(&mut reader, flipped.len() as u64).unwrap();
+        assert_eq!(verify_layers(&header, &mut reader), Err(Problem::Checksum(expected)));
+    }
+}
+
+#[test]
+fn every_truncation_and_every_tail_is_found() {
+    let bytes = chunk().to_bytes();
+    for len in 0..bytes.len() {
+        assert!(Chunk::from_bytes(&bytes[..len]).is_err(), "{len} bytes");
+    }
+    for tail in [1, 2, 8, 4096] {
+        let longer = [bytes.as_slice(), &vec![0; tail]].concat();
+        assert!(matches!(Chunk::from_bytes(&longer), Err(Problem::Length { .. })));
+    }
+    // A file that is cut while it is read.
+    let mut reader = &bytes[..bytes.len() - 1];
+    let header = Header::read(&mut reader, bytes.len() as u64).unwrap();
+    assert!(matches!(verify_layers(&header, &mut reader.to_vec().as_slice()), Err(Problem::Length { .. })));
+    assert!(matches!(crate::file::read_layers(header, &mut reader), Err(Problem::Length { .. })));
+}
+
+/// Large layers are verified block by block.
+#[test]
+fn layers_larger_than_a_block_are_verified() {
+    let id = ChunkId { tokens: (0..1100).collect(), kv_heads: 4, head_dim: 100, layers: 1, ..id(Dtype::F16) };
+    let elements = 1100 * 400;
+    let chunk =
+        Chunk::new(id, "", vec![(Buffer::zeros(Dtype::F16, elements), Buffer::zeros(Dtype::F16, elements))]);
+    let mut bytes = chunk.unwrap().to_bytes();
+    let check = |bytes: &[u8]| {
+        let mut reader = bytes;
+        verify_layers(&Header::read(&mut reader, bytes.len() as u64).unwrap(), &mut reader)
+    };
+    assert_eq!(check(&bytes), Ok(()));
+    *bytes.last_mut().unwrap() = 1;
+    assert_eq!(check(&bytes), Err(Problem::Checksum(0)));
+}
+
+#[test]
+fn forged_headers_are_refused() {
+    assert!(forge(|_| ()).is_ok());
+    let header = |change: &dyn Fn(&mut Value)| match forge(change) {
+        Err(Problem::Header(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    // Another shape than the tensors have.
+    assert!(header(&|j| j["__metadata__"]["kv_heads"] = "4".into()).contains("layer.000.k"));
+    assert!(header(&|j| j["__metadata__"]["tokens"] = "[1,2]".into()).contains("layer.000.k"));
+    assert!(header(&|j| j["__metadata__"]["dtype"] = "bf16".into()).contains("layer.000.k"));
+    assert!(header(&|j| j["__metadata__"]["layers"] = "1".into()).contains("2 tensors"));
+    assert!(header(&|j| j["__metadata__"]["layers"] = "3".into()).contains("layer.002.blake3"));
+    assert!(header(&|j| j["layer.000.k"]["shape"] = json!([2, 3, 4])).contains("layer.000.k"));
+    // Sizes that overflow, or are nothing.
+    for size in ["0", "18446744073709551615", "4611686018427387904", "-1", "x", ""] {
+        header(&|j| j["__metadata__"]["head_dim"] = size.into());
+        header(&|j| j["__metadata__"]["layers"] = size.into());
+    }
+    header(&|j| j["__metadata__"]["tokens"] = "[]".into());
+    header(&|j| j["__metadata__"]["tokens"] = "[4294967296]".into());
+    header(&|j| j["layer.000.k"]["shape"] = json!([usize::MAX, 2, 2]));
+    // Keys and values in each other's place: offsets that safetensors allows.
+    assert!(
+        header(&|j| {
+            let k = j["layer.000.k"].take();
+            j["layer.000.k"] = j["layer.000.v"].take();
+            j["layer.000.v"] = k;
+        })
+        .contains("layer.000.k")
+    );
+    // Overlapping and reversed offsets.
+    header(&|j| j["layer.000.v"]["data_offsets"] = json!([0, 48]));
+    header(&|j| j["layer.000.v"]["data_offsets"] = json!([96, 48]));
+    // Missing and foreign entries.
+    for name in ["format", "model", "tokens", "label", "created", "layer.001.blake3"] {
+        let message = header(&|j| _ = j["__metadata__"].as_object_mut().unwrap().remove(name));
+        assert!(message.contains(name), "{message}");
+    }
+    assert!(header(&|j| j["__metadata__"]["format"] = "pt".into()).contains("refrain-chunk"));
+    assert!(header(&|j| j["__metadata__"]["bos"] = "maybe".into()).contains("bos"));
+}
+
+#[test]
+fn an_unknown_version_is_told_from_damage() {
+    let newer = forge(|j| j["__metadata__"]["version"] = "2".into()).unwrap_err();
+    assert_eq!(newer, Problem::UnknownVersion("2".into()));
+    assert!(!newer.is_permanent());
+    assert!(Problem::Checksum(0).is_permanent());
+    let (mut json, data) = parts(&chunk().to_bytes());
+    json["__metadata__"]["label"] = "another".into();
+    assert_eq!(Chunk::from_bytes(&assemble(&json, &data)).unwrap_err(), Problem::HeaderChecksum);
+}
+
+#[test]
+fn absurd_lengths_take_no_memory() {
+    for length in [u64::MAX, u64::MAX - 7, 1 << 40, (16 << 20) + 1, 1 << 20] {
+        let bytes = [&length.to_le_bytes(), b"{}".as_slice()].concat();
+        assert!(Chunk::from_bytes(&bytes).is_err());
+    }
+    assert!(Chunk::from_bytes(&[]).is_err());
+}
+
+/// Whatever is done to a file, the reader does not panic, and what it accepts is the chunk that was written.
+#[test]
+fn mutations_are_found() {
+    let (one, two) = (chunk(), numbered(2, 4));
+    let files = [one.to_bytes(), two.to_bytes()];
+    let mut random = Random(0x5eed);
+    for _ in 0..20_000 {
+        let which = random.below(2);
+        let mut bytes = files[which].clone();
+        for _ in 0..=random.below(4) {
+            mutate(&mut bytes, &files[1 - which], &mut random);
+        }
+        if let Ok(read) = Chunk::from_bytes(&bytes) {
+            let expected = [&one, &two].into_iter().find(|chunk| chunk.key() == read.key()).unwrap();
+            assert_eq!(content(&read), content(expected));
+        }
+    }
+}
+
+fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
+    let at = random.below(bytes.len() + 1);
+    let len = random.below(40).min(bytes.len() - at);
+    match random.below(6) {
+        0 if at < bytes.len() => bytes[at] = random.next() as u8,
+        1 => bytes.truncate(at),
+        2 => _ = bytes.drain(at..at + len),
+        3 => _ = bytes.splice(at..at, (0..len).map(|_| random.next() as u8)),
+        4 => {
+            let from = random.below(other.len());
+            bytes.splice(at..at + len, other[from..(from + len).min(other.len())].iter().copied());
+        }
+        _ => {
+            // A digit for a digit keeps the JSON whole, so that what it says is tried.
+            let digit = bytes.iter().skip(at).position(u8::is_ascii_digit);
+            if let Some(digit) = digit {
+                bytes[at + digit] = b'0' + random.below(10) as u8;
+            }
+        }
+    }
+}
+
+#[test]
+fn random_bytes_are_refused() {
+    let mut random = Random(77);
+    for _ in 0..20_000 {
+        let len = random.below(300);
+        let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        if len >= 8 && random.below(2) == 0 {
+            let length = random.below(len) as u64;
+            bytes[..8].copy_from_slice(&length.to_le_bytes());
+        }
+        assert!(Chunk::from_bytes(&bytes).is_err());
+    }
+}
+
+#[test]
+fn slices_are_numbers_where_they_lie() {
+    let mut keys = Buffer::zeros(Dtype::F32, 24);
+    keys.write_f32(0, &(0..24).map(|i| i as f32).collect::<Vec<_>>());
+    let values = Buffer::zeros(Dtype::F32, 24);
+    let chunk = Chunk::new(id(Dtype::F32), "", vec![(keys.clone(), values.clone()), (values, keys)]).unwrap();
+    assert!(matches!(chunk.k(0), Slice::F32(k) if k[23] == 23.0));
+    assert_eq!(chunk.k(1).get(5), 0.0);
+    assert_eq!(chunk.v(1).get(5), 5.0);
+    assert_eq!(chunk.bytes(), 4 * 24 * 4);
+    assert_eq!(chunk.tokens(), [5, 70_000, u32::MAX]);
+}
