@@ -19,7 +19,7 @@ const ENVIRONMENT: &str = "REFRAIN_";
 /// Every document chunk is prefilled once and kept; its keys and values are reused at any position of any later
 /// prompt, and a fusion method decides which few tokens are computed again for the question at hand.
 #[derive(Debug, Parser)]
-#[command(name = "refrain", version, propagate_version = true, after_help = examples::REFRAIN)]
+#[command(name = "refrain", version, after_help = examples::REFRAIN)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -67,13 +67,13 @@ pub(crate) struct Global {
     )]
     pub(crate) namespace: String,
     /// Print JSON for machines
-    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_value = "false", default_missing_value = "true", hide_default_value = true,
+    #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true)]
     pub(crate) json: bool,
     /// No progress and no account, only what was asked for and errors
-    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_value = "false", default_missing_value = "true", hide_default_value = true,
+    #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true)]
     pub(crate) quiet: bool,
     /// Configuration file [default: refrain/config.toml in the user's configuration folder]
@@ -338,7 +338,8 @@ fn add_method_options(command: clap::Command) -> clap::Command {
 
 fn method_option(spec: &OptionSpec, methods: &[&str]) -> Arg {
     let flag = spec.name.replace('_', "-");
-    let help = format!("{} [{}; default: {}]", spec.help, methods.join(", "), spec.default);
+    let (first, rest) = spec.help.split_at(spec.help.chars().next().map_or(0, char::len_utf8));
+    let help = format!("{}{rest} [{}; default: {}]", first.to_uppercase(), methods.join(", "), spec.default);
     let arg = Arg::new(spec.name).long(flag).help(help);
     match spec.kind {
         Kind::Ratio => arg.value_name("RATIO"),

@@ -38,7 +38,7 @@ pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command
     let table: Table = text
         .parse()
         .map_err(|error: toml::de::Error| anyhow::anyhow!("{}", error.to_string().trim_end()))
-        .with_context(|| format!("the configuration file {} is no TOML", path.display()))?;
+        .with_context(|| format!("the configuration file {} is not valid TOML", path.display()))?;
     with_defaults(command, table, &path, "")
 }
 

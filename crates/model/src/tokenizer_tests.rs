@@ -107,7 +107,8 @@ fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
         let ids = tokenizer.encode(text, specials).unwrap();
         ids.iter().map(|id| tokenizer.token_text(*id).unwrap()).collect()
     };
-    assert_eq!(spelled("hello", Specials::Plain), ["▁hell", "o"]);
+    assert_eq!(spelled("hello", Specials::Plain), ["▁hello"]);
+    assert_eq!(spelled("hell loo", Specials::Plain), ["▁hell", "▁", "lo", "o"]);
     assert_eq!(spelled("oé", Specials::Plain), ["▁", "o", "<0xC3>", "<0xA9>"]);
     assert_eq!(spelled("<s>", Specials::Parse), ["<s>"]);
     assert!(!spelled("<s>", Specials::Plain).contains(&"<s>".to_owned()));

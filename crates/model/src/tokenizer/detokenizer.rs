@@ -3,15 +3,13 @@ use super::Tokenizer;
 /// Ids to text, one at a time, never splitting a character.
 #[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
+    /// The ids of the text given out last, which decide how the next one is spelled (a leading space), and those since.
     ids: Vec<u32>,
-    /// Ids before this are context whose text was given out.
+    /// Number of the former.
     given: usize,
-    /// Text of the ids after it that does not end in a whole character yet.
+    /// Text of the latter, if it does not end in a whole character yet.
     held: String,
 }
-
-/// Ids of context that decide how the next ones are spelled (a leading space, half a character).
-const CONTEXT: usize = 4;
 
 impl Detokenizer {
     /// Adds an id; returns the text that it completes, if any. Special tokens have none.
@@ -26,8 +24,7 @@ impl Detokenizer {
         }
         let new = new.to_owned();
         self.held.clear();
-        let dropped = self.ids.len().saturating_sub(CONTEXT);
-        self.ids.drain(..dropped);
+        self.ids.drain(..self.given);
         self.given = self.ids.len();
         Some(new)
     }
