@@ -3,14 +3,14 @@
 use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Answer, Comparison, Engine, Prompt, Sampling};
+use refrain_engine::{Account, Answer, Comparison, Engine, Error, Prompt, Sampling};
 use serde_json::{Value, json};
 
 use crate::args;
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
 use crate::methods::Asked;
-use crate::output::{Fail, colours, count, paint, plain, print, print_json, seconds};
+use crate::output::{Fail, colours, count, number, paint, plain, print, print_json, seconds};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
@@ -25,13 +25,15 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     sampling.check()?;
     let documents = read_documents(&args.prompt.docs)?;
     let engine = context.open_engine()?;
+    let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
+    let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
+    check_length(&engine, &prompt, most.max(sampling.max_tokens))?;
     let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
     let ingested = if reuses && !documents.is_empty() {
         Some(ingest_to_answer(context, &engine, &documents)?)
     } else {
         None
     };
-    let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
     let mut answers = Vec::new();
     for asked in &answering {
         let titled = answering.len() > 1 && !context.json;
@@ -71,6 +73,15 @@ fn question(given: &str) -> Result<String> {
         return Err(Fail::new("the question is empty").hint("ask something: refrain ask \"How …?\"").into());
     }
     Ok(text.trim().to_owned())
+}
+
+/// Before anything is computed for a prompt that cannot be answered.
+pub(crate) fn check_length(engine: &Engine, prompt: &Prompt, answer: usize) -> Result<()> {
+    let context = engine.decoder().config().context;
+    if prompt.len().saturating_add(answer) > context {
+        return Err(Error::PromptTooLong { prompt: prompt.len(), answer, context }.into());
+    }
+    Ok(())
 }
 
 /// Methods whose answers are shown, and methods that are compared. Whoever compares and names no method wants to see
@@ -121,10 +132,11 @@ pub(crate) fn answer(
         if !ends_line || answer.text.is_empty() {
             writeln!(out)?;
         }
+        out.flush()?;
+        context.say(&paint("2", &account(asked, &answer.account), &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
         }
-        context.say(&paint("2", &account(asked, &answer.account), &io::stderr()));
     }
     Ok(answer)
 }
@@ -144,10 +156,9 @@ fn account(asked: &Asked, account: &Account) -> String {
     if account.repaired_chunks > 0 {
         line.push_str(&format!(", {} repaired", count(account.repaired_chunks, "chunk")));
     }
-    line.push_str(&format!(" | TTFT {} (compute {})", seconds(account.ttft), seconds(account.compute_ttft)));
-    line.push_str(&format!(" | {}", count(account.answer_tokens, "token")));
+    line.push_str(&format!("; TTFT {} ({} compute)", seconds(account.ttft), seconds(account.compute_ttft)));
     if let Some(tpot) = account.tpot {
-        line.push_str(&format!(", TPOT {}, {:.0} tokens/s", seconds(tpot), 1.0 / tpot));
+        line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));
     }
     line
 }

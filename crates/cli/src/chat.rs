@@ -78,7 +78,8 @@ impl Chat<'_> {
                 self.context.say("a new conversation");
             }
             "/method" if !rest.is_empty() => {
-                self.method = self.context.flags.apply_one(rest.trim())?;
+                self.method = self.context.flags.lenient().apply_one(rest.trim())?;
+                self.ingest(&self.documents)?;
                 self.context.say(&self.state());
             }
             "/docs" if !rest.is_empty() => {
@@ -95,10 +96,15 @@ impl Chat<'_> {
     }
 
     fn add(&mut self, documents: Vec<Document>) -> Result<()> {
-        if !documents.is_empty() && self.method.name() != "vanilla" {
-            ingest_to_answer(self.context, &self.engine, &documents)?;
-        }
+        self.ingest(&documents)?;
         self.documents.extend(documents);
+        Ok(())
+    }
+
+    fn ingest(&self, documents: &[Document]) -> Result<()> {
+        if !documents.is_empty() && self.method.name() != "vanilla" {
+            ingest_to_answer(self.context, &self.engine, documents)?;
+        }
         Ok(())
     }
 

@@ -16,11 +16,9 @@ pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
     let width = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     for (token, label) in explanation.tokens.iter().zip(&labels) {
         let space = " ".repeat(width - label.chars().count());
-        text.push_str(&format!(
-            "{:5.1} %  {label}{space}  {}\n",
-            100.0 * token.share,
-            in_context(token, colour)
-        ));
+        let share = format!("{:.1} %", 100.0 * token.share);
+        let share = if share == "0.0 %" { "<0.1 %".to_owned() } else { share };
+        text.push_str(&format!("{share:>7}  {label}{space}  {}\n", in_context(token, colour)));
     }
     let share = 100.0 * explanation.recomputed_share;
     text.push_str(&format!(

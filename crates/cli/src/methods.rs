@@ -60,6 +60,11 @@ impl Flags {
         Flags(refrain_fusion::options().into_iter().filter_map(flag).collect())
     }
 
+    /// The same, but a flag that no method has is no error.
+    pub(crate) fn lenient(&self) -> Flags {
+        Flags(self.0.iter().map(|flag| Flag { typed: false, ..flag.clone() }).collect())
+    }
+
     /// The methods, each with the flags that it has and does not set itself.
     pub(crate) fn apply(&self, specs: &[String]) -> Result<Vec<Asked>> {
         let mut asked = Vec::new();

@@ -202,6 +202,11 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
+/// A number with two digits at least.
+pub(crate) fn number(value: f64) -> String {
+    if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
 /// A count with its noun.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }

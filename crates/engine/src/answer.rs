@@ -105,7 +105,8 @@ impl Engine {
         sampling.check()?;
         let started = Instant::now();
         let room = self.room(prompt, sampling.max_tokens)?;
-        let Prefilled { mut state, mut logits, work, loaded } = self.prefill(prompt, method, room, explain)?;
+        let Prefilled { mut state, mut logits, work, loaded } =
+            self.prefill(prompt, method, room, explain)?;
         let mut sampler = Sampler::new(sampling.clone(), prompt.ids());
         let mut text = Text::new(sampling);
         let mut tokens = vec![sampler.sample(&mut logits)];
@@ -127,7 +128,8 @@ impl Engine {
         text.finish(finish, &mut stream);
         account.answer_tokens = tokens.len();
         account.tpot = (tokens.len() > 1).then(|| first.elapsed().as_secs_f64() / (tokens.len() - 1) as f64);
-        let explanation = work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
+        let explanation =
+            work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
         Ok(Answer { text: text.shown, tokens, finish, account, explanation })
     }
 
@@ -240,7 +242,11 @@ impl Engine {
             cached_tokens: work.cached_tokens,
             recomputed_tokens: work.document_rows.last().copied().unwrap_or(0),
             recompute_ratio: if possible == 0 { 0.0 } else { rows as f64 / possible as f64 },
-            full_layers: work.document_rows.iter().filter(|rows| documents > 0 && **rows == documents).count(),
+            full_layers: work
+                .document_rows
+                .iter()
+                .filter(|rows| documents > 0 && **rows == documents)
+                .count(),
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
             ..Account::default()
@@ -257,7 +263,11 @@ struct Text {
 
 impl Text {
     fn new(sampling: &Sampling) -> Text {
-        Text { shown: String::new(), filter: StopFilter::new(&sampling.stop), detokenizer: Detokenizer::default() }
+        Text {
+            shown: String::new(),
+            filter: StopFilter::new(&sampling.stop),
+            detokenizer: Detokenizer::default(),
+        }
     }
 
     /// Adds a token; returns why the answer ends with it, if it does.

@@ -62,7 +62,12 @@ impl Engine {
     }
 
     /// Vanilla's account, its first greedy answer tokens, and the logits that each of them was chosen from.
-    fn reference(&self, prompt: &Prompt, tokens: usize, room: usize) -> Result<(Account, Vec<u32>, Vec<f32>)> {
+    fn reference(
+        &self,
+        prompt: &Prompt,
+        tokens: usize,
+        room: usize,
+    ) -> Result<(Account, Vec<u32>, Vec<f32>)> {
         let (account, Prefilled { mut state, mut logits, .. }) =
             self.timed(prompt, &refrain_fusion::Vanilla, room)?;
         let (mut answer, mut all) = (Vec::new(), Vec::new());
@@ -93,7 +98,12 @@ impl Engine {
     }
 
     /// Prefill with its account: TTFT ends with the choice of the first token.
-    fn timed(&self, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Result<(Account, Prefilled<'_>)> {
+    fn timed(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        room: usize,
+    ) -> Result<(Account, Prefilled<'_>)> {
         let started = Instant::now();
         let prefilled = self.prefill(prompt, method, room, false)?;
         argmax(&prefilled.logits);

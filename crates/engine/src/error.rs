@@ -46,7 +46,9 @@ pub enum Error {
         context: usize,
     },
     /// A method that returned rows out of order or without those that must be computed.
-    #[error("fusion method {method} returned rows that are not an ascending subset with every uncached token ({why})")]
+    #[error(
+        "fusion method {method} returned rows that are not an ascending subset with every uncached token ({why})"
+    )]
     Rows {
         /// The method.
         method: String,

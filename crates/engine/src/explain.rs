@@ -57,7 +57,8 @@ impl Engine {
                 shown.push(t);
             }
         }
-        let attended = |t: u32| self.attended(prompt, t + start, attention[t as usize] / total, recomputed(t));
+        let attended =
+            |t: u32| self.attended(prompt, t + start, attention[t as usize] / total, recomputed(t));
         Explanation {
             recomputed_share: share.sum::<f32>() / total,
             tokens: shown.into_iter().filter_map(attended).collect(),

@@ -50,14 +50,16 @@ impl Engine {
         for (index, document) in documents.iter().enumerate() {
             let tokens = self.tokenize(&document.prompt_text())?;
             let parts = tokens.len().div_ceil(self.settings.chunk_tokens);
-            let heading = || document.text.trim().lines().next().unwrap_or_default().trim_start_matches('#').trim();
+            let heading =
+                || document.text.trim().lines().next().unwrap_or_default().trim_start_matches('#').trim();
             let title = match (document.title.trim(), heading()) {
                 ("", "") => format!("document {}", index + 1),
                 ("", heading) => heading.chars().take(60).collect(),
                 (title, _) => title.to_owned(),
             };
             for (part, tokens) in tokens.chunks(self.settings.chunk_tokens).enumerate() {
-                let label = if parts == 1 { title.clone() } else { format!("{title} ({}/{parts})", part + 1) };
+                let label =
+                    if parts == 1 { title.clone() } else { format!("{title} ({}/{parts})", part + 1) };
                 chunks.push(PromptChunk { tokens: tokens.to_vec(), label });
             }
         }
@@ -146,7 +148,12 @@ impl Engine {
 
     /// One causal prefill from position 0. Keys before RoPE and values of each layer without the first `dropped`
     /// tokens, each `tokens × Hkv × d`.
-    pub(crate) fn isolated(&self, ids: &[u32], dropped: usize, dtype: Dtype) -> Result<Vec<(Buffer, Buffer)>> {
+    pub(crate) fn isolated(
+        &self,
+        ids: &[u32],
+        dropped: usize,
+        dtype: Dtype,
+    ) -> Result<Vec<(Buffer, Buffer)>> {
         let config = self.decoder.config();
         let mut state = State::new(&self.decoder, dtype, ids.len(), ids.len());
         let mut rows = state.embed(ids, (0..ids.len() as u32).collect())?;

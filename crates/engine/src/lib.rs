@@ -43,7 +43,9 @@ pub use sampling::{Sampling, argmax};
 use std::path::Path;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_model::{ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer};
+use refrain_model::{
+    ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
+};
 use refrain_store::Store;
 
 /// How an engine computes and keeps.
@@ -94,7 +96,8 @@ impl Default for Instructions {
         Instructions {
             system: None,
             before_documents: "Answer the question from these documents.\n\n".to_owned(),
-            before_question: "Answer the question from the documents above, in one short sentence.\nQuestion: ".to_owned(),
+            before_question:
+                "Answer the question from the documents above, in one short sentence.\nQuestion: ".to_owned(),
             history: Vec::new(),
         }
     }
@@ -116,7 +119,12 @@ impl Engine {
     ///
     /// # Errors
     /// If the model's files are missing, truncated or unsupported, or the chunk size does not fit.
-    pub fn open(path: &Path, store: Store, settings: Settings, progress: impl FnMut(usize, usize)) -> Result<Engine> {
+    pub fn open(
+        path: &Path,
+        store: Store,
+        settings: Settings,
+        progress: impl FnMut(usize, usize),
+    ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;

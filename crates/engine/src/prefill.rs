@@ -134,7 +134,9 @@ impl Prefill<'_> {
     /// Rows must ascend, hold every token that is not cached, and be a subset of those before.
     fn check(&self, rows: &[u32], of: Option<&[u32]>) -> Result<()> {
         let fail = |why| Err(Error::Rows { method: format!("{:?}", self.method), why });
-        if !rows.is_sorted_by(|a, b| a < b) || rows.last().is_none_or(|last| *last as usize >= self.view.len()) {
+        if !rows.is_sorted_by(|a, b| a < b)
+            || rows.last().is_none_or(|last| *last as usize >= self.view.len())
+        {
             return fail("positions are not ascending within the prompt");
         }
         let has = |row: &u32| rows.binary_search(row).is_ok();
@@ -170,7 +172,14 @@ impl Prefill<'_> {
     }
 
     /// Slots that each row sees at `layer`. `last` holds the rows before the last layer shrank them, or nothing.
-    fn visible(&self, state: &State<'_>, layer: usize, mask: Mask, rows: &[u32], last: &[u32]) -> Vec<(u32, u32)> {
+    fn visible(
+        &self,
+        state: &State<'_>,
+        layer: usize,
+        mask: Mask,
+        rows: &[u32],
+        last: &[u32],
+    ) -> Vec<(u32, u32)> {
         match mask {
             Mask::Absolute => state.causal(layer, rows),
             Mask::BottomRight => {

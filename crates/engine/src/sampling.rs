@@ -72,7 +72,8 @@ impl Sampler {
     /// `prompt` counts for the repetition penalty.
     pub(crate) fn new(options: Sampling, prompt: impl IntoIterator<Item = u32>) -> Sampler {
         let rng = ChaCha8Rng::seed_from_u64(options.seed);
-        let mut seen: Vec<u32> = if options.repetition_penalty == 1.0 { Vec::new() } else { prompt.into_iter().collect() };
+        let mut seen: Vec<u32> =
+            if options.repetition_penalty == 1.0 { Vec::new() } else { prompt.into_iter().collect() };
         seen.sort_unstable();
         seen.dedup();
         Sampler { options, rng, seen }

@@ -9,7 +9,10 @@ pub(crate) struct StopFilter {
 
 impl StopFilter {
     pub(crate) fn new(stops: &[String]) -> StopFilter {
-        StopFilter { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
+        StopFilter {
+            stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
+            held: String::new(),
+        }
     }
 
     /// Adds text; returns what can be shown, and whether a stop string was met (the text ends before it).

@@ -37,14 +37,28 @@ pub fn check(method: &dyn FusionMethod) {
         chunks: &[],
         question: Span::new(2, 2),
     };
-    assert_eq!(method.plan(&silent), Err(Error::EmptyQuestion), "{method:?}: an empty question must be refused");
+    assert_eq!(
+        method.plan(&silent),
+        Err(Error::EmptyQuestion),
+        "{method:?}: an empty question must be refused"
+    );
 }
 
-fn layout(method: &dyn FusionMethod, system: usize, system_cached: bool, chunks: &[(usize, bool)], question: usize) {
+fn layout(
+    method: &dyn FusionMethod,
+    system: usize,
+    system_cached: bool,
+    chunks: &[(usize, bool)],
+    question: usize,
+) {
     let mut start = system;
     let mut places = Vec::new();
     for (tokens, cached) in chunks {
-        places.push(ChunkPlace { span: Span::new(start, start + tokens), cached: *cached, first_position: 1 });
+        places.push(ChunkPlace {
+            span: Span::new(start, start + tokens),
+            cached: *cached,
+            first_position: 1,
+        });
         start += tokens;
     }
     let prompt = PromptView {
@@ -99,8 +113,10 @@ fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows
         .filter(|chunk| chunk.cached)
         .map(|chunk| (chunk.span, buffer(chunk.span.len() * width, 1), buffer(chunk.span.len() * width, 2)))
         .collect();
-    let cached: Vec<CachedSegment<'_>> =
-        owned.iter().map(|(span, k, v)| CachedSegment { span: *span, k: k.as_slice(), v: v.as_slice() }).collect();
+    let cached: Vec<CachedSegment<'_>> = owned
+        .iter()
+        .map(|(span, k, v)| CachedSegment { span: *span, k: k.as_slice(), v: v.as_slice() })
+        .collect();
     let (k, v) = (buffer(rows.len() * width, 3), buffer(rows.len() * width, 4));
     let keys = buffer(prompt.len() * width, 5);
     let view = LayerView {

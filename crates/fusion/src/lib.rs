@@ -22,7 +22,7 @@ pub use full_reuse::FullReuse;
 pub use lego_link::LegoLink;
 pub use pie::Pie;
 pub use prompt::{ChunkPlace, PromptView};
-pub use registry::{Entry, Kind, Options, OptionSpec, entry, options, parse, registry};
+pub use registry::{Entry, Kind, OptionSpec, Options, entry, options, parse, registry};
 pub use vanilla::Vanilla;
 pub use view::{CachedSegment, LayerView};
 

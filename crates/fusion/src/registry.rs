@@ -161,7 +161,7 @@ const ENTRIES: &[Entry] = &[
         ],
         build: |options| {
             let smoothing: usize = options.get("smoothing")?;
-            if smoothing % 2 == 0 {
+            if smoothing.is_multiple_of(2) {
                 return Err(options.bad("smoothing", "an odd number of tokens"));
             }
             Ok(Arc::new(A3 {
@@ -218,7 +218,10 @@ impl Entry {
     ///
     /// # Errors
     /// If an option is not one of its own, or a value does not fit.
-    pub fn build<'a>(&self, given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Arc<dyn FusionMethod>> {
+    pub fn build<'a>(
+        &self,
+        given: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Arc<dyn FusionMethod>> {
         let mut options = Options {
             method: self.name,
             values: self.options.iter().map(|spec| (*spec, spec.default)).collect(),
@@ -257,7 +260,11 @@ impl<'a> Options<'a> {
     }
 
     fn find(&self, name: &str) -> (OptionSpec, &'a str) {
-        *self.values.iter().find(|(spec, _)| spec.name == name).expect("an entry builds only from its own options")
+        *self
+            .values
+            .iter()
+            .find(|(spec, _)| spec.name == name)
+            .expect("an entry builds only from its own options")
     }
 
     fn get<T: FromStr>(&self, name: &str) -> Result<T> {

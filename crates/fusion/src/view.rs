@@ -91,7 +91,9 @@ impl LayerView<'_> {
         let mut scores = Vec::new();
         for chunk in self.prompt.chunks.iter().filter(|chunk| chunk.cached) {
             let cached = self.cached.iter().find(|segment| segment.span == chunk.span);
-            let Some(cached) = cached.map(|segment| if values { segment.v } else { segment.k }) else { continue };
+            let Some(cached) = cached.map(|segment| if values { segment.v } else { segment.k }) else {
+                continue;
+            };
             let from = self.rows.partition_point(|row| *row < chunk.span.start);
             for (i, position) in self.rows_in(chunk.span).iter().enumerate() {
                 row(fresh, from + i, &mut |fresh| {

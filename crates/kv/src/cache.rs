@@ -80,8 +80,15 @@ impl KvCache {
     ///
     /// `cos` and `sin` are `slots.len() × rotary_dim/2`. Fresh and cached keys both come through here, so that
     /// equal stored values give equal bits.
-    #[allow(clippy::too_many_arguments)]
-    pub fn place(&mut self, cpu: &Cpu, layer: usize, k: Slice<'_>, v: Slice<'_>, rotary: (&[f32], &[f32]), slots: &[u32]) {
+    pub fn place(
+        &mut self,
+        cpu: &Cpu,
+        layer: usize,
+        k: Slice<'_>,
+        v: Slice<'_>,
+        rotary: (&[f32], &[f32]),
+        slots: &[u32],
+    ) {
         let Shape { kv_heads, head_dim, .. } = self.shape;
         let rotary_dim = 2 * rotary.0.len().checked_div(slots.len()).unwrap_or(0);
         let LayerCache { k: keys, v: values } = &mut self.layers[layer];

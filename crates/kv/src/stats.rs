@@ -159,7 +159,9 @@ mod tests {
         let mut expected = [0f64; 2];
         for j in 0..2 {
             let logit = |t: usize| {
-                let dot = |h: usize| (0..2).map(|e| f64::from(q[4 * j + 2 * h + e]) * f64::from(k[2 * t + e])).sum::<f64>();
+                let dot = |h: usize| {
+                    (0..2).map(|e| f64::from(q[4 * j + 2 * h + e]) * f64::from(k[2 * t + e])).sum::<f64>()
+                };
                 ((dot(0) + dot(1)) / 2.0).exp()
             };
             let total: f64 = (1..4 + j).map(logit).sum();

@@ -228,7 +228,11 @@ impl Pack<'_> {
             qkv: fused(
                 "self_attn.qkv_proj.weight",
                 q + 2 * kv,
-                &[("self_attn.q_proj.weight", q), ("self_attn.k_proj.weight", kv), ("self_attn.v_proj.weight", kv)],
+                &[
+                    ("self_attn.q_proj.weight", q),
+                    ("self_attn.k_proj.weight", kv),
+                    ("self_attn.v_proj.weight", kv),
+                ],
             )?,
             o: self.linear(&[(&name("self_attn.o_proj.weight"), hidden)], q)?,
             mlp_norm: self.weights.vector(&name("post_attention_layernorm.weight"), hidden)?,

@@ -1,6 +1,5 @@
 //! Models: their files, configuration and weights.
 
-
 mod config;
 mod decoder;
 mod error;
@@ -17,12 +16,12 @@ mod testing;
 mod tokenizer;
 mod weights;
 
-pub use template::{ChatTemplate, Layout, Message, Piece, PromptParts};
 pub use config::{Config, Family, RopeConfig, RopeScaling};
 pub use decoder::{Decoder, Workspace};
 pub use error::{ModelError, Result};
 pub use files::ModelFiles;
 pub use gguf::{Array, Gguf, TensorInfo, Value};
 pub use quant::{DType, dequantize};
+pub use template::{ChatTemplate, Layout, Message, Piece, PromptParts};
 pub use tokenizer::{Detokenizer, Specials, Tokenizer};
 pub use weights::{Matrix, Weights};

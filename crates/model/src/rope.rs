@@ -29,8 +29,7 @@ pub(crate) fn rope(config: &RopeConfig, total: usize) -> Rope {
             let original = *original_context as f64;
             let scaled = |frequency: f64| {
                 let wavelength = TAU / frequency;
-                let smooth =
-                    (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 let smooth = smooth.clamp(0.0, 1.0);
                 frequency * ((1.0 - smooth) / factor + smooth)
             };

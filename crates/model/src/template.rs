@@ -86,7 +86,9 @@ impl ChatTemplate {
                 let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
                 let source = match file.or_else(|| pick(config.get("chat_template")?)) {
                     Some(source) => Some(source),
-                    None => read_json(&folder.join("chat_template.json"))?.get("chat_template").and_then(pick),
+                    None => {
+                        read_json(&folder.join("chat_template.json"))?.get("chat_template").and_then(pick)
+                    }
                 };
                 source.map(|source| (source, name("bos_token"), name("eos_token")))
             }
@@ -122,7 +124,9 @@ impl ChatTemplate {
     /// If the template refuses it.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let template = self.environment.get_template("chat").map_err(|error| fail(&error))?;
-        let pair = |turn: &Message| Value::from_pairs([("role", turn.role.clone()), ("content", turn.content.clone())]);
+        let pair = |turn: &Message| {
+            Value::from_pairs([("role", turn.role.clone()), ("content", turn.content.clone())])
+        };
         let messages: Vec<Value> = messages.iter().map(pair).collect();
         let (bos_token, eos_token) = (&self.bos, &self.eos);
         template
@@ -141,7 +145,8 @@ impl ChatTemplate {
         let user = ["b", "d", "q"].map(mark).concat();
         let message = |role: &str, content: String| Message { role: role.to_owned(), content };
         let history = layout.history.iter().enumerate();
-        let mut turns: Vec<Message> = history.map(|(i, turn)| message(&turn.role, mark(&i.to_string()))).collect();
+        let mut turns: Vec<Message> =
+            history.map(|(i, turn)| message(&turn.role, mark(&i.to_string()))).collect();
         turns.push(message("user", user));
         let mut before = layout.before_documents.clone();
         if let Some(system) = &layout.system {
@@ -206,7 +211,17 @@ fn pick(value: &serde_json::Value) -> Option<String> {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 

@@ -40,8 +40,13 @@ fn a_prompt_is_split_where_its_documents_stand() {
         "<|system|>\nBe brief.<|end|>\n<|user|>\nDocuments:\n§Why {{ this }}?<|end|>\n<|assistant|>\n"
     );
     let parts = split(CHATML, &layout());
-    let user: Vec<&str> = parts.system.iter().filter(|piece| !piece.literal).map(|p| p.text.as_str()).collect();
-    assert_eq!(user, ["Be brief.", "Documents:\n"], "what people wrote is never read as the template's own text");
+    let user: Vec<&str> =
+        parts.system.iter().filter(|piece| !piece.literal).map(|p| p.text.as_str()).collect();
+    assert_eq!(
+        user,
+        ["Be brief.", "Documents:\n"],
+        "what people wrote is never read as the template's own text"
+    );
 }
 
 #[test]
@@ -73,12 +78,17 @@ fn templates_that_cannot_be_used_are_errors() {
     assert!(error("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}").contains("once"));
     assert!(error("{{ raise_exception('no users here') }}").contains("no users here"));
     assert!(error("\u{F8F0}").contains("U+F8F0"));
-    assert!(error("{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}").contains("fuel"));
+    assert!(
+        error("{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}")
+            .contains("fuel")
+    );
 }
 
 #[test]
 fn dates_are_civil() {
-    let at = |days: u64| date("%d %b %Y|%d %B|%m-%H:%M:%S", UNIX_EPOCH + Duration::from_secs(days * 86_400 + 3661));
+    let at = |days: u64| {
+        date("%d %b %Y|%d %B|%m-%H:%M:%S", UNIX_EPOCH + Duration::from_secs(days * 86_400 + 3661))
+    };
     assert_eq!(at(0), "01 Jan 1970|01 January|01-01:01:01");
     assert_eq!(at(19_782), "29 Feb 2024|29 February|02-01:01:01");
     assert_eq!(at(20_453), "31 Dec 2025|31 December|12-01:01:01");

@@ -13,9 +13,9 @@ use serde_json::Value as Json;
 use tokenizers::tokenizer::{Model as _, Normalizer as _, OffsetType, PreTokenizer as _};
 use tokenizers::{NormalizedString, PreTokenizedString, Tokenizer as Inner};
 
-use crate::template::Piece;
 use crate::error::{ModelError, Result};
 use crate::files::ModelFiles;
+use crate::template::Piece;
 
 /// Whether special tokens written in a text are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,9 @@ impl Tokenizer {
     /// If the tokenizer refuses the text.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
         let ids = match specials {
-            Specials::Parse => self.inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec()),
+            Specials::Parse => {
+                self.inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
+            }
             Specials::Plain => self.encode_plain(text),
         };
         ids.map_err(|error| fail(&self.path, &error.to_string()))

@@ -34,7 +34,12 @@ fn golden(path: &str) -> Golden {
 fn check(name: &str, files: &ModelFiles, golden: &Golden) -> Tokenizer {
     let tokenizer = Tokenizer::open(files).unwrap();
     for case in &golden.tokenizer {
-        assert_eq!(tokenizer.encode(&case.text, Specials::Parse).unwrap(), case.ids, "{name}: {:?}", case.text);
+        assert_eq!(
+            tokenizer.encode(&case.text, Specials::Parse).unwrap(),
+            case.ids,
+            "{name}: {:?}",
+            case.text
+        );
         let mut detokenizer = Detokenizer::default();
         let pieces: String = case.ids.iter().filter_map(|id| detokenizer.push(&tokenizer, *id)).collect();
         let streamed = pieces + &detokenizer.finish().unwrap_or_default();
@@ -51,7 +56,8 @@ fn check(name: &str, files: &ModelFiles, golden: &Golden) -> Tokenizer {
 fn folders_agree_with_transformers() {
     for name in ["llama", "phi3"] {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny").join(name);
-        let tokenizer = check(name, &ModelFiles::open(folder).unwrap(), &golden(&format!("tiny/{name}/golden.json")));
+        let tokenizer =
+            check(name, &ModelFiles::open(folder).unwrap(), &golden(&format!("tiny/{name}/golden.json")));
         assert!(tokenizer.bos().is_some(), "{name}");
     }
 }
@@ -68,7 +74,9 @@ fn gguf_files_agree_with_transformers() {
         let plain = tokenizer.encode(text, Specials::Plain).unwrap();
         assert!(!plain.contains(&end), "{file}: a user's text must not make special tokens");
         assert_eq!(tokenizer.decode(&plain, true), text);
-        for case in golden(&format!("real/{file}.json")).tokenizer.iter().filter(|case| !case.text.contains("<|")) {
+        for case in
+            golden(&format!("real/{file}.json")).tokenizer.iter().filter(|case| !case.text.contains("<|"))
+        {
             assert_eq!(tokenizer.encode(&case.text, Specials::Plain).unwrap(), case.ids, "{:?}", case.text);
         }
     }
@@ -86,7 +94,8 @@ fn sentence_piece() -> Tokenizer {
         tokens.push(word.to_owned());
         types.push(1);
     }
-    let scores: Vec<f32> = (0..tokens.len()).map(|id| if id < 259 { 0.0 } else { -((id - 258) as f32) }).collect();
+    let scores: Vec<f32> =
+        (0..tokens.len()).map(|id| if id < 259 { 0.0 } else { -((id - 258) as f32) }).collect();
     let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
     let bytes = GgufBuilder::new()
         .str("tokenizer.ggml.model", "llama")
@@ -131,12 +140,17 @@ fn broken_vocabularies_are_errors() {
     let error = |builder: GgufBuilder| {
         super::gguf::read(&Gguf::from_bytes("small.gguf", builder.build()).unwrap()).unwrap_err().to_string()
     };
-    let base = || GgufBuilder::new().str("tokenizer.ggml.model", "gpt2").strings("tokenizer.ggml.tokens", &["a", "b", "ab"]);
+    let base = || {
+        GgufBuilder::new()
+            .str("tokenizer.ggml.model", "gpt2")
+            .strings("tokenizer.ggml.tokens", &["a", "b", "ab"])
+    };
     assert!(error(base().str("tokenizer.ggml.pre", "martian")).contains("martian"));
     assert!(error(base().strings("tokenizer.ggml.merges", &["ab"])).contains("merge 0"));
     assert!(error(base().strings("tokenizer.ggml.merges", &["a x"])).contains("small.gguf"));
     assert!(error(base().i32s("tokenizer.ggml.token_type", &[1])).contains("1 token types for 3 tokens"));
-    let wordpiece = GgufBuilder::new().str("tokenizer.ggml.model", "bert").strings("tokenizer.ggml.tokens", &["a"]);
+    let wordpiece =
+        GgufBuilder::new().str("tokenizer.ggml.model", "bert").strings("tokenizer.ggml.tokens", &["a"]);
     assert!(error(wordpiece).contains("bert"));
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     assert!(Tokenizer::from_folder(&folder).unwrap_err().to_string().contains("tokenizer.json"));

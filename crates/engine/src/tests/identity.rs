@@ -119,8 +119,14 @@ fn steps_and_threads_do_not_change_bits() {
 fn documents() -> Vec<Document> {
     let text = |title: &str, text: &str| Document { title: title.to_owned(), text: text.to_owned() };
     vec![
-        text("Harbour", "The harbour master of Ostrava Bay is called Lena Novak. Ships must report by radio on channel 12."),
-        text("Lighthouse", "The lighthouse was built in 1871 and is 34 metres tall. Its lamp turns once every nine seconds."),
+        text(
+            "Harbour",
+            "The harbour master of Ostrava Bay is called Lena Novak. Ships must report by radio on channel 12.",
+        ),
+        text(
+            "Lighthouse",
+            "The lighthouse was built in 1871 and is 34 metres tall. Its lamp turns once every nine seconds.",
+        ),
     ]
 }
 
@@ -129,7 +135,8 @@ fn smollm2_answers_from_documents() {
     let Some(path) = real(SMOLLM2) else { return };
     let engine = engine(&path, Settings::default());
     engine.ingest(&documents(), |_| ()).unwrap();
-    let prompt = engine.prompt(&documents(), "How tall is the lighthouse?", &Instructions::default()).unwrap();
+    let prompt =
+        engine.prompt(&documents(), "How tall is the lighthouse?", &Instructions::default()).unwrap();
     for method in ["vanilla", "a3:ratio=0.3"] {
         let method = refrain_fusion::parse(method).unwrap();
         let mut streamed = String::new();
@@ -146,8 +153,9 @@ fn smollm2_answers_from_documents() {
         let explanation = answer.explanation.unwrap();
         assert!(!explanation.tokens.is_empty() && explanation.recomputed_share <= 1.001);
     }
-    let vanilla: Vec<_> =
-        ["vanilla", "full_reuse", "a3:ratio=1"].map(|m| (m.to_owned(), refrain_fusion::parse(m).unwrap())).into();
+    let vanilla: Vec<_> = ["vanilla", "full_reuse", "a3:ratio=1"]
+        .map(|m| (m.to_owned(), refrain_fusion::parse(m).unwrap()))
+        .into();
     let rows = engine.compare(&prompt, &vanilla, 16).unwrap();
     assert_eq!((rows[0].kl, rows[0].top1, rows[0].speedup), (0.0, 1.0, 1.0));
     assert!(rows[1].kl > rows[2].kl, "{rows:?}");

@@ -2,7 +2,9 @@
 //!
 //! Each oracle is shown to catch the fault it is there for where one is known: the bottom-right mask.
 
-use refrain_fusion::{A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pie, Plan, PromptView, Vanilla};
+use refrain_fusion::{
+    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pie, Plan, PromptView, Vanilla,
+};
 use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};
 
@@ -156,7 +158,9 @@ fn oracle_5_a_wholly_recomputed_first_chunk_is_vanilla_at_every_layer() {
                 let forced = Forced { method: method.as_ref(), rows: rows.clone(), mask };
                 let got = run(engine, &prompt, &forced);
                 let layers = 0..engine.decoder().config().layers;
-                let at = |layer| max_difference(&kv(&vanilla, layer, 0..first.end), &kv(&got, layer, 0..first.end));
+                let at = |layer| {
+                    max_difference(&kv(&vanilla, layer, 0..first.end), &kv(&got, layer, 0..first.end))
+                };
                 layers.map(at).fold(0.0, f32::max)
             };
             assert!(error(Mask::Absolute) <= 1e-4, "{method:?}: {}", error(Mask::Absolute));
@@ -175,9 +179,11 @@ fn oracle_6_recomputed_rows_do_not_feel_what_comes_later() {
         let rows = vec![7, 11, 30, 45];
         for method in recomputing() {
             let moved = |mask| {
-                let forced = Forced { method: method.as_ref(), rows: with_question(&prompt, rows.clone()), mask };
+                let forced =
+                    Forced { method: method.as_ref(), rows: with_question(&prompt, rows.clone()), mask };
                 let (a, b) = (run(engine, &prompt, &forced), run(engine, &changed, &forced));
-                (0..engine.decoder().config().layers).any(|l| kv(&a, l, rows.clone()) != kv(&b, l, rows.clone()))
+                (0..engine.decoder().config().layers)
+                    .any(|l| kv(&a, l, rows.clone()) != kv(&b, l, rows.clone()))
             };
             assert!(!moved(Mask::Absolute), "{method:?}");
             assert!(moved(Mask::BottomRight), "{method:?}: the bottom-right mask went unnoticed");
@@ -196,7 +202,8 @@ fn oracle_7_layers_0_and_1_are_true_and_deeper_ones_are_the_cache() {
             for layer in [0, 1] {
                 assert!(max_difference(&kv(&got, layer, all()), &kv(&vanilla, layer, all())) <= 1e-5);
             }
-            let untouched: Vec<u32> = all().filter(|p| got.work.final_rows.binary_search(p).is_err()).collect();
+            let untouched: Vec<u32> =
+                all().filter(|p| got.work.final_rows.binary_search(p).is_err()).collect();
             assert!(untouched.len() > prompt.document_tokens() / 2);
             for layer in 2..engine.decoder().config().layers {
                 assert_eq!(kv(&got, layer, untouched.clone()), kv(&pie, layer, untouched.clone()));
@@ -222,7 +229,8 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
     let rows = |span: Span| span.range().start * shape.width()..span.range().end * shape.width();
     for layer in 0..shape.layers {
         let value = fresh[layer].1.as_slice().range(rows(prompt.system_span()));
-        let deviations = stats::deviation(value, system[layer].1.as_slice(), shape.width(), stats::Distance::L2);
+        let deviations =
+            stats::deviation(value, system[layer].1.as_slice(), shape.width(), stats::Distance::L2);
         assert!(deviations.iter().all(|d| *d <= 1e-10), "layer {layer}: {deviations:?}");
     }
     let span = prompt.chunk_spans()[1];

