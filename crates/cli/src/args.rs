@@ -31,7 +31,7 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Model: a known name (`refrain pull --list`), a GGUF file, a Hugging Face folder, or hf:ORG/NAME[@REVISION][:FILE]
+    /// Model: a known name (`refrain pull --list`), a GGUF file, a Hugging Face folder, or `hf:ORG/NAME[@REVISION][:FILE]`
     #[arg(long, global = true, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
     pub(crate) model: String,
     /// Folder of the models that `refrain pull` fetches by name [default: ~/.cache/refrain/models]
@@ -111,7 +111,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
-    /// A known name, or hf:ORG/NAME[@REVISION][:FILE]
+    /// A known name, or `hf:ORG/NAME[@REVISION][:FILE]`
     #[arg(required_unless_present = "list")]
     pub(crate) name: Option<String>,
     /// List the known names

@@ -12,7 +12,7 @@ use crate::settings::Context;
 
 const PREFIX: &str = "hf:";
 
-/// `hf:ORG/NAME[@REVISION][:FILE]`
+/// An address `hf:ORG/NAME[@REVISION][:FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     repository: String,

@@ -27,8 +27,8 @@ impl Asked {
         let mut words = self.spec.split(':');
         let entry = refrain_fusion::entry(words.next()?).ok()?;
         let default = entry.options.iter().find(|option| option.name == name)?.default;
-        let given = words.filter_map(|word| word.split_once('=').or(Some((word, "true"))));
-        let given = given.filter(|(key, _)| key.replace('-', "_") == name).next_back();
+        let mut given = words.filter_map(|word| word.split_once('=').or(Some((word, "true"))));
+        let given = given.rfind(|(key, _)| key.replace('-', "_") == name);
         Some(given.map_or(default, |(_, value)| value).to_owned())
     }
 

@@ -1,0 +1,42 @@
+//! Peak memory of a long prompt. A process of its own: the kernel counts the peak for all of it.
+#![cfg(target_os = "linux")]
+
+use std::path::PathBuf;
+
+use refrain_engine::{Engine, Prompt, PromptChunk, Settings};
+use refrain_fusion::Vanilla;
+use refrain_store::Store;
+
+const TOKENS: usize = 4096;
+const MARGIN: usize = 300 << 20;
+
+/// Never an n×n matrix: at 4096 tokens one would be 64 MiB a head.
+#[test]
+fn peak_memory_is_weights_and_cache_and_little_more() {
+    let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).unwrap_or_else(|| {
+        PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/refrain/models")
+    });
+    let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !path.is_file() {
+        eprintln!("skipped: {} is not there; `refrain pull smollm2-135m` fetches it", path.display());
+        return;
+    }
+    let engine = Engine::open(&path, Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
+    let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % 49_152).collect();
+    let chunk = |(i, tokens): (usize, &[u32])| PromptChunk { tokens: tokens.to_vec(), label: i.to_string() };
+    let prompt = Prompt {
+        system: ids[..32].to_vec(),
+        system_reusable: true,
+        chunks: ids[32..TOKENS - 64].chunks(512).enumerate().map(chunk).collect(),
+        question: ids[TOKENS - 64..].to_vec(),
+    };
+    let account = engine.measure(&prompt, &Vanilla).unwrap();
+    assert_eq!(account.prompt_tokens, TOKENS);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    let peak = line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10;
+    let allowed = engine.decoder().weight_bytes() + account.kv_bytes + MARGIN;
+    let mib = |bytes: usize| bytes >> 20;
+    println!("peak {} MiB, allowed {} MiB", mib(peak), mib(allowed));
+    assert!(peak <= allowed, "peak {} MiB is more than {} MiB", mib(peak), mib(allowed));
+}
