@@ -63,12 +63,13 @@ fn line(context: &Context, report: &IngestReport) -> String {
         return format!("{all}: nothing new");
     }
     let speed = rate(report.computed_tokens, Duration::from_secs_f64(report.seconds));
+    let place = tilde(&context.store);
     format!(
-        "{all}: {} new, {} in {} ({speed:.0} tokens/s), {} added to {}",
+        "{all}: {} new, {} in {} ({speed:.0} tokens/s), {} {} {place}",
         count(report.computed, "chunk"),
         count(report.computed_tokens, "token"),
         seconds(report.seconds),
         bytes(report.bytes),
-        tilde(&context.store),
+        if report.not_stored.is_none() { "added to" } else { "but not all of it stored in" },
     )
 }

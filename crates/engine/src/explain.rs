@@ -1,6 +1,6 @@
 //! What the question looked at, for people.
 
-use refrain_kv::{stats, top_k};
+use refrain_kv::top_k;
 use serde::Serialize;
 
 use crate::{Engine, Prompt};
@@ -26,7 +26,7 @@ pub struct Attended {
     pub recomputed: bool,
 }
 
-/// The question's attention at layer 1 (A³ eq. 3, smoothed over 5 tokens) and the rows that were recomputed.
+/// The question's attention at layer 1, summed over heads, and the rows that were recomputed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// The most attended tokens, best first.
@@ -48,9 +48,8 @@ impl Engine {
         let total: f32 = attention.iter().sum::<f32>().max(f32::MIN_POSITIVE);
         let recomputed = |t: u32| rows.binary_search(&(t + start)).is_ok();
         let share = attention.iter().enumerate().filter(|(t, _)| recomputed(*t as u32)).map(|(_, a)| a);
-        let smooth = stats::smooth(attention, 5);
-        let mut order = top_k(&smooth, smooth.len().min(SHOWN * 2 * APART as usize));
-        order.sort_by(|a, b| smooth[*b as usize].total_cmp(&smooth[*a as usize]).then(a.cmp(b)));
+        let mut order = top_k(attention, SHOWN * 2 * APART as usize);
+        order.sort_by(|a, b| attention[*b as usize].total_cmp(&attention[*a as usize]).then(a.cmp(b)));
         let mut shown: Vec<u32> = Vec::new();
         for t in order {
             if shown.len() < SHOWN && shown.iter().all(|s| s.abs_diff(t) >= APART) {

@@ -180,7 +180,7 @@ impl Engine {
 
     /// Whether a token ends an answer.
     pub fn is_end(&self, token: u32) -> bool {
-        self.decoder.config().eos.contains(&token)
+        self.decoder.config().eos.contains(&token) || self.tokenizer.eos_ids().contains(&token)
     }
 
     /// Ids of a user's text; special tokens written in it are ordinary characters.

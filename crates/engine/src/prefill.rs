@@ -167,7 +167,7 @@ impl Prefill<'_> {
             head_dim: config.head_dim,
             capacity: state.cache.capacity(),
         };
-        let (documents, softmax) = (self.view.documents(), stats::Softmax::Concatenated);
+        let (documents, softmax) = (self.view.documents(), stats::Softmax::PerHead);
         stats::question_attention(state.decoder.cpu(), &keys, documents, question, softmax)
     }
 

@@ -1,163 +1,210 @@
-//! Tokenizers: text to ids and back.
+//! Text to token ids and back.
 //!
-//! Built from a GGUF file's vocabulary or a folder's `tokenizer.json`; the work is done by the `tokenizers` crate.
+//! The vocabulary comes from a Hugging Face folder's `tokenizer.json` or from a GGUF file's metadata; both are brought
+//! to one byte-pair-encoding pipeline. Two things differ from what the usual libraries do, because prompts are made of
+//! parts that different people wrote:
+//!
+//! - [`Specials::Plain`] text cannot produce a control token, whatever is written in it.
+//! - A part that continues another ([`Tokenizer::encode_pieces`]) gets no space put before it, as it would get none in
+//!   the middle of one text.
 
 mod detokenizer;
 mod gguf;
+mod hf;
+mod pipeline;
+mod pre;
+mod spm;
 
-pub use detokenizer::Detokenizer;
+use std::path::Path;
 
-use std::path::{Path, PathBuf};
-
-use serde_json::Value as Json;
-use tokenizers::tokenizer::{Model as _, Normalizer as _, OffsetType, PreTokenizer as _};
-use tokenizers::{NormalizedString, PreTokenizedString, Tokenizer as Inner};
-
-use crate::error::{ModelError, Result};
+pub use self::detokenizer::Detokenizer;
+use self::pipeline::{Pipeline, Recipe};
+use crate::chat_template::Piece;
+use crate::error::Result;
 use crate::files::ModelFiles;
-use crate::template::Piece;
+use crate::gguf::Gguf;
 
-/// Whether special tokens written in a text are recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What special tokens written in a text mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Specials {
-    /// `<|im_end|>` is one token: for text of a chat template.
+    /// They are recognised: for text that the model's own chat template wrote.
     Parse,
-    /// `<|im_end|>` is ten ordinary characters: for text of users and documents.
+    /// They are ordinary characters: for text that a user wrote. Added tokens that are neither control tokens nor look
+    /// like markup (runs of spaces, say) are still recognised, as they are in the text that the model learned from.
     Plain,
 }
 
-/// Text to token ids and back.
+/// The text of the tokens that a chat template may write.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub(crate) bos: Option<String>,
+    pub(crate) eos: Option<String>,
+}
+
+/// A model's tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: Inner,
-    path: PathBuf,
+    pipeline: Pipeline,
+    spelling: Spelling,
     bos: Option<u32>,
+    eos: Vec<u32>,
+    special: Vec<u32>,
+}
+
+/// How the vocabulary writes bytes and spaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    /// GPT-2's: each byte is one printable character.
+    ByteLevel,
+    /// SentencePiece's: a space is `▁`, a byte that no token has is `<0x0A>`.
+    Spaces {
+        /// Whether encoding puts a space before the text, which decoding takes away.
+        prefixed: bool,
+    },
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model's files.
+    /// The tokenizer of an opened model.
     ///
     /// # Errors
-    /// If it is missing, malformed or of an unsupported kind.
-    pub fn open(files: &ModelFiles) -> Result<Tokenizer> {
-        match (files.gguf(), files.folder()) {
-            (Some(gguf), _) => gguf::read(gguf),
-            (None, Some(folder)) => Tokenizer::from_folder(folder),
-            (None, None) => Err(fail(files.path(), "there is no tokenizer")),
-        }
-    }
-
-    /// The tokenizer of a Hugging Face folder: `tokenizer.json`, and `tokenizer_config.json` for its BOS rule.
-    ///
-    /// # Errors
-    /// If `tokenizer.json` is missing or malformed.
-    pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
-        let path = folder.join("tokenizer.json");
-        if !path.is_file() {
-            return Err(fail(&path, "the file is missing; the folder must hold the model's tokenizer.json"));
-        }
-        let inner = Inner::from_file(&path).map_err(|error| fail(&path, &error.to_string()))?;
-        let config = read_json(&folder.join("tokenizer_config.json"))?;
-        let name = special_name(&config, "bos_token");
-        let named = name.and_then(|name| inner.token_to_id(&name));
-        let bos = match config.get("add_bos_token").and_then(Json::as_bool) {
-            Some(add) => named.filter(|_| add),
-            // What the file's own template adds to an empty text begins with BOS, or there is none.
-            None => {
-                let empty = inner.encode_fast("", true).map_err(|error| fail(&path, &error.to_string()))?;
-                empty.get_ids().first().copied().filter(|first| named == Some(*first))
-            }
+    /// [`ModelError::Tokenizer`](crate::ModelError::Tokenizer) if it is missing, malformed or of an unsupported kind,
+    /// and the errors of reading JSON files and GGUF metadata.
+    pub fn open(files: &ModelFiles) -> Result<Self> {
+        let mut tokenizer = match files.gguf() {
+            Some(gguf) => Self::from_gguf(gguf)?,
+            None => Self::from_folder(files.path())?,
         };
-        Ok(Tokenizer { inner, path, bos })
+        tokenizer.eos.extend(&files.config().eos);
+        tokenizer.eos.sort_unstable();
+        tokenizer.eos.dedup();
+        Ok(tokenizer)
     }
 
-    /// Ids of `text`; BOS is never added.
+    /// The tokenizer in a GGUF file's metadata.
     ///
     /// # Errors
-    /// If the tokenizer refuses the text.
+    /// As [`Tokenizer::open`].
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        Self::build(gguf::recipe(gguf)?)
+    }
+
+    /// The tokenizer of a Hugging Face folder: `tokenizer.json` and, if it is there, `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::open`].
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        Self::build(hf::recipe(folder)?)
+    }
+
+    fn build(recipe: Recipe) -> Result<Self> {
+        let (spelling, bos, mut eos) = (recipe.spelling, recipe.bos, recipe.eos.clone());
+        let special = recipe.added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        eos.sort_unstable();
+        eos.dedup();
+        Ok(Self { pipeline: Pipeline::build(recipe)?, spelling, bos, eos, special })
+    }
+
+    /// The ids of a text that stands alone. BOS is never added.
+    ///
+    /// # Errors
+    /// [`ModelError::Encode`](crate::ModelError::Encode) if the vocabulary has no way to write a character.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
-        let ids = match specials {
-            Specials::Parse => {
-                self.inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
-            }
-            Specials::Plain => self.encode_plain(text),
-        };
-        ids.map_err(|error| fail(&self.path, &error.to_string()))
+        self.pipeline.encode(text, specials)
     }
 
-    /// The tokenizer's steps without the one that looks for added tokens.
-    fn encode_plain(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
-        if text.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut normalized = NormalizedString::from(text);
-        if let Some(normalizer) = self.inner.get_normalizer() {
-            normalizer.normalize(&mut normalized)?;
-        }
-        let mut pieces = PreTokenizedString::from(normalized);
-        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut pieces)?;
-        }
-        pieces.tokenize(|piece| self.inner.get_model().tokenize(piece.get()))?;
-        Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
-    }
-
-    /// Ids of the pieces of a part of a prompt, each tokenised once, alone.
+    /// The ids of a text in pieces. Each piece is tokenised once, alone, literal ones with their special tokens. BOS
+    /// is there only if a literal piece has it.
     ///
     /// # Errors
-    /// If the tokenizer refuses a text.
+    /// As [`Tokenizer::encode`].
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
+        let mut ids: Vec<u32> = Vec::new();
         for piece in pieces {
             let specials = if piece.literal { Specials::Parse } else { Specials::Plain };
-            ids.extend(self.encode(&piece.text, specials)?);
+            let more = match ids.last() {
+                Some(last) => self.pipeline.encode_after(*last, &piece.text, specials)?,
+                None => self.pipeline.encode(&piece.text, specials)?,
+            };
+            ids.extend(more);
         }
         Ok(ids)
     }
 
-    /// Text of `ids`; bytes that are no UTF-8 become U+FFFD. Ids without a token are passed over.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        self.inner.decode(ids, skip_special).unwrap_or_default()
-    }
-
-    /// The id that stands before a sequence, by the model's own rule; none for models such as Qwen.
+    /// The token to put before a prompt, by the file's own rule. None for models that use none, whatever token their
+    /// files call BOS.
+    #[must_use]
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// A token as the vocabulary spells it.
+    /// The tokens that end an answer, in ascending order.
+    #[must_use]
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// The control tokens, in ascending order: those that stand for no text.
+    #[must_use]
+    pub fn special_ids(&self) -> &[u32] {
+        &self.special
+    }
+
+    /// Whether a token is a control token.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.binary_search(&id).is_ok()
+    }
+
+    /// A token as the vocabulary writes it (`Ġthe`, `▁the`, `<|im_end|>`); none if there is no such token.
+    #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.pipeline.token_text(id)
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token as the vocabulary writes it; none if there is no such token.
+    #[must_use]
     pub fn token_id(&self, text: &str) -> Option<u32> {
-        self.inner.token_to_id(text)
+        self.pipeline.token_id(text)
     }
 
-    /// Number of tokens, added ones included.
+    /// The number of ids: the greatest one plus 1. The model's embedding may have more rows.
+    #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.pipeline.vocab_size()
+    }
+
+    /// The text of tokens. Bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut text = String::new();
+        let mut detokenizer = Detokenizer::default();
+        for id in ids.iter().filter(|id| !(skip_special && self.is_special(**id))) {
+            text.extend(detokenizer.add(self, *id));
+        }
+        text.extend(detokenizer.finish());
+        text
+    }
+
+    /// Appends the bytes that a token stands for.
+    fn push_bytes(&self, id: u32, out: &mut Vec<u8>) {
+        let Some(text) = self.pipeline.token_text(id) else { return };
+        match self.spelling {
+            _ if self.pipeline.is_added(id) => out.extend(text.as_bytes()),
+            Spelling::ByteLevel => detokenizer::push_byte_level(&text, out),
+            Spelling::Spaces { .. } => detokenizer::push_spaces(&text, out),
+        }
     }
 }
 
-fn fail(path: &Path, message: &str) -> ModelError {
-    ModelError::Tokenizer { path: path.to_owned(), message: message.to_owned() }
-}
-
-/// A JSON file, or null if it is not there.
-pub(crate) fn read_json(path: &Path) -> Result<Json> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| fail(path, &error.to_string())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Json::Null),
-        Err(source) => Err(ModelError::Io { path: path.to_owned(), source }),
+/// The text of BOS and EOS of an opened model, for its chat template.
+///
+/// # Errors
+/// If the files that say so cannot be read.
+pub(crate) fn marks(files: &ModelFiles) -> Result<Marks> {
+    match files.gguf() {
+        Some(gguf) => gguf::marks(gguf),
+        None => hf::marks(files.path()),
     }
-}
-
-/// `"bos_token": "<s>"` or `{"content": "<s>"}`.
-pub(crate) fn special_name(config: &Json, key: &str) -> Option<String> {
-    let value = config.get(key)?;
-    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
 #[cfg(test)]

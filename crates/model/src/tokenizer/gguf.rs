@@ -1,182 +1,172 @@
-//! A tokenizer out of GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+//! A tokenizer in a GGUF file's metadata.
+//!
+//! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use tokenizers::decoders::byte_fallback::ByteFallback;
-use tokenizers::decoders::fuse::Fuse;
-use tokenizers::decoders::sequence::Sequence as Decoders;
-use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence as Normalizers};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::digits::Digits;
-use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizers;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{AddedToken, DecoderWrapper, SplitDelimiterBehavior, Tokenizer as Inner};
+use serde_json::{Value, json};
+use tokenizers::AddedToken;
 
-use super::{Tokenizer, fail};
-use crate::error::Result;
+use super::pipeline::{Recipe, is_markup};
+use super::{Marks, Spelling, pre, spm};
+use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
-/// Token types of `tokenizer.ggml.token_type`.
+/// ggml's token types.
+const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
 
-/// Letters, up to three digits, punctuation, line breaks, spaces: Llama 3 (and GPT-4).
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// The same with single digits: Qwen2.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words split where capitals begin: Mistral's Tekken.
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// The same with contractions and up to three digits: GPT-4o, Phi-4-mini.
-const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Phi-3's tokens that keep the white space after them; its other added tokens take it away. No key says so.
+const PHI3_KEEPS_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// How a byte-level vocabulary cuts text before merging.
-enum Cut {
-    /// GPT-2's pattern, which the byte-level step has built in.
-    Gpt2,
-    /// Single digits first, then GPT-2's pattern.
-    Digits,
-    Pattern(&'static str),
+fn wrong(gguf: &Gguf, message: String) -> ModelError {
+    ModelError::Tokenizer { path: gguf.path().to_owned(), message }
 }
 
-const KNOWN: &str = "default, gpt-2, smollm, llama-bpe, qwen2, tekken, dbrx, gpt-4o";
+/// The text of BOS and EOS.
+pub(super) fn marks(gguf: &Gguf) -> Result<Marks> {
+    let tokens = gguf.opt_strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let text = |key: &str| -> Result<Option<String>> {
+        Ok(gguf.opt_u32(key)?.and_then(|id| tokens.get(id as usize)).cloned())
+    };
+    Ok(Marks { bos: text("tokenizer.ggml.bos_token_id")?, eos: text("tokenizer.ggml.eos_token_id")? })
+}
 
-pub(super) fn read(gguf: &Gguf) -> Result<Tokenizer> {
-    let tokens = gguf.get_strings("tokenizer.ggml.tokens")?;
-    if tokens.is_empty() {
-        return Err(fail(gguf.path(), "tokenizer.ggml.tokens is empty"));
+pub(super) fn recipe(gguf: &Gguf) -> Result<Recipe> {
+    let kind = gguf.get_str("tokenizer.ggml.model")?;
+    match kind {
+        "gpt2" => byte_level(gguf),
+        "llama" => sentence_piece(gguf),
+        _ => Err(wrong(
+            gguf,
+            format!(
+                "the tokenizer 'tokenizer.ggml.model' = '{kind}' is not supported; supported are gpt2, llama"
+            ),
+        )),
+    }
+}
+
+/// A GPT-2 vocabulary with merges.
+fn byte_level(gguf: &Gguf) -> Result<Recipe> {
+    let name = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
+    let pre = pre::lookup(name).ok_or_else(|| {
+        let supported = pre::SUPPORTED;
+        let what = format!("the pre-tokenizer 'tokenizer.ggml.pre' = '{name}' is not supported");
+        wrong(gguf, format!("{what}; supported are {supported}"))
+    })?;
+    let mut recipe = tokens(gguf, pre.add_bos, None)?;
+    for merge in gguf.get_strings("tokenizer.ggml.merges")? {
+        // The first character belongs to the left half whatever it is.
+        let cut = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+        let (left, right) = cut
+            .and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
+            .ok_or_else(|| wrong(gguf, format!("the merge '{merge}' is not of two tokens")))?;
+        recipe.merges.push((left.to_owned(), right.to_owned()));
+    }
+    recipe.ignore_merges = pre.ignore_merges;
+    recipe.normalizer = pre.normalizer;
+    recipe.pre_tokenizer = pre.pre_tokenizer;
+    Ok(recipe)
+}
+
+/// A SentencePiece vocabulary with scores.
+fn sentence_piece(gguf: &Gguf) -> Result<Recipe> {
+    let mut recipe = tokens(gguf, true, Some((1, 2)))?;
+    let all = gguf.get_strings("tokenizer.ggml.tokens")?;
+    let scores = gguf.opt_f32s("tokenizer.ggml.scores")?.unwrap_or_default();
+    if scores.len() != all.len() {
+        return Err(wrong(gguf, format!("{} tokens have {} scores", all.len(), scores.len())));
+    }
+    let unknown = gguf.opt_u32("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
+    let unknown = all.get(unknown as usize).ok_or_else(|| {
+        wrong(gguf, format!("the unknown token {unknown} is not among {} tokens", all.len()))
+    })?;
+    if let Some(long) = recipe.vocab.keys().find(|piece| piece.len() > spm::MAX_PIECE) {
+        return Err(wrong(gguf, format!("a token has {} bytes, more than {}", long.len(), spm::MAX_PIECE)));
     }
     let types = gguf.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
-    if !types.is_empty() && types.len() != tokens.len() {
-        let message =
-            format!("{} token types for {} tokens; fetch the file again", types.len(), tokens.len());
-        return Err(fail(gguf.path(), &message));
-    }
-    let model = gguf.get_str("tokenizer.ggml.model")?;
-    let (mut inner, default_bos) = match model {
-        "gpt2" => byte_level(gguf, tokens)?,
-        "llama" => sentence_piece(gguf, tokens, types)?,
-        other => {
-            let message = format!("tokenizer.ggml.model is '{other}'; supported are gpt2 and llama");
-            return Err(fail(gguf.path(), &message));
-        }
+    let is_piece = |id: &u32, piece: &str| {
+        let byte = types.get(*id as usize) == Some(&BYTE);
+        recipe.vocab.get(piece) == Some(id) && !recipe.added.contains_key(id) && !byte
     };
-    let strip = model == "llama" && gguf.opt_str("general.architecture")? == Some("phi3");
-    let added = tokens.iter().zip(types).filter(|(_, kind)| [CONTROL, USER_DEFINED].contains(*kind));
-    let added: Vec<AddedToken> = added.map(|(text, kind)| added_token(text, *kind, strip)).collect();
-    inner.add_tokens(added).map_err(|error| fail(gguf.path(), &error.to_string()))?;
-    let add_bos = gguf.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(default_bos);
-    let bos = gguf.opt_u32("tokenizer.ggml.bos_token_id")?;
-    let bos = bos.filter(|id| add_bos && (*id as usize) < tokens.len());
-    Ok(Tokenizer { inner, path: gguf.path().to_owned(), bos })
+    let pieces: Vec<(&str, f32)> = (0..)
+        .zip(all.iter().zip(scores))
+        .filter(|(id, (piece, _))| is_piece(id, piece))
+        .map(|(_, (piece, score))| (piece.as_str(), *score))
+        .collect();
+    recipe.merges = spm::merges(&pieces);
+    let prefixed = gguf.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
+    if prefixed {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
+    }
+    recipe.normalizer = json!({"type": "Sequence", "normalizers": normalizers});
+    recipe.spelling = Spelling::Spaces { prefixed };
+    recipe.unknown = Some(unknown.clone());
+    recipe.fuse_unknown = true;
+    recipe.byte_fallback = true;
+    Ok(recipe)
 }
 
-/// Phi-3's own tokenizer lets its special tokens swallow the white space after them; GGUF does not record that.
-fn added_token(text: &str, kind: i32, strip: bool) -> AddedToken {
-    let strips = strip && kind == CONTROL && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
-    AddedToken::from(text, kind == CONTROL).normalized(false).rstrip(strips)
-}
-
-fn byte_level(gguf: &Gguf, tokens: &[String]) -> Result<(Inner, bool)> {
-    let wrong = |error: tokenizers::Error| fail(gguf.path(), &error.to_string());
-    let name = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
-    let cut = match name {
-        "default" | "gpt-2" | "gpt2" | "phi-2" => Cut::Gpt2,
-        "smollm" | "starcoder" | "refact" | "command-r" => Cut::Digits,
-        "llama-bpe" | "llama3" | "llama-v3" | "dbrx" | "smaug-bpe" => Cut::Pattern(LLAMA3),
-        "qwen2" | "deepseek-r1-qwen" => Cut::Pattern(QWEN2),
-        "tekken" => Cut::Pattern(TEKKEN),
-        "gpt-4o" => Cut::Pattern(GPT4O),
-        other => {
-            let message = format!(
-                "the pre-tokenizer '{other}' (tokenizer.ggml.pre) is not supported; supported are {KNOWN}"
-            );
-            return Err(fail(gguf.path(), &message));
+/// What both kinds share: the tokens by type, BOS and EOS. `marks` are BOS and EOS where the file names none.
+fn tokens(gguf: &Gguf, add_bos: bool, marks: Option<(u32, u32)>) -> Result<Recipe> {
+    let all = gguf.get_strings("tokenizer.ggml.tokens")?;
+    let types = gguf.opt_i32s("tokenizer.ggml.token_type")?;
+    if let Some(types) = types.filter(|types| types.len() != all.len()) {
+        return Err(wrong(gguf, format!("{} tokens have {} types", all.len(), types.len())));
+    }
+    let id_of = |name: &str, default: Option<u32>| -> Result<Option<u32>> {
+        let key = format!("tokenizer.ggml.{name}");
+        let id = gguf.opt_u32(&key)?;
+        if let Some(id) = id.filter(|id| *id as usize >= all.len()) {
+            return Err(wrong(gguf, format!("the token {id} of '{key}' is not among {} tokens", all.len())));
         }
+        Ok(id.or(default.filter(|id| (*id as usize) < all.len())))
     };
-    let mut merges = Vec::new();
-    for (index, merge) in gguf.get_strings("tokenizer.ggml.merges")?.iter().enumerate() {
-        let Some((left, right)) = merge.split_once(' ') else {
-            return Err(fail(
-                gguf.path(),
-                &format!("merge {index} of tokenizer.ggml.merges is not two tokens"),
-            ));
-        };
-        merges.push((left.to_owned(), right.to_owned()));
-    }
-    let whole_words = matches!(name, "llama-bpe" | "llama3" | "llama-v3" | "tekken");
-    let model = BPE::builder().vocab_and_merges(vocabulary(tokens), merges).ignore_merges(whole_words);
-    let mut inner = Inner::new(model.build().map_err(wrong)?);
-    let bytes = |pattern| PreTokenizerWrapper::from(ByteLevel::new(false, false, pattern));
-    let first: Option<PreTokenizerWrapper> = match cut {
-        Cut::Gpt2 => None,
-        Cut::Digits => Some(Digits::new(true).into()),
-        Cut::Pattern(pattern) => {
-            let pattern = SplitPattern::Regex(pattern.to_owned());
-            Some(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(wrong)?.into())
+    let bos = id_of("bos_token_id", marks.map(|(bos, _)| bos))?;
+    let add_bos = gguf.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
+    let mut eos = Vec::new();
+    eos.extend(id_of("eos_token_id", marks.map(|(_, eos)| eos))?);
+    eos.extend(id_of("eot_token_id", None)?);
+    eos.extend(id_of("eom_token_id", None)?);
+
+    let name = gguf.opt_str("general.name")?.unwrap_or_default().to_lowercase();
+    let phi3 = name.contains("phi-3") || name.contains("phi3");
+    let (mut vocab, mut added, mut unused) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
+    for (id, token) in (0u32..).zip(all) {
+        let kind = types.and_then(|types| types.get(id as usize)).copied().unwrap_or_default();
+        // Some files give these no type, or a wrong one.
+        let named = (eos.contains(&id) || bos == Some(id)) && is_markup(token);
+        let special = named || matches!(kind, UNKNOWN | CONTROL);
+        if token.is_empty() || (kind == UNUSED && !named) {
+            unused.insert(id, token.clone());
+            continue;
         }
-    };
-    let own_pattern = !matches!(cut, Cut::Pattern(_));
-    let steps: Vec<PreTokenizerWrapper> = first.into_iter().chain([bytes(own_pattern)]).collect();
-    inner.with_pre_tokenizer(Some(PreTokenizers::new(steps)));
-    inner.with_decoder(Some(ByteLevel::new(false, false, false)));
-    if matches!(name, "qwen2" | "deepseek-r1-qwen") {
-        inner.with_normalizer(Some(NFC)).map_err(wrong)?;
-    }
-    Ok((inner, whole_words))
-}
-
-fn sentence_piece(gguf: &Gguf, tokens: &[String], types: &[i32]) -> Result<(Inner, bool)> {
-    let wrong = |error: tokenizers::Error| fail(gguf.path(), &error.to_string());
-    let scores = gguf.opt_f32s("tokenizer.ggml.scores")?.unwrap_or_default();
-    if scores.len() != tokens.len() {
-        let message = format!("{} scores for {} tokens; fetch the file again", scores.len(), tokens.len());
-        return Err(fail(gguf.path(), &message));
-    }
-    let unknown = gguf.opt_u32("tokenizer.ggml.unknown_token_id")?.unwrap_or(0) as usize;
-    let model = BPE::builder()
-        .vocab_and_merges(vocabulary(tokens), merges(tokens, types, scores))
-        .byte_fallback(true)
-        .fuse_unk(true)
-        .unk_token(tokens.get(unknown).unwrap_or(&tokens[0]).clone());
-    let mut inner = Inner::new(model.build().map_err(wrong)?);
-    let prefix = gguf.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    let spaces = Replace::new(" ", "▁").map_err(wrong)?;
-    let prepend = prefix.then(|| NormalizerWrapper::from(Prepend::new("▁".to_owned())));
-    let normalizers = prepend.into_iter().chain([spaces.into()]).collect();
-    inner.with_normalizer(Some(Normalizers::new(normalizers))).map_err(wrong)?;
-    let spaces = Replace::new("▁", " ").map_err(wrong)?;
-    let mut decoders: Vec<DecoderWrapper> =
-        vec![spaces.into(), ByteFallback::new().into(), Fuse::new().into()];
-    if prefix {
-        decoders.push(Strip::new(' ', 1, 0).into());
-    }
-    inner.with_decoder(Some(Decoders::new(decoders)));
-    Ok((inner, true))
-}
-
-/// A token that stands twice keeps its first id.
-fn vocabulary(tokens: &[String]) -> Vocab {
-    tokens.iter().enumerate().rev().map(|(id, token)| (token.clone(), id as u32)).collect()
-}
-
-/// SentencePiece joins the pair whose result has the highest score; BPE wants the pairs in that order.
-fn merges(tokens: &[String], types: &[i32], scores: &[f32]) -> Vec<(String, String)> {
-    let ids: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(id, t)| (t.as_str(), id)).collect();
-    let ordinary = |id: usize| types.get(id).is_none_or(|kind| *kind == 1);
-    let mut pairs: Vec<(f32, usize, usize)> = Vec::new();
-    for (id, token) in tokens.iter().enumerate().filter(|(id, _)| ordinary(*id)) {
-        for (at, _) in token.char_indices().skip(1) {
-            if let (Some(left), Some(right)) = (ids.get(&token[..at]), ids.get(&token[at..]))
-                && ordinary(*left)
-                && ordinary(*right)
-            {
-                pairs.push((scores[id], *left, *right));
-            }
+        if special || kind == USER_DEFINED {
+            let strips = phi3 && !PHI3_KEEPS_SPACE.contains(&token.as_str());
+            added.insert(id, AddedToken::from(token, special).normalized(false).rstrip(strips));
+        }
+        if let Some(other) = vocab.insert(token.clone(), id) {
+            return Err(wrong(gguf, format!("the token '{token}' is there twice, as {other} and {id}")));
         }
     }
-    pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    pairs.into_iter().map(|(_, left, right)| (tokens[left].clone(), tokens[right].clone())).collect()
+    Ok(Recipe {
+        path: gguf.path().to_owned(),
+        vocab,
+        merges: Vec::new(),
+        added,
+        unused,
+        unknown: None,
+        fuse_unknown: false,
+        byte_fallback: false,
+        ignore_merges: false,
+        normalizer: Value::Null,
+        pre_tokenizer: Value::Null,
+        spelling: Spelling::ByteLevel,
+        bos: bos.filter(|_| add_bos),
+        eos,
+    })
 }

@@ -1,0 +1,176 @@
+//! Chat templates: the Jinja programs that models bring along to write a conversation as one text.
+//!
+//! A prompt is made of parts that different people wrote, and a user's text must not be able to pass for the
+//! template's. So the template is rendered once with placeholders for all that is not its own, and cut at them
+//! ([`ChatTemplate::split`]); a rendered text is never searched for what a user wrote.
+
+mod environment;
+mod split;
+
+use std::path::Path;
+
+use minijinja::{Environment, Value, context};
+use serde::{Deserialize, Serialize};
+
+pub use self::split::{Layout, Piece, PromptParts};
+use crate::error::{ModelError, Result};
+use crate::files::ModelFiles;
+use crate::gguf::Gguf;
+use crate::safetensors::read_json;
+use crate::tokenizer::{Marks, marks};
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who says it: `system`, `user` or `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// A model's chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    marks: Marks,
+}
+
+/// A chat template in a file: one, or several by name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Source {
+    One(String),
+    Named(Vec<NamedSource>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedSource {
+    name: String,
+    template: String,
+}
+
+/// `tokenizer_config.json` or `chat_template.json`, as far as the template goes.
+#[derive(Debug, Deserialize)]
+struct TemplateFile {
+    chat_template: Option<Source>,
+}
+
+impl ChatTemplate {
+    /// The template of an opened model: `tokenizer.chat_template` of a GGUF file; of a folder `chat_template.jinja`,
+    /// `chat_template.json` or the entry in `tokenizer_config.json`. `None` if the model has none.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`] if it is no valid template, and the errors of reading the files.
+    pub fn open(files: &ModelFiles) -> Result<Option<Self>> {
+        let source = match files.gguf() {
+            Some(gguf) => gguf_source(gguf)?,
+            None => folder_source(files.path())?,
+        };
+        let Some(source) = source else { return Ok(None) };
+        let Marks { bos, eos } = marks(files)?;
+        Self::new(&source, bos.as_deref(), eos.as_deref()).map(Some)
+    }
+
+    /// A template from its source, and the text of the BOS and EOS tokens that it may write.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`] if it is no valid template.
+    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
+        split::check_source(source)?;
+        let environment = environment::environment(source)
+            .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))?;
+        let marks = Marks { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
+        Ok(Self { environment, marks })
+    }
+
+    /// The whole conversation as one text, as the model's authors would write it. Nothing in it tells the template's
+    /// text from a user's: for prompts there is [`ChatTemplate::split`].
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`] if the template refuses the conversation.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.try_render(messages, add_generation_prompt)
+            .map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))
+    }
+
+    fn try_render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, minijinja::Error> {
+        let pairs = |turn: &Message| {
+            Value::from_pairs([("role", turn.role.as_str()), ("content", turn.content.as_str())])
+        };
+        let messages: Vec<Value> = messages.iter().map(pairs).collect();
+        let none = Value::from(());
+        // As in transformers: absent tools are none, not undefined; an absent token is undefined.
+        let mark = |mark: &Option<String>| mark.as_deref().map_or(Value::UNDEFINED, Value::from);
+        self.environment.get_template(environment::NAME)?.render(context! {
+            messages => messages,
+            add_generation_prompt => add_generation_prompt,
+            bos_token => mark(&self.marks.bos),
+            eos_token => mark(&self.marks.eos),
+            tools => none.clone(),
+            documents => none,
+        })
+    }
+}
+
+fn template_error(message: String) -> ModelError {
+    ModelError::ChatTemplate { message }
+}
+
+/// What the engine says, with the errors behind it.
+fn describe(error: &minijinja::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+fn gguf_source(gguf: &Gguf) -> Result<Option<String>> {
+    Ok(gguf.opt_str("tokenizer.chat_template")?.map(str::to_owned))
+}
+
+fn folder_source(folder: &Path) -> Result<Option<String>> {
+    /// Real ones have up to some 20 KiB.
+    const MAX: u64 = 1 << 20;
+    let path = folder.join("chat_template.jinja");
+    if path.is_file() {
+        let io = |source| ModelError::Io { path: path.clone(), source };
+        let size = std::fs::metadata(&path).map_err(io)?.len();
+        if size > MAX {
+            return Err(template_error(format!("in {} has {size} bytes, more than {MAX}", path.display())));
+        }
+        return std::fs::read_to_string(&path).map_err(io).map(Some);
+    }
+    for name in ["chat_template.json", "tokenizer_config.json"] {
+        let path = folder.join(name);
+        if path.is_file()
+            && let Some(source) = read_json::<TemplateFile>(&path)?.chat_template
+        {
+            return chosen(source, &path).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// The template for conversations, of those that a file has.
+fn chosen(source: Source, path: &Path) -> Result<String> {
+    match source {
+        Source::One(source) => Ok(source),
+        Source::Named(named) => {
+            let default = named.into_iter().find(|source| source.name == "default");
+            default.map(|source| source.template).ok_or_else(|| {
+                template_error(format!("in {} has no variant named 'default'", path.display()))
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "chat_template_tests.rs"]
+mod tests;

@@ -1,0 +1,228 @@
+//! The Jinja environment that chat templates expect: that of transformers.
+//!
+//! <https://github.com/huggingface/transformers/blob/main/src/transformers/utils/chat_template_utils.py>
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Kwargs;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::Serialize;
+
+/// The name of the one template.
+pub(super) const NAME: &str = "chat_template";
+
+/// Instructions that a rendering may take: a message takes some hundred.
+const FUEL: u64 = 20_000_000;
+
+/// An environment with the template in it.
+pub(super) fn environment(source: &str) -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_fuel(Some(FUEL));
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", |format: String| strftime(&format, seconds_now()));
+    environment.add_filter("tojson", to_json);
+    environment.add_template_owned(NAME, without_generation_blocks(source))?;
+    Ok(environment)
+}
+
+/// What templates call to refuse a conversation.
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// `{% generation %}` marks the answer for training; here it is a block that is always there.
+fn without_generation_blocks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        rest = tag;
+        let Some(end) = tag.find("%}") else { break };
+        let inner = &tag[..end];
+        let block = match inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => continue,
+        };
+        let sign =
+            |c: Option<char>| c.filter(|c| matches!(c, '-' | '+')).map(String::from).unwrap_or_default();
+        let (open, close) = (sign(inner.chars().next()), sign(inner.chars().last()));
+        out.push_str(&format!("{open} {block} {close}"));
+        rest = &tag[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `tojson` as Python writes it: `json.dumps(value, ensure_ascii=False, indent=indent)`.
+fn to_json(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+    let wrong = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
+    let mut out = Vec::new();
+    match kwargs.get::<Option<usize>>("indent")? {
+        Some(indent) => {
+            let indent = " ".repeat(indent.min(16));
+            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
+                .map_err(wrong)?;
+        }
+        None => {
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Python)).map_err(wrong)?;
+        }
+    }
+    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+}
+
+/// JSON on one line, with spaces after commas and colons.
+struct Python;
+
+impl serde_json::ser::Formatter for Python {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+/// Python's `strftime` in UTC, `now` in seconds since 1970; the English names, and what templates use of it.
+fn strftime(format: &str, now: u64) -> Result<String, Error> {
+    let (year, month, day, day_of_year) = date(now / 86_400);
+    let (hour, minute, second) = (now / 3600 % 24, now / 60 % 60, now % 60);
+    let (month_name, day_name) = (MONTHS[month - 1], DAYS[((now / 86_400 + 4) % 7) as usize]);
+    let hour12 = (hour + 11) % 12 + 1;
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let mut code = chars.next();
+        let bare = code == Some('-');
+        if bare {
+            code = chars.next();
+        }
+        let number =
+            |value: u64, width: usize| if bare { value.to_string() } else { format!("{value:0width$}") };
+        out.push_str(&match code {
+            Some('Y') => year.to_string(),
+            Some('y') => number(year % 100, 2),
+            Some('m') => number(month as u64, 2),
+            Some('d') => number(day, 2),
+            Some('e') => format!("{day:2}"),
+            Some('j') => number(day_of_year, 3),
+            Some('H') => number(hour, 2),
+            Some('I') => number(hour12, 2),
+            Some('M') => number(minute, 2),
+            Some('S') => number(second, 2),
+            Some('p') => (if hour < 12 { "AM" } else { "PM" }).to_owned(),
+            Some('B') => month_name.to_owned(),
+            Some('b' | 'h') => month_name[..3].to_owned(),
+            Some('A') => day_name.to_owned(),
+            Some('a') => day_name[..3].to_owned(),
+            Some('F') => format!("{year}-{month:02}-{day:02}"),
+            Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('Z') => "UTC".to_owned(),
+            Some('z') => "+0000".to_owned(),
+            Some('%') => "%".to_owned(),
+            other => {
+                let code = other.map(String::from).unwrap_or_default();
+                let message = format!("strftime_now does not know '%{code}' of '{format}'");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        });
+    }
+    Ok(out)
+}
+
+/// Year, month, day of the month and of the year (all from 1) of a day counted from 1970-01-01.
+fn date(days: u64) -> (u64, usize, u64, u64) {
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    // 400 years are 146,097 days, whichever they are.
+    let (mut year, mut rest) = (1970 + days / 146_097 * 400, days % 146_097);
+    while rest >= 365 + u64::from(leap(year)) {
+        rest -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let day_of_year = rest + 1;
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 1;
+    for length in lengths {
+        if rest < length {
+            break;
+        }
+        rest -= length;
+        month += 1;
+    }
+    (year, month, rest + 1, day_of_year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_written_as_python_does() {
+        let format = "%d %b %Y|%A, %-d %B %y|%H:%M:%S|%I %p|%j|%F|%e|%%";
+        assert_eq!(
+            strftime(format, 1_709_210_096).unwrap(),
+            "29 Feb 2024|Thursday, 29 February 24|12:34:56|12 PM|060|2024-02-29|29|%"
+        );
+        assert_eq!(strftime("%a %F %-I %p", 0).unwrap(), "Thu 1970-01-01 12 AM");
+        assert_eq!(strftime("%F %T", 4_107_542_399).unwrap(), "2100-02-28 23:59:59");
+        assert_eq!(strftime("%F", 4_107_542_400).unwrap(), "2100-03-01");
+        assert_eq!(strftime("%F", 951_782_400).unwrap(), "2000-02-29");
+        assert!(strftime("%Q", 0).unwrap_err().to_string().contains("%Q"));
+        assert!(strftime("%", 0).is_err() && strftime("%-", 0).is_err());
+        strftime("%F", u64::MAX).unwrap();
+    }
+
+    #[test]
+    fn generation_blocks_are_always_there() {
+        let source = "a{%- generation -%} b {% endgeneration %}{% if x %}{%generation%}{%endgeneration%}{% endif %}{% c";
+        assert_eq!(
+            without_generation_blocks(source),
+            "a{%- if true -%} b {% endif %}{% if x %}{% if true %}{% endif %}{% endif %}{% c"
+        );
+    }
+}

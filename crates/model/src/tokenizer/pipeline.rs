@@ -1,0 +1,352 @@
+//! Byte-pair encoding behind added tokens, a normaliser and a pre-tokenizer, as in Hugging Face's `tokenizers`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tokenizers::models::bpe::{BPE, BpeTrainer, Vocab};
+use tokenizers::{
+    AddedToken, AddedVocabulary, Model, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer, PreTokenizerWrapper, Token,
+};
+
+use super::{Specials, Spelling};
+use crate::error::{ModelError, Result};
+
+/// What a file says about its tokenizer: both formats come down to this.
+#[derive(Debug)]
+pub(super) struct Recipe {
+    /// The file, for errors.
+    pub(super) path: PathBuf,
+    /// All tokens but the added ones that lie outside, by text.
+    pub(super) vocab: HashMap<String, u32>,
+    /// In order of precedence.
+    pub(super) merges: Vec<(String, String)>,
+    /// Added tokens by id, control tokens among them.
+    pub(super) added: BTreeMap<u32, AddedToken>,
+    /// Tokens by id that no text gives.
+    pub(super) unused: BTreeMap<u32, String>,
+    /// The token for characters that cannot be written otherwise.
+    pub(super) unknown: Option<String>,
+    pub(super) fuse_unknown: bool,
+    pub(super) byte_fallback: bool,
+    pub(super) ignore_merges: bool,
+    /// As `tokenizer.json` describes it, or null.
+    pub(super) normalizer: Value,
+    /// As `tokenizer.json` describes it, or null.
+    pub(super) pre_tokenizer: Value,
+    pub(super) spelling: Spelling,
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Vec<u32>,
+}
+
+/// A tokenizer's encoding half.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    vocabulary: Vocabulary,
+    /// For text that begins a segment.
+    start: Stage,
+    /// For text that continues one, where that differs.
+    inside: Option<Stage>,
+    prefix: Prefix,
+}
+
+/// Where a space is put before the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    Never,
+    /// At the beginning of the text only.
+    First,
+    /// At the beginning and after every added token.
+    EachSegment,
+}
+
+/// What happens to text before the model.
+#[derive(Debug)]
+struct Stage {
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    /// All added tokens.
+    parse: AddedVocabulary,
+    /// Those that a user's text may give.
+    plain: AddedVocabulary,
+}
+
+/// The model's tokens. Control tokens are outside of `bpe`: no merge and no whole word can give them.
+#[derive(Debug)]
+struct Vocabulary {
+    bpe: BPE,
+    /// Tokens that only [`AddedVocabulary`] gives, or none.
+    outside: HashMap<String, u32>,
+    outside_texts: HashMap<u32, String>,
+    added: Vec<u32>,
+    size: usize,
+}
+
+impl Pipeline {
+    pub(super) fn build(recipe: Recipe) -> Result<Self> {
+        let prefix = prefix_of(&recipe.normalizer).max_with(prefix_of(&recipe.pre_tokenizer));
+        let bare = |value: &Value| without_prefix(value.clone());
+        let (normalizer, pre_tokenizer) = (recipe.normalizer.clone(), recipe.pre_tokenizer.clone());
+        let (added, path) = (recipe.added.clone(), recipe.path.clone());
+        let vocabulary = Vocabulary::build(recipe)?;
+        let start = Stage::build(&path, &normalizer, &pre_tokenizer, &added, &vocabulary)?;
+        let inside = match prefix {
+            Prefix::Never => None,
+            Prefix::First | Prefix::EachSegment => {
+                Some(Stage::build(&path, &bare(&normalizer), &bare(&pre_tokenizer), &added, &vocabulary)?)
+            }
+        };
+        Ok(Self { vocabulary, start, inside, prefix })
+    }
+
+    /// The ids of a text that stands alone.
+    pub(super) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
+        self.start.encode(&self.vocabulary, text, specials)
+    }
+
+    /// The ids of a text that comes after the token `last`.
+    pub(super) fn encode_after(&self, last: u32, text: &str, specials: Specials) -> Result<Vec<u32>> {
+        let vocabulary = &self.vocabulary;
+        match (&self.inside, self.prefix) {
+            (None, _) => self.encode(text, specials),
+            (Some(inside), Prefix::First) => inside.encode(vocabulary, text, specials),
+            _ if self.is_added(last) => self.encode(text, specials),
+            (Some(inside), _) => {
+                let (head, tail) = text.split_at(self.start.first_added(text, specials));
+                let mut ids = inside.encode(vocabulary, head, specials)?;
+                ids.extend(self.encode(tail, specials)?);
+                Ok(ids)
+            }
+        }
+    }
+
+    pub(super) fn token_id(&self, text: &str) -> Option<u32> {
+        self.vocabulary.token_to_id(text)
+    }
+
+    pub(super) fn token_text(&self, id: u32) -> Option<String> {
+        self.vocabulary.id_to_token(id)
+    }
+
+    /// Whether a token is one that is looked for in the text before anything else.
+    pub(super) fn is_added(&self, id: u32) -> bool {
+        self.vocabulary.added.binary_search(&id).is_ok()
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.vocabulary.size
+    }
+}
+
+impl Stage {
+    fn build(
+        path: &Path,
+        normalizer: &Value,
+        pre_tokenizer: &Value,
+        added: &BTreeMap<u32, AddedToken>,
+        vocabulary: &Vocabulary,
+    ) -> Result<Self> {
+        let wrong = |message: String| ModelError::Tokenizer { path: path.to_owned(), message };
+        let part = |what: &str, e: &dyn std::fmt::Display| wrong(format!("the {what} cannot be read: {e}"));
+        let normalizer: Option<NormalizerWrapper> =
+            serde_json::from_value(normalizer.clone()).map_err(|e| part("normalizer", &e))?;
+        let pre_tokenizer =
+            serde_json::from_value(pre_tokenizer.clone()).map_err(|e| part("pre_tokenizer", &e))?;
+        let matcher = |wanted: fn(&AddedToken) -> bool| {
+            let mut matcher = AddedVocabulary::new();
+            let tokens = added.values().filter(|token| wanted(token)).cloned();
+            matcher
+                .add_tokens(tokens, vocabulary, normalizer.as_ref())
+                .map_err(|e| part("added tokens", &e))?;
+            Ok(matcher)
+        };
+        let (parse, plain) = (matcher(|_| true)?, matcher(is_ordinary)?);
+        Ok(Self { normalizer, pre_tokenizer, parse, plain })
+    }
+
+    fn segments(&self, text: &str, specials: Specials) -> PreTokenizedString {
+        let added = match specials {
+            Specials::Parse => &self.parse,
+            Specials::Plain => &self.plain,
+        };
+        added.extract_and_normalize(self.normalizer.as_ref(), text)
+    }
+
+    /// Where the first added token begins, in bytes; the text's length if there is none.
+    fn first_added(&self, text: &str, specials: Specials) -> usize {
+        let segments = self.segments(text, specials);
+        let splits = segments.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let first = splits.into_iter().find(|(_, _, tokens)| tokens.is_some()).map(|(_, at, _)| at.0);
+        first.filter(|at| text.is_char_boundary(*at)).unwrap_or(text.len())
+    }
+
+    fn encode(&self, vocabulary: &Vocabulary, text: &str, specials: Specials) -> Result<Vec<u32>> {
+        let mut splits = self.segments(text, specials);
+        let before = |e: tokenizers::Error| ModelError::Encode { bytes: text.len(), message: e.to_string() };
+        if let Some(pre_tokenizer) = &self.pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut splits).map_err(before)?;
+        }
+        splits.tokenize(|part| vocabulary.bpe.tokenize(part.get())).map_err(before)?;
+        let splits = splits.get_splits(OffsetReferential::Original, OffsetType::None);
+        Ok(splits.iter().flat_map(|(_, _, tokens)| tokens.iter().flatten()).map(|token| token.id).collect())
+    }
+}
+
+/// Whether a user's text may give an added token: it is no control token and no markup.
+fn is_ordinary(token: &AddedToken) -> bool {
+    !token.special && !is_markup(&token.content)
+}
+
+/// Whether a token looks like markup: `<tool_call>`, `[INST]`.
+pub(super) fn is_markup(token: &str) -> bool {
+    let text = token.trim_matches(|c: char| c.is_whitespace() || c == '▁');
+    let bracketed = |open, close| text.starts_with(open) && text.ends_with(close) && text.len() > 2;
+    bracketed('<', '>') || bracketed('[', ']')
+}
+
+impl Vocabulary {
+    fn build(recipe: Recipe) -> Result<Self> {
+        let Recipe { path, mut vocab, merges, added, unused, unknown, .. } = recipe;
+        let wrong = |message: String| ModelError::Tokenizer { path: path.clone(), message };
+        let is_unknown = |text: &str| unknown.as_deref() == Some(text);
+        let greatest = vocab.values().chain(added.keys()).chain(unused.keys()).max().copied();
+        let (mut outside, mut outside_texts) = (HashMap::new(), HashMap::new());
+        for (id, token) in &added {
+            let inside = vocab.get(&token.content).copied();
+            if inside.is_some_and(|other| other != *id) {
+                let message = format!("the added token '{}' has two ids: {inside:?} and {id}", token.content);
+                return Err(wrong(message));
+            }
+            if token.special && !is_unknown(&token.content) {
+                vocab.remove(&token.content);
+            }
+            if !vocab.contains_key(&token.content) && !token.content.is_empty() {
+                outside.insert(token.content.clone(), *id);
+            }
+            outside_texts.insert(*id, token.content.clone());
+        }
+        outside_texts.extend(unused);
+        let control = |text: &str| outside.contains_key(text);
+        let mut kept = Vec::with_capacity(merges.len());
+        for (left, right) in merges {
+            let whole = format!("{left}{right}");
+            let parts = [left.as_str(), &right, &whole];
+            if parts.iter().all(|part| vocab.contains_key(*part)) {
+                kept.push((left, right));
+            } else if !parts.iter().any(|part| control(part)) {
+                return Err(wrong(format!(
+                    "the merge of '{left}' and '{right}' is of tokens that are not there"
+                )));
+            }
+        }
+        if let Some(text) = unknown.as_ref().filter(|text| !vocab.contains_key(*text)) {
+            return Err(wrong(format!("the unknown token '{text}' is not in the vocabulary")));
+        }
+        let mut builder = BPE::builder()
+            .vocab_and_merges(vocab.into_iter().collect::<Vocab>(), kept)
+            .fuse_unk(recipe.fuse_unknown)
+            .byte_fallback(recipe.byte_fallback)
+            .ignore_merges(recipe.ignore_merges);
+        if let Some(unknown) = unknown {
+            builder = builder.unk_token(unknown);
+        }
+        let bpe = builder.build().map_err(|e| wrong(format!("the vocabulary cannot be used: {e}")))?;
+        let size = greatest.map_or(0, |id| id as usize + 1);
+        Ok(Self { bpe, outside, outside_texts, added: added.into_keys().collect(), size })
+    }
+}
+
+impl Model for Vocabulary {
+    type Trainer = BpeTrainer;
+
+    fn tokenize(&self, sequence: &str) -> tokenizers::Result<Vec<Token>> {
+        self.bpe.tokenize(sequence)
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.outside.get(token).copied().or_else(|| self.bpe.token_to_id(token))
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.outside_texts.get(&id).cloned().or_else(|| self.bpe.id_to_token(id))
+    }
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        let mut vocab = self.bpe.get_vocab();
+        vocab.extend(self.outside.clone());
+        vocab
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        self.size
+    }
+
+    fn save(&self, folder: &Path, prefix: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
+        self.bpe.save(folder, prefix)
+    }
+
+    fn get_trainer(&self) -> BpeTrainer {
+        self.bpe.get_trainer()
+    }
+}
+
+impl Prefix {
+    fn max_with(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::EachSegment, _) | (_, Self::EachSegment) => Self::EachSegment,
+            (Self::First, _) | (_, Self::First) => Self::First,
+            _ => Self::Never,
+        }
+    }
+}
+
+/// The description's own type, and those of its parts where it is a sequence.
+pub(super) fn parts(value: &Value) -> Vec<&Value> {
+    let list = ["normalizers", "pretokenizers", "decoders", "processors"].iter().find_map(|k| value.get(k));
+    match list.and_then(Value::as_array) {
+        Some(list) => list.iter().flat_map(parts).collect(),
+        None if value.is_null() => Vec::new(),
+        None => vec![value],
+    }
+}
+
+/// The name of a part's type.
+pub(super) fn type_of(value: &Value) -> &str {
+    value.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn prefix_of(value: &Value) -> Prefix {
+    let one = |part: &&Value| match type_of(part) {
+        "Prepend" => Prefix::EachSegment,
+        "ByteLevel" if part.get("add_prefix_space") == Some(&Value::Bool(true)) => Prefix::EachSegment,
+        "Metaspace" if part.get("add_prefix_space") == Some(&Value::Bool(false)) => Prefix::Never,
+        "Metaspace" => match part.get("prepend_scheme").and_then(Value::as_str) {
+            Some("never") => Prefix::Never,
+            Some("first") => Prefix::First,
+            _ => Prefix::EachSegment,
+        },
+        _ => Prefix::Never,
+    };
+    parts(value).iter().map(one).fold(Prefix::Never, Prefix::max_with)
+}
+
+/// The description without the parts that put a space before the text.
+fn without_prefix(mut value: Value) -> Value {
+    match type_of(&value) {
+        "Prepend" => return Value::Null,
+        "ByteLevel" => value["add_prefix_space"] = Value::Bool(false),
+        "Metaspace" => {
+            value["prepend_scheme"] = "never".into();
+            value["add_prefix_space"] = Value::Bool(false);
+        }
+        _ => {}
+    }
+    for key in ["normalizers", "pretokenizers"] {
+        if let Some(Value::Array(list)) = value.get_mut(key) {
+            let parts = std::mem::take(list);
+            *list = parts.into_iter().map(without_prefix).filter(|part| !part.is_null()).collect();
+        }
+    }
+    value
+}
