@@ -57,12 +57,6 @@ impl GgufBuilder {
         self.raw(key, 9, &bytes)
     }
 
-    pub(crate) fn f32s(self, key: &str, values: &[f32]) -> Self {
-        let mut bytes = array(6, values.len());
-        values.iter().for_each(|v| bytes.extend(v.to_le_bytes()));
-        self.raw(key, 9, &bytes)
-    }
-
     /// A tensor of `shape` (outermost first), ggml type `type_id` and these bytes.
     pub(crate) fn tensor(mut self, name: &str, shape: &[u64], type_id: u32, bytes: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
