@@ -46,8 +46,8 @@ test: setup ## Run all tests (real-model tests fetch SmolLM2-135M unless REFRAIN
 	        echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
 	fi
 	@if cargo nextest --version >/dev/null 2>&1; then \
-	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace && \
-	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc; \
+	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc && \
+	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace; \
 	else \
 	    echo 'cargo test --workspace' && cargo test --workspace; \
 	fi
