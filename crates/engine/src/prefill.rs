@@ -58,15 +58,15 @@ impl Prefill<'_> {
         let layers = state.decoder.config().layers;
         let mut work = Work::default();
         let mut rows = state.embed(&ids, plan.rows.clone())?;
-        let mut read = vec![false; ids.len()];
         for layer in 0..layers {
             if rows.positions.len() < ids.len() {
                 self.place(state, layer, &plan);
-                self.segments.iter().for_each(|s| read[s.span.range()].fill(true));
-                rows.positions.iter().for_each(|p| read[*p as usize] &= layer > 0);
             }
             state.project(layer, &rows);
-            work.document_rows.push(self.document_rows(&rows.positions));
+            work.document_rows.push(count_within(&rows.positions, self.view.documents()));
+            // Rows only shrink, so what the last layer reads from the cache is what any layer does.
+            let read = |s: &Segment| s.span.len() - count_within(&rows.positions, s.span);
+            work.cached_tokens = self.segments.iter().map(read).sum();
             if self.explain && layer == EXPLAIN_LAYER.min(layers - 1) {
                 work.attention = Some(self.question_attention(state));
             }
@@ -83,7 +83,6 @@ impl Prefill<'_> {
         }
         state.len = ids.len();
         let logits = state.decoder.logits(&rows.x);
-        work.cached_tokens = read.iter().filter(|read| **read).count();
         work.time = started.elapsed();
         Ok((logits, work))
     }
@@ -149,12 +148,6 @@ impl Prefill<'_> {
         Ok(())
     }
 
-    fn document_rows(&self, positions: &[u32]) -> usize {
-        let documents = self.view.documents();
-        let before = |bound: u32| positions.partition_point(|p| *p < bound);
-        before(documents.end) - before(documents.start)
-    }
-
     fn question_attention(&self, state: &State<'_>) -> Vec<f32> {
         let config = state.decoder.config();
         let width = config.heads * config.head_dim;
@@ -190,4 +183,10 @@ impl Prefill<'_> {
             }
         }
     }
+}
+
+/// Number of ascending `positions` within `span`.
+fn count_within(positions: &[u32], span: Span) -> usize {
+    let before = |bound: u32| positions.partition_point(|p| *p < bound);
+    before(span.end) - before(span.start)
 }
