@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Answer, Comparison, Engine, Error, Prompt, Sampling};
+use refrain_engine::{Account, Answer, Comparison, Engine, Prompt, Sampling};
 use serde_json::{Value, json};
 
 use crate::args;
@@ -27,13 +27,16 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let engine = context.open_engine()?;
     let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
-    check_length(&engine, &prompt, most.max(sampling.max_tokens))?;
+    engine.room(&prompt, most.max(sampling.max_tokens))?;
     let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
     let ingested = if reuses && !documents.is_empty() {
         Some(ingest_to_answer(context, &engine, &documents)?)
     } else {
         None
     };
+    if reuses {
+        engine.ingest_system(&prompt)?;
+    }
     let mut answers = Vec::new();
     for asked in &answering {
         let titled = answering.len() > 1 && !context.json;
@@ -73,15 +76,6 @@ fn question(given: &str) -> Result<String> {
         return Err(Fail::new("the question is empty").hint("ask something: refrain ask \"How …?\"").into());
     }
     Ok(text.trim().to_owned())
-}
-
-/// Before anything is computed for a prompt that cannot be answered.
-pub(crate) fn check_length(engine: &Engine, prompt: &Prompt, answer: usize) -> Result<()> {
-    let context = engine.decoder().config().context;
-    if prompt.len().saturating_add(answer) > context {
-        return Err(Error::PromptTooLong { prompt: prompt.len(), answer, context }.into());
-    }
-    Ok(())
 }
 
 /// Methods whose answers are shown, and methods that are compared. Whoever compares and names no method wants to see

@@ -67,7 +67,10 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     } else {
         read_documents(&args.docs)?
     };
-    let folder = tempfile::tempdir().context("cannot make a folder for the chunks of this benchmark")?;
+    let folder = tempfile::Builder::new()
+        .prefix("refrain-bench-")
+        .tempdir()
+        .context("cannot make a folder for the chunks of this benchmark")?;
     let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
     let prompts = prompts(&engine, &documents, args)?;
     let mut rows = Vec::new();

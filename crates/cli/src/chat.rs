@@ -110,6 +110,9 @@ impl Chat<'_> {
 
     fn ask(&mut self, question: &str) -> Result<()> {
         let prompt = self.engine.prompt(&self.documents, question, &self.around)?;
+        if self.method.name() != "vanilla" {
+            self.engine.ingest_system(&prompt)?;
+        }
         let answer = answer(self.context, &self.engine, &prompt, &self.method, &self.sampling, false)?;
         if self.context.json {
             print_json(&as_json(&self.method, &answer))?;

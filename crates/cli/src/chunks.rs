@@ -30,9 +30,14 @@ fn model(context: &Context) -> Option<ModelFiles> {
     models::resolve(context).ok().and_then(|path| ModelFiles::open(path).ok())
 }
 
+/// What names the chunks of a model under these options.
+fn identity(context: &Context, files: &ModelFiles) -> [u8; 32] {
+    refrain_engine::identity(files.fingerprint(), context.global.compute)
+}
+
 fn list(context: &Context, store: &Store) -> Result<()> {
     let listing = store.list()?;
-    let current = model(context).map(|files| files.fingerprint());
+    let current = model(context).map(|files| identity(context, &files));
     if context.json {
         let mut value = json!(listing);
         for (chunk, info) in value["chunks"].as_array_mut().into_iter().flatten().zip(&listing.chunks) {
@@ -130,14 +135,20 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
 
 /// A chunk's text, if its model is at hand.
 fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
-    let files = model(context).filter(|files| files.fingerprint() == detail.info.model)?;
+    let files = model(context).filter(|files| identity(context, files) == detail.info.model)?;
     Some(Tokenizer::open(&files).ok()?.decode(&detail.token_ids, false))
 }
 
 fn remove(context: &Context, store: &Store, keys: &[String], all: bool, yes: bool) -> Result<()> {
     let listing = store.list()?.chunks;
+    if all && !yes && (context.json || !io::stdin().is_terminal()) {
+        return Err(Fail::new("nothing was removed: --all asks first, and nobody can answer")
+            .hint("give --yes")
+            .into());
+    }
     let keys: Vec<_> = if all {
-        listing.iter().map(|info| info.key).collect()
+        let own = listing.iter().filter(|info| info.namespace == context.global.namespace);
+        own.map(|info| info.key).collect()
     } else {
         keys.iter().map(|key| store.resolve(key)).collect::<Result<_, _>>()?
     };

@@ -14,12 +14,11 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
     let report = ingest(context, &engine, &documents)?;
-    if context.json {
-        print_json(&report)?;
-    } else {
+    if !context.json {
         print(&format!("{}\n", line(context, &report)))?;
     }
     match &report.not_stored {
+        None if context.json => print_json(&report),
         None => Ok(()),
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
             Fail::new(format!("not all chunks are in {}", tilde(&context.store)))
@@ -53,12 +52,15 @@ pub(crate) fn ingest_to_answer(
 }
 
 fn line(context: &Context, report: &IngestReport) -> String {
-    let all = format!(
+    let mut all = format!(
         "{} in {}, {}",
         count(report.documents, "document"),
         count(report.chunks, "chunk"),
         count(report.tokens, "token")
     );
+    if report.repaired > 0 {
+        all.push_str(&format!(", {} broken and computed again", count(report.repaired, "chunk")));
+    }
     if report.computed == 0 {
         return format!("{all}: nothing new");
     }

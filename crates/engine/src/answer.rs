@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{FusionMethod, PromptView};
 use refrain_model::Detokenizer;
+use refrain_store::{Chunk, ChunkId};
 use serde::Serialize;
 
 use crate::forward::State;
@@ -49,7 +50,7 @@ pub struct Account {
 pub enum Finish {
     /// The model ended it, or a stop string did.
     Stop,
-    /// The limit of tokens, or of the context.
+    /// The limit of tokens.
     Length,
     /// The receiver of the stream did.
     Cancelled,
@@ -79,6 +80,17 @@ pub(crate) struct Loaded {
     pub(crate) repaired: usize,
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
+}
+
+impl Loaded {
+    /// A chunk of the store, its time and bytes counted.
+    fn get(&mut self, engine: &Engine, id: &ChunkId) -> Result<Option<Chunk>> {
+        let started = Instant::now();
+        let found = engine.store.get(id)?;
+        self.time += started.elapsed();
+        self.bytes += found.as_ref().map_or(0, |chunk| chunk.bytes() as u64);
+        Ok(found)
+    }
 }
 
 /// A prompt after prefill: the logits of its last token and the cache to decode in.
@@ -134,7 +146,10 @@ impl Engine {
     }
 
     /// Slots for the prompt and `max_tokens` more, within the context.
-    pub(crate) fn room(&self, prompt: &Prompt, max_tokens: usize) -> Result<usize> {
+    ///
+    /// # Errors
+    /// If the question is empty, or they do not fit.
+    pub fn room(&self, prompt: &Prompt, max_tokens: usize) -> Result<usize> {
         let context = self.decoder.config().context;
         if prompt.question.is_empty() {
             return Err(Error::EmptyQuestion);
@@ -153,9 +168,9 @@ impl Engine {
         room: usize,
         explain: bool,
     ) -> Result<Prefilled<'_>> {
-        let loaded = self.load(prompt, method)?;
+        let loaded = self.load(prompt, method, room)?;
         let mut state = State::new(&self.decoder, self.settings.kv, room, room);
-        let places = prompt.places(self.first_position(), |i| loaded.chunk_cached[i]);
+        let places = prompt.places(|i| loaded.chunk_cached[i]);
         let view = PromptView {
             layers: self.decoder.config().layers,
             system: prompt.system_span(),
@@ -175,8 +190,7 @@ impl Engine {
 
     /// Reads what the method will reuse. A chunk that is missing or broken is prefilled again (or, by setting, left
     /// to be computed within the prompt).
-    fn load(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<Loaded> {
-        let started = Instant::now();
+    fn load(&self, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Result<Loaded> {
         let mut loaded = Loaded {
             segments: Vec::new(),
             chunk_cached: vec![false; prompt.chunks.len()],
@@ -190,19 +204,22 @@ impl Engine {
             loaded.system_cached = true;
             return Ok(loaded);
         }
-        if prompt.system_reusable && !prompt.system.is_empty() {
-            let id = self.system_id(&prompt.system);
-            let chunk = match self.store.get(&id)? {
+        // A true prefix is exact only under the rotation that the whole request has.
+        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(room);
+        if self.keeps_system(prompt) && same_rope() {
+            let chunk = match loaded.get(self, &self.system_id(&prompt.system))? {
                 Some(chunk) => chunk,
-                None => self.compute_chunk(id, "system part")?.0,
+                None => {
+                    loaded.repaired += 1;
+                    self.compute_system(prompt)?
+                }
             };
             loaded.system_cached = true;
-            loaded.bytes += chunk.bytes() as u64;
             loaded.segments.push(Segment { span: prompt.system_span(), chunk, first_position: 0 });
         }
         for (index, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
             let id = self.chunk_id(&chunk.tokens);
-            let found = match self.store.get(&id)? {
+            let found = match loaded.get(self, &id)? {
                 Some(found) => found,
                 None if self.settings.repair => {
                     loaded.repaired += 1;
@@ -211,16 +228,34 @@ impl Engine {
                 None => continue,
             };
             loaded.chunk_cached[index] = true;
-            loaded.bytes += found.bytes() as u64;
             loaded.segments.push(Segment { span, chunk: found, first_position: self.first_position() });
         }
-        loaded.time = started.elapsed();
         Ok(loaded)
+    }
+
+    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it
+    /// themselves; done before, it is no part of the first answer's time.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
+        if self.keeps_system(prompt) && !self.store.contains(&self.system_id(&prompt.system)) {
+            self.compute_system(prompt)?;
+        }
+        Ok(())
+    }
+
+    fn keeps_system(&self, prompt: &Prompt) -> bool {
+        prompt.system_reusable && !prompt.system.is_empty()
+    }
+
+    fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
+        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part")?.0)
     }
 
     /// Whether the method leaves any token of a wholly cached prompt to the cache.
     fn reuses(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<bool> {
-        let places = prompt.places(self.first_position(), |_| true);
+        let places = prompt.places(|_| true);
         let view = PromptView {
             layers: self.decoder.config().layers,
             system: prompt.system_span(),
@@ -292,7 +327,8 @@ impl Text {
     /// Shows what was held back, unless a stop string was met.
     fn finish(&mut self, finish: Finish, stream: &mut impl FnMut(&str) -> bool) {
         if finish != Finish::Cancelled {
-            let rest = self.detokenizer.finish();
+            // A limit may fall within a character: what is there of it is no text.
+            let rest = self.detokenizer.finish().filter(|_| finish != Finish::Length);
             let (mut shown, stopped) = self.filter.push(&rest.unwrap_or_default());
             if !stopped {
                 shown.push_str(&self.filter.finish());

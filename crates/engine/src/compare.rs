@@ -75,7 +75,7 @@ impl Engine {
             let token = argmax(&logits);
             answer.push(token);
             all.append(&mut logits);
-            if answer.len() == tokens || self.is_end(token) {
+            if answer.len() >= tokens || self.is_end(token) {
                 return Ok((account, answer, all));
             }
             logits = state.extend(&[token])?;

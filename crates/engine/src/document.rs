@@ -41,6 +41,7 @@ impl Document {
                 let at = error.utf8_error().valid_up_to();
                 unreadable(&file, &format!("not UTF-8 at byte {at}; convert it, for example with iconv"))
             })?;
+            let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text).to_owned();
             if is(&file, &["jsonl", "ndjson"]) {
                 documents.extend(records(&file, &text)?);
             } else if !text.trim().is_empty() {
@@ -92,15 +93,18 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
 
 fn records(path: &Path, text: &str) -> Result<Vec<Document>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines
+    let records: Result<Vec<Document>> = lines
         .map(|(index, line)| {
             serde_json::from_str(line).map_err(|error| {
+                let error = error.to_string();
+                let what = error.split(" at line ").next().unwrap_or_default();
                 let reason = format!(
-                    "line {}: {error}; each line must be a JSON object with \"text\" and, if wanted, \"title\"",
+                    "line {}: {what}; each line must be a JSON object with \"text\" and, if wanted, \"title\"",
                     index + 1
                 );
                 unreadable(path, &reason)
             })
         })
-        .collect()
+        .collect();
+    Ok(records?.into_iter().filter(|record| !record.text.trim().is_empty()).collect())
 }

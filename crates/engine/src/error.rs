@@ -37,14 +37,9 @@ pub enum Error {
         /// The model's context.
         context: usize,
     },
-    /// A chunk size that leaves no room.
-    #[error("chunks of {chunk} tokens do not fit; choose 1 to {context}, the model's context")]
-    ChunkSize {
-        /// Tokens of a chunk as asked for.
-        chunk: usize,
-        /// The model's context.
-        context: usize,
-    },
+    /// Chunks of no token.
+    #[error("chunks of 0 tokens hold nothing; choose at least 1")]
+    ChunkSize,
     /// A method that returned rows out of order or without those that must be computed.
     #[error(
         "fusion method {method} returned rows that are not an ascending subset with every uncached token ({why})"

@@ -59,7 +59,7 @@ impl Engine {
         let attended =
             |t: u32| self.attended(prompt, t + start, attention[t as usize] / total, recomputed(t));
         Explanation {
-            recomputed_share: share.sum::<f32>() / total,
+            recomputed_share: share.fold(0.0, |sum, a| sum + a) / total,
             tokens: shown.into_iter().filter_map(attended).collect(),
         }
     }

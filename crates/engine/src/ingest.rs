@@ -1,5 +1,6 @@
 //! Ingest: every chunk is prefilled alone, from position 0, and kept.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use refrain_kernels::{Buffer, Dtype, Slice};
@@ -18,6 +19,8 @@ pub struct IngestReport {
     pub chunks: usize,
     /// Chunks that had to be computed; the others were in the store.
     pub computed: usize,
+    /// Chunk files that were broken, and are computed again.
+    pub repaired: usize,
     /// Tokens of all chunks.
     pub tokens: usize,
     /// Tokens that were computed.
@@ -39,6 +42,9 @@ pub struct IngestProgress {
     pub done: usize,
 }
 
+/// Most characters of a title that name its chunks.
+const LABEL: usize = 60;
+
 impl Engine {
     /// Cuts documents into chunks of at most [`Settings::chunk_tokens`](crate::Settings::chunk_tokens); a chunk
     /// never crosses a document.
@@ -54,8 +60,8 @@ impl Engine {
                 || document.text.trim().lines().next().unwrap_or_default().trim_start_matches('#').trim();
             let title = match (document.title.trim(), heading()) {
                 ("", "") => format!("document {}", index + 1),
-                ("", heading) => heading.chars().take(60).collect(),
-                (title, _) => title.to_owned(),
+                ("", heading) => heading.chars().take(LABEL).collect(),
+                (title, _) => title.chars().take(LABEL).collect(),
             };
             for (part, tokens) in tokens.chunks(self.settings.chunk_tokens).enumerate() {
                 let label =
@@ -77,10 +83,13 @@ impl Engine {
     ) -> Result<IngestReport> {
         let started = Instant::now();
         let chunks = self.chunks(documents)?;
+        let broken = || self.store.stats().removed;
+        let broken_before = broken();
         let mut missing: Vec<(&PromptChunk, ChunkId)> = Vec::new();
+        let mut seen = HashSet::new();
         for chunk in &chunks {
             let id = self.chunk_id(&chunk.tokens);
-            if !self.store.contains(&id) && !missing.iter().any(|(_, known)| *known == id) {
+            if !self.store.contains(&id) && seen.insert(id.key()) {
                 missing.push((chunk, id));
             }
         }
@@ -90,6 +99,7 @@ impl Engine {
             documents: documents.len(),
             chunks: chunks.len(),
             computed: missing.len(),
+            repaired: (broken() - broken_before) as usize,
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             computed_tokens: total,
             ..IngestReport::default()

@@ -57,7 +57,7 @@ pub struct Settings {
     pub precision: Precision,
     /// Type of cached keys and values.
     pub kv: Dtype,
-    /// Most tokens of a chunk.
+    /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
@@ -118,7 +118,7 @@ impl Engine {
     /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as weights are packed.
     ///
     /// # Errors
-    /// If the model's files are missing, truncated or unsupported, or the chunk size does not fit.
+    /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
     pub fn open(
         path: &Path,
         store: Store,
@@ -137,19 +137,21 @@ impl Engine {
     /// An engine of its parts. `fingerprint` identifies weights and configuration in chunk names.
     ///
     /// # Errors
-    /// If the chunk size does not fit the model's context.
+    /// If the chunk size is 0.
     pub fn new(
         decoder: Decoder,
         tokenizer: Tokenizer,
         template: Option<ChatTemplate>,
         store: Store,
-        settings: Settings,
+        mut settings: Settings,
         fingerprint: [u8; 32],
     ) -> Result<Engine> {
         let context = decoder.config().context;
-        if settings.chunk_tokens == 0 || settings.chunk_tokens >= context {
-            return Err(Error::ChunkSize { chunk: settings.chunk_tokens, context });
+        if settings.chunk_tokens == 0 {
+            return Err(Error::ChunkSize);
         }
+        settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
+        let fingerprint = identity(fingerprint, settings.precision);
         Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint })
     }
 
@@ -173,7 +175,7 @@ impl Engine {
         &self.settings
     }
 
-    /// What identifies weights and configuration in chunk names.
+    /// What identifies weights, configuration and precision in chunk names.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -219,6 +221,13 @@ impl Engine {
         let question = self.tokenizer.encode_pieces(&parts.question)?;
         Ok(Prompt { system, system_reusable: around.history.is_empty(), chunks, question })
     }
+}
+
+/// What names a model's chunks: weights and configuration, and the precision that they are computed with.
+pub fn identity(fingerprint: [u8; 32], precision: Precision) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("refrain 2026-11 model fingerprint and precision");
+    hasher.update(&fingerprint).update(precision.to_string().as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 /// The parts for a model without a chat template.

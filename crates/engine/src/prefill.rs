@@ -1,12 +1,10 @@
 //! Prefill with fusion: the engine acts on what a method decides.
 
-use std::time::{Duration, Instant};
-
 use refrain_fusion::{CachedSegment, FusionMethod, KeyPositions, LayerView, Mask, Plan, PromptView};
 use refrain_kv::{Span, stats};
 use refrain_store::Chunk;
 
-use crate::forward::{Rows, State};
+use crate::forward::State;
 use crate::prompt::Prompt;
 use crate::{Error, Result};
 
@@ -24,12 +22,10 @@ pub(crate) struct Segment {
 pub(crate) struct Work {
     /// Document rows whose keys and values were computed, by layer.
     pub(crate) document_rows: Vec<usize>,
-    /// Rows of the last layer before it shrinks to the answer's, ascending.
+    /// Rows of the last layer before it shrinks to the last token, ascending.
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
-    /// Time from the first embedding to the logits.
-    pub(crate) time: Duration,
     /// Attention of the question to every document token at layer 1, if it was asked for.
     pub(crate) attention: Option<Vec<f32>>,
 }
@@ -51,7 +47,6 @@ const EXPLAIN_LAYER: usize = 1;
 impl Prefill<'_> {
     /// Computes the prompt into `state` and returns the logits of its last token.
     pub(crate) fn run(&self, state: &mut State<'_>) -> Result<(Vec<f32>, Work)> {
-        let started = Instant::now();
         let plan = self.method.plan(&self.view)?;
         self.check(&plan.rows, None)?;
         let ids = self.prompt.ids();
@@ -60,7 +55,7 @@ impl Prefill<'_> {
         let mut rows = state.embed(&ids, plan.rows.clone())?;
         for layer in 0..layers {
             if rows.positions.len() < ids.len() {
-                self.place(state, layer, &plan);
+                self.place(state, layer, &plan, &rows.positions);
             }
             state.project(layer, &rows);
             work.document_rows.push(count_within(&rows.positions, self.view.documents()));
@@ -68,29 +63,35 @@ impl Prefill<'_> {
             let read = |s: &Segment| s.span.len() - count_within(&rows.positions, s.span);
             work.cached_tokens = self.segments.iter().map(read).sum();
             if self.explain && layer == EXPLAIN_LAYER.min(layers - 1) {
-                work.attention = Some(self.question_attention(state));
-            }
-            if plan.narrows.contains(&layer) {
-                let kept = self.ask(state, layer, &rows)?;
-                state.narrow(&mut rows, kept);
+                let view = self.layer_view(state, layer, &rows.positions, &[]);
+                work.attention = Some(view.question_attention(stats::Softmax::PerHead));
             }
             if layer + 1 == layers {
                 work.final_rows.clone_from(&rows.positions);
                 state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
+            } else if plan.narrows.contains(&layer) {
+                let kept = self.method.narrow(&self.layer_view(
+                    state,
+                    layer,
+                    &rows.positions,
+                    &self.cached(layer),
+                ))?;
+                self.check(&kept, Some(&rows.positions))?;
+                state.narrow(&mut rows, kept);
             }
             let visible = self.visible(state, layer, plan.mask, &rows.positions, &work.final_rows);
             state.attend(layer, &mut rows, &visible);
         }
         state.len = ids.len();
         let logits = state.decoder.logits(&rows.x);
-        work.time = started.elapsed();
         Ok((logits, work))
     }
 
     /// Rotates and places the cached keys and values of a layer.
-    fn place(&self, state: &mut State<'_>, layer: usize, plan: &Plan) {
+    fn place(&self, state: &mut State<'_>, layer: usize, plan: &Plan, rows: &[u32]) {
         let cpu = state.decoder.cpu();
-        for segment in self.segments {
+        // A segment whose every token is computed would be overwritten whole.
+        for segment in self.segments.iter().filter(|s| count_within(rows, s.span) < s.span.len()) {
             let from = match plan.positions {
                 KeyPositions::Global => segment.span.start,
                 KeyPositions::ChunkLocal => segment.first_position,
@@ -101,28 +102,31 @@ impl Prefill<'_> {
         }
     }
 
-    fn ask(&self, state: &State<'_>, layer: usize, rows: &Rows) -> Result<Vec<u32>> {
+    fn layer_view<'a>(
+        &'a self,
+        state: &'a State<'_>,
+        layer: usize,
+        rows: &'a [u32],
+        cached: &'a [CachedSegment<'a>],
+    ) -> LayerView<'a> {
         let config = state.decoder.config();
-        let width = rows.positions.len() * config.kv_heads * config.head_dim;
-        let cached: Vec<CachedSegment<'_>> = self.cached(layer);
-        let view = LayerView {
+        let width = rows.len() * config.kv_heads * config.head_dim;
+        LayerView {
             cpu: state.decoder.cpu(),
             layer,
             prompt: &self.view,
-            rows: &rows.positions,
+            rows,
             q: &state.work.q,
             k: state.work.k.as_slice().range(0..width),
             v: state.work.v.as_slice().range(0..width),
             keys: state.cache.layer(layer).k.as_slice(),
-            cached: &cached,
+            cached,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             capacity: state.cache.capacity(),
-        };
-        let kept = self.method.narrow(&view)?;
-        self.check(&kept, Some(&rows.positions))?;
-        Ok(kept)
+            window: config.window(layer),
+        }
     }
 
     fn cached(&self, layer: usize) -> Vec<CachedSegment<'_>> {
@@ -146,22 +150,6 @@ impl Prefill<'_> {
             return fail("a row is new at this layer");
         }
         Ok(())
-    }
-
-    fn question_attention(&self, state: &State<'_>) -> Vec<f32> {
-        let config = state.decoder.config();
-        let width = config.heads * config.head_dim;
-        let question = self.view.question;
-        let keys = stats::QuestionKeys {
-            q: &state.work.q[state.work.q.len() - question.len() * width..],
-            k: state.cache.layer(EXPLAIN_LAYER.min(config.layers - 1)).k.as_slice(),
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            capacity: state.cache.capacity(),
-        };
-        let (documents, softmax) = (self.view.documents(), stats::Softmax::PerHead);
-        stats::question_attention(state.decoder.cpu(), &keys, documents, question, softmax)
     }
 
     /// Slots that each row sees at `layer`. `last` holds the rows before the last layer shrank them, or nothing.

@@ -69,8 +69,8 @@ impl Prompt {
     }
 
     /// Places of the chunks for a method, all of them cached or not.
-    pub(crate) fn places(&self, first_position: u32, cached: impl Fn(usize) -> bool) -> Vec<ChunkPlace> {
+    pub(crate) fn places(&self, cached: impl Fn(usize) -> bool) -> Vec<ChunkPlace> {
         let spans = self.chunk_spans().into_iter().enumerate();
-        spans.map(|(i, span)| ChunkPlace { span, cached: cached(i), first_position }).collect()
+        spans.map(|(i, span)| ChunkPlace { span, cached: cached(i) }).collect()
     }
 }

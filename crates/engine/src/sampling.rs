@@ -102,7 +102,9 @@ impl Sampler {
 
     /// Temperature, then top-k, top-p, min-p, each over what the one before it left.
     fn draw(&mut self, logits: &mut [f32]) -> u32 {
-        logits.iter_mut().for_each(|logit| *logit /= self.options.temperature);
+        // Relative to the highest, so that a tiny temperature cannot overflow.
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        logits.iter_mut().for_each(|logit| *logit = (*logit - highest) / self.options.temperature);
         refrain_kernels::softmax(logits);
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
@@ -179,6 +181,7 @@ mod tests {
         assert_eq!(only(Sampling { top_p: 0.79, ..base.clone() }), [1, 2]);
         assert_eq!(only(Sampling { min_p: 0.5, ..base.clone() }), [1, 2]);
         assert_eq!(only(Sampling { top_p: 0.01, ..base.clone() }), [1]);
+        assert_eq!(only(Sampling { temperature: 1e-38, ..base.clone() }), [1]);
         assert_eq!(only(base), [0, 1, 2, 3]);
     }
 

@@ -13,7 +13,7 @@ use crate::{Error, FusionMethod, LayerView, Plan, PromptView, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct A3 {
     /// Recompute ratio `r` of the tokens before the question.
-    pub ratio: f32,
+    pub ratio: f64,
     /// Taps (odd) of the moving average over scores; 1 for none.
     pub smoothing: usize,
     /// One softmax over concatenated heads (the paper's), or one a head.

@@ -23,7 +23,7 @@ pub enum Metric {
 #[derive(Clone, Copy, Debug)]
 pub struct CacheBlend {
     /// Recompute ratio `r` of the tokens before the question.
-    pub ratio: f32,
+    pub ratio: f64,
     /// What deviation is measured on.
     pub metric: Metric,
     /// Shrink the set from 1.25·r at layer 2 to 0.75·r at the last, measuring Δ again at each layer.
@@ -43,12 +43,12 @@ const CHECK_LAYER: usize = 1;
 
 impl CacheBlend {
     /// Ratio of the rows that go on from `layer` of `layers`.
-    fn ratio_at(&self, layer: usize, layers: usize) -> f32 {
+    fn ratio_at(&self, layer: usize, layers: usize) -> f64 {
         if !self.gradual {
             return self.ratio;
         }
-        let steps = layers.saturating_sub(3).max(1) as f32;
-        let step = layer.saturating_sub(CHECK_LAYER + 1) as f32;
+        let steps = layers.saturating_sub(3).max(1) as f64;
+        let step = layer.saturating_sub(CHECK_LAYER + 1) as f64;
         self.ratio * (1.25 - 0.5 * (step / steps).min(1.0))
     }
 }
@@ -67,7 +67,7 @@ impl FusionMethod for CacheBlend {
             Metric::KeyL2 => (false, Distance::L2),
             Metric::KeyL1 => (false, Distance::L1),
         };
-        let scores = layer.deviation(values, distance);
+        let scores = layer.deviation(values, distance)?;
         let count = layer.prompt.count(self.ratio_at(layer.layer, layer.prompt.layers));
         Ok(layer.keep(&layer.candidates(), &scores, count))
     }
@@ -80,9 +80,9 @@ mod tests {
     #[test]
     fn gradual_ratio_falls_linearly_and_averages_the_ratio() {
         let method = CacheBlend { gradual: true, ratio: 0.2, ..CacheBlend::default() };
-        let ratios: Vec<f32> = (2..10).map(|layer| method.ratio_at(layer, 10)).collect();
+        let ratios: Vec<f64> = (2..10).map(|layer| method.ratio_at(layer, 10)).collect();
         assert!((ratios[0] - 0.25).abs() < 1e-6 && (ratios[7] - 0.15).abs() < 1e-6);
-        assert!((ratios.iter().sum::<f32>() / 8.0 - 0.2).abs() < 1e-6);
+        assert!((ratios.iter().sum::<f64>() / 8.0 - 0.2).abs() < 1e-6);
         assert_eq!(method.ratio_at(1, 10), method.ratio_at(2, 10));
     }
 }

@@ -54,11 +54,7 @@ fn layout(
     let mut start = system;
     let mut places = Vec::new();
     for (tokens, cached) in chunks {
-        places.push(ChunkPlace {
-            span: Span::new(start, start + tokens),
-            cached: *cached,
-            first_position: 1,
-        });
+        places.push(ChunkPlace { span: Span::new(start, start + tokens), cached: *cached });
         start += tokens;
     }
     let prompt = PromptView {
@@ -133,6 +129,7 @@ fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
         capacity: prompt.len(),
+        window: None,
     };
     method.narrow(&view).unwrap_or_else(|error| panic!("{method:?} refuses a layer: {error}"))
 }

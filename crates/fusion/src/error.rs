@@ -35,6 +35,14 @@ pub enum Error {
         /// What would be right.
         expected: String,
     },
+    /// A chunk that is called cached without its keys and values.
+    #[error("the chunk at positions {start}..{end} is called cached, but its keys and values are not there")]
+    NotCached {
+        /// Its first position.
+        start: u32,
+        /// One past its last position.
+        end: u32,
+    },
     /// A check layer that the model does not have.
     #[error("check layer {layer} is not below the model's {layers} layers")]
     CheckLayer {

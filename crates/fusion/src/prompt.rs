@@ -9,8 +9,6 @@ pub struct ChunkPlace {
     pub span: Span,
     /// Whether its keys and values are at hand; if not, all its tokens are computed at every layer.
     pub cached: bool,
-    /// The position that its first token had when it was precomputed: 1 after a dropped BOS, else 0.
-    pub first_position: u32,
 }
 
 /// What a method sees of a prompt `S ‖ D1..Dk ‖ Q`: lengths and places, no text.
@@ -70,7 +68,7 @@ impl PromptView<'_> {
     }
 
     /// Number of tokens that a ratio stands for: `floor(r·(n−|Q|))`, at most the reusable ones.
-    pub(crate) fn count(&self, ratio: f32) -> usize {
+    pub(crate) fn count(&self, ratio: f64) -> usize {
         top_count(ratio, self.len() - self.question.len(), self.reusable())
     }
 

@@ -251,7 +251,7 @@ impl<'a> Options<'a> {
         self.values[index].1 = value;
         let (spec, _) = self.values[index];
         let fits = match spec.kind {
-            Kind::Ratio => value.parse::<f32>().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio)),
+            Kind::Ratio => value.parse::<f64>().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio)),
             Kind::Count => value.parse::<usize>().is_ok_and(|count| count <= 1 << 20),
             Kind::Switch => value.parse::<bool>().is_ok(),
             Kind::Choice(words) => words.contains(&value),

@@ -1,7 +1,7 @@
 use refrain_kernels::{Cpu, Slice};
 use refrain_kv::{Span, stats, top_k};
 
-use crate::PromptView;
+use crate::{Error, PromptView, Result};
 
 /// Cached keys (before RoPE) and values of one part of the prompt at one layer, each `tokens × Hkv × d`.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,8 @@ pub struct LayerView<'a> {
     pub head_dim: usize,
     /// Slots of a KV head in `keys`.
     pub capacity: usize,
+    /// Positions that a row sees at most, its own included.
+    pub window: Option<usize>,
 }
 
 impl LayerView<'_> {
@@ -57,6 +59,7 @@ impl LayerView<'_> {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             capacity: self.capacity,
+            window: self.window,
         };
         stats::question_attention(self.cpu, &keys, self.prompt.documents(), question, softmax)
     }
@@ -82,27 +85,26 @@ impl LayerView<'_> {
     }
 
     /// Distance of each candidate's fresh row from its cached one, in the order of [`Self::candidates`].
-    pub(crate) fn deviation(&self, values: bool, distance: stats::Distance) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If the view lacks a chunk that its prompt calls cached.
+    pub(crate) fn deviation(&self, values: bool, distance: stats::Distance) -> Result<Vec<f32>> {
         let width = self.kv_heads * self.head_dim;
         let fresh = if values { self.v } else { self.k };
-        let row = |slice: refrain_kernels::Slice<'_>, i: usize, f: &mut dyn FnMut(Slice<'_>)| {
-            f(slice.range(i * width..(i + 1) * width));
-        };
+        fn row(slice: Slice<'_>, i: usize, width: usize) -> Slice<'_> {
+            slice.range(i * width..(i + 1) * width)
+        }
         let mut scores = Vec::new();
         for chunk in self.prompt.chunks.iter().filter(|chunk| chunk.cached) {
             let cached = self.cached.iter().find(|segment| segment.span == chunk.span);
-            let Some(cached) = cached.map(|segment| if values { segment.v } else { segment.k }) else {
-                continue;
-            };
+            let cached = cached.ok_or(Error::NotCached { start: chunk.span.start, end: chunk.span.end })?;
+            let cached = if values { cached.v } else { cached.k };
             let from = self.rows.partition_point(|row| *row < chunk.span.start);
             for (i, position) in self.rows_in(chunk.span).iter().enumerate() {
-                row(fresh, from + i, &mut |fresh| {
-                    row(cached, (position - chunk.span.start) as usize, &mut |cached| {
-                        scores.extend(stats::deviation(fresh, cached, width, distance));
-                    });
-                });
+                let cached = row(cached, (position - chunk.span.start) as usize, width);
+                scores.extend(stats::deviation(row(fresh, from + i, width), cached, width, distance));
             }
         }
-        scores
+        Ok(scores)
     }
 }

@@ -22,7 +22,7 @@ fn every_registered_method_conforms() {
 
 #[test]
 fn lego_link_takes_both_ends_of_every_chunk() {
-    let place = |start, end| ChunkPlace { span: Span::new(start, end), cached: true, first_position: 0 };
+    let place = |start, end| ChunkPlace { span: Span::new(start, end), cached: true };
     let chunks = [place(2, 12), place(12, 15), place(15, 21)];
     let prompt = PromptView {
         layers: 4,

@@ -30,6 +30,8 @@ pub enum Isa {
 
 /// How long a worker spins for the next job before it sleeps: longer than the gaps between one layer's steps.
 const SPIN: Duration = Duration::from_micros(60);
+/// More are never of use, and a system that has no room for them may end the program.
+const MOST_THREADS: usize = 512;
 
 /// Bit of `state` that says the job takes workers; the joined workers are counted below, jobs above it.
 const OPEN: u64 = 1 << 31;
@@ -231,6 +233,7 @@ impl Cpu {
     pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
         let threads =
             if threads == 0 { std::thread::available_parallelism().map_or(1, |n| n.get()) } else { threads };
+        let threads = threads.min(MOST_THREADS);
         let isa = if isa.available() { isa } else { Isa::best() };
         Cpu(Arc::new(Pool::new(threads, isa)))
     }

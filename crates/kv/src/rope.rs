@@ -27,16 +27,6 @@ impl Rope {
         Rope { frequencies, scale }
     }
 
-    /// Number of leading dimensions of a head that are rotated.
-    pub fn rotary_dim(&self) -> usize {
-        2 * self.frequencies.len()
-    }
-
-    /// Radians a position, for each pair.
-    pub fn frequencies(&self) -> &[f32] {
-        &self.frequencies
-    }
-
     /// Cosines and sines for `positions`.
     pub fn table(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
         let mut table = RopeTable { half: self.frequencies.len(), ..RopeTable::default() };

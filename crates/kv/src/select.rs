@@ -22,9 +22,9 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
 
 /// `floor(ratio · tokens)`, clamped to `0..=candidates`.
 ///
-/// `ratio · tokens` is nudged by 1e-6 so that a product like 0.15 · 20, which rounds to 2.9999…, counts 3.
-pub fn top_count(ratio: f32, tokens: usize, candidates: usize) -> usize {
-    let count = (f64::from(ratio) * tokens as f64 + 1e-6).floor();
+/// `ratio · tokens` is nudged by 1e-9 so that a product like 0.29 · 100, which rounds to 28.999…, counts 29.
+pub fn top_count(ratio: f64, tokens: usize, candidates: usize) -> usize {
+    let count = (ratio * tokens as f64 + 1e-9).floor();
     if count <= 0.0 { 0 } else { (count as usize).min(candidates) }
 }
 
@@ -46,6 +46,7 @@ mod tests {
     fn counts_are_floored_and_clamped() {
         assert_eq!(top_count(0.15, 100, 100), 15);
         assert_eq!(top_count(0.15, 99, 100), 14);
+        assert!((0..=100).all(|percent| top_count(f64::from(percent) / 100.0, 100, 100) == percent as usize));
         assert_eq!(top_count(1.0, 100, 40), 40);
         assert_eq!(top_count(0.0, 100, 40), 0);
     }

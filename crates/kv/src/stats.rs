@@ -31,11 +31,22 @@ pub struct QuestionKeys<'a> {
     pub head_dim: usize,
     /// Slots of a KV head in `k`.
     pub capacity: usize,
+    /// Positions that a row sees at most, its own included.
+    pub window: Option<usize>,
+}
+
+impl QuestionKeys<'_> {
+    /// The first position from `start` on that the row at `position` sees.
+    fn first(&self, start: u32, position: u32) -> u32 {
+        let window = self.window.map_or(u32::MAX, |window| window as u32);
+        start.max((position + 1).saturating_sub(window))
+    }
 }
 
 /// Attention that each document token receives from the question: `s[t] = Σ_{j∈Q} a[j,t]`, `t ∈ documents`.
 ///
-/// The softmax runs over documents and question (causal inside the question); earlier positions are excluded.
+/// The softmax runs over documents and question (causal inside the question, within the sliding window); earlier
+/// positions are excluded.
 /// A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
 pub fn question_attention(
     cpu: &Cpu,
@@ -47,7 +58,8 @@ pub fn question_attention(
     let columns = documents.range().start..question.range().end;
     match softmax {
         Softmax::PerHead => {
-            let visible: Vec<(u32, u32)> = question.positions().map(|j| (documents.start, j + 1)).collect();
+            let visible: Vec<(u32, u32)> =
+                question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
             let attention = Attention {
                 q: keys.q,
                 k: keys.k,
@@ -94,9 +106,11 @@ fn concatenated(
             logits,
         );
         for (row, logits) in logits.chunks_mut(columns.len()).enumerate() {
-            let seen = documents.len() + block * ROWS + row + 1;
-            refrain_kernels::softmax(&mut logits[..seen]);
-            sums.iter_mut().zip(&*logits).for_each(|(sum, probability)| *sum += probability);
+            let position = question.start + (block * ROWS + row) as u32;
+            let from = (keys.first(documents.start, position) - documents.start) as usize;
+            let seen = &mut logits[from..=(position - documents.start) as usize];
+            refrain_kernels::softmax(seen);
+            sums.iter_mut().skip(from).zip(&*seen).for_each(|(sum, probability)| *sum += probability);
         }
     }
     sums
@@ -154,7 +168,15 @@ mod tests {
         let cpu = Cpu::new(1);
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
-        let keys = QuestionKeys { q: &q, k: Slice::F32(&k), heads: 2, kv_heads: 1, head_dim: 2, capacity: 5 };
+        let keys = QuestionKeys {
+            q: &q,
+            k: Slice::F32(&k),
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 2,
+            capacity: 5,
+            window: None,
+        };
         let got = question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated);
         let mut expected = [0f64; 2];
         for j in 0..2 {

@@ -129,12 +129,6 @@ impl Config {
         self.sliding_window.filter(|_| layer >= self.sliding_from_layer)
     }
 
-    /// Query heads that share one key head.
-    #[must_use]
-    pub fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
     /// The configuration as canonical bytes: JSON with the fields in their declared order. Equal
     /// configurations give equal bytes, and whatever changes a model's results changes them; they go into the
     /// model's fingerprint.

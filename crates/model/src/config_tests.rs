@@ -66,7 +66,6 @@ fn a_plain_llama() {
         eos: vec![2],
     };
     assert_eq!(config, expected);
-    assert_eq!(config.group(), 2);
     assert_eq!(config.canonical_bytes(), expected.canonical_bytes());
 }
 

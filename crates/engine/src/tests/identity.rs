@@ -66,6 +66,7 @@ fn a_missing_chunk_is_computed_within_the_prompt() {
     let a3 = without.prefill(&prompt, &A3::default(), prompt.len(), false).unwrap();
     assert!((5..45).all(|p| a3.work.final_rows.contains(&p)));
     assert_eq!(a3.work.final_rows.len(), 40 + 11 + 9);
+    with.ingest_system(&prompt).unwrap();
     assert_eq!(with.measure(&prompt, &Pie).unwrap().repaired_chunks, 2);
     assert_eq!(with.measure(&prompt, &Pie).unwrap().repaired_chunks, 0);
 }
@@ -215,6 +216,6 @@ fn a_corrupted_chunk_file_is_repaired_silently() {
     let second = open();
     let after = second.prefill(&prompt, &A3::default(), prompt.len(), false).unwrap();
     assert_eq!(before.logits, after.logits);
-    assert_eq!(after.loaded.repaired, prompt.chunks.len());
+    assert_eq!(after.loaded.repaired, prompt.chunks.len() + 1, "every chunk and the system part");
     assert_eq!(argmax(&before.logits), argmax(&after.logits));
 }
