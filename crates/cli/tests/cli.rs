@@ -46,6 +46,19 @@ impl Home {
         Ran::of(self.command(words).output().unwrap())
     }
 
+    /// Runs with `input` on standard input, to its end.
+    fn run_with_input(&self, words: &[&str], input: &str) -> Ran {
+        let mut child = self
+            .command(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        Ran::of(child.wait_with_output().unwrap())
+    }
+
     /// Runs with `--json`, and reads it.
     fn json(&self, words: &[&str]) -> Value {
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
@@ -367,15 +380,7 @@ fn the_answer_goes_to_standard_output_and_the_account_to_standard_error() {
     let home = home_with_documents();
     let docs = home.path("docs");
     let words = ["ask", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "-"];
-    let mut child = home
-        .command(&words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(b"How tight is a stem bolt?\n").unwrap();
-    let ran = Ran::of(child.wait_with_output().unwrap()).good();
+    let ran = home.run_with_input(&words, "How tight is a stem bolt?\n").good();
     assert!(!ran.out.contains("TTFT") && !ran.out.contains('\x1b'), "{}", ran.out);
     for word in ["prompt tokens", "cached", "recomputed", "ratio", "full layer", "TTFT", "compute", "TPOT"] {
         assert!(ran.err.contains(word), "'{word}' is not in: {}", ran.err);
@@ -523,16 +528,8 @@ fn a_chat_remembers_and_ends_with_its_input() {
     let home = home_with_documents();
     let docs = home.path("docs");
     let words = ["chat", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "--json"];
-    let mut child = home
-        .command(&words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     let turns = "How tight is a stem bolt?\n/method pie\nAnd a crank bolt?\n";
-    child.stdin.take().unwrap().write_all(turns.as_bytes()).unwrap();
-    let ran = Ran::of(child.wait_with_output().unwrap()).good();
+    let ran = home.run_with_input(&words, turns).good();
     let answers: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(answers.len(), 2);
     assert_eq!((&answers[0]["method"], &answers[1]["method"]), (&"a3".into(), &"pie".into()));
