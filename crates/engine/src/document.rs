@@ -41,11 +41,14 @@ impl Document {
                 let at = error.utf8_error().valid_up_to();
                 unreadable(&file, &format!("not UTF-8 at byte {at}; convert it, for example with iconv"))
             })?;
-            let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text).to_owned();
+            let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
             if is(&file, &["jsonl", "ndjson"]) {
-                documents.extend(records(&file, &text)?);
+                documents.extend(records(&file, text)?);
             } else if !text.trim().is_empty() {
-                documents.push(Document { title: title(&text).unwrap_or_else(|| stem(&file)), text });
+                documents.push(Document {
+                    title: title(text).unwrap_or_else(|| stem(&file)),
+                    text: text.to_owned(),
+                });
             }
         }
         Ok(documents)
