@@ -70,8 +70,9 @@ fn products(cpu: &Cpu) {
             (1, 576, 1536),
         ] {
             let w = weights(cpu, precision, n, k);
-            let (x, mut y) = (fill(m * k), vec![0.0; m * n]);
-            let t = best(|| cpu.linear(&w, &x, &mut y));
+            let (x, mut y) = (fill(m * k), Buffer::zeros(Dtype::F32, m * n));
+            let Buffer::F32(y) = &mut y else { unreachable!() };
+            let t = best(|| cpu.linear(&w, &x, y));
             let rate = (2 * m * k * n) as f64 / t / 1e9;
             println!(
                 "  {m}x{k}x{n}: {:.3} ms, {rate:.0} GFLOP/s, weights {:.1} GB/s",
@@ -112,6 +113,7 @@ fn attention(cpu: &Cpu) {
                 capacity: n,
                 visible: &visible,
                 scale: 0.125,
+                precision: Precision::Bf16,
             };
             let t = best(|| cpu.attention(&a, &mut out));
             let rate = (4 * pairs * heads * d) as f64 / t / 1e9;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-use crate::convert;
+use crate::{convert, pages};
 
 #[cfg(target_endian = "big")]
 compile_error!("stored numbers are little-endian and are used where they lie");
@@ -216,13 +216,20 @@ pub enum Buffer {
     Bf16(Vec<bf16>),
 }
 
+/// Zeros from the system, which are not touched yet.
+fn zeros<T: bytemuck::Zeroable>(len: usize) -> Vec<T> {
+    let zeros = bytemuck::zeroed_vec(len);
+    pages::advise(&zeros);
+    zeros
+}
+
 impl Buffer {
     /// A buffer of `len` zeros.
     pub fn zeros(dtype: Dtype, len: usize) -> Buffer {
         match dtype {
-            Dtype::F32 => Buffer::F32(vec![0.0; len]),
-            Dtype::F16 => Buffer::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Buffer::Bf16(vec![bf16::ZERO; len]),
+            Dtype::F32 => Buffer::F32(zeros(len)),
+            Dtype::F16 => Buffer::F16(zeros(len)),
+            Dtype::Bf16 => Buffer::Bf16(zeros(len)),
         }
     }
 

@@ -15,6 +15,8 @@ mod linear;
 #[allow(unsafe_code)]
 mod ops;
 #[allow(unsafe_code)]
+mod pages;
+#[allow(unsafe_code)]
 mod pool;
 #[allow(unsafe_code)]
 mod scratch;

@@ -26,6 +26,8 @@ pub enum Isa {
     Avx512,
     /// The same with BF16: pairs of `bf16` are multiplied by `vdpbf16ps`.
     Avx512Bf16,
+    /// AVX-512, and tiles of `bf16` pairs multiplied by AMX.
+    Amx,
 }
 
 /// How long a worker spins for the next job before it sleeps: longer than the gaps between one layer's steps.
@@ -217,13 +219,14 @@ impl Cpu {
     /// A pool of `threads` threads, the calling thread among them; 0: one per available core.
     ///
     /// The best instruction set is found at run time; the environment variable `REFRAIN_CPU`
-    /// (`portable`, `avx2`, `avx512`, `avx512bf16`) asks for a particular one, and [`Cpu::isa`] tells what is used.
+    /// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`) asks for a particular one, and [`Cpu::isa`] tells what is used.
     pub fn new(threads: usize) -> Cpu {
         let asked = match std::env::var("REFRAIN_CPU").as_deref() {
             Ok("portable") => Isa::Portable,
             Ok("avx2") => Isa::Avx2,
             Ok("avx512") => Isa::Avx512,
             Ok("avx512bf16") => Isa::Avx512Bf16,
+            Ok("amx") => Isa::Amx,
             _ => Isa::best(),
         };
         Cpu::with_isa(threads, asked)

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::thread::LocalKey;
 
+use crate::pages;
+
 /// One cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
@@ -18,7 +20,10 @@ impl Words {
     }
 
     pub(crate) fn zeros(words: usize) -> Words {
-        Words(vec![Line([0; 16]); words.div_ceil(16)])
+        let mut lines = Vec::with_capacity(words.div_ceil(16));
+        pages::advise(lines.spare_capacity_mut());
+        lines.resize(words.div_ceil(16), Line([0; 16]));
+        Words(lines)
     }
 
     /// Grows to at least `words`; what the words hold is left open.

@@ -1,5 +1,7 @@
 //! Attention over cached keys.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod flash;
 mod keys;
 mod queries;
@@ -10,7 +12,9 @@ use half::{bf16, f16};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
 use crate::simd::Elem;
-use crate::{Cpu, Slice};
+#[cfg(target_arch = "x86_64")]
+use crate::{Isa, simd::KEYS};
+use crate::{Cpu, Precision, Slice};
 use flash::{Merge, Piece, Whole};
 use queries::{Block, SEGMENT, Shape};
 
@@ -45,6 +49,9 @@ pub struct Attention<'a> {
     pub visible: &'a [(u32, u32)],
     /// Factor of the dot products before softmax.
     pub scale: f32,
+    /// [`Precision::F32`] multiplies in `f32`; with [`Precision::Bf16`] queries, keys, values and probabilities may be
+    /// rounded to `bf16` (they are where AMX multiplies, for 16 rows and more). Sums are in `f32` in any case.
+    pub precision: Precision,
 }
 
 impl Attention<'_> {
@@ -91,6 +98,10 @@ impl Cpu {
 
     fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32]) {
         let (shape, rows) = (a.shape(), a.visible.len());
+        #[cfg(target_arch = "x86_64")]
+        if self.isa() == Isa::Amx && a.precision == Precision::Bf16 && rows >= TILE_ROWS {
+            return self.attend_tiles(a, k, v, out);
+        }
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
         let tasks = shape.kv_heads * blocks;
@@ -122,4 +133,38 @@ impl Cpu {
             self.isa().run(Merge { parts, size, block: block(t), out });
         });
     }
+
+    /// The same with AMX: first keys and values become tiles, then the blocks of rows go over them.
+    #[cfg(target_arch = "x86_64")]
+    fn attend_tiles<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32]) {
+        let (shape, rows) = (a.shape(), a.visible.len());
+        let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
+        let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
+        let (tiles, words) = ((end - start).div_ceil(KEYS), shape.tile_words());
+        let mut scratch = scratch::lend(&ROUNDS, shape.kv_heads * tiles * words);
+        let prepared = &mut scratch.words.words_mut()[..shape.kv_heads * tiles * words];
+        let shared = Shared::new(prepared);
+        self.parallel(shape.kv_heads * tiles, &|t| {
+            let (g, first) = (t / tiles, start + t % tiles * KEYS);
+            // SAFETY: tile `t` belongs to task `t`.
+            let out = unsafe { shared.part(t * words..(t + 1) * words) };
+            let slots = first..(first + KEYS).min(end);
+            self.isa().run(amx::Prepare { shape, k: shape.head(k, g), v: shape.head(v, g), slots, out });
+        });
+        let each = amx::block_rows(&shape, rows, self.threads());
+        let blocks = rows.div_ceil(each);
+        let out = &Shared::new(out);
+        // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
+        self.parallel(shape.kv_heads * blocks, &|t| {
+            let (g, b) = (t / blocks, blocks - 1 - t % blocks);
+            let block = Block { shape, g, rows: b * each..((b + 1) * each).min(rows) };
+            let prepared = &prepared[g * tiles * words..(g + 1) * tiles * words];
+            self.isa().run(amx::Whole { a, prepared, first: start, block, out });
+        });
+    }
 }
+
+/// Rows from which on making tiles of keys and values is worth it.
+#[cfg(target_arch = "x86_64")]
+const TILE_ROWS: usize = 16;
+

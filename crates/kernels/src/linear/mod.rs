@@ -1,5 +1,7 @@
 //! Products with prepacked weights.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod pack;
 mod product;
 
@@ -55,14 +57,15 @@ impl FromStr for Precision {
 ///
 /// Packed in panels of 32 outputs, the same for every instruction set. A panel holds, input after input, the
 /// 32 weights of that input (`f32`), or, pair of inputs after pair, 32 words of two `bf16` each, the lower
-/// input in the lower half. Outputs past the last and the partner of a last odd input are zero.
+/// input in the lower half. Outputs past the last are zero, and so are inputs past the last, of which there are pairs
+/// enough to fill up a multiple of 32 inputs.
 #[derive(Clone, Debug)]
 pub struct Linear {
     precision: Precision,
     outputs: usize,
     inputs: usize,
     bias: Option<Vec<f32>>,
-    /// Panels × steps × 32 words.
+    /// Panels × padded steps × 32 words.
     words: Words,
 }
 
@@ -92,6 +95,14 @@ impl Linear {
         match self.precision {
             Precision::F32 => self.inputs,
             Precision::Bf16 => self.inputs.div_ceil(2),
+        }
+    }
+
+    /// Steps that a panel has room for: those of whole tiles for pairs, the last ones zero.
+    fn padded_steps(&self) -> usize {
+        match self.precision {
+            Precision::F32 => self.inputs,
+            Precision::Bf16 => self.steps().next_multiple_of(16),
         }
     }
 }

@@ -39,13 +39,13 @@ impl Linear {
         assert!(inputs > 0, "a product needs inputs");
         assert!(bias.as_ref().is_none_or(|b| b.len() == outputs), "one bias for each output");
         let mut linear = Linear { precision, outputs, inputs, bias, words: Words::default() };
-        let panel = linear.steps() * PANEL;
+        let (steps, panel) = (linear.steps(), linear.padded_steps() * PANEL);
         linear.words = Words::zeros(outputs.div_ceil(PANEL) * panel);
         let failed = Mutex::new(None);
         let words = Shared::new(linear.words.words_mut());
         cpu.parallel(outputs.div_ceil(PANEL), &|p| {
             // SAFETY: panel `p` belongs to task `p`.
-            let dst = unsafe { words.part(p * panel..(p + 1) * panel) };
+            let dst = unsafe { words.part(p * panel..p * panel + steps * PANEL) };
             let rows = p * PANEL..((p + 1) * PANEL).min(outputs);
             if let Err(e) = pack_panel(precision, inputs, rows, dst, &row) {
                 failed.lock().expect("no panic under this lock").get_or_insert(e);

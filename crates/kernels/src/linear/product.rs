@@ -6,25 +6,25 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::pack::PackStrip;
 use super::{Linear, Precision};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
 use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::Tiles;
 use crate::{Cpu, Isa};
 
-/// Rows of one task: with one block of the sum some 440 KB of activations.
-const ROW_BLOCK: usize = 32 * STRIP;
 /// Steps of one block of the sum: a panel of 36 KiB (half where a step's activations take two words).
 const STEP_BLOCK: usize = 288;
 /// Words of packed activations at a time.
 const PACKED: usize = 2 << 20;
 /// Panels that share a block of activations while it is in the second-level cache.
-const CHUNK: usize = 4;
+const CHUNK: usize = 8;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
-/// Results of one panel for one strip.
-const CELL: usize = STRIP * PANEL;
 
 thread_local! {
     /// Packed activations.
@@ -39,7 +39,7 @@ impl Cpu {
     /// # Panics
     /// If the lengths do not fit.
     pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        self.product(w, x, y, false);
+        self.product(w, x, y, w.outputs, End::Store);
     }
 
     /// The same, added to y (residual connection).
@@ -47,44 +47,62 @@ impl Cpu {
     /// # Panics
     /// If the lengths do not fit.
     pub fn linear_add(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        self.product(w, x, y, true);
+        self.product(w, x, y, w.outputs, End::Add);
     }
 
-    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], add: bool) {
+    /// y (m × width) = silu(x · Gᵀ) · (x · Uᵀ): `w` holds 32 rows of G, 32 of U, and so on; rows past `width` fill the
+    /// last 64 up.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn linear_swiglu(&self, w: &Linear, x: &[f32], width: usize, y: &mut [f32]) {
+        assert_eq!(w.outputs, width.div_ceil(PANEL) * 2 * PANEL, "w is 2 × width rows, filled up");
+        self.product(w, x, y, width, End::Swiglu);
+    }
+
+    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], width: usize, end: End) {
         let m = x.len() / w.inputs;
         assert_eq!(x.len(), m * w.inputs, "x is m × inputs");
-        assert_eq!(y.len(), m * w.outputs, "y is m × outputs");
+        assert_eq!(y.len(), m * width, "y is m × {width}");
         if y.is_empty() {
             return;
         }
-        let words = row_words(w, self.isa());
-        let rows = (PACKED / words).max(ROW_BLOCK) / ROW_BLOCK * ROW_BLOCK;
-        let mut scratch = scratch::lend(&X, words * m.min(rows).next_multiple_of(STRIP));
-        for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * w.outputs)) {
-            self.pack_rows(w, x, words, scratch.words.words_mut());
-            self.multiply(w, x.len() / w.inputs, scratch.words.words(), y, add);
+        let blocking = Blocking::of(w, self.isa());
+        let rows = (PACKED / blocking.words).max(blocking.rows) / blocking.rows * blocking.rows;
+        let mut scratch = scratch::lend(&X, blocking.words * m.min(rows).next_multiple_of(blocking.strip));
+        for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * width)) {
+            self.pack_rows(w, x, blocking, scratch.words.words_mut());
+            self.multiply(w, x.len() / w.inputs, blocking, scratch.words.words(), y, end);
         }
     }
 
-    /// Packs `x` strip after strip; all but the last are 12 rows wide.
-    fn pack_rows(&self, w: &Linear, x: &[f32], words: usize, packed: &mut [u32]) {
-        let strips = (x.len() / w.inputs).div_ceil(STRIP);
+    /// Packs `x` strip after strip.
+    fn pack_rows(&self, w: &Linear, x: &[f32], blocking: Blocking, packed: &mut [u32]) {
+        let Blocking { strip, words, .. } = blocking;
+        let strips = (x.len() / w.inputs).div_ceil(strip);
         let packed = Shared::new(packed);
         self.parallel_if(x.len() > 1 << 15, strips, &|s| {
-            let x = &x[s * STRIP * w.inputs..];
-            let x = &x[..x.len().min(STRIP * w.inputs)];
-            let width = strip_width(x.len() / w.inputs);
+            let x = &x[s * strip * w.inputs..];
+            let x = &x[..x.len().min(strip * w.inputs)];
+            let width = blocking.width(x.len() / w.inputs);
             // SAFETY: strip `s` belongs to task `s`.
-            let dst = unsafe { packed.part(s * STRIP * words..(s * STRIP + width) * words) };
+            let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
+            #[cfg(target_arch = "x86_64")]
+            if blocking.tiles {
+                return amx::pack(w.inputs, x, dst);
+            }
             self.isa().run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
         });
     }
 
-    fn multiply(&self, w: &Linear, m: usize, packed: &[u32], y: &mut [f32], add: bool) {
+    fn multiply(&self, w: &Linear, m: usize, blocking: Blocking, packed: &[u32], y: &mut [f32], end: End) {
+        let y_width = y.len() / m;
         let panels = w.outputs.div_ceil(PANEL);
-        let blocks = m.div_ceil(ROW_BLOCK);
-        let limit = if m <= STRIP { 4 * CHUNK } else { CHUNK };
+        let blocks = m.div_ceil(blocking.rows);
+        let limit = if m <= blocking.strip { 4 * CHUNK } else { CHUNK };
         let chunk = (panels * blocks / (3 * self.threads())).clamp(1, limit);
+        // A gate's panel and what it opens stay together.
+        let chunk = if end == End::Swiglu { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
         let y = Shared::new(y);
         // Some ten microseconds of arithmetic or of reading weights.
@@ -93,18 +111,61 @@ impl Cpu {
             let (block, c) = (t / chunks, t % chunks);
             self.isa().run(Task {
                 w,
+                blocking,
                 packed,
                 y: &y,
-                add,
-                rows: block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(m),
+                y_width,
+                end,
+                rows: block * blocking.rows..((block + 1) * blocking.rows).min(m),
                 panels: c * chunk..((c + 1) * chunk).min(panels),
             });
         });
     }
 }
 
-/// Words of one packed row of activations.
-fn row_words(w: &Linear, isa: Isa) -> usize {
+/// How rows are packed and taken in blocks, by instruction set and precision.
+#[derive(Clone, Copy)]
+struct Blocking {
+    /// Whether AMX multiplies.
+    tiles: bool,
+    /// Rows of a strip.
+    strip: usize,
+    /// Words of one packed row of activations.
+    words: usize,
+    /// Rows of one task: with one block of the sum some 300 to 440 KB of activations.
+    rows: usize,
+    /// Steps of one block of the sum.
+    steps: usize,
+}
+
+impl Blocking {
+    fn of(w: &Linear, isa: Isa) -> Blocking {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx && w.precision == Precision::Bf16 {
+            // 18 KiB of a panel and as much of a strip share the first-level cache.
+            let steps = 9 * amx::STEPS;
+            return Blocking { tiles: true, strip: amx::STRIP, words: w.padded_steps(), rows: 256, steps };
+        }
+        let step_words = step_words(w.precision, isa);
+        let (words, steps) = (w.steps() * step_words, STEP_BLOCK / step_words);
+        Blocking { tiles: false, strip: STRIP, words, rows: 32 * STRIP, steps }
+    }
+
+    /// Rows that a strip of `rows` rows is packed with.
+    #[inline(always)]
+    fn width(self, rows: usize) -> usize {
+        if self.tiles { rows.next_multiple_of(16) } else { strip_width(rows) }
+    }
+
+    /// Floats of the results of one panel for one strip.
+    #[inline(always)]
+    fn cell(self) -> usize {
+        self.strip * PANEL
+    }
+}
+
+/// Words of a row's activations in one step.
+fn step_words(precision: Precision, isa: Isa) -> usize {
     struct PairWords;
     impl Kernel for PairWords {
         type Output = usize;
@@ -114,20 +175,30 @@ fn row_words(w: &Linear, isa: Isa) -> usize {
             S::PAIR_WORDS
         }
     }
-    match w.precision {
-        Precision::F32 => w.inputs,
-        Precision::Bf16 => w.steps() * isa.run(PairWords),
+    match precision {
+        Precision::F32 => 1,
+        Precision::Bf16 => isa.run(PairWords),
     }
 }
 
 /// The outputs of `panels` for `rows`.
 struct Task<'a> {
     w: &'a Linear,
+    blocking: Blocking,
     packed: &'a [u32],
     y: &'a Shared<'a, f32>,
-    add: bool,
+    y_width: usize,
+    end: End,
     rows: Range<usize>,
     panels: Range<usize>,
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Store,
+    Add,
+    Swiglu,
 }
 
 impl Kernel for Task<'_> {
@@ -135,64 +206,82 @@ impl Kernel for Task<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let strips = self.rows.len().div_ceil(STRIP);
+        // SAFETY: `Isa::Amx`, which `tiles` stands for, is kept only where it is available.
+        #[cfg(target_arch = "x86_64")]
+        let tiles = self.blocking.tiles.then(|| unsafe { Tiles::configure() });
+        #[cfg(not(target_arch = "x86_64"))]
+        let tiles = None;
+        let strips = self.rows.len().div_ceil(self.blocking.strip);
         // With one strip a panel is not used again, so that its size does not matter.
-        let steps = self.w.steps();
-        let blocks = if strips == 1 { 1 } else { steps.div_ceil(STEP_BLOCK / self.step_words::<S>()) };
-        let block = steps.div_ceil(blocks);
-        let group = if strips == 1 && self.rows.len() <= 4 { VECTOR_PANELS } else { 1 };
-        let cells = if blocks == 1 { group } else { strips * self.panels.len() };
-        let mut scratch = scratch::lend(&CELLS, cells * CELL);
+        let steps = if self.blocking.tiles { self.w.padded_steps() } else { self.w.steps() };
+        let blocks = if strips == 1 { 1 } else { steps.div_ceil(self.blocking.steps) };
+        let unit = if self.blocking.tiles { 16 } else { 1 };
+        let block = steps.div_ceil(blocks).next_multiple_of(unit);
+        let few = strips == 1 && self.rows.len() <= 4 && !self.blocking.tiles;
+        let group = if few { VECTOR_PANELS } else { 1 };
+        let size = self.blocking.cell();
+        let mut scratch = scratch::lend(&CELLS, strips * self.panels.len() * size);
         let cells = scratch.words.floats_mut();
         for b in 0..blocks {
             let range = b * block..((b + 1) * block).min(steps);
             for first in self.panels.clone().step_by(group) {
                 let panels = first..(first + group).min(self.panels.end);
                 for s in 0..strips {
-                    let at = if blocks == 1 { 0 } else { (first - self.panels.start) * strips + s };
-                    let cell = &mut cells[at * CELL..][..panels.len() * CELL];
-                    self.cell::<S>(range.clone(), panels.clone(), s, cell);
-                    if b + 1 == blocks {
-                        self.finish::<S>(panels.clone(), s, cell);
-                    }
+                    let at = s * self.panels.len() + first - self.panels.start;
+                    let cell = &mut cells[at * size..][..panels.len() * size];
+                    self.cell::<S>(tiles.as_ref(), range.clone(), panels.clone(), s, cell);
                 }
             }
         }
+        for (s, cells) in cells.chunks_exact(self.panels.len() * size).enumerate().take(strips) {
+            self.finish::<S>(s, cells);
+        }
     }
 }
+
+/// The tile registers, where there are any.
+#[cfg(not(target_arch = "x86_64"))]
+struct Tiles;
 
 impl Task<'_> {
     /// Rows of strip `s` of this task.
     #[inline(always)]
     fn strip(&self, s: usize) -> Range<usize> {
-        let first = self.rows.start + s * STRIP;
-        first..(first + STRIP).min(self.rows.end)
+        let first = self.rows.start + s * self.blocking.strip;
+        first..(first + self.blocking.strip).min(self.rows.end)
     }
 
-    /// Words of a row's activations in one step.
+    /// Adds the steps of one block of the sum to the cells (panels × strip × 32) of one strip.
     #[inline(always)]
-    fn step_words<S: Simd>(&self) -> usize {
-        if self.w.precision == Precision::F32 { 1 } else { S::PAIR_WORDS }
-    }
-
-    /// Adds the steps of one block of the sum to the cells (panels × 12 × 32) of one strip.
-    #[inline(always)]
-    fn cell<S: Simd>(&self, steps: Range<usize>, panels: Range<usize>, s: usize, cell: &mut [f32]) {
+    fn cell<S: Simd>(
+        &self,
+        tiles: Option<&Tiles>,
+        steps: Range<usize>,
+        panels: Range<usize>,
+        s: usize,
+        cell: &mut [f32],
+    ) {
         let rows = self.strip(s);
-        let width = strip_width(rows.len());
-        let (all, words) = (self.w.steps(), self.step_words::<S>());
-        let weights = &self.w.words.words()[panels.start * all * PANEL..panels.end * all * PANEL];
-        let x = &self.packed[rows.start * all * words..][..width * all * words];
+        let width = self.blocking.width(rows.len());
+        let padded = self.w.padded_steps();
+        let weights = &self.w.words.words()[panels.start * padded * PANEL..panels.end * padded * PANEL];
+        let weights = &weights[steps.start * PANEL..];
+        let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = tiles {
+            return amx::cell(tiles, steps, padded, rows.len(), s, x, weights, cell);
+        }
+        let words = self.blocking.words / self.w.steps();
         let tile = Tile {
             k: steps.len(),
-            w: weights[steps.start * PANEL..].as_ptr(),
+            w: weights.as_ptr(),
             ws: PANEL,
-            ps: all * PANEL,
+            ps: padded * PANEL,
             x: x[steps.start * words * width..].as_ptr(),
             ks: width,
             c: cell.as_mut_ptr(),
             cs: PANEL,
-            cps: CELL,
+            cps: self.blocking.cell(),
             cols: panels.len() * PANEL,
             add: steps.start > 0,
         };
@@ -205,28 +294,60 @@ impl Task<'_> {
         }
     }
 
-    /// Writes finished cells to y.
+    /// Writes the finished cells of a strip to y, row after row.
     #[inline(always)]
-    fn finish<S: Simd>(&self, panels: Range<usize>, s: usize, cell: &[f32]) {
+    fn finish<S: Simd>(&self, s: usize, cells: &[f32]) {
+        match self.end {
+            End::Store | End::Add => self.store::<S>(s, cells),
+            End::Swiglu => self.swiglu::<S>(s, cells),
+        }
+    }
+
+    #[inline(always)]
+    fn store<S: Simd>(&self, s: usize, cells: &[f32]) {
         let outputs = self.w.outputs;
-        for (p, cell) in panels.zip(cell.chunks_exact(CELL)) {
-            let n = PANEL.min(outputs - p * PANEL);
-            for (row, cell) in self.strip(s).zip(cell.chunks_exact(PANEL)) {
-                let at = row * outputs + p * PANEL;
-                // SAFETY: these rows and panels belong to this task.
-                let y = unsafe { self.y.part(at..at + n) };
-                for i in (0..n).step_by(S::LANES) {
-                    // SAFETY: `i` and the count stay below `n`, the length of `y` and at most a cell's row.
-                    unsafe {
-                        let mut v = S::load(cell.as_ptr().add(i));
-                        if let Some(bias) = &self.w.bias {
-                            v = S::add(v, load_part::<S, f32>(bias[p * PANEL..].as_ptr().add(i), n - i));
-                        }
-                        if self.add {
-                            v = S::add(v, load_part::<S, f32>(y.as_ptr().add(i), n - i));
-                        }
-                        store_part::<S, f32>(y.as_mut_ptr().add(i), v, n - i);
+        let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(outputs);
+        for (r, row) in self.strip(s).enumerate() {
+            // SAFETY: these rows and panels belong to this task.
+            let y = unsafe { self.y.part(row * outputs + columns.start..row * outputs + columns.end) };
+            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                let cell = &cells[c / PANEL * self.blocking.cell() + r * PANEL + c % PANEL..][..S::LANES];
+                let n = y.len();
+                // SAFETY: `cell` has LANES floats, `y` has `n`, and so has the bias from here on.
+                unsafe {
+                    let mut v = S::load(cell.as_ptr());
+                    if let Some(bias) = &self.w.bias {
+                        v = S::add(v, load_part::<S, f32>(bias[columns.start + c..].as_ptr(), n));
                     }
+                    if let End::Add = self.end {
+                        v = S::add(v, load_part::<S, f32>(y.as_ptr(), n));
+                    }
+                    store_part::<S, f32>(y.as_mut_ptr(), v, n);
+                }
+            }
+        }
+    }
+
+    /// Panels of gates and of what they open take turns; y has half the outputs' columns, up to `self.columns`.
+    #[inline(always)]
+    fn swiglu<S: Simd>(&self, s: usize, cells: &[f32]) {
+        let width = self.y_width;
+        let columns = self.panels.start / 2 * PANEL..(self.panels.end / 2 * PANEL).min(width);
+        for (r, row) in self.strip(s).enumerate() {
+            // SAFETY: these rows and panels belong to this task.
+            let y = unsafe { self.y.part(row * width + columns.start..row * width + columns.end) };
+            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                let at = c / PANEL * 2 * self.blocking.cell() + r * PANEL + c % PANEL;
+                let (gate, up) = (&cells[at..][..S::LANES], &cells[at + self.blocking.cell()..][..S::LANES]);
+                // SAFETY: both have LANES floats, `y` as many as it is long.
+                unsafe {
+                    let (mut gate, mut up) = (S::load(gate.as_ptr()), S::load(up.as_ptr()));
+                    if let Some(bias) = &self.w.bias {
+                        let bias = &bias[(self.panels.start + c / PANEL * 2) * PANEL + c % PANEL..];
+                        gate = S::add(gate, S::load(bias[..S::LANES].as_ptr()));
+                        up = S::add(up, S::load(bias[PANEL..][..S::LANES].as_ptr()));
+                    }
+                    store_part::<S, f32>(y.as_mut_ptr(), S::mul(S::silu(gate), up), y.len());
                 }
             }
         }

@@ -4,6 +4,8 @@
 //! enabled. Everything on the way down is `#[inline(always)]`, or it would be compiled without the set.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -101,6 +103,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         let f = Self::fma(x, Self::splat(1.925_963e-8), f);
         Self::mul(exp2_fraction::<Self>(f), Self::exp2i(n))
     }
+
+    /// x / (1 + e^−x)
+    #[inline(always)]
+    fn silu(x: Self::F) -> Self::F {
+        let e = Self::exp(Self::sub(Self::splat(0.0), x));
+        Self::div(x, Self::add(Self::splat(1.0), e))
+    }
 }
 
 /// 2^f for |f| <= 1/2 (Cephes' `exp2f` coefficients).
@@ -125,7 +134,7 @@ impl Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let dots = if slow_dots() { Isa::Avx512 } else { Isa::Avx512Bf16 };
-            [dots, Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
+            [Isa::Amx, dots, Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
         })
     }
 
@@ -149,6 +158,8 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.available() && amx::available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -162,7 +173,7 @@ impl Isa {
             Isa::Avx512Bf16 => unsafe { avx512::enter_dots(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::enter(kernel) },
+            Isa::Avx512 | Isa::Amx => unsafe { avx512::enter(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::enter(kernel) },

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Isa, Precision};
 
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
@@ -13,6 +13,7 @@ struct Case {
     head_dim: usize,
     capacity: usize,
     visible: Vec<(u32, u32)>,
+    precision: Precision,
 }
 
 impl Case {
@@ -27,7 +28,7 @@ impl Case {
         let q = rng.floats(visible.len() * heads * head_dim).iter().map(|q| 3.0 * q).collect();
         let n = kv_heads * capacity * head_dim;
         let (k, v) = (rng.buffer(dtype, n), rng.buffer(dtype, n));
-        Case { q, k, v, heads, kv_heads, head_dim, capacity, visible }
+        Case { q, k, v, heads, kv_heads, head_dim, capacity, visible, precision: Precision::F32 }
     }
 
     fn rows(&self, rows: Range<usize>) -> Attention<'_> {
@@ -42,6 +43,7 @@ impl Case {
             capacity: self.capacity,
             visible: &self.visible[rows],
             scale: 0.3,
+            precision: self.precision,
         }
     }
 
@@ -114,11 +116,14 @@ fn agrees_with_a_plain_loop() {
         ((2, 2, 16), 1200, vec![(0, 1), (1199, 1200), (511, 513), (64, 128), (3, 1024), (512, 1024)]),
     ];
     for (i, (shape, capacity, visible)) in cases.into_iter().enumerate() {
-        let case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
+        let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
         let should = case.reference();
-        for cpu in cpus(2) {
-            let out = case.run(&cpu, 0..case.visible.len());
-            assert_close(&out, &should, 3e-6, &format!("case {i} {:?}", cpu.isa()));
+        for (precision, tolerance) in [(Precision::F32, 3e-6), (Precision::Bf16, 1e-2)] {
+            case.precision = precision;
+            for cpu in cpus(2) {
+                let out = case.run(&cpu, 0..case.visible.len());
+                assert_close(&out, &should, tolerance, &format!("case {i} {precision} {:?}", cpu.isa()));
+            }
         }
     }
 }
@@ -129,16 +134,22 @@ fn a_row_does_not_depend_on_its_company() {
     let shapes =
         [((9, 3, 64), 1200, causal(110, 1200, usize::MAX)), ((14, 2, 24), 900, causal(150, 880, 300))];
     for (i, (shape, capacity, visible)) in shapes.into_iter().enumerate() {
-        let case = Case::new(&mut rng, DTYPES[i + 1], shape, capacity, visible);
+        let mut case = Case::new(&mut rng, DTYPES[i + 1], shape, capacity, visible);
         let (n, width) = (case.visible.len(), shape.0 * shape.2);
-        // Many threads take the path over segments, one thread the path over blocks.
-        for (many, one) in cpus(8).into_iter().zip(cpus(1)) {
-            let all = case.run(&one, 0..n);
-            for rows in [0..1, n - 1..n, 5..6, 40..53, 0..37, 7..n, 0..n] {
-                for cpu in [&many, &one] {
-                    let out = case.run(cpu, rows.clone());
-                    let should = &all[rows.start * width..rows.end * width];
-                    assert_eq!(bits(&out), bits(should), "case {i} {:?} rows {rows:?}", cpu.isa());
+        for precision in [Precision::F32, Precision::Bf16] {
+            case.precision = precision;
+            // Many threads take the path over segments, one thread the path over blocks.
+            for (many, one) in cpus(8).into_iter().zip(cpus(1)) {
+                let all = case.run(&one, 0..n);
+                // AMX takes 16 rows and more.
+                let least = if precision == Precision::Bf16 && one.isa() == Isa::Amx { 16 } else { 1 };
+                for rows in [0..1, n - 1..n, 5..6, 40..53, 0..37, 13..29, 40..61, 7..n, 0..n] {
+                    for cpu in [&many, &one] {
+                        let out = case.run(cpu, rows.clone());
+                        let should = &all[rows.start * width..rows.end * width];
+                        let what = format!("case {i} {precision} {:?} rows {rows:?}", cpu.isa());
+                        assert!(rows.len() < least || bits(&out) == bits(should), "{what}");
+                    }
                 }
             }
         }

@@ -44,7 +44,7 @@ impl Rng {
 
 /// One pool for each available instruction set.
 fn cpus(threads: usize) -> Vec<Cpu> {
-    [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16]
+    [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]
         .into_iter()
         .filter(|isa| isa.available())
         .map(|isa| Cpu::with_isa(threads, isa))

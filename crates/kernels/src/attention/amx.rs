@@ -1,0 +1,327 @@
+//! Online softmax with tiles of `bf16`: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and
+//! maxima and sums need nothing across lanes, then Oᵀ += Vᵀ · Pᵀ.
+//!
+//! As in [`super::flash`], a query goes through the tiles of keys that it sees, aligned to absolute slots, in
+//! ascending order, and a tile that it does not see leaves it as it is: its result does not depend on the others.
+
+use std::arch::x86_64::*;
+use std::f32::consts::LOG2_E;
+use std::mem::transmute;
+use std::ops::Range;
+
+use super::queries::{Block, Shape, cut};
+use super::{Attention, WORK, keys};
+use crate::scratch;
+use crate::shared::Shared;
+use crate::simd::amx::{SIDE, TILE, Tiles, round_row, transpose};
+use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
+
+/// Queries of a block.
+const QUERIES: usize = 128;
+/// The maximum before any score, and the score of a key that is not seen: its 2^(score − maximum) is 0.
+const LOWEST: f32 = -1e30;
+const UNSEEN: f32 = -3e30;
+
+/// Tiles that hold a vector of the head along k (pairs), and along m.
+impl Shape {
+    fn deep(&self) -> usize {
+        self.head_dim.div_ceil(2 * SIDE)
+    }
+
+    fn high(&self) -> usize {
+        self.head_dim.div_ceil(SIDE)
+    }
+
+    /// Words of the prepared keys and values of one tile of 64 slots.
+    pub(super) fn tile_words(&self) -> usize {
+        (KEYS / SIDE * self.deep() + KEYS / (2 * SIDE) * self.high()) * TILE
+    }
+}
+
+/// Rows of a block: some 128 queries, fewer where that gives each thread something to do.
+pub(super) fn block_rows(shape: &Shape, rows: usize, threads: usize) -> usize {
+    let mut each = (QUERIES / shape.group).max(1);
+    while each * shape.group > 2 * SIDE && shape.kv_heads * rows.div_ceil(each) < 3 * threads {
+        each = each.div_ceil(2);
+    }
+    each
+}
+
+/// Rounds one tile of stored keys and values of a KV head and puts them as tiles: keys in four rows of 16, values
+/// transposed in two of 32.
+pub(super) struct Prepare<'a, E> {
+    pub(super) shape: Shape,
+    /// The head's keys and values, capacity × head_dim.
+    pub(super) k: &'a [E],
+    pub(super) v: &'a [E],
+    /// At most 64 slots from a multiple of 64 on.
+    pub(super) slots: Range<usize>,
+    pub(super) out: &'a mut [u32],
+}
+
+impl<E: Elem> Kernel for Prepare<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Prepare { shape, k, v, slots, out } = self;
+        let (d, padded, first) = (shape.head_dim, shape.padded, slots.start / KEYS * KEYS);
+        let mut scratch = scratch::lend(&WORK, KEYS * padded + 2 * TILE);
+        let mut floats = scratch.words.floats_mut();
+        let rows = cut(&mut floats, KEYS * padded);
+        let square: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, TILE));
+        let (keys_out, values_out) = out.split_at_mut(KEYS / SIDE * shape.deep() * TILE);
+        keys::rows::<S, E>(k, d, first, slots.clone(), padded, rows);
+        for (t, row) in rows.chunks_exact(padded).enumerate() {
+            let strip = &mut keys_out[t / SIDE * shape.deep() * TILE..][..shape.deep() * TILE];
+            // SAFETY: `Isa::Amx` is kept only where it is available; a strip holds the row's tiles.
+            unsafe { round_row(row.as_ptr(), d, strip.as_mut_ptr(), t % SIDE) };
+        }
+        keys::rows::<S, E>(v, d, first, slots, padded, rows);
+        for (half, rows) in rows.chunks_exact(2 * SIDE * padded).enumerate() {
+            for high in 0..shape.high() {
+                for (pair, rows) in rows.chunks_exact(2 * padded).enumerate() {
+                    let (even, odd) = (&rows[high * SIDE..][..SIDE], &rows[padded + high * SIDE..][..SIDE]);
+                    let word = |(e, o): (&f32, &f32)| {
+                        let bits = |x: &f32| u32::from(half::bf16::from_f32(*x).to_bits());
+                        bits(e) | bits(o) << 16
+                    };
+                    let words = &mut square[pair * SIDE..][..SIDE];
+                    words.iter_mut().zip(even.iter().zip(odd)).for_each(|(w, pair)| *w = word(pair));
+                }
+                let out = &mut values_out[(half * shape.high() + high) * TILE..][..TILE];
+                // SAFETY: both are a tile.
+                unsafe { transpose::<S>(square.as_ptr(), out.as_mut_ptr()) };
+            }
+        }
+    }
+}
+
+/// A block over all its keys.
+pub(super) struct Whole<'a> {
+    pub(super) a: &'a Attention<'a>,
+    /// The KV head's prepared tiles.
+    pub(super) prepared: &'a [u32],
+    /// Slot of the first of them.
+    pub(super) first: usize,
+    pub(super) block: Block,
+    pub(super) out: &'a Shared<'a, f32>,
+}
+
+/// Sixteen queries.
+struct Group<'a> {
+    /// Slots that each sees.
+    from: [i32; SIDE],
+    to: [i32; SIDE],
+    /// Slots that any sees, and those that all see.
+    any: Range<usize>,
+    all: Range<usize>,
+    /// Maxima and sums so far.
+    max: [f32; SIDE],
+    sum: [f32; SIDE],
+    /// Queries as tiles.
+    q: &'a mut [u32],
+    /// Weighted values so far, 16 · high × 16.
+    o: &'a mut [f32],
+}
+
+impl<'a> Group<'a> {
+    /// Queries `queries` of the block, times scale.
+    fn new<S: Simd>(whole: &Whole, queries: Range<usize>, floats: &mut &'a mut [f32]) -> Group<'a> {
+        let Whole { a, block, .. } = whole;
+        let (shape, n) = (block.shape, queries.len());
+        let o = cut(floats, shape.high() * TILE);
+        o.fill(0.0);
+        let q: &mut [u32] = bytemuck::cast_slice_mut(cut(floats, shape.deep() * TILE));
+        let (mut from, mut to) = ([0; SIDE], [0; SIDE]);
+        let mut square = [0u32; TILE];
+        let mut scaled = [0.0f32; 2 * SIDE];
+        let (mut any, mut all) = (usize::MAX..0, 0..usize::MAX);
+        for (lane, i) in queries.clone().enumerate() {
+            let seen = a.visible[block.row(i)];
+            (from[lane], to[lane]) = (seen.0 as i32, seen.1 as i32);
+            let (start, end) = (seen.0 as usize, seen.1 as usize);
+            any = any.start.min(start)..any.end.max(end);
+            all = all.start.max(start)..all.end.min(end);
+        }
+        if n < SIDE {
+            all = 0..0;
+        }
+        for (deep, q) in q.chunks_exact_mut(TILE).enumerate() {
+            square.fill(0);
+            for (lane, i) in queries.clone().enumerate() {
+                let query = &a.q[block.at(i)..][..shape.head_dim];
+                let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
+                scaled.iter_mut().zip(part).for_each(|(s, q)| *s = q * (a.scale * LOG2_E));
+                // SAFETY: `Isa::Amx` is kept only where it is available; the square holds the lane's row.
+                unsafe { round_row(scaled.as_ptr(), part.len(), square.as_mut_ptr(), lane) };
+            }
+            // SAFETY: both are a tile.
+            unsafe { transpose::<S>(square.as_ptr(), q.as_mut_ptr()) };
+        }
+        Group { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
+    }
+
+    fn sees(&self, first: usize) -> bool {
+        self.any.start < first + KEYS && first < self.any.end
+    }
+
+    /// Turns scores (64 × 16) of the keys from slot `first` on into probabilities relative to the maximum so far, as
+    /// pairs of keys, and what was summed before with them.
+    ///
+    /// # Safety
+    /// AVX-512 with BF16 is there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn soften(&mut self, s: &mut [f32], first: usize, p: &mut [u32]) {
+        assert!(s.len() >= KEYS * SIDE && p.len() >= KEYS / 2 * SIDE);
+        let s = s.as_mut_ptr();
+        // SAFETY: there are 64 × 16 scores and half as many words; arrays have 16 elements.
+        unsafe {
+            if self.all.start > first || self.all.end < first + KEYS {
+                let from = _mm512_loadu_si512(self.from.as_ptr().cast());
+                let to = _mm512_loadu_si512(self.to.as_ptr().cast());
+                for t in 0..KEYS {
+                    let key = _mm512_set1_epi32((first + t) as i32);
+                    let seen = _mm512_cmple_epi32_mask(from, key) & _mm512_cmplt_epi32_mask(key, to);
+                    let v = _mm512_loadu_ps(s.add(t * SIDE));
+                    _mm512_storeu_ps(s.add(t * SIDE), _mm512_mask_mov_ps(_mm512_set1_ps(UNSEEN), seen, v));
+                }
+            }
+            let old = _mm512_loadu_ps(self.max.as_ptr());
+            let mut max = [old; 4];
+            for t in (0..KEYS).step_by(4) {
+                for (i, max) in max.iter_mut().enumerate() {
+                    *max = _mm512_max_ps(*max, _mm512_loadu_ps(s.add((t + i) * SIDE)));
+                }
+            }
+            let max = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+            let change = exp2(_mm512_sub_ps(old, max));
+            let mut sums = [_mm512_mul_ps(_mm512_loadu_ps(self.sum.as_ptr()), change), _mm512_setzero_ps()];
+            // Lane 2i of the result is lane i of the first vector's half words, lane 2i + 1 of the second's.
+            let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+            let order = _mm512_loadu_si512(order.as_ptr().cast());
+            for t in (0..KEYS).step_by(2) {
+                let even = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(t * SIDE)), max));
+                let odd = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add((t + 1) * SIDE)), max));
+                sums[0] = _mm512_add_ps(sums[0], even);
+                sums[1] = _mm512_add_ps(sums[1], odd);
+                let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+                let words = _mm512_permutexvar_epi16(order, words);
+                _mm512_storeu_si512(p.as_mut_ptr().add(t / 2 * SIDE).cast(), words);
+            }
+            _mm512_storeu_ps(self.sum.as_mut_ptr(), _mm512_add_ps(sums[0], sums[1]));
+            _mm512_storeu_ps(self.max.as_mut_ptr(), max);
+            if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(old, max) != 0 {
+                for o in self.o.chunks_exact_mut(SIDE) {
+                    _mm512_storeu_ps(o.as_mut_ptr(), _mm512_mul_ps(_mm512_loadu_ps(o.as_ptr()), change));
+                }
+            }
+        }
+    }
+
+    /// Writes the normalised queries `queries` of the block.
+    #[inline(always)]
+    fn finish<S: Simd>(&mut self, block: &Block, queries: Range<usize>, out: &Shared<f32>) {
+        let d = block.shape.head_dim;
+        let mut square = [0u32; TILE];
+        for (high, o) in self.o.chunks_exact(TILE).enumerate() {
+            // SAFETY: both are a tile.
+            unsafe { transpose::<S>(o.as_ptr().cast(), square.as_mut_ptr()) };
+            for (lane, i) in queries.clone().enumerate() {
+                let at = block.at(i) + high * SIDE;
+                let n = SIDE.min(d - high * SIDE);
+                // SAFETY: the queries of a block belong to one task; a row of the square has 16 floats.
+                unsafe {
+                    let to = out.part(at..at + n);
+                    let scale = S::splat(1.0 / self.sum[lane]);
+                    for e in (0..n).step_by(S::LANES) {
+                        let v = S::load(square.as_ptr().add(lane * SIDE + e).cast());
+                        store_part::<S, f32>(to.as_mut_ptr().add(e), S::mul(v, scale), n - e);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// 2^x for x <= 0, relative error 3e-6.
+///
+/// # Safety
+/// AVX-512 is there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn exp2(x: __m512) -> __m512 {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    let n = _mm512_roundscale_ps::<NEAREST>(x);
+    let f = _mm512_sub_ps(x, n);
+    let mut p = _mm512_set1_ps(0.009_582_845_5);
+    for c in [0.055_906_433, 0.240_240_99, 0.693_124_2, 1.0] {
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
+    }
+    _mm512_scalef_ps(p, n)
+}
+
+impl Kernel for Whole<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (shape, n) = (self.block.shape, self.block.queries());
+        let groups = n.div_ceil(SIDE);
+        let words = 2 * KEYS * SIDE + KEYS / 2 * SIDE + groups * (shape.high() + shape.deep()) * TILE;
+        let mut scratch = scratch::lend(&WORK, words);
+        let mut floats = scratch.words.floats_mut();
+        let s = [cut(&mut floats, KEYS * SIDE), cut(&mut floats, KEYS * SIDE)];
+        let p: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, KEYS / 2 * SIDE));
+        let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
+        let mut groups: Vec<Group> =
+            (0..groups).map(|g| Group::new::<S>(&self, queries(g), &mut floats)).collect();
+        // SAFETY: `Isa::Amx` is kept only where it is available.
+        let tiles = unsafe { Tiles::configure() };
+        let span = self.block.span(self.a.visible, 0..n);
+        let (deep, high) = (shape.deep(), shape.high());
+        let tile = |first: usize| &self.prepared[(first - self.first) / KEYS * shape.tile_words()..];
+        let (last, count) = (span.end.div_ceil(KEYS) * KEYS, groups.len());
+        // The next group that sees anything of a tile: what the softmax works on while the scores after it are made.
+        let next = |groups: &[Group], mut first: usize, mut g: usize| {
+            while first < last {
+                if g == count {
+                    (first, g) = (first + KEYS, 0);
+                } else if groups[g].sees(first) {
+                    return Some((first, g));
+                } else {
+                    g += 1;
+                }
+            }
+            None
+        };
+        let scores = |group: &Group, first: usize, s: &mut [f32]| {
+            let k = &tile(first)[..KEYS / SIDE * deep * TILE];
+            // SAFETY: keys, queries and scores are as long as the tiles.
+            unsafe { tiles.scores(k.as_ptr(), group.q.as_ptr(), deep, s[..KEYS * SIDE].as_mut_ptr()) };
+        };
+        let mut now = next(&groups, span.start / KEYS * KEYS, 0);
+        if let Some((first, g)) = now {
+            scores(&groups[g], first, s[0]);
+        }
+        let mut turn = 0;
+        while let Some((first, g)) = now {
+            now = next(&groups, first, g + 1);
+            if let Some((first, g)) = now {
+                scores(&groups[g], first, s[1 - turn]);
+            }
+            let group = &mut groups[g];
+            let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
+            // SAFETY: AMX comes with AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
+            unsafe {
+                group.soften(s[turn], first, p);
+                tiles.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+            }
+            turn = 1 - turn;
+        }
+        drop(tiles);
+        for (g, group) in groups.iter_mut().enumerate() {
+            group.finish::<S>(&self.block, queries(g), self.out);
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Tile products of Intel's AMX: `bf16` pairs, summed in `f32`.
+//!
+//! The compiler knows the tile registers only as clobbers, so every product is one block of assembly: the
+//! accumulators come from memory and go back to it. A tile is 16 rows of 64 bytes. Every tile instruction runs
+//! between [`Tiles::configure`] and the drop of what it returns, on the same thread.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::mem::transmute;
+use std::sync::OnceLock;
+
+/// 32-bit words of a tile: 16 rows of 16 words.
+pub(crate) const TILE: usize = 256;
+/// Rows, columns and words of a row of a tile.
+pub(crate) const SIDE: usize = 16;
+
+/// Whether CPU and system let this process use tiles; asks the system for them.
+pub(crate) fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| {
+        let most = __cpuid(0).eax;
+        // Leaf 7, EDX: AMX-BF16 is bit 22, AMX-TILE bit 24.
+        let bits = (1 << 22) | (1 << 24);
+        most >= 7
+            && __cpuid_count(7, 0).edx & bits == bits
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512bf16")
+            && permitted()
+    })
+}
+
+/// Asks the system to let this process use the tile registers.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    let result: i64;
+    // SAFETY: the call takes two numbers and touches no memory of the process.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM,
+             in("rsi") XFEATURE_XTILEDATA, out("rcx") _, out("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// The tile registers of this thread, all 16 rows of 64 bytes.
+pub(crate) struct Tiles(());
+
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Tiles {
+    /// # Safety
+    /// [`available`] said yes.
+    pub(crate) unsafe fn configure() -> Tiles {
+        let mut c =
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        c.row_bytes[..8].fill(64);
+        c.rows[..8].fill(SIDE as u8);
+        // SAFETY: the instruction is there by this function's contract; `c` is a valid configuration.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &c, options(nostack, readonly)) };
+        Tiles(())
+    }
+
+    /// C (32 × 32) (+)= A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each `blocks` tiles in
+    /// a row. `b`: `blocks` × 16 rows of 32 words. `c`: rows `stride` bytes apart; the sum goes on from there if `add`.
+    /// Meanwhile 64 words for each block are fetched from `ahead` on, which may be any address.
+    ///
+    /// # Safety
+    /// The pointers must be valid for that; only this thread may use `c`.
+    #[inline(always)]
+    pub(crate) unsafe fn product_32(
+        &self,
+        a: [*const u32; 2],
+        b: *const u32,
+        blocks: usize,
+        c: *mut f32,
+        stride: usize,
+        add: bool,
+        ahead: *const u32,
+    ) {
+        // SAFETY: the caller's; a prefetch never fails.
+        unsafe {
+            asm!(
+                "test {add:e}, {add:e}",
+                "jnz 3f",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "jmp 2f",
+                "3:",
+                "tileloadd tmm0, [{c} + {cs}*1]",
+                "tileloadd tmm1, [{c} + {cs}*1 + 64]",
+                "tileloadd tmm2, [{d} + {cs}*1]",
+                "tileloadd tmm3, [{d} + {cs}*1 + 64]",
+                "2:",
+                "tileloadd tmm4, [{a0} + {s64}*1]",
+                "tileloadd tmm6, [{b} + {s128}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {s128}*1 + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{a1} + {s64}*1]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "prefetcht1 [{ahead} + 128]",
+                "prefetcht1 [{ahead} + 192]",
+                "add {ahead}, 256",
+                "add {a0}, 1024",
+                "add {a1}, 1024",
+                "add {b}, 2048",
+                "dec {n}",
+                "jnz 2b",
+                "tilestored [{c} + {cs}*1], tmm0",
+                "tilestored [{c} + {cs}*1 + 64], tmm1",
+                "tilestored [{d} + {cs}*1], tmm2",
+                "tilestored [{d} + {cs}*1 + 64], tmm3",
+                a0 = inout(reg) a[0] => _,
+                a1 = inout(reg) a[1] => _,
+                ahead = inout(reg) ahead => _,
+                b = inout(reg) b => _,
+                n = inout(reg) blocks => _,
+                c = in(reg) c,
+                d = in(reg) c.byte_add(SIDE * stride),
+                cs = in(reg) stride,
+                s64 = in(reg) 64usize,
+                s128 = in(reg) 128usize,
+                add = in(reg) u32::from(add),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// The same for 16 rows of A, reading ahead of `b`, which is not used again soon.
+    ///
+    /// # Safety
+    /// As for [`Tiles::product_32`].
+    #[inline(always)]
+    pub(crate) unsafe fn product_16(
+        &self,
+        a: *const u32,
+        b: *const u32,
+        blocks: usize,
+        c: *mut f32,
+        stride: usize,
+        add: bool,
+    ) {
+        // SAFETY: the caller's; a prefetch may name any address.
+        unsafe {
+            asm!(
+                "test {add:e}, {add:e}",
+                "jnz 3f",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "jmp 2f",
+                "3:",
+                "tileloadd tmm0, [{c} + {cs}*1]",
+                "tileloadd tmm1, [{c} + {cs}*1 + 64]",
+                "2:",
+                "tileloadd tmm4, [{a} + {s64}*1]",
+                "tileloadd tmm6, [{b} + {s128}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {s128}*1 + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {a}, 1024",
+                "add {b}, 2048",
+                "dec {n}",
+                "jnz 2b",
+                "tilestored [{c} + {cs}*1], tmm0",
+                "tilestored [{c} + {cs}*1 + 64], tmm1",
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                n = inout(reg) blocks => _,
+                c = in(reg) c,
+                cs = in(reg) stride,
+                s64 = in(reg) 64usize,
+                s128 = in(reg) 128usize,
+                add = in(reg) u32::from(add),
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: the registers were configured on this thread: `Tiles` is made nowhere else and is not `Send`.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Rounds a row of `n` numbers to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
+///
+/// # Safety
+/// [`available`] said yes; `src` must be valid for `n` floats and `dst` for the tiles.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) unsafe fn round_row(src: *const f32, n: usize, dst: *mut u32, r: usize) {
+    // SAFETY: the caller's; masked loads do not touch what is beyond `n`.
+    unsafe {
+        let mut i = 0;
+        let mut to = dst.add(r * SIDE);
+        while i < n {
+            let left = n - i;
+            let mask = |left: usize| if left >= SIDE { !0 } else { (1u16 << left) - 1 };
+            let low = _mm512_maskz_loadu_ps(mask(left), src.add(i));
+            let high = if left > SIDE {
+                _mm512_maskz_loadu_ps(mask(left - SIDE), src.add(i + SIDE))
+            } else {
+                _mm512_setzero_ps()
+            };
+            let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(to.cast(), words);
+            to = to.add(TILE);
+            i += 2 * SIDE;
+        }
+    }
+}
+
+/// Rotates a 16 × 16 square of words, as rows of a tile, about its diagonal.
+///
+/// # Safety
+/// [`available`] said yes; both must be valid for a tile.
+pub(crate) unsafe fn transpose<S: super::Simd>(src: *const u32, dst: *mut u32) {
+    // SAFETY: the caller's; words are moved as they are.
+    unsafe { S::transpose(src.cast(), SIDE, dst.cast(), SIDE, SIDE) }
+}
+
+impl Tiles {
+    /// Sᵀ (64 × 16) = K · Qᵀ. `k`: four rows of `blocks` tiles; `q`: `blocks` tiles; `s`: 64 rows of 16.
+    ///
+    /// # Safety
+    /// The pointers must be valid for that.
+    #[inline(always)]
+    pub(crate) unsafe fn scores(&self, k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{q} + {s64}*1]",
+                "tileloadd tmm5, [{k} + {s64}*1]",
+                "tdpbf16ps tmm0, tmm5, tmm4",
+                "tileloadd tmm6, [{k1} + {s64}*1]",
+                "tdpbf16ps tmm1, tmm6, tmm4",
+                "tileloadd tmm7, [{k2} + {s64}*1]",
+                "tdpbf16ps tmm2, tmm7, tmm4",
+                "tileloadd tmm5, [{k3} + {s64}*1]",
+                "tdpbf16ps tmm3, tmm5, tmm4",
+                "add {q}, 1024",
+                "add {k}, 1024",
+                "add {k1}, 1024",
+                "add {k2}, 1024",
+                "add {k3}, 1024",
+                "dec {n}",
+                "jnz 2b",
+                "tilestored [{c} + {s64}*1], tmm0",
+                "tilestored [{c} + {s64}*1 + 1024], tmm1",
+                "tilestored [{c} + {s64}*1 + 2048], tmm2",
+                "tilestored [{c} + {s64}*1 + 3072], tmm3",
+                k = inout(reg) k => _,
+                k1 = inout(reg) k.add(blocks * TILE) => _,
+                k2 = inout(reg) k.add(2 * blocks * TILE) => _,
+                k3 = inout(reg) k.add(3 * blocks * TILE) => _,
+                q = inout(reg) q => _,
+                n = inout(reg) blocks => _,
+                c = in(reg) s,
+                s64 = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys. `v`: two rows of `blocks` tiles, 32 keys each; `p`: two tiles.
+    ///
+    /// # Safety
+    /// The pointers must be valid for that.
+    #[inline(always)]
+    pub(crate) unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, o: *mut f32) {
+        let mut done = 0;
+        while done + 4 <= blocks {
+            // SAFETY: the caller's.
+            unsafe {
+                asm!(
+                    "tileloadd tmm4, [{p} + {s64}*1]",
+                    "tileloadd tmm5, [{p} + {s64}*1 + 1024]",
+                    "tileloadd tmm0, [{c} + {s64}*1]",
+                    "tileloadd tmm6, [{v} + {s64}*1]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tileloadd tmm1, [{c} + {s64}*1 + 1024]",
+                    "tileloadd tmm7, [{v} + {s64}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm7, tmm4",
+                    "tileloadd tmm2, [{c} + {s64}*1 + 2048]",
+                    "tileloadd tmm6, [{v} + {s64}*1 + 2048]",
+                    "tdpbf16ps tmm2, tmm6, tmm4",
+                    "tileloadd tmm3, [{c} + {s64}*1 + 3072]",
+                    "tileloadd tmm7, [{v} + {s64}*1 + 3072]",
+                    "tdpbf16ps tmm3, tmm7, tmm4",
+                    "tileloadd tmm6, [{w} + {s64}*1]",
+                    "tdpbf16ps tmm0, tmm6, tmm5",
+                    "tileloadd tmm7, [{w} + {s64}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm7, tmm5",
+                    "tileloadd tmm6, [{w} + {s64}*1 + 2048]",
+                    "tdpbf16ps tmm2, tmm6, tmm5",
+                    "tileloadd tmm7, [{w} + {s64}*1 + 3072]",
+                    "tdpbf16ps tmm3, tmm7, tmm5",
+                    "tilestored [{c} + {s64}*1], tmm0",
+                    "tilestored [{c} + {s64}*1 + 1024], tmm1",
+                    "tilestored [{c} + {s64}*1 + 2048], tmm2",
+                    "tilestored [{c} + {s64}*1 + 3072], tmm3",
+                    v = in(reg) v.add(done * TILE),
+                    w = in(reg) v.add((blocks + done) * TILE),
+                    p = in(reg) p,
+                    c = in(reg) o.add(done * TILE),
+                    s64 = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+            done += 4;
+        }
+        for block in done..blocks {
+            // SAFETY: the caller's.
+            unsafe {
+                asm!(
+                    "tileloadd tmm4, [{p} + {s64}*1]",
+                    "tileloadd tmm5, [{p} + {s64}*1 + 1024]",
+                    "tileloadd tmm0, [{c} + {s64}*1]",
+                    "tileloadd tmm6, [{v} + {s64}*1]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tileloadd tmm6, [{w} + {s64}*1]",
+                    "tdpbf16ps tmm0, tmm6, tmm5",
+                    "tilestored [{c} + {s64}*1], tmm0",
+                    v = in(reg) v.add(block * TILE),
+                    w = in(reg) v.add((blocks + block) * TILE),
+                    p = in(reg) p,
+                    c = in(reg) o.add(block * TILE),
+                    s64 = in(reg) 64usize,
+                    out("tmm0") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                    options(nostack),
+                );
+            }
+        }
+    }
+}
