@@ -96,6 +96,7 @@ impl<'a> State<'a> {
             capacity: self.cache.capacity(),
             visible,
             scale: (config.head_dim as f32).sqrt().recip(),
+            precision: self.decoder.precision(),
         };
         self.work.attended.resize(self.work.q.len(), 0.0);
         self.decoder.cpu().attention(&attention, &mut self.work.attended);

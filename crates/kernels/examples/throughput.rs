@@ -141,8 +141,6 @@ fn element_wise(cpu: &Cpu) {
     let gb = |bytes: usize, t: f64| bytes as f64 / t / 1e9;
     let t = best(|| cpu.rms_norm(&x[..m * f], &w, 1e-6, &mut y));
     println!("rms_norm {:.1} GB/s", gb(m * f * 8, t));
-    let t = best(|| cpu.swiglu(&x, f, &mut y));
-    println!("swiglu {:.2} Gelem/s", gb(m * f, t));
     let (cos, sin) = (fill(m * 32), fill(m * 32));
     let t = best(|| cpu.rope(&mut y, 24, 64, &cos, &sin, 64));
     println!("rope {:.1} GB/s", gb(m * f * 8, t));

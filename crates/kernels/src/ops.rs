@@ -88,35 +88,6 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// out = silu(gate) · up, rows \[gate | up\].
-struct Swiglu<'a> {
-    gate_up: &'a [f32],
-    f: usize,
-    out: &'a mut [f32],
-}
-
-impl Kernel for Swiglu<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        let f = self.f;
-        for (row, out) in self.gate_up.chunks_exact(2 * f).zip(self.out.chunks_exact_mut(f)) {
-            let (row, out) = (row.as_ptr(), out.as_mut_ptr());
-            for i in (0..f).step_by(S::LANES) {
-                // SAFETY: `i` and the count stay below `f`; a row holds 2f.
-                unsafe {
-                    let gate = load_part::<S, f32>(row.add(i), f - i);
-                    let up = load_part::<S, f32>(row.add(f + i), f - i);
-                    let e = S::exp(S::sub(S::splat(0.0), gate));
-                    let silu = S::div(gate, S::add(S::splat(1.0), e));
-                    store_part::<S, f32>(out.add(i), S::mul(silu, up), f - i);
-                }
-            }
-        }
-    }
-}
-
 /// Rotates the first `2 · cos.len()` elements of a vector at `src` and writes them to `dst` (may be `src`).
 ///
 /// # Safety
@@ -230,24 +201,6 @@ impl Cpu {
             // SAFETY: these rows belong to this task.
             let y = unsafe { y.part(r.clone()) };
             self.isa().run(RmsNorm { x: &x[r], weight, eps, y });
-        });
-    }
-
-    /// out (m × f) = silu(gate) · up, where gate_up is m × 2f, row = \[gate | up\].
-    ///
-    /// # Panics
-    /// If the lengths do not fit.
-    pub fn swiglu(&self, gate_up: &[f32], f: usize, out: &mut [f32]) {
-        assert!(
-            gate_up.len() == 2 * out.len() && out.len().is_multiple_of(f),
-            "gate_up is m × 2f, out m × f"
-        );
-        let rows = out.len() / f;
-        let out = Shared::new(out);
-        self.by_rows(rows, 2 * f, &|r| {
-            // SAFETY: these rows belong to this task.
-            let out = unsafe { out.part(r.start * f..r.end * f) };
-            self.isa().run(Swiglu { gate_up: &gate_up[r.start * 2 * f..r.end * 2 * f], f, out });
         });
     }
 

@@ -1,6 +1,6 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{Attention, Cpu, Slice};
+use refrain_kernels::{Attention, Cpu, Precision, Slice};
 
 use crate::Span;
 
@@ -70,6 +70,7 @@ pub fn question_attention(
                 capacity: keys.capacity,
                 visible: &visible,
                 scale: (keys.head_dim as f32).sqrt().recip(),
+                precision: Precision::F32,
             };
             let mut sums = vec![0.0; columns.len()];
             cpu.column_sums(&attention, columns, &mut sums);

@@ -23,6 +23,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: Linear,
+    precision: Precision,
 }
 
 #[derive(Debug)]
@@ -50,7 +51,6 @@ pub struct Workspace {
     pub attended: Vec<f32>,
     normed: Vec<f32>,
     wide: Vec<f32>,
-    active: Vec<f32>,
 }
 
 impl Workspace {
@@ -63,7 +63,6 @@ impl Workspace {
             attended: Vec::new(),
             normed: Vec::new(),
             wide: Vec::new(),
-            active: Vec::new(),
         }
     }
 }
@@ -100,9 +99,9 @@ impl Decoder {
         } else {
             "model.embed_tokens.weight"
         };
-        let head = pack.linear(&[(head_name, config.vocab)], config.hidden)?;
+        let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
-        Ok(Decoder { cpu: cpu.clone(), files, layers, norm, head })
+        Ok(Decoder { cpu: cpu.clone(), files, layers, norm, head, precision })
     }
 
     /// The resolved configuration.
@@ -113,6 +112,11 @@ impl Decoder {
     /// The CPU that it computes on.
     pub fn cpu(&self) -> &Cpu {
         &self.cpu
+    }
+
+    /// How weights are kept and multiplied.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Sizes of keys and values.
@@ -184,10 +188,8 @@ impl Decoder {
             self.cpu.linear_add(&layer.o, attended, x);
             let normed = room(&mut work.normed, x.len());
             self.cpu.rms_norm(x, &layer.mlp_norm, rms_eps, normed);
-            let gate_up = room(&mut work.wide, rows * 2 * intermediate);
-            self.cpu.linear(&layer.gate_up, normed, gate_up);
-            let active = room(&mut work.active, rows * intermediate);
-            self.cpu.swiglu(gate_up, intermediate, active);
+            let active = room(&mut work.wide, rows * intermediate);
+            self.cpu.linear_swiglu(&layer.gate_up, normed, active);
             self.cpu.linear_add(&layer.down, active, x);
         }
     }
@@ -214,55 +216,70 @@ impl Pack<'_> {
         let Config { hidden, heads, kv_heads, head_dim, intermediate, .. } = *self.config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        let fused = |fused: &str, rows: usize, parts: &[(&str, usize)]| {
-            let fused = name(fused);
-            if self.weights.has(&fused) {
-                return self.linear(&[(&fused, rows)], hidden);
-            }
-            let names: Vec<(String, usize)> = parts.iter().map(|(part, rows)| (name(part), *rows)).collect();
-            let parts: Vec<(&str, usize)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-            self.linear(&parts, hidden)
+        let mlp = [("mlp.gate_proj.weight", intermediate), ("mlp.up_proj.weight", intermediate)];
+        let attention = [
+            ("self_attn.q_proj.weight", q),
+            ("self_attn.k_proj.weight", kv),
+            ("self_attn.v_proj.weight", kv),
+        ];
+        let named = |parts: &[(&str, usize)]| parts.iter().map(|(part, rows)| (name(part), *rows)).collect();
+        // Some models store them as one matrix.
+        let parts = |fused: &str, parts: &[(&str, usize)]| -> Vec<(String, usize)> {
+            let rows = parts.iter().map(|(_, rows)| rows).sum();
+            if self.weights.has(&name(fused)) { vec![(name(fused), rows)] } else { named(parts) }
         };
         Ok(Layer {
             attention_norm: self.weights.vector(&name("input_layernorm.weight"), hidden)?,
-            qkv: fused(
-                "self_attn.qkv_proj.weight",
-                q + 2 * kv,
-                &[
-                    ("self_attn.q_proj.weight", q),
-                    ("self_attn.k_proj.weight", kv),
-                    ("self_attn.v_proj.weight", kv),
-                ],
-            )?,
-            o: self.linear(&[(&name("self_attn.o_proj.weight"), hidden)], q)?,
+            qkv: self.linear(&parts("self_attn.qkv_proj.weight", &attention), hidden)?,
+            o: self.linear(&[(name("self_attn.o_proj.weight"), hidden)], q)?,
             mlp_norm: self.weights.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            gate_up: fused(
-                "mlp.gate_up_proj.weight",
-                2 * intermediate,
-                &[("mlp.gate_proj.weight", intermediate), ("mlp.up_proj.weight", intermediate)],
-            )?,
-            down: self.linear(&[(&name("mlp.down_proj.weight"), hidden)], intermediate)?,
+            gate_up: self.gated(&parts("mlp.gate_up_proj.weight", &mlp), intermediate, hidden)?,
+            down: self.linear(&[(name("mlp.down_proj.weight"), hidden)], intermediate)?,
         })
     }
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
-    fn linear(&self, parts: &[(&str, usize)], inputs: usize) -> Result<Linear> {
-        let mut matrices: Vec<(usize, Matrix<'_>)> = Vec::new();
-        let (mut bias, mut biased, mut outputs) = (Vec::new(), false, 0);
-        for &(name, rows) in parts {
-            matrices.push((outputs, self.weights.matrix_of(name, rows, inputs)?));
+    fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<Linear> {
+        let rows = Stacked::new(self.weights, parts, inputs)?;
+        let (outputs, bias) = (rows.outputs, rows.bias.clone());
+        Linear::pack(self.cpu, self.precision, outputs, inputs, bias, |row, out| rows.row(row, out))
+    }
+
+    /// The same for gates and, below them, what they open.
+    fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<Linear> {
+        let rows = Stacked::new(self.weights, parts, inputs)?;
+        let bias = rows.bias.clone();
+        Linear::pack_gated(self.cpu, self.precision, width, inputs, bias, |row, out| rows.row(row, out))
+    }
+}
+
+/// Matrices below one another.
+struct Stacked<'a> {
+    /// The first row of each.
+    matrices: Vec<(usize, Matrix<'a>)>,
+    outputs: usize,
+    bias: Option<Vec<f32>>,
+}
+
+impl<'a> Stacked<'a> {
+    fn new(weights: &'a Weights, parts: &[(String, usize)], inputs: usize) -> Result<Stacked<'a>> {
+        let (mut matrices, mut bias, mut biased, mut outputs) = (Vec::new(), Vec::new(), false, 0);
+        for (name, rows) in parts {
+            matrices.push((outputs, weights.matrix_of(name, *rows, inputs)?));
             outputs += rows;
             let name = name.replace(".weight", ".bias");
-            if self.weights.has(&name) {
+            if weights.has(&name) {
                 biased = true;
-                bias.extend(self.weights.vector(&name, rows)?);
+                bias.extend(weights.vector(&name, *rows)?);
             }
             bias.resize(outputs, 0.0);
         }
-        Linear::pack(self.cpu, self.precision, outputs, inputs, biased.then_some(bias), |row, out| {
-            let part = matrices.partition_point(|(start, _)| *start <= row) - 1;
-            let (start, matrix) = &matrices[part];
-            matrix.row(row - start, out)
-        })
+        Ok(Stacked { matrices, outputs, bias: biased.then_some(bias) })
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        let part = self.matrices.partition_point(|(start, _)| *start <= row) - 1;
+        let (start, matrix) = &self.matrices[part];
+        matrix.row(row - start, out)
     }
 }

@@ -65,6 +65,8 @@ pub struct Linear {
     outputs: usize,
     inputs: usize,
     bias: Option<Vec<f32>>,
+    /// Width of what gates open, where panels of gates and of what they open take turns.
+    gated: Option<usize>,
     /// Panels × padded steps × 32 words.
     words: Words,
 }
@@ -72,7 +74,7 @@ pub struct Linear {
 impl Linear {
     /// Width of y.
     pub fn outputs(&self) -> usize {
-        self.outputs
+        self.gated.unwrap_or(self.outputs)
     }
 
     /// Width of x.

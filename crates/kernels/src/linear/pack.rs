@@ -38,7 +38,7 @@ impl Linear {
     ) -> Result<Linear, E> {
         assert!(inputs > 0, "a product needs inputs");
         assert!(bias.as_ref().is_none_or(|b| b.len() == outputs), "one bias for each output");
-        let mut linear = Linear { precision, outputs, inputs, bias, words: Words::default() };
+        let mut linear = Linear { precision, outputs, inputs, bias, gated: None, words: Words::default() };
         let (steps, panel) = (linear.steps(), linear.padded_steps() * PANEL);
         linear.words = Words::zeros(outputs.div_ceil(PANEL) * panel);
         let failed = Mutex::new(None);
@@ -55,6 +55,41 @@ impl Linear {
             Some(e) => Err(e),
             None => Ok(linear),
         }
+    }
+
+    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_swiglu`. `row(o, buf)` writes row `o`
+    /// of \[G | U\], and the bias is as long.
+    ///
+    /// # Errors
+    /// One of the errors of `row`.
+    ///
+    /// # Panics
+    /// If `inputs` is 0 or the bias does not have 2 · width elements.
+    pub fn pack_gated<E: Send>(
+        cpu: &Cpu,
+        precision: Precision,
+        width: usize,
+        inputs: usize,
+        bias: Option<Vec<f32>>,
+        row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+    ) -> Result<Linear, E> {
+        assert!(bias.as_ref().is_none_or(|b| b.len() == 2 * width), "one bias for each output");
+        // Which row of [G | U] an output is; none where it only fills a panel up.
+        let of = |output: usize| {
+            let (panel, lane) = (output / PANEL, output % PANEL);
+            let column = panel / 2 * PANEL + lane;
+            (column < width).then_some(panel % 2 * width + column)
+        };
+        let outputs = width.div_ceil(PANEL) * 2 * PANEL;
+        let bias = bias.map(|bias| (0..outputs).map(|o| of(o).map_or(0.0, |row| bias[row])).collect());
+        let linear = Linear::pack(cpu, precision, outputs, inputs, bias, |output, buf| match of(output) {
+            Some(o) => row(o, buf),
+            None => {
+                buf.fill(0.0);
+                Ok(())
+            }
+        })?;
+        Ok(Linear { gated: Some(width), ..linear })
     }
 }
 

@@ -37,31 +37,32 @@ impl Cpu {
     /// y (m × outputs) = x (m × inputs) · Wᵀ + b, m = x.len() / inputs.
     ///
     /// # Panics
-    /// If the lengths do not fit.
+    /// If the lengths do not fit, or the weights are gated.
     pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        self.product(w, x, y, w.outputs, End::Store);
+        assert!(w.gated.is_none(), "gated weights are for `linear_swiglu`");
+        self.product(w, x, y, End::Store);
     }
 
     /// The same, added to y (residual connection).
     ///
     /// # Panics
-    /// If the lengths do not fit.
+    /// As [`Cpu::linear`].
     pub fn linear_add(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        self.product(w, x, y, w.outputs, End::Add);
+        assert!(w.gated.is_none(), "gated weights are for `linear_swiglu`");
+        self.product(w, x, y, End::Add);
     }
 
-    /// y (m × width) = silu(x · Gᵀ) · (x · Uᵀ): `w` holds 32 rows of G, 32 of U, and so on; rows past `width` fill the
-    /// last 64 up.
+    /// y (m × width) = silu(x · Gᵀ + b) · (x · Uᵀ + c), weights packed by [`Linear::pack_gated`].
     ///
     /// # Panics
-    /// If the lengths do not fit.
-    pub fn linear_swiglu(&self, w: &Linear, x: &[f32], width: usize, y: &mut [f32]) {
-        assert_eq!(w.outputs, width.div_ceil(PANEL) * 2 * PANEL, "w is 2 × width rows, filled up");
-        self.product(w, x, y, width, End::Swiglu);
+    /// If the lengths do not fit, or the weights are not gated.
+    pub fn linear_swiglu(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
+        assert!(w.gated.is_some(), "the weights hold gates and what they open");
+        self.product(w, x, y, End::Swiglu);
     }
 
-    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], width: usize, end: End) {
-        let m = x.len() / w.inputs;
+    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], end: End) {
+        let (m, width) = (x.len() / w.inputs, w.outputs());
         assert_eq!(x.len(), m * w.inputs, "x is m × inputs");
         assert_eq!(y.len(), m * width, "y is m × {width}");
         if y.is_empty() {
@@ -96,7 +97,6 @@ impl Cpu {
     }
 
     fn multiply(&self, w: &Linear, m: usize, blocking: Blocking, packed: &[u32], y: &mut [f32], end: End) {
-        let y_width = y.len() / m;
         let panels = w.outputs.div_ceil(PANEL);
         let blocks = m.div_ceil(blocking.rows);
         let limit = if m <= blocking.strip { 4 * CHUNK } else { CHUNK };
@@ -114,7 +114,6 @@ impl Cpu {
                 blocking,
                 packed,
                 y: &y,
-                y_width,
                 end,
                 rows: block * blocking.rows..((block + 1) * blocking.rows).min(m),
                 panels: c * chunk..((c + 1) * chunk).min(panels),
@@ -187,7 +186,6 @@ struct Task<'a> {
     blocking: Blocking,
     packed: &'a [u32],
     y: &'a Shared<'a, f32>,
-    y_width: usize,
     end: End,
     rows: Range<usize>,
     panels: Range<usize>,
@@ -328,10 +326,10 @@ impl Task<'_> {
         }
     }
 
-    /// Panels of gates and of what they open take turns; y has half the outputs' columns, up to `self.columns`.
+    /// Panels of gates and of what they open take turns.
     #[inline(always)]
     fn swiglu<S: Simd>(&self, s: usize, cells: &[f32]) {
-        let width = self.y_width;
+        let width = self.w.outputs();
         let columns = self.panels.start / 2 * PANEL..(self.panels.end / 2 * PANEL).min(width);
         for (r, row) in self.strip(s).enumerate() {
             // SAFETY: these rows and panels belong to this task.

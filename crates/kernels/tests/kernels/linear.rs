@@ -62,6 +62,32 @@ fn agrees_with_a_plain_loop() {
 }
 
 #[test]
+fn gates_open_what_they_belong_to() {
+    let mut rng = Rng::new(22);
+    for (m, inputs, width) in [(1, 3, 1), (3, 40, 19), (45, 96, 100), (300, 64, 160)] {
+        let (x, w) = (rng.floats(m * inputs), rng.floats(2 * width * inputs));
+        let bias = (m % 2 == 1).then(|| rng.floats(2 * width));
+        for precision in PRECISIONS {
+            let sums = reference(precision, &w, bias.as_deref(), &x, inputs);
+            let mut should = Vec::new();
+            for row in sums.chunks_exact(2 * width) {
+                should.extend((0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]));
+            }
+            for cpu in cpus(2) {
+                let linear = Linear::pack_gated(&cpu, precision, width, inputs, bias.clone(), |o, buf| {
+                    buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
+                    Ok::<(), ()>(())
+                });
+                let mut y = vec![f32::NAN; m * width];
+                cpu.linear_swiglu(&linear.unwrap(), &x, &mut y);
+                let what = format!("{m}x{inputs}x{width} {precision} {:?}", cpu.isa());
+                assert_close(&y, &should, 2.0 * tolerance(inputs), &what);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_row_does_not_depend_on_its_company() {
     let mut rng = Rng::new(2);
     for (m, inputs, outputs) in [(37, 1300, 200), (37, 576, 576), (1001, 77, 65)] {

@@ -24,26 +24,6 @@ fn rms_norm() {
 }
 
 #[test]
-fn swiglu() {
-    let mut rng = Rng::new(22);
-    for (rows, f) in [(1, 1), (3, 19), (64, 1536)] {
-        let x: Vec<f32> = rng.floats(rows * 2 * f).iter().map(|x| 30.0 * x).collect();
-        let mut should = Vec::new();
-        for row in x.chunks_exact(2 * f) {
-            should.extend((0..f).map(|i| row[i] as f64 / (1.0 + (-row[i] as f64).exp()) * row[f + i] as f64));
-        }
-        for cpu in cpus(2) {
-            let mut y = vec![f32::NAN; rows * f];
-            cpu.swiglu(&x, f, &mut y);
-            assert_close(&y, &should, 1e-6, &format!("{rows}x{f} {:?}", cpu.isa()));
-            let mut far = [0.0; 4];
-            cpu.swiglu(&[-1e4, -100.0, 100.0, 0.0, 1.0, 1.0, 1.0, 1.0], 4, &mut far);
-            assert_close(&far, &[0.0, 0.0, 100.0, 0.0], 1e-6, "far from zero");
-        }
-    }
-}
-
-#[test]
 fn softmax_of_a_slice() {
     let mut rng = Rng::new(23);
     for n in [1, 5, 16, 33, 1000] {
