@@ -1,13 +1,14 @@
 //! The command line: what clap derives, and what is added to it from the registry of methods.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::BoolishValueParser;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueHint};
 use refrain_engine::{Instructions, Sampling};
 use refrain_fusion::{Kind, OptionSpec};
-use refrain_kernels::{Dtype, Precision};
+use refrain_kernels::{Dtype, Precision, UnknownPrecision};
 
 use crate::examples;
 use crate::output::parse_size;
@@ -26,6 +27,21 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// A precision, or none: what the model's files come nearest to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compute(pub(crate) Option<Precision>);
+
+impl FromStr for Compute {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Compute, String> {
+        if s == "auto" {
+            return Ok(Compute(None));
+        }
+        s.parse().map(|precision| Compute(Some(precision))).map_err(|error: UnknownPrecision| format!("{error}, or auto"))
+    }
 }
 
 /// Options of every command.
@@ -48,9 +64,10 @@ pub(crate) struct Global {
     /// Threads; 0 for one a core
     #[arg(long, global = true, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub(crate) threads: usize,
-    /// Type that weights are packed in and multiplied: bf16 or f32
-    #[arg(long, global = true, value_name = "TYPE", default_value = "bf16", hide_short_help = true)]
-    pub(crate) compute: Precision,
+    /// How weights are kept and multiplied: bf16, q8 (blocks of 8 or 4 bits), f32, or auto (q8 for quantised files, else
+    /// bf16)
+    #[arg(long, global = true, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
+    pub(crate) compute: Compute,
     /// Type of cached keys and values: f16, bf16 or f32
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", hide_short_help = true)]
     pub(crate) kv: Dtype,

@@ -196,7 +196,7 @@ impl About {
             threads: cpu.threads(),
             isa: format!("{:?}", cpu.isa()).to_lowercase(),
             model: context.global.model.clone(),
-            compute: context.global.compute.to_string(),
+            compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),
             chunk_tokens: engine.settings().chunk_tokens,
             runs,

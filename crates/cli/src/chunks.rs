@@ -31,13 +31,14 @@ fn model(context: &Context) -> Option<ModelFiles> {
 }
 
 /// What names the chunks of a model under these options.
-fn identity(context: &Context, files: &ModelFiles) -> [u8; 32] {
-    refrain_engine::identity(files.fingerprint(), context.global.compute)
+fn identity(context: &Context, files: &ModelFiles) -> Option<[u8; 32]> {
+    let precision = context.global.compute.0.map_or_else(|| files.native_precision(), Ok).ok()?;
+    Some(refrain_engine::identity(files.fingerprint(), precision))
 }
 
 fn list(context: &Context, store: &Store) -> Result<()> {
     let listing = store.list()?;
-    let current = model(context).map(|files| identity(context, &files));
+    let current = model(context).and_then(|files| identity(context, &files));
     if context.json {
         let mut value = json!(listing);
         for (chunk, info) in value["chunks"].as_array_mut().into_iter().flatten().zip(&listing.chunks) {
@@ -135,7 +136,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
 
 /// A chunk's text, if its model is at hand.
 fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
-    let files = model(context).filter(|files| identity(context, files) == detail.info.model)?;
+    let files = model(context).filter(|files| identity(context, files) == Some(detail.info.model))?;
     Some(Tokenizer::open(&files).ok()?.decode(&detail.token_ids, false))
 }
 

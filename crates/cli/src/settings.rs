@@ -62,7 +62,7 @@ impl Context {
         let path = models::resolve(self)?;
         let settings = Settings {
             threads: self.global.threads,
-            precision: self.global.compute,
+            precision: self.global.compute.0,
             kv: self.global.kv,
             chunk_tokens: self.global.chunk_tokens,
             namespace: self.global.namespace.clone(),

@@ -53,8 +53,8 @@ use refrain_store::Store;
 pub struct Settings {
     /// Threads; 0 for one a core.
     pub threads: usize,
-    /// Type that weights are packed in and multiplied.
-    pub precision: Precision,
+    /// How weights are kept and multiplied; none for what the model's files come nearest to.
+    pub precision: Option<Precision>,
     /// Type of cached keys and values.
     pub kv: Dtype,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
@@ -69,7 +69,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             threads: 0,
-            precision: Precision::Bf16,
+            precision: None,
             kv: Dtype::F16,
             chunk_tokens: 512,
             namespace: String::new(),
@@ -130,7 +130,8 @@ impl Engine {
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint();
         let cpu = Cpu::new(settings.threads);
-        let decoder = Decoder::load(files, &cpu, settings.precision, progress)?;
+        let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
+        let decoder = Decoder::load(files, &cpu, precision, progress)?;
         Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
     }
 
@@ -151,7 +152,7 @@ impl Engine {
             return Err(Error::ChunkSize);
         }
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
-        let fingerprint = identity(fingerprint, settings.precision);
+        let fingerprint = identity(fingerprint, decoder.precision());
         Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint })
     }
 

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::hint::black_box;
 use std::time::Instant;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, Rows};
 
 /// Seconds of one call: the best of several.
 fn best(mut f: impl FnMut()) -> f64 {
@@ -35,11 +35,11 @@ fn fill(n: usize) -> Vec<f32> {
 
 fn weights(cpu: &Cpu, precision: Precision, outputs: usize, inputs: usize) -> Linear {
     let row = fill(inputs);
-    Linear::pack::<Infallible>(cpu, precision, outputs, inputs, None, |_, buf| {
+    let rows = |_, buf: &mut [f32]| {
         buf.copy_from_slice(&row);
-        Ok(())
-    })
-    .unwrap_or_else(|e| match e {})
+        Ok::<(), Infallible>(())
+    };
+    Linear::pack(cpu, precision, outputs, inputs, None, Rows::Values(&rows)).unwrap_or_else(|e| match e {})
 }
 
 /// GFLOP/s of products whose operands stay in the first-level cache: what the kernels could reach.
@@ -59,7 +59,7 @@ fn peak(cpu: &Cpu, precision: Precision) -> f64 {
 }
 
 fn products(cpu: &Cpu) {
-    for precision in [Precision::Bf16, Precision::F32] {
+    for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
         println!("{precision} products, small-operand rate {:.0} GFLOP/s", peak(cpu, precision));
         for (m, k, n) in [
             (2048, 576, 1536),

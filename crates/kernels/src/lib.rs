@@ -28,7 +28,7 @@ mod simd;
 pub use attention::Attention;
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use half::{bf16, f16};
-pub use linear::{Linear, Precision, UnknownPrecision};
+pub use linear::{Linear, Nibbles, Precision, Rows, UnknownPrecision};
 pub use ops::softmax;
 pub use pool::Isa;
 

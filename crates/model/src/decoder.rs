@@ -3,11 +3,11 @@
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
-use refrain_kernels::{Buffer, Cpu, Dtype, Linear, Precision};
+use refrain_kernels::{Buffer, Cpu, Dtype, Linear, Precision, Rows};
 use refrain_kv::{Rope, Shape};
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::files::ModelFiles;
 use crate::rope;
 use crate::weights::{Matrix, Weights};
@@ -240,16 +240,20 @@ impl Pack<'_> {
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
     fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<Linear> {
-        let rows = Stacked::new(self.weights, parts, inputs)?;
-        let (outputs, bias) = (rows.outputs, rows.bias.clone());
-        Linear::pack(self.cpu, self.precision, outputs, inputs, bias, |row, out| rows.row(row, out))
+        let stacked = Stacked::new(self.weights, parts, inputs)?;
+        let (outputs, bias) = (stacked.outputs, stacked.bias.clone());
+        stacked.pack(self.precision, |rows| {
+            Linear::pack(self.cpu, self.precision, outputs, inputs, bias, rows)
+        })
     }
 
     /// The same for gates and, below them, what they open.
     fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<Linear> {
-        let rows = Stacked::new(self.weights, parts, inputs)?;
-        let bias = rows.bias.clone();
-        Linear::pack_gated(self.cpu, self.precision, width, inputs, bias, |row, out| rows.row(row, out))
+        let stacked = Stacked::new(self.weights, parts, inputs)?;
+        let bias = stacked.bias.clone();
+        stacked.pack(self.precision, |rows| {
+            Linear::pack_gated(self.cpu, self.precision, width, inputs, bias, rows)
+        })
     }
 }
 
@@ -277,9 +281,25 @@ impl<'a> Stacked<'a> {
         Ok(Stacked { matrices, outputs, bias: biased.then_some(bias) })
     }
 
-    fn row(&self, row: usize, out: &mut [f32]) -> Result<()> {
-        let part = self.matrices.partition_point(|(start, _)| *start <= row) - 1;
-        let (start, matrix) = &self.matrices[part];
-        matrix.row(row - start, out)
+    /// Gives the rows to `pack`, as blocks of four bits where the precision keeps them and all matrices have them.
+    fn pack(
+        &self,
+        precision: Precision,
+        pack: impl FnOnce(Rows<'_, ModelError>) -> Result<Linear>,
+    ) -> Result<Linear> {
+        let find = |row: usize| {
+            let (start, matrix) = &self.matrices[self.matrices.partition_point(|(start, _)| *start <= row) - 1];
+            (matrix, row - start)
+        };
+        if precision == Precision::Q8 && self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) {
+            return pack(Rows::Nibbles(&|row, out| {
+                let (matrix, row) = find(row);
+                matrix.nibbles(row, out)
+            }));
+        }
+        pack(Rows::Values(&|row, out| {
+            let (matrix, row) = find(row);
+            matrix.row(row, out)
+        }))
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use refrain_kernels::Precision;
+
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
@@ -80,6 +82,16 @@ impl ModelFiles {
     #[must_use]
     pub fn folder(&self) -> Option<&Path> {
         self.gguf().is_none().then_some(self.path.as_path())
+    }
+
+    /// The precision that keeps the weights about as the files do: [`Precision::Q8`] for quantised ones, else
+    /// [`Precision::Bf16`].
+    ///
+    /// # Errors
+    /// If the first layer is not there.
+    pub fn native_precision(&self) -> Result<Precision> {
+        let matrix = self.weights.matrix("model.layers.0.mlp.down_proj.weight")?;
+        Ok(if matrix.dtype().block_len() > 1 { Precision::Q8 } else { Precision::Bf16 })
     }
 
     /// A fingerprint of the model, stable across runs and machines: what the chunk store keys its entries

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use half::f16;
+use refrain_kernels::Nibbles;
 
 use crate::error::{ModelError, Result};
 
@@ -170,6 +171,48 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::Q4K => blocks(bytes, out, q4_k),
         DType::Q5K => blocks(bytes, out, q5_k),
         DType::Q6K => blocks(bytes, out, q6_k),
+    }
+    Ok(())
+}
+
+/// Whether blocks of this type are nibbles with a scale and a minimum for each 32 of them.
+pub(crate) fn has_nibbles(dtype: DType) -> bool {
+    matches!(dtype, DType::Q4_0 | DType::Q4_1 | DType::Q4K)
+}
+
+/// Writes the blocks of `bytes`, of a type that [`has_nibbles`], to `out`.
+///
+/// # Errors
+/// [`ModelError::Blocks`] unless `bytes` holds exactly 32 · `out.len()` values in such blocks.
+pub(crate) fn nibbles(dtype: DType, bytes: &[u8], out: &mut [Nibbles]) -> Result<()> {
+    if !has_nibbles(dtype) || dtype.bytes_for(32 * out.len()) != Some(bytes.len()) {
+        return Err(ModelError::Blocks { dtype, bytes: bytes.len(), values: 32 * out.len() });
+    }
+    // Sixteen bytes hold values j and j + 16.
+    let halves = |qs: &[u8; 16]| std::array::from_fn(|j| if j < 16 { qs[j] & 0x0F } else { qs[j - 16] >> 4 });
+    match dtype {
+        DType::Q4_0 => {
+            for (b, out) in bytes.as_chunks::<18>().0.iter().zip(out) {
+                let scale = half_at(b, 0);
+                *out = Nibbles { scale, min: -8.0 * scale, q: halves(part(b, 2)) };
+            }
+        }
+        DType::Q4_1 => {
+            for (b, out) in bytes.as_chunks::<20>().0.iter().zip(out) {
+                *out = Nibbles { scale: half_at(b, 0), min: half_at(b, 2), q: halves(part(b, 4)) };
+            }
+        }
+        _ => {
+            for (b, out) in bytes.as_chunks::<144>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+                let (d, min, scales) = (half_at(b, 0), half_at(b, 2), part::<12>(b, 4));
+                for (j, out) in out.iter_mut().enumerate() {
+                    // Two blocks share 32 bytes: lower halves, then upper.
+                    let (qs, (s, m)) = (part::<32>(b, 16 + 32 * (j / 2)), scale_min(j, scales));
+                    let q = qs.map(|q| if j % 2 == 0 { q & 0x0F } else { q >> 4 });
+                    *out = Nibbles { scale: d * s, min: -min * m, q };
+                }
+            }
+        }
     }
     Ok(())
 }

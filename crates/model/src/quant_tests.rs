@@ -95,3 +95,24 @@ fn types_that_cannot_be_read_have_names() {
     assert_eq!(ggml_type_name(9999), "number 9999");
     assert!(DType::from_ggml(23).is_none());
 }
+
+#[test]
+fn nibbles_stand_for_the_same_values() {
+    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4K] {
+        let values = 256 * 9;
+        let bytes = random_bytes(dtype.bytes_for(values).unwrap(), 7);
+        let mut should = vec![0.0; values];
+        dequantize(dtype, &bytes, &mut should).unwrap();
+        let mut out = vec![Nibbles::default(); values / 32];
+        nibbles(dtype, &bytes, &mut out).unwrap();
+        for (block, should) in out.iter().zip(should.chunks(32)) {
+            for (q, should) in block.q.iter().zip(should) {
+                let value = block.scale * f32::from(*q) + block.min;
+                let close = (value - should).abs() <= 1e-6 * (1.0 + should.abs() + block.min.abs());
+                assert!(close || !should.is_finite(), "{dtype}: {value} is not {should}");
+            }
+        }
+        assert!(nibbles(dtype, &bytes[1..], &mut out).is_err());
+    }
+    assert!(nibbles(DType::Q8_0, &[0; 34], &mut [Nibbles::default()]).is_err());
+}

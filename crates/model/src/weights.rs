@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
+use refrain_kernels::Nibbles;
+
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::names::ggml_name;
-use crate::quant::{DType, dequantize};
+use crate::quant::{self, DType, dequantize};
 use crate::safetensors::SafetensorsFolder;
 
 /// The weights of one model, memory-mapped and read row by row. Shared freely between threads.
@@ -294,6 +296,19 @@ impl<'a> Matrix<'a> {
             return Err(self.row_error(r, out.len()));
         }
         dequantize(self.dtype, self.row_bytes(r)?, out)
+    }
+
+    /// Whether [`Matrix::nibbles`] can be asked.
+    pub(crate) fn has_nibbles(&self) -> bool {
+        quant::has_nibbles(self.dtype)
+    }
+
+    /// Writes the `cols / 32` blocks of row `r` to `out`.
+    ///
+    /// # Errors
+    /// If there is no such row, the type has no nibbles, or `out` has another length.
+    pub(crate) fn nibbles(&self, r: usize, out: &mut [Nibbles]) -> Result<()> {
+        quant::nibbles(self.dtype, self.row_bytes(r)?, out)
     }
 
     fn row_error(&self, row: usize, len: usize) -> ModelError {

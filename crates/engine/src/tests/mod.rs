@@ -39,7 +39,7 @@ fn small() -> Settings {
 }
 
 fn exact(kv: Dtype) -> Settings {
-    Settings { precision: Precision::F32, kv, ..small() }
+    Settings { precision: Some(Precision::F32), kv, ..small() }
 }
 
 fn engine(path: &std::path::Path, settings: Settings) -> Engine {

@@ -2,13 +2,18 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod blocks;
 mod pack;
 mod product;
 
 use std::fmt;
 use std::str::FromStr;
 
+pub use blocks::Nibbles;
+pub use pack::Rows;
+
 use crate::scratch::Words;
+use blocks::Form;
 
 /// How packed weights are kept and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +22,9 @@ pub enum Precision {
     F32,
     /// `bf16` weights by `bf16` activations, summed in `f32`.
     Bf16,
+    /// Weights in blocks of 32 with a scale, as 8 bits or, where they come so, as 4 bits with a minimum. For more than
+    /// a few rows they are multiplied as `bf16`; for the others activations are rounded to 8 bits in blocks of 32.
+    Q8,
 }
 
 impl fmt::Display for Precision {
@@ -24,18 +32,19 @@ impl fmt::Display for Precision {
         f.write_str(match self {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+            Precision::Q8 => "q8",
         })
     }
 }
 
-/// A name that is neither `f32` nor `bf16`.
+/// A name that is none of `f32`, `bf16` and `q8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownPrecision(pub String);
 
 impl fmt::Display for UnknownPrecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown precision {:?}: use f32 or bf16", self.0)
+        write!(f, "unknown precision {:?}: use bf16, q8 or f32", self.0)
     }
 }
 
@@ -48,6 +57,7 @@ impl FromStr for Precision {
         match s {
             "f32" => Ok(Precision::F32),
             "bf16" => Ok(Precision::Bf16),
+            "q8" => Ok(Precision::Q8),
             _ => Err(UnknownPrecision(s.to_owned())),
         }
     }
@@ -58,7 +68,7 @@ impl FromStr for Precision {
 /// Packed in panels of 32 outputs, the same for every instruction set. A panel holds, input after input, the
 /// 32 weights of that input (`f32`), or, pair of inputs after pair, 32 words of two `bf16` each, the lower
 /// input in the lower half. Outputs past the last are zero, and so are inputs past the last, of which there are pairs
-/// enough to fill up a multiple of 32 inputs.
+/// enough to fill up a multiple of 32 inputs. Blocks of 8 or 4 bits: see `blocks`.
 #[derive(Clone, Debug)]
 pub struct Linear {
     precision: Precision,
@@ -67,7 +77,9 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
     /// Width of what gates open, where panels of gates and of what they open take turns.
     gated: Option<usize>,
-    /// Panels × padded steps × 32 words.
+    /// What blocks hold, with [`Precision::Q8`].
+    form: Form,
+    /// Panel after panel.
     words: Words,
 }
 
@@ -97,6 +109,7 @@ impl Linear {
         match self.precision {
             Precision::F32 => self.inputs,
             Precision::Bf16 => self.inputs.div_ceil(2),
+            Precision::Q8 => self.padded_steps(),
         }
     }
 
@@ -104,7 +117,21 @@ impl Linear {
     fn padded_steps(&self) -> usize {
         match self.precision {
             Precision::F32 => self.inputs,
-            Precision::Bf16 => self.steps().next_multiple_of(16),
+            Precision::Bf16 | Precision::Q8 => self.inputs.div_ceil(2).next_multiple_of(16),
         }
+    }
+
+    /// Words of a panel.
+    fn panel_words(&self) -> usize {
+        match self.precision {
+            Precision::F32 | Precision::Bf16 => self.padded_steps() * crate::simd::PANEL,
+            Precision::Q8 => self.inputs.div_ceil(blocks::BLOCK) * self.form.words(),
+        }
+    }
+
+    /// Panel `p`.
+    fn panel(&self, p: usize) -> &[u32] {
+        let words = self.panel_words();
+        &self.words.words()[p * words..(p + 1) * words]
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use half::bf16;
 
+use super::blocks::{self, BLOCK, Form, Nibbles};
 use super::{Linear, Precision};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
@@ -19,106 +20,157 @@ thread_local! {
 /// Rows that are interleaved at a time.
 const QUAD: usize = 4;
 
+/// Where the rows of a matrix come from: each is asked for once, in any order, by several threads.
+pub enum Rows<'a, E> {
+    /// Writes row `o` as `inputs` numbers.
+    Values(&'a (dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync)),
+    /// Writes row `o` as ⌈inputs / 32⌉ blocks of four bits, which [`Precision::Q8`] keeps as they are.
+    Nibbles(&'a (dyn Fn(usize, &mut [Nibbles]) -> Result<(), E> + Sync)),
+}
+
+impl<E> Clone for Rows<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Rows<'_, E> {}
+
 impl Linear {
-    /// Packs W (outputs × inputs, row-major). `row(o, buf)` writes row `o` (length inputs) as `f32`; rows are
-    /// asked for in parallel, in any order, each once. The whole matrix is never held in `f32`.
+    /// Packs W (outputs × inputs, row-major). The whole matrix is never held in `f32`.
     ///
     /// # Errors
-    /// One of the errors of `row`.
+    /// One of the errors of `rows`.
     ///
     /// # Panics
-    /// If `inputs` is 0 or the bias does not have `outputs` elements.
+    /// If `inputs` is 0, the bias does not have `outputs` elements, or nibbles are packed with another precision
+    /// than [`Precision::Q8`].
     pub fn pack<E: Send>(
         cpu: &Cpu,
         precision: Precision,
         outputs: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+        rows: Rows<E>,
     ) -> Result<Linear, E> {
-        assert!(inputs > 0, "a product needs inputs");
-        assert!(bias.as_ref().is_none_or(|b| b.len() == outputs), "one bias for each output");
-        let mut linear = Linear { precision, outputs, inputs, bias, gated: None, words: Words::default() };
-        let (steps, panel) = (linear.steps(), linear.padded_steps() * PANEL);
-        linear.words = Words::zeros(outputs.div_ceil(PANEL) * panel);
-        let failed = Mutex::new(None);
-        let words = Shared::new(linear.words.words_mut());
-        cpu.parallel(outputs.div_ceil(PANEL), &|p| {
-            // SAFETY: panel `p` belongs to task `p`.
-            let dst = unsafe { words.part(p * panel..p * panel + steps * PANEL) };
-            let rows = p * PANEL..((p + 1) * PANEL).min(outputs);
-            if let Err(e) = pack_panel(precision, inputs, rows, dst, &row) {
-                failed.lock().expect("no panic under this lock").get_or_insert(e);
-            }
-        });
-        match failed.into_inner().expect("no panic under this lock") {
-            Some(e) => Err(e),
-            None => Ok(linear),
-        }
+        pack(cpu, precision, outputs, inputs, bias, None, rows)
     }
 
-    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_swiglu`. `row(o, buf)` writes row `o`
-    /// of \[G | U\], and the bias is as long.
+    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_swiglu`. `rows` gives the rows of
+    /// \[G | U\], and the bias is as long.
     ///
     /// # Errors
-    /// One of the errors of `row`.
+    /// One of the errors of `rows`.
     ///
     /// # Panics
-    /// If `inputs` is 0 or the bias does not have 2 · width elements.
+    /// As [`Linear::pack`]; the bias has 2 · width elements.
     pub fn pack_gated<E: Send>(
         cpu: &Cpu,
         precision: Precision,
         width: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        row: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+        rows: Rows<E>,
     ) -> Result<Linear, E> {
-        assert!(bias.as_ref().is_none_or(|b| b.len() == 2 * width), "one bias for each output");
-        // Which row of [G | U] an output is; none where it only fills a panel up.
-        let of = |output: usize| {
-            let (panel, lane) = (output / PANEL, output % PANEL);
-            let column = panel / 2 * PANEL + lane;
-            (column < width).then_some(panel % 2 * width + column)
-        };
-        let outputs = width.div_ceil(PANEL) * 2 * PANEL;
-        let bias = bias.map(|bias| (0..outputs).map(|o| of(o).map_or(0.0, |row| bias[row])).collect());
-        let linear = Linear::pack(cpu, precision, outputs, inputs, bias, |output, buf| match of(output) {
-            Some(o) => row(o, buf),
-            None => {
-                buf.fill(0.0);
-                Ok(())
-            }
-        })?;
-        Ok(Linear { gated: Some(width), ..linear })
+        pack(cpu, precision, 2 * width, inputs, bias, Some(width), rows)
+    }
+
+    /// Which row a packed output is; none where it only fills a panel up.
+    fn row_of(&self, output: usize, rows: usize) -> Option<usize> {
+        let Some(width) = self.gated else { return (output < rows).then_some(output) };
+        let (panel, lane) = (output / PANEL, output % PANEL);
+        let column = panel / 2 * PANEL + lane;
+        (column < width).then_some(panel % 2 * width + column)
     }
 }
 
-/// Packs up to 32 rows of weights into one panel.
-fn pack_panel<E>(
+fn pack<E: Send>(
+    cpu: &Cpu,
     precision: Precision,
+    rows: usize,
     inputs: usize,
-    rows: std::ops::Range<usize>,
+    bias: Option<Vec<f32>>,
+    gated: Option<usize>,
+    source: Rows<E>,
+) -> Result<Linear, E> {
+    assert!(inputs > 0, "a product needs inputs");
+    assert!(bias.as_ref().is_none_or(|b| b.len() == rows), "one bias for each output");
+    let form = match source {
+        Rows::Values(_) => Form::Bytes,
+        Rows::Nibbles(_) => Form::Nibbles,
+    };
+    assert!(precision == Precision::Q8 || form == Form::Bytes, "nibbles are packed with q8");
+    let outputs = gated.map_or(rows, |width| width.div_ceil(PANEL) * 2 * PANEL);
+    let mut linear = Linear { precision, outputs, inputs, bias: None, gated, form, words: Words::default() };
+    linear.bias = bias.map(|b| (0..outputs).map(|o| linear.row_of(o, rows).map_or(0.0, |r| b[r])).collect());
+    let panel = linear.panel_words();
+    let mut packed = Words::zeros(outputs.div_ceil(PANEL) * panel);
+    let failed = Mutex::new(None);
+    let words = Shared::new(packed.words_mut());
+    cpu.parallel(outputs.div_ceil(PANEL), &|p| {
+        // SAFETY: panel `p` belongs to task `p`.
+        let dst = unsafe { words.part(p * panel..(p + 1) * panel) };
+        let packed = match source {
+            Rows::Values(row) if precision != Precision::Q8 => pack_panel(&linear, p, rows, dst, row),
+            source => pack_blocks(&linear, p, rows, dst, source),
+        };
+        if let Err(e) = packed {
+            failed.lock().expect("no panic under this lock").get_or_insert(e);
+        }
+    });
+    match failed.into_inner().expect("no panic under this lock") {
+        Some(e) => Err(e),
+        None => Ok(Linear { words: packed, ..linear }),
+    }
+}
+
+/// Packs up to 32 rows of weights into panel `p` of blocks.
+fn pack_blocks<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], source: Rows<E>) -> Result<(), E> {
+    let mut values = vec![0.0; linear.inputs];
+    let mut nibbles = vec![Nibbles::default(); linear.inputs.div_ceil(BLOCK)];
+    for lane in 0..PANEL {
+        let Some(row) = linear.row_of(p * PANEL + lane, rows) else { continue };
+        match source {
+            Rows::Values(write) => {
+                write(row, &mut values)?;
+                blocks::pack_bytes(&values, lane, dst);
+            }
+            Rows::Nibbles(write) => {
+                write(row, &mut nibbles)?;
+                blocks::pack_nibbles(&nibbles, lane, dst);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Packs up to 32 rows of weights into panel `p`.
+fn pack_panel<E>(
+    linear: &Linear,
+    p: usize,
+    rows: usize,
     dst: &mut [u32],
-    row: &impl Fn(usize, &mut [f32]) -> Result<(), E>,
+    row: &(dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync),
 ) -> Result<(), E> {
-    let steps = dst.len() / PANEL;
+    let (steps, inputs) = (linear.steps(), linear.inputs);
     let mut scratch = scratch::lend(&ROWS, inputs + QUAD * steps);
     let (values, quad) = scratch.words.words_mut().split_at_mut(inputs);
     let values: &mut [f32] = bytemuck::cast_slice_mut(values);
-    for first in rows.clone().step_by(QUAD) {
-        let n = QUAD.min(rows.end - first);
+    for first in (0..PANEL).step_by(QUAD) {
+        let lanes = |i: usize| linear.row_of(p * PANEL + first + i, rows);
+        let n = (0..QUAD).filter_map(lanes).count();
         for (i, words) in quad.chunks_exact_mut(steps).take(n).enumerate() {
-            row(first + i, values)?;
-            match precision {
+            row(lanes(i).expect("rows come before what fills a panel up"), values)?;
+            match linear.precision {
                 Precision::F32 => words.copy_from_slice(bytemuck::cast_slice(values)),
-                Precision::Bf16 => {
+                Precision::Bf16 | Precision::Q8 => {
                     words[steps - 1] = 0;
                     let halves: &mut [bf16] = bytemuck::cast_slice_mut(words);
                     convert::f32_to_bf16(values, &mut halves[..inputs]);
                 }
             }
         }
-        interleave(&quad[..n * steps], steps, &mut dst[first - rows.start..], PANEL);
+        interleave(&quad[..n * steps], steps, &mut dst[first..steps * PANEL], PANEL);
     }
     Ok(())
 }
@@ -161,8 +213,9 @@ impl Kernel for PackStrip<'_> {
 fn round<S: Simd>(precision: Precision, x: &[f32], dst: &mut [u32]) {
     match precision {
         Precision::F32 => dst.copy_from_slice(bytemuck::cast_slice(x)),
-        Precision::Bf16 => {
-            assert!(dst.len() >= x.len().div_ceil(2) * S::PAIR_WORDS);
+        Precision::Bf16 | Precision::Q8 => {
+            let (_, rest) = dst.split_at_mut(x.len().div_ceil(2) * S::PAIR_WORDS);
+            rest.fill(0);
             // SAFETY: the assertion's.
             unsafe { S::round_words(x.as_ptr(), x.len(), dst.as_mut_ptr()) };
         }

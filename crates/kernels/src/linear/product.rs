@@ -8,6 +8,7 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
+use super::blocks;
 use super::pack::PackStrip;
 use super::{Linear, Precision};
 use crate::scratch::{self, Words};
@@ -23,12 +24,16 @@ const STEP_BLOCK: usize = 288;
 const PACKED: usize = 2 << 20;
 /// Panels that share a block of activations while it is in the second-level cache.
 const CHUNK: usize = 8;
+/// Rows that are multiplied one by one with blocks of bytes as they lie.
+const BYTE_ROWS: usize = 4;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
 
 thread_local! {
     /// Packed activations.
     static X: Cell<Words> = const { Cell::new(Words::new()) };
+    /// A part of a panel of blocks, as pairs.
+    static UNPACKED: Cell<Words> = const { Cell::new(Words::new()) };
     /// Results of a task.
     static CELLS: Cell<Words> = const { Cell::new(Words::new()) };
 }
@@ -68,7 +73,7 @@ impl Cpu {
         if y.is_empty() {
             return;
         }
-        let blocking = Blocking::of(w, self.isa());
+        let blocking = Blocking::of(w, self.isa(), m);
         let rows = (PACKED / blocking.words).max(blocking.rows) / blocking.rows * blocking.rows;
         let mut scratch = scratch::lend(&X, blocking.words * m.min(rows).next_multiple_of(blocking.strip));
         for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * width)) {
@@ -88,11 +93,19 @@ impl Cpu {
             let width = blocking.width(x.len() / w.inputs);
             // SAFETY: strip `s` belongs to task `s`.
             let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
-            #[cfg(target_arch = "x86_64")]
-            if blocking.tiles {
-                return amx::pack(w.inputs, x, dst);
+            match blocking.way {
+                #[cfg(target_arch = "x86_64")]
+                Way::Tiles => amx::pack(w.inputs, x, dst),
+                Way::Bytes => {
+                    for (x, dst) in x.chunks_exact(w.inputs).zip(dst.chunks_exact_mut(words)) {
+                        blocks::quantize(x, dst);
+                    }
+                }
+                Way::Vectors => {
+                    let pack = PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst };
+                    self.isa().run(pack);
+                }
             }
-            self.isa().run(PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst });
         });
     }
 
@@ -122,11 +135,22 @@ impl Cpu {
     }
 }
 
-/// How rows are packed and taken in blocks, by instruction set and precision.
+/// What multiplies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Tiles of 16 × 32 `bf16`.
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
+    /// Blocks of bytes, row by row.
+    Bytes,
+    /// Strips of rows, weights of 16 or 32 outputs a vector.
+    Vectors,
+}
+
+/// How rows are packed and taken in blocks.
 #[derive(Clone, Copy)]
 struct Blocking {
-    /// Whether AMX multiplies.
-    tiles: bool,
+    way: Way,
     /// Rows of a strip.
     strip: usize,
     /// Words of one packed row of activations.
@@ -138,22 +162,33 @@ struct Blocking {
 }
 
 impl Blocking {
-    fn of(w: &Linear, isa: Isa) -> Blocking {
+    fn of(w: &Linear, isa: Isa, m: usize) -> Blocking {
+        if w.precision == Precision::Q8 && m <= BYTE_ROWS {
+            let words = w.inputs.div_ceil(blocks::BLOCK) * blocks::X_WORDS;
+            return Blocking { way: Way::Bytes, strip: BYTE_ROWS, words, rows: BYTE_ROWS, steps: w.steps() };
+        }
+        // Blocks are unpacked once for all rows of a task.
+        let more = if w.precision == Precision::Q8 { 4 } else { 1 };
         #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Amx && w.precision == Precision::Bf16 {
+        if isa == Isa::Amx && w.precision != Precision::F32 {
             // 18 KiB of a panel and as much of a strip share the first-level cache.
-            let steps = 9 * amx::STEPS;
-            return Blocking { tiles: true, strip: amx::STRIP, words: w.padded_steps(), rows: 256, steps };
+            let (words, steps) = (w.padded_steps(), 9 * amx::STEPS);
+            return Blocking { way: Way::Tiles, strip: amx::STRIP, words, rows: 256 * more, steps };
         }
         let step_words = step_words(w.precision, isa);
         let (words, steps) = (w.steps() * step_words, STEP_BLOCK / step_words);
-        Blocking { tiles: false, strip: STRIP, words, rows: 32 * STRIP, steps }
+        Blocking { way: Way::Vectors, strip: STRIP, words, rows: 32 * STRIP * more, steps }
     }
 
     /// Rows that a strip of `rows` rows is packed with.
     #[inline(always)]
     fn width(self, rows: usize) -> usize {
-        if self.tiles { rows.next_multiple_of(16) } else { strip_width(rows) }
+        match self.way {
+            #[cfg(target_arch = "x86_64")]
+            Way::Tiles => rows.next_multiple_of(16),
+            Way::Bytes => rows,
+            Way::Vectors => strip_width(rows),
+        }
     }
 
     /// Floats of the results of one panel for one strip.
@@ -176,7 +211,7 @@ fn step_words(precision: Precision, isa: Isa) -> usize {
     }
     match precision {
         Precision::F32 => 1,
-        Precision::Bf16 => isa.run(PairWords),
+        Precision::Bf16 | Precision::Q8 => isa.run(PairWords),
     }
 }
 
@@ -204,35 +239,73 @@ impl Kernel for Task<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        // SAFETY: `Isa::Amx`, which `tiles` stands for, is kept only where it is available.
-        #[cfg(target_arch = "x86_64")]
-        let tiles = self.blocking.tiles.then(|| unsafe { Tiles::configure() });
-        #[cfg(not(target_arch = "x86_64"))]
-        let tiles = None;
         let strips = self.rows.len().div_ceil(self.blocking.strip);
-        // With one strip a panel is not used again, so that its size does not matter.
-        let steps = if self.blocking.tiles { self.w.padded_steps() } else { self.w.steps() };
-        let blocks = if strips == 1 { 1 } else { steps.div_ceil(self.blocking.steps) };
-        let unit = if self.blocking.tiles { 16 } else { 1 };
-        let block = steps.div_ceil(blocks).next_multiple_of(unit);
-        let few = strips == 1 && self.rows.len() <= 4 && !self.blocking.tiles;
-        let group = if few { VECTOR_PANELS } else { 1 };
         let size = self.blocking.cell();
         let mut scratch = scratch::lend(&CELLS, strips * self.panels.len() * size);
         let cells = scratch.words.floats_mut();
-        for b in 0..blocks {
-            let range = b * block..((b + 1) * block).min(steps);
-            for first in self.panels.clone().step_by(group) {
-                let panels = first..(first + group).min(self.panels.end);
-                for s in 0..strips {
-                    let at = s * self.panels.len() + first - self.panels.start;
-                    let cell = &mut cells[at * size..][..panels.len() * size];
-                    self.cell::<S>(tiles.as_ref(), range.clone(), panels.clone(), s, cell);
-                }
-            }
+        if self.blocking.way == Way::Bytes {
+            self.rows::<S>(cells);
+        } else {
+            self.strips::<S>(strips, cells);
         }
         for (s, cells) in cells.chunks_exact(self.panels.len() * size).enumerate().take(strips) {
             self.finish::<S>(s, cells);
+        }
+    }
+}
+
+impl Task<'_> {
+    /// Multiplies the panels row by row.
+    #[inline(always)]
+    fn rows<S: Simd>(&self, cells: &mut [f32]) {
+        let words = self.blocking.words;
+        for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
+            for (row, y) in self.rows.clone().zip(cell.chunks_exact_mut(PANEL)) {
+                let x = &self.packed[row * words..(row + 1) * words];
+                blocks::Row { form: self.w.form, panel: self.w.panel(p), x, y }.run::<S>();
+            }
+        }
+    }
+
+    /// Multiplies the panels strip by strip, one block of the sum after the other.
+    #[inline(always)]
+    fn strips<S: Simd>(&self, strips: usize, cells: &mut [f32]) {
+        // SAFETY: `Isa::Amx`, which tiles stand for, is kept only where it is available.
+        #[cfg(target_arch = "x86_64")]
+        let tiles = (self.blocking.way == Way::Tiles).then(|| unsafe { Tiles::configure() });
+        #[cfg(not(target_arch = "x86_64"))]
+        let tiles = None;
+        let blocks = self.w.precision == Precision::Q8;
+        // With one strip a panel is not used again, so that its size does not matter.
+        let (steps, whole) = (self.steps(), strips == 1 && !blocks);
+        let parts = if whole { 1 } else { steps.div_ceil(self.blocking.steps) };
+        // Whole tiles and blocks of pairs.
+        let unit = if self.w.precision == Precision::F32 || steps % 16 > 0 { 1 } else { 16 };
+        let part = steps.div_ceil(parts).next_multiple_of(unit);
+        let few = strips == 1 && self.rows.len() <= 4 && self.blocking.way == Way::Vectors && !blocks;
+        let group = if few { VECTOR_PANELS } else { 1 };
+        let size = self.blocking.cell();
+        let mut unpacked = scratch::lend(&UNPACKED, if blocks { part * PANEL } else { 0 });
+        for start in (0..steps).step_by(part) {
+            let range = start..(start + part).min(steps);
+            for first in self.panels.clone().step_by(group) {
+                let panels = first..(first + group).min(self.panels.end);
+                let weights = if blocks {
+                    let (of, words) = (blocks::blocks_of(&range), self.w.form.words());
+                    let panel = &self.w.panel(first)[of.start * words..of.end * words];
+                    let out = &mut unpacked.words.words_mut()[..range.len() * PANEL];
+                    blocks::Unpack { form: self.w.form, panel, out }.run::<S>();
+                    unpacked.words.words()
+                } else {
+                    let words = self.w.panel_words();
+                    &self.w.words.words()[first * words..panels.end * words][range.start * PANEL..]
+                };
+                for s in 0..strips {
+                    let at = s * self.panels.len() + first - self.panels.start;
+                    let cell = &mut cells[at * size..][..panels.len() * size];
+                    self.cell::<S>(tiles.as_ref(), range.clone(), weights, s, cell);
+                }
+            }
         }
     }
 }
@@ -242,6 +315,16 @@ impl Kernel for Task<'_> {
 struct Tiles;
 
 impl Task<'_> {
+    /// Steps of the sum.
+    #[inline(always)]
+    fn steps(&self) -> usize {
+        match self.blocking.way {
+            #[cfg(target_arch = "x86_64")]
+            Way::Tiles => self.w.padded_steps(),
+            _ => self.w.steps(),
+        }
+    }
+
     /// Rows of strip `s` of this task.
     #[inline(always)]
     fn strip(&self, s: usize) -> Range<usize> {
@@ -249,45 +332,44 @@ impl Task<'_> {
         first..(first + self.blocking.strip).min(self.rows.end)
     }
 
-    /// Adds the steps of one block of the sum to the cells (panels × strip × 32) of one strip.
+    /// Adds the steps of one block of the sum, whose `weights` begin with the first of them, to the cells
+    /// (panels × strip × 32) of one strip.
     #[inline(always)]
     fn cell<S: Simd>(
         &self,
         tiles: Option<&Tiles>,
         steps: Range<usize>,
-        panels: Range<usize>,
+        weights: &[u32],
         s: usize,
         cell: &mut [f32],
     ) {
         let rows = self.strip(s);
         let width = self.blocking.width(rows.len());
-        let padded = self.w.padded_steps();
-        let weights = &self.w.words.words()[panels.start * padded * PANEL..panels.end * padded * PANEL];
-        let weights = &weights[steps.start * PANEL..];
         let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
         #[cfg(target_arch = "x86_64")]
         if let Some(tiles) = tiles {
-            return amx::cell(tiles, steps, padded, rows.len(), s, x, weights, cell);
+            return amx::cell(tiles, steps, self.steps(), rows.len(), s, x, weights, cell);
         }
         let words = self.blocking.words / self.w.steps();
+        let panels = cell.len() / self.blocking.cell();
         let tile = Tile {
             k: steps.len(),
             w: weights.as_ptr(),
             ws: PANEL,
-            ps: padded * PANEL,
+            ps: self.w.panel_words(),
             x: x[steps.start * words * width..].as_ptr(),
             ks: width,
             c: cell.as_mut_ptr(),
             cs: PANEL,
             cps: self.blocking.cell(),
-            cols: panels.len() * PANEL,
+            cols: panels * PANEL,
             add: steps.start > 0,
         };
         // SAFETY: the slices above hold every panel's and the strip's steps; `cell` has a cell for each panel.
         unsafe {
             match self.w.precision {
                 Precision::F32 => S::strip::<1>(width, &tile),
-                Precision::Bf16 => S::strip_pairs(width, &tile),
+                Precision::Bf16 | Precision::Q8 => S::strip_pairs(width, &tile),
             }
         }
     }

@@ -1,22 +1,26 @@
-use refrain_kernels::{Cpu, Linear, Precision, bf16};
+use refrain_kernels::{Cpu, Linear, Nibbles, Precision, Rows, bf16, f16};
 
 use crate::{Rng, assert_close, bits, cpus};
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 fn pack(cpu: &Cpu, precision: Precision, w: &[f32], inputs: usize, bias: Option<Vec<f32>>) -> Linear {
-    Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, |o, buf| {
+    Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, Rows::Values(&copy(w, inputs))).unwrap()
+}
+
+/// Hands the rows of a matrix out.
+fn copy(w: &[f32], inputs: usize) -> impl Fn(usize, &mut [f32]) -> Result<(), ()> + Sync {
+    move |o, buf| {
         buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
-        Ok::<(), ()>(())
-    })
-    .unwrap()
+        Ok(())
+    }
 }
 
 /// Both operands rounded as the product rounds them, summed in f64.
 fn reference(precision: Precision, w: &[f32], bias: Option<&[f32]>, x: &[f32], inputs: usize) -> Vec<f64> {
     let round = |v: f32| match precision {
         Precision::F32 => v as f64,
-        Precision::Bf16 => bf16::from_f32(v).to_f64(),
+        _ => bf16::from_f32(v).to_f64(),
     };
     let mut y = Vec::new();
     for x in x.chunks_exact(inputs) {
@@ -74,10 +78,9 @@ fn gates_open_what_they_belong_to() {
                 should.extend((0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]));
             }
             for cpu in cpus(2) {
-                let linear = Linear::pack_gated(&cpu, precision, width, inputs, bias.clone(), |o, buf| {
-                    buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
-                    Ok::<(), ()>(())
-                });
+                let rows = copy(&w, inputs);
+                let linear =
+                    Linear::pack_gated(&cpu, precision, width, inputs, bias.clone(), Rows::Values(&rows));
                 let mut y = vec![f32::NAN; m * width];
                 cpu.linear_swiglu(&linear.unwrap(), &x, &mut y);
                 let what = format!("{m}x{inputs}x{width} {precision} {:?}", cpu.isa());
@@ -130,6 +133,69 @@ fn many_rows_go_in_several_rounds() {
     }
 }
 
+/// Activations as a few rows of them are rounded: to signed bytes in blocks of 32.
+fn bytes(x: &[f32], inputs: usize) -> Vec<f32> {
+    let block = |x: &[f32]| {
+        let scale = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
+        let round = |x: &f32| if scale > 0.0 { (x * (1.0 / scale)).round_ties_even() * scale } else { 0.0 };
+        x.iter().map(round).collect::<Vec<f32>>()
+    };
+    x.chunks(inputs).flat_map(|row| row.chunks(32).flat_map(block).collect::<Vec<f32>>()).collect()
+}
+
+/// Weights in blocks, as packed and as the numbers that they stand for.
+fn blocks(rng: &mut Rng, outputs: usize, inputs: usize, four_bits: bool) -> (Vec<Nibbles>, Vec<f32>) {
+    let (mut nibbles, mut w) = (Vec::new(), Vec::new());
+    for i in 0..outputs * inputs.div_ceil(32) {
+        let half = |x: f32| f16::from_f32(x).to_f32();
+        let (scale, min) = (half(rng.float() * 0.2), half(rng.float()));
+        let n = 32.min(inputs - i % inputs.div_ceil(32) * 32);
+        if four_bits {
+            let q = std::array::from_fn(|_| rng.below(16) as u8);
+            w.extend(q[..n].iter().map(|q| scale * f32::from(*q) + min));
+            nibbles.push(Nibbles { scale, min, q });
+        } else {
+            // The largest is 127, so that packing finds the same scale.
+            let q = |i: usize| if i == 0 { 127.0 } else { rng.below(255) as f32 - 127.0 };
+            w.extend((0..n).map(q).map(|q| scale * q).collect::<Vec<f32>>());
+        }
+    }
+    (nibbles, w)
+}
+
+#[test]
+fn blocks_agree_with_a_plain_loop() {
+    let mut rng = Rng::new(5);
+    let sizes = [(1, 64, 32), (1, 33, 70), (2, 4864, 40), (4, 96, 100), (5, 1153, 65), (40, 640, 33)];
+    for (m, inputs, outputs) in sizes.into_iter().chain([(300, 99, 130), (1100, 576, 40)]) {
+        for four_bits in [false, true] {
+            let (nibbles, w) = blocks(&mut rng, outputs, inputs, four_bits);
+            let x = rng.floats(m * inputs);
+            let bias = (m % 2 == 1).then(|| rng.floats(outputs));
+            let few = m <= 4;
+            let should = if few {
+                reference(Precision::F32, &w, bias.as_deref(), &bytes(&x, inputs), inputs)
+            } else {
+                reference(Precision::Bf16, &w, bias.as_deref(), &x, inputs)
+            };
+            for cpu in cpus(2) {
+                let each = inputs.div_ceil(32);
+                let rows = |o: usize, out: &mut [Nibbles]| {
+                    out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
+                    Ok::<(), ()>(())
+                };
+                let values = copy(&w, inputs);
+                let rows = if four_bits { Rows::Nibbles(&rows) } else { Rows::Values(&values) };
+                let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias.clone(), rows).unwrap();
+                let mut y = vec![f32::NAN; m * outputs];
+                cpu.linear(&linear, &x, &mut y);
+                let what = format!("{m}x{inputs}x{outputs}, four bits {four_bits}, {:?}", cpu.isa());
+                assert_close(&y, &should, 3.0 * tolerance(inputs), &what);
+            }
+        }
+    }
+}
+
 #[test]
 fn instruction_sets_agree_closely_in_bf16() {
     let mut rng = Rng::new(4);
@@ -152,9 +218,11 @@ fn instruction_sets_agree_closely_in_bf16() {
 #[test]
 fn packing_reports_the_error_of_a_row() {
     let cpu = Cpu::new(2);
-    let packed =
-        Linear::pack(&cpu, Precision::Bf16, 100, 8, None, |o, _| if o == 77 { Err(o) } else { Ok(()) });
-    assert_eq!(packed.err(), Some(77));
+    let rows = |o, _: &mut [f32]| if o == 77 { Err(o) } else { Ok(()) };
+    for precision in [Precision::Bf16, Precision::Q8] {
+        let packed = Linear::pack(&cpu, precision, 100, 8, None, Rows::Values(&rows));
+        assert_eq!(packed.err(), Some(77));
+    }
 }
 
 #[test]

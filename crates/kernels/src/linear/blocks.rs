@@ -1,0 +1,304 @@
+//! Weights in blocks of 32 inputs: `scale · q + min`, with bytes or nibbles q.
+//!
+//! A panel is block after block, each for 32 outputs: 32 scales (`f16`), for nibbles 32 minima (`f16`), then words of
+//! four consecutive inputs, 32 outputs each. A byte is q + 128 of a signed q (its minimum is −128 · scale); a word of
+//! nibbles holds four inputs in the lower halves of its bytes and the four that come 16 later in the upper ones.
+
+use std::ops::Range;
+
+use half::f16;
+
+use crate::simd::{Kernel, PANEL, Simd};
+
+/// Inputs of a block.
+pub(super) const BLOCK: usize = 32;
+/// Words of four inputs in a block.
+const QUADS: usize = BLOCK / 4;
+/// Words of 32 `f16`.
+const HALVES: usize = PANEL / 2;
+/// Words of one block of activations: 32 bytes, scale, sum.
+pub(super) const X_WORDS: usize = QUADS + 2;
+
+/// Thirty-two weights of four bits: `scale · q + min`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Nibbles {
+    /// Rounded to `f16` when packed.
+    pub scale: f32,
+    /// Rounded to `f16` when packed.
+    pub min: f32,
+    /// Each below 16.
+    pub q: [u8; BLOCK],
+}
+
+/// Whether blocks hold bytes or nibbles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Bytes,
+    Nibbles,
+}
+
+impl Form {
+    /// Words of a block of a panel.
+    pub(super) fn words(self) -> usize {
+        match self {
+            Form::Bytes => HALVES + QUADS * PANEL,
+            Form::Nibbles => 2 * HALVES + QUADS / 2 * PANEL,
+        }
+    }
+
+    /// Words before the first quad.
+    fn head(self) -> usize {
+        match self {
+            Form::Bytes => HALVES,
+            Form::Nibbles => 2 * HALVES,
+        }
+    }
+}
+
+/// Writes the `f16` of output `lane` in row `row` (scales, minima) of a block.
+fn set_half(block: &mut [u32], row: usize, lane: usize, x: f32) {
+    let halves: &mut [u16] = bytemuck::cast_slice_mut(&mut block[row * HALVES..(row + 1) * HALVES]);
+    halves[lane] = f16::from_f32(x).to_bits();
+}
+
+/// The 32 `f16` of row `row` of a block.
+#[inline(always)]
+fn halves(block: &[u32], row: usize) -> [f32; PANEL] {
+    let halves: &[f16] = bytemuck::cast_slice(&block[row * HALVES..(row + 1) * HALVES]);
+    std::array::from_fn(|lane| halves[lane].to_f32())
+}
+
+/// Rounds a row of weights to bytes and packs it as output `lane` of a panel.
+pub(super) fn pack_bytes(row: &[f32], lane: usize, panel: &mut [u32]) {
+    for (x, block) in row.chunks(BLOCK).zip(panel.chunks_exact_mut(Form::Bytes.words())) {
+        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let scale = f16::from_f32(largest / 127.0).to_f32();
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        set_half(block, 0, lane, scale);
+        for (t, word) in block[HALVES..].iter_mut().skip(lane).step_by(PANEL).enumerate() {
+            let byte = |i: usize| {
+                let x = x.get(4 * t + i).copied().unwrap_or(0.0);
+                ((x * inverse).round_ties_even().clamp(-127.0, 127.0) as i32 + 128) as u8
+            };
+            *word = u32::from_le_bytes([0, 1, 2, 3].map(byte));
+        }
+    }
+}
+
+/// Packs a row of blocks as output `lane` of a panel.
+pub(super) fn pack_nibbles(row: &[Nibbles], lane: usize, panel: &mut [u32]) {
+    for (x, block) in row.iter().zip(panel.chunks_exact_mut(Form::Nibbles.words())) {
+        set_half(block, 0, lane, x.scale);
+        set_half(block, 1, lane, x.min);
+        for (t, word) in block[2 * HALVES..].iter_mut().skip(lane).step_by(PANEL).enumerate() {
+            let byte = |i: usize| (x.q[4 * t + i] & 15) | (x.q[BLOCK / 2 + 4 * t + i] << 4);
+            *word = u32::from_le_bytes([0, 1, 2, 3].map(byte));
+        }
+    }
+}
+
+/// Writes the weights of the blocks of `panel` as pairs of `bf16`, 16 steps of 32 words for each block.
+pub(super) struct Unpack<'a> {
+    pub(super) form: Form,
+    pub(super) panel: &'a [u32],
+    pub(super) out: &'a mut [u32],
+}
+
+impl Kernel for Unpack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Unpack { form, panel, out } = self;
+        let blocks = panel.chunks_exact(form.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
+        for (block, out) in blocks {
+            let scale = halves(block, 0);
+            let min = match form {
+                Form::Bytes => scale.map(|scale| -128.0 * scale),
+                Form::Nibbles => halves(block, 1),
+            };
+            let (quads, pairs) = (block[form.head()..].chunks_exact(PANEL), 2 * PANEL);
+            match form {
+                Form::Bytes => {
+                    for (quad, out) in quads.zip(out.chunks_exact_mut(pairs)) {
+                        unpack_quad(quad, 0, 0xff, &scale, &min, out);
+                    }
+                }
+                Form::Nibbles => {
+                    let (low, high) = out.split_at_mut(BLOCK / 4 * PANEL);
+                    let out = low.chunks_exact_mut(pairs).zip(high.chunks_exact_mut(pairs));
+                    for (quad, (low, high)) in quads.zip(out) {
+                        unpack_quad(quad, 0, 0x0f, &scale, &min, low);
+                        unpack_quad(quad, 4, 0x0f, &scale, &min, high);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two steps of pairs out of the bytes of 32 words, shifted and masked.
+#[inline(always)]
+fn unpack_quad(
+    quad: &[u32],
+    shift: u32,
+    mask: u32,
+    scale: &[f32; PANEL],
+    min: &[f32; PANEL],
+    out: &mut [u32],
+) {
+    let (first, second) = out.split_at_mut(PANEL);
+    for c in 0..PANEL {
+        let value = |byte: u32| {
+            let q = (quad[c] >> (8 * byte + shift)) & mask;
+            // To nearest even; weights are finite, and broken ones only have to do no harm.
+            let bits = (q as i32 as f32 * scale[c] + min[c]).to_bits();
+            bits.wrapping_add(0x7fff + ((bits >> 16) & 1))
+        };
+        first[c] = (value(0) >> 16) | (value(1) & 0xffff_0000);
+        second[c] = (value(2) >> 16) | (value(3) & 0xffff_0000);
+    }
+}
+
+/// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
+pub(super) fn quantize(x: &[f32], out: &mut [u32]) {
+    for (x, out) in x.chunks(BLOCK).zip(out.chunks_exact_mut(X_WORDS)) {
+        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let mut q = [0i8; BLOCK];
+        q.iter_mut().zip(x).for_each(|(q, x)| *q = (x * inverse).round_ties_even() as i8);
+        let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+        out[..QUADS].copy_from_slice(bytemuck::cast_slice(&q));
+        out[QUADS] = scale.to_bits();
+        out[QUADS + 1] = sum as u32;
+    }
+}
+
+/// y (32) = one row of activations times a panel.
+pub(super) struct Row<'a> {
+    pub(super) form: Form,
+    pub(super) panel: &'a [u32],
+    pub(super) x: &'a [u32],
+    pub(super) y: &'a mut [f32],
+}
+
+impl Kernel for Row<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if S::LANES == 16 && is_x86_feature_detected!("avx512vnni") {
+            // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
+            return unsafe { vnni::row(self) };
+        }
+        let Row { form, panel, x, y } = self;
+        let mut sums = [0.0f32; PANEL];
+        for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
+            let (scale, x_scale) = (halves(block, 0), f32::from_bits(x[QUADS]));
+            let x_sum = x[QUADS + 1] as i32;
+            let quads = block[form.head()..].chunks_exact(PANEL);
+            let mut dots = [0i32; PANEL];
+            match form {
+                Form::Bytes => {
+                    dots.fill(-128 * x_sum);
+                    quads.zip(&x[..QUADS]).for_each(|(quad, x)| dot(quad, 0, 0xff, *x, &mut dots));
+                }
+                Form::Nibbles => {
+                    for (t, quad) in quads.enumerate() {
+                        dot(quad, 0, 0x0f, x[t], &mut dots);
+                        dot(quad, 4, 0x0f, x[QUADS / 2 + t], &mut dots);
+                    }
+                }
+            }
+            for c in 0..PANEL {
+                sums[c] += dots[c] as f32 * (scale[c] * x_scale);
+            }
+            if form == Form::Nibbles {
+                let (min, x_sum) = (halves(block, 1), x_sum as f32 * x_scale);
+                sums.iter_mut().zip(min).for_each(|(sum, min)| *sum += min * x_sum);
+            }
+        }
+        y.copy_from_slice(&sums);
+    }
+}
+
+/// dots += Σ four bytes of 32 words, shifted and masked, by the four signed bytes of `x`.
+#[inline(always)]
+fn dot(quad: &[u32], shift: u32, mask: u32, x: u32, dots: &mut [i32; PANEL]) {
+    let x = x.to_le_bytes().map(|x| i32::from(x as i8));
+    for c in 0..PANEL {
+        for (i, x) in x.iter().enumerate() {
+            dots[c] += ((quad[c] >> (8 * i as u32 + shift)) & mask) as i32 * x;
+        }
+    }
+}
+
+/// The blocks of inputs that steps of pairs make.
+pub(super) fn blocks_of(steps: &Range<usize>) -> Range<usize> {
+    steps.start / (BLOCK / 2)..steps.end / (BLOCK / 2)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod vnni {
+    use std::arch::x86_64::*;
+
+    use super::{Form, HALVES, PANEL, QUADS, Row, X_WORDS};
+
+    /// # Safety
+    /// AVX-512 F, BW and VNNI must be there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    pub(super) unsafe fn row(r: Row) {
+        let Row { form, panel, x, y } = r;
+        assert!(y.len() >= PANEL);
+        let low = _mm512_set1_epi8(0x0f);
+        let mut sums = [_mm512_setzero_ps(); 2];
+        for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
+            let block = block.as_ptr();
+            let x_sum = x[QUADS + 1] as i32;
+            // SAFETY: a block has head and quads as `form` says.
+            unsafe {
+                let half = |row: usize, i: usize| {
+                    _mm512_cvtph_ps(_mm256_loadu_si256(block.add(row * HALVES + i * 8).cast()))
+                };
+                let x_scale = _mm512_set1_ps(f32::from_bits(x[QUADS]));
+                let word =
+                    |t: usize, i: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
+                let x_at = |t: usize| _mm512_set1_epi32(x[t] as i32);
+                for i in 0..2 {
+                    let (mut a, mut b);
+                    match form {
+                        Form::Bytes => {
+                            (a, b) = (_mm512_set1_epi32(-128 * x_sum), _mm512_setzero_si512());
+                            for t in 0..QUADS / 2 {
+                                a = _mm512_dpbusd_epi32(a, word(2 * t, i), x_at(2 * t));
+                                b = _mm512_dpbusd_epi32(b, word(2 * t + 1, i), x_at(2 * t + 1));
+                            }
+                        }
+                        Form::Nibbles => {
+                            (a, b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+                            for t in 0..QUADS / 2 {
+                                let w = word(t, i);
+                                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
+                                a = _mm512_dpbusd_epi32(a, _mm512_and_si512(w, low), x_at(t));
+                                b = _mm512_dpbusd_epi32(b, high, x_at(QUADS / 2 + t));
+                            }
+                        }
+                    }
+                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
+                    sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(0, i), x_scale), sums[i]);
+                    if form == Form::Nibbles {
+                        let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
+                        sums[i] = _mm512_fmadd_ps(half(1, i), x_sum, sums[i]);
+                    }
+                }
+            }
+        }
+        // SAFETY: `y` has 32 floats by the assertion.
+        unsafe {
+            _mm512_storeu_ps(y.as_mut_ptr(), sums[0]);
+            _mm512_storeu_ps(y.as_mut_ptr().add(16), sums[1]);
+        }
+    }
+}
