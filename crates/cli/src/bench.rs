@@ -184,7 +184,7 @@ struct About {
 
 impl About {
     fn new(context: &Context, engine: &Engine, runs: u32) -> About {
-        let cpu = engine.decoder().cpu();
+        let cpu = engine.decoder().backend();
         let quoted = |word: String| {
             let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
             if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }

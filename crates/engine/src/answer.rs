@@ -135,7 +135,7 @@ impl Engine {
             if tokens.len() == sampling.max_tokens {
                 break Finish::Length;
             }
-            tokens.push(sampler.sample(&mut state.extend(&[token])?));
+            tokens.push(sampler.sample(state.extend(&[token])?));
         };
         text.finish(finish, &mut stream);
         account.answer_tokens = tokens.len();

@@ -78,7 +78,7 @@ impl Engine {
             if answer.len() >= tokens || self.is_end(token) {
                 return Ok((account, answer, all));
             }
-            logits = state.extend(&[token])?;
+            logits = state.extend(&[token])?.to_vec();
         }
     }
 
@@ -92,7 +92,7 @@ impl Engine {
     ) -> Result<(Account, Vec<f32>)> {
         let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, method, room)?;
         if answer.len() > 1 {
-            logits.extend(state.extend(&answer[..answer.len() - 1])?);
+            logits.extend_from_slice(state.extend(&answer[..answer.len() - 1])?);
         }
         Ok((account, logits))
     }

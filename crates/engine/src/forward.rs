@@ -1,6 +1,6 @@
 //! The one primitive of every method: a layer over some rows, with the keys and values of all others in the cache.
 
-use refrain_kernels::{Attention, Dtype};
+use refrain_kernels::{Attention, Dtype, Floats};
 use refrain_kv::{KvCache, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
@@ -15,15 +15,23 @@ pub(crate) struct State<'a> {
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
     pub(crate) len: usize,
+    /// Room for rows that are gathered.
+    spare: Floats,
+    /// The rows of the last [`State::extend`], whose memory the next one uses again.
+    next: Rows,
 }
 
 /// Rows of hidden states on their way through the layers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rows {
     /// Their positions, ascending.
     pub(crate) positions: Vec<u32>,
     /// Hidden states, `m × D`.
-    pub(crate) x: Vec<f32>,
+    pub(crate) x: Floats,
+    /// What each sees at the present layer: a half-open range of slots.
+    pub(crate) visible: Vec<(u32, u32)>,
+    /// Cosines and sines of the positions, one after the other.
+    rotary: RopeTable,
 }
 
 impl<'a> State<'a> {
@@ -35,13 +43,17 @@ impl<'a> State<'a> {
             table: decoder.rope(total).table(0..capacity as u32),
             work: Workspace::new(dtype),
             len: 0,
+            spare: Floats::new(),
+            next: Rows::default(),
         }
     }
 
     /// Embeds `ids` (of the whole prompt) at `positions`.
     pub(crate) fn embed(&self, ids: &[u32], positions: Vec<u32>) -> Result<Rows> {
-        let ids: Vec<u32> = positions.iter().map(|p| ids[*p as usize]).collect();
-        Ok(Rows { x: self.decoder.embed(&ids)?, positions })
+        let mut rows = Rows { positions, ..Rows::default() };
+        self.decoder.embed(rows.positions.iter().map(|p| ids[*p as usize]), &mut rows.x)?;
+        self.table.gather(&rows.positions, &mut rows.rotary);
+        Ok(rows)
     }
 
     /// Projects the rows at `layer`, rotates their queries, and writes their keys and values into the cache
@@ -49,14 +61,12 @@ impl<'a> State<'a> {
     pub(crate) fn project(&mut self, layer: usize, rows: &Rows) {
         let config = self.decoder.config();
         self.decoder.project(layer, &rows.x, &mut self.work);
-        let table = self.table.gather(&rows.positions);
-        let rotary = table.slice(0, table.len());
-        let cpu = self.decoder.cpu();
-        let rotary_dim = config.rope.rotary_dim;
-        cpu.rope(&mut self.work.q, config.heads, config.head_dim, rotary.0, rotary.1, rotary_dim);
+        let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
+        let cpu = self.decoder.backend();
+        cpu.rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, config.rope.rotary_dim);
         let width = rows.positions.len() * config.kv_heads * config.head_dim;
         let (k, v) = (self.work.k.as_slice().range(0..width), self.work.v.as_slice().range(0..width));
-        self.cache.place(cpu, layer, k, v, rotary, &rows.positions);
+        self.cache.place(cpu, layer, k, v, (cos, sin), &rows.positions);
     }
 
     /// Keeps only the rows at `kept` positions, in hidden states and projected queries alike.
@@ -72,18 +82,18 @@ impl<'a> State<'a> {
                 next as u32
             })
             .collect();
-        let gather = |x: &[f32]| {
+        for x in [&mut rows.x, &mut self.work.q] {
             let width = x.len() / rows.positions.len();
-            let mut out = vec![0.0; kept.len() * width];
-            self.decoder.cpu().gather_rows(x, width, &indices, &mut out);
-            out
-        };
-        (rows.x, self.work.q) = (gather(&rows.x), gather(&self.work.q));
+            self.spare.resize(kept.len() * width);
+            self.decoder.backend().gather_rows(x, width, &indices, &mut self.spare);
+            std::mem::swap(x, &mut self.spare);
+        }
         rows.positions = kept;
+        self.table.gather(&rows.positions, &mut rows.rotary);
     }
 
-    /// Attention of the projected rows over the cache, then the rest of the layer. Row `i` sees `visible[i]`.
-    pub(crate) fn attend(&mut self, layer: usize, rows: &mut Rows, visible: &[(u32, u32)]) {
+    /// Attention of the projected rows over the cache, then the rest of the layer. Row `i` sees `rows.visible[i]`.
+    pub(crate) fn attend(&mut self, layer: usize, rows: &mut Rows) {
         let config = self.decoder.config();
         let cached = self.cache.layer(layer);
         let attention = Attention {
@@ -94,31 +104,38 @@ impl<'a> State<'a> {
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             capacity: self.cache.capacity(),
-            visible,
+            visible: &rows.visible,
             scale: (config.head_dim as f32).sqrt().recip(),
             precision: self.decoder.precision(),
         };
-        self.work.attended.resize(self.work.q.len(), 0.0);
-        self.decoder.cpu().attention(&attention, &mut self.work.attended);
+        self.work.attended.resize(self.work.q.len());
+        self.decoder.backend().attention(&attention, &mut self.work.attended);
         self.decoder.finish(layer, &mut rows.x, &mut self.work);
     }
 
-    /// What each row sees at `layer`: all positions up to its own, within the sliding window.
-    pub(crate) fn causal(&self, layer: usize, positions: &[u32]) -> Vec<(u32, u32)> {
+    /// Lets each row see all positions up to its own, within the sliding window of `layer`.
+    pub(crate) fn see_causally(&self, layer: usize, rows: &mut Rows) {
         let window = self.decoder.config().window(layer).map_or(u32::MAX, |window| window as u32);
-        positions.iter().map(|p| ((p + 1).saturating_sub(window), p + 1)).collect()
+        let seen = rows.positions.iter().map(|p| ((p + 1).saturating_sub(window), p + 1));
+        rows.visible.clear();
+        rows.visible.extend(seen);
     }
 
     /// Computes `ids` after all tokens so far and returns their logits, `ids.len() × vocab`.
-    pub(crate) fn extend(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
-        let positions = (self.len as u32..(self.len + ids.len()) as u32).collect();
-        let mut rows = Rows { x: self.decoder.embed(ids)?, positions };
+    pub(crate) fn extend(&mut self, ids: &[u32]) -> Result<&mut [f32]> {
+        let mut rows = std::mem::take(&mut self.next);
+        rows.positions.clear();
+        rows.positions.extend(self.len as u32..(self.len + ids.len()) as u32);
+        self.decoder.embed(ids.iter().copied(), &mut rows.x)?;
+        self.table.gather(&rows.positions, &mut rows.rotary);
         for layer in 0..self.decoder.config().layers {
             self.project(layer, &rows);
-            let visible = self.causal(layer, &rows.positions);
-            self.attend(layer, &mut rows, &visible);
+            self.see_causally(layer, &mut rows);
+            self.attend(layer, &mut rows);
         }
         self.len += ids.len();
-        Ok(self.decoder.logits(&rows.x))
+        self.decoder.logits(&rows.x, &mut self.work);
+        self.next = rows;
+        Ok(&mut self.work.logits)
     }
 }

@@ -176,8 +176,8 @@ impl Engine {
             kv.push((copy(&state.work.k), copy(&state.work.v)));
             // The last layer's output is nobody's input.
             if layer + 1 < config.layers {
-                let visible = state.causal(layer, &rows.positions);
-                state.attend(layer, &mut rows, &visible);
+                state.see_causally(layer, &mut rows);
+                state.attend(layer, &mut rows);
             }
         }
         Ok(kv)

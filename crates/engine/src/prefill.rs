@@ -4,7 +4,7 @@ use refrain_fusion::{CachedSegment, FusionMethod, KeyPositions, LayerView, Mask,
 use refrain_kv::{Span, stats};
 use refrain_store::Chunk;
 
-use crate::forward::State;
+use crate::forward::{Rows, State};
 use crate::prompt::Prompt;
 use crate::{Error, Result};
 
@@ -79,17 +79,17 @@ impl Prefill<'_> {
                 self.check(&kept, Some(&rows.positions))?;
                 state.narrow(&mut rows, kept);
             }
-            let visible = self.visible(state, layer, plan.mask, &rows.positions, &work.final_rows);
-            state.attend(layer, &mut rows, &visible);
+            self.see(state, layer, plan.mask, &mut rows, &work.final_rows);
+            state.attend(layer, &mut rows);
         }
         state.len = ids.len();
-        let logits = state.decoder.logits(&rows.x);
-        Ok((logits, work))
+        state.decoder.logits(&rows.x, &mut state.work);
+        Ok((state.work.logits.to_vec(), work))
     }
 
     /// Rotates and places the cached keys and values of a layer.
     fn place(&self, state: &mut State<'_>, layer: usize, plan: &Plan, rows: &[u32]) {
-        let cpu = state.decoder.cpu();
+        let cpu = state.decoder.backend();
         // A segment whose every token is computed would be overwritten whole.
         for segment in self.segments.iter().filter(|s| count_within(rows, s.span) < s.span.len()) {
             let from = match plan.positions {
@@ -112,7 +112,7 @@ impl Prefill<'_> {
         let config = state.decoder.config();
         let width = rows.len() * config.kv_heads * config.head_dim;
         LayerView {
-            cpu: state.decoder.cpu(),
+            cpu: state.decoder.backend(),
             layer,
             prompt: &self.view,
             rows,
@@ -152,22 +152,15 @@ impl Prefill<'_> {
         Ok(())
     }
 
-    /// Slots that each row sees at `layer`. `last` holds the rows before the last layer shrank them, or nothing.
-    fn visible(
-        &self,
-        state: &State<'_>,
-        layer: usize,
-        mask: Mask,
-        rows: &[u32],
-        last: &[u32],
-    ) -> Vec<(u32, u32)> {
+    /// Lets each row see its slots at `layer`. `last` holds the rows before the last layer shrank them, or nothing.
+    fn see(&self, state: &State<'_>, layer: usize, mask: Mask, rows: &mut Rows, last: &[u32]) {
         match mask {
-            Mask::Absolute => state.causal(layer, rows),
+            Mask::Absolute => state.see_causally(layer, rows),
             Mask::BottomRight => {
-                let computed = if last.is_empty() { rows } else { last };
+                let computed = if last.is_empty() { &rows.positions } else { last };
                 let hidden = self.view.len() - computed.len();
-                let seen = |row: &u32| (hidden + computed.partition_point(|r| r <= row)) as u32;
-                rows.iter().map(|row| (0, seen(row))).collect()
+                let seen = |row: &u32| (0, (hidden + computed.partition_point(|r| r <= row)) as u32);
+                rows.visible = rows.positions.iter().map(seen).collect();
             }
         }
     }

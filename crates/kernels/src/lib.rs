@@ -7,9 +7,12 @@
 // `unsafe` is for vector instructions, for what is handed to the threads of the pool, and for aligned memory.
 #[allow(unsafe_code)]
 mod attention;
+#[allow(unsafe_code)]
+mod backend;
 mod buffer;
 #[allow(unsafe_code)]
 mod convert;
+mod floats;
 #[allow(unsafe_code)]
 mod linear;
 #[allow(unsafe_code)]
@@ -26,7 +29,9 @@ mod shared;
 mod simd;
 
 pub use attention::Attention;
+pub use backend::{Backend, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
+pub use floats::Floats;
 pub use half::{bf16, f16};
 pub use linear::{Linear, Nibbles, Precision, Rows, UnknownPrecision};
 pub use ops::softmax;

@@ -178,9 +178,40 @@ impl<E: Elem + Send> Kernel for Place<'_, E> {
     }
 }
 
+/// Rounds columns of some rows.
+struct Round<'a, E> {
+    src: &'a [f32],
+    width: usize,
+    from: usize,
+    n: usize,
+    rows: std::ops::Range<usize>,
+    out: &'a Shared<'a, E>,
+}
+
+impl<E: Elem> Kernel for Round<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for i in self.rows {
+            let src = &self.src[i * self.width + self.from..][..self.n];
+            // SAFETY: row `i` belongs to this task.
+            let out = unsafe { self.out.part(i * self.n..(i + 1) * self.n) };
+            for e in (0..self.n).step_by(S::LANES) {
+                let left = self.n - e;
+                // SAFETY: both have `n` elements.
+                unsafe {
+                    let v = load_part::<S, f32>(src.as_ptr().add(e), left);
+                    store_part::<S, E>(out.as_mut_ptr().add(e), v, left);
+                }
+            }
+        }
+    }
+}
+
 impl Cpu {
     /// Splits `rows` rows of `width` elements into tasks of whole rows; few elements are done here.
-    fn by_rows(&self, rows: usize, width: usize, f: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
+    pub(crate) fn by_rows(&self, rows: usize, width: usize, f: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
         let each = (CHUNK / width.max(1)).max(1);
         self.parallel_if(rows * width > 2 * CHUNK, rows.div_ceil(each), &|t| {
             f(t * each..((t + 1) * each).min(rows));
@@ -280,6 +311,30 @@ impl Cpu {
                 isa.run(Place { to, src, dst, tokens: 0..tokens, heads: h..h + 1 });
             });
         }
+    }
+
+    /// Rounds columns `from .. from + n` of src (rows × width) into rows `first ..` of dst (rows of `n`).
+    pub(crate) fn round_columns(
+        &self,
+        src: &[f32],
+        width: usize,
+        from: usize,
+        first: usize,
+        n: usize,
+        dst: &mut Buffer,
+    ) {
+        match dst {
+            Buffer::F32(dst) => self.round::<f32>(src, width, from, n, &mut dst[first * n..]),
+            Buffer::F16(dst) => self.round::<f16>(src, width, from, n, &mut dst[first * n..]),
+            Buffer::Bf16(dst) => self.round::<bf16>(src, width, from, n, &mut dst[first * n..]),
+        }
+    }
+
+    fn round<E: Elem>(&self, src: &[f32], width: usize, from: usize, n: usize, dst: &mut [E]) {
+        let out = &Shared::new(dst);
+        self.by_rows(src.len() / width, n, &|rows| {
+            self.isa().run(Round { src, width, from, n, rows, out });
+        });
     }
 
     /// dst (rows.len() × width) = src\[rows\].

@@ -63,15 +63,16 @@ impl RopeTable {
         (&self.cos[range.clone()], &self.sin[range])
     }
 
-    /// The entries at `indices`, as a table.
-    pub fn gather(&self, indices: &[u32]) -> RopeTable {
-        let mut table = RopeTable { half: self.half, ..RopeTable::default() };
+    /// Makes `table` the entries at `indices`.
+    pub fn gather(&self, indices: &[u32], table: &mut RopeTable) {
+        table.half = self.half;
+        table.cos.clear();
+        table.sin.clear();
         for &index in indices {
             let (cos, sin) = self.slice(index as usize, index as usize + 1);
             table.cos.extend_from_slice(cos);
             table.sin.extend_from_slice(sin);
         }
-        table
     }
 }
 
@@ -87,6 +88,8 @@ mod tests {
         assert_eq!(table.slice(0, 1), (&[2.0, 2.0][..], &[0.0, 0.0][..]));
         assert_eq!(table.slice(1, 2).0, &[3f32.cos() * 2.0, 0.75f32.cos() * 2.0]);
         assert!((f64::from(table.slice(2, 3).1[0]) - 2.0 * 200_000f64.sin()).abs() < 1e-6);
-        assert_eq!(table.gather(&[2, 0]).slice(1, 2), table.slice(0, 1));
+        let mut gathered = RopeTable::default();
+        table.gather(&[2, 0], &mut gathered);
+        assert_eq!(gathered.slice(1, 2), table.slice(0, 1));
     }
 }

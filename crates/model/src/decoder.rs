@@ -3,7 +3,7 @@
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
-use refrain_kernels::{Buffer, Cpu, Dtype, Linear, Precision, Rows};
+use refrain_kernels::{Backend, Buffer, Cpu, Dtype, Floats, Norm, Precision, Rows};
 use refrain_kv::{Rope, Shape};
 
 use crate::config::Config;
@@ -12,82 +12,73 @@ use crate::files::ModelFiles;
 use crate::rope;
 use crate::weights::{Matrix, Weights};
 
-/// Rows that go through a feed-forward or projection block at once; bounds the workspace.
-const BLOCK: usize = 512;
+/// Name of the table of embeddings.
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
 
-/// A loaded model.
+/// A loaded model on a device.
 #[derive(Debug)]
-pub struct Decoder {
-    cpu: Cpu,
+pub struct Decoder<B: Backend = Cpu> {
+    backend: B,
     files: ModelFiles,
-    layers: Vec<Layer>,
+    layers: Vec<Layer<B>>,
     norm: Vec<f32>,
-    head: Linear,
+    head: B::Linear,
     precision: Precision,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct Layer<B: Backend> {
     attention_norm: Vec<f32>,
     /// `(H + 2·Hkv)·d × D`: queries, keys, values.
-    qkv: Linear,
-    o: Linear,
+    qkv: B::Linear,
+    o: B::Linear,
     mlp_norm: Vec<f32>,
-    /// `2·F × D`: gate, up.
-    gate_up: Linear,
-    down: Linear,
+    /// Gate and up, both `F × D`.
+    gate_up: B::Linear,
+    down: B::Linear,
 }
 
 /// Buffers reused from layer to layer and step to step.
 #[derive(Debug)]
-pub struct Workspace {
+pub struct Workspace<B: Backend = Cpu> {
     /// Queries of the last projection, `m × H × d`.
-    pub q: Vec<f32>,
+    pub q: B::Floats,
     /// Its keys before RoPE, `m × Hkv × d`, rounded to the cache's type. Longer than that if `m` has shrunk.
-    pub k: Buffer,
+    pub k: B::Cache,
     /// Its values, `m × Hkv × d`, rounded to the cache's type. Longer than that if `m` has shrunk.
-    pub v: Buffer,
+    pub v: B::Cache,
     /// Room for the attention's output, `m × H × d`.
-    pub attended: Vec<f32>,
-    normed: Vec<f32>,
-    wide: Vec<f32>,
+    pub attended: B::Floats,
+    /// The last logits, `m × vocab`.
+    pub logits: B::Floats,
 }
 
 impl Workspace {
     /// An empty workspace for keys and values of this type.
     pub fn new(dtype: Dtype) -> Workspace {
         Workspace {
-            q: Vec::new(),
+            q: Floats::new(),
             k: Buffer::zeros(dtype, 0),
             v: Buffer::zeros(dtype, 0),
-            attended: Vec::new(),
-            normed: Vec::new(),
-            wide: Vec::new(),
+            attended: Floats::new(),
+            logits: Floats::new(),
         }
     }
 }
 
-/// The first `len` elements of `buffer`, grown if needed.
-fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
-}
-
-impl Decoder {
+impl<B: Backend> Decoder<B> {
     /// Packs a model's weights. `progress(done, total)` is called after every layer, in layers.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape than the configuration says, or an unsupported type.
     pub fn load(
         files: ModelFiles,
-        cpu: &Cpu,
+        backend: &B,
         precision: Precision,
         mut progress: impl FnMut(usize, usize),
-    ) -> Result<Decoder> {
+    ) -> Result<Decoder<B>> {
         let (config, weights) = (files.config(), files.weights());
-        let pack = Pack { config, weights, cpu, precision };
+        let pack = Pack { config, weights, backend, precision };
         let mut layers = Vec::with_capacity(config.layers);
         for index in 0..config.layers {
             layers.push(pack.layer(index)?);
@@ -97,11 +88,11 @@ impl Decoder {
         let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
             "lm_head.weight"
         } else {
-            "model.embed_tokens.weight"
+            EMBEDDINGS
         };
         let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
-        Ok(Decoder { cpu: cpu.clone(), files, layers, norm, head, precision })
+        Ok(Decoder { backend: backend.clone(), files, layers, norm, head, precision })
     }
 
     /// The resolved configuration.
@@ -109,9 +100,9 @@ impl Decoder {
         self.files.config()
     }
 
-    /// The CPU that it computes on.
-    pub fn cpu(&self) -> &Cpu {
-        &self.cpu
+    /// The device that it computes on.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// How weights are kept and multiplied.
@@ -127,8 +118,8 @@ impl Decoder {
 
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> usize {
-        let layer = |l: &Layer| l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
-        self.layers.iter().map(layer).sum::<usize>() + self.head.bytes()
+        let matrices = self.layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+        matrices.chain([&self.head]).map(|w| self.backend.bytes(w)).sum()
     }
 
     /// Rotary frequencies for a request of `total` tokens, prompt and answer.
@@ -136,83 +127,56 @@ impl Decoder {
         rope::rope(&self.config().rope, total)
     }
 
-    /// Embeddings of `ids`: `m × D`.
+    /// Embeddings of `ids` into `x`, `m × D`.
     ///
     /// # Errors
     /// If an id has no row.
-    pub fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
-        let table = self.files.weights().matrix("model.embed_tokens.weight")?;
-        let mut x = vec![0.0; ids.len() * self.config().hidden];
-        for (id, row) in ids.iter().zip(x.chunks_mut(self.config().hidden)) {
-            table.row(*id as usize, row)?;
-        }
-        Ok(x)
+    pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut B::Floats) -> Result<()> {
+        let table = self.files.weights().matrix(EMBEDDINGS)?;
+        let (rows, mut ids) = (ids.len(), ids);
+        let row = |_, x: &mut [f32]| match ids.next() {
+            Some(id) => table.row(id as usize, x),
+            None => Ok(()),
+        };
+        self.backend.upload(rows, self.config().hidden, row, x)
     }
 
     /// Queries, keys and values of `x` (`m × D`) at `layer`, none of them rotated, into `work.q`, `work.k`, `work.v`.
-    pub fn project(&self, layer: usize, x: &[f32], work: &mut Workspace) {
-        let Config { hidden, heads, kv_heads, head_dim, .. } = *self.config();
-        let rows = x.len() / hidden;
-        let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
-        let width = q_width + 2 * kv_width;
-        work.q.resize(rows * q_width, 0.0);
-        for buffer in [&mut work.k, &mut work.v] {
-            if buffer.len() < rows * kv_width {
-                *buffer = Buffer::zeros(buffer.dtype(), rows * kv_width);
-            }
-        }
+    pub fn project(&self, layer: usize, x: &B::Floats, work: &mut Workspace<B>) {
+        let kv_width = self.shape().width();
         let layer = &self.layers[layer];
-        for (block, x) in x.chunks(BLOCK * hidden).enumerate() {
-            let normed = room(&mut work.normed, x.len());
-            self.cpu.rms_norm(x, &layer.attention_norm, self.config().rms_eps, normed);
-            let qkv = room(&mut work.wide, x.len() / hidden * width);
-            self.cpu.linear(&layer.qkv, normed, qkv);
-            for (i, row) in qkv.chunks(width).enumerate() {
-                let at = block * BLOCK + i;
-                work.q[at * q_width..(at + 1) * q_width].copy_from_slice(&row[..q_width]);
-                work.k.write_f32(at * kv_width, &row[q_width..q_width + kv_width]);
-                work.v.write_f32(at * kv_width, &row[q_width + kv_width..]);
-            }
-        }
+        let norm = self.norm(&layer.attention_norm);
+        self.backend.project(x, norm, &layer.qkv, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
     /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`.
     ///
     /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
-    pub fn finish(&self, layer: usize, x: &mut [f32], work: &mut Workspace) {
-        let Config { hidden, intermediate, heads, head_dim, rms_eps, .. } = *self.config();
+    pub fn finish(&self, layer: usize, x: &mut B::Floats, work: &mut Workspace<B>) {
         let layer = &self.layers[layer];
-        let blocks = x.chunks_mut(BLOCK * hidden).zip(work.attended.chunks(BLOCK * heads * head_dim));
-        for (x, attended) in blocks {
-            let rows = x.len() / hidden;
-            self.cpu.linear_add(&layer.o, attended, x);
-            let normed = room(&mut work.normed, x.len());
-            self.cpu.rms_norm(x, &layer.mlp_norm, rms_eps, normed);
-            let active = room(&mut work.wide, rows * intermediate);
-            self.cpu.linear_swiglu(&layer.gate_up, normed, active);
-            self.cpu.linear_add(&layer.down, active, x);
-        }
+        self.backend.output(&work.attended, &layer.o, x);
+        self.backend.mlp(x, self.norm(&layer.mlp_norm), &layer.gate_up, &layer.down);
     }
 
-    /// Logits of `x` (`m × D`, after the last layer): `m × vocab`.
-    pub fn logits(&self, x: &[f32]) -> Vec<f32> {
-        let mut normed = vec![0.0; x.len()];
-        self.cpu.rms_norm(x, &self.norm, self.config().rms_eps, &mut normed);
-        let mut logits = vec![0.0; x.len() / self.config().hidden * self.config().vocab];
-        self.cpu.linear(&self.head, &normed, &mut logits);
-        logits
+    /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
+    pub fn logits(&self, x: &B::Floats, work: &mut Workspace<B>) {
+        self.backend.logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+    }
+
+    fn norm<'a>(&self, weight: &'a [f32]) -> Norm<'a> {
+        Norm { weight, eps: self.config().rms_eps }
     }
 }
 
-struct Pack<'a> {
+struct Pack<'a, B> {
     config: &'a Config,
     weights: &'a Weights,
-    cpu: &'a Cpu,
+    backend: &'a B,
     precision: Precision,
 }
 
-impl Pack<'_> {
-    fn layer(&self, index: usize) -> Result<Layer> {
+impl<B: Backend> Pack<'_, B> {
+    fn layer(&self, index: usize) -> Result<Layer<B>> {
         let Config { hidden, heads, kv_heads, head_dim, intermediate, .. } = *self.config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
@@ -239,20 +203,20 @@ impl Pack<'_> {
     }
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
-    fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<Linear> {
+    fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<B::Linear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let (outputs, bias) = (stacked.outputs, stacked.bias.clone());
         stacked.pack(self.precision, |rows| {
-            Linear::pack(self.cpu, self.precision, outputs, inputs, bias, rows)
+            self.backend.pack(self.precision, outputs, inputs, bias, rows)
         })
     }
 
     /// The same for gates and, below them, what they open.
-    fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<Linear> {
+    fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<B::Linear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let bias = stacked.bias.clone();
         stacked.pack(self.precision, |rows| {
-            Linear::pack_gated(self.cpu, self.precision, width, inputs, bias, rows)
+            self.backend.pack_gated(self.precision, width, inputs, bias, rows)
         })
     }
 }
@@ -282,11 +246,11 @@ impl<'a> Stacked<'a> {
     }
 
     /// Gives the rows to `pack`, as blocks of four bits where the precision keeps them and all matrices have them.
-    fn pack(
+    fn pack<L>(
         &self,
         precision: Precision,
-        pack: impl FnOnce(Rows<'_, ModelError>) -> Result<Linear>,
-    ) -> Result<Linear> {
+        pack: impl FnOnce(Rows<'_, ModelError>) -> Result<L>,
+    ) -> Result<L> {
         let find = |row: usize| {
             let (start, matrix) = &self.matrices[self.matrices.partition_point(|(start, _)| *start <= row) - 1];
             (matrix, row - start)

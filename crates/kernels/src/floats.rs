@@ -1,0 +1,45 @@
+//! Activations.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::scratch::Words;
+
+/// A run of `f32` at a cache line's boundary, whose memory is kept when it shrinks.
+#[derive(Clone, Default)]
+pub struct Floats {
+    words: Words,
+    len: usize,
+}
+
+impl Floats {
+    /// An empty run.
+    pub const fn new() -> Floats {
+        Floats { words: Words::new(), len: 0 }
+    }
+
+    /// Sets the length. What the elements are then is left open.
+    pub fn resize(&mut self, len: usize) {
+        self.words.reserve(len);
+        self.len = len;
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(self.words.words())[..self.len]
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.words.floats_mut()[..self.len]
+    }
+}
+
+impl std::fmt::Debug for Floats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} floats", self.len)
+    }
+}
