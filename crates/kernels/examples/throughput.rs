@@ -123,7 +123,7 @@ fn attention(cpu: &Cpu) {
                 t * 1e3
             );
             if rows >= 256 && dtype == Dtype::F16 {
-                let mut s = vec![0.0; n];
+                let mut s = vec![0.0; kv_heads * n];
                 let t = best(|| cpu.column_sums(&a, 0..n, &mut s));
                 println!("  column sums {:.3} ms", t * 1e3);
                 let mut z = vec![0.0; rows * n];

@@ -72,10 +72,10 @@ pub fn question_attention(
                 scale: (keys.head_dim as f32).sqrt().recip(),
                 precision: Precision::F32,
             };
-            let mut sums = vec![0.0; columns.len()];
-            cpu.column_sums(&attention, columns, &mut sums);
-            sums.truncate(documents.len());
-            sums
+            let mut heads = vec![0.0; keys.kv_heads * columns.len()];
+            cpu.column_sums(&attention, columns.clone(), &mut heads);
+            let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
+            (0..documents.len()).map(sum).collect()
         }
         Softmax::Concatenated => concatenated(cpu, keys, documents, question, columns),
     }

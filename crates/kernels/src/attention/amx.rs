@@ -106,6 +106,7 @@ pub(super) struct Whole<'a> {
     pub(super) first: usize,
     pub(super) block: Block,
     pub(super) out: &'a Shared<'a, f32>,
+    pub(super) lse: Option<&'a Shared<'a, f32>>,
 }
 
 /// Sixteen queries.
@@ -221,8 +222,15 @@ impl<'a> Group<'a> {
 
     /// Writes the normalised queries `queries` of the block.
     #[inline(always)]
-    fn finish<S: Simd>(&mut self, block: &Block, queries: Range<usize>, out: &Shared<f32>) {
+    fn finish<S: Simd>(&self, whole: &Whole, queries: Range<usize>) {
+        let Whole { block, out, lse, .. } = whole;
         let d = block.shape.head_dim;
+        for (lane, i) in queries.clone().enumerate() {
+            let Some(lse) = lse else { break };
+            // SAFETY: the queries of a block belong to one task.
+            let lse = unsafe { lse.part(block.index(i)..block.index(i) + 1) };
+            lse[0] = (self.max[lane] + self.sum[lane].log2()) / LOG2_E;
+        }
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
             // SAFETY: both are a tile.
@@ -320,8 +328,8 @@ impl Kernel for Whole<'_> {
             turn = 1 - turn;
         }
         drop(tiles);
-        for (g, group) in groups.iter_mut().enumerate() {
-            group.finish::<S>(&self.block, queries(g), self.out);
+        for (g, group) in groups.iter().enumerate() {
+            group.finish::<S>(&self, queries(g));
         }
     }
 }

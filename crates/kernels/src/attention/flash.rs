@@ -76,10 +76,16 @@ impl<'a> Part<'a> {
 
     /// Writes the normalised rows.
     #[inline(always)]
-    fn finish<S: Simd>(&self, block: &Block, out: &Shared<f32>) {
+    fn finish<S: Simd>(&self, block: &Block, out: &Shared<f32>, lse: Option<&Shared<f32>>) {
         let (d, padded) = (block.shape.head_dim, block.shape.padded);
         for i in 0..block.queries() {
-            let scale = S::splat(1.0 / self.l[i / STRIP * STATS + i % STRIP]);
+            let (m, l) = (self.m[i / STRIP * STATS + i % STRIP], self.l[i / STRIP * STATS + i % STRIP]);
+            if let Some(lse) = lse {
+                // SAFETY: the query rows of a block belong to one task.
+                let lse = unsafe { lse.part(block.index(i)..block.index(i) + 1) };
+                lse[0] = (m + l.log2()) / LOG2_E;
+            }
+            let scale = S::splat(1.0 / l);
             let o = &self.o[i * padded..(i + 1) * padded];
             let at = block.at(i);
             // SAFETY: the query rows of a block belong to one task.
@@ -136,6 +142,7 @@ pub(super) struct Whole<'a, E> {
     pub(super) v: &'a [E],
     pub(super) block: Block,
     pub(super) out: &'a Shared<'a, f32>,
+    pub(super) lse: Option<&'a Shared<'a, f32>>,
 }
 
 impl<E: Elem> Kernel for Whole<'_, E> {
@@ -143,7 +150,7 @@ impl<E: Elem> Kernel for Whole<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Whole { a, k, v, block, out } = self;
+        let Whole { a, k, v, block, out, lse } = self;
         let size = block.shape.part_len(block.queries());
         let mut scratch = scratch::lend(&WORK, Work::len(&block) + 2 * size);
         let mut floats = scratch.words.floats_mut();
@@ -156,7 +163,7 @@ impl<E: Elem> Kernel for Whole<'_, E> {
             attend_segment::<S, E>(a, k, v, &block, segment, &mut work, &mut part);
             total.merge::<S>(part.o, part.m, part.l, block.shape.padded);
         }
-        total.finish::<S>(&block, out);
+        total.finish::<S>(&block, out, lse);
     }
 }
 
@@ -191,6 +198,7 @@ pub(super) struct Merge<'a> {
     pub(super) size: usize,
     pub(super) block: Block,
     pub(super) out: &'a Shared<'a, f32>,
+    pub(super) lse: Option<&'a Shared<'a, f32>>,
 }
 
 impl Kernel for Merge<'_> {
@@ -198,7 +206,7 @@ impl Kernel for Merge<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Merge { parts, size, block, out } = self;
+        let Merge { parts, size, block, out, lse } = self;
         let len = block.shape.part_len(block.queries());
         let mut scratch = scratch::lend(&WORK, len);
         let mut total = Part::new(&block, scratch.words.floats_mut());
@@ -208,7 +216,7 @@ impl Kernel for Merge<'_> {
             let (m, l) = stats.split_at(total.m.len());
             total.merge::<S>(o, m, l, block.shape.padded);
         }
-        total.finish::<S>(&block, out);
+        total.finish::<S>(&block, out, lse);
     }
 }
 

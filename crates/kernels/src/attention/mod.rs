@@ -80,27 +80,61 @@ fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads) && head_dim > 0, "KV heads divide the heads");
 }
 
+/// What attention tells besides its output; all of it is optional.
+#[derive(Debug, Default)]
+pub struct Report<'a> {
+    /// ln Σ_t exp(score) of each row and head over the slots that it sees; rows × heads.
+    pub lse: Option<&'a mut [f32]>,
+    /// What the last `w` rows give to each slot, `(w, sums)`: see [`Cpu::column_sums`]; kv_heads × capacity.
+    pub columns: Option<(usize, &'a mut [f32])>,
+    /// Logits of the last `w` rows with all heads concatenated, `(w, z)`: see [`Cpu::concat_logits`]; w × capacity.
+    pub logits: Option<(usize, &'a mut [f32])>,
+}
+
 impl Cpu {
     /// out: rows × heads × head_dim.
     ///
     /// # Panics
     /// If lengths do not fit, or keys and values have different types.
     pub fn attention(&self, a: &Attention, out: &mut [f32]) {
+        self.attention_reporting(a, out, Report::default());
+    }
+
+    /// The same with a report.
+    ///
+    /// # Panics
+    /// As [`Cpu::attention`], and if the report asks for more rows than there are.
+    pub fn attention_reporting(&self, a: &Attention, out: &mut [f32], report: Report) {
         a.check();
         assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
+        let Report { lse, columns, logits } = report;
+        assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
+        let lse = lse.map(Shared::new);
         match (a.k, a.v) {
-            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out),
-            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out),
-            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out),
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, lse.as_ref()),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, lse.as_ref()),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, lse.as_ref()),
             (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
+        }
+        let last = |w: usize| {
+            let first = a.visible.len() - w;
+            let q = &a.q[first * a.heads * a.head_dim..];
+            Attention { q, visible: &a.visible[first..], ..*a }
+        };
+        if let Some((w, sums)) = columns {
+            self.column_sums(&last(w), 0..a.capacity, sums);
+        }
+        if let Some((w, z)) = logits {
+            let Attention { q, heads, kv_heads, head_dim, k, capacity, scale, .. } = last(w);
+            self.concat_logits(q, heads, kv_heads, head_dim, k, capacity, 0..capacity, scale, z);
         }
     }
 
-    fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32]) {
+    fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32], lse: Option<&Shared<f32>>) {
         let (shape, rows) = (a.shape(), a.visible.len());
         #[cfg(target_arch = "x86_64")]
         if self.isa() == Isa::Amx && a.precision == Precision::Bf16 && rows >= TILE_ROWS {
-            return self.attend_tiles(a, k, v, out);
+            return self.attend_tiles(a, k, v, out, lse);
         }
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
@@ -115,7 +149,7 @@ impl Cpu {
         let out = &Shared::new(out);
         let segments = last.div_ceil(SEGMENT);
         if !worth || tasks >= 2 * self.threads() || segments == 1 {
-            self.parallel_if(worth, tasks, &|t| self.isa().run(Whole { a, k, v, block: block(t), out }));
+            self.parallel_if(worth, tasks, &|t| self.isa().run(Whole { a, k, v, block: block(t), out, lse }));
             return;
         }
         // Too few blocks for the threads: one task for each segment of the keys, then their union.
@@ -130,13 +164,20 @@ impl Cpu {
         });
         self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];
-            self.isa().run(Merge { parts, size, block: block(t), out });
+            self.isa().run(Merge { parts, size, block: block(t), out, lse });
         });
     }
 
     /// The same with AMX: first keys and values become tiles, then the blocks of rows go over them.
     #[cfg(target_arch = "x86_64")]
-    fn attend_tiles<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32]) {
+    fn attend_tiles<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        v: &[E],
+        out: &mut [f32],
+        lse: Option<&Shared<f32>>,
+    ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
         let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
@@ -159,7 +200,7 @@ impl Cpu {
             let (g, b) = (t / blocks, blocks - 1 - t % blocks);
             let block = Block { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let prepared = &prepared[g * tiles * words..(g + 1) * tiles * words];
-            self.isa().run(amx::Whole { a, prepared, first: start, block, out });
+            self.isa().run(amx::Whole { a, prepared, first: start, block, out, lse });
         });
     }
 }

@@ -90,10 +90,14 @@ impl Block {
         self.rows.start + i / self.shape.group
     }
 
+    /// Where query row `i` is in rows × heads.
+    pub(super) fn index(&self, i: usize) -> usize {
+        self.row(i) * self.shape.heads + self.g * self.shape.group + i % self.shape.group
+    }
+
     /// Where query row `i` begins in rows × heads × head_dim.
     pub(super) fn at(&self, i: usize) -> usize {
-        let head = self.g * self.shape.group + i % self.shape.group;
-        (self.row(i) * self.shape.heads + head) * self.shape.head_dim
+        self.index(i) * self.shape.head_dim
     }
 
     /// The slots that query rows `queries` see, all together.

@@ -78,15 +78,15 @@ impl Cpu {
         });
     }
 
-    /// s\[t\] = Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) for the slots of `slots`: what rows and heads give to each
-    /// slot, the softmax of a row taken over the slots that it sees from `slots.start` on.
+    /// s (kv_heads × slots.len()): s\[g, t\] = Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of KV head
+    /// g: what the rows give to each slot, the softmax of a row taken over the slots that it sees from `slots.start` on.
     ///
     /// # Panics
     /// If lengths do not fit.
     pub fn column_sums(&self, a: &Attention, slots: Range<usize>, s: &mut [f32]) {
         a.check();
         assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
-        assert_eq!(s.len(), slots.len(), "one sum for each slot");
+        assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
         match a.k {
             Slice::F32(k) => self.sums::<f32>(a, k, slots, s),
             Slice::F16(k) => self.sums::<f16>(a, k, slots, s),
@@ -99,7 +99,8 @@ impl Cpu {
         // Not chosen by the number of threads, which must not change a sum.
         let each = shape.block_rows(rows, SUMS / 2);
         let tasks = shape.kv_heads * rows.div_ceil(each);
-        let kept = tasks.min(SUMS);
+        // Whole rounds of KV heads, so that kept sums are of one of them.
+        let kept = tasks.min((SUMS / shape.kv_heads).max(1) * shape.kv_heads);
         let mut scratch = scratch::lend(&ROUNDS, kept * n);
         let sums = &mut scratch.words.floats_mut()[..kept * n];
         sums.fill(0.0);
@@ -115,7 +116,8 @@ impl Cpu {
             }
         });
         s.fill(0.0);
-        for sums in sums.chunks_exact(n.max(1)) {
+        for (i, sums) in sums.chunks_exact(n.max(1)).enumerate() {
+            let s = &mut s[i % shape.kv_heads * n..][..n];
             s.iter_mut().zip(sums).for_each(|(s, sum)| *s += sum);
         }
     }

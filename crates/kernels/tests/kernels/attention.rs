@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Isa, Precision};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Isa, Precision, Report};
 
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
@@ -220,22 +220,68 @@ fn probabilities_summed_over_rows_and_heads() {
     ];
     for (i, (shape, capacity, visible, slots)) in cases.into_iter().enumerate() {
         let case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
-        let mut should = vec![0.0; slots.len()];
+        let (n, group) = (slots.len(), case.heads / case.kv_heads);
+        let mut should = vec![0.0; case.kv_heads * n];
         for r in 0..case.visible.len() {
             for h in 0..case.heads {
                 for (t, p) in case.probabilities(r, h, slots.start) {
                     if slots.contains(&t) {
-                        should[t - slots.start] += p;
+                        should[h / group * n + t - slots.start] += p;
                     }
                 }
             }
         }
         for (cpu, one) in cpus(5).into_iter().zip(cpus(1)) {
-            let (mut s, mut other) = (vec![f32::NAN; slots.len()], vec![f32::NAN; slots.len()]);
+            let (mut s, mut other) = (vec![f32::NAN; should.len()], vec![f32::NAN; should.len()]);
             cpu.column_sums(&case.all(), slots.clone(), &mut s);
             assert_close(&s, &should, 1e-5, &format!("case {i} {:?}", cpu.isa()));
             one.column_sums(&case.all(), slots.clone(), &mut other);
             assert_eq!(bits(&s), bits(&other), "case {i}: threads change the sums");
+        }
+    }
+}
+
+#[test]
+fn attention_reports_what_it_saw() {
+    let mut rng = Rng::new(17);
+    for (shape, capacity, visible) in
+        [((6, 2, 64), 300, causal(70, 290, usize::MAX)), ((4, 4, 24), 150, causal(3, 150, 40))]
+    {
+        let mut case = Case::new(&mut rng, Dtype::F16, shape, capacity, visible);
+        let rows = case.visible.len();
+        let mut should = Vec::new();
+        for r in 0..rows {
+            for h in 0..case.heads {
+                let (from, to) = case.visible[r];
+                let sum: f64 = (from..to).map(|t| case.score(r, h, t as usize).exp()).sum();
+                should.push(sum.ln());
+            }
+        }
+        for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
+            case.precision = precision;
+            for cpu in cpus(2) {
+                let (mut plain, mut out) = (case.run(&cpu, 0..rows), vec![f32::NAN; case.q.len()]);
+                let (w, mut lse) = (2, vec![f32::NAN; rows * case.heads]);
+                let (mut columns, mut logits) =
+                    (vec![f32::NAN; case.kv_heads * capacity], vec![f32::NAN; w * capacity]);
+                let report = Report {
+                    lse: Some(&mut lse),
+                    columns: Some((w, &mut columns)),
+                    logits: Some((w, &mut logits)),
+                };
+                cpu.attention_reporting(&case.all(), &mut out, report);
+                let what = format!("{precision} {:?}", cpu.isa());
+                assert_eq!(bits(&out), bits(&plain), "{what}");
+                assert_close(&lse, &should, tolerance, &what);
+                let last = case.rows(rows - w..rows);
+                plain.resize(columns.len(), 0.0);
+                cpu.column_sums(&last, 0..capacity, &mut plain);
+                assert_eq!(bits(&columns), bits(&plain), "{what}");
+                let total: f32 = columns.iter().sum();
+                assert!((total - (w * case.heads) as f32).abs() < 1e-2, "{what}: probabilities sum to {total}");
+                let score: f64 = (0..case.heads).map(|h| case.score(rows - 1, h, 5)).sum();
+                assert_close(&logits[capacity + 5..][..1], &[score], 1e-5, &what);
+            }
         }
     }
 }
