@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use half::vec::HalfBitsVecExt as _;
 use half::{bf16, f16};
 
 use crate::convert;
@@ -221,8 +222,9 @@ impl Buffer {
     pub fn zeros(dtype: Dtype, len: usize) -> Buffer {
         match dtype {
             Dtype::F32 => Buffer::F32(vec![0.0; len]),
-            Dtype::F16 => Buffer::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Buffer::Bf16(vec![bf16::ZERO; len]),
+            // As integers the system hands out zeros without their being written.
+            Dtype::F16 => Buffer::F16(vec![0u16; len].reinterpret_into()),
+            Dtype::Bf16 => Buffer::Bf16(vec![0u16; len].reinterpret_into()),
         }
     }
 
