@@ -26,10 +26,22 @@ const BUILT_IN: [&str; 3] = [
 struct Row {
     length: usize,
     method: String,
+    /// With chunks held in memory, without waiting for them to be placed.
     compute_ttft: Spread,
+    /// With chunks read from disk.
     ttft: Spread,
+    /// With chunks held in memory.
+    memory_ttft: Spread,
+    /// Median over rounds of TTFT from disk / TTFT from memory; none if nothing is loaded.
+    disk_to_memory: Option<f64>,
+    /// Bytes of keys and values read from disk.
+    bytes_loaded: u64,
+    /// The same a second of the median TTFT from disk.
+    bytes_per_second: f64,
+    /// Seconds that threads were busy reading them from disk and placing them, summed over the threads.
+    load_seconds: Spread,
     recompute_ratio: f64,
-    /// Vanilla's median compute TTFT divided by the method's; none if vanilla was not measured.
+    /// Vanilla's median TTFT divided by the method's, chunks in memory; none if vanilla was not measured.
     speedup: Option<f64>,
     /// What arithmetic alone would allow.
     bound: Option<f64>,
@@ -113,8 +125,17 @@ fn prompts(engine: &Engine, documents: &[Document], args: &args::Ttft) -> Result
     args.lengths.iter().map(prompt).collect()
 }
 
-/// All methods in turn, so that whatever slows the machine for a while slows all of them. The first round fills the
-/// store and warms everything up.
+/// One method's accounts, a pair a round.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    /// Every chunk read from its file, which the system has in its page cache.
+    disk: Vec<Account>,
+    memory: Vec<Account>,
+    peak: Option<u64>,
+}
+
+/// All methods in turn, from disk and from memory, so that whatever slows the machine for a while slows all of them.
+/// The first round fills the store and warms everything up.
 fn measure(
     context: &Context,
     engine: &Engine,
@@ -124,39 +145,52 @@ fn measure(
 ) -> Result<Vec<Row>> {
     let bar = context.bar("measuring", &format!("{{pos}}/{{len}} at {} tokens", prompt.len()));
     bar.set_length((runs as usize + 1) as u64 * asked.len() as u64);
-    let mut accounts: Vec<Vec<Account>> = vec![Vec::new(); asked.len()];
-    let mut peaks: Vec<Option<u64>> = vec![None; asked.len()];
+    let mut all = vec![Runs::default(); asked.len()];
     for round in 0..=runs {
-        for (index, asked) in asked.iter().enumerate() {
+        for (asked, runs) in asked.iter().zip(&mut all) {
             machine::forget_peak_memory();
-            let account = engine.measure(prompt, asked.method.as_ref())?;
+            engine.store().forget_memory();
+            let disk = engine.measure(prompt, asked.method.as_ref())?;
+            let memory = match disk.bytes_loaded {
+                0 if round > 0 => disk.clone(),
+                _ => engine.measure(prompt, asked.method.as_ref())?,
+            };
             if round > 0 {
-                accounts[index].push(account);
-                peaks[index] = peaks[index].max(machine::peak_memory());
+                runs.disk.push(disk);
+                runs.memory.push(memory);
+                runs.peak = runs.peak.max(machine::peak_memory());
             }
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    let compute: Vec<Spread> =
-        accounts.iter().map(|all| spread(all, |account| account.compute_ttft)).collect();
-    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla").map(|index| compute[index].median);
+    let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| account.ttft)).collect();
+    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla").map(|index| memory[index].median);
     let shape = Shape::of(engine.decoder().config());
     let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
     let sizes = Sizes { prompt: prompt.len(), question, chunk };
     let row = |(index, asked): (usize, &Asked)| {
-        let speedup = vanilla.map(|vanilla| vanilla / compute[index].median);
+        let speedup = vanilla.map(|vanilla| vanilla / memory[index].median);
         let bound = shape.speedup(sizes, asked);
+        let runs = &all[index];
+        let ttft = spread(&runs.disk, |account| account.ttft);
+        let ratios = runs.disk.iter().zip(&runs.memory).map(|(disk, memory)| disk.ttft / memory.ttft);
+        let bytes_loaded = runs.disk[0].bytes_loaded;
         Row {
             length: prompt.len(),
             method: asked.spec.clone(),
-            compute_ttft: compute[index],
-            ttft: spread(&accounts[index], |account| account.ttft),
-            recompute_ratio: accounts[index][0].recompute_ratio,
+            compute_ttft: spread(&runs.memory, |account| account.compute_ttft),
+            ttft,
+            memory_ttft: memory[index],
+            disk_to_memory: (bytes_loaded > 0).then(|| Spread::of(ratios.collect()).median),
+            bytes_loaded,
+            bytes_per_second: bytes_loaded as f64 / ttft.median,
+            load_seconds: spread(&runs.disk, |account| account.load_seconds),
+            recompute_ratio: runs.disk[0].recompute_ratio,
             speedup,
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
-            peak_memory_bytes: peaks[index],
+            peak_memory_bytes: runs.peak,
         }
     };
     Ok(asked.iter().enumerate().map(row).collect())
@@ -235,8 +269,10 @@ fn table(rows: &[Row]) -> Table {
     let header = [
         "tokens",
         "<method",
-        "compute TTFT",
-        "TTFT",
+        "TTFT in memory",
+        "from disk",
+        "disk/memory",
+        "loaded",
         "recomputed",
         "speed-up",
         "bound",
@@ -249,8 +285,10 @@ fn table(rows: &[Row]) -> Table {
         table.push(vec![
             row.length.to_string(),
             row.method.clone(),
-            row.compute_ttft.text(),
+            row.memory_ttft.text(),
             seconds(row.ttft.median),
+            or_none(row.disk_to_memory.map(|ratio| format!("{ratio:.2}"))),
+            or_none((row.bytes_loaded > 0).then(|| format!("{}/s", bytes(row.bytes_per_second as u64)))),
             format!("{:.1} %", 100.0 * row.recompute_ratio),
             or_none(row.speedup.map(|speedup| format!("{speedup:.2}x"))),
             or_none(row.bound.map(|bound| format!("{bound:.1}x"))),

@@ -1,14 +1,13 @@
 //! Answers: loading, prefill with a method, decoding, and the account of what was really done.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use refrain_fusion::{FusionMethod, PromptView};
+use refrain_fusion::FusionMethod;
 use refrain_model::Detokenizer;
-use refrain_store::{Chunk, ChunkId};
 use serde::Serialize;
 
-use crate::forward::State;
-use crate::prefill::{Prefill, Segment, Work};
+use crate::load::{Loaded, Prefilled};
+use crate::prefill::Work;
 use crate::sampling::Sampler;
 use crate::stop::StopFilter;
 use crate::{Engine, Error, Explanation, Prompt, Result, Sampling};
@@ -30,11 +29,16 @@ pub struct Account {
     pub full_layers: usize,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,
-    /// Bytes of keys and values brought in from the store.
+    /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
+    /// brought in from the folder only.
     pub bytes_loaded: u64,
+    /// Seconds that threads spent bringing them in (reading, verifying, rotating, placing), mostly beside the
+    /// computing; summed over those threads.
+    pub load_seconds: f64,
     /// Seconds from the request to the first token, loading included.
     pub ttft: f64,
-    /// The same without loading.
+    /// The same without the time in which the computing thread did nothing but wait for loading: opening files and
+    /// reading their headers, and for layers that were not ready when their turn came.
     pub compute_ttft: f64,
     /// Seconds a token after the first; none for an answer of one token.
     pub tpot: Option<f64>,
@@ -72,35 +76,6 @@ pub struct Answer {
     pub explanation: Option<Explanation>,
 }
 
-/// Cached parts of a prompt, brought in for one answer.
-pub(crate) struct Loaded {
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) chunk_cached: Vec<bool>,
-    pub(crate) system_cached: bool,
-    pub(crate) repaired: usize,
-    pub(crate) bytes: u64,
-    pub(crate) time: Duration,
-}
-
-impl Loaded {
-    /// A chunk of the store, its time and bytes counted.
-    fn get(&mut self, engine: &Engine, id: &ChunkId) -> Result<Option<Chunk>> {
-        let started = Instant::now();
-        let found = engine.store.get(id)?;
-        self.time += started.elapsed();
-        self.bytes += found.as_ref().map_or(0, |chunk| chunk.bytes() as u64);
-        Ok(found)
-    }
-}
-
-/// A prompt after prefill: the logits of its last token and the cache to decode in.
-pub(crate) struct Prefilled<'a> {
-    pub(crate) state: State<'a>,
-    pub(crate) logits: Vec<f32>,
-    pub(crate) work: Work,
-    pub(crate) loaded: Loaded,
-}
-
 impl Engine {
     /// Answers a prompt. `stream` gets pieces of text as they come and returns whether to go on.
     ///
@@ -124,7 +99,7 @@ impl Engine {
         let mut tokens = vec![sampler.sample(&mut logits)];
         let mut account = self.account(prompt, &work, &loaded);
         account.ttft = started.elapsed().as_secs_f64();
-        account.compute_ttft = account.ttft - loaded.time.as_secs_f64();
+        account.compute_ttft = account.ttft - loaded.waited.as_secs_f64();
         account.kv_bytes = state.cache.bytes();
         let first = Instant::now();
         let finish = loop {
@@ -160,113 +135,6 @@ impl Engine {
         }
     }
 
-    /// Brings in the cached parts of a prompt and computes the rest as `method` says, into a cache of `room` slots.
-    pub(crate) fn prefill(
-        &self,
-        prompt: &Prompt,
-        method: &dyn FusionMethod,
-        room: usize,
-        explain: bool,
-    ) -> Result<Prefilled<'_>> {
-        let loaded = self.load(prompt, method, room)?;
-        let mut state = State::new(&self.decoder, self.settings.kv, room, room);
-        let places = prompt.places(|i| loaded.chunk_cached[i]);
-        let view = PromptView {
-            layers: self.decoder.config().layers,
-            system: prompt.system_span(),
-            system_cached: loaded.system_cached,
-            chunks: &places,
-            question: prompt.question_span(),
-        };
-        let prefill = Prefill { prompt, view, segments: &loaded.segments, method, explain };
-        let (logits, work) = prefill.run(&mut state)?;
-        Ok(Prefilled { state, logits, work, loaded })
-    }
-
-    /// Position of a chunk's first token when it is prefilled alone.
-    fn first_position(&self) -> u32 {
-        u32::from(self.tokenizer.bos().is_some())
-    }
-
-    /// Reads what the method will reuse. A chunk that is missing or broken is prefilled again (or, by setting, left
-    /// to be computed within the prompt).
-    fn load(&self, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Result<Loaded> {
-        let mut loaded = Loaded {
-            segments: Vec::new(),
-            chunk_cached: vec![false; prompt.chunks.len()],
-            system_cached: false,
-            repaired: 0,
-            bytes: 0,
-            time: Duration::ZERO,
-        };
-        if !self.reuses(prompt, method)? {
-            loaded.chunk_cached.fill(true);
-            loaded.system_cached = true;
-            return Ok(loaded);
-        }
-        // A true prefix is exact only under the rotation that the whole request has.
-        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(room);
-        if self.keeps_system(prompt) && same_rope() {
-            let chunk = match loaded.get(self, &self.system_id(&prompt.system))? {
-                Some(chunk) => chunk,
-                None => {
-                    loaded.repaired += 1;
-                    self.compute_system(prompt)?
-                }
-            };
-            loaded.system_cached = true;
-            loaded.segments.push(Segment { span: prompt.system_span(), chunk, first_position: 0 });
-        }
-        for (index, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
-            let id = self.chunk_id(&chunk.tokens);
-            let found = match loaded.get(self, &id)? {
-                Some(found) => found,
-                None if self.settings.repair => {
-                    loaded.repaired += 1;
-                    self.compute_chunk(id, &chunk.label)?.0
-                }
-                None => continue,
-            };
-            loaded.chunk_cached[index] = true;
-            loaded.segments.push(Segment { span, chunk: found, first_position: self.first_position() });
-        }
-        Ok(loaded)
-    }
-
-    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it
-    /// themselves; done before, it is no part of the first answer's time.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
-        if self.keeps_system(prompt) && !self.store.contains(&self.system_id(&prompt.system)) {
-            self.compute_system(prompt)?;
-        }
-        Ok(())
-    }
-
-    fn keeps_system(&self, prompt: &Prompt) -> bool {
-        prompt.system_reusable && !prompt.system.is_empty()
-    }
-
-    fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
-        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part")?.0)
-    }
-
-    /// Whether the method leaves any token of a wholly cached prompt to the cache.
-    fn reuses(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<bool> {
-        let places = prompt.places(|_| true);
-        let view = PromptView {
-            layers: self.decoder.config().layers,
-            system: prompt.system_span(),
-            system_cached: true,
-            chunks: &places,
-            question: prompt.question_span(),
-        };
-        let plan = method.plan(&view)?;
-        Ok(plan.rows.len() < prompt.len() || !plan.narrows.is_empty())
-    }
-
     pub(crate) fn account(&self, prompt: &Prompt, work: &Work, loaded: &Loaded) -> Account {
         let documents = prompt.document_tokens();
         let rows: usize = work.document_rows.iter().sum();
@@ -284,6 +152,7 @@ impl Engine {
                 .count(),
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
+            load_seconds: loaded.busy.as_secs_f64(),
             ..Account::default()
         }
     }

@@ -4,7 +4,7 @@ use refrain_fusion::FusionMethod;
 use serde::Serialize;
 use std::time::Instant;
 
-use crate::answer::Prefilled;
+use crate::load::Prefilled;
 use crate::{Account, Engine, Prompt, Result, argmax};
 
 /// One method beside vanilla.
@@ -110,7 +110,7 @@ impl Engine {
         let ttft = started.elapsed().as_secs_f64();
         let mut account = self.account(prompt, &prefilled.work, &prefilled.loaded);
         account.ttft = ttft;
-        account.compute_ttft = ttft - prefilled.loaded.time.as_secs_f64();
+        account.compute_ttft = ttft - prefilled.loaded.waited.as_secs_f64();
         account.kv_bytes = prefilled.state.cache.bytes();
         Ok((account, prefilled))
     }

@@ -1,5 +1,7 @@
 //! The one primitive of every method: a layer over some rows, with the keys and values of all others in the cache.
 
+use std::sync::Arc;
+
 use refrain_kernels::{Attention, Dtype, Floats};
 use refrain_kv::{KvCache, RopeTable};
 use refrain_model::{Decoder, Workspace};
@@ -11,7 +13,7 @@ use crate::Result;
 pub(crate) struct State<'a> {
     pub(crate) decoder: &'a Decoder,
     pub(crate) cache: KvCache,
-    pub(crate) table: RopeTable,
+    pub(crate) table: Arc<RopeTable>,
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
     pub(crate) len: usize,
@@ -37,11 +39,16 @@ pub(crate) struct Rows {
 impl<'a> State<'a> {
     /// Room for `capacity` tokens; rotary scaling is frozen for `total` tokens.
     pub(crate) fn new(decoder: &'a Decoder, dtype: Dtype, capacity: usize, total: usize) -> State<'a> {
+        State::over(decoder, KvCache::new(decoder.shape(), dtype, capacity), total)
+    }
+
+    /// The same over a cache whose layers may be installed later.
+    pub(crate) fn over(decoder: &'a Decoder, cache: KvCache, total: usize) -> State<'a> {
         State {
             decoder,
-            cache: KvCache::new(decoder.shape(), dtype, capacity),
-            table: decoder.rope(total).table(0..capacity as u32),
-            work: Workspace::new(dtype),
+            table: Arc::new(decoder.rope(total).table(0..cache.capacity() as u32)),
+            work: Workspace::new(cache.dtype()),
+            cache,
             len: 0,
             spare: Floats::new(),
             next: Rows::default(),

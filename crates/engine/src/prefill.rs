@@ -1,21 +1,14 @@
 //! Prefill with fusion: the engine acts on what a method decides.
 
-use refrain_fusion::{CachedSegment, FusionMethod, KeyPositions, LayerView, Mask, Plan, PromptView};
+use refrain_fusion::{CachedSegment, FusionMethod, LayerView, Mask, Plan, PromptView};
 use refrain_kv::{Span, stats};
-use refrain_store::Chunk;
+use refrain_store::Layer;
 
+use crate::feed::Feed;
 use crate::forward::{Rows, State};
+use crate::load::Segment;
 use crate::prompt::Prompt;
 use crate::{Error, Result};
-
-/// A part of the prompt whose keys and values are at hand.
-#[derive(Debug)]
-pub(crate) struct Segment {
-    pub(crate) span: Span,
-    pub(crate) chunk: Chunk,
-    /// Position of its first token when it was precomputed.
-    pub(crate) first_position: u32,
-}
 
 /// What prefill really did, measured while it ran.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +30,7 @@ pub(crate) struct Prefill<'a> {
     pub(crate) view: PromptView<'a>,
     pub(crate) segments: &'a [Segment],
     pub(crate) method: &'a dyn FusionMethod,
+    pub(crate) plan: &'a Plan,
     /// Whether to report the question's attention.
     pub(crate) explain: bool,
 }
@@ -45,17 +39,25 @@ pub(crate) struct Prefill<'a> {
 const EXPLAIN_LAYER: usize = 1;
 
 impl Prefill<'_> {
-    /// Computes the prompt into `state` and returns the logits of its last token.
-    pub(crate) fn run(&self, state: &mut State<'_>) -> Result<(Vec<f32>, Work)> {
-        let plan = self.method.plan(&self.view)?;
+    /// Computes the prompt into `state`, whose layers come from `feed` where there are segments. Returns the logits
+    /// of the last token, or nothing if a segment turned out broken.
+    pub(crate) fn run(
+        &self,
+        state: &mut State<'_>,
+        mut feed: Option<&mut Feed<'_>>,
+    ) -> Result<Option<(Vec<f32>, Work)>> {
+        let plan = self.plan;
         self.check(&plan.rows, None)?;
         let ids = self.prompt.ids();
         let layers = state.decoder.config().layers;
         let mut work = Work::default();
         let mut rows = state.embed(&ids, plan.rows.clone())?;
         for layer in 0..layers {
-            if rows.positions.len() < ids.len() {
-                self.place(state, layer, &plan, &rows.positions);
+            let mut raw = Vec::new();
+            if let Some(feed) = &mut feed {
+                let Some(ready) = feed.take(layer) else { return Ok(None) };
+                state.cache.install(layer, ready.cache);
+                raw = ready.raw;
             }
             state.project(layer, &rows);
             work.document_rows.push(count_within(&rows.positions, self.view.documents()));
@@ -74,7 +76,7 @@ impl Prefill<'_> {
                     state,
                     layer,
                     &rows.positions,
-                    &self.cached(layer),
+                    &self.cached(&raw),
                 ))?;
                 self.check(&kept, Some(&rows.positions))?;
                 state.narrow(&mut rows, kept);
@@ -84,22 +86,7 @@ impl Prefill<'_> {
         }
         state.len = ids.len();
         state.decoder.logits(&rows.x, &mut state.work);
-        Ok((state.work.logits.to_vec(), work))
-    }
-
-    /// Rotates and places the cached keys and values of a layer.
-    fn place(&self, state: &mut State<'_>, layer: usize, plan: &Plan, rows: &[u32]) {
-        let cpu = state.decoder.backend();
-        // A segment whose every token is computed would be overwritten whole.
-        for segment in self.segments.iter().filter(|s| count_within(rows, s.span) < s.span.len()) {
-            let from = match plan.positions {
-                KeyPositions::Global => segment.span.start,
-                KeyPositions::ChunkLocal => segment.first_position,
-            } as usize;
-            let rotary = state.table.slice(from, from + segment.span.len());
-            let slots: Vec<u32> = segment.span.positions().collect();
-            state.cache.place(cpu, layer, segment.chunk.k(layer), segment.chunk.v(layer), rotary, &slots);
-        }
+        Ok(Some((state.work.logits.to_vec(), work)))
     }
 
     fn layer_view<'a>(
@@ -129,9 +116,9 @@ impl Prefill<'_> {
         }
     }
 
-    fn cached(&self, layer: usize) -> Vec<CachedSegment<'_>> {
-        let segments = self.segments.iter();
-        segments.map(|s| CachedSegment { span: s.span, k: s.chunk.k(layer), v: s.chunk.v(layer) }).collect()
+    fn cached<'a>(&self, raw: &'a [Layer]) -> Vec<CachedSegment<'a>> {
+        let segments = self.segments.iter().zip(raw);
+        segments.map(|(s, layer)| CachedSegment { span: s.span, k: layer.k(), v: layer.v() }).collect()
     }
 
     /// Rows must ascend, hold every token that is not cached, and be a subset of those before.
@@ -167,7 +154,7 @@ impl Prefill<'_> {
 }
 
 /// Number of ascending `positions` within `span`.
-fn count_within(positions: &[u32], span: Span) -> usize {
+pub(crate) fn count_within(positions: &[u32], span: Span) -> usize {
     let before = |bound: u32| positions.partition_point(|p| *p < bound);
     before(span.end) - before(span.start)
 }

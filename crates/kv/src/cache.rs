@@ -34,6 +34,32 @@ pub struct LayerCache {
     pub v: Buffer,
 }
 
+impl LayerCache {
+    /// Room for `capacity` tokens.
+    pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+        let elements = shape.width() * capacity;
+        LayerCache { k: Buffer::zeros(dtype, elements), v: Buffer::zeros(dtype, elements) }
+    }
+
+    /// Rotates `k` and places it and `v` (both `slots.len() × Hkv × d`, keys before RoPE) into `slots`.
+    ///
+    /// `cos` and `sin` are `slots.len() × rotary_dim/2`. Fresh and cached keys both come through here, so that
+    /// equal stored values give equal bits.
+    pub fn place(
+        &mut self,
+        cpu: &Cpu,
+        shape: Shape,
+        (k, v): (Slice<'_>, Slice<'_>),
+        rotary: (&[f32], &[f32]),
+        slots: &[u32],
+    ) {
+        let Shape { kv_heads, head_dim, .. } = shape;
+        let rotary_dim = 2 * rotary.0.len().checked_div(slots.len()).unwrap_or(0);
+        cpu.place_keys(k, kv_heads, head_dim, rotary.0, rotary.1, rotary_dim, slots, &mut self.k);
+        cpu.place_values(v, kv_heads, head_dim, slots, &mut self.v);
+    }
+}
+
 /// Keys and values of all layers, in slots; allocated once at its capacity.
 #[derive(Clone, Debug)]
 pub struct KvCache {
@@ -46,9 +72,26 @@ pub struct KvCache {
 impl KvCache {
     /// Room for `capacity` tokens.
     pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
-        let elements = shape.width() * capacity;
-        let layer = || LayerCache { k: Buffer::zeros(dtype, elements), v: Buffer::zeros(dtype, elements) };
-        KvCache { shape, dtype, capacity, layers: (0..shape.layers).map(|_| layer()).collect() }
+        let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, capacity)).collect();
+        KvCache { shape, dtype, capacity, layers }
+    }
+
+    /// A cache whose layers have no room until they are [installed](KvCache::install).
+    pub fn vacant(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
+        let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, 0)).collect();
+        KvCache { shape, dtype, capacity, layers }
+    }
+
+    /// Puts a layer in its place.
+    ///
+    /// # Panics
+    /// If it has another type or capacity than the cache, or there is no such layer.
+    pub fn install(&mut self, layer: usize, cache: LayerCache) {
+        let elements = self.shape.width() * self.capacity;
+        for buffer in [&cache.k, &cache.v] {
+            assert_eq!((buffer.dtype(), buffer.len()), (self.dtype, elements), "a layer of this cache");
+        }
+        self.layers[layer] = cache;
     }
 
     /// Sizes of a layer.
@@ -76,10 +119,7 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// Rotates `k` and places it and `v` (both `slots.len() × Hkv × d`, keys before RoPE) into `slots`.
-    ///
-    /// `cos` and `sin` are `slots.len() × rotary_dim/2`. Fresh and cached keys both come through here, so that
-    /// equal stored values give equal bits.
+    /// [`LayerCache::place`] at a layer.
     pub fn place(
         &mut self,
         cpu: &Cpu,
@@ -89,10 +129,6 @@ impl KvCache {
         rotary: (&[f32], &[f32]),
         slots: &[u32],
     ) {
-        let Shape { kv_heads, head_dim, .. } = self.shape;
-        let rotary_dim = 2 * rotary.0.len().checked_div(slots.len()).unwrap_or(0);
-        let LayerCache { k: keys, v: values } = &mut self.layers[layer];
-        cpu.place_keys(k, kv_heads, head_dim, rotary.0, rotary.1, rotary_dim, slots, keys);
-        cpu.place_values(v, kv_heads, head_dim, slots, values);
+        self.layers[layer].place(cpu, self.shape, (k, v), rotary, slots);
     }
 }

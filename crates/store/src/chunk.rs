@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use refrain_kernels::{Buffer, Dtype, Slice};
 
 use crate::id::Layout;
+use crate::layer::Layer;
 use crate::{ChunkId, ChunkKey, Problem, Result, StoreError, file};
 
 /// Keys before RoPE and values of a run of tokens that was prefilled alone. Immutable; clones share the memory.
@@ -19,33 +20,7 @@ struct Inner {
     label: String,
     created: u64,
     layout: Layout,
-    data: Data,
-}
-
-/// Bytes at a multiple of 8, so that every element type can be read where it lies.
-pub(crate) struct Data {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl Data {
-    pub(crate) fn zeros(len: usize) -> Data {
-        Data { words: vec![0; len.div_ceil(8)], len }
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
-    }
-}
-
-impl std::fmt::Debug for Data {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.len)
-    }
+    data: Vec<Layer>,
 }
 
 impl Chunk {
@@ -62,10 +37,10 @@ impl Chunk {
         builder.finish()
     }
 
-    /// `data` has as many bytes as the identity's layout says.
-    pub(crate) fn from_parts(id: ChunkId, label: String, created: u64, data: Data) -> Result<Chunk> {
+    /// `data` has as many layers of as many bytes as the identity's layout says.
+    pub(crate) fn from_parts(id: ChunkId, label: String, created: u64, data: Vec<Layer>) -> Result<Chunk> {
         let layout = id.layout()?;
-        debug_assert_eq!(layout.total, data.len);
+        debug_assert_eq!(layout.total, data.iter().map(|layer| layer.bytes()).sum::<usize>());
         Ok(Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data })))
     }
 
@@ -82,7 +57,7 @@ impl Chunk {
     /// The bytes of the chunk's file: always the same for the same content, label and time of creation.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = file::Header::of(self).encode();
-        out.extend_from_slice(self.data());
+        self.data().iter().for_each(|layer| out.extend_from_slice(layer.as_bytes()));
         out
     }
 
@@ -131,7 +106,7 @@ impl Chunk {
     /// # Panics
     /// If there is no such layer.
     pub fn k(&self, layer: usize) -> Slice<'_> {
-        self.tensor(layer, 0)
+        self.0.data[layer].k()
     }
 
     /// Values of a layer: tokens × KV heads × head size.
@@ -139,27 +114,23 @@ impl Chunk {
     /// # Panics
     /// If there is no such layer.
     pub fn v(&self, layer: usize) -> Slice<'_> {
-        self.tensor(layer, 1)
+        self.0.data[layer].v()
     }
 
-    fn tensor(&self, layer: usize, part: usize) -> Slice<'_> {
-        assert!(layer < self.layers(), "layer {layer} of a chunk with {} layers", self.layers());
-        let size = self.0.layout.tensor;
-        let start = (2 * layer + part) * size;
-        // Starts are multiples of the element's size from a base that is a multiple of 8.
-        Slice::from_bytes(self.dtype(), &self.data()[start..start + size]).expect("aligned, whole elements")
-    }
-
-    /// Keys, then values, layer after layer.
-    pub(crate) fn data(&self) -> &[u8] {
-        self.0.data.bytes()
+    /// The layers in order.
+    pub(crate) fn data(&self) -> &[Layer] {
+        &self.0.data
     }
 
     /// Bytes that the chunk takes in memory, nearly.
     pub(crate) fn weight(&self) -> u64 {
-        let Inner { id, label, layout, .. } = &*self.0;
-        (layout.total + 4 * id.tokens.len() + id.namespace.len() + label.len() + 512) as u64
+        weight(&self.0.id, &self.0.label, self.0.layout)
     }
+}
+
+/// Bytes that a chunk takes in memory, nearly.
+pub(crate) fn weight(id: &ChunkId, label: &str, layout: Layout) -> u64 {
+    (layout.total + 64 * id.layers + 4 * id.tokens.len() + id.namespace.len() + label.len() + 512) as u64
 }
 
 /// Builds a chunk layer by layer.
@@ -167,27 +138,18 @@ impl Chunk {
 pub struct ChunkBuilder {
     id: ChunkId,
     label: String,
-    layout: Layout,
     elements: usize,
-    data: Data,
-    layers: usize,
+    data: Vec<Layer>,
 }
 
 impl ChunkBuilder {
-    /// Reserves the memory of a chunk. `label` says to people where the text comes from.
+    /// A chunk without layers. `label` says to people where the text comes from.
     ///
     /// # Errors
     /// If the identity is empty or too large.
     pub fn new(id: ChunkId, label: impl Into<String>) -> Result<ChunkBuilder> {
-        let (layout, elements) = (id.layout()?, id.elements()?);
-        Ok(ChunkBuilder {
-            id,
-            label: label.into(),
-            layout,
-            elements,
-            data: Data::zeros(layout.total),
-            layers: 0,
-        })
+        let elements = id.elements()?;
+        Ok(ChunkBuilder { data: Vec::with_capacity(id.layers), id, label: label.into(), elements })
     }
 
     /// Copies the next layer's keys (before RoPE) and values, each tokens × KV heads × head size elements.
@@ -195,25 +157,23 @@ impl ChunkBuilder {
     /// # Errors
     /// If they have another length or type than the identity says, or the chunk has all its layers.
     pub fn push(&mut self, k: Slice<'_>, v: Slice<'_>) -> Result<()> {
-        if self.layers == self.id.layers {
-            return Err(StoreError::Layers { found: self.layers + 1, expected: self.id.layers });
+        let layer = self.data.len();
+        if layer == self.id.layers {
+            return Err(StoreError::Layers { found: layer + 1, expected: self.id.layers });
         }
-        for (part, name, slice) in [(0, "keys", k), (1, "values", v)] {
+        for (part, slice) in [("keys", k), ("values", v)] {
             if slice.len() != self.elements || slice.dtype() != self.id.dtype {
                 return Err(StoreError::Layer {
-                    layer: self.layers,
-                    part: name,
+                    layer,
+                    part,
                     found: slice.len(),
                     found_dtype: slice.dtype(),
                     expected: self.elements,
                     dtype: self.id.dtype,
                 });
             }
-            let size = self.layout.tensor;
-            let start = (2 * self.layers + part) * size;
-            self.data.bytes_mut()[start..start + size].copy_from_slice(slice.as_bytes());
         }
-        self.layers += 1;
+        self.data.push(Layer::copy(k, v));
         Ok(())
     }
 
@@ -222,8 +182,8 @@ impl ChunkBuilder {
     /// # Errors
     /// If a layer is missing.
     pub fn finish(self) -> Result<Chunk> {
-        if self.layers != self.id.layers {
-            return Err(StoreError::Layers { found: self.layers, expected: self.id.layers });
+        if self.data.len() != self.id.layers {
+            return Err(StoreError::Layers { found: self.data.len(), expected: self.id.layers });
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         Chunk::from_parts(self.id, self.label, created, self.data)

@@ -10,8 +10,8 @@ use refrain_kernels::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Serialize;
 
-use crate::chunk::Data;
 use crate::id::{Layout, VERSION, hex, parse_hex};
+use crate::layer::Layer;
 use crate::{Chunk, ChunkId, Problem};
 
 /// Value of the `format` entry.
@@ -46,15 +46,19 @@ struct Json {
 impl Header {
     /// The header of a chunk, with the checksums of its layers.
     pub(crate) fn of(chunk: &Chunk) -> Header {
-        let layer = chunk.bytes() / chunk.layers();
-        let checksums =
-            chunk.data().chunks_exact(layer).map(|bytes| *blake3::hash(bytes).as_bytes()).collect();
+        let checksum = |layer: &Layer| *blake3::hash(layer.as_bytes()).as_bytes();
+        let checksums = chunk.data().iter().map(checksum).collect();
         Header {
             id: chunk.id().clone(),
             label: chunk.label().to_owned(),
             created: chunk.created(),
             checksums,
         }
+    }
+
+    /// Bytes of a layer.
+    pub(crate) fn layer_bytes(&self) -> usize {
+        self.id.layout().map_or(0, |layout| 2 * layout.tensor)
     }
 
     /// Length of the JSON (8 bytes), JSON, spaces up to a multiple of 8.
@@ -229,20 +233,32 @@ fn bad_value(name: &str) -> Problem {
     Problem::Header(format!("'{name}' has no meaning"))
 }
 
-/// Reads what follows the header into one allocation, verifying each layer while it is in the CPU's cache.
+/// Reads what follows the header, verifying each layer while it is in the CPU's cache.
 pub(crate) fn read_layers(header: Header, reader: &mut dyn Read) -> Result<Chunk, Problem> {
-    let layout = header.id.layout().map_err(|error| Problem::Header(error.to_string()))?;
-    let mut data = Data::zeros(layout.total);
-    let layers = data.bytes_mut().chunks_exact_mut(2 * layout.tensor);
-    for (layer, (bytes, checksum)) in layers.zip(&header.checksums).enumerate() {
-        let read = layer * 2 * layout.tensor;
-        reader.read_exact(bytes).map_err(|error| trouble(&error, layout.total as u64, read as u64))?;
-        if blake3::hash(bytes) != *checksum {
-            return Err(Problem::Checksum(layer));
-        }
-    }
+    let read = |layer| {
+        let data = read_layer(&header, reader, layer)?;
+        check_layer(&header, layer, &data)?;
+        Ok(data)
+    };
+    let data = (0..header.id.layers).map(read).collect::<Result<_, _>>()?;
     let Header { id, label, created, .. } = header;
     Chunk::from_parts(id, label, created, data).map_err(|error| Problem::Header(error.to_string()))
+}
+
+/// Reads the layer at which `reader` stands.
+pub(crate) fn read_layer(header: &Header, reader: &mut dyn Read, layer: usize) -> Result<Layer, Problem> {
+    let len = header.layer_bytes();
+    Layer::read(reader, header.id.dtype, len)
+        .map_err(|error| trouble(&error, (len * header.id.layers) as u64, (len * layer) as u64))
+}
+
+/// Verifies the checksum of a layer.
+pub(crate) fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result<(), Problem> {
+    if blake3::hash(data.as_bytes()) == header.checksums[layer] {
+        Ok(())
+    } else {
+        Err(Problem::Checksum(layer))
+    }
 }
 
 /// Reads what follows the header and verifies it in bounded memory.

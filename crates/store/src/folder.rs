@@ -4,11 +4,12 @@
 //! folder and locked, so that whoever cleans up can tell a writer at work from one that died.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::file::{Header, MAX_HEADER, read_layers};
+use crate::file::{Header, MAX_HEADER};
+use crate::layer::Layer;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError};
 
 const EXTENSION: &str = ".safetensors";
@@ -59,13 +60,21 @@ impl Folder {
         open_chunk(&self.path(key), key)
     }
 
-    /// Reads a chunk and verifies all of it.
-    pub(crate) fn read(&self, id: &ChunkId, key: &ChunkKey) -> Result<Option<Chunk>, Problem> {
-        let Some((mut file, header)) = open_file(&self.path(key))? else { return Ok(None) };
-        if let Some(field) = header.id.difference(id) {
-            return Err(Problem::Identity(field));
+    /// The same for a chunk whose identity is known. The file stands at its first layer.
+    pub(crate) fn open_known(&self, id: &ChunkId, key: &ChunkKey) -> Result<Option<(File, Header)>, Problem> {
+        let opened = open_file(&self.path(key))?;
+        match opened.as_ref().and_then(|(_, header)| header.id.difference(id)) {
+            Some(field) => Err(Problem::Identity(field)),
+            None => Ok(opened),
         }
-        read_layers(header, &mut file).map(Some)
+    }
+
+    /// The chunk's file, standing at `offset`.
+    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<File, Problem> {
+        let mut file =
+            open_plain(&self.path(key))?.ok_or_else(|| Problem::Io("it has been removed".to_owned()))?;
+        file.seek(SeekFrom::Start(offset)).map_err(|error| Problem::Io(error.to_string()))?;
+        Ok(file)
     }
 
     /// Writes a chunk under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
@@ -86,12 +95,14 @@ impl Folder {
         // Best effort: where there are no locks, only its age tells that a temporary file is stale.
         let _ = temporary.as_file().try_lock();
         let mut out = self.disk(temporary.as_file_mut());
-        out.write_all(&header).and_then(|()| out.write_all(chunk.data())).map_err(failed)?;
+        let layers = || chunk.data().iter().map(Layer::as_bytes);
+        out.write_all(&header).map_err(failed)?;
+        layers().try_for_each(|bytes| out.write_all(bytes)).map_err(failed)?;
         drop(out);
         temporary.as_file().sync_all().map_err(failed)?;
         temporary.persist(&path).map_err(|error| failed(error.error))?;
         sync_dir(dir)?;
-        Ok((header.len() + chunk.data().len()) as u64)
+        Ok((header.len() + chunk.bytes()) as u64)
     }
 
     #[cfg(not(test))]
@@ -148,6 +159,13 @@ pub(crate) fn open_chunk(path: &Path, key: &ChunkKey) -> Result<Option<(File, He
 }
 
 fn open_file(path: &Path) -> Result<Option<(File, Header)>, Problem> {
+    let Some(mut file) = open_plain(path)? else { return Ok(None) };
+    let len = file.metadata().map_err(|error| Problem::Io(error.to_string()))?.len();
+    let header = Header::read(&mut file, len)?;
+    Ok(Some((file, header)))
+}
+
+fn open_plain(path: &Path) -> Result<Option<File>, Problem> {
     let trouble = |error: std::io::Error| Problem::Io(error.to_string());
     // Asked before it is opened: opening a pipe would wait for its writer.
     match fs::metadata(path) {
@@ -156,14 +174,11 @@ fn open_file(path: &Path) -> Result<Option<(File, Header)>, Problem> {
         Err(error) if is_missing(&error) => return Ok(None),
         Err(error) => return Err(trouble(error)),
     }
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if is_missing(&error) => return Ok(None),
-        Err(error) => return Err(trouble(error)),
-    };
-    let len = file.metadata().map_err(trouble)?.len();
-    let header = Header::read(&mut file, len)?;
-    Ok(Some((file, header)))
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(trouble(error)),
+    }
 }
 
 /// Removes a file and says whether there was one.

@@ -16,6 +16,8 @@ mod file;
 mod folder;
 mod id;
 mod info;
+mod layer;
+mod reader;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -25,5 +27,7 @@ pub use chunk::{Chunk, ChunkBuilder};
 pub use error::{Problem, Result, StoreError};
 pub use id::{BosPolicy, ChunkId, ChunkKey, ShortKey, UnknownBosPolicy};
 pub use info::{ChunkDetail, ChunkInfo, Listing, PutOutcome, Repair, Stats, Unusable};
+pub use layer::Layer;
+pub use reader::ChunkReader;
 pub use store::Store;
 pub use verify::{VerifyProgress, VerifyReport};

@@ -1,6 +1,7 @@
 //! The store: memory before folder.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
+use crate::file::Header;
 use crate::folder::{Folder, Found, open_chunk};
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkDetail, ChunkId, ChunkInfo, ChunkKey, Listing, Problem, PutOutcome, Repair, Result, Stats,
-    StoreError, Unusable, VerifyProgress, VerifyReport,
+    Chunk, ChunkDetail, ChunkId, ChunkInfo, ChunkKey, ChunkReader, Listing, Problem, PutOutcome, Repair,
+    Result, Stats, StoreError, Unusable, VerifyProgress, VerifyReport,
 };
 
 /// Most repairs remembered until somebody asks for them.
@@ -97,24 +99,72 @@ impl Store {
     /// # Errors
     /// If no chunk can have this identity: it is empty or too large.
     pub fn get(&self, id: &ChunkId) -> Result<Option<Chunk>> {
+        Ok(self.reader(id)?.and_then(|reader| reader.chunk()))
+    }
+
+    /// The same layer by layer: only the header of a file is read and verified before this returns.
+    ///
+    /// # Errors
+    /// If no chunk can have this identity: it is empty or too large.
+    pub fn reader(&self, id: &ChunkId) -> Result<Option<ChunkReader>> {
         id.layout()?;
-        let (key, counters) = (id.key(), &self.0.counters);
+        let key = id.key();
         if let Some(chunk) = self.0.memory.get(&key) {
-            counters.memory_hits.fetch_add(1, Relaxed);
-            return Ok(Some(chunk));
+            self.0.counters.memory_hits.fetch_add(1, Relaxed);
+            return Ok(Some(chunk.into()));
         }
-        let read = self.0.folder.as_ref().map_or(Ok(None), |folder| folder.read(id, &key));
-        if let Ok(Some(chunk)) = &read {
-            counters.disk_hits.fetch_add(1, Relaxed);
-            counters.bytes_read.fetch_add(chunk.bytes() as u64, Relaxed);
-            self.0.memory.insert(key, chunk.clone());
-            return Ok(Some(chunk.clone()));
-        }
-        counters.misses.fetch_add(1, Relaxed);
-        if let Err(problem) = read {
-            self.repair(&key, problem);
-        }
+        let open = |folder: &Folder| {
+            let Some((file, header)) = folder.open_known(id, &key)? else { return Ok(None) };
+            ChunkReader::open(self.clone(), key, file, header).map(Some)
+        };
+        let problem = match self.0.folder.as_ref().map_or(Ok(None), open) {
+            Ok(Some(reader)) => return Ok(Some(reader)),
+            Ok(None) => None,
+            Err(problem) => Some(problem),
+        };
+        self.missed(&key, problem);
         Ok(None)
+    }
+
+    /// The chunk's file, standing at `offset`.
+    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<File, Problem> {
+        let gone = || Problem::Io("there is no folder".to_owned());
+        self.0.folder.as_ref().ok_or_else(gone)?.open_at(key, offset)
+    }
+
+    /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
+    /// `header`, since another process has removed or replaced it meanwhile.
+    pub(crate) fn confirm(&self, header: &Header, key: &ChunkKey, problem: Problem) -> Option<Problem> {
+        match self.0.folder.as_ref()?.open_known(&header.id, key) {
+            Ok(Some((_, now))) => (now == *header).then_some(problem),
+            Ok(None) => None,
+            Err(problem) => Some(problem),
+        }
+    }
+
+    /// Most bytes of chunks in memory.
+    pub(crate) fn memory_capacity(&self) -> u64 {
+        self.0.memory.capacity()
+    }
+
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.0.counters.bytes_read.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts a chunk that was read from disk, and keeps it in memory.
+    pub(crate) fn read_from_disk(&self, kept: Option<Chunk>) {
+        self.0.counters.disk_hits.fetch_add(1, Relaxed);
+        if let Some(chunk) = kept {
+            self.0.memory.insert(chunk.key(), chunk);
+        }
+    }
+
+    /// Counts a chunk that is not there, or is broken.
+    pub(crate) fn missed(&self, key: &ChunkKey, problem: Option<Problem>) {
+        self.0.counters.misses.fetch_add(1, Relaxed);
+        if let Some(problem) = problem {
+            self.repair(key, problem);
+        }
     }
 
     /// Removes a broken file, counts it and remembers why. Never fails: what cannot be removed is left and told.
@@ -138,6 +188,11 @@ impl Store {
     /// Files that failed since this was last asked, the latest 256 of them.
     pub fn take_repairs(&self) -> Vec<Repair> {
         self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+
+    /// Forgets all chunks in memory; what is in the folder stays. Chunks in use stay whole.
+    pub fn forget_memory(&self) {
+        self.0.memory.clear();
     }
 
     /// Whether the chunk is in memory, or on disk with a header that fits. Its layers are not read, so that a later

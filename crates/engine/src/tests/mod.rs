@@ -3,6 +3,7 @@
 mod documents;
 mod golden;
 mod identity;
+mod loading;
 mod oracles;
 
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};
 
 use super::{SMOLLM2, engine, exact, max_difference, random_prompt, real, tiny};
-use crate::answer::Prefilled;
+use crate::load::Prefilled;
 use crate::{Engine, Prompt, Result};
 
 /// Runs an oracle on the tiny models and on SmolLM2 where it is there.

@@ -91,5 +91,10 @@ fn numbered(first: u32, tokens: usize) -> Chunk {
 
 /// All that a chunk says, keys and values as bytes.
 fn content(chunk: &Chunk) -> (ChunkId, String, u64, Vec<u8>) {
-    (chunk.id().clone(), chunk.label().to_owned(), chunk.created(), chunk.data().to_vec())
+    (chunk.id().clone(), chunk.label().to_owned(), chunk.created(), raw(chunk))
+}
+
+/// Keys and values of all layers as they lie in a file.
+fn raw(chunk: &Chunk) -> Vec<u8> {
+    chunk.data().iter().flat_map(|layer| layer.as_bytes()).copied().collect()
 }

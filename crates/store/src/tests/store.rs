@@ -3,10 +3,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
-use refrain_kernels::Dtype;
+use refrain_kernels::{Buffer, Dtype, Slice};
 use tempfile::{TempDir, tempdir};
 
-use super::{chunk, chunk_of, content, id, numbered};
+use super::{chunk, chunk_of, content, id, numbered, raw};
 use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Store, StoreError};
 
 const MIB: u64 = 1 << 20;
@@ -65,7 +65,7 @@ fn a_chunk_survives_the_store() {
 fn a_store_without_a_folder_keeps_chunks_in_memory() {
     let store = Store::in_memory(MIB);
     assert!(matches!(store.put(chunk()).unwrap(), PutOutcome::MemoryOnly));
-    assert_eq!(content(&store.get(chunk().id()).unwrap().unwrap()).3, chunk().data());
+    assert_eq!(content(&store.get(chunk().id()).unwrap().unwrap()).3, raw(&chunk()));
     assert_eq!(store.list().unwrap().chunks[0].path, None);
     assert_eq!(store.show(&chunk().key()).unwrap().token_ids, chunk().tokens());
     assert_eq!(store.resolve(&chunk().key().to_string()[..3]).unwrap(), chunk().key());
@@ -129,7 +129,7 @@ fn broken_files_are_removed_and_replaced() {
             assert!(!path.exists());
             assert_eq!((store.stats().removed, store.stats().disk_hits), (1, 0));
             stored(store.put(chunk.clone()).unwrap());
-            assert_eq!(open(&dir).get(chunk.id()).unwrap().unwrap().data(), chunk.data());
+            assert_eq!(raw(&open(&dir).get(chunk.id()).unwrap().unwrap()), raw(&chunk));
             store.remove(&chunk.key()).unwrap();
         }
     }
@@ -328,7 +328,7 @@ fn memory_stays_within_its_bound() {
     assert_eq!(store.stats().memory_hits, 100);
     assert!(store.stats().memory_chunks >= 15);
     for i in 0..100 {
-        assert_eq!(store.get(numbered(i, 50).id()).unwrap().unwrap().data(), numbered(i, 50).data());
+        assert_eq!(raw(&store.get(numbered(i, 50).id()).unwrap().unwrap()), raw(&numbered(i, 50)));
         assert!(store.stats().memory_bytes <= budget);
     }
     assert!(store.stats().disk_hits >= 80);
@@ -342,7 +342,7 @@ fn chunks_larger_than_the_memory_are_read_every_time() {
         let large = numbered(3, 500);
         stored(store.put(large.clone()).unwrap());
         for hits in 1..3 {
-            assert_eq!(store.get(large.id()).unwrap().unwrap().data(), large.data());
+            assert_eq!(raw(&store.get(large.id()).unwrap().unwrap()), raw(&large));
             assert_eq!((store.stats().disk_hits, store.stats().memory_bytes), (hits, 0));
         }
     }
@@ -363,7 +363,7 @@ fn two_stores_on_one_folder_are_both_right() {
                 for _ in 0..60 {
                     let chunk = &chunks[random.below(chunks.len())];
                     match store.get(chunk.id()).unwrap() {
-                        Some(read) => assert_eq!(read.data(), chunk.data()),
+                        Some(read) => assert_eq!(raw(&read), raw(chunk)),
                         None => match store.put(chunk.clone()).unwrap() {
                             PutOutcome::Stored { .. } | PutOutcome::Known => {}
                             other => panic!("{other:?}"),
@@ -416,4 +416,106 @@ fn stores_are_shared_between_threads() {
     fn check<T: Send + Sync + Clone>(_: &T) {}
     check(&Store::in_memory(0));
     check(&chunk());
+}
+
+#[test]
+fn layers_are_read_in_any_order_and_the_last_one_keeps_the_chunk() {
+    let dir = tempdir().unwrap();
+    let chunk = chunk();
+    stored(open(&dir).put(chunk.clone()).unwrap());
+    let store = open(&dir);
+    let reader = store.reader(chunk.id()).unwrap().unwrap();
+    assert_eq!(reader.id(), chunk.id());
+    for (layer, seen) in [(1, 1), (1, 1), (0, 2)] {
+        let read = reader.layer(layer).unwrap();
+        assert_eq!(read.k().as_bytes(), chunk.k(layer).as_bytes());
+        assert_eq!(read.v().as_bytes(), chunk.v(layer).as_bytes());
+        assert_eq!(store.stats().bytes_read, seen * chunk.bytes() as u64 / 2);
+        assert_eq!((reader.in_memory(), store.stats().memory_chunks), (seen == 2, seen / 2));
+    }
+    assert_eq!((store.stats().disk_hits, store.stats().misses), (1, 0));
+    assert_eq!(content(&reader.chunk().unwrap()), content(&chunk));
+    // From memory there is no file to read, and forgetting it brings the file back.
+    fs::rename(path(&store, &chunk), dir.path().join("spare")).unwrap();
+    let held = store.reader(chunk.id()).unwrap().unwrap();
+    assert!(held.in_memory() && held.layer(1).is_some());
+    store.forget_memory();
+    assert!(store.reader(chunk.id()).unwrap().is_none());
+    assert_eq!(content(&held.chunk().unwrap()), content(&chunk));
+}
+
+/// However many threads meet a broken layer, the file is removed and told once; layers read before stay whole.
+#[test]
+fn a_layer_that_breaks_midway_is_told_once() {
+    let dir = tempdir().unwrap();
+    let chunk = chunk();
+    for truncate in [false, true] {
+        stored(open(&dir).put(chunk.clone()).unwrap());
+        let store = open(&dir);
+        let reader = store.reader(chunk.id()).unwrap().unwrap();
+        let path = path(&store, &chunk);
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        bytes.truncate(if truncate { last } else { last + 1 });
+        // In place, as an accident on the disk would.
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(reader.layer(0).unwrap().k().as_bytes(), chunk.k(0).as_bytes());
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| _ = scope.spawn(|| assert!(reader.layer(1).is_none())));
+        });
+        assert!(reader.chunk().is_none() && reader.layer(0).is_some());
+        let repairs = store.take_repairs();
+        assert_eq!(repairs.len(), 1);
+        assert!(repairs[0].removed && !path.exists());
+        let truncated = matches!(repairs[0].problem, Problem::Length { .. });
+        assert_eq!((truncated, repairs[0].problem == Problem::Checksum(1)), (truncate, !truncate));
+        let stats = store.stats();
+        assert_eq!((stats.removed, stats.misses, stats.disk_hits, stats.memory_chunks), (1, 1, 0, 0));
+    }
+}
+
+/// A chunk larger than the memory passes through it.
+#[test]
+fn layers_of_a_chunk_larger_than_the_memory_are_not_kept() {
+    let dir = tempdir().unwrap();
+    let store = Store::open(dir.path(), 100).unwrap();
+    stored(store.put(chunk()).unwrap());
+    let reader = store.reader(chunk().id()).unwrap().unwrap();
+    for _ in 0..2 {
+        assert_eq!(content(&reader.chunk().unwrap()), content(&chunk()));
+        assert!(!reader.in_memory());
+    }
+    assert_eq!((store.stats().disk_hits, store.stats().bytes_read), (1, 2 * chunk().bytes() as u64));
+}
+
+/// Another process may remove or replace a file while it is read: that is a chunk that is not there, no broken one.
+#[test]
+fn a_file_that_changes_hands_midway_is_not_called_broken() {
+    let dir = tempdir().unwrap();
+    let chunk = chunk();
+    let layers = (0..2).map(|layer| (buffer(chunk.k(layer)), buffer(chunk.v(layer)))).collect();
+    let equal = Chunk::new(chunk.id().clone(), "another, longer label", layers).unwrap();
+    for replace in [false, true] {
+        stored(open(&dir).put(chunk.clone()).unwrap());
+        let (store, other) = (open(&dir), open(&dir));
+        let reader = store.reader(chunk.id()).unwrap().unwrap();
+        assert!(reader.layer(0).is_some());
+        assert!(other.remove(&chunk.key()).unwrap());
+        if replace {
+            stored(other.put(equal.clone()).unwrap());
+        }
+        assert!(reader.layer(1).is_none() && reader.chunk().is_none());
+        assert_eq!((store.take_repairs(), store.stats().misses), (vec![], 1));
+        assert_eq!(store.get(chunk.id()).unwrap().is_some(), replace);
+        other.remove(&chunk.key()).unwrap();
+    }
+}
+
+fn buffer(slice: Slice<'_>) -> Buffer {
+    let mut values = vec![0.0; slice.len()];
+    slice.to_f32(&mut values);
+    let mut buffer = Buffer::zeros(slice.dtype(), slice.len());
+    buffer.write_f32(0, &values);
+    buffer
 }

@@ -1,0 +1,225 @@
+//! Loading beside computing: while one layer is computed, later ones are read, verified, rotated and placed.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, Scope};
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{KeyPositions, Plan};
+use refrain_kernels::{Cpu, Dtype};
+use refrain_kv::{KvCache, LayerCache, RopeTable, Shape};
+use refrain_store::Layer;
+
+use crate::load::Segment;
+use crate::prefill::count_within;
+
+/// A layer of the working cache with all reused keys and values in place.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) cache: LayerCache,
+    /// Every segment's keys (before RoPE) and values, if the method narrows its rows at this layer.
+    pub(crate) raw: Vec<Layer>,
+}
+
+/// More threads than this gain nothing: together they read faster than memory is written.
+const MOST_LOADERS: usize = 8;
+
+/// What one prefill loads; loader threads share it, each taking the next layer.
+///
+/// A layer of the cache belongs to one loader until it is handed to the computing thread, so nothing is locked.
+#[derive(Debug)]
+pub(crate) struct Load<'a> {
+    segments: &'a [Segment],
+    plan: &'a Plan,
+    table: &'a RopeTable,
+    shape: Shape,
+    dtype: Dtype,
+    capacity: usize,
+    /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
+    cpu: Cpu,
+    next: AtomicUsize,
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+    broken: AtomicBool,
+}
+
+impl<'a> Load<'a> {
+    /// Layers for `cache`. The rows of `plan` are those of the layers up to its first narrowing; `table` is that of
+    /// the cache's slots.
+    pub(crate) fn new(
+        segments: &'a [Segment],
+        plan: &'a Plan,
+        table: &'a RopeTable,
+        cache: &KvCache,
+        cpu: &Cpu,
+    ) -> Load<'a> {
+        Load {
+            segments,
+            plan,
+            table,
+            shape: cache.shape(),
+            dtype: cache.dtype(),
+            capacity: cache.capacity(),
+            cpu: Cpu::with_isa(1, cpu.isa()),
+            next: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            nanoseconds: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes loaded, time that it took all threads, and whether a segment is broken.
+    pub(crate) fn finish(self) -> (u64, Duration, bool) {
+        let busy = Duration::from_nanos(self.nanoseconds.into_inner());
+        (self.bytes.into_inner(), busy, self.broken.into_inner())
+    }
+
+    /// Whether the segment's keys and values are to be placed at `layer`. Where all its tokens are computed they
+    /// would be overwritten; which those are is known up to the first narrowing.
+    fn places(&self, layer: usize, segment: &Segment) -> bool {
+        let narrowed = self.plan.narrows.first().is_some_and(|first| layer > *first);
+        narrowed || count_within(&self.plan.rows, segment.span) < segment.span.len()
+    }
+
+    /// Whether the method may compare them with fresh ones at `layer`.
+    fn compares(&self, layer: usize) -> bool {
+        self.plan.narrows.contains(&layer)
+    }
+
+    fn read(&self, layer: usize, segment: &Segment) -> Option<Layer> {
+        let data = segment.reader.layer(layer);
+        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::bytes);
+        self.bytes.fetch_add(bytes as u64, Relaxed);
+        data
+    }
+
+    /// Brings in a layer; none if a segment is broken.
+    fn layer(&self, layer: usize) -> Option<Ready> {
+        let mut cache = LayerCache::new(self.shape, self.dtype, self.capacity);
+        let mut raw = Vec::new();
+        for segment in self.segments {
+            let (places, compares) = (self.places(layer, segment), self.compares(layer));
+            if !places && !compares {
+                continue;
+            }
+            let data = self.read(layer, segment)?;
+            if places {
+                self.place(segment, &data, &mut cache);
+            }
+            raw.extend(compares.then_some(data));
+        }
+        Some(Ready { cache, raw })
+    }
+
+    /// Rotates and places the keys and values of a segment.
+    fn place(&self, segment: &Segment, data: &Layer, cache: &mut LayerCache) {
+        let from = match self.plan.positions {
+            KeyPositions::Global => segment.span.start,
+            KeyPositions::ChunkLocal => segment.first_position,
+        } as usize;
+        let rotary = self.table.slice(from, from + segment.span.len());
+        let slots: Vec<u32> = segment.span.positions().collect();
+        cache.place(&self.cpu, self.shape, (data.k(), data.v()), rotary, &slots);
+    }
+
+    /// Reads what nobody needs of a layer from disk: only a chunk that was read and verified whole is kept in memory
+    /// for later requests. It comes last, so that nobody waits for it. Says whether all of it is sound.
+    fn rest(&self, layer: usize) -> bool {
+        let unused = |s: &&Segment| !self.places(layer, s) && !self.compares(layer) && !s.reader.in_memory();
+        self.segments.iter().filter(unused).all(|segment| self.read(layer, segment).is_some())
+    }
+
+    /// One loader thread: the next layer until there is none, then the next rest of a layer.
+    fn work(&self, outbox: &Sender<Message>) {
+        let layers = self.shape.layers;
+        loop {
+            let task = self.next.fetch_add(1, Relaxed);
+            if task >= 2 * layers {
+                return;
+            }
+            let sound = if task < layers {
+                let ready = self.timed(|| self.layer(task));
+                let sound = ready.is_some();
+                // Nobody listens any more once a broken segment has ended the prefill.
+                if outbox.send(ready.map(|ready| (task, ready))).is_err() {
+                    return;
+                }
+                sound
+            } else {
+                self.timed(|| self.rest(task - layers))
+            };
+            if !sound {
+                self.broken.store(true, Relaxed);
+                return;
+            }
+        }
+    }
+
+    fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let done = work();
+        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
+        done
+    }
+}
+
+/// A layer's index and what is to be installed there; none if a segment is broken.
+type Message = Option<(usize, Ready)>;
+
+/// The computing thread's end: layers in order, whatever order they come in.
+#[derive(Debug)]
+pub(crate) struct Feed<'a> {
+    load: &'a Load<'a>,
+    inbox: Receiver<Message>,
+    loaders: usize,
+    early: BTreeMap<usize, Ready>,
+    waited: Duration,
+}
+
+impl<'a> Feed<'a> {
+    /// Starts loading with up to `threads` threads. The channel has no bound: what waits in it is the request's own
+    /// cache, which is allocated in any case.
+    pub(crate) fn start<'scope>(
+        scope: &'scope Scope<'scope, 'a>,
+        load: &'a Load<'a>,
+        threads: usize,
+    ) -> Feed<'a> {
+        let (outbox, inbox) = channel();
+        let loaders = (0..threads.min(MOST_LOADERS).min(load.shape.layers))
+            .filter(|i| {
+                let outbox = outbox.clone();
+                let loader = Builder::new().name(format!("load-{i}"));
+                loader.spawn_scoped(scope, move || load.work(&outbox)).is_ok()
+            })
+            .count();
+        Feed { load, inbox, loaders, early: BTreeMap::new(), waited: Duration::ZERO }
+    }
+
+    /// The next layer, as soon as it is ready; none if a segment is broken.
+    pub(crate) fn take(&mut self, layer: usize) -> Option<Ready> {
+        let started = Instant::now();
+        let ready = self.wait(layer);
+        self.waited += started.elapsed();
+        ready
+    }
+
+    fn wait(&mut self, layer: usize) -> Option<Ready> {
+        // Where no thread can be started this one loads.
+        if self.loaders == 0 {
+            return self.load.timed(|| self.load.layer(layer));
+        }
+        loop {
+            if let Some(ready) = self.early.remove(&layer) {
+                return Some(ready);
+            }
+            let (arrived, ready) = self.inbox.recv().ok()??;
+            self.early.insert(arrived, ready);
+        }
+    }
+
+    /// Time spent waiting for layers.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+}

@@ -1,0 +1,265 @@
+//! What of a prompt comes from the store, and what is done about a chunk that is not there or turns out broken.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{FusionMethod, PromptView};
+use refrain_kv::{KvCache, Span};
+use refrain_store::{Chunk, ChunkReader};
+
+use crate::feed::{Feed, Load};
+use crate::forward::State;
+use crate::prefill::{Prefill, Work};
+use crate::{Engine, Prompt, Result};
+
+/// A part of the prompt whose keys and values are in the store, or were computed for it just now.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// Its chunk in the prompt; none is the system part.
+    pub(crate) chunk: Option<usize>,
+    pub(crate) span: Span,
+    pub(crate) reader: Arc<ChunkReader>,
+    /// Whether it was computed for this request.
+    pub(crate) computed: bool,
+    /// Position of its first token when it was precomputed.
+    pub(crate) first_position: u32,
+}
+
+/// Cached parts of a prompt, brought in for one answer.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) chunk_cached: Vec<bool>,
+    pub(crate) system_cached: bool,
+    pub(crate) repaired: usize,
+    /// Bytes of keys and values brought in from the store.
+    pub(crate) bytes: u64,
+    /// Time that the computing thread spent waiting for them.
+    pub(crate) waited: Duration,
+    /// Time that all threads spent bringing them in.
+    pub(crate) busy: Duration,
+}
+
+/// A prompt after prefill: the logits of its last token and the cache to decode in.
+pub(crate) struct Prefilled<'a> {
+    pub(crate) state: State<'a>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) work: Work,
+    pub(crate) loaded: Loaded,
+}
+
+impl Engine {
+    /// Brings in the cached parts of a prompt and computes the rest as `method` says, into a cache of `room` slots.
+    pub(crate) fn prefill(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        room: usize,
+        explain: bool,
+    ) -> Result<Prefilled<'_>> {
+        let mut loaded = self.open_parts(prompt, method, room)?;
+        loop {
+            if let Some((state, logits, work)) = self.attempt(prompt, method, room, explain, &mut loaded)? {
+                return Ok(Prefilled { state, logits, work, loaded });
+            }
+            // All of it is in memory then: the next attempt cannot break.
+            self.settle(prompt, &mut loaded)?;
+        }
+    }
+
+    /// Prefill with the segments as they are; nothing if one of them turns out broken.
+    fn attempt(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        room: usize,
+        explain: bool,
+        loaded: &mut Loaded,
+    ) -> Result<Option<(State<'_>, Vec<f32>, Work)>> {
+        let places = prompt.places(|i| loaded.chunk_cached[i]);
+        let view = self.view(prompt, loaded.system_cached, &places);
+        let plan = method.plan(&view)?;
+        let segments = &loaded.segments;
+        let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
+        let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
+        if segments.is_empty() {
+            let mut state = State::new(&self.decoder, dtype, room, room);
+            return Ok(prefill.run(&mut state, None)?.map(|(logits, work)| (state, logits, work)));
+        }
+        let mut state = State::over(&self.decoder, KvCache::vacant(shape, dtype, room), room);
+        let table = state.table.clone();
+        let load = Load::new(segments, &plan, &table, &state.cache, self.decoder.backend());
+        let (outcome, mut waited, computed) = std::thread::scope(|scope| {
+            let mut feed = Feed::start(scope, &load, self.decoder.backend().threads());
+            let outcome = prefill.run(&mut state, Some(&mut feed));
+            (outcome, feed.waited(), Instant::now())
+        });
+        waited += computed.elapsed();
+        let (bytes, busy, broken) = load.finish();
+        loaded.bytes += bytes;
+        loaded.busy += busy;
+        loaded.waited += waited;
+        Ok(outcome?.filter(|_| !broken).map(|(logits, work)| (state, logits, work)))
+    }
+
+    pub(crate) fn view<'a>(
+        &self,
+        prompt: &Prompt,
+        system_cached: bool,
+        chunks: &'a [refrain_fusion::ChunkPlace],
+    ) -> PromptView<'a> {
+        PromptView {
+            layers: self.decoder.config().layers,
+            system: prompt.system_span(),
+            system_cached,
+            chunks,
+            question: prompt.question_span(),
+        }
+    }
+
+    /// Opens what the method will reuse. A chunk that is missing, or whose header is broken, is prefilled again (or,
+    /// by setting, left to be computed within the prompt).
+    pub(crate) fn open_parts(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        room: usize,
+    ) -> Result<Loaded> {
+        let mut loaded = Loaded {
+            segments: Vec::new(),
+            chunk_cached: vec![false; prompt.chunks.len()],
+            system_cached: false,
+            repaired: 0,
+            bytes: 0,
+            waited: Duration::ZERO,
+            busy: Duration::ZERO,
+        };
+        if !self.reuses(prompt, method)? {
+            loaded.chunk_cached.fill(true);
+            loaded.system_cached = true;
+            return Ok(loaded);
+        }
+        // A true prefix is exact only under the rotation that the whole request has.
+        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(room);
+        if self.keeps_system(prompt) && same_rope() {
+            self.open_part(prompt, None, prompt.system_span(), &mut loaded)?;
+        }
+        for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
+            self.open_part(prompt, Some(index), span, &mut loaded)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Adds the segment of a chunk, or of the system part, to `loaded`.
+    fn open_part(
+        &self,
+        prompt: &Prompt,
+        chunk: Option<usize>,
+        span: Span,
+        loaded: &mut Loaded,
+    ) -> Result<()> {
+        let (id, first_position) = match chunk {
+            None => (self.system_id(&prompt.system), 0),
+            Some(index) => {
+                (self.chunk_id(&prompt.chunks[index].tokens), u32::from(self.tokenizer.bos().is_some()))
+            }
+        };
+        let started = Instant::now();
+        // A chunk that comes twice is read once.
+        let known = loaded.segments.iter().find(|segment| *segment.reader.id() == id);
+        let found = match known {
+            Some(segment) => Some((segment.reader.clone(), segment.computed)),
+            None => self.store.reader(&id)?.map(|reader| (Arc::new(reader), false)),
+        };
+        loaded.waited += started.elapsed();
+        let (reader, computed) = match found {
+            Some(found) => found,
+            None => match self.compute_part(prompt, chunk, loaded)? {
+                Some(chunk) => (Arc::new(chunk.into()), true),
+                None => return Ok(()),
+            },
+        };
+        loaded.mark(chunk, true);
+        loaded.segments.push(Segment { chunk, span, reader, computed, first_position });
+        Ok(())
+    }
+
+    /// Prefills a chunk, or the system part, alone and stores it; not if the chunk is to be left to the prompt.
+    fn compute_part(
+        &self,
+        prompt: &Prompt,
+        chunk: Option<usize>,
+        loaded: &mut Loaded,
+    ) -> Result<Option<Chunk>> {
+        let chunk = match chunk {
+            None => self.compute_system(prompt)?,
+            Some(index) if self.settings.repair => {
+                let chunk = &prompt.chunks[index];
+                self.compute_chunk(self.chunk_id(&chunk.tokens), &chunk.label)?.0
+            }
+            Some(_) => return Ok(None),
+        };
+        loaded.repaired += 1;
+        Ok(Some(chunk))
+    }
+
+    /// Brings every segment whole into memory. Those that are broken are treated as if they had never been there.
+    fn settle(&self, prompt: &Prompt, loaded: &mut Loaded) -> Result<()> {
+        for mut segment in std::mem::take(&mut loaded.segments) {
+            let started = Instant::now();
+            let mut found = segment.reader.chunk();
+            if found.is_none() {
+                // The same chunk further up may have been repaired just now.
+                found = self.store.get(segment.reader.id())?;
+            }
+            loaded.waited += started.elapsed();
+            if found.is_none() {
+                found = self.compute_part(prompt, segment.chunk, loaded)?;
+                segment.computed = true;
+            }
+            loaded.mark(segment.chunk, found.is_some());
+            if let Some(chunk) = found {
+                segment.reader = Arc::new(chunk.into());
+                loaded.segments.push(segment);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it
+    /// themselves; done before, it is no part of the first answer's time.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
+        if self.keeps_system(prompt) && !self.store.contains(&self.system_id(&prompt.system)) {
+            self.compute_system(prompt)?;
+        }
+        Ok(())
+    }
+
+    fn keeps_system(&self, prompt: &Prompt) -> bool {
+        prompt.system_reusable && !prompt.system.is_empty()
+    }
+
+    fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
+        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part")?.0)
+    }
+
+    /// Whether the method leaves any token of a wholly cached prompt to the cache.
+    fn reuses(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<bool> {
+        let places = prompt.places(|_| true);
+        let plan = method.plan(&self.view(prompt, true, &places))?;
+        Ok(plan.rows.len() < prompt.len() || !plan.narrows.is_empty())
+    }
+}
+
+impl Loaded {
+    /// Notes whether a chunk, or the system part, comes from the cache.
+    fn mark(&mut self, chunk: Option<usize>, cached: bool) {
+        match chunk {
+            None => self.system_cached = cached,
+            Some(index) => self.chunk_cached[index] = cached,
+        }
+    }
+}

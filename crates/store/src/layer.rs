@@ -1,0 +1,82 @@
+//! One layer of a chunk in memory.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read};
+use std::sync::Arc;
+
+use refrain_kernels::{Dtype, Slice};
+
+/// Keys before RoPE and values of one layer of a chunk. Immutable; clones share the memory.
+#[derive(Clone)]
+pub struct Layer(Arc<Inner>);
+
+struct Inner {
+    dtype: Dtype,
+    /// Keys, then values, equally many, from `start`: a multiple of [`ALIGN`] in memory.
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+/// Every element type can be read where it lies.
+const ALIGN: usize = 8;
+
+impl Layer {
+    /// Copies keys and values of equal length and type.
+    pub(crate) fn copy(k: Slice<'_>, v: Slice<'_>) -> Layer {
+        debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));
+        let (mut bytes, start) = reserve(k.as_bytes().len() + v.as_bytes().len());
+        bytes.extend_from_slice(k.as_bytes());
+        bytes.extend_from_slice(v.as_bytes());
+        Layer(Arc::new(Inner { dtype: k.dtype(), bytes, start }))
+    }
+
+    /// Reads a layer of `len` bytes into memory that nobody has filled before.
+    pub(crate) fn read(mut reader: &mut dyn Read, dtype: Dtype, len: usize) -> io::Result<Layer> {
+        let (mut bytes, start) = reserve(len);
+        if Read::take(&mut reader, len as u64).read_to_end(&mut bytes)? < len {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Layer(Arc::new(Inner { dtype, bytes, start })))
+    }
+
+    /// Keys before RoPE: tokens × KV heads × head size.
+    pub fn k(&self) -> Slice<'_> {
+        self.slice(&self.as_bytes()[..self.bytes() / 2])
+    }
+
+    /// Values: tokens × KV heads × head size.
+    pub fn v(&self) -> Slice<'_> {
+        self.slice(&self.as_bytes()[self.bytes() / 2..])
+    }
+
+    /// Bytes of keys and values.
+    pub fn bytes(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    /// Keys, then values.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0.bytes[self.0.start..]
+    }
+
+    fn slice<'a>(&self, bytes: &'a [u8]) -> Slice<'a> {
+        // The middle of a layer is a whole number of elements away from its aligned start.
+        Slice::from_bytes(self.0.dtype, bytes).expect("aligned, whole elements")
+    }
+}
+
+impl fmt::Debug for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {}", self.bytes(), self.0.dtype)
+    }
+}
+
+/// Room for `len` bytes from the returned index, which lies at a multiple of [`ALIGN`]; all before it is filled.
+///
+/// The room exceeds what is asked for, so that a reader never makes the vector grow, and move.
+fn reserve(len: usize) -> (Vec<u8>, usize) {
+    let mut bytes: Vec<u8> = Vec::with_capacity(len + ALIGN);
+    let start = bytes.as_ptr().addr().wrapping_neg() % ALIGN;
+    bytes.resize(start, 0);
+    (bytes, start)
+}
