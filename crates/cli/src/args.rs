@@ -40,7 +40,9 @@ impl FromStr for Compute {
         if s == "auto" {
             return Ok(Compute(None));
         }
-        s.parse().map(|precision| Compute(Some(precision))).map_err(|error: UnknownPrecision| format!("{error}, or auto"))
+        s.parse()
+            .map(|precision| Compute(Some(precision)))
+            .map_err(|error: UnknownPrecision| format!("{error}, or auto"))
     }
 }
 
@@ -282,6 +284,21 @@ pub(crate) enum Bench {
     /// Time to first token of methods over prompt lengths, beside the bound by arithmetic alone
     #[command(after_help = examples::BENCH_TTFT)]
     Ttft(Ttft),
+    /// How near bf16 and q8 weights come to f32: KL divergence and same top token, on real prompts
+    Precision(Precisions),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Precisions {
+    /// File or folder that the questions are asked of; may be given several times [default: a built-in text]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// File of questions, one a line [default: 20 about the built-in text]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) questions: Option<PathBuf>,
+    /// Most tokens of each answer that are compared
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) tokens: usize,
 }
 
 #[derive(Debug, Args)]

@@ -15,7 +15,7 @@ use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
 /// Prompts are cut from these unless documents are given.
-const BUILT_IN: [&str; 3] = [
+pub(crate) const BUILT_IN: [&str; 3] = [
     include_str!("../../../examples/docs/drive/chain.md"),
     include_str!("../../../examples/docs/drive/gears.md"),
     include_str!("../../../examples/docs/drive/brakes.md"),

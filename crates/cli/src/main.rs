@@ -3,6 +3,7 @@
 mod args;
 mod ask;
 mod bench;
+mod bench_precision;
 mod chat;
 mod chunks;
 mod config;
@@ -62,6 +63,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chat(args) => chat::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
+        Command::Bench(Bench::Precision(args)) => bench_precision::run(&context, args),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }

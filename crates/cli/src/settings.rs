@@ -14,7 +14,7 @@ use crate::methods::Flags;
 use crate::{models, output};
 
 /// The options of every command, resolved.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) global: Global,
     pub(crate) json: bool,

@@ -24,6 +24,17 @@ pub struct Comparison {
     pub positions: usize,
 }
 
+/// How near some distributions of the next token are to others.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Mean over positions of `KL(exact ‖ other)`, in nats.
+    pub kl: f64,
+    /// Share of positions at which both have the same likeliest token.
+    pub top1: f64,
+    /// Positions compared.
+    pub positions: usize,
+}
+
 impl Engine {
     /// Compares methods with vanilla, teacher-forced over vanilla's first `tokens` greedy answer tokens.
     ///
@@ -44,21 +55,32 @@ impl Engine {
             } else {
                 self.forced(prompt, method.as_ref(), &answer, room)?
             };
-            let vocab = self.decoder.config().vocab;
-            let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
-            let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
-            let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
-            let positions = answer.len();
-            rows.push(Comparison {
-                method: name.clone(),
-                speedup: vanilla.ttft / account.ttft,
-                account,
-                kl: kl / positions as f64,
-                top1: same as f64 / positions as f64,
-                positions,
-            });
+            let Agreement { kl, top1, positions } = self.agreement(&expected, &logits);
+            let speedup = vanilla.ttft / account.ttft;
+            rows.push(Comparison { method: name.clone(), speedup, account, kl, top1, positions });
         }
         Ok(rows)
+    }
+
+    /// How near this engine comes to `exact`, one of the same model with another precision: both compute the whole
+    /// prompt and then the first `tokens` greedy answer tokens of `exact`.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn agreement_with(&self, exact: &Engine, prompt: &Prompt, tokens: usize) -> Result<Agreement> {
+        let room = self.room(prompt, tokens)?;
+        let (_, answer, expected) = exact.reference(prompt, tokens, room)?;
+        let (_, logits) = self.forced(prompt, &refrain_fusion::Vanilla, &answer, room)?;
+        Ok(self.agreement(&expected, &logits))
+    }
+
+    fn agreement(&self, expected: &[f32], logits: &[f32]) -> Agreement {
+        let vocab = self.decoder.config().vocab;
+        let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
+        let positions = expected.len() / vocab;
+        let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
+        let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
+        Agreement { kl: kl / positions as f64, top1: same as f64 / positions as f64, positions }
     }
 
     /// Vanilla's account, its first greedy answer tokens, and the logits that each of them was chosen from.
@@ -91,8 +113,9 @@ impl Engine {
         room: usize,
     ) -> Result<(Account, Vec<f32>)> {
         let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, method, room)?;
-        if answer.len() > 1 {
-            logits.extend_from_slice(state.extend(&answer[..answer.len() - 1])?);
+        // Step by step, as vanilla went: several at once may be rounded otherwise.
+        for token in &answer[..answer.len() - 1] {
+            logits.extend_from_slice(state.extend(&[*token])?);
         }
         Ok((account, logits))
     }

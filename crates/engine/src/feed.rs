@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{KeyPositions, Plan};
 use refrain_kernels::{Cpu, Dtype};
-use refrain_kv::{KvCache, LayerCache, RopeTable, Shape};
+use refrain_kv::{CachePool, KvCache, LayerCache, RopeTable, Shape};
 use refrain_store::Layer;
 
 use crate::load::Segment;
@@ -36,6 +36,7 @@ pub(crate) struct Load<'a> {
     shape: Shape,
     dtype: Dtype,
     capacity: usize,
+    pool: &'a CachePool,
     /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
     cpu: Cpu,
     next: AtomicUsize,
@@ -52,6 +53,7 @@ impl<'a> Load<'a> {
         plan: &'a Plan,
         table: &'a RopeTable,
         cache: &KvCache,
+        pool: &'a CachePool,
         cpu: &Cpu,
     ) -> Load<'a> {
         Load {
@@ -61,6 +63,7 @@ impl<'a> Load<'a> {
             shape: cache.shape(),
             dtype: cache.dtype(),
             capacity: cache.capacity(),
+            pool,
             cpu: Cpu::with_isa(1, cpu.isa()),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
@@ -96,7 +99,7 @@ impl<'a> Load<'a> {
 
     /// Brings in a layer; none if a segment is broken.
     fn layer(&self, layer: usize) -> Option<Ready> {
-        let mut cache = LayerCache::new(self.shape, self.dtype, self.capacity);
+        let mut cache = self.pool.take(self.shape, self.dtype, self.capacity);
         let mut raw = Vec::new();
         for segment in self.segments {
             let (places, compares) = (self.places(layer, segment), self.compares(layer));

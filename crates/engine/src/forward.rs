@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use refrain_kernels::{Attention, Dtype, Floats};
-use refrain_kv::{KvCache, RopeTable};
+use refrain_kv::{CachePool, KvCache, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
 use crate::Result;
@@ -19,6 +19,8 @@ pub(crate) struct State<'a> {
     pub(crate) len: usize,
     /// Room for rows that are gathered.
     spare: Floats,
+    /// Where the cache's memory goes in the end.
+    pool: Option<&'a CachePool>,
     /// The rows of the last [`State::extend`], whose memory the next one uses again.
     next: Rows,
 }
@@ -46,13 +48,20 @@ impl<'a> State<'a> {
     pub(crate) fn over(decoder: &'a Decoder, cache: KvCache, total: usize) -> State<'a> {
         State {
             decoder,
-            table: Arc::new(decoder.rope(total).table(0..cache.capacity() as u32)),
+            table: decoder.rope_table(total, cache.capacity()),
             work: Workspace::new(cache.dtype()),
             cache,
             len: 0,
             spare: Floats::new(),
+            pool: None,
             next: Rows::default(),
         }
+    }
+
+    /// The same, with the cache's memory given to `pool` in the end.
+    pub(crate) fn giving_to(mut self, pool: &'a CachePool) -> State<'a> {
+        self.pool = Some(pool);
+        self
     }
 
     /// Embeds `ids` (of the whole prompt) at `positions`.
@@ -144,5 +153,13 @@ impl<'a> State<'a> {
         self.decoder.logits(&rows.x, &mut self.work);
         self.next = rows;
         Ok(&mut self.work.logits)
+    }
+}
+
+impl Drop for State<'_> {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool {
+            pool.give(&mut self.cache);
+        }
     }
 }

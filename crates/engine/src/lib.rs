@@ -34,7 +34,7 @@ mod stop;
 mod tests;
 
 pub use answer::{Account, Answer, Finish};
-pub use compare::Comparison;
+pub use compare::{Agreement, Comparison};
 pub use document::Document;
 pub use error::{Error, Result};
 pub use explain::{Attended, Explanation};
@@ -45,6 +45,7 @@ pub use sampling::{Sampling, argmax};
 use std::path::Path;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kv::CachePool;
 use refrain_model::{
     ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
 };
@@ -114,6 +115,7 @@ pub struct Engine {
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
+    pool: CachePool,
 }
 
 impl Engine {
@@ -155,7 +157,7 @@ impl Engine {
         }
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
         let fingerprint = identity(fingerprint, decoder.precision());
-        Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint })
+        Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint, pool: CachePool::default() })
     }
 
     /// The decoder.

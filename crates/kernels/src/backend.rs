@@ -8,7 +8,7 @@ use crate::shared::Shared;
 use crate::{Buffer, Cpu, Floats, Linear, Precision, Rows};
 
 /// Rows that go through a step's products at once: their intermediate results stay in the caches.
-const BLOCK: usize = 512;
+const BLOCK: usize = 1024;
 
 thread_local! {
     /// Rows after their norm.

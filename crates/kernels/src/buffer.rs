@@ -233,6 +233,15 @@ impl Buffer {
         }
     }
 
+    /// Sets the length; memory is kept, and new elements are zeros.
+    pub fn resize(&mut self, len: usize) {
+        match self {
+            Buffer::F32(v) => v.resize(len, 0.0),
+            Buffer::F16(v) => v.resize(len, f16::ZERO),
+            Buffer::Bf16(v) => v.resize(len, bf16::ZERO),
+        }
+    }
+
     /// The elements, borrowed.
     pub fn as_slice(&self) -> Slice<'_> {
         match self {

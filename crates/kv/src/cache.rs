@@ -1,5 +1,7 @@
 //! The working KV cache: what attention reads during one request.
 
+use std::sync::{Mutex, PoisonError};
+
 use refrain_kernels::{Buffer, Cpu, Dtype, Slice};
 
 /// Sizes of one layer's keys (and values).
@@ -60,6 +62,32 @@ impl LayerCache {
     }
 }
 
+/// Memory of caches that are no longer used, for those to come: fresh memory costs more than filling it.
+#[derive(Debug, Default)]
+pub struct CachePool(Mutex<Vec<LayerCache>>);
+
+impl CachePool {
+    /// Room for `capacity` tokens, in used memory if there is some. Slots hold zeros or what they held before.
+    pub fn take(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+        let used = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match used {
+            Some(mut cache) if cache.k.dtype() == dtype => {
+                cache.k.resize(shape.width() * capacity);
+                cache.v.resize(shape.width() * capacity);
+                cache
+            }
+            _ => LayerCache::new(shape, dtype, capacity),
+        }
+    }
+
+    /// Gives a cache's memory back. That of one cache is kept.
+    pub fn give(&self, cache: &mut KvCache) {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        used.clear();
+        used.append(&mut cache.layers);
+    }
+}
+
 /// Keys and values of all layers, in slots; allocated once at its capacity.
 #[derive(Clone, Debug)]
 pub struct KvCache {
@@ -73,6 +101,12 @@ impl KvCache {
     /// Room for `capacity` tokens.
     pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
         let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, capacity)).collect();
+        KvCache { shape, dtype, capacity, layers }
+    }
+
+    /// A cache in used memory, if there is some.
+    pub fn from_pool(pool: &CachePool, shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
+        let layers = (0..shape.layers).map(|_| pool.take(shape, dtype, capacity)).collect();
         KvCache { shape, dtype, capacity, layers }
     }
 

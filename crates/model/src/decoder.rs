@@ -3,8 +3,10 @@
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use refrain_kernels::{Backend, Buffer, Cpu, Dtype, Floats, Norm, Precision, Rows};
-use refrain_kv::{Rope, Shape};
+use refrain_kv::{Rope, RopeTable, Shape};
 
 use crate::config::Config;
 use crate::error::{ModelError, Result};
@@ -24,6 +26,8 @@ pub struct Decoder<B: Backend = Cpu> {
     norm: Vec<f32>,
     head: B::Linear,
     precision: Precision,
+    /// The last rotary table that was asked for.
+    table: Mutex<Option<(Rope, Arc<RopeTable>)>>,
 }
 
 #[derive(Debug)]
@@ -92,7 +96,8 @@ impl<B: Backend> Decoder<B> {
         };
         let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
-        Ok(Decoder { backend: backend.clone(), files, layers, norm, head, precision })
+        let table = Mutex::default();
+        Ok(Decoder { backend: backend.clone(), files, layers, norm, head, precision, table })
     }
 
     /// The resolved configuration.
@@ -125,6 +130,20 @@ impl<B: Backend> Decoder<B> {
     /// Rotary frequencies for a request of `total` tokens, prompt and answer.
     pub fn rope(&self, total: usize) -> Rope {
         rope::rope(&self.config().rope, total)
+    }
+
+    /// Cosines and sines of at least the first `slots` positions, for a request of `total` tokens.
+    pub fn rope_table(&self, total: usize, slots: usize) -> Arc<RopeTable> {
+        let rope = self.rope(total);
+        let mut kept = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((of, table)) if *of == rope && table.len() >= slots => table.clone(),
+            _ => {
+                let table = Arc::new(rope.table(0..slots as u32));
+                *kept = Some((rope, table.clone()));
+                table
+            }
+        }
     }
 
     /// Embeddings of `ids` into `x`, `m × D`.
@@ -206,18 +225,15 @@ impl<B: Backend> Pack<'_, B> {
     fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<B::Linear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let (outputs, bias) = (stacked.outputs, stacked.bias.clone());
-        stacked.pack(self.precision, |rows| {
-            self.backend.pack(self.precision, outputs, inputs, bias, rows)
-        })
+        stacked.pack(self.precision, |rows| self.backend.pack(self.precision, outputs, inputs, bias, rows))
     }
 
     /// The same for gates and, below them, what they open.
     fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<B::Linear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let bias = stacked.bias.clone();
-        stacked.pack(self.precision, |rows| {
-            self.backend.pack_gated(self.precision, width, inputs, bias, rows)
-        })
+        stacked
+            .pack(self.precision, |rows| self.backend.pack_gated(self.precision, width, inputs, bias, rows))
     }
 }
 
@@ -252,7 +268,8 @@ impl<'a> Stacked<'a> {
         pack: impl FnOnce(Rows<'_, ModelError>) -> Result<L>,
     ) -> Result<L> {
         let find = |row: usize| {
-            let (start, matrix) = &self.matrices[self.matrices.partition_point(|(start, _)| *start <= row) - 1];
+            let (start, matrix) =
+                &self.matrices[self.matrices.partition_point(|(start, _)| *start <= row) - 1];
             (matrix, row - start)
         };
         if precision == Precision::Q8 && self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) {

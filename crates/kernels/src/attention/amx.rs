@@ -5,6 +5,7 @@
 //! ascending order, and a tile that it does not see leaves it as it is: its result does not depend on the others.
 
 use std::arch::x86_64::*;
+use std::array::from_fn;
 use std::f32::consts::LOG2_E;
 use std::mem::transmute;
 use std::ops::Range;
@@ -18,6 +19,10 @@ use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
 
 /// Queries of a block.
 const QUERIES: usize = 128;
+/// Groups of a block; after the last there is always room for none. A block holds one row at least.
+const MOST_GROUPS: usize = QUERIES / SIDE + 1;
+/// Query heads of a KV head that fit a block.
+pub(super) const MOST_HEADS: usize = QUERIES;
 /// The maximum before any score, and the score of a key that is not seen: its 2^(score − maximum) is 0.
 const LOWEST: f32 = -1e30;
 const UNSEEN: f32 = -3e30;
@@ -199,7 +204,7 @@ impl<'a> Group<'a> {
             let change = exp2(_mm512_sub_ps(old, max));
             let mut sums = [_mm512_mul_ps(_mm512_loadu_ps(self.sum.as_ptr()), change), _mm512_setzero_ps()];
             // Lane 2i of the result is lane i of the first vector's half words, lane 2i + 1 of the second's.
-            let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+            let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
             let order = _mm512_loadu_si512(order.as_ptr().cast());
             for t in (0..KEYS).step_by(2) {
                 let even = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(t * SIDE)), max));
@@ -275,35 +280,34 @@ impl Kernel for Whole<'_> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let (shape, n) = (self.block.shape, self.block.queries());
-        let groups = n.div_ceil(SIDE);
-        let words = 2 * KEYS * SIDE + KEYS / 2 * SIDE + groups * (shape.high() + shape.deep()) * TILE;
+        let count = n.div_ceil(SIDE);
+        let words = 2 * KEYS * SIDE + KEYS / 2 * SIDE + count * (shape.high() + shape.deep()) * TILE;
         let mut scratch = scratch::lend(&WORK, words);
         let mut floats = scratch.words.floats_mut();
         let s = [cut(&mut floats, KEYS * SIDE), cut(&mut floats, KEYS * SIDE)];
         let p: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, KEYS / 2 * SIDE));
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
-        let mut groups: Vec<Group> =
-            (0..groups).map(|g| Group::new::<S>(&self, queries(g), &mut floats)).collect();
+        let mut groups: [Option<Group>; MOST_GROUPS] =
+            from_fn(|g| (g < count).then(|| Group::new::<S>(&self, queries(g), &mut floats)));
         // SAFETY: `Isa::Amx` is kept only where it is available.
         let tiles = unsafe { Tiles::configure() };
         let span = self.block.span(self.a.visible, 0..n);
         let (deep, high) = (shape.deep(), shape.high());
         let tile = |first: usize| &self.prepared[(first - self.first) / KEYS * shape.tile_words()..];
-        let (last, count) = (span.end.div_ceil(KEYS) * KEYS, groups.len());
+        let last = span.end.div_ceil(KEYS) * KEYS;
         // The next group that sees anything of a tile: what the softmax works on while the scores after it are made.
-        let next = |groups: &[Group], mut first: usize, mut g: usize| {
+        let next = |groups: &[Option<Group>], mut first: usize, mut g: usize| {
             while first < last {
-                if g == count {
-                    (first, g) = (first + KEYS, 0);
-                } else if groups[g].sees(first) {
-                    return Some((first, g));
-                } else {
-                    g += 1;
+                match &groups[g] {
+                    None => (first, g) = (first + KEYS, 0),
+                    Some(group) if group.sees(first) => return Some((first, g)),
+                    Some(_) => g += 1,
                 }
             }
             None
         };
-        let scores = |group: &Group, first: usize, s: &mut [f32]| {
+        let scores = |group: &Option<Group>, first: usize, s: &mut [f32]| {
+            let Some(group) = group else { return };
             let k = &tile(first)[..KEYS / SIDE * deep * TILE];
             // SAFETY: keys, queries and scores are as long as the tiles.
             unsafe { tiles.scores(k.as_ptr(), group.q.as_ptr(), deep, s[..KEYS * SIDE].as_mut_ptr()) };
@@ -318,7 +322,7 @@ impl Kernel for Whole<'_> {
             if let Some((first, g)) = now {
                 scores(&groups[g], first, s[1 - turn]);
             }
-            let group = &mut groups[g];
+            let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
             // SAFETY: AMX comes with AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
             unsafe {
@@ -328,7 +332,7 @@ impl Kernel for Whole<'_> {
             turn = 1 - turn;
         }
         drop(tiles);
-        for (g, group) in groups.iter().enumerate() {
+        for (g, group) in groups.iter().flatten().enumerate() {
             group.finish::<S>(&self, queries(g));
         }
     }

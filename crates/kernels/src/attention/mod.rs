@@ -12,9 +12,9 @@ use half::{bf16, f16};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
 use crate::simd::Elem;
+use crate::{Cpu, Precision, Slice};
 #[cfg(target_arch = "x86_64")]
 use crate::{Isa, simd::KEYS};
-use crate::{Cpu, Precision, Slice};
 use flash::{Merge, Piece, Whole};
 use queries::{Block, SEGMENT, Shape};
 
@@ -49,7 +49,7 @@ pub struct Attention<'a> {
     pub visible: &'a [(u32, u32)],
     /// Factor of the dot products before softmax.
     pub scale: f32,
-    /// [`Precision::F32`] multiplies in `f32`; with [`Precision::Bf16`] queries, keys, values and probabilities may be
+    /// [`Precision::F32`] multiplies in `f32`; with the others queries, keys, values and probabilities may be
     /// rounded to `bf16` (they are where AMX multiplies, for 16 rows and more). Sums are in `f32` in any case.
     pub precision: Precision,
 }
@@ -133,7 +133,11 @@ impl Cpu {
     fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32], lse: Option<&Shared<f32>>) {
         let (shape, rows) = (a.shape(), a.visible.len());
         #[cfg(target_arch = "x86_64")]
-        if self.isa() == Isa::Amx && a.precision == Precision::Bf16 && rows >= TILE_ROWS {
+        if self.isa() == Isa::Amx
+            && a.precision != Precision::F32
+            && rows >= TILE_ROWS
+            && shape.group <= amx::MOST_HEADS
+        {
             return self.attend_tiles(a, k, v, out, lse);
         }
         let each = shape.block_rows(rows, self.threads());
@@ -208,4 +212,3 @@ impl Cpu {
 /// Rows from which on making tiles of keys and values is worth it.
 #[cfg(target_arch = "x86_64")]
 const TILE_ROWS: usize = 16;
-

@@ -44,7 +44,8 @@ pub(super) fn cell(
     let column = |i: usize| x[i * all * SIDE..][steps.start * SIDE..steps.end * SIDE].as_ptr();
     // Some eight strips share a panel: each fetches an eighth of the next one.
     let ahead = w.as_ptr().wrapping_add(all * PANEL + s * blocks * 64);
-    let (w, c) = (w[..steps.len() * PANEL].as_ptr(), cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr());
+    let (w, c) =
+        (w[..steps.len() * PANEL].as_ptr(), cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr());
     // SAFETY: the slices hold the tiles of these steps and the cell's rows.
     unsafe {
         if rows > SIDE {

@@ -63,9 +63,14 @@ fn set_half(block: &mut [u32], row: usize, lane: usize, x: f32) {
 
 /// The 32 `f16` of row `row` of a block.
 #[inline(always)]
-fn halves(block: &[u32], row: usize) -> [f32; PANEL] {
+fn halves<S: Simd>(block: &[u32], row: usize) -> [f32; PANEL] {
     let halves: &[f16] = bytemuck::cast_slice(&block[row * HALVES..(row + 1) * HALVES]);
-    std::array::from_fn(|lane| halves[lane].to_f32())
+    let mut out = [0.0; PANEL];
+    for lane in (0..PANEL).step_by(S::LANES) {
+        // SAFETY: both have 32 elements, a multiple of the lanes.
+        unsafe { S::store(out.as_mut_ptr().add(lane), S::load_f16(halves.as_ptr().add(lane))) };
+    }
+    out
 }
 
 /// Rounds a row of weights to bytes and packs it as output `lane` of a panel.
@@ -109,13 +114,18 @@ impl Kernel for Unpack<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if S::LANES == 16 && is_x86_feature_detected!("avx512bf16") {
+            // SAFETY: sets of 16 lanes are AVX-512, and BF16 is there.
+            return unsafe { avx512::unpack(self) };
+        }
         let Unpack { form, panel, out } = self;
         let blocks = panel.chunks_exact(form.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
         for (block, out) in blocks {
-            let scale = halves(block, 0);
+            let scale = halves::<S>(block, 0);
             let min = match form {
                 Form::Bytes => scale.map(|scale| -128.0 * scale),
-                Form::Nibbles => halves(block, 1),
+                Form::Nibbles => halves::<S>(block, 1),
             };
             let (quads, pairs) = (block[form.head()..].chunks_exact(PANEL), 2 * PANEL);
             match form {
@@ -191,12 +201,12 @@ impl Kernel for Row<'_> {
         #[cfg(target_arch = "x86_64")]
         if S::LANES == 16 && is_x86_feature_detected!("avx512vnni") {
             // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
-            return unsafe { vnni::row(self) };
+            return unsafe { avx512::row(self) };
         }
         let Row { form, panel, x, y } = self;
         let mut sums = [0.0f32; PANEL];
         for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
-            let (scale, x_scale) = (halves(block, 0), f32::from_bits(x[QUADS]));
+            let (scale, x_scale) = (halves::<S>(block, 0), f32::from_bits(x[QUADS]));
             let x_sum = x[QUADS + 1] as i32;
             let quads = block[form.head()..].chunks_exact(PANEL);
             let mut dots = [0i32; PANEL];
@@ -216,7 +226,7 @@ impl Kernel for Row<'_> {
                 sums[c] += dots[c] as f32 * (scale[c] * x_scale);
             }
             if form == Form::Nibbles {
-                let (min, x_sum) = (halves(block, 1), x_sum as f32 * x_scale);
+                let (min, x_sum) = (halves::<S>(block, 1), x_sum as f32 * x_scale);
                 sums.iter_mut().zip(min).for_each(|(sum, min)| *sum += min * x_sum);
             }
         }
@@ -241,10 +251,71 @@ pub(super) fn blocks_of(steps: &Range<usize>) -> Range<usize> {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod vnni {
+mod avx512 {
     use std::arch::x86_64::*;
+    use std::mem::transmute;
 
-    use super::{Form, HALVES, PANEL, QUADS, Row, X_WORDS};
+    use super::{BLOCK, Form, HALVES, PANEL, QUADS, Row, Unpack, X_WORDS};
+
+    /// The 16 `f16` of half `i` of row `row` of a block.
+    ///
+    /// # Safety
+    /// AVX-512 F must be there, `block` valid for the row.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn half(block: *const u32, row: usize, i: usize) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(block.add(row * HALVES + i * 8).cast())) }
+    }
+
+    /// # Safety
+    /// AVX-512 F, BW and BF16 must be there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) unsafe fn unpack(u: Unpack) {
+        let Unpack { form, panel, out } = u;
+        // Lane 2i of the result is lane i of the lower half of the words, lane 2i + 1 of the upper half.
+        let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+        // SAFETY: 64 bytes.
+        let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
+        let mask = _mm512_set1_epi32(if form == Form::Bytes { 0xff } else { 0x0f });
+        let blocks = panel.chunks_exact(form.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
+        for (block, out) in blocks {
+            let (block, out) = (block.as_ptr(), out.as_mut_ptr());
+            for i in 0..2 {
+                // SAFETY: a block has head and quads as `form` says; the output has 16 steps of 32 words.
+                unsafe {
+                    let scale = half(block, 0, i);
+                    let min = match form {
+                        Form::Bytes => _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)),
+                        Form::Nibbles => half(block, 1, i),
+                    };
+                    let value = |w: __m512i| {
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(w, mask)), scale, min)
+                    };
+                    // Bytes of `w`, shifted, as the pairs of quad `t`.
+                    let put = |w: __m512i, t: usize| {
+                        let even = [value(w), value(_mm512_srli_epi32::<16>(w))];
+                        let odd = [value(_mm512_srli_epi32::<8>(w)), value(_mm512_srli_epi32::<24>(w))];
+                        for (j, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+                            let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+                            let to = out.add((2 * t + j) * PANEL + i * 16);
+                            _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(order, words));
+                        }
+                    };
+                    let word =
+                        |t: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
+                    match form {
+                        Form::Bytes => (0..QUADS).for_each(|t| put(word(t), t)),
+                        Form::Nibbles => (0..QUADS / 2).for_each(|t| {
+                            let w = word(t);
+                            put(w, t);
+                            put(_mm512_srli_epi32::<4>(w), QUADS / 2 + t);
+                        }),
+                    }
+                }
+            }
+        }
+    }
 
     /// # Safety
     /// AVX-512 F, BW and VNNI must be there.
@@ -259,12 +330,10 @@ mod vnni {
             let x_sum = x[QUADS + 1] as i32;
             // SAFETY: a block has head and quads as `form` says.
             unsafe {
-                let half = |row: usize, i: usize| {
-                    _mm512_cvtph_ps(_mm256_loadu_si256(block.add(row * HALVES + i * 8).cast()))
-                };
                 let x_scale = _mm512_set1_ps(f32::from_bits(x[QUADS]));
-                let word =
-                    |t: usize, i: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
+                let word = |t: usize, i: usize| {
+                    _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast())
+                };
                 let x_at = |t: usize| _mm512_set1_epi32(x[t] as i32);
                 for i in 0..2 {
                     let (mut a, mut b);
@@ -287,10 +356,10 @@ mod vnni {
                         }
                     }
                     let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
-                    sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(0, i), x_scale), sums[i]);
+                    sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(block, 0, i), x_scale), sums[i]);
                     if form == Form::Nibbles {
                         let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
-                        sums[i] = _mm512_fmadd_ps(half(1, i), x_sum, sums[i]);
+                        sums[i] = _mm512_fmadd_ps(half(block, 1, i), x_sum, sums[i]);
                     }
                 }
             }

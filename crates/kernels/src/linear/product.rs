@@ -13,9 +13,9 @@ use super::pack::PackStrip;
 use super::{Linear, Precision};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
-use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Tiles;
+use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
 use crate::{Cpu, Isa};
 
 /// Steps of one block of the sum: a panel of 36 KiB (half where a step's activations take two words).

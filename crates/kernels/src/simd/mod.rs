@@ -134,7 +134,10 @@ impl Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let dots = if slow_dots() { Isa::Avx512 } else { Isa::Avx512Bf16 };
-            [Isa::Amx, dots, Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
+            [Isa::Amx, dots, Isa::Avx512, Isa::Avx2]
+                .into_iter()
+                .find(|isa| isa.available())
+                .unwrap_or(Isa::Portable)
         })
     }
 

@@ -278,7 +278,10 @@ fn attention_reports_what_it_saw() {
                 cpu.column_sums(&last, 0..capacity, &mut plain);
                 assert_eq!(bits(&columns), bits(&plain), "{what}");
                 let total: f32 = columns.iter().sum();
-                assert!((total - (w * case.heads) as f32).abs() < 1e-2, "{what}: probabilities sum to {total}");
+                assert!(
+                    (total - (w * case.heads) as f32).abs() < 1e-2,
+                    "{what}: probabilities sum to {total}"
+                );
                 let score: f64 = (0..case.heads).map(|h| case.score(rows - 1, h, 5)).sum();
                 assert_close(&logits[capacity + 5..][..1], &[score], 1e-5, &what);
             }
