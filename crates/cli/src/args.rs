@@ -265,6 +265,9 @@ pub(crate) enum Bench {
     /// Time to first token of methods over prompt lengths, beside the bound by arithmetic alone
     #[command(after_help = examples::BENCH_TTFT)]
     Ttft(Ttft),
+    /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
+    #[command(hide = true)]
+    Probe,
 }
 
 #[derive(Debug, Args)]

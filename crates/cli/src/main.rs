@@ -16,6 +16,7 @@ mod machine;
 mod methods;
 mod models;
 mod output;
+mod probe;
 mod settings;
 mod table;
 
@@ -62,6 +63,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chat(args) => chat::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
+        Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }

@@ -25,6 +25,7 @@ mod explain;
 mod forward;
 mod ingest;
 mod prefill;
+mod probe;
 mod prompt;
 mod sampling;
 mod stop;
@@ -37,6 +38,7 @@ pub use document::Document;
 pub use error::{Error, Result};
 pub use explain::{Attended, Explanation};
 pub use ingest::{IngestProgress, IngestReport, rate};
+pub use probe::DecodeTimes;
 pub use prompt::{Prompt, PromptChunk};
 pub use sampling::{Sampling, argmax};
 
