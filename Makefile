@@ -80,10 +80,10 @@ bench-ttft: build ## Time to first token of every method on the smallest model (
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_TTFT_ARGS)
 
-# -fno-dse: see the requirements.
+# -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
 .venv-bench/installed: tools/requirements-bench.txt
 	@[ -x .venv-bench/bin/python ] || python3 -m venv .venv-bench || { echo 'bench: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
-	CMAKE_ARGS="-DCMAKE_CXX_FLAGS=-fno-dse $$CMAKE_ARGS" .venv-bench/bin/pip install --quiet -r $<
+	CMAKE_ARGS="-DCMAKE_CXX_FLAGS=-fno-dse $$CMAKE_ARGS" .venv-bench/bin/pip install --quiet --no-cache-dir -r $<
 	@touch $@
 
 fuzz: setup ## Fuzz a reader of untrusted bytes (FUZZ_TARGET, FUZZ_SECONDS); needs nightly Rust

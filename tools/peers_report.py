@@ -48,7 +48,9 @@ def best(engine: dict[str, Any], measure: str, runs: list[Any]) -> dict[str, Any
                 "rounds": len(times),
             }
         )
-    return min(rows, key=lambda row: row["median"], default=None)
+    # A setting that was given up has few runs, one of which may be lucky.
+    most = max((row["rounds"] for row in rows), default=0)
+    return min((row for row in rows if row["rounds"] == most), key=lambda row: row["median"], default=None)
 
 
 # ---- Markdown --------------------------------------------------------------------------------------
