@@ -6,17 +6,22 @@ MODEL := smollm2-135m
 # The folder of examples/docs that each line of examples/questions.txt is asked of.
 DEMO_FOLDERS := drive drive wheels
 
+BENCH_MODELS ?= smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
+BENCH_ROUNDS ?= 5
+BENCH_THREADS ?= 2
 BENCH_ARGS ?=
+BENCH_TTFT_ARGS ?=
+BENCH_RESULTS ?= docs/results
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
 MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test check bench fuzz golden clean
+.PHONY: help setup build demo test check bench bench-ttft fuzz golden clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what this machine lacks (compiler, Python, Rust); says what and why
 	@tools/setup
@@ -60,9 +65,26 @@ check: setup ## Format, lints, docs, dependencies, import rule and style; all of
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 	tools/deny
 
-bench: build ## Time to first token of every method (BENCH_ARGS adds options)
+bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, and the methods with one another (some 3 GB, hours)
+	@mkdir -p $(BENCH_RESULTS)
+	@for model in $(BENCH_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
+	@for model in $(BENCH_MODELS); do \
+	    .venv-bench/bin/python tools/bench_peers.py --model "$$model" --refrain $(REFRAIN) --rounds $(BENCH_ROUNDS) \
+	        --threads $(BENCH_THREADS) --out $(BENCH_RESULTS) $(BENCH_ARGS) || exit 1; \
+	    $(REFRAIN) bench ttft --model "$$model" --runs $(BENCH_ROUNDS) --threads $(BENCH_THREADS) --markdown \
+	        $(BENCH_TTFT_ARGS) > "$(BENCH_RESULTS)/ttft-$$model.md" || exit 1; \
+	    cat "$(BENCH_RESULTS)/ttft-$$model.md"; \
+	done
+
+bench-ttft: build ## Time to first token of every method on the smallest model (BENCH_TTFT_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
-	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_ARGS)
+	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_TTFT_ARGS)
+
+# -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
+.venv-bench/installed: tools/requirements-bench.txt
+	@[ -x .venv-bench/bin/python ] || python3 -m venv .venv-bench || { echo 'bench: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	CMAKE_ARGS="-DCMAKE_CXX_FLAGS=-fno-dse $$CMAKE_ARGS" .venv-bench/bin/pip install --quiet --no-cache-dir -r $<
+	@touch $@
 
 fuzz: setup ## Fuzz a reader of untrusted bytes (FUZZ_TARGET, FUZZ_SECONDS); needs nightly Rust
 	@rustup toolchain list | grep -q '^nightly' || rustup toolchain install nightly --profile minimal
@@ -77,6 +99,6 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/python tools/golden.py tiny
 	.venv/bin/python tools/golden.py real $(GOLDEN_FILES)
 
-clean: ## Remove build outputs and the Python environment; models and stored chunks stay
+clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .venv fuzz/target
+	rm -rf .venv .venv-bench fuzz/target

@@ -286,6 +286,9 @@ pub(crate) enum Bench {
     Ttft(Ttft),
     /// How near bf16 and q8 weights come to f32: KL divergence and same top token, on real prompts
     Precision(Precisions),
+    /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
+    #[command(hide = true)]
+    Probe,
 }
 
 #[derive(Debug, Args)]

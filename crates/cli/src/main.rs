@@ -17,6 +17,7 @@ mod machine;
 mod methods;
 mod models;
 mod output;
+mod probe;
 mod settings;
 mod table;
 
@@ -64,6 +65,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chunks(args) => chunks::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
         Command::Bench(Bench::Precision(args)) => bench_precision::run(&context, args),
+        Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }

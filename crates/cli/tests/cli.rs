@@ -566,3 +566,40 @@ fn time_to_first_token_is_measured() {
     let markdown = home.run(&words).good().out;
     assert!(markdown.contains("| tokens |") && markdown.contains("```sh\nrefrain bench ttft"), "{markdown}");
 }
+
+#[test]
+fn the_probe_answers_every_line_and_goes_on_after_a_bad_one() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let commands = [
+        r#"{"op":"info"}"#,
+        "no command",
+        r#"{"op":"decode","context":[],"tokens":0}"#,
+        r#"{"op":"prefill","ids":[]}"#,
+        r#"{"op":"prefill","ids":[4000000000]}"#,
+        r#"{"op":"tokenize","text":"How tight is a stem bolt?"}"#,
+        r#"{"op":"prefill","ids":[1,504,720]}"#,
+        r#"{"op":"decode","context":[1,504,720],"tokens":2}"#,
+        r#"{"op":"decode","context":[],"tokens":2}"#,
+    ];
+    let ran = home.run_with_input(&["bench", "probe"], &commands.join("\n")).good();
+    let replies: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(replies.len(), commands.len(), "{}", ran.out);
+    assert_eq!(
+        (&replies[0]["engine"], &replies[0]["compute"], &replies[0]["kv_bytes_per_token"]),
+        (&"refrain".into(), &"bf16".into(), &(2 * 30 * 192 * 2).into())
+    );
+    for bad in &replies[1..5] {
+        assert!(!bad["error"].as_str().unwrap().is_empty(), "{bad}");
+    }
+    assert!(replies[5]["ids"].as_array().unwrap().len() > 5);
+    let positive = |value: &Value| assert!(value.as_f64().unwrap() > 0.0, "{}", ran.out);
+    positive(&replies[6]["seconds"]);
+    positive(&replies[7]["prefill_seconds"]);
+    positive(&replies[7]["seconds_per_token"]);
+    assert!(replies[8]["prefill_seconds"].is_null());
+    positive(&replies[8]["seconds_per_token"]);
+    assert!(!home.path("data/refrain/chunks").exists(), "the user's store is left alone");
+}

@@ -27,6 +27,7 @@ mod forward;
 mod ingest;
 mod load;
 mod prefill;
+mod probe;
 mod prompt;
 mod sampling;
 mod stop;
@@ -39,6 +40,7 @@ pub use document::Document;
 pub use error::{Error, Result};
 pub use explain::{Attended, Explanation};
 pub use ingest::{IngestProgress, IngestReport, rate};
+pub use probe::DecodeTimes;
 pub use prompt::{Prompt, PromptChunk};
 pub use sampling::{Sampling, argmax};
 

@@ -1,0 +1,65 @@
+//! Bare times of the model, on token ids as they are given: what a comparison with other engines measures.
+
+use std::time::Instant;
+
+use refrain_fusion::Vanilla;
+use serde::Serialize;
+
+use crate::forward::State;
+use crate::{Engine, Prompt, Result, argmax};
+
+/// Times of decoding after a context.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DecodeTimes {
+    /// Seconds of the context's prefill; none if it was empty.
+    pub prefill_seconds: Option<f64>,
+    /// Seconds a token, mean of all steps.
+    pub seconds_per_token: f64,
+}
+
+impl Engine {
+    /// Seconds from an empty KV cache to the logits of the last of `ids`, all of them computed. Making the cache is
+    /// part of it.
+    ///
+    /// # Errors
+    /// If there is no id, they do not fit the context, or one has no embedding.
+    pub fn time_prefill(&self, ids: &[u32]) -> Result<f64> {
+        Ok(self.timed_prefill(ids, 0)?.0)
+    }
+
+    /// Times of `tokens` greedy steps of one token each after `context`. An empty context starts from one token.
+    ///
+    /// # Errors
+    /// If they do not fit the model's context, or an id has no embedding.
+    pub fn time_decode(&self, context: &[u32], tokens: usize) -> Result<DecodeTimes> {
+        let (prefill_seconds, mut state, mut token) = if context.is_empty() {
+            let start = self.tokenizer.bos().or(self.tokenizer.eos_ids().first().copied()).unwrap_or(0);
+            self.room(&of_ids(&[start]), tokens)?;
+            (None, State::new(&self.decoder, self.settings.kv, tokens, tokens), start)
+        } else {
+            let (seconds, state, first) = self.timed_prefill(context, tokens)?;
+            (Some(seconds), state, first)
+        };
+        let started = Instant::now();
+        for _ in 0..tokens {
+            token = argmax(state.extend(&[token])?);
+        }
+        let seconds_per_token = started.elapsed().as_secs_f64() / tokens.max(1) as f64;
+        Ok(DecodeTimes { prefill_seconds, seconds_per_token })
+    }
+
+    /// Seconds of a prefill with room for `tokens` more, what to decode in, and the likeliest next token.
+    fn timed_prefill(&self, ids: &[u32], tokens: usize) -> Result<(f64, State<'_>, u32)> {
+        let prompt = of_ids(ids);
+        let room = self.room(&prompt, tokens)?;
+        let started = Instant::now();
+        let prefilled = self.prefill(&prompt, &Vanilla, room, false)?;
+        let token = argmax(&prefilled.logits);
+        Ok((started.elapsed().as_secs_f64(), prefilled.state, token))
+    }
+}
+
+/// A prompt of exactly these ids, none of them reusable.
+fn of_ids(ids: &[u32]) -> Prompt {
+    Prompt { question: ids.to_vec(), ..Prompt::default() }
+}
