@@ -43,7 +43,7 @@ demo: build ## Fetch a small model, ingest examples/docs, ask three questions wi
 	    'examples/docs/' 'the documents' 'examples/questions.txt' 'the questions' \
 	    '$(MODELS)/' 'the model' 'refrain chunks ls' 'lists the stored chunks'
 
-test: setup ## Run all tests (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
+test: setup ## Run all tests, the engine's under each instruction set (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
 	else \
@@ -52,9 +52,17 @@ test: setup ## Run all tests (real-model tests fetch SmolLM2-135M unless REFRAIN
 	fi
 	@if cargo nextest --version >/dev/null 2>&1; then \
 	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc && \
-	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace; \
+	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace && \
+	    for isa in avx2 portable; do \
+	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine)'" && \
+	        REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine)' || exit 1; \
+	    done; \
 	else \
-	    echo 'cargo test --workspace' && cargo test --workspace; \
+	    echo 'cargo test --workspace' && cargo test --workspace && \
+	    for isa in avx2 portable; do \
+	        echo "REFRAIN_CPU=$$isa cargo test -p refrain-engine" && \
+	        REFRAIN_CPU=$$isa cargo test -p refrain-engine || exit 1; \
+	    done; \
 	fi
 
 check: setup ## Format, lints, docs, dependencies, import rule and style; all of them as errors

@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod few;
 mod flash;
 mod keys;
 mod queries;
@@ -49,8 +50,9 @@ pub struct Attention<'a> {
     pub visible: &'a [(u32, u32)],
     /// Factor of the dot products before softmax.
     pub scale: f32,
-    /// [`Precision::F32`] multiplies in `f32`; with the others queries, keys, values and probabilities may be
-    /// rounded to `bf16` (they are where AMX multiplies, for 16 rows and more). Sums are in `f32` in any case.
+    /// With [`Precision::F32`] a row's result does not depend on the others. With another one queries, keys, values and
+    /// probabilities may be rounded to `bf16` (they are where AMX multiplies), and fewer than 16 rows may be computed
+    /// in another way than more. Sums are in `f32` in any case.
     pub precision: Precision,
 }
 
@@ -152,7 +154,8 @@ impl Cpu {
         };
         let out = &Shared::new(out);
         let segments = last.div_ceil(SEGMENT);
-        if !worth || tasks >= 2 * self.threads() || segments == 1 {
+        let few = a.precision != Precision::F32 && blocks == 1 && rows * shape.group <= few::QUERIES;
+        if !few && (!worth || tasks >= 2 * self.threads() || segments == 1) {
             self.parallel_if(worth, tasks, &|t| self.isa().run(Whole { a, k, v, block: block(t), out, lse }));
             return;
         }
@@ -161,10 +164,14 @@ impl Cpu {
         let mut parts = scratch::lend(&ROUNDS, tasks * segments * size);
         let parts = &mut parts.words.floats_mut()[..tasks * segments * size];
         let shared = Shared::new(parts);
-        self.parallel(tasks * segments, &|i| {
+        self.parallel_if(worth, tasks * segments, &|i| {
             // SAFETY: part `i` belongs to task `i`.
             let part = unsafe { shared.part(i * size..(i + 1) * size) };
-            self.isa().run(Piece { a, k, v, block: block(i / segments), segment: i % segments, part });
+            let (block, segment) = (block(i / segments), i % segments);
+            if few {
+                return self.isa().run(few::Piece { a, k, v, block, segment, part });
+            }
+            self.isa().run(Piece { a, k, v, block, segment, part });
         });
         self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];

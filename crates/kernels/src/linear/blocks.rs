@@ -171,17 +171,42 @@ fn unpack_quad(
 }
 
 /// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
-pub(super) fn quantize(x: &[f32], out: &mut [u32]) {
-    for (x, out) in x.chunks(BLOCK).zip(out.chunks_exact_mut(X_WORDS)) {
-        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let scale = largest / 127.0;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        let mut q = [0i8; BLOCK];
-        q.iter_mut().zip(x).for_each(|(q, x)| *q = (x * inverse).round_ties_even() as i8);
-        let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
-        out[..QUADS].copy_from_slice(bytemuck::cast_slice(&q));
-        out[QUADS] = scale.to_bits();
-        out[QUADS + 1] = sum as u32;
+pub(super) struct Quantize<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) out: &'a mut [u32],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
+            let mut values = [0.0f32; BLOCK];
+            values[..x.len()].copy_from_slice(x);
+            let mut rounded = [0.0f32; BLOCK];
+            // SAFETY: both have 32 elements, a multiple of the lanes.
+            let scale = unsafe {
+                let mut largest = S::splat(0.0);
+                for i in (0..BLOCK).step_by(S::LANES) {
+                    let v = S::load(values.as_ptr().add(i));
+                    largest = S::max(S::max(v, S::sub(S::splat(0.0), v)), largest);
+                }
+                let scale = S::largest(largest) / 127.0;
+                let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+                for i in (0..BLOCK).step_by(S::LANES) {
+                    let v = S::round(S::mul(S::load(values.as_ptr().add(i)), inverse));
+                    S::store(rounded.as_mut_ptr().add(i), v);
+                }
+                scale
+            };
+            // Integers in −127 ..= 127, or what the cast makes of a NaN: 0.
+            let q: [i8; BLOCK] = rounded.map(|q| q as i8);
+            let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+            out[..QUADS].copy_from_slice(bytemuck::cast_slice(&q));
+            out[QUADS] = scale.to_bits();
+            out[QUADS + 1] = sum as u32;
+        }
     }
 }
 

@@ -98,7 +98,7 @@ impl Cpu {
                 Way::Tiles => amx::pack(w.inputs, x, dst),
                 Way::Bytes => {
                     for (x, dst) in x.chunks_exact(w.inputs).zip(dst.chunks_exact_mut(words)) {
-                        blocks::quantize(x, dst);
+                        self.isa().run(blocks::Quantize { x, out: dst });
                     }
                 }
                 Way::Vectors => {

@@ -1,0 +1,160 @@
+//! Attention of a few queries (a step of decoding): keys and values are read once, where they lie, and nothing is
+//! transposed. Sums go in another order than in [`super::flash`].
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use super::queries::{Block, SEGMENT, STATS, cut};
+use super::{Attention, WORK};
+use crate::scratch;
+use crate::simd::{Elem, Kernel, STRIP, Simd, load_part};
+
+/// Most queries of a block.
+pub(super) const QUERIES: usize = 8;
+/// The score of a key that is not seen, and the maximum where none is.
+const UNSEEN: f32 = -3e30;
+const LOWEST: f32 = -1e30;
+
+/// A block of up to [`QUERIES`] queries over one segment of the keys.
+pub(super) struct Piece<'a, E> {
+    pub(super) a: &'a Attention<'a>,
+    pub(super) k: &'a [E],
+    pub(super) v: &'a [E],
+    pub(super) block: Block,
+    pub(super) segment: usize,
+    /// The result, as `flash::Part` lays it out.
+    pub(super) part: &'a mut [f32],
+}
+
+impl<E: Elem> Kernel for Piece<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        match self.block.queries() {
+            1 => self.segment::<S, 1, 4>(),
+            2 => self.segment::<S, 2, 4>(),
+            3 => self.segment::<S, 3, 4>(),
+            4 => self.segment::<S, 4, 4>(),
+            5 | 6 => self.segment::<S, 6, 2>(),
+            _ => self.segment::<S, 8, 2>(),
+        }
+    }
+}
+
+impl<E: Elem> Piece<'_, E> {
+    /// `N` queries, those past the block's zero; `J` vectors of values at a time.
+    #[inline(always)]
+    fn segment<S: Simd, const N: usize, const J: usize>(self) {
+        let Piece { a, k, v, block, segment, part } = self;
+        let (shape, n) = (block.shape, block.queries());
+        let (d, padded) = (shape.head_dim, shape.padded);
+        let span = block.span(a.visible, 0..n);
+        let slots = span.start.max(segment * SEGMENT)..span.end.min((segment + 1) * SEGMENT);
+        let mut scratch = scratch::lend(&WORK, N * (padded + SEGMENT));
+        let mut floats = scratch.words.floats_mut();
+        let p = cut(&mut floats, N * SEGMENT);
+        let q = cut(&mut floats, N * padded);
+        q.fill(0.0);
+        for (i, q) in q.chunks_exact_mut(padded).enumerate().take(n) {
+            let query = &a.q[block.at(i)..][..d];
+            q.iter_mut().zip(query).for_each(|(to, q)| *to = q * (a.scale * LOG2_E));
+        }
+        // The queries of a block's rows share strips of twelve.
+        let (o, stats) = part.split_at_mut(block.strips() * STRIP * padded);
+        let (max, sum) = stats.split_at_mut(block.strips() * STATS);
+        o.fill(0.0);
+        max.fill(LOWEST);
+        sum.fill(0.0);
+        if slots.is_empty() {
+            return;
+        }
+        scores::<S, E, N>(&shape.head(k, block.g)[slots.start * d..slots.end * d], d, q, padded, p);
+        for i in 0..n {
+            let p = &mut p[i * SEGMENT..][..slots.len()];
+            let (from, to) = a.visible[block.row(i)];
+            (max[i], sum[i]) = soften::<S>(p, &slots, from as usize..to as usize);
+        }
+        let v = &shape.head(v, block.g)[slots.start * d..slots.end * d];
+        for e in (0..d).step_by(J * S::LANES) {
+            values::<S, E, N, J>(v, d, e, p, &mut o[..n * padded], padded);
+        }
+    }
+}
+
+/// p\[i · SEGMENT + t\] = q\[i\] · k\[t\]
+#[inline(always)]
+fn scores<S: Simd, E: Elem, const N: usize>(k: &[E], d: usize, q: &[f32], padded: usize, p: &mut [f32]) {
+    assert!(q.len() >= N * padded && p.len() >= N * SEGMENT && k.len() <= SEGMENT * d && d <= padded);
+    for (t, k) in k.chunks_exact(d).enumerate() {
+        let mut sums = [S::splat(0.0); N];
+        for e in (0..d).step_by(S::LANES) {
+            // SAFETY: `e` and the count stay within the key; `padded` is a multiple of the lanes, and so a query has
+            // LANES elements from `e` on.
+            unsafe {
+                let k = load_part::<S, E>(k.as_ptr().add(e), d - e);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::fma(k, S::load(q.as_ptr().add(i * padded + e)), *sum);
+                }
+            }
+        }
+        for (i, sum) in sums.into_iter().enumerate() {
+            p[i * SEGMENT + t] = S::sum(sum);
+        }
+    }
+}
+
+/// Turns the scores of `slots` into probabilities relative to their maximum; returns it and their sum.
+#[inline(always)]
+fn soften<S: Simd>(p: &mut [f32], slots: &Range<usize>, seen: Range<usize>) -> (f32, f32) {
+    for (t, p) in slots.clone().zip(p.iter_mut()) {
+        *p = if seen.contains(&t) { *p } else { UNSEEN };
+    }
+    let max = p.iter().fold(LOWEST, |max, p| max.max(*p));
+    let (mut total, n) = (S::splat(0.0), p.len());
+    for t in (0..n).step_by(S::LANES) {
+        let mut part = [UNSEEN; 16];
+        let left = S::LANES.min(n - t);
+        part[..left].copy_from_slice(&p[t..t + left]);
+        // SAFETY: `part` has 16 elements, at least as many as lanes.
+        unsafe {
+            let v = S::exp2(S::sub(S::load(part.as_ptr()), S::splat(max)));
+            total = S::add(total, v);
+            S::store(part.as_mut_ptr(), v);
+        }
+        p[t..t + left].copy_from_slice(&part[..left]);
+    }
+    (max, S::sum(total))
+}
+
+/// o\[i\] += Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on.
+#[inline(always)]
+fn values<S: Simd, E: Elem, const N: usize, const J: usize>(
+    v: &[E],
+    d: usize,
+    e: usize,
+    p: &[f32],
+    o: &mut [f32],
+    padded: usize,
+) {
+    let mut sums = [[S::splat(0.0); J]; N];
+    for (t, v) in v.chunks_exact(d).enumerate() {
+        for j in 0..J {
+            let at = e + j * S::LANES;
+            if at >= d {
+                break;
+            }
+            // SAFETY: `at` and the count stay within the value.
+            let v = unsafe { load_part::<S, E>(v.as_ptr().add(at), d - at) };
+            for (i, sums) in sums.iter_mut().enumerate() {
+                sums[j] = S::fma(v, S::splat(p[i * SEGMENT + t]), sums[j]);
+            }
+        }
+    }
+    for (o, sums) in o.chunks_exact_mut(padded).zip(sums) {
+        for (o, sum) in o[e..].chunks_exact_mut(S::LANES).zip(sums) {
+            // SAFETY: a chunk has LANES elements.
+            unsafe { S::store(o.as_mut_ptr(), sum) };
+        }
+    }
+}
