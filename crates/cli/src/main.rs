@@ -61,7 +61,8 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
-        Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
+        Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
+        Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }
