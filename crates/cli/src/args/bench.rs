@@ -64,7 +64,7 @@ pub(crate) struct Kernels {
     /// Which kernels
     #[arg(long, value_name = "GROUPS", value_delimiter = ',', default_value = "products,attention,ops")]
     pub(crate) only: Vec<Group>,
-    /// Times that each is measured, after one that is not
+    /// Times that each is measured at least; quick ones are measured for 0.1 s
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
     /// Write a picture of the kernels under the machine's roofs

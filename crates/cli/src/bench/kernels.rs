@@ -15,8 +15,10 @@ use crate::output::{Fail, bytes, count, number, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
 
-/// Seconds that the calls of one run take at least.
-const RUN: f64 = 5e-3;
+/// Seconds that the calls of one run take at least: as long as a round of the peaks, which share what interrupts.
+const RUN: f64 = 1e-3;
+/// Seconds of all runs at least.
+const RUNS: f64 = 0.1;
 /// Bytes of weights, or of keys and values, that the calls for one token take turns with.
 const TURNS: u64 = 1 << 30;
 /// Kernels that touch more bytes than this in a call ...
@@ -62,6 +64,20 @@ impl Peak {
 struct Peaks {
     all_threads: Peak,
     one_thread: Peak,
+}
+
+impl Peaks {
+    fn measure(cpu: &Cpu) -> Peaks {
+        let one_thread = Peak::measure(cpu, 1);
+        let all_threads = if cpu.threads() == 1 { one_thread } else { Peak::measure(cpu, cpu.threads()) };
+        Peaks { all_threads, one_thread }
+    }
+
+    fn lines(&self, threads: usize) -> Vec<String> {
+        let mut lines = vec![self.all_threads.line(threads)];
+        lines.extend((threads > 1).then(|| self.one_thread.line(1)));
+        lines
+    }
 }
 
 /// One kernel at one shape. Rates are those of the quickest run, as the peaks are.
@@ -137,7 +153,7 @@ pub(crate) fn run(context: &Context, args: &args::Kernels) -> Result<()> {
     // Rather now than after all measurements.
     write("")?;
     let spinner = context.spinner("measuring what the machine reaches");
-    let peaks = Peaks { all_threads: Peak::measure(&cpu, cpu.threads()), one_thread: Peak::measure(&cpu, 1) };
+    let peaks = Peaks::measure(&cpu);
     spinner.finish_and_clear();
     let cases: Vec<Case> = cases().into_iter().filter(|case| args.only.contains(&case.group)).collect();
     let (large, small): (Vec<&Case>, Vec<&Case>) =
@@ -178,7 +194,11 @@ fn measure(cpu: &Cpu, ready: &mut Ready, runs: u32) -> Spread {
     while run(calls) < RUN {
         calls *= 2;
     }
-    Spread::of((0..runs).map(|_| run(calls) / f64::from(calls)).collect())
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while times.len() < runs as usize || start.elapsed().as_secs_f64() < RUNS {
+        times.push(run(calls) / f64::from(calls));
+    }
+    Spread::of(times)
 }
 
 /// All that is printed for people.
@@ -190,14 +210,15 @@ struct Report {
 }
 
 impl Report {
-    fn head(&self) -> [String; 4] {
+    fn head(&self) -> Vec<String> {
         let how = format!(
-            "kernels, {} each, rates and shares of the best, refrain {}",
+            "kernels, {} or more each, rates and shares of the best, refrain {}",
             count(self.about.runs as usize, "run"),
             self.about.version
         );
-        let all = self.peaks.all_threads.line(self.about.threads);
-        [self.about.machine(), how, all, self.peaks.one_thread.line(1)]
+        let mut lines = vec![self.about.machine(), how];
+        lines.extend(self.peaks.lines(self.about.threads));
+        lines
     }
 
     fn notes(&self) -> Vec<String> {

@@ -120,7 +120,7 @@ impl Picture {
         let title = format!("Kernels under the roofs of {}, {threads}, {}", about.cpu, about.isa);
         self.text(LEFT, 28.0, r#"font-size="17" font-weight="bold""#, &title);
         let runs = count(about.runs as usize, "run");
-        let how = format!("{}, refrain {}, the best of {runs}", about.date, about.version);
+        let how = format!("{}, refrain {}, the best of {runs} or more", about.date, about.version);
         self.text(LEFT, 47.0, &format!(r#"font-size="12" fill="{GREY}""#), &how);
     }
 
@@ -207,7 +207,7 @@ impl Picture {
         let mut markers = String::new();
         for (index, ((kind, row), (x, y))) in rows.iter().zip(&places).enumerate() {
             let figure = (index + 1).to_string();
-            let [left, top, right, bottom] = self.free(*x, *y, FIGURE.1 * figure.len() as f64);
+            let [left, top, right, bottom] = self.free(*x, *y, FIGURE.1 * figure.len() as f64 + 4.0);
             let (middle, height) = ((left + right) / 2.0, (top + bottom) / 2.0);
             if (middle - x).hypot(height - y) > 19.0 {
                 self.line(
@@ -371,7 +371,7 @@ mod tests {
         let rows: Vec<Row> = Kind::ALL
             .iter()
             .flat_map(|kind| {
-                (0..7).map(|i| row(*kind, &format!("{kind:?} {i}<&>"), 1.0 + f64::from(i), 1e10))
+                (0..7).map(move |i| row(*kind, &format!("{kind:?} {i}<&>"), 1.0 + f64::from(i), 1e10))
             })
             .collect();
         let svg = svg(&about(), &PEAK, &rows);
