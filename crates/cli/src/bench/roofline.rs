@@ -177,6 +177,7 @@ impl Picture {
             let width = 6.8 * label.chars().count() as f64;
             let left = if anchor == "start" { x } else { x - width };
             self.taken.push([left, y - 17.0, left + width, y + 2.0]);
+            self.taken.push([self.x.at(ridge), y - 1.5, RIGHT, y + 1.5]);
         }
         let (near, ridge) = (10f64.powf(self.x.low), highest / peak.read_bytes);
         let flops = |intensity: f64| intensity * peak.read_bytes / 1e9;
