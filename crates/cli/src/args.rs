@@ -1,5 +1,7 @@
 //! The command line: what clap derives, and what is added to it from the registry of methods.
 
+mod bench;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -9,6 +11,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand,
 use refrain_engine::{Instructions, Sampling};
 use refrain_fusion::{Kind, OptionSpec};
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
+
+pub(crate) use bench::{Bench, Group, Kernels, Precisions, Ttft};
 
 use crate::examples;
 use crate::output::parse_size;
@@ -277,63 +281,6 @@ pub(crate) enum Chunks {
     },
     /// Read every chunk file, verify all of it, and remove what is broken
     Verify,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// Time to first token of methods over prompt lengths, beside the bound by arithmetic alone
-    #[command(after_help = examples::BENCH_TTFT)]
-    Ttft(Ttft),
-    /// How near bf16 and q8 weights come to f32: KL divergence and same top token, on real prompts
-    Precision(Precisions),
-    /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
-    #[command(hide = true)]
-    Probe,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Precisions {
-    /// File or folder that the questions are asked of; may be given several times [default: a built-in text]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub(crate) docs: Vec<PathBuf>,
-    /// File of questions, one a line [default: 20 about the built-in text]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) questions: Option<PathBuf>,
-    /// Most tokens of each answer that are compared
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub(crate) tokens: usize,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Ttft {
-    /// File or folder that prompts are cut from; may be given several times [default: a built-in text]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub(crate) docs: Vec<PathBuf>,
-    /// Methods, measured in turn
-    #[arg(
-        long,
-        value_name = "METHODS",
-        value_delimiter = ',',
-        default_value = "vanilla,pie,lego_link,cache_blend,a3"
-    )]
-    pub(crate) methods: Vec<String>,
-    /// Tokens of the prompts
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
-    pub(crate) lengths: Vec<usize>,
-    /// Rounds that are measured, after one that is not
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) runs: u32,
-    /// The question that ends every prompt
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "What are these documents about?",
-        hide_short_help = true
-    )]
-    pub(crate) question: String,
-    /// Print the table as Markdown
-    #[arg(long)]
-    pub(crate) markdown: bool,
 }
 
 #[derive(Debug, Args)]

@@ -66,6 +66,20 @@ one process; chunks are kept in a store of their own that is removed at the end.
 is by arithmetic alone: what the method would reach if every operation it leaves out were \
 saved (keys and values resident, language head ignored).";
 
+pub(crate) const BENCH_KERNELS: &str = "\
+Examples:
+  refrain bench kernels
+  refrain bench kernels --svg roofline.svg
+  refrain bench kernels --only products --runs 9 --threads 1 --markdown
+
+The peaks are measured first: multiplications and additions in registers, reading 512 MiB and \
+copying 256. A kernel can do no better than the slower of two: its operations at the peak of \
+its precision, or its bytes (weights, keys and values, activations, each moved once) at the \
+peak of memory. The share is that bound over the kernel's best time. Operations of causal \
+attention are those of the visible keys. What goes with one token uses other weights, keys and \
+values in each call, 1 GiB in all, as a model of many layers does. Other programs at work \
+lower peaks and kernels alike, and not by the same amount.";
+
 pub(crate) const METHODS: &str = "\
 Examples:
   refrain methods

@@ -17,6 +17,22 @@ pub(crate) fn peak_memory() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// Bytes of memory that a program can still take, where the system tells.
+pub(crate) fn free_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Bytes of the first core's largest cache, which it may share with others, where the system tells.
+pub(crate) fn cache_bytes() -> Option<u64> {
+    let size = |level: u32| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size");
+        crate::output::parse_size(std::fs::read_to_string(path).ok()?.trim()).ok()
+    };
+    (0..8).map_while(size).max()
+}
+
 /// Lets [`peak_memory`] begin again at what is held now, where the system can.
 pub(crate) fn forget_peak_memory() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");

@@ -3,7 +3,6 @@
 mod args;
 mod ask;
 mod bench;
-mod bench_precision;
 mod chat;
 mod chunks;
 mod config;
@@ -63,8 +62,9 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
-        Command::Bench(Bench::Ttft(args)) => bench::run(&context, args),
-        Command::Bench(Bench::Precision(args)) => bench_precision::run(&context, args),
+        Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
+        Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
+        Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
         Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),

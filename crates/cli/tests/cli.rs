@@ -142,7 +142,9 @@ fn home_with_documents() -> Home {
 #[test]
 fn every_command_has_help_with_examples_and_global_options() {
     let home = Home::new();
-    for command in ["pull", "ingest", "ask", "chat", "chunks", "bench ttft", "methods", "completions"] {
+    for command in
+        ["pull", "ingest", "ask", "chat", "chunks", "bench ttft", "bench kernels", "methods", "completions"]
+    {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let help = home.run(&words).good().out;
         assert!(help.contains("Examples:") && help.contains("--model <MODEL>"), "{command}: {help}");
@@ -175,6 +177,8 @@ fn methods_are_listed_and_wrong_ones_name_what_is_known() {
     home.run(&["ask", "--method", "a3", "--ratio", "7", "why"]).failed(2, &["ratio", "0 to 1"]);
     home.run(&["ask", "--compare", "vanilla,a3:colour=1", "why"]).failed(2, &["colour", "smoothing"]);
     home.run(&["bench", "ttft", "--methods", "a3,a9"]).failed(2, &["a9"]);
+    home.run(&["bench", "kernels", "--only", "ops,sums"]).failed(2, &["sums", "products"]);
+    home.run(&["bench", "kernels", "--runs", "0"]).failed(2, &["--runs"]);
 }
 
 #[test]
@@ -589,7 +593,7 @@ fn the_probe_answers_every_line_and_goes_on_after_a_bad_one() {
     assert_eq!(replies.len(), commands.len(), "{}", ran.out);
     assert_eq!(
         (&replies[0]["engine"], &replies[0]["compute"], &replies[0]["kv_bytes_per_token"]),
-        (&"refrain".into(), &"bf16".into(), &(2 * 30 * 192 * 2).into())
+        (&"refrain".into(), &"q8".into(), &(2 * 30 * 192 * 2).into())
     );
     for bad in &replies[1..5] {
         assert!(!bad["error"].as_str().unwrap().is_empty(), "{bad}");
@@ -602,4 +606,29 @@ fn the_probe_answers_every_line_and_goes_on_after_a_bad_one() {
     assert!(replies[8]["prefill_seconds"].is_null());
     positive(&replies[8]["seconds_per_token"]);
     assert!(!home.path("data/refrain/chunks").exists(), "the user's store is left alone");
+}
+
+#[test]
+fn kernels_are_measured_against_the_machine() {
+    let home = Home::new();
+    let nowhere = home.path("missing/roofline.svg");
+    home.run(&["bench", "kernels", "--svg", nowhere.to_str().unwrap()]).failed(1, &["missing/roofline.svg"]);
+    let picture = home.path("roofline.svg");
+    let words = ["bench", "kernels", "--only", "ops", "--runs", "1", "--svg", picture.to_str().unwrap()];
+    let told = home.json(&words);
+    for peaks in ["all_threads", "one_thread"] {
+        for peak in ["f32_flops", "bf16_flops", "read_bytes", "copy_bytes"] {
+            assert!(told["peaks"][peaks][peak].as_f64().unwrap() > 0.0, "{peaks} {peak}");
+        }
+    }
+    let rows = told["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    let picture = std::fs::read_to_string(picture).unwrap();
+    for row in rows {
+        assert_eq!(row["kind"], "element_wise");
+        assert!(row["share"].as_f64().unwrap() > 0.0 && row["time"]["min"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(picture.contains(row["name"].as_str().unwrap()), "{row}");
+    }
+    assert!(told["about"]["command"].as_str().unwrap().starts_with("refrain bench kernels --only ops"));
+    assert!(told["about"]["threads"].as_u64().unwrap() > 0 && told["about"].get("model").is_none());
 }

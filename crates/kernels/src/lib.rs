@@ -20,6 +20,8 @@ mod ops;
 #[allow(unsafe_code)]
 mod pages;
 #[allow(unsafe_code)]
+mod peak;
+#[allow(unsafe_code)]
 mod pool;
 #[allow(unsafe_code)]
 mod scratch;

@@ -71,7 +71,7 @@ impl<E: Elem> Piece<'_, E> {
         }
         scores::<S, E, N>(&shape.head(k, block.g)[slots.start * d..slots.end * d], d, q, padded, p);
         for i in 0..n {
-            let p = &mut p[i * SEGMENT..][..slots.len()];
+            let p = &mut p[i * SEGMENT..][..SEGMENT];
             let (from, to) = a.visible[block.row(i)];
             (max[i], sum[i]) = soften::<S>(p, &slots, from as usize..to as usize);
         }
@@ -104,27 +104,31 @@ fn scores<S: Simd, E: Elem, const N: usize>(k: &[E], d: usize, q: &[f32], padded
     }
 }
 
-/// Turns the scores of `slots` into probabilities relative to their maximum; returns it and their sum.
+/// Turns the scores of `slots` into probabilities relative to their maximum; returns it and their sum. `p` has
+/// [`SEGMENT`] elements; those past the slots become 0.
 #[inline(always)]
 fn soften<S: Simd>(p: &mut [f32], slots: &Range<usize>, seen: Range<usize>) -> (f32, f32) {
-    for (t, p) in slots.clone().zip(p.iter_mut()) {
-        *p = if seen.contains(&t) { *p } else { UNSEEN };
-    }
-    let max = p.iter().fold(LOWEST, |max, p| max.max(*p));
-    let (mut total, n) = (S::splat(0.0), p.len());
-    for t in (0..n).step_by(S::LANES) {
-        let mut part = [UNSEEN; 16];
-        let left = S::LANES.min(n - t);
-        part[..left].copy_from_slice(&p[t..t + left]);
-        // SAFETY: `part` has 16 elements, at least as many as lanes.
-        unsafe {
-            let v = S::exp2(S::sub(S::load(part.as_ptr()), S::splat(max)));
-            total = S::add(total, v);
-            S::store(part.as_mut_ptr(), v);
+    let n = slots.len();
+    let (from, to) =
+        (seen.start.saturating_sub(slots.start).min(n), seen.end.saturating_sub(slots.start).min(n));
+    p[..from].fill(UNSEEN);
+    p[to.max(from)..].fill(UNSEEN);
+    let p = p[..SEGMENT].as_mut_ptr();
+    let end = n.next_multiple_of(S::LANES);
+    // SAFETY: `end` is at most SEGMENT, a multiple of the lanes.
+    unsafe {
+        let mut max = S::splat(LOWEST);
+        for t in (0..end).step_by(S::LANES) {
+            max = S::max(max, S::load(p.add(t)));
         }
-        p[t..t + left].copy_from_slice(&part[..left]);
+        let (max, mut total) = (S::largest(max), S::splat(0.0));
+        for t in (0..end).step_by(S::LANES) {
+            let v = S::exp2(S::sub(S::load(p.add(t)), S::splat(max)));
+            total = S::add(total, v);
+            S::store(p.add(t), v);
+        }
+        (max, S::sum(total))
     }
-    (max, S::sum(total))
 }
 
 /// o\[i\] += Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on.

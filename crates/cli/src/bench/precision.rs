@@ -7,14 +7,14 @@ use refrain_store::Store;
 use serde::Serialize;
 use serde_json::json;
 
+use super::ttft::BUILT_IN;
 use crate::args;
-use crate::bench::BUILT_IN;
 use crate::output::{Fail, count, print, print_json};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
 /// Asked of the built-in documents.
-const QUESTIONS: &str = include_str!("../../../examples/precision.txt");
+const QUESTIONS: &str = include_str!("../../../../examples/precision.txt");
 
 /// One precision beside f32.
 #[derive(Debug, Serialize)]

@@ -6,6 +6,7 @@ use refrain_store::Store;
 use serde::Serialize;
 use serde_json::json;
 
+use super::Spread;
 use crate::args;
 use crate::cost::{Shape, Sizes};
 use crate::machine;
@@ -15,10 +16,10 @@ use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
 /// Prompts are cut from these unless documents are given.
-pub(crate) const BUILT_IN: [&str; 3] = [
-    include_str!("../../../examples/docs/drive/chain.md"),
-    include_str!("../../../examples/docs/drive/gears.md"),
-    include_str!("../../../examples/docs/drive/brakes.md"),
+pub(super) const BUILT_IN: [&str; 3] = [
+    include_str!("../../../../examples/docs/drive/chain.md"),
+    include_str!("../../../../examples/docs/drive/gears.md"),
+    include_str!("../../../../examples/docs/drive/brakes.md"),
 ];
 
 /// One method at one length.
@@ -48,27 +49,6 @@ struct Row {
     share_of_bound: Option<f64>,
     /// Peak memory of the process while the method ran.
     peak_memory_bytes: Option<u64>,
-}
-
-/// Seconds of several runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Spread {
-        values.sort_by(f64::total_cmp);
-        let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
-        let median = (values[low] + values[high]) / 2.0;
-        Spread { median, min: values[0], max: values[values.len() - 1] }
-    }
-
-    fn text(&self) -> String {
-        format!("{} ({}–{})", seconds(self.median), seconds(self.min), seconds(self.max))
-    }
 }
 
 /// `refrain bench ttft`
@@ -203,53 +183,36 @@ fn spread(accounts: &[Account], of: fn(&Account) -> f64) -> Spread {
 /// What was measured, on what and how.
 #[derive(Debug, Serialize)]
 struct About {
-    date: String,
-    cpu: String,
-    threads: usize,
-    isa: String,
+    #[serde(flatten)]
+    machine: super::About,
     model: String,
     compute: String,
     kv: String,
     chunk_tokens: usize,
-    runs: u32,
-    command: String,
-    version: &'static str,
 }
 
 impl About {
     fn new(context: &Context, engine: &Engine, runs: u32) -> About {
-        let cpu = engine.decoder().backend();
-        let quoted = |word: String| {
-            let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
-            if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
-        };
-        let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
         About {
-            date: machine::today(),
-            cpu: machine::cpu_name(),
-            threads: cpu.threads(),
-            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            machine: super::About::new(engine.decoder().backend(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),
             chunk_tokens: engine.settings().chunk_tokens,
-            runs,
-            command: std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" "),
-            version: env!("CARGO_PKG_VERSION"),
         }
     }
 
     fn lines(&self) -> [String; 2] {
         [
-            format!("{}, {}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa),
+            self.machine.machine(),
             format!(
                 "{}, weights {}, KV {}, chunks of {} tokens, median (min–max) of {}, refrain {}",
                 self.model,
                 self.compute,
                 self.kv,
                 self.chunk_tokens,
-                count(self.runs as usize, "run"),
-                self.version
+                count(self.machine.runs as usize, "run"),
+                self.machine.version
             ),
         ]
     }
@@ -261,7 +224,7 @@ impl About {
 
     fn markdown(&self, rows: &[Row]) -> String {
         let [machine, model] = self.lines();
-        format!("{machine}; {model}:\n\n```sh\n{}\n```\n\n{}", self.command, table(rows).markdown())
+        format!("{machine}; {model}:\n\n```sh\n{}\n```\n\n{}", self.machine.command, table(rows).markdown())
     }
 }
 
@@ -297,15 +260,4 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Spread;
-
-    #[test]
-    fn the_median_is_the_middle_or_the_mean_of_both() {
-        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
-    }
 }

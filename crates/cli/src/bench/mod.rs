@@ -1,0 +1,85 @@
+//! `refrain bench`: what its measurements have in common.
+
+mod kernels;
+mod precision;
+mod roofline;
+mod ttft;
+mod work;
+
+use refrain_kernels::Cpu;
+use serde::Serialize;
+
+pub(crate) use kernels::run as kernels;
+pub(crate) use precision::run as precision;
+pub(crate) use ttft::run as ttft;
+
+use crate::machine;
+use crate::output::{count, seconds};
+
+/// Seconds of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+        let median = (values[low] + values[high]) / 2.0;
+        Spread { median, min: values[0], max: values[values.len() - 1] }
+    }
+
+    fn text(&self) -> String {
+        format!("{} ({}–{})", seconds(self.median), seconds(self.min), seconds(self.max))
+    }
+}
+
+/// What was measured on, when and how.
+#[derive(Debug, Serialize)]
+struct About {
+    date: String,
+    cpu: String,
+    threads: usize,
+    isa: String,
+    runs: u32,
+    command: String,
+    version: &'static str,
+}
+
+impl About {
+    fn new(cpu: &Cpu, runs: u32) -> About {
+        let quoted = |word: String| {
+            let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
+            if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
+        };
+        let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+        About {
+            date: machine::today(),
+            cpu: machine::cpu_name(),
+            threads: cpu.threads(),
+            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            runs,
+            command: std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" "),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+
+    /// When and on what.
+    fn machine(&self) -> String {
+        format!("{}, {}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn the_median_is_the_middle_or_the_mean_of_both() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
+    }
+}

@@ -1,0 +1,369 @@
+//! The kernels that `refrain bench kernels` measures, and at which shapes.
+
+use std::convert::Infallible;
+
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, Rows, softmax};
+use serde::Serialize;
+
+use crate::args::Group;
+
+/// Keys that are attended to.
+const KEYS: usize = 4096;
+
+/// Colours of the picture, and the first column of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Kind {
+    ProductBf16,
+    ProductQ8,
+    ProductF32,
+    VectorProduct,
+    Attention,
+    ElementWise,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 6] = [
+        Kind::ProductBf16,
+        Kind::ProductQ8,
+        Kind::ProductF32,
+        Kind::VectorProduct,
+        Kind::Attention,
+        Kind::ElementWise,
+    ];
+
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Kind::ProductBf16 => "product bf16",
+            Kind::ProductQ8 => "product q8",
+            Kind::ProductF32 => "product f32",
+            Kind::VectorProduct => "vector product",
+            Kind::Attention => "attention",
+            Kind::ElementWise => "element-wise",
+        }
+    }
+}
+
+/// A kernel at one shape.
+pub(super) struct Case {
+    pub(super) group: Group,
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    /// Multiplications and additions of a call.
+    pub(super) operations: f64,
+    /// Whether it may multiply in `bf16`; else in `f32`.
+    pub(super) bf16: bool,
+    /// Whether it runs on the calling thread alone.
+    pub(super) one_thread: bool,
+    /// Bytes that one call touches, roughly.
+    pub(super) size: usize,
+    make: Make,
+}
+
+/// Makes the operands of a case, with about so many bytes of what calls take turns with.
+type Make = Box<dyn Fn(&Cpu, usize) -> Ready>;
+
+/// A case with its operands in memory.
+pub(super) struct Ready {
+    /// Bytes that a call reads, each once.
+    pub(super) read: usize,
+    /// Bytes that a call writes, each once.
+    pub(super) written: usize,
+    /// Bytes that calls go through until they come back to the same.
+    pub(super) span: usize,
+    pub(super) call: Box<dyn FnMut(&Cpu)>,
+}
+
+impl Case {
+    pub(super) fn make(&self, cpu: &Cpu, turns: usize) -> Ready {
+        (self.make)(cpu, turns)
+    }
+}
+
+/// All of them, in the order of the table.
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
+        for shape in [(2048, 576, 1536), (256, 4096, 14336), (2048, 4096, 14336)] {
+            all.push(product(precision, shape));
+        }
+    }
+    for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
+        for shape in [(1, 4096, 14336), (1, 576, 1536), (1, 576, 49152)] {
+            all.push(product(precision, shape));
+        }
+    }
+    for precision in [Precision::Bf16, Precision::F32] {
+        for heads in [Heads { query: 9, kv: 3, width: 64 }, Heads { query: 12, kv: 2, width: 128 }] {
+            all.extend([4096, 614, 1].map(|rows| attention(precision, heads, rows)));
+        }
+    }
+    all.extend([concat_logits(), column_sums()]);
+    all.extend([rms_norm(), rope(), place_keys(), softmax_row()]);
+    all
+}
+
+/// Numbers from −1 to 1, always the same.
+fn fill(n: usize) -> Vec<f32> {
+    let mut s = 0x2545_f491_4f6c_dd1d_u64;
+    let number = |_| {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(number).collect()
+}
+
+fn buffer(dtype: Dtype, n: usize) -> Buffer {
+    let mut buffer = Buffer::zeros(dtype, n);
+    buffer.write_f32(0, &fill(n));
+    buffer
+}
+
+/// Cosines and sines for `tokens` × `half` angles: what rotates must not shrink from call to call.
+fn angles(tokens: usize, half: usize) -> [Vec<f32>; 2] {
+    let angles = fill(tokens * half);
+    [angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect()]
+}
+
+/// Of m × k by k × n. With one row, calls take turns with several weights.
+fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
+    let kind = match precision {
+        _ if m == 1 => Kind::VectorProduct,
+        Precision::Bf16 => Kind::ProductBf16,
+        Precision::Q8 => Kind::ProductQ8,
+        Precision::F32 => Kind::ProductF32,
+    };
+    let shape = format!("{m}×{k}×{n}");
+    let make = move |cpu: &Cpu, turns: usize| {
+        let row = fill(k);
+        let values = |_, out: &mut [f32]| {
+            out.copy_from_slice(&row);
+            Ok::<(), Infallible>(())
+        };
+        let pack = || {
+            Linear::pack(cpu, precision, n, k, None, Rows::Values(&values))
+                .unwrap_or_else(|never| match never {})
+        };
+        let mut weights = vec![pack()];
+        let bytes = weights[0].bytes();
+        let copies = if m == 1 { turns.div_ceil(bytes) } else { 1 };
+        weights.extend((1..copies).map(|_| pack()));
+        let (x, mut y, mut turn) = (fill(m * k), vec![0.0; m * n], 0);
+        let (read, written) = (bytes + 4 * x.len(), 4 * y.len());
+        let call = move |cpu: &Cpu| {
+            cpu.linear(&weights[turn], &x, &mut y);
+            turn = (turn + 1) % weights.len();
+        };
+        Ready { read, written, span: bytes * copies + 4 * m * (k + n), call: Box::new(call) }
+    };
+    Case {
+        group: Group::Products,
+        kind,
+        name: if m == 1 { format!("{precision} {shape}") } else { shape },
+        operations: (2 * m * k * n) as f64,
+        bf16: precision != Precision::F32,
+        one_thread: false,
+        size: 4 * (m * k + k * n + m * n),
+        make: Box::new(make),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Heads {
+    query: usize,
+    kv: usize,
+    width: usize,
+}
+
+/// What attention takes: queries of the last `rows` of [`KEYS`] tokens; keys and values, or keys alone.
+struct Operands {
+    heads: Heads,
+    q: Vec<f32>,
+    kv: Vec<[Buffer; 2]>,
+    visible: Vec<(u32, u32)>,
+}
+
+impl Operands {
+    fn new(heads: Heads, rows: usize, copies: usize) -> Operands {
+        let kv = [
+            buffer(Dtype::F16, heads.kv * KEYS * heads.width),
+            buffer(Dtype::F16, heads.kv * KEYS * heads.width),
+        ];
+        Operands {
+            heads,
+            q: fill(rows * heads.query * heads.width),
+            kv: vec![kv; copies],
+            visible: visible(rows),
+        }
+    }
+
+    fn attention(&self, turn: usize, precision: Precision) -> Attention<'_> {
+        let [k, v] = &self.kv[turn % self.kv.len()];
+        Attention {
+            q: &self.q,
+            k: k.as_slice(),
+            v: v.as_slice(),
+            heads: self.heads.query,
+            kv_heads: self.heads.kv,
+            head_dim: self.heads.width,
+            capacity: KEYS,
+            visible: &self.visible,
+            scale: 1.0 / (self.heads.width as f32).sqrt(),
+            precision,
+        }
+    }
+}
+
+/// What the last `rows` of [`KEYS`] tokens see.
+fn visible(rows: usize) -> Vec<(u32, u32)> {
+    (KEYS - rows..KEYS).map(|i| (0, i as u32 + 1)).collect()
+}
+
+/// Pairs of rows and visible keys.
+fn pairs(rows: usize) -> usize {
+    visible(rows).iter().map(|(_, end)| *end as usize).sum()
+}
+
+/// Causal, over keys and values in `f16`. With one row, calls take turns with several keys and values.
+fn attention(precision: Precision, heads: Heads, rows: usize) -> Case {
+    let Heads { query, kv, width } = heads;
+    let stored = 2 * 2 * kv * KEYS * width;
+    let make = move |_: &Cpu, turns: usize| {
+        let copies = if rows == 1 { turns.div_ceil(stored) } else { 1 };
+        let operands = Operands::new(heads, rows, copies);
+        let (mut out, mut turn) = (vec![0.0; operands.q.len()], 0);
+        let moved = 4 * out.len();
+        let call = move |cpu: &Cpu| {
+            cpu.attention(&operands.attention(turn, precision), &mut out);
+            turn += 1;
+        };
+        let span = stored * copies + 2 * moved;
+        Ready { read: stored + moved, written: moved, span, call: Box::new(call) }
+    };
+    Case {
+        group: Group::Attention,
+        kind: Kind::Attention,
+        name: format!("{precision}, {rows} × {KEYS}, {query}/{kv} heads of {width}"),
+        operations: (4 * pairs(rows) * query * width) as f64,
+        bf16: precision == Precision::Bf16,
+        one_thread: false,
+        size: stored + 8 * rows * query * width,
+        make: Box::new(make),
+    }
+}
+
+const SMALL: Heads = Heads { query: 9, kv: 3, width: 64 };
+
+/// Logits of a question's rows; the queries of a group are added up first.
+fn concat_logits() -> Case {
+    let (Heads { query, kv, width }, rows) = (SMALL, 60);
+    let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * rows * KEYS);
+    let make = move |_: &Cpu, _| {
+        let operands = Operands::new(SMALL, rows, 1);
+        let mut z = vec![0.0; rows * KEYS];
+        let call = move |cpu: &Cpu| {
+            let (q, k) = (&operands.q, operands.kv[0][0].as_slice());
+            cpu.concat_logits(q, query, kv, width, k, KEYS, 0..KEYS, 0.125, &mut z);
+        };
+        Ready { read, written, span: read + written, call: Box::new(call) }
+    };
+    Case {
+        group: Group::Attention,
+        kind: Kind::Attention,
+        name: format!("concat_logits, {rows} × {KEYS}"),
+        operations: (2 * rows * KEYS * kv * width + rows * (query - kv) * width) as f64,
+        bf16: false,
+        one_thread: false,
+        size: read + written,
+        make: Box::new(make),
+    }
+}
+
+/// What rows give to each key, without values.
+fn column_sums() -> Case {
+    let (Heads { query, kv, width }, rows) = (SMALL, 614);
+    let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * KEYS);
+    let make = move |_: &Cpu, _| {
+        let operands = Operands::new(SMALL, rows, 1);
+        let mut sums = vec![0.0; KEYS];
+        let call = move |cpu: &Cpu| {
+            cpu.column_sums(&operands.attention(0, Precision::F32), 0..KEYS, &mut sums);
+        };
+        Ready { read, written, span: read + written, call: Box::new(call) }
+    };
+    Case {
+        group: Group::Attention,
+        kind: Kind::Attention,
+        name: format!("column_sums, {rows} × {KEYS}"),
+        operations: (2 * pairs(rows) * query * width) as f64,
+        bf16: false,
+        one_thread: false,
+        size: read + written,
+        make: Box::new(make),
+    }
+}
+
+/// Tokens and width of element-wise steps: 24 heads of 64.
+const TOKENS: usize = 2048;
+const WIDTH: usize = 1536;
+const HEADS: usize = 24;
+const HEAD: usize = 64;
+
+fn element_wise(
+    name: &str,
+    operations: usize,
+    read: usize,
+    written: usize,
+    call: impl Fn() -> Box<dyn FnMut(&Cpu)> + 'static,
+) -> Case {
+    Case {
+        group: Group::Ops,
+        kind: Kind::ElementWise,
+        name: name.to_owned(),
+        operations: operations as f64,
+        bf16: false,
+        one_thread: false,
+        size: read + written,
+        make: Box::new(move |_, _| Ready { read, written, span: read + written, call: call() }),
+    }
+}
+
+fn rms_norm() -> Case {
+    let n = TOKENS * WIDTH;
+    // Squared and added, scaled, weighted.
+    element_wise("rms_norm 2048×1536", 4 * n, 4 * (n + WIDTH), 4 * n, move || {
+        let (x, weight, mut y) = (fill(n), fill(WIDTH), vec![0.0; n]);
+        Box::new(move |cpu| cpu.rms_norm(&x, &weight, 1e-6, &mut y))
+    })
+}
+
+fn rope() -> Case {
+    let n = TOKENS * WIDTH;
+    // Four multiplications, an addition and a subtraction for two elements.
+    element_wise("rope 2048×24×64", 3 * n, 4 * (n + TOKENS * HEAD), 4 * n, move || {
+        let (mut x, [cos, sin]) = (fill(n), angles(TOKENS, HEAD / 2));
+        Box::new(move |cpu| cpu.rope(&mut x, HEADS, HEAD, &cos, &sin, HEAD))
+    })
+}
+
+fn place_keys() -> Case {
+    let n = TOKENS * WIDTH;
+    element_wise("place_keys f16 2048×24×64", 3 * n, 2 * n + 4 * TOKENS * HEAD, 2 * n, move || {
+        let ([cos, sin], slots) = (angles(TOKENS, HEAD / 2), (0..TOKENS as u32).collect::<Vec<u32>>());
+        let (src, mut dst) = (buffer(Dtype::F16, n), Buffer::zeros(Dtype::F16, n));
+        Box::new(move |cpu| cpu.place_keys(src.as_slice(), HEADS, HEAD, &cos, &sin, HEAD, &slots, &mut dst))
+    })
+}
+
+/// Of logits, on one thread.
+fn softmax_row() -> Case {
+    let n = 49152;
+    // An exponential is 22 operations; compared, reduced by the largest, added, divided.
+    let case = element_wise("softmax 49152, one thread", 26 * n, 4 * n, 4 * n, move || {
+        let mut x = fill(n);
+        Box::new(move |_| softmax(&mut x))
+    });
+    Case { one_thread: true, ..case }
+}

@@ -1,0 +1,283 @@
+//! What this machine reaches at best, measured: what kernels are held against.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use crate::shared::Shared;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::{self, Tiles};
+use crate::simd::{Kernel, Simd};
+use crate::{Cpu, Isa, pages};
+
+/// How long a peak is looked for.
+const LOOKED: Duration = Duration::from_millis(250);
+/// How long the threads calculate at a time: waking them does not count, and what else the machine does interrupts
+/// few such rounds.
+const ROUND: f64 = 1e-3;
+/// Floats that are gone through again and again, 512 MiB: more than a last-level cache keeps of them.
+const FLOATS: usize = 128 << 20;
+/// Floats read, or read and written, in one round.
+const WINDOW: usize = FLOATS / 8;
+/// Independent sums: four cycles of latency and two multiplications a cycle need eight. They and the two factors fit
+/// the sixteen registers of AVX2.
+const CHAINS: usize = 12;
+/// The same where eight lanes take two registers.
+const PORTABLE_CHAINS: usize = 6;
+
+impl Cpu {
+    /// Most `f32` operations per second that `threads` threads of the pool (at most all) reach without touching memory;
+    /// a fused multiplication and addition counts as two.
+    pub fn peak_f32(&self, threads: usize) -> f64 {
+        let isa = self.isa();
+        self.peak_operations(threads, &|rounds| match isa {
+            Isa::Portable => isa.run(Chains::<PORTABLE_CHAINS> { rounds }),
+            _ => isa.run(Chains::<CHAINS> { rounds }),
+        })
+    }
+
+    /// The same for products of `bf16` pairs summed in `f32`, by the instructions that the pool uses for them: tiles
+    /// with [`Isa::Amx`], dot products with [`Isa::Avx512Bf16`], else those of [`Cpu::peak_f32`].
+    pub fn peak_bf16(&self, threads: usize) -> f64 {
+        match self.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => self.peak_operations(threads, &multiply_tiles),
+            Isa::Avx512Bf16 => self.peak_operations(threads, &|rounds| self.isa().run(Pairs { rounds })),
+            _ => self.peak_f32(threads),
+        }
+    }
+
+    /// Most bytes per second that `threads` threads of the pool copy from memory to memory, each byte counted once
+    /// though it is both read and written. Takes 512 MiB meanwhile.
+    pub fn peak_copy(&self, threads: usize) -> f64 {
+        let threads = threads.clamp(1, self.threads());
+        let (src, mut dst) = (self.touched(FLOATS / 2), self.touched(FLOATS / 2));
+        let to = Shared::new(&mut dst);
+        let round = WINDOW / 2;
+        let each = round.div_ceil(threads);
+        let seconds = best_window(FLOATS / 2 / round, |window| {
+            self.parallel(threads, &|t| {
+                let part = window * round + t * each..window * round + ((t + 1) * each).min(round);
+                // SAFETY: part `t` belongs to task `t`.
+                unsafe { to.part(part.clone()) }.copy_from_slice(black_box(&src[part]));
+            });
+        });
+        black_box(&mut dst);
+        (round * size_of::<f32>()) as f64 / seconds
+    }
+
+    /// Most bytes per second that `threads` threads of the pool read from memory and add up. Takes 512 MiB meanwhile.
+    pub fn peak_read(&self, threads: usize) -> f64 {
+        let threads = threads.clamp(1, self.threads());
+        let src = self.touched(FLOATS);
+        let each = WINDOW.div_ceil(threads);
+        let isa = self.isa();
+        let read = |streams| {
+            best_window(FLOATS / WINDOW, |window| {
+                self.parallel(threads, &|t| {
+                    let x = &src[window * WINDOW..][t * each..((t + 1) * each).min(WINDOW)];
+                    black_box(isa.run(Sum { x: black_box(x), streams }));
+                });
+            })
+        };
+        // Which reads faster depends on how the machine reads ahead.
+        (WINDOW * size_of::<f32>()) as f64 / read(1).min(read(4))
+    }
+
+    /// Operations per second of `work(rounds)`, which says how many operations it did, run by each of `threads` threads.
+    fn peak_operations(&self, threads: usize, work: &(dyn Fn(usize) -> f64 + Sync)) -> f64 {
+        let threads = threads.clamp(1, self.threads());
+        let run = |rounds| {
+            self.parallel(threads, &|_| {
+                black_box(work(rounds));
+            });
+        };
+        let mut rounds = 1 << 10;
+        while seconds(|| run(rounds)) < ROUND {
+            rounds *= 2;
+        }
+        threads as f64 * work(rounds) / best(|| run(rounds))
+    }
+
+    /// Memory of so many floats, its pages there and written by all threads.
+    fn touched(&self, floats: usize) -> Vec<f32> {
+        let mut memory = vec![0.0; floats];
+        pages::advise(&memory);
+        let shared = Shared::new(&mut memory);
+        self.by_rows(floats, 1, &|r| {
+            // SAFETY: these floats belong to this task.
+            unsafe { shared.part(r) }.fill(1.0);
+        });
+        memory
+    }
+}
+
+fn seconds(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+/// Seconds of the quickest call.
+fn best(mut f: impl FnMut()) -> f64 {
+    f();
+    let (start, mut best, mut calls) = (Instant::now(), f64::MAX, 0);
+    while calls < 3 || start.elapsed() < LOOKED {
+        best = best.min(seconds(&mut f));
+        calls += 1;
+    }
+    best
+}
+
+/// The same, each call with the next of some windows.
+fn best_window(windows: usize, mut f: impl FnMut(usize)) -> f64 {
+    let mut window = 0;
+    best(|| {
+        f(window);
+        window = (window + 1) % windows;
+    })
+}
+
+/// Multiplies and adds in registers; gives the operations done.
+struct Chains<const N: usize> {
+    rounds: usize,
+}
+
+impl<const N: usize> Kernel for Chains<N> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f64 {
+        // x · 3/4 + 1/4 tends to 1 from anywhere.
+        let (factor, more) = (S::splat(black_box(0.75)), S::splat(black_box(0.25)));
+        // Sums that began alike would be one sum for the compiler.
+        let mut sums: [S::F; N] = std::array::from_fn(|i| S::splat(black_box(i as f32)));
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, factor, more);
+            }
+        }
+        black_box(total::<S>(&sums));
+        (self.rounds * N * S::LANES * 2) as f64
+    }
+}
+
+/// Multiplies pairs and adds in registers; gives the operations done.
+struct Pairs {
+    rounds: usize,
+}
+
+impl Kernel for Pairs {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f64 {
+        let words = black_box([0x3f80_3f80_u32; 32]);
+        let mut sums: [S::F; CHAINS] = std::array::from_fn(|i| S::splat(black_box(i as f32)));
+        // SAFETY: a pair is at most 16 words of weights and two of activations.
+        let weights = unsafe { S::load_pair(words.as_ptr()) };
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                // SAFETY: as above.
+                *sum = unsafe { S::fma_pair(*sum, weights, words.as_ptr(), 1) };
+            }
+        }
+        black_box(total::<S>(&sums));
+        (self.rounds * CHAINS * S::LANES * 4) as f64
+    }
+}
+
+#[inline(always)]
+fn total<S: Simd>(sums: &[S::F]) -> f32 {
+    let mut total = S::splat(0.0);
+    for sum in sums {
+        total = S::add(total, *sum);
+    }
+    S::sum(total)
+}
+
+/// Adds up to the last whole vectors, going through `streams` (1 or 4) parts side by side.
+struct Sum<'a> {
+    x: &'a [f32],
+    streams: usize,
+}
+
+impl Kernel for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> f32 {
+        let step = 8 / self.streams;
+        let part = self.x.len() / self.streams / (step * S::LANES) * (step * S::LANES);
+        let mut sums = [S::splat(0.0); 8];
+        for i in (0..part).step_by(step * S::LANES) {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                let at = j / step * part + i + j % step * S::LANES;
+                // SAFETY: `i` and the vectors of a step stay below `part`, and all parts fit `x`.
+                *sum = S::add(*sum, unsafe { S::load(self.x.as_ptr().add(at)) });
+            }
+        }
+        total::<S>(&sums)
+    }
+}
+
+/// Multiplies tiles in registers, four sums side by side; gives the operations done.
+#[cfg(target_arch = "x86_64")]
+fn multiply_tiles(rounds: usize) -> f64 {
+    // ±1 in turns: zeros would take less power than a product does.
+    let operand = black_box([0xbf80_3f80_u32; amx::TILE]);
+    // SAFETY: the pool has this instruction set only where it is available.
+    let tiles = unsafe { Tiles::configure() };
+    // SAFETY: the registers are configured, and a tile is as large as the operand. There is at least one round.
+    unsafe {
+        std::arch::asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tileloadd tmm4, [{a} + {s64}*1]",
+            "tileloadd tmm5, [{a} + {s64}*1]",
+            "tileloadd tmm6, [{a} + {s64}*1]",
+            "tileloadd tmm7, [{a} + {s64}*1]",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {n}",
+            "jnz 2b",
+            a = in(reg) operand.as_ptr(),
+            s64 = in(reg) 64usize,
+            n = inout(reg) rounds.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly),
+        );
+    }
+    drop(tiles);
+    (rounds.max(1) * 4 * amx::SIDE * amx::SIDE * 2 * amx::SIDE * 2) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_of_calculation_are_measured_with_every_instruction_set() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx] {
+            let cpu = Cpu::with_isa(1, isa);
+            let (f32, bf16) = (cpu.peak_f32(1), cpu.peak_bf16(1));
+            assert!(f32.is_finite() && f32 > 1e7 && bf16.is_finite() && bf16 > 1e7, "{isa:?}: {f32} {bf16}");
+        }
+    }
+
+    #[test]
+    fn every_stream_is_added_up() {
+        let x: Vec<f32> = (0..4096).map(|i| (i % 7) as f32).collect();
+        let expected: f32 = x.iter().sum();
+        for isa in [Isa::Portable, Isa::best()] {
+            for streams in [1, 4] {
+                assert_eq!(isa.run(Sum { x: &x, streams }), expected);
+            }
+        }
+    }
+}
