@@ -14,7 +14,7 @@ use super::queries::{Block, Shape, cut};
 use super::{Attention, WORK, keys};
 use crate::scratch;
 use crate::shared::Shared;
-use crate::simd::amx::{SIDE, TILE, Tiles, round_row, transpose};
+use crate::simd::amx::{SIDE, TILE, Tiles, round_pairs, round_row, transpose};
 use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
 
 /// Queries of a block.
@@ -87,16 +87,13 @@ impl<E: Elem> Kernel for Prepare<'_, E> {
             for high in 0..shape.high() {
                 for (pair, rows) in rows.chunks_exact(2 * padded).enumerate() {
                     let (even, odd) = (&rows[high * SIDE..][..SIDE], &rows[padded + high * SIDE..][..SIDE]);
-                    let word = |(e, o): (&f32, &f32)| {
-                        let bits = |x: &f32| u32::from(half::bf16::from_f32(*x).to_bits());
-                        bits(e) | bits(o) << 16
-                    };
                     let words = &mut square[pair * SIDE..][..SIDE];
-                    words.iter_mut().zip(even.iter().zip(odd)).for_each(|(w, pair)| *w = word(pair));
+                    // SAFETY: each has 16 elements, and AMX is there, as above.
+                    unsafe { round_pairs(even.as_ptr(), odd.as_ptr(), words.as_mut_ptr()) };
                 }
                 let out = &mut values_out[(half * shape.high() + high) * TILE..][..TILE];
                 // SAFETY: both are a tile.
-                unsafe { transpose::<S>(square.as_ptr(), out.as_mut_ptr()) };
+                unsafe { transpose(square.as_ptr(), out.as_mut_ptr()) };
             }
         }
     }
@@ -133,7 +130,7 @@ struct Group<'a> {
 
 impl<'a> Group<'a> {
     /// Queries `queries` of the block, times scale.
-    fn new<S: Simd>(whole: &Whole, queries: Range<usize>, floats: &mut &'a mut [f32]) -> Group<'a> {
+    fn new(whole: &Whole, queries: Range<usize>, floats: &mut &'a mut [f32]) -> Group<'a> {
         let Whole { a, block, .. } = whole;
         let (shape, n) = (block.shape, queries.len());
         let o = cut(floats, shape.high() * TILE);
@@ -163,7 +160,7 @@ impl<'a> Group<'a> {
                 unsafe { round_row(scaled.as_ptr(), part.len(), square.as_mut_ptr(), lane) };
             }
             // SAFETY: both are a tile.
-            unsafe { transpose::<S>(square.as_ptr(), q.as_mut_ptr()) };
+            unsafe { transpose(square.as_ptr(), q.as_mut_ptr()) };
         }
         Group { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
     }
@@ -239,7 +236,7 @@ impl<'a> Group<'a> {
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
             // SAFETY: both are a tile.
-            unsafe { transpose::<S>(o.as_ptr().cast(), square.as_mut_ptr()) };
+            unsafe { transpose(o.as_ptr().cast(), square.as_mut_ptr()) };
             for (lane, i) in queries.clone().enumerate() {
                 let at = block.at(i) + high * SIDE;
                 let n = SIDE.min(d - high * SIDE);
@@ -288,7 +285,7 @@ impl Kernel for Whole<'_> {
         let p: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, KEYS / 2 * SIDE));
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
         let mut groups: [Option<Group>; MOST_GROUPS] =
-            from_fn(|g| (g < count).then(|| Group::new::<S>(&self, queries(g), &mut floats)));
+            from_fn(|g| (g < count).then(|| Group::new(&self, queries(g), &mut floats)));
         // SAFETY: `Isa::Amx` is kept only where it is available.
         let tiles = unsafe { Tiles::configure() };
         let span = self.block.span(self.a.visible, 0..n);

@@ -9,6 +9,9 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 use std::sync::OnceLock;
 
+use super::Simd;
+use super::avx512::Set;
+
 /// 32-bit words of a tile: 16 rows of 16 words.
 pub(crate) const TILE: usize = 256;
 /// Rows, columns and words of a row of a tile.
@@ -234,13 +237,31 @@ pub(crate) unsafe fn round_row(src: *const f32, n: usize, dst: *mut u32, r: usiz
     }
 }
 
-/// Rotates a 16 × 16 square of words, as rows of a tile, about its diagonal.
+/// Mirrors a 16 × 16 square of words, as rows of a tile, about its diagonal.
 ///
 /// # Safety
 /// [`available`] said yes; both must be valid for a tile.
-pub(crate) unsafe fn transpose<S: super::Simd>(src: *const u32, dst: *mut u32) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(crate) unsafe fn transpose(src: *const u32, dst: *mut u32) {
     // SAFETY: the caller's; words are moved as they are.
-    unsafe { S::transpose(src.cast(), SIDE, dst.cast(), SIDE, SIDE) }
+    unsafe { Set::<false>::transpose(src.cast(), SIDE, dst.cast(), SIDE, SIDE) }
+}
+
+/// Rounds 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves.
+///
+/// # Safety
+/// [`available`] said yes; the pointers must be valid for 16 elements.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (first, second) = (_mm512_loadu_ps(first), _mm512_loadu_ps(second));
+        let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+        // Lane 2i of the result is lane i of the lower half of the words, lane 2i + 1 of the upper half.
+        let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+        let order = _mm512_loadu_si512(order.as_ptr().cast());
+        _mm512_storeu_si512(dst.cast(), _mm512_permutexvar_epi16(order, words));
+    }
 }
 
 impl Tiles {
