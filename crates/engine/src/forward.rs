@@ -1,6 +1,6 @@
 //! The one primitive of every method: a layer over some rows, with the keys and values of all others in the cache.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{Attention, Dtype, Floats};
 use refrain_kv::{CachePool, KvCache, RopeTable};
@@ -19,10 +19,17 @@ pub(crate) struct State<'a> {
     pub(crate) len: usize,
     /// Room for rows that are gathered.
     spare: Floats,
-    /// Where the cache's memory goes in the end.
-    pool: Option<&'a CachePool>,
-    /// The rows of the last [`State::extend`], whose memory the next one uses again.
-    next: Rows,
+    /// Where the memory goes in the end.
+    pool: Option<&'a Pool>,
+    /// Rows whose memory the next ones use again.
+    pub(crate) next: Rows,
+}
+
+/// Memory of requests that are over, for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    pub(crate) caches: CachePool,
+    buffers: Mutex<Option<(Workspace, Floats, Rows)>>,
 }
 
 /// Rows of hidden states on their way through the layers.
@@ -58,15 +65,19 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The same, with the cache's memory given to `pool` in the end.
-    pub(crate) fn giving_to(mut self, pool: &'a CachePool) -> State<'a> {
+    /// The same in the memory of a request before, which is given to `pool` again in the end.
+    pub(crate) fn giving_to(mut self, pool: &'a Pool) -> State<'a> {
+        let used = pool.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((work, spare, next)) = used.filter(|used| used.0.k.dtype() == self.cache.dtype()) {
+            (self.work, self.spare, self.next) = (work, spare, next);
+        }
         self.pool = Some(pool);
         self
     }
 
     /// Embeds `ids` (of the whole prompt) at `positions`.
-    pub(crate) fn embed(&self, ids: &[u32], positions: Vec<u32>) -> Result<Rows> {
-        let mut rows = Rows { positions, ..Rows::default() };
+    pub(crate) fn embed(&mut self, ids: &[u32], positions: Vec<u32>) -> Result<Rows> {
+        let mut rows = Rows { positions, ..std::mem::take(&mut self.next) };
         self.decoder.embed(rows.positions.iter().map(|p| ids[*p as usize]), &mut rows.x)?;
         self.table.gather(&rows.positions, &mut rows.rotary);
         Ok(rows)
@@ -159,7 +170,10 @@ impl<'a> State<'a> {
 impl Drop for State<'_> {
     fn drop(&mut self) {
         if let Some(pool) = self.pool {
-            pool.give(&mut self.cache);
+            pool.caches.give(&mut self.cache);
+            let work = std::mem::replace(&mut self.work, Workspace::new(self.cache.dtype()));
+            let (spare, next) = (std::mem::take(&mut self.spare), std::mem::take(&mut self.next));
+            *pool.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Some((work, spare, next));
         }
     }
 }

@@ -47,7 +47,6 @@ pub use sampling::{Sampling, argmax};
 use std::path::Path;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_kv::CachePool;
 use refrain_model::{
     ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
 };
@@ -117,7 +116,7 @@ pub struct Engine {
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
-    pool: CachePool,
+    pool: forward::Pool,
 }
 
 impl Engine {
@@ -159,7 +158,15 @@ impl Engine {
         }
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
         let fingerprint = identity(fingerprint, decoder.precision());
-        Ok(Engine { decoder, tokenizer, template, store, settings, fingerprint, pool: CachePool::default() })
+        Ok(Engine {
+            decoder,
+            tokenizer,
+            template,
+            store,
+            settings,
+            fingerprint,
+            pool: forward::Pool::default(),
+        })
     }
 
     /// The decoder.

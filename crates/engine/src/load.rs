@@ -83,14 +83,15 @@ impl Engine {
         let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         if segments.is_empty() {
-            let cache = KvCache::from_pool(&self.pool, shape, dtype, room);
+            let cache = KvCache::from_pool(&self.pool.caches, shape, dtype, room);
             let mut state = State::over(&self.decoder, cache, room).giving_to(&self.pool);
             return Ok(prefill.run(&mut state, None)?.map(|(logits, work)| (state, logits, work)));
         }
         let cache = KvCache::vacant(shape, dtype, room);
         let mut state = State::over(&self.decoder, cache, room).giving_to(&self.pool);
         let table = state.table.clone();
-        let load = Load::new(segments, &plan, &table, &state.cache, &self.pool, self.decoder.backend());
+        let load =
+            Load::new(segments, &plan, &table, &state.cache, &self.pool.caches, self.decoder.backend());
         let (outcome, mut waited, computed) = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, self.decoder.backend().threads());
             let outcome = prefill.run(&mut state, Some(&mut feed));

@@ -86,6 +86,7 @@ impl Prefill<'_> {
         }
         state.len = ids.len();
         state.decoder.logits(&rows.x, &mut state.work);
+        state.next = rows;
         Ok(Some((state.work.logits.to_vec(), work)))
     }
 

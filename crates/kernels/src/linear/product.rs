@@ -113,7 +113,8 @@ impl Cpu {
         let panels = w.outputs.div_ceil(PANEL);
         let blocks = m.div_ceil(blocking.rows);
         let limit = if m <= blocking.strip { 4 * CHUNK } else { CHUNK };
-        let chunk = (panels * blocks / (3 * self.threads())).clamp(1, limit);
+        // Enough tasks that threads end at about the same time.
+        let chunk = (panels * blocks / (8 * self.threads())).clamp(1, limit);
         // A gate's panel and what it opens stay together.
         let chunk = if end == End::Swiglu { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
