@@ -35,7 +35,7 @@ pub use backend::{Backend, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use floats::Floats;
 pub use half::{bf16, f16};
-pub use linear::{Linear, Nibbles, Precision, Rows, UnknownPrecision};
+pub use linear::{Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
 pub use ops::softmax;
 pub use pool::Isa;
 

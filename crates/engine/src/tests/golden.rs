@@ -47,7 +47,7 @@ fn check(name: &str, decoder: &Decoder, case: &Case) {
     let mut token = argmax(&logits[logits.len() - vocab..]);
     for (step, expected) in case.greedy.iter().enumerate() {
         assert_eq!(token, *expected, "{name}: greedy token {step}");
-        token = argmax(&state.extend(&[token]).unwrap());
+        token = argmax(state.extend(&[token]).unwrap());
     }
 }
 

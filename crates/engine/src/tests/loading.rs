@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
 use refrain_kernels::Dtype;
-use refrain_kv::KvCache;
+use refrain_kv::{CachePool, KvCache};
 use refrain_store::{Problem, Store};
 
 use super::{SMOLLM2, exact, random_prompt, real, tiny};
@@ -201,7 +201,8 @@ fn speed_of_loading() {
         let cache = KvCache::vacant(engine.decoder().shape(), Dtype::F16, room);
         let table = engine.decoder().rope(room).table(0..room as u32);
         let planned = started.elapsed();
-        let load = Load::new(&loaded.segments, &plan, &table, &cache, engine.decoder().backend());
+        let pool = CachePool::default();
+        let load = Load::new(&loaded.segments, &plan, &table, &cache, &pool, engine.decoder().backend());
         let layers = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, threads);
             (0..cache.shape().layers).map(|layer| feed.take(layer).unwrap()).collect::<Vec<_>>()

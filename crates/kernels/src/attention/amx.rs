@@ -139,7 +139,8 @@ impl<'a> Group<'a> {
         let (mut from, mut to) = ([0; SIDE], [0; SIDE]);
         let mut square = [0u32; TILE];
         let mut scaled = [0.0f32; 2 * SIDE];
-        let (mut any, mut all) = (usize::MAX..0, 0..usize::MAX);
+        // Nothing yet, and everything.
+        let (mut any, mut all) = (Range { start: usize::MAX, end: 0 }, 0..usize::MAX);
         for (lane, i) in queries.clone().enumerate() {
             let seen = a.visible[block.row(i)];
             (from[lane], to[lane]) = (seen.0 as i32, seen.1 as i32);

@@ -360,7 +360,7 @@ mod avx512 {
                     _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast())
                 };
                 let x_at = |t: usize| _mm512_set1_epi32(x[t] as i32);
-                for i in 0..2 {
+                for (i, sum) in sums.iter_mut().enumerate() {
                     let (mut a, mut b);
                     match form {
                         Form::Bytes => {
@@ -381,10 +381,10 @@ mod avx512 {
                         }
                     }
                     let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
-                    sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(block, 0, i), x_scale), sums[i]);
+                    *sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(block, 0, i), x_scale), *sum);
                     if form == Form::Nibbles {
                         let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
-                        sums[i] = _mm512_fmadd_ps(half(block, 1, i), x_sum, sums[i]);
+                        *sum = _mm512_fmadd_ps(half(block, 1, i), x_sum, *sum);
                     }
                 }
             }

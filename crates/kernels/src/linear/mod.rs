@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use blocks::Nibbles;
-pub use pack::Rows;
+pub use pack::{Row, Rows};
 
 use crate::scratch::Words;
 use blocks::Form;

@@ -20,12 +20,15 @@ thread_local! {
 /// Rows that are interleaved at a time.
 const QUAD: usize = 4;
 
+/// Writes a row of a matrix, as `T`s.
+pub type Row<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
+
 /// Where the rows of a matrix come from: each is asked for once, in any order, by several threads.
 pub enum Rows<'a, E> {
     /// Writes row `o` as `inputs` numbers.
-    Values(&'a (dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync)),
+    Values(Row<'a, f32, E>),
     /// Writes row `o` as ⌈inputs / 32⌉ blocks of four bits, which [`Precision::Q8`] keeps as they are.
-    Nibbles(&'a (dyn Fn(usize, &mut [Nibbles]) -> Result<(), E> + Sync)),
+    Nibbles(Row<'a, Nibbles, E>),
 }
 
 impl<E> Clone for Rows<'_, E> {
@@ -145,13 +148,7 @@ fn pack_blocks<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], sourc
 }
 
 /// Packs up to 32 rows of weights into panel `p`.
-fn pack_panel<E>(
-    linear: &Linear,
-    p: usize,
-    rows: usize,
-    dst: &mut [u32],
-    row: &(dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync),
-) -> Result<(), E> {
+fn pack_panel<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], row: Row<f32, E>) -> Result<(), E> {
     let (steps, inputs) = (linear.steps(), linear.inputs);
     let mut scratch = scratch::lend(&ROWS, inputs + QUAD * steps);
     let (values, quad) = scratch.words.words_mut().split_at_mut(inputs);

@@ -84,6 +84,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The pointers must be valid for that; only this thread may use `c`.
+    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     pub(crate) unsafe fn product_32(
         &self,
