@@ -54,14 +54,14 @@ test: setup ## Run all tests, the engine's under each instruction set (real-mode
 	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc && \
 	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace && \
 	    for isa in avx2 portable; do \
-	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine)'" && \
-	        REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine)' || exit 1; \
+	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine) and kind(lib)'" && \
+	        REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine) and kind(lib)' || exit 1; \
 	    done; \
 	else \
 	    echo 'cargo test --workspace' && cargo test --workspace && \
 	    for isa in avx2 portable; do \
-	        echo "REFRAIN_CPU=$$isa cargo test -p refrain-engine" && \
-	        REFRAIN_CPU=$$isa cargo test -p refrain-engine || exit 1; \
+	        echo "REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib" && \
+	        REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib || exit 1; \
 	    done; \
 	fi
 
