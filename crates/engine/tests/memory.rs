@@ -8,7 +8,7 @@ use refrain_fusion::Vanilla;
 use refrain_store::Store;
 
 const TOKENS: usize = 4096;
-const MARGIN: usize = 300 << 20;
+const MARGIN: usize = 150 << 20;
 
 /// Never an n×n matrix: at 4096 tokens one would be 64 MiB a head.
 #[test]
