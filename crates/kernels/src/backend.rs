@@ -2,13 +2,18 @@
 
 use std::cell::Cell;
 use std::fmt::Debug;
+use std::ops::Range;
 
+use crate::ops::Round;
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
+use crate::simd::Elem;
 use crate::{Buffer, Cpu, Floats, Linear, Precision, Rows};
 
-/// Rows that go through a step's products at once: their intermediate results stay in the caches.
-const BLOCK: usize = 1024;
+/// Rows that a thread takes through several steps: their intermediate results stay in its caches.
+const BLOCK: usize = 256;
+/// With fewer rows for each thread the threads share each step's work.
+const LEAST: usize = 64;
 
 thread_local! {
     /// Rows after their norm.
@@ -96,11 +101,16 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
         v: &mut Self::Cache,
     );
 
-    /// x += attended · Wᵀ + b
-    fn output(&self, attended: &Self::Floats, w: &Self::Linear, x: &mut Self::Floats);
-
-    /// x += down(silu(gate(norm(x))) · up(norm(x)))
-    fn mlp(&self, x: &mut Self::Floats, norm: Norm<'_>, gate_up: &Self::Linear, down: &Self::Linear);
+    /// x += attended · Oᵀ + b, then x += down(silu(gate(norm(x))) · up(norm(x)))
+    fn finish(
+        &self,
+        attended: &Self::Floats,
+        output: &Self::Linear,
+        norm: Norm<'_>,
+        gate_up: &Self::Linear,
+        down: &Self::Linear,
+        x: &mut Self::Floats,
+    );
 
     /// out (m × outputs) = norm(x) · Wᵀ
     fn logits(&self, x: &Self::Floats, norm: Norm<'_>, w: &Self::Linear, out: &mut Self::Floats);
@@ -162,45 +172,44 @@ impl Backend for Cpu {
         k: &mut Buffer,
         v: &mut Buffer,
     ) {
-        let (hidden, width) = (norm.weight.len(), w.outputs());
-        let (rows, q_width) = (x.len() / hidden, width - 2 * kv_width);
+        let width = w.outputs();
+        let (rows, q_width) = (x.len() / norm.weight.len(), width - 2 * kv_width);
         q.resize(rows * q_width);
         for buffer in [&mut *k, &mut *v] {
             if buffer.len() < rows * kv_width {
                 *buffer = Buffer::zeros(buffer.dtype(), rows * kv_width);
             }
         }
-        let mut wide = scratch::lend(&WIDE, rows.min(BLOCK) * width);
-        for (block, x) in x.chunks(BLOCK * hidden).enumerate() {
-            let qkv = &mut wide.words.floats_mut()[..x.len() / hidden * width];
-            self.normed(x, norm, |normed| self.linear(w, normed, qkv));
-            let first = block * BLOCK;
-            let rows = qkv.len() / width;
-            let queries = Shared::new(&mut q[first * q_width..(first + rows) * q_width]);
-            self.by_rows(rows, width, &|r| {
-                for i in r {
-                    let q = &qkv[i * width..][..q_width];
-                    // SAFETY: row `i` belongs to this task.
-                    unsafe { queries.part(i * q_width..(i + 1) * q_width) }.copy_from_slice(q);
-                }
-            });
-            self.round_columns(qkv, width, q_width, first, kv_width, k);
-            self.round_columns(qkv, width, q_width + kv_width, first, kv_width, v);
+        match (k, v) {
+            (Buffer::F32(k), Buffer::F32(v)) => self.project_to(x, norm, w, q, k, v),
+            (Buffer::F16(k), Buffer::F16(v)) => self.project_to(x, norm, w, q, k, v),
+            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_to(x, norm, w, q, k, v),
+            (k, v) => panic!("keys are {} and values {}", k.dtype(), v.dtype()),
         }
     }
 
-    fn output(&self, attended: &Floats, w: &Linear, x: &mut Floats) {
-        self.linear_add(w, attended, x);
-    }
-
-    fn mlp(&self, x: &mut Floats, norm: Norm<'_>, gate_up: &Linear, down: &Linear) {
+    fn finish(
+        &self,
+        attended: &Floats,
+        output: &Linear,
+        norm: Norm<'_>,
+        gate_up: &Linear,
+        down: &Linear,
+        x: &mut Floats,
+    ) {
         let (hidden, width) = (norm.weight.len(), gate_up.outputs());
-        let mut wide = scratch::lend(&WIDE, (x.len() / hidden).min(BLOCK) * width);
-        for x in x.chunks_mut(BLOCK * hidden) {
-            let active = &mut wide.words.floats_mut()[..x.len() / hidden * width];
+        let rows = x.len() / hidden;
+        let attended_width = attended.len() / rows.max(1);
+        let x = Shared::new(x);
+        self.by_blocks(rows, &|r| {
+            // SAFETY: these rows belong to this block.
+            let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
+            self.linear_add(output, &attended[r.start * attended_width..r.end * attended_width], x);
+            let mut wide = scratch::lend(&WIDE, r.len() * width);
+            let active = &mut wide.words.floats_mut()[..r.len() * width];
             self.normed(x, norm, |normed| self.linear_swiglu(gate_up, normed, active));
             self.linear_add(down, active, x);
-        }
+        });
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &Linear, out: &mut Floats) {
@@ -210,6 +219,49 @@ impl Backend for Cpu {
 }
 
 impl Cpu {
+    /// Calls `f` for blocks of rows: one for each thread at a time where there are enough of them, which then does all
+    /// its steps alone, so that what goes from one step to the next stays in its caches; otherwise the steps share
+    /// their work.
+    fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+        let threads = self.threads();
+        let blocks = rows.div_ceil(BLOCK).next_multiple_of(threads);
+        let each = rows.div_ceil(blocks.max(1)).next_multiple_of(32);
+        if rows < LEAST * threads {
+            return f(0..rows);
+        }
+        self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
+    }
+
+    /// [`Backend::project`] into keys and values of one type.
+    fn project_to<E: Elem>(&self, x: &[f32], norm: Norm<'_>, w: &Linear, q: &mut [f32], k: &mut [E], v: &mut [E]) {
+        let (hidden, width) = (norm.weight.len(), w.outputs());
+        let rows = x.len() / hidden;
+        let q_width = q.len() / rows.max(1);
+        let kv_width = (width - q_width) / 2;
+        let (q, k, v) = (Shared::new(q), Shared::new(k), Shared::new(v));
+        self.by_blocks(rows, &|r| {
+            let mut wide = scratch::lend(&WIDE, r.len() * width);
+            let qkv = &mut wide.words.floats_mut()[..r.len() * width];
+            self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));
+            self.by_rows(r.len(), width, &|part| {
+                for i in part {
+                    let (row, at) = (&qkv[i * width..(i + 1) * width], r.start + i);
+                    // SAFETY: row `at` belongs to this task.
+                    let (q, k, v) = unsafe {
+                        (
+                            q.part(at * q_width..(at + 1) * q_width),
+                            k.part(at * kv_width..(at + 1) * kv_width),
+                            v.part(at * kv_width..(at + 1) * kv_width),
+                        )
+                    };
+                    q.copy_from_slice(&row[..q_width]);
+                    self.isa().run(Round { src: &row[q_width..q_width + kv_width], out: k });
+                    self.isa().run(Round { src: &row[q_width + kv_width..], out: v });
+                }
+            });
+        });
+    }
+
     /// Hands the normed rows to `then`.
     fn normed(&self, x: &[f32], norm: Norm<'_>, then: impl FnOnce(&[f32])) {
         let mut normed = scratch::lend(&NORMED, x.len());

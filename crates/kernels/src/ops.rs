@@ -179,13 +179,10 @@ impl<E: Elem + Send> Kernel for Place<'_, E> {
 }
 
 /// Rounds columns of some rows.
-struct Round<'a, E> {
-    src: &'a [f32],
-    width: usize,
-    from: usize,
-    n: usize,
-    rows: std::ops::Range<usize>,
-    out: &'a Shared<'a, E>,
+pub(crate) struct Round<'a, E> {
+    pub(crate) src: &'a [f32],
+    /// As long.
+    pub(crate) out: &'a mut [E],
 }
 
 impl<E: Elem> Kernel for Round<'_, E> {
@@ -193,17 +190,11 @@ impl<E: Elem> Kernel for Round<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        for i in self.rows {
-            let src = &self.src[i * self.width + self.from..][..self.n];
-            // SAFETY: row `i` belongs to this task.
-            let out = unsafe { self.out.part(i * self.n..(i + 1) * self.n) };
-            for e in (0..self.n).step_by(S::LANES) {
-                let left = self.n - e;
-                // SAFETY: both have `n` elements.
-                unsafe {
-                    let v = load_part::<S, f32>(src.as_ptr().add(e), left);
-                    store_part::<S, E>(out.as_mut_ptr().add(e), v, left);
-                }
+        for (src, out) in self.src.chunks(S::LANES).zip(self.out.chunks_mut(S::LANES)) {
+            // SAFETY: both have as many elements as are named.
+            unsafe {
+                let v = load_part::<S, f32>(src.as_ptr(), out.len());
+                store_part::<S, E>(out.as_mut_ptr(), v, out.len());
             }
         }
     }
@@ -311,30 +302,6 @@ impl Cpu {
                 isa.run(Place { to, src, dst, tokens: 0..tokens, heads: h..h + 1 });
             });
         }
-    }
-
-    /// Rounds columns `from .. from + n` of src (rows × width) into rows `first ..` of dst (rows of `n`).
-    pub(crate) fn round_columns(
-        &self,
-        src: &[f32],
-        width: usize,
-        from: usize,
-        first: usize,
-        n: usize,
-        dst: &mut Buffer,
-    ) {
-        match dst {
-            Buffer::F32(dst) => self.round::<f32>(src, width, from, n, &mut dst[first * n..]),
-            Buffer::F16(dst) => self.round::<f16>(src, width, from, n, &mut dst[first * n..]),
-            Buffer::Bf16(dst) => self.round::<bf16>(src, width, from, n, &mut dst[first * n..]),
-        }
-    }
-
-    fn round<E: Elem>(&self, src: &[f32], width: usize, from: usize, n: usize, dst: &mut [E]) {
-        let out = &Shared::new(dst);
-        self.by_rows(src.len() / width, n, &|rows| {
-            self.isa().run(Round { src, width, from, n, rows, out });
-        });
     }
 
     /// dst (rows.len() × width) = src\[rows\].

@@ -29,4 +29,11 @@ impl<'a, T> Shared<'a, T> {
         // SAFETY: in bounds by the assertion, unaliased by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r.start), r.end - r.start) }
     }
+
+    /// Where the elements `r` lie, some of which may be another task's. Panics if they reach past the end.
+    pub(crate) fn within(&self, r: Range<usize>) -> *mut T {
+        assert!(r.start <= r.end && r.end <= self.len, "part {r:?} of {} elements", self.len);
+        // SAFETY: in bounds by the assertion.
+        unsafe { self.ptr.add(r.start) }
+    }
 }

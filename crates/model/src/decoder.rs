@@ -173,8 +173,8 @@ impl<B: Backend> Decoder<B> {
     /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
     pub fn finish(&self, layer: usize, x: &mut B::Floats, work: &mut Workspace<B>) {
         let layer = &self.layers[layer];
-        self.backend.output(&work.attended, &layer.o, x);
-        self.backend.mlp(x, self.norm(&layer.mlp_norm), &layer.gate_up, &layer.down);
+        let norm = self.norm(&layer.mlp_norm);
+        self.backend.finish(&work.attended, &layer.o, norm, &layer.gate_up, &layer.down, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.

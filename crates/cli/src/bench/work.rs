@@ -284,10 +284,10 @@ fn concat_logits() -> Case {
 /// What rows give to each key, without values.
 fn column_sums() -> Case {
     let (Heads { query, kv, width }, rows) = (SMALL, 614);
-    let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * KEYS);
+    let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * kv * KEYS);
     let make = move |_: &Cpu, _| {
         let operands = Operands::new(SMALL, rows, 1);
-        let mut sums = vec![0.0; KEYS];
+        let mut sums = vec![0.0; kv * KEYS];
         let call = move |cpu: &Cpu| {
             cpu.column_sums(&operands.attention(0, Precision::F32), 0..KEYS, &mut sums);
         };

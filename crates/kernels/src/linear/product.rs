@@ -13,8 +13,6 @@ use super::pack::PackStrip;
 use super::{Linear, Precision};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::amx::Tiles;
 use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
 use crate::{Cpu, Isa};
 
@@ -33,7 +31,7 @@ thread_local! {
     /// Packed activations.
     static X: Cell<Words> = const { Cell::new(Words::new()) };
     /// A part of a panel of blocks, as pairs.
-    static UNPACKED: Cell<Words> = const { Cell::new(Words::new()) };
+    pub(super) static UNPACKED: Cell<Words> = const { Cell::new(Words::new()) };
     /// Results of a task.
     static CELLS: Cell<Words> = const { Cell::new(Words::new()) };
 }
@@ -112,7 +110,7 @@ impl Cpu {
     fn multiply(&self, w: &Linear, m: usize, blocking: Blocking, packed: &[u32], y: &mut [f32], end: End) {
         let panels = w.outputs.div_ceil(PANEL);
         let blocks = m.div_ceil(blocking.rows);
-        let limit = if m <= blocking.strip { 4 * CHUNK } else { CHUNK };
+        let limit = blocking.chunk(m);
         // Enough tasks that threads end at about the same time.
         let chunk = (panels * blocks / (8 * self.threads())).clamp(1, limit);
         // A gate's panel and what it opens stay together.
@@ -138,7 +136,7 @@ impl Cpu {
 
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     /// Tiles of 16 × 32 `bf16`.
     #[cfg(target_arch = "x86_64")]
     Tiles,
@@ -150,16 +148,16 @@ enum Way {
 
 /// How rows are packed and taken in blocks.
 #[derive(Clone, Copy)]
-struct Blocking {
-    way: Way,
+pub(super) struct Blocking {
+    pub(super) way: Way,
     /// Rows of a strip.
-    strip: usize,
+    pub(super) strip: usize,
     /// Words of one packed row of activations.
-    words: usize,
+    pub(super) words: usize,
     /// Rows of one task: with one block of the sum some 300 to 440 KB of activations.
     rows: usize,
     /// Steps of one block of the sum.
-    steps: usize,
+    pub(super) steps: usize,
 }
 
 impl Blocking {
@@ -172,8 +170,8 @@ impl Blocking {
         let more = if w.precision == Precision::Q8 { 4 } else { 1 };
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx && w.precision != Precision::F32 {
-            // 18 KiB of a panel and as much of a strip share the first-level cache.
-            let (words, steps) = (w.padded_steps(), 9 * amx::STEPS);
+            let words = w.padded_steps();
+            let steps = amx::part(words);
             return Blocking { way: Way::Tiles, strip: amx::STRIP, words, rows: 256 * more, steps };
         }
         let step_words = step_words(w.precision, isa);
@@ -181,9 +179,19 @@ impl Blocking {
         Blocking { way: Way::Vectors, strip: STRIP, words, rows: 32 * STRIP * more, steps }
     }
 
+    /// Most panels of one task on `m` rows.
+    fn chunk(self, m: usize) -> usize {
+        match self.way {
+            #[cfg(target_arch = "x86_64")]
+            Way::Tiles => amx::chunk(self.steps),
+            _ if m <= self.strip => 4 * CHUNK,
+            _ => CHUNK,
+        }
+    }
+
     /// Rows that a strip of `rows` rows is packed with.
     #[inline(always)]
-    fn width(self, rows: usize) -> usize {
+    pub(super) fn width(self, rows: usize) -> usize {
         match self.way {
             #[cfg(target_arch = "x86_64")]
             Way::Tiles => rows.next_multiple_of(16),
@@ -194,7 +202,7 @@ impl Blocking {
 
     /// Floats of the results of one panel for one strip.
     #[inline(always)]
-    fn cell(self) -> usize {
+    pub(super) fn cell(self) -> usize {
         self.strip * PANEL
     }
 }
@@ -217,19 +225,19 @@ fn step_words(precision: Precision, isa: Isa) -> usize {
 }
 
 /// The outputs of `panels` for `rows`.
-struct Task<'a> {
-    w: &'a Linear,
-    blocking: Blocking,
-    packed: &'a [u32],
-    y: &'a Shared<'a, f32>,
-    end: End,
-    rows: Range<usize>,
-    panels: Range<usize>,
+pub(super) struct Task<'a> {
+    pub(super) w: &'a Linear,
+    pub(super) blocking: Blocking,
+    pub(super) packed: &'a [u32],
+    pub(super) y: &'a Shared<'a, f32>,
+    pub(super) end: End,
+    pub(super) rows: Range<usize>,
+    pub(super) panels: Range<usize>,
 }
 
 /// What becomes of the sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Store,
     Add,
     Swiglu,
@@ -244,10 +252,11 @@ impl Kernel for Task<'_> {
         let size = self.blocking.cell();
         let mut scratch = scratch::lend(&CELLS, strips * self.panels.len() * size);
         let cells = scratch.words.floats_mut();
-        if self.blocking.way == Way::Bytes {
-            self.rows::<S>(cells);
-        } else {
-            self.strips::<S>(strips, cells);
+        match self.blocking.way {
+            #[cfg(target_arch = "x86_64")]
+            Way::Tiles => return self.tiles::<S>(strips, cells),
+            Way::Bytes => self.rows::<S>(cells),
+            Way::Vectors => self.strips::<S>(strips, cells),
         }
         for (s, cells) in cells.chunks_exact(self.panels.len() * size).enumerate().take(strips) {
             self.finish::<S>(s, cells);
@@ -271,19 +280,14 @@ impl Task<'_> {
     /// Multiplies the panels strip by strip, one block of the sum after the other.
     #[inline(always)]
     fn strips<S: Simd>(&self, strips: usize, cells: &mut [f32]) {
-        // SAFETY: `Isa::Amx`, which tiles stand for, is kept only where it is available.
-        #[cfg(target_arch = "x86_64")]
-        let tiles = (self.blocking.way == Way::Tiles).then(|| unsafe { Tiles::configure() });
-        #[cfg(not(target_arch = "x86_64"))]
-        let tiles = None;
         let blocks = self.w.precision == Precision::Q8;
         // With one strip a panel is not used again, so that its size does not matter.
-        let (steps, whole) = (self.steps(), strips == 1 && !blocks);
+        let (steps, whole) = (self.w.steps(), strips == 1 && !blocks);
         let parts = if whole { 1 } else { steps.div_ceil(self.blocking.steps) };
-        // Whole tiles and blocks of pairs.
+        // Whole blocks of pairs.
         let unit = if self.w.precision == Precision::F32 || steps % 16 > 0 { 1 } else { 16 };
         let part = steps.div_ceil(parts).next_multiple_of(unit);
-        let few = strips == 1 && self.rows.len() <= 4 && self.blocking.way == Way::Vectors && !blocks;
+        let few = strips == 1 && self.rows.len() <= 4 && !blocks;
         let group = if few { VECTOR_PANELS } else { 1 };
         let size = self.blocking.cell();
         let mut unpacked = scratch::lend(&UNPACKED, if blocks { part * PANEL } else { 0 });
@@ -292,10 +296,7 @@ impl Task<'_> {
             for first in self.panels.clone().step_by(group) {
                 let panels = first..(first + group).min(self.panels.end);
                 let weights = if blocks {
-                    let (of, words) = (blocks::blocks_of(&range), self.w.form.words());
-                    let panel = &self.w.panel(first)[of.start * words..of.end * words];
-                    let out = &mut unpacked.words.words_mut()[..range.len() * PANEL];
-                    blocks::Unpack { form: self.w.form, panel, out }.run::<S>();
+                    self.unpack::<S>(first, &range, &mut unpacked.words.words_mut()[..range.len() * PANEL]);
                     unpacked.words.words()
                 } else {
                     let words = self.w.panel_words();
@@ -304,31 +305,25 @@ impl Task<'_> {
                 for s in 0..strips {
                     let at = s * self.panels.len() + first - self.panels.start;
                     let cell = &mut cells[at * size..][..panels.len() * size];
-                    self.cell::<S>(tiles.as_ref(), range.clone(), weights, s, cell);
+                    self.cell::<S>(range.clone(), weights, s, cell);
                 }
             }
         }
     }
 }
 
-/// The tile registers, where there are any.
-#[cfg(not(target_arch = "x86_64"))]
-struct Tiles;
-
 impl Task<'_> {
-    /// Steps of the sum.
+    /// Unpacks the steps `range` of a panel of blocks to pairs.
     #[inline(always)]
-    fn steps(&self) -> usize {
-        match self.blocking.way {
-            #[cfg(target_arch = "x86_64")]
-            Way::Tiles => self.w.padded_steps(),
-            _ => self.w.steps(),
-        }
+    pub(super) fn unpack<S: Simd>(&self, panel: usize, range: &Range<usize>, out: &mut [u32]) {
+        let (of, words) = (blocks::blocks_of(range), self.w.form.words());
+        let panel = &self.w.panel(panel)[of.start * words..of.end * words];
+        blocks::Unpack { form: self.w.form, panel, out }.run::<S>();
     }
 
     /// Rows of strip `s` of this task.
     #[inline(always)]
-    fn strip(&self, s: usize) -> Range<usize> {
+    pub(super) fn strip(&self, s: usize) -> Range<usize> {
         let first = self.rows.start + s * self.blocking.strip;
         first..(first + self.blocking.strip).min(self.rows.end)
     }
@@ -336,21 +331,10 @@ impl Task<'_> {
     /// Adds the steps of one block of the sum, whose `weights` begin with the first of them, to the cells
     /// (panels × strip × 32) of one strip.
     #[inline(always)]
-    fn cell<S: Simd>(
-        &self,
-        tiles: Option<&Tiles>,
-        steps: Range<usize>,
-        weights: &[u32],
-        s: usize,
-        cell: &mut [f32],
-    ) {
+    fn cell<S: Simd>(&self, steps: Range<usize>, weights: &[u32], s: usize, cell: &mut [f32]) {
         let rows = self.strip(s);
         let width = self.blocking.width(rows.len());
         let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
-        #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = tiles {
-            return amx::cell(tiles, steps, self.steps(), rows.len(), s, x, weights, cell);
-        }
         let words = self.blocking.words / self.w.steps();
         let panels = cell.len() / self.blocking.cell();
         let tile = Tile {
@@ -377,7 +361,7 @@ impl Task<'_> {
 
     /// Writes the finished cells of a strip to y, row after row.
     #[inline(always)]
-    fn finish<S: Simd>(&self, s: usize, cells: &[f32]) {
+    pub(super) fn finish<S: Simd>(&self, s: usize, cells: &[f32]) {
         match self.end {
             End::Store | End::Add => self.store::<S>(s, cells),
             End::Swiglu => self.swiglu::<S>(s, cells),

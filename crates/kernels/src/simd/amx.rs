@@ -65,6 +65,15 @@ struct Configuration {
     rows: [u8; 16],
 }
 
+/// Results of 32 × 32 and what they start from (null: zeros), rows so many bytes apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Square {
+    pub(crate) c: *mut f32,
+    pub(crate) stride: usize,
+    pub(crate) from: *const f32,
+    pub(crate) from_stride: usize,
+}
+
 impl Tiles {
     /// # Safety
     /// [`available`] said yes.
@@ -78,28 +87,24 @@ impl Tiles {
         Tiles(())
     }
 
-    /// C (32 × 32) (+)= A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each `blocks` tiles in
-    /// a row. `b`: `blocks` × 16 rows of 32 words. `c`: rows `stride` bytes apart; the sum goes on from there if `add`.
-    /// Meanwhile 64 words for each block are fetched from `ahead` on, which may be any address.
+    /// C (32 × 32) = what it starts from + A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each
+    /// `blocks` tiles in a row. `b`: `blocks` × 16 rows of 32 words.
     ///
     /// # Safety
-    /// The pointers must be valid for that; only this thread may use `c`.
-    #[allow(clippy::too_many_arguments)]
+    /// The pointers must be valid for that; only this thread may use C.
     #[inline(always)]
     pub(crate) unsafe fn product_32(
         &self,
         a: [*const u32; 2],
         b: *const u32,
         blocks: usize,
-        c: *mut f32,
-        stride: usize,
-        add: bool,
-        ahead: *const u32,
+        to: Square,
     ) {
-        // SAFETY: the caller's; a prefetch never fails.
+        let Square { c, stride, from, from_stride } = to;
+        // SAFETY: the caller's.
         unsafe {
             asm!(
-                "test {add:e}, {add:e}",
+                "test {f}, {f}",
                 "jnz 3f",
                 "tilezero tmm0",
                 "tilezero tmm1",
@@ -107,10 +112,10 @@ impl Tiles {
                 "tilezero tmm3",
                 "jmp 2f",
                 "3:",
-                "tileloadd tmm0, [{c} + {cs}*1]",
-                "tileloadd tmm1, [{c} + {cs}*1 + 64]",
-                "tileloadd tmm2, [{d} + {cs}*1]",
-                "tileloadd tmm3, [{d} + {cs}*1 + 64]",
+                "tileloadd tmm0, [{f} + {fs}*1]",
+                "tileloadd tmm1, [{f} + {fs}*1 + 64]",
+                "tileloadd tmm2, [{g} + {fs}*1]",
+                "tileloadd tmm3, [{g} + {fs}*1 + 64]",
                 "2:",
                 "tileloadd tmm4, [{a0} + {s64}*1]",
                 "tileloadd tmm6, [{b} + {s128}*1]",
@@ -120,11 +125,6 @@ impl Tiles {
                 "tileloadd tmm5, [{a1} + {s64}*1]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "prefetcht1 [{ahead}]",
-                "prefetcht1 [{ahead} + 64]",
-                "prefetcht1 [{ahead} + 128]",
-                "prefetcht1 [{ahead} + 192]",
-                "add {ahead}, 256",
                 "add {a0}, 1024",
                 "add {a1}, 1024",
                 "add {b}, 2048",
@@ -136,15 +136,16 @@ impl Tiles {
                 "tilestored [{d} + {cs}*1 + 64], tmm3",
                 a0 = inout(reg) a[0] => _,
                 a1 = inout(reg) a[1] => _,
-                ahead = inout(reg) ahead => _,
                 b = inout(reg) b => _,
                 n = inout(reg) blocks => _,
                 c = in(reg) c,
-                d = in(reg) c.byte_add(SIDE * stride),
+                d = in(reg) c.wrapping_byte_add(SIDE * stride),
                 cs = in(reg) stride,
+                f = in(reg) from,
+                g = in(reg) from.wrapping_byte_add(SIDE * from_stride),
+                fs = in(reg) from_stride,
                 s64 = in(reg) 64usize,
                 s128 = in(reg) 128usize,
-                add = in(reg) u32::from(add),
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
