@@ -27,6 +27,11 @@ pub struct Account {
     pub recompute_ratio: f64,
     /// Layers at which every document token was computed.
     pub full_layers: usize,
+    /// Floating point operations of prefill's products and attention, as the chosen rows and the keys that each sees
+    /// make them; the language head is left out.
+    pub operations: f64,
+    /// Seconds that the method took to score tokens and choose among them.
+    pub select_seconds: f64,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
@@ -150,6 +155,8 @@ impl Engine {
                 .iter()
                 .filter(|rows| documents > 0 && **rows == documents)
                 .count(),
+            operations: work.operations,
+            select_seconds: work.selecting.as_secs_f64(),
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
             load_seconds: loaded.busy.as_secs_f64(),

@@ -1,7 +1,10 @@
 //! Prefill with fusion: the engine acts on what a method decides.
 
+use std::time::{Duration, Instant};
+
 use refrain_fusion::{CachedSegment, FusionMethod, LayerView, Mask, Plan, PromptView};
 use refrain_kv::{Span, stats};
+use refrain_model::Config;
 use refrain_store::Layer;
 
 use crate::feed::Feed;
@@ -19,6 +22,10 @@ pub(crate) struct Work {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
+    /// Floating point operations of products and attention.
+    pub(crate) operations: f64,
+    /// Time that the method took to choose its rows.
+    pub(crate) selecting: Duration,
     /// Attention of the question to every document token at layer 1, if it was asked for.
     pub(crate) attention: Option<Vec<f32>>,
 }
@@ -60,6 +67,7 @@ impl Prefill<'_> {
                 raw = ready.raw;
             }
             state.project(layer, &rows);
+            let projected = rows.positions.len();
             work.document_rows.push(count_within(&rows.positions, self.view.documents()));
             // Rows only shrink, so what the last layer reads from the cache is what any layer does.
             let read = |s: &Segment| s.span.len() - count_within(&rows.positions, s.span);
@@ -72,16 +80,19 @@ impl Prefill<'_> {
                 work.final_rows.clone_from(&rows.positions);
                 state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
             } else if plan.narrows.contains(&layer) {
+                let started = Instant::now();
                 let kept = self.method.narrow(&self.layer_view(
                     state,
                     layer,
                     &rows.positions,
                     &self.cached(&raw),
                 ))?;
+                work.selecting += started.elapsed();
                 self.check(&kept, Some(&rows.positions))?;
                 state.narrow(&mut rows, kept);
             }
             self.see(state, layer, plan.mask, &mut rows, &work.final_rows);
+            work.operations += operations(state.decoder.config(), projected, &rows.visible);
             state.attend(layer, &mut rows);
         }
         state.len = ids.len();
@@ -152,6 +163,15 @@ impl Prefill<'_> {
             }
         }
     }
+}
+
+/// Floating point operations of a layer: queries, keys and values of `projected` rows, and all the rest for rows that
+/// see `visible` slots (`2P` a row and `4·H·d` for each key that it sees).
+fn operations(config: &Config, projected: usize, visible: &[(u32, u32)]) -> f64 {
+    let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    let keys: usize = visible.iter().map(|(from, to)| (to - from) as usize).sum();
+    let rest = config.hidden * (q + 3 * config.intermediate);
+    2.0 * (projected * config.hidden * (q + 2 * kv) + visible.len() * rest + 2 * q * keys) as f64
 }
 
 /// Number of ascending `positions` within `span`.

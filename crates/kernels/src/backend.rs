@@ -233,7 +233,15 @@ impl Cpu {
     }
 
     /// [`Backend::project`] into keys and values of one type.
-    fn project_to<E: Elem>(&self, x: &[f32], norm: Norm<'_>, w: &Linear, q: &mut [f32], k: &mut [E], v: &mut [E]) {
+    fn project_to<E: Elem>(
+        &self,
+        x: &[f32],
+        norm: Norm<'_>,
+        w: &Linear,
+        q: &mut [f32],
+        k: &mut [E],
+        v: &mut [E],
+    ) {
         let (hidden, width) = (norm.weight.len(), w.outputs());
         let rows = x.len() / hidden;
         let q_width = q.len() / rows.max(1);

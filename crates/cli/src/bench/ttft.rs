@@ -44,9 +44,15 @@ struct Row {
     recompute_ratio: f64,
     /// Vanilla's median TTFT divided by the method's, chunks in memory; none if vanilla was not measured.
     speedup: Option<f64>,
-    /// What arithmetic alone would allow.
+    /// Operations of the rows that it computed and the keys that they saw.
+    operations: f64,
+    /// Vanilla's operations over them: what arithmetic alone would allow; none if vanilla was not measured.
     bound: Option<f64>,
     share_of_bound: Option<f64>,
+    /// The same of a method with this ratio whose rows are spread evenly over the prompt, if it is known.
+    even_bound: Option<f64>,
+    /// Seconds of scoring and choosing rows, chunks in memory.
+    select_seconds: Spread,
     /// Peak memory of the process while the method ran.
     peak_memory_bytes: Option<u64>,
 }
@@ -145,17 +151,20 @@ fn measure(
     }
     bar.finish_and_clear();
     let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| account.ttft)).collect();
-    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla").map(|index| memory[index].median);
+    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla");
+    let (fresh, all_operations) =
+        (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
     let shape = Shape::of(engine.decoder().config());
     let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
     let sizes = Sizes { prompt: prompt.len(), question, chunk };
     let row = |(index, asked): (usize, &Asked)| {
-        let speedup = vanilla.map(|vanilla| vanilla / memory[index].median);
-        let bound = shape.speedup(sizes, asked);
+        let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
         let ttft = spread(&runs.disk, |account| account.ttft);
         let ratios = runs.disk.iter().zip(&runs.memory).map(|(disk, memory)| disk.ttft / memory.ttft);
         let bytes_loaded = runs.disk[0].bytes_loaded;
+        let operations = runs.memory[0].operations;
+        let bound = all_operations.map(|all| all / operations);
         Row {
             length: prompt.len(),
             method: asked.spec.clone(),
@@ -168,8 +177,11 @@ fn measure(
             load_seconds: spread(&runs.disk, |account| account.load_seconds),
             recompute_ratio: runs.disk[0].recompute_ratio,
             speedup,
+            operations,
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
+            even_bound: shape.speedup(sizes, asked),
+            select_seconds: spread(&runs.memory, |account| account.select_seconds),
             peak_memory_bytes: runs.peak,
         }
     };
@@ -240,6 +252,7 @@ fn table(rows: &[Row]) -> Table {
         "speed-up",
         "bound",
         "of bound",
+        "chosen in",
         "peak memory",
     ];
     let mut table = Table::new(&header);
@@ -256,6 +269,7 @@ fn table(rows: &[Row]) -> Table {
             or_none(row.speedup.map(|speedup| format!("{speedup:.2}x"))),
             or_none(row.bound.map(|bound| format!("{bound:.1}x"))),
             or_none(row.share_of_bound.map(|share| format!("{:.0} %", 100.0 * share))),
+            or_none((row.select_seconds.median > 0.0).then(|| seconds(row.select_seconds.median))),
             or_none(row.peak_memory_bytes.map(bytes)),
         ]);
     }

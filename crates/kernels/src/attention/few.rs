@@ -11,6 +11,10 @@ use crate::simd::{Elem, Kernel, STRIP, Simd, load_part};
 
 /// Most queries of a block.
 pub(super) const QUERIES: usize = 8;
+/// Queries whose scores are made at once: with four keys as many sums as there are registers for.
+const AT_ONCE: usize = 4;
+/// Bytes from what is worked on to what is fetched.
+const AHEAD: usize = 3072;
 /// The score of a key that is not seen, and the maximum where none is.
 const UNSEEN: f32 = -3e30;
 const LOWEST: f32 = -1e30;
@@ -69,7 +73,15 @@ impl<E: Elem> Piece<'_, E> {
         if slots.is_empty() {
             return;
         }
-        scores::<S, E, N>(&shape.head(k, block.g)[slots.start * d..slots.end * d], d, q, padded, p);
+        let k = &shape.head(k, block.g)[slots.start * d..slots.end * d];
+        for (q, p) in q.chunks(AT_ONCE * padded).zip(p.chunks_mut(AT_ONCE * SEGMENT)) {
+            match q.len() / padded {
+                1 => scores::<S, E, 1>(k, d, q, padded, p),
+                2 => scores::<S, E, 2>(k, d, q, padded, p),
+                3 => scores::<S, E, 3>(k, d, q, padded, p),
+                _ => scores::<S, E, 4>(k, d, q, padded, p),
+            }
+        }
         for i in 0..n {
             let p = &mut p[i * SEGMENT..][..SEGMENT];
             let (from, to) = a.visible[block.row(i)];
@@ -86,20 +98,79 @@ impl<E: Elem> Piece<'_, E> {
 #[inline(always)]
 fn scores<S: Simd, E: Elem, const N: usize>(k: &[E], d: usize, q: &[f32], padded: usize, p: &mut [f32]) {
     assert!(q.len() >= N * padded && p.len() >= N * SEGMENT && k.len() <= SEGMENT * d && d <= padded);
-    for (t, k) in k.chunks_exact(d).enumerate() {
-        let mut sums = [S::splat(0.0); N];
-        for e in (0..d).step_by(S::LANES) {
-            // SAFETY: `e` and the count stay within the key; `padded` is a multiple of the lanes, and so a query has
-            // LANES elements from `e` on.
-            unsafe {
-                let k = load_part::<S, E>(k.as_ptr().add(e), d - e);
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(k, S::load(q.as_ptr().add(i * padded + e)), *sum);
-                }
+    let mut t = 0;
+    for k in k.chunks(4 * d) {
+        if k.len() == 4 * d {
+            fetch::<S, E>(k);
+            let sums = dots::<S, E, N, 4>(k, d, q, padded);
+            for i in 0..N {
+                let sums = S::sums([sums[0][i], sums[1][i], sums[2][i], sums[3][i]]);
+                p[i * SEGMENT + t..][..4].copy_from_slice(&sums);
             }
+            t += 4;
+            continue;
         }
-        for (i, sum) in sums.into_iter().enumerate() {
-            p[i * SEGMENT + t] = S::sum(sum);
+        for k in k.chunks_exact(d) {
+            let [sums] = dots::<S, E, N, 1>(k, d, q, padded);
+            for (i, sum) in sums.into_iter().enumerate() {
+                p[i * SEGMENT + t] = S::sum(sum);
+            }
+            t += 1;
+        }
+    }
+}
+
+/// Fetches what lies [`AHEAD`] bytes after `x`.
+#[inline(always)]
+fn fetch<S: Simd, E>(x: &[E]) {
+    for line in (0..size_of_val(x)).step_by(64) {
+        S::fetch(x.as_ptr().wrapping_byte_add(AHEAD + line));
+    }
+}
+
+/// Products of `T` keys with `N` queries, still to be summed over their lanes.
+#[inline(always)]
+fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
+    k: &[E],
+    d: usize,
+    q: &[f32],
+    padded: usize,
+) -> [[S::F; N]; T] {
+    // No closures: what is compiled apart knows nothing of the instruction set.
+    let mut sums = [[S::splat(0.0); N]; T];
+    let whole = d / S::LANES * S::LANES;
+    for e in (0..whole).step_by(S::LANES) {
+        // SAFETY: each key and query has LANES elements from `e` on.
+        unsafe { add::<S, E, N, T>(k, d, e, S::LANES, q, padded, &mut sums) };
+    }
+    if whole < d {
+        // SAFETY: what is left of a key; `padded` is a multiple of the lanes, and so a query has LANES elements.
+        unsafe { add::<S, E, N, T>(k, d, whole, d - whole, q, padded, &mut sums) };
+    }
+    sums
+}
+
+/// One vector of each product.
+///
+/// # Safety
+/// Each of `T` keys must have `n` elements from `e` on, and each of `N` queries LANES.
+#[inline(always)]
+unsafe fn add<S: Simd, E: Elem, const N: usize, const T: usize>(
+    k: &[E],
+    d: usize,
+    e: usize,
+    n: usize,
+    q: &[f32],
+    padded: usize,
+    sums: &mut [[S::F; N]; T],
+) {
+    for (t, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: this function's contract.
+        unsafe {
+            let k = load_part::<S, E>(k.as_ptr().add(t * d + e), n);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = S::fma(k, S::load(q.as_ptr().add(i * padded + e)), *sum);
+            }
         }
     }
 }
@@ -141,24 +212,41 @@ fn values<S: Simd, E: Elem, const N: usize, const J: usize>(
     o: &mut [f32],
     padded: usize,
 ) {
-    let mut sums = [[S::splat(0.0); J]; N];
-    for (t, v) in v.chunks_exact(d).enumerate() {
-        for j in 0..J {
-            let at = e + j * S::LANES;
-            if at >= d {
-                break;
-            }
-            // SAFETY: `at` and the count stay within the value.
-            let v = unsafe { load_part::<S, E>(v.as_ptr().add(at), d - at) };
-            for (i, sums) in sums.iter_mut().enumerate() {
-                sums[j] = S::fma(v, S::splat(p[i * SEGMENT + t]), sums[j]);
-            }
-        }
-    }
+    let sums = if d - e >= J * S::LANES {
+        weighted::<S, E, N, J, true>(v, d, e, p)
+    } else {
+        weighted::<S, E, N, J, false>(v, d, e, p)
+    };
     for (o, sums) in o.chunks_exact_mut(padded).zip(sums) {
         for (o, sum) in o[e..].chunks_exact_mut(S::LANES).zip(sums) {
             // SAFETY: a chunk has LANES elements.
             unsafe { S::store(o.as_mut_ptr(), sum) };
         }
     }
+}
+
+/// Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on; all of them are `WHOLE`, or some end before.
+#[inline(always)]
+fn weighted<S: Simd, E: Elem, const N: usize, const J: usize, const WHOLE: bool>(
+    v: &[E],
+    d: usize,
+    e: usize,
+    p: &[f32],
+) -> [[S::F; J]; N] {
+    let mut sums = [[S::splat(0.0); J]; N];
+    for (t, v) in v.chunks_exact(d).enumerate() {
+        if e == 0 {
+            fetch::<S, E>(v);
+        }
+        for j in 0..J {
+            let at = e + j * S::LANES;
+            let n = if WHOLE { S::LANES } else { d.saturating_sub(at) };
+            // SAFETY: the count stays within the value; where it is 0 nothing is read.
+            let v = unsafe { load_part::<S, E>(v.as_ptr().wrapping_add(at), n) };
+            for (i, sums) in sums.iter_mut().enumerate() {
+                sums[j] = S::fma(v, S::splat(p[i * SEGMENT + t]), sums[j]);
+            }
+        }
+    }
+    sums
 }

@@ -57,7 +57,8 @@ impl Task<'_> {
         let tiles = unsafe { Tiles::configure() };
         let (steps, part, size) = (self.blocking.words, self.blocking.steps, self.blocking.cell());
         let blocks = self.w.precision == Precision::Q8;
-        let mut unpacked = scratch::lend(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
+        let mut unpacked =
+            scratch::lend(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
         for start in (0..steps).step_by(part) {
             let range = start..(start + part).min(steps);
             let length = range.len() * PANEL;
@@ -74,9 +75,14 @@ impl Task<'_> {
                 let (rows, direct) = (self.strip(s), self.direct(s));
                 let x = &self.packed[rows.start * steps..][..self.blocking.width(rows.len()) * steps];
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
-                    let weights = if blocks { &unpacked[i * length..] } else { &self.w.panel(p)[start * PANEL..] };
+                    let weights =
+                        if blocks { &unpacked[i * length..] } else { &self.w.panel(p)[start * PANEL..] };
                     let part = Part { x, weights: &weights[..length], steps: range.clone(), all: steps };
-                    if direct { self.add(&tiles, part, rows.start, p) } else { part.cell(&tiles, rows.len(), cell) }
+                    if direct {
+                        self.add(&tiles, part, rows.start, p)
+                    } else {
+                        part.cell(&tiles, rows.len(), cell)
+                    }
                 }
                 if range.end == steps && !direct {
                     self.finish::<S>(s, cells);
@@ -110,7 +116,9 @@ impl Task<'_> {
         };
         let to = Square { c: y, stride: 4 * width, from, from_stride };
         // SAFETY: the part's slices hold the tiles; these rows of this panel lie within y and belong to this task.
-        unsafe { tiles.product_32([part.column(0), part.column(1)], part.weights.as_ptr(), part.blocks(), to) };
+        unsafe {
+            tiles.product_32([part.column(0), part.column(1)], part.weights.as_ptr(), part.blocks(), to)
+        };
     }
 }
 

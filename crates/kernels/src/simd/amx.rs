@@ -93,13 +93,7 @@ impl Tiles {
     /// # Safety
     /// The pointers must be valid for that; only this thread may use C.
     #[inline(always)]
-    pub(crate) unsafe fn product_32(
-        &self,
-        a: [*const u32; 2],
-        b: *const u32,
-        blocks: usize,
-        to: Square,
-    ) {
+    pub(crate) unsafe fn product_32(&self, a: [*const u32; 2], b: *const u32, blocks: usize, to: Square) {
         let Square { c, stride, from, from_stride } = to;
         // SAFETY: the caller's.
         unsafe {

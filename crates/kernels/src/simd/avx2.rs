@@ -162,6 +162,11 @@ impl Simd for Set {
     }
 
     #[inline(always)]
+    fn fetch<T>(p: *const T) {
+        x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+
+    #[inline(always)]
     fn largest(a: __m256) -> f32 {
         x86!({
             let b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));

@@ -199,6 +199,26 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
+    fn sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        x86!({
+            // In every 128 bits first two halves of a and b in turns, and of c and d, then all four.
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+            let all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+            let sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+            std::mem::transmute::<__m128, [f32; 4]>(sums)
+        })
+    }
+
+    #[inline(always)]
+    fn fetch<T>(p: *const T) {
+        x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+
+    #[inline(always)]
     fn largest(a: __m512) -> f32 {
         x86!(_mm512_reduce_max_ps(a))
     }

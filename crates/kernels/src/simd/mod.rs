@@ -67,6 +67,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2^n for integral n in −127 ..= 127, where 2^−127 is 0.
     fn exp2i(n: Self::F) -> Self::F;
     fn sum(a: Self::F) -> f32;
+    /// Brings the cache line at `p`, which may be any address, nearer.
+    #[inline(always)]
+    fn fetch<T>(_p: *const T) {}
+    /// The sums of four vectors.
+    #[inline(always)]
+    fn sums(v: [Self::F; 4]) -> [f32; 4] {
+        v.map(Self::sum)
+    }
     fn largest(a: Self::F) -> f32;
     /// Lanes `lo..hi` of `a`, −∞ elsewhere.
     fn keep(a: Self::F, lo: usize, hi: usize) -> Self::F;
