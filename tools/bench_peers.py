@@ -314,7 +314,8 @@ def main() -> None:
         result = {"about": settings(args, model, tokenizer), "engines": [described(engine) for engine in engines]}
     result["summary"] = peers_report.summary(result["engines"], runs)
     result["runs"] = [vars(run) for run in runs]
-    name = args.name or f"peers-{Path(args.model).stem.lower()}"
+    # Known names have dots in them.
+    name = args.name or f"peers-{Path(args.model).name.removesuffix('.gguf').lower()}"
     for path in peers_report.write(result, args.out, name):
         say(f"wrote {path}")
     print(peers_report.markdown(result, name))

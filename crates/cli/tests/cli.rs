@@ -614,7 +614,8 @@ fn kernels_are_measured_against_the_machine() {
     let nowhere = home.path("missing/roofline.svg");
     home.run(&["bench", "kernels", "--svg", nowhere.to_str().unwrap()]).failed(1, &["missing/roofline.svg"]);
     let picture = home.path("roofline.svg");
-    let words = ["bench", "kernels", "--only", "ops", "--runs", "1", "--svg", picture.to_str().unwrap()];
+    let words =
+        ["bench", "kernels", "--only", "attention,ops", "--runs", "1", "--svg", picture.to_str().unwrap()];
     let told = home.json(&words);
     for peaks in ["all_threads", "one_thread"] {
         for peak in ["f32_flops", "bf16_flops", "read_bytes", "copy_bytes"] {
@@ -622,13 +623,15 @@ fn kernels_are_measured_against_the_machine() {
         }
     }
     let rows = told["results"].as_array().unwrap();
-    assert_eq!(rows.len(), 4);
+    let of = |kind| rows.iter().filter(|row| row["kind"] == kind).count();
+    assert_eq!((of("attention"), of("element_wise"), rows.len()), (14, 4, 18));
     let picture = std::fs::read_to_string(picture).unwrap();
     for row in rows {
-        assert_eq!(row["kind"], "element_wise");
         assert!(row["share"].as_f64().unwrap() > 0.0 && row["time"]["min"].as_f64().unwrap() > 0.0, "{row}");
         assert!(picture.contains(row["name"].as_str().unwrap()), "{row}");
     }
-    assert!(told["about"]["command"].as_str().unwrap().starts_with("refrain bench kernels --only ops"));
+    assert!(
+        told["about"]["command"].as_str().unwrap().starts_with("refrain bench kernels --only attention,ops")
+    );
     assert!(told["about"]["threads"].as_u64().unwrap() > 0 && told["about"].get("model").is_none());
 }

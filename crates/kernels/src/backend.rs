@@ -11,9 +11,11 @@ use crate::simd::Elem;
 use crate::{Buffer, Cpu, Floats, Linear, Precision, Rows};
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
-const BLOCK: usize = 256;
-/// With fewer rows for each thread the threads share each step's work.
-const LEAST: usize = 64;
+const BLOCK: usize = 512;
+/// With fewer rows for each thread the threads share each step's work ...
+const LEAST: usize = 128;
+/// ... on so many rows at a time.
+const SHARED: usize = 1024;
 
 thread_local! {
     /// Rows after their norm.
@@ -174,6 +176,7 @@ impl Backend for Cpu {
     ) {
         let width = w.outputs();
         let (rows, q_width) = (x.len() / norm.weight.len(), width - 2 * kv_width);
+        assert_eq!(x.len(), rows * norm.weight.len(), "x is rows of the norm's length");
         q.resize(rows * q_width);
         for buffer in [&mut *k, &mut *v] {
             if buffer.len() < rows * kv_width {
@@ -199,7 +202,9 @@ impl Backend for Cpu {
     ) {
         let (hidden, width) = (norm.weight.len(), gate_up.outputs());
         let rows = x.len() / hidden;
-        let attended_width = attended.len() / rows.max(1);
+        let attended_width = output.inputs();
+        assert_eq!(x.len(), rows * hidden, "x is rows of the norm's length");
+        assert_eq!(attended.len(), rows * attended_width, "as many rows are attended");
         let x = Shared::new(x);
         self.by_blocks(rows, &|r| {
             // SAFETY: these rows belong to this block.
@@ -224,11 +229,11 @@ impl Cpu {
     /// their work.
     fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
         let threads = self.threads();
-        let blocks = rows.div_ceil(BLOCK).next_multiple_of(threads);
-        let each = rows.div_ceil(blocks.max(1)).next_multiple_of(32);
         if rows < LEAST * threads {
-            return f(0..rows);
+            return (0..rows).step_by(SHARED).for_each(|first| f(first..(first + SHARED).min(rows)));
         }
+        let blocks = rows.div_ceil(BLOCK).next_multiple_of(threads);
+        let each = rows.div_ceil(blocks).next_multiple_of(32);
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
     }
 

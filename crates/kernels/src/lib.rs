@@ -1,8 +1,9 @@
 //! CPU kernels on plain slices.
 //!
 //! Everything here takes slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
-//! **The result of a row never depends on how many other rows are computed with it**: whatever path a
-//! product or an attention takes (matrix, vector, tail), each output element is summed in the same order.
+//! **In `f32` the result of a row never depends on how many other rows are computed with it**: whatever path a
+//! product or an attention takes (matrix, vector, tail), each output element is summed in the same order. With `bf16`
+//! it may at 16 rows in attention, with blocks of bytes also at 4 rows in products, where other kernels begin.
 
 // `unsafe` is for vector instructions, for what is handed to the threads of the pool, and for aligned memory.
 #[allow(unsafe_code)]

@@ -190,6 +190,7 @@ impl<E: Elem> Kernel for Round<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        assert_eq!(self.src.len(), self.out.len(), "each is rounded to one");
         for (src, out) in self.src.chunks(S::LANES).zip(self.out.chunks_mut(S::LANES)) {
             // SAFETY: both have as many elements as are named.
             unsafe {

@@ -246,6 +246,11 @@ impl Cpu {
         self.0.workers.len() + 1
     }
 
+    /// Number of threads that would share work begun now: inside a task it is done alone.
+    pub(crate) fn sharing(&self) -> usize {
+        if INSIDE.get() { 1 } else { self.threads() }
+    }
+
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.0.isa

@@ -30,6 +30,7 @@ impl<'a, T> Shared<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r.start), r.end - r.start) }
     }
 
+    #[cfg(target_arch = "x86_64")]
     /// Where the elements `r` lie, some of which may be another task's. Panics if they reach past the end.
     pub(crate) fn within(&self, r: Range<usize>) -> *mut T {
         assert!(r.start <= r.end && r.end <= self.len, "part {r:?} of {} elements", self.len);

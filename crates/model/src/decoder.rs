@@ -86,6 +86,8 @@ impl<B: Backend> Decoder<B> {
         let mut layers = Vec::with_capacity(config.layers);
         for index in 0..config.layers {
             layers.push(pack.layer(index)?);
+            // The file and its packed weights are never in memory together.
+            weights.release_pages();
             progress(index + 1, config.layers);
         }
         let norm = weights.vector("model.norm.weight", config.hidden)?;

@@ -1,4 +1,4 @@
-//! Attention of a few queries (a step of decoding): keys and values are read once, where they lie, and nothing is
+//! Attention of a few queries (a step of decoding): keys and values are read where they lie, and nothing is
 //! transposed. Sums go in another order than in [`super::flash`].
 
 use std::f32::consts::LOG2_E;
@@ -11,7 +11,7 @@ use crate::simd::{Elem, Kernel, STRIP, Simd, load_part};
 
 /// Most queries of a block.
 pub(super) const QUERIES: usize = 8;
-/// Queries whose scores are made at once: with four keys as many sums as there are registers for.
+/// Queries whose scores are made at once: with four keys sixteen sums.
 const AT_ONCE: usize = 4;
 /// Bytes from what is worked on to what is fetched.
 const AHEAD: usize = 3072;
@@ -202,7 +202,7 @@ fn soften<S: Simd>(p: &mut [f32], slots: &Range<usize>, seen: Range<usize>) -> (
     }
 }
 
-/// o\[i\] += Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on.
+/// o\[i\] = Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on.
 #[inline(always)]
 fn values<S: Simd, E: Elem, const N: usize, const J: usize>(
     v: &[E],

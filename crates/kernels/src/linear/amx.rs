@@ -11,7 +11,7 @@ use crate::simd::amx::{SIDE, Square, TILE, Tiles, round_row};
 use crate::simd::{PANEL, Simd};
 
 /// Most steps of one part of a sum.
-const MOST_STEPS: usize = 18 * STEPS;
+const MOST_STEPS: usize = 48 * STEPS;
 
 /// Words of weights that stay in the second-level cache beside what goes by.
 const KEPT: usize = 3 << 16;
@@ -38,7 +38,7 @@ pub(super) fn pack(inputs: usize, x: &[f32], dst: &mut [u32]) {
     }
 }
 
-/// Steps of one part of a sum of `steps`: some 64 KB of a panel, parts of equal length.
+/// Steps of one part of a sum of `steps`: at most 96 KiB of a panel, parts of about equal length.
 pub(super) fn part(steps: usize) -> usize {
     steps.div_ceil(steps.div_ceil(MOST_STEPS)).next_multiple_of(STEPS)
 }
@@ -50,7 +50,7 @@ pub(super) fn chunk(steps: usize) -> usize {
 
 impl Task<'_> {
     /// Multiplies strip after strip with the panels, whose weights stay in the second-level cache, one part of the sum
-    /// after the other. `cells` has room for every panel of every strip.
+    /// after the other. `cells` has room for every panel of one strip, or of all of them if there are several parts.
     #[inline(always)]
     pub(super) fn tiles<S: Simd>(&self, strips: usize, cells: &mut [f32]) {
         // SAFETY: `Isa::Amx`, which tiles stand for, is kept only where it is available.
@@ -73,6 +73,9 @@ impl Task<'_> {
                 let first = if part < steps { s } else { 0 } * self.panels.len() * size;
                 let cells = &mut cells[first..][..self.panels.len() * size];
                 let (rows, direct) = (self.strip(s), self.direct(s));
+                if start == 0 && !direct && self.begins() {
+                    self.begin(s, cells);
+                }
                 let x = &self.packed[rows.start * steps..][..self.blocking.width(rows.len()) * steps];
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
                     let weights =
@@ -81,12 +84,28 @@ impl Task<'_> {
                     if direct {
                         self.add(&tiles, part, rows.start, p)
                     } else {
-                        part.cell(&tiles, rows.len(), cell)
+                        part.cell(&tiles, rows.len(), start > 0 || self.begins(), cell)
                     }
                 }
                 if range.end == steps && !direct {
                     self.finish::<S>(s, cells);
                 }
+            }
+        }
+    }
+
+    /// Fills the cells of a strip with what its sums begin with.
+    fn begin(&self, s: usize, cells: &mut [f32]) {
+        let width = self.w.outputs;
+        for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
+            let columns = p * PANEL..((p + 1) * PANEL).min(width);
+            for (row, cell) in self.strip(s).zip(cell.chunks_exact_mut(PANEL)) {
+                cell[columns.len()..].fill(0.0);
+                cell[..columns.len()].copy_from_slice(match &self.w.bias {
+                    Some(bias) => &bias[columns.clone()],
+                    // SAFETY: these rows and panels belong to this task.
+                    None => unsafe { self.y.part(row * width + columns.start..row * width + columns.end) },
+                });
             }
         }
     }
@@ -133,10 +152,10 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Adds them to a cell (32 × 32) of a strip of `rows` rows.
+    /// Makes, or adds them to, a cell (32 × 32) of a strip of `rows` rows.
     #[inline(always)]
-    fn cell(&self, tiles: &Tiles, rows: usize, cell: &mut [f32]) {
-        let (stride, add) = (PANEL * 4, self.steps.start > 0);
+    fn cell(&self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
+        let stride = PANEL * 4;
         let c = cell[..rows.next_multiple_of(SIDE) * PANEL].as_mut_ptr();
         let from = if add { c.cast_const() } else { null() };
         // SAFETY: the slices hold the tiles of these steps and the cell's rows.

@@ -30,7 +30,7 @@ const VECTOR_PANELS: usize = 2;
 thread_local! {
     /// Packed activations.
     static X: Cell<Words> = const { Cell::new(Words::new()) };
-    /// A part of a panel of blocks, as pairs.
+    /// Parts of panels of blocks, as pairs.
     pub(super) static UNPACKED: Cell<Words> = const { Cell::new(Words::new()) };
     /// Results of a task.
     static CELLS: Cell<Words> = const { Cell::new(Words::new()) };
@@ -112,7 +112,7 @@ impl Cpu {
         let blocks = m.div_ceil(blocking.rows);
         let limit = blocking.chunk(m);
         // Enough tasks that threads end at about the same time.
-        let chunk = (panels * blocks / (8 * self.threads())).clamp(1, limit);
+        let chunk = (panels * blocks / (8 * self.sharing())).clamp(1, limit);
         // A gate's panel and what it opens stay together.
         let chunk = if end == End::Swiglu { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
@@ -250,7 +250,13 @@ impl Kernel for Task<'_> {
     fn run<S: Simd>(self) {
         let strips = self.rows.len().div_ceil(self.blocking.strip);
         let size = self.blocking.cell();
-        let mut scratch = scratch::lend(&CELLS, strips * self.panels.len() * size);
+        // With tiles a strip's cells are free again once its sums are whole.
+        #[cfg(target_arch = "x86_64")]
+        let at_once = self.blocking.way == Way::Tiles && self.blocking.steps >= self.blocking.words;
+        #[cfg(not(target_arch = "x86_64"))]
+        let at_once = false;
+        let kept = if at_once { 1 } else { strips };
+        let mut scratch = scratch::lend(&CELLS, kept * self.panels.len() * size);
         let cells = scratch.words.floats_mut();
         match self.blocking.way {
             #[cfg(target_arch = "x86_64")]
@@ -359,6 +365,20 @@ impl Task<'_> {
         }
     }
 
+    /// Whether sums begin with the bias, or with what y holds, and are whole then: with tiles, so that it does not
+    /// matter which of them are made in y.
+    pub(super) fn begins(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.blocking.way == Way::Tiles {
+            return match self.end {
+                End::Store => self.w.bias.is_some(),
+                End::Add => self.w.bias.is_none(),
+                End::Swiglu => false,
+            };
+        }
+        false
+    }
+
     /// Writes the finished cells of a strip to y, row after row.
     #[inline(always)]
     pub(super) fn finish<S: Simd>(&self, s: usize, cells: &[f32]) {
@@ -370,7 +390,7 @@ impl Task<'_> {
 
     #[inline(always)]
     fn store<S: Simd>(&self, s: usize, cells: &[f32]) {
-        let outputs = self.w.outputs;
+        let (outputs, whole) = (self.w.outputs, self.begins());
         let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(outputs);
         for (r, row) in self.strip(s).enumerate() {
             // SAFETY: these rows and panels belong to this task.
@@ -381,10 +401,10 @@ impl Task<'_> {
                 // SAFETY: `cell` has LANES floats, `y` has `n`, and so has the bias from here on.
                 unsafe {
                     let mut v = S::load(cell.as_ptr());
-                    if let Some(bias) = &self.w.bias {
+                    if let Some(bias) = self.w.bias.as_ref().filter(|_| !whole) {
                         v = S::add(v, load_part::<S, f32>(bias[columns.start + c..].as_ptr(), n));
                     }
-                    if let End::Add = self.end {
+                    if self.end == End::Add && !whole {
                         v = S::add(v, load_part::<S, f32>(y.as_ptr(), n));
                     }
                     store_part::<S, f32>(y.as_mut_ptr(), v, n);

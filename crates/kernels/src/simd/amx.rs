@@ -147,7 +147,7 @@ impl Tiles {
         }
     }
 
-    /// The same for 16 rows of A, reading ahead of `b`, which is not used again soon.
+    /// The same for 16 rows of A; the sum goes on from C if `add`.
     ///
     /// # Safety
     /// As for [`Tiles::product_32`].
@@ -161,7 +161,7 @@ impl Tiles {
         stride: usize,
         add: bool,
     ) {
-        // SAFETY: the caller's; a prefetch may name any address.
+        // SAFETY: the caller's.
         unsafe {
             asm!(
                 "test {add:e}, {add:e}",

@@ -72,8 +72,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn fetch<T>(_p: *const T) {}
     /// The sums of four vectors.
     #[inline(always)]
-    fn sums(v: [Self::F; 4]) -> [f32; 4] {
-        v.map(Self::sum)
+    fn sums([a, b, c, d]: [Self::F; 4]) -> [f32; 4] {
+        [Self::sum(a), Self::sum(b), Self::sum(c), Self::sum(d)]
     }
     fn largest(a: Self::F) -> f32;
     /// Lanes `lo..hi` of `a`, −∞ elsewhere.

@@ -111,6 +111,15 @@ fn agrees_with_a_plain_loop() {
         ((2, 1, 16), 65, causal(65, 65, usize::MAX)),
         ((3, 1, 24), 700, causal(40, 690, 100)),
         ((5, 1, 7), 30, causal(5, 30, usize::MAX)),
+        // A step of decoding: few queries a head, heads that do not fill vectors, keys that do not fill fours.
+        ((3, 3, 24), 600, causal(1, 599, usize::MAX)),
+        ((6, 3, 7), 40, causal(1, 38, usize::MAX)),
+        ((3, 1, 100), 130, causal(2, 129, usize::MAX)),
+        ((9, 3, 64), 520, causal(1, 517, 300)),
+        ((4, 1, 40), 20, causal(1, 3, usize::MAX)),
+        ((14, 2, 64), 600, causal(1, 599, usize::MAX)),
+        ((5, 1, 40), 100, causal(1, 97, usize::MAX)),
+        ((8, 1, 100), 1200, causal(1, 1190, 100)),
         // Any order, starts apart from the tiles, slots beyond every row's sight.
         ((8, 2, 32), 1500, (0..23).map(|_| (rng.below(700) as u32, 701 + rng.below(700) as u32)).collect()),
         ((2, 2, 16), 1200, vec![(0, 1), (1199, 1200), (511, 513), (64, 128), (3, 1024), (512, 1024)]),

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use refrain_kernels::{Cpu, Linear, Nibbles, Precision, Rows, bf16, f16};
 
 use crate::{Rng, assert_close, bits, cpus};
@@ -43,7 +45,9 @@ fn agrees_with_a_plain_loop() {
     let sizes = [(1, 1, 1), (1, 33, 70), (2, 64, 32), (3, 31, 31), (4, 5, 65), (5, 96, 100), (7, 577, 33)];
     let large =
         [(12, 576, 130), (13, 1000, 64), (37, 640, 95), (400, 99, 40), (25, 1153, 160), (1, 4864, 300)];
-    for (m, inputs, outputs) in sizes.into_iter().chain(large) {
+    // Several panels a task, sums in several parts, with bias and without.
+    let several = [(70, 3300, 1100), (71, 3300, 1100)];
+    for (m, inputs, outputs) in sizes.into_iter().chain(large).chain(several) {
         let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
         let bias = (m % 2 == 1).then(|| rng.floats(outputs));
         let before = rng.floats(m * outputs);
@@ -65,18 +69,23 @@ fn agrees_with_a_plain_loop() {
     }
 }
 
+/// silu(gate) · up of rows of [gate | up].
+fn gate(sums: &[f64], width: usize) -> Vec<f64> {
+    let row = |row: &[f64]| -> Vec<f64> {
+        (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect()
+    };
+    sums.chunks_exact(2 * width).flat_map(row).collect()
+}
+
 #[test]
 fn gates_open_what_they_belong_to() {
     let mut rng = Rng::new(22);
-    for (m, inputs, width) in [(1, 3, 1), (3, 40, 19), (45, 96, 100), (300, 64, 160)] {
+    for (m, inputs, width) in [(1, 3, 1), (3, 40, 19), (45, 96, 100), (300, 64, 160), (70, 3300, 600)] {
         let (x, w) = (rng.floats(m * inputs), rng.floats(2 * width * inputs));
         let bias = (m % 2 == 1).then(|| rng.floats(2 * width));
         for precision in PRECISIONS {
             let sums = reference(precision, &w, bias.as_deref(), &x, inputs);
-            let mut should = Vec::new();
-            for row in sums.chunks_exact(2 * width) {
-                should.extend((0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]));
-            }
+            let should = gate(&sums, width);
             for cpu in cpus(2) {
                 let rows = copy(&w, inputs);
                 let linear =
@@ -93,21 +102,31 @@ fn gates_open_what_they_belong_to() {
 #[test]
 fn a_row_does_not_depend_on_its_company() {
     let mut rng = Rng::new(2);
-    for (m, inputs, outputs) in [(37, 1300, 200), (37, 576, 576), (1001, 77, 65)] {
+    for (m, inputs, outputs) in [(37, 1300, 200), (37, 576, 576), (1001, 77, 65), (70, 1700, 500)] {
         let (x, w) = (rng.floats(m * inputs), rng.floats(outputs * inputs));
-        for precision in PRECISIONS {
+        let before = rng.floats(m * outputs);
+        for (precision, bias) in
+            PRECISIONS.into_iter().flat_map(|p| [(p, None), (p, Some(rng.floats(outputs)))])
+        {
             for (cpu, alone) in cpus(3).into_iter().zip(cpus(1)) {
-                let what = format!("{m}x{inputs}x{outputs} {precision} {:?}", cpu.isa());
-                let linear = pack(&cpu, precision, &w, inputs, None);
-                let mut all = vec![0.0; m * outputs];
-                cpu.linear(&linear, &x, &mut all);
-                for rows in [0..1, 11..12, 12..13, 30..32, 3..7, 2..8, 20..28, 25..37, 5..36, m - 1..m, 0..m]
+                let what =
+                    format!("{m}x{inputs}x{outputs} {precision} {:?} bias {}", cpu.isa(), bias.is_some());
+                let linear = pack(&cpu, precision, &w, inputs, bias.clone());
+                let run = |cpu: &Cpu, rows: Range<usize>| {
+                    let x = &x[rows.start * inputs..rows.end * inputs];
+                    let mut y = vec![0.0; rows.len() * outputs];
+                    cpu.linear(&linear, x, &mut y);
+                    let mut added = before[rows.start * outputs..rows.end * outputs].to_vec();
+                    cpu.linear_add(&linear, x, &mut added);
+                    (bits(&y), bits(&added))
+                };
+                let all = run(&cpu, 0..m);
+                for rows in [0..1, 11..12, 12..13, 30..32, 3..7, 2..8, 20..28, 25..37, 4..36, m - 1..m, 0..m]
                 {
+                    let of = rows.start * outputs..rows.end * outputs;
+                    let should = (all.0[of.clone()].to_vec(), all.1[of].to_vec());
                     for cpu in [&cpu, &alone] {
-                        let mut y = vec![0.0; rows.len() * outputs];
-                        cpu.linear(&linear, &x[rows.start * inputs..rows.end * inputs], &mut y);
-                        let should = &all[rows.start * outputs..rows.end * outputs];
-                        assert_eq!(bits(&y), bits(should), "{what} rows {rows:?}");
+                        assert!(run(cpu, rows.clone()) == should, "{what} rows {rows:?}");
                     }
                 }
             }
@@ -167,7 +186,7 @@ fn blocks(rng: &mut Rng, outputs: usize, inputs: usize, four_bits: bool) -> (Vec
 fn blocks_agree_with_a_plain_loop() {
     let mut rng = Rng::new(5);
     let sizes = [(1, 64, 32), (1, 33, 70), (2, 4864, 40), (4, 96, 100), (5, 1153, 65), (40, 640, 33)];
-    for (m, inputs, outputs) in sizes.into_iter().chain([(300, 99, 130), (1100, 576, 40)]) {
+    for (m, inputs, outputs) in sizes.into_iter().chain([(300, 99, 130), (1100, 576, 40), (70, 1700, 600)]) {
         for four_bits in [false, true] {
             let (nibbles, w) = blocks(&mut rng, outputs, inputs, four_bits);
             let x = rng.floats(m * inputs);
@@ -191,6 +210,17 @@ fn blocks_agree_with_a_plain_loop() {
                 cpu.linear(&linear, &x, &mut y);
                 let what = format!("{m}x{inputs}x{outputs}, four bits {four_bits}, {:?}", cpu.isa());
                 assert_close(&y, &should, 3.0 * tolerance(inputs), &what);
+                let mut added = vec![1.0; m * outputs];
+                cpu.linear_add(&linear, &x, &mut added);
+                let one_more: Vec<f64> = should.iter().map(|y| y + 1.0).collect();
+                assert_close(&added, &one_more, 3.0 * tolerance(inputs), &what);
+                if outputs % 2 == 0 {
+                    let width = outputs / 2;
+                    let linear = Linear::pack_gated(&cpu, Precision::Q8, width, inputs, bias.clone(), rows);
+                    let mut y = vec![f32::NAN; m * width];
+                    cpu.linear_swiglu(&linear.unwrap(), &x, &mut y);
+                    assert_close(&y, &gate(&should, width), 50.0 * tolerance(inputs), &what);
+                }
             }
         }
     }
