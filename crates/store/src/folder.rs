@@ -69,12 +69,11 @@ impl Folder {
         }
     }
 
-    /// The chunk's file, standing at `offset`.
-    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<File, Problem> {
-        let mut file =
-            open_plain(&self.path(key))?.ok_or_else(|| Problem::Io("it has been removed".to_owned()))?;
+    /// The chunk's file, standing at `offset`, if it is there.
+    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<Option<File>, Problem> {
+        let Some(mut file) = open_plain(&self.path(key))? else { return Ok(None) };
         file.seek(SeekFrom::Start(offset)).map_err(|error| Problem::Io(error.to_string()))?;
-        Ok(file)
+        Ok(Some(file))
     }
 
     /// Writes a chunk under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.

@@ -112,24 +112,31 @@ impl Disk {
             return None;
         }
         match self.read(layer) {
-            Ok(data) => {
+            Ok(Some(data)) => {
                 self.arrived(layer, &data);
                 Some(data)
             }
-            Err(problem) => {
-                if !self.broken.swap(true, Ordering::Relaxed) {
-                    self.store.missed(&self.key, self.store.confirm(&self.header, &self.key, problem));
-                }
-                None
-            }
+            // A file that has been removed meanwhile is not there, and not broken.
+            Ok(None) => self.gone(None),
+            Err(problem) => self.gone(Some(problem)),
         }
     }
 
-    fn read(&self, layer: usize) -> Result<Layer, Problem> {
+    fn read(&self, layer: usize) -> Result<Option<Layer>, Problem> {
         let offset = self.start + self.header.layer_bytes() as u64 * layer as u64;
-        let data = read_layer(&self.header, &mut self.store.open_at(&self.key, offset)?, layer)?;
+        let Some(mut file) = self.store.open_at(&self.key, offset)? else { return Ok(None) };
+        let data = read_layer(&self.header, &mut file, layer)?;
         check_layer(&self.header, layer, &data)?;
-        Ok(data)
+        Ok(Some(data))
+    }
+
+    /// Counts the chunk as missing, once, and tells what is wrong with its file.
+    fn gone(&self, problem: Option<Problem>) -> Option<Layer> {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            let problem = problem.and_then(|problem| self.store.confirm(&self.header, &self.key, problem));
+            self.store.missed(&self.key, problem);
+        }
+        None
     }
 
     /// Counts a layer, and with the last one puts the chunk into the store's memory.

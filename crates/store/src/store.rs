@@ -126,10 +126,9 @@ impl Store {
         Ok(None)
     }
 
-    /// The chunk's file, standing at `offset`.
-    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<File, Problem> {
-        let gone = || Problem::Io("there is no folder".to_owned());
-        self.0.folder.as_ref().ok_or_else(gone)?.open_at(key, offset)
+    /// The chunk's file, standing at `offset`, if it is there.
+    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<Option<File>, Problem> {
+        self.0.folder.as_ref().map_or(Ok(None), |folder| folder.open_at(key, offset))
     }
 
     /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had

@@ -93,7 +93,8 @@ fn gates_open_what_they_belong_to() {
                 let mut y = vec![f32::NAN; m * width];
                 cpu.linear_swiglu(&linear.unwrap(), &x, &mut y);
                 let what = format!("{m}x{inputs}x{width} {precision} {:?}", cpu.isa());
-                assert_close(&y, &should, 2.0 * tolerance(inputs), &what);
+                // Errors of a gate are multiplied by what it opens.
+                assert_close(&y, &should, 20.0 * tolerance(inputs), &what);
             }
         }
     }
