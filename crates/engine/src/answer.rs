@@ -30,7 +30,7 @@ pub struct Account {
     /// Floating point operations of prefill's products and attention, as the chosen rows and the keys that each sees
     /// make them; the language head is left out.
     pub operations: f64,
-    /// Seconds that the method took to score tokens and choose among them.
+    /// Seconds that the method took to score tokens and choose among them, at the layers where it narrows its rows.
     pub select_seconds: f64,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,

@@ -49,7 +49,8 @@ struct Row {
     /// Vanilla's operations over them: what arithmetic alone would allow; none if vanilla was not measured.
     bound: Option<f64>,
     share_of_bound: Option<f64>,
-    /// The same of a method with this ratio whose rows are spread evenly over the prompt, if it is known.
+    /// What the closed form of the cost model allows, rows spread evenly over the prompt and the last layer computed
+    /// for all of them, if the method has one.
     even_bound: Option<f64>,
     /// Seconds of scoring and choosing rows, chunks in memory.
     select_seconds: Spread,
