@@ -1,5 +1,6 @@
 //! The command line: what clap derives, and what is added to it from the registry of methods.
 
+mod answers;
 mod bench;
 
 use std::path::PathBuf;
@@ -8,22 +9,27 @@ use std::str::FromStr;
 use clap::builder::BoolishValueParser;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueHint};
-use refrain_engine::{Instructions, Sampling};
-use refrain_fusion::{Kind, OptionSpec};
+use refrain_fusion::METHODS;
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
+use refrain_registry::{Kind, OptionSpec};
 
-pub(crate) use bench::{Bench, Group, Kernels, Precisions, Ttft};
+pub(crate) use answers::{Ask, Chat, Generate};
+pub(crate) use bench::{Bench, Decode, Group, Kernels, Memory, Policies, Precisions, Ttft};
 
-use crate::examples;
 use crate::output::parse_size;
+use crate::{examples, methods};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
 
+/// Most tokens of what `generate` writes.
+const LONG_ANSWER: &str = "4096";
+
 /// Answers questions over documents whose chunks were prefilled once.
 ///
 /// Every document chunk is prefilled once and kept; its keys and values are reused at any position of any later
-/// prompt, and a fusion method decides which few tokens are computed again for the question at hand.
+/// prompt, and a fusion method decides which few tokens are computed again for the question at hand. An eviction policy
+/// bounds the KV cache in which the answer is decoded.
 #[derive(Debug, Parser)]
 #[command(name = "refrain", version, after_help = examples::REFRAIN)]
 pub(crate) struct Cli {
@@ -119,13 +125,16 @@ pub(crate) enum Command {
     /// Talk, turn by turn
     #[command(after_help = examples::CHAT)]
     Chat(Chat),
+    /// Write something long, in a KV cache of constant size
+    #[command(after_help = examples::GENERATE)]
+    Generate(Generate),
     /// Look after the chunk store
     #[command(subcommand, after_help = examples::CHUNKS)]
     Chunks(Chunks),
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
-    /// Show the fusion methods and their options
+    /// Show the fusion methods, the eviction policies and their options
     #[command(after_help = examples::METHODS)]
     Methods(Methods),
     /// Print a completion script for a shell
@@ -151,110 +160,6 @@ pub(crate) struct Ingest {
     /// Text, Markdown or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Ask {
-    /// The question; - reads it from standard input
-    pub(crate) question: String,
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
-    /// Fusion method, with options if wanted: a3, pie, a3:ratio=0.2:softmax=per_head [default: a3]
-    #[arg(long, value_name = "METHOD")]
-    pub(crate) method: Option<String>,
-    /// Compare methods with vanilla, side by side
-    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
-    pub(crate) compare: Vec<String>,
-    /// Tokens of vanilla's answer over which methods are compared
-    #[arg(long, value_name = "N", default_value_t = 32, hide_short_help = true,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) compare_tokens: u32,
-    /// Show what the question attends to most, and which of it was recomputed
-    #[arg(long)]
-    pub(crate) explain: bool,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Chat {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
-    /// Fusion method, with options if wanted
-    #[arg(long, value_name = "METHOD", default_value = "a3")]
-    pub(crate) method: String,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-}
-
-/// What stands around the question.
-#[derive(Debug, Args)]
-pub(crate) struct PromptArgs {
-    /// Text, Markdown or JSONL file, or folder of them; may be given several times
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub(crate) docs: Vec<PathBuf>,
-    /// System message [default: the model's own]
-    #[arg(long, value_name = "TEXT", hide_short_help = true)]
-    pub(crate) system: Option<String>,
-    /// What is said between the documents and the question
-    #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question,
-          hide_default_value = true, hide_short_help = true)]
-    pub(crate) instruction: String,
-}
-
-impl PromptArgs {
-    pub(crate) fn instructions(&self) -> Instructions {
-        Instructions {
-            system: self.system.clone(),
-            before_question: self.instruction.clone(),
-            ..Instructions::default()
-        }
-    }
-}
-
-/// How tokens are chosen.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling options")]
-pub(crate) struct SamplingArgs {
-    /// Softmax temperature; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = Sampling::default().temperature)]
-    temperature: f32,
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = Sampling::default().top_k)]
-    top_k: usize,
-    /// Keep the likeliest tokens until their probabilities sum to P
-    #[arg(long, value_name = "P", default_value_t = Sampling::default().top_p)]
-    top_p: f32,
-    /// Keep tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P", default_value_t = Sampling::default().min_p)]
-    min_p: f32,
-    /// Make tokens that were already seen less likely; 1 changes nothing
-    #[arg(long, value_name = "X", default_value_t = Sampling::default().repetition_penalty)]
-    repetition_penalty: f32,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "N", default_value_t = Sampling::default().seed)]
-    seed: u64,
-    /// Text that ends the answer; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
-    /// Most tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = Sampling::default().max_tokens)]
-    max_tokens: usize,
-}
-
-impl SamplingArgs {
-    pub(crate) fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
-            stop: self.stop.clone(),
-            max_tokens: self.max_tokens,
-        }
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -285,7 +190,7 @@ pub(crate) enum Chunks {
 
 #[derive(Debug, Args)]
 pub(crate) struct Methods {
-    /// Show only this method
+    /// Show only this method or policy
     pub(crate) name: Option<String>,
 }
 
@@ -298,9 +203,19 @@ pub(crate) struct Completions {
 /// The whole command line with the methods' options and the environment variables.
 pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
-    for path in [&["ask"][..], &["chat"], &["bench", "ttft"]] {
+    for path in [
+        &["ask"][..],
+        &["chat"],
+        &["generate"],
+        &["bench", "ttft"],
+        &["bench", "decode"],
+        &["bench", "memory"],
+    ] {
         command = at(command, path, add_method_options);
     }
+    command = at(command, &["generate"], |generate| {
+        generate.mut_arg("max_tokens", |arg| arg.default_value(LONG_ANSWER))
+    });
     with_environment(command)
 }
 
@@ -316,18 +231,34 @@ fn at(
 }
 
 fn add_method_options(command: clap::Command) -> clap::Command {
-    refrain_fusion::options().iter().fold(command, |command, (spec, methods)| {
-        command.arg(method_option(spec, methods).help_heading("Method options"))
-    })
+    methods::options().iter().fold(command, |command, owners| command.arg(method_option(owners)))
 }
 
-fn method_option(spec: &OptionSpec, methods: &[&str]) -> Arg {
-    let flag = spec.name.replace('_', "-");
-    let (first, rest) = spec.help.split_at(spec.help.chars().next().map_or(0, char::len_utf8));
-    let help = format!("{}{rest} [{}; default: {}]", first.to_uppercase(), methods.join(", "), spec.default);
-    let arg = Arg::new(spec.name).long(flag).help(help);
+/// The flag of an option, with the help of each that takes it.
+fn method_option(owners: &[(&'static str, OptionSpec)]) -> Arg {
+    let spec = owners[0].1;
+    let eviction = METHODS.entries.iter().all(|entry| entry.name != owners[0].0);
+    let mut helps: Vec<(OptionSpec, Vec<&str>)> = Vec::new();
+    for (owner, option) in owners {
+        match helps.iter_mut().find(|(known, _)| (known.help, known.default) == (option.help, option.default))
+        {
+            Some((_, owners)) => owners.push(owner),
+            None => helps.push((*option, vec![owner])),
+        }
+    }
+    let help = helps.iter().map(|(option, owners)| {
+        format!("{} [{}; default: {}]", option.help, owners.join(", "), option.default)
+    });
+    let help = help.collect::<Vec<_>>().join("; ");
+    let (first, rest) = help.split_at(help.chars().next().map_or(0, char::len_utf8));
+    let arg = Arg::new(spec.name)
+        .long(spec.name.replace('_', "-"))
+        .help(format!("{}{rest}", first.to_uppercase()))
+        .help_heading(if eviction { "Eviction options" } else { "Method options" })
+        .hide_short_help(eviction && !["capacity", "fuse"].contains(&spec.name));
     match spec.kind {
         Kind::Ratio => arg.value_name("RATIO"),
+        Kind::Number => arg.value_name("X"),
         Kind::Count => arg.value_name("N"),
         Kind::Switch => {
             arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
@@ -366,8 +297,8 @@ mod tests {
         super::command().debug_assert();
         let command = super::command();
         let ask = command.find_subcommand("ask").unwrap();
-        for (spec, _) in refrain_fusion::options() {
-            let flag = spec.name.replace('_', "-");
+        for owners in crate::methods::options() {
+            let flag = owners[0].1.name.replace('_', "-");
             assert!(ask.get_arguments().any(|arg| arg.get_long() == Some(&flag)), "{flag}");
         }
     }

@@ -3,14 +3,15 @@
 use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Answer, Comparison, Engine, Prompt, Sampling};
+use refrain_engine::{Account, Answer, Comparison, Engine, Progress, Prompt, Request};
+use refrain_eviction::Eviction;
 use serde_json::{Value, json};
 
 use crate::args;
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
-use crate::methods::Asked;
-use crate::output::{Fail, colours, count, number, paint, plain, print, print_json, seconds};
+use crate::methods::{Method, Policy};
+use crate::output::{Fail, bytes, colours, count, number, paint, percent, plain, print, print_json, seconds};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
@@ -19,15 +20,17 @@ const METHOD: &str = "a3";
 
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
-    let question = question(&args.question)?;
-    let (answering, compared) = methods(context, args)?;
+    let question = asked_text(&args.question, "question")?;
+    let (answering, compared, policy) = methods(context, args)?;
     let sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.prompt.docs)?;
     let engine = context.open_engine()?;
     let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
-    engine.room(&prompt, most.max(sampling.max_tokens))?;
+    engine.room(&prompt, sampling.max_tokens, &policy.built)?;
+    // Methods are compared over an answer of full attention.
+    engine.room(&prompt, most, Eviction::full())?;
     let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
     let ingested = if reuses && !documents.is_empty() {
         Some(ingest_to_answer(context, &engine, &documents)?)
@@ -43,13 +46,18 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         if titled {
             print(&format!("{}\n", paint("1", &asked.spec, &io::stdout())))?;
         }
-        let answer = answer(context, &engine, &prompt, asked, &sampling, args.explain)?;
+        let request = Request {
+            eviction: &policy.built,
+            explain: args.explain,
+            ..Request::new(asked.built.as_ref(), &sampling)
+        };
+        let answer = answer(context, &engine, &prompt, (asked, &policy), &request)?;
         if titled {
             print("\n")?;
         }
-        answers.push(as_json(asked, &answer));
+        answers.push(as_json(asked, &policy, &answer));
     }
-    let comparison = compare(context, &engine, &prompt, &compared, args.compare_tokens as usize)?;
+    let comparison = compare(context, &engine, &prompt, (&compared, &policy), args.compare_tokens as usize)?;
     if context.json {
         return print_json(&json!({
             "question": question,
@@ -66,35 +74,39 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     print(&format!("{before}{}", comparison_table(&comparison)))
 }
 
-fn question(given: &str) -> Result<String> {
+/// What was given to be answered; `-` is standard input.
+pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
     let mut text = given.to_owned();
     if given == "-" {
         text.clear();
-        io::stdin().read_to_string(&mut text).context("cannot read the question from standard input")?;
+        io::stdin()
+            .read_to_string(&mut text)
+            .with_context(|| format!("cannot read the {what} from standard input"))?;
     }
     if text.trim().is_empty() {
-        return Err(Fail::new("the question is empty").hint("ask something: refrain ask \"How …?\"").into());
+        let fail = Fail::new(format!("the {what} is empty"));
+        return Err(fail.hint("ask something: refrain ask \"How …?\"").into());
     }
     Ok(text.trim().to_owned())
 }
 
-/// Methods whose answers are shown, and methods that are compared. Whoever compares and names no method wants to see
-/// what each of them answers.
-fn methods(context: &Context, args: &args::Ask) -> Result<(Vec<Asked>, Vec<Asked>)> {
+/// Methods whose answers are shown, methods that are compared, and the eviction policy. Whoever compares and names no
+/// method wants to see what each of them answers.
+fn methods(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Method>, Policy)> {
     let named = args.method.as_ref().filter(|_| args.compare.is_empty() || context.method_typed);
     let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| METHOD.to_owned());
-    if args.compare.is_empty() {
-        return Ok((context.flags.apply(&[alone])?, Vec::new()));
-    }
     let mut specs = args.compare.clone();
-    if named.is_none() {
-        let compared = context.flags.apply(&specs)?;
-        return Ok((compared.clone(), compared));
+    if args.compare.is_empty() || named.is_some() {
+        specs.insert(0, alone);
     }
-    specs.insert(0, alone);
-    let mut all = context.flags.apply(&specs)?;
-    let compared = all.split_off(1);
-    Ok((all, compared))
+    let (mut answering, mut policies) = context.flags.apply(&specs, std::slice::from_ref(&args.evict))?;
+    let policy = policies.pop().context("no eviction policy was given")?;
+    let compared = match (args.compare.is_empty(), named) {
+        (true, _) => Vec::new(),
+        (false, Some(_)) => answering.split_off(1),
+        (false, None) => answering.clone(),
+    };
+    Ok((answering, compared, policy))
 }
 
 /// Streams an answer to standard output, then its account to standard error.
@@ -102,23 +114,25 @@ pub(crate) fn answer(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
-    asked: &Asked,
-    sampling: &Sampling,
-    explain: bool,
+    (method, policy): (&Method, &Policy),
+    request: &Request<'_>,
 ) -> Result<Answer> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let mut failed = None;
     let mut ends_line = true;
-    let stream = |piece: &str| {
-        ends_line = piece.ends_with('\n');
-        let shown = if terminal { plain(piece) } else { piece.to_owned() };
+    let stream = |progress: Progress<'_>| {
+        if progress.text.is_empty() {
+            return true;
+        }
+        ends_line = progress.text.ends_with('\n');
+        let shown = if terminal { plain(progress.text) } else { progress.text.to_owned() };
         let written =
             if context.json { Ok(()) } else { out.write_all(shown.as_bytes()).and_then(|()| out.flush()) };
         failed = written.err();
         failed.is_none()
     };
-    let answer = engine.answer(prompt, asked.method.as_ref(), sampling, explain, stream)?;
+    let answer = engine.answer(prompt, request, stream)?;
     if let Some(error) = failed {
         return Err(error.into());
     }
@@ -127,7 +141,7 @@ pub(crate) fn answer(
             writeln!(out)?;
         }
         out.flush()?;
-        context.say(&paint("2", &account(asked, &answer.account), &io::stderr()));
+        context.say(&paint("2", &account(method, policy, &answer.account), &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
         }
@@ -136,7 +150,7 @@ pub(crate) fn answer(
 }
 
 /// One line of account.
-fn account(asked: &Asked, account: &Account) -> String {
+pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> String {
     let mut line = format!("{}: {} prompt tokens", asked.spec, account.prompt_tokens);
     if account.document_tokens > 0 {
         line.push_str(&format!(
@@ -154,13 +168,27 @@ fn account(asked: &Asked, account: &Account) -> String {
     if let Some(tpot) = account.tpot {
         line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));
     }
+    if policy.built.is_full() {
+        return line;
+    }
+    let heads = if policy.built.expanded { " a query head" } else { "" };
+    line.push_str(&format!("\n{}: {} tokens retained{heads}", policy.spec, account.retained_tokens));
+    line.push_str(&format!(
+        ", KV {} ({} of full attention's {}), at peak {}, {} beside",
+        bytes(account.kv_bytes as u64),
+        percent(account.kv_bytes, account.kv_bytes_full),
+        bytes(account.kv_bytes_full as u64),
+        bytes(account.kv_bytes_peak as u64),
+        bytes(account.side_bytes as u64),
+    ));
     line
 }
 
-/// An answer with its method and explanation.
-pub(crate) fn as_json(asked: &Asked, answer: &Answer) -> Value {
+/// An answer with its method, policy and explanation.
+pub(crate) fn as_json(asked: &Method, policy: &Policy, answer: &Answer) -> Value {
     let mut value = json!(answer);
     value["method"] = json!(asked.spec);
+    value["evict"] = json!(policy.spec);
     if let Some(explanation) = &answer.explanation {
         value["explanation"] = json!(explanation);
     }
@@ -171,15 +199,15 @@ fn compare(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
-    compared: &[Asked],
+    (compared, policy): (&[Method], &Policy),
     tokens: usize,
 ) -> Result<Vec<Comparison>> {
     if compared.is_empty() {
         return Ok(Vec::new());
     }
-    let methods: Vec<_> = compared.iter().map(|asked| (asked.spec.clone(), asked.method.clone())).collect();
+    let methods: Vec<_> = compared.iter().map(|asked| (asked.spec.clone(), asked.built.clone())).collect();
     let spinner = context.spinner("comparing");
-    let comparison = engine.compare(prompt, &methods, tokens)?;
+    let comparison = engine.compare(prompt, &methods, &policy.built, tokens)?;
     spinner.finish_and_clear();
     Ok(comparison)
 }

@@ -4,19 +4,20 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, Instructions, Sampling};
+use refrain_engine::{Document, Engine, Instructions, Request, Sampling};
 use refrain_model::Message;
 
 use crate::args;
 use crate::ask::{answer, as_json};
 use crate::ingest::ingest_to_answer;
-use crate::methods::Asked;
+use crate::methods::{Method, Policy};
 use crate::output::{count, paint, print, print_json, report};
 use crate::settings::{Context, read_documents};
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
 /method NAME   answer with this method, for example /method a3:ratio=0.3
+/evict NAME    decode with this eviction policy, for example /evict morph_kv:capacity=600
 /new           forget what was said
 /help          this list
 /quit          leave; the end of input does the same
@@ -26,11 +27,11 @@ const HELP: &str = "\
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
-    let method = context.flags.apply_one(&args.method)?;
+    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
     let documents = read_documents(&args.prompt.docs)?;
     let engine = context.open_engine()?;
     let around = args.prompt.instructions();
-    let mut chat = Chat { context, engine, method, sampling, documents: Vec::new(), around };
+    let mut chat = Chat { context, engine, method, policy, sampling, documents: Vec::new(), around };
     chat.add(documents)?;
     let talking = io::stdin().is_terminal() && !context.json;
     if talking {
@@ -59,7 +60,8 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
 struct Chat<'a> {
     context: &'a Context,
     engine: Engine,
-    method: Asked,
+    method: Method,
+    policy: Policy,
     sampling: Sampling,
     documents: Vec<Document>,
     around: Instructions,
@@ -78,15 +80,19 @@ impl Chat<'_> {
                 self.context.say("a new conversation");
             }
             "/method" if !rest.is_empty() => {
-                self.method = self.context.flags.lenient().apply_one(rest.trim())?;
+                (self.method, _) = self.context.flags.lenient().apply_one(rest.trim(), "full")?;
                 self.ingest(&self.documents)?;
+                self.context.say(&self.state());
+            }
+            "/evict" if !rest.is_empty() => {
+                (_, self.policy) = self.context.flags.lenient().apply_one("vanilla", rest.trim())?;
                 self.context.say(&self.state());
             }
             "/docs" if !rest.is_empty() => {
                 self.add(read_documents(&[PathBuf::from(rest.trim())])?)?;
                 self.context.say(&self.state());
             }
-            "/method" | "/docs" => self.context.say(&self.state()),
+            "/method" | "/evict" | "/docs" => self.context.say(&self.state()),
             _ if word.starts_with('/') => {
                 self.context.say(&format!("there is no command {word}\n{}", HELP.trim_end()))
             }
@@ -113,9 +119,13 @@ impl Chat<'_> {
         if self.method.name() != "vanilla" {
             self.engine.ingest_system(&prompt)?;
         }
-        let answer = answer(self.context, &self.engine, &prompt, &self.method, &self.sampling, false)?;
+        let request = Request {
+            eviction: &self.policy.built,
+            ..Request::new(self.method.built.as_ref(), &self.sampling)
+        };
+        let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)?;
         if self.context.json {
-            print_json(&as_json(&self.method, &answer))?;
+            print_json(&as_json(&self.method, &self.policy, &answer))?;
         }
         let turn = |role: &str, content: String| Message { role: role.to_owned(), content };
         self.around.history.push(turn("user", question.to_owned()));
@@ -125,6 +135,7 @@ impl Chat<'_> {
 
     fn state(&self) -> String {
         let documents = count(self.documents.len(), "document");
-        format!("{} with {}, {documents}", self.context.global.model, self.method.spec)
+        let policy = if self.policy.built.is_full() { "" } else { &format!(", {}", self.policy.spec) };
+        format!("{} with {}{policy}, {documents}", self.context.global.model, self.method.spec)
     }
 }

@@ -6,7 +6,7 @@
 
 use refrain_model::Config;
 
-use crate::methods::Asked;
+use crate::methods::Method;
 
 /// Sizes of a model that cost depends on.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Shape {
     }
 
     /// The bound of a method's speed-up over vanilla; none if it is not known.
-    pub(crate) fn speedup(&self, sizes: Sizes, asked: &Asked) -> Option<f64> {
+    pub(crate) fn speedup(&self, sizes: Sizes, asked: &Method) -> Option<f64> {
         let number = |name: &str| asked.option(name)?.parse::<f64>().ok();
         let set = |name: &str| asked.option(name).is_some_and(|value| value == "true");
         let vanilla = self.layers * self.full_layer(sizes);
@@ -126,7 +126,7 @@ mod tests {
         ] {
             let sizes = Sizes { prompt, question: 60, chunk: 512 };
             let bound = |spec| {
-                let asked = Flags::default().apply_one(spec).unwrap();
+                let (asked, _) = Flags::default().apply_one(spec, "full").unwrap();
                 Shape::from(shape).speedup(sizes, &asked).unwrap()
             };
             let close = |found: f64, expected: f64, step: f64| {

@@ -36,10 +36,23 @@ Examples:
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
   refrain ask --docs docs/ --method a3 --ratio 0.3 --explain \"How tight is a stem bolt?\"
   refrain ask --docs docs/ --compare vanilla,pie,a3,a3:ratio=0.3 \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --evict morph_kv --capacity 600 --window 30 --fuse sum \"How tight …?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
 The answer goes to standard output, its account to standard error. Method options given \
-as flags hold for every method of the command that has them and does not set them itself.";
+as flags hold for every method and policy of the command that has them and does not set them \
+itself. --evict bounds the KV cache that is decoded in; `refrain methods` lists the policies.";
+
+pub(crate) const GENERATE: &str = "\
+Examples:
+  refrain generate \"Write a long story about a lighthouse.\"
+  refrain generate --docs docs/ --max-tokens 8000 \"Write a handbook from these documents.\"
+  refrain generate --evict morph_kv --capacity 2048 --window 32 \"Explain …\" > answer.md
+  refrain generate --evict streaming_llm --ignore-end --max-tokens 50000 \"Count.\"
+
+The text goes to standard output; at a terminal, lines are broken at its width and a line below \
+them shows tokens, tokens a second and bytes of the KV cache. With streaming_llm, whose keys are \
+rotated by their places in the cache, the answer may go on past the model's context.";
 
 pub(crate) const CHAT: &str = "\
 Examples:
@@ -65,6 +78,26 @@ Prompts are the documents' text, repeated and cut to the length. All methods tak
 one process; chunks are kept in a store of their own that is removed at the end. The bound \
 is by arithmetic alone: what the method would reach if every operation it leaves out were \
 saved (keys and values resident, language head ignored).";
+
+pub(crate) const BENCH_DECODE: &str = "\
+Examples:
+  refrain bench decode
+  refrain bench decode --tokens 12000 --policies full,morph_kv --svg decode.svg --csv decode.csv
+  refrain bench decode --policies full,morph_kv:capacity=600,morph_kv:capacity=4000:fuse=max
+
+Every policy answers the same prompt for --tokens tokens, past any end token, greedily; policies \
+take turns. The curve is the median time a token of each twentieth of the answer. Short answers \
+show what pruning costs before it pays.";
+
+pub(crate) const BENCH_MEMORY: &str = "\
+Examples:
+  refrain bench memory
+  refrain bench memory --tokens 12000 --svg memory.svg --csv memory.csv
+  refrain bench memory --policies full,full:expanded,morph_kv,morph_kv:expanded
+
+Bytes are those allocated for keys and values, those that a policy keeps beside them, and what the \
+operating system counts as the program's resident memory, each while the answer grows. `expanded` \
+gives every query head a cache of its own, as the papers' figures count.";
 
 pub(crate) const BENCH_KERNELS: &str = "\
 Examples:

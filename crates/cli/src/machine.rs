@@ -12,8 +12,17 @@ pub(crate) fn cpu_name() -> String {
 
 /// Most memory that this process has had in bytes, where the system tells.
 pub(crate) fn peak_memory() -> Option<u64> {
+    own("VmHWM:")
+}
+
+/// Bytes of this process that are in memory now, where the system tells.
+pub(crate) fn resident_memory() -> Option<u64> {
+    own("VmRSS:")
+}
+
+fn own(entry: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(entry))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 

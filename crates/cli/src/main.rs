@@ -9,6 +9,7 @@ mod config;
 mod cost;
 mod examples;
 mod explain;
+mod generate;
 mod hub;
 mod index;
 mod ingest;
@@ -61,8 +62,11 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Ingest(args) => ingest::run(&context, args),
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),
+        Command::Generate(args) => generate::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
+        Command::Bench(Bench::Decode(args)) => bench::decode(&context, args),
+        Command::Bench(Bench::Memory(args)) => bench::memory(&context, args),
         Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
         Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
         Command::Bench(Bench::Probe) => probe::run(&context),

@@ -1,11 +1,13 @@
-//! Fusion methods as they are asked for, and the list of them.
+//! Fusion methods and eviction policies as they are asked for, and the list of them.
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use refrain_fusion::{Entry, FusionMethod, registry};
+use refrain_eviction::{Eviction, POLICIES};
+use refrain_fusion::{FusionMethod, METHODS};
+use refrain_registry::{Entry, OptionSpec, Registry};
 use serde_json::{Value, json};
 
 use crate::args;
@@ -13,32 +15,56 @@ use crate::output::{Fail, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
-/// A method with its options.
+/// Something of a registry, with its options.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Asked<T> {
     /// As it could be asked for: `a3:ratio=0.3`.
     pub(crate) spec: String,
-    pub(crate) method: Arc<dyn FusionMethod>,
+    pub(crate) built: T,
 }
 
-impl Asked {
-    /// The value of an option, as given or by default.
-    pub(crate) fn option(&self, name: &str) -> Option<String> {
-        let mut words = self.spec.split(':');
-        let entry = refrain_fusion::entry(words.next()?).ok()?;
-        let default = entry.options.iter().find(|option| option.name == name)?.default;
-        let mut given = words.filter_map(|word| word.split_once('=').or(Some((word, "true"))));
-        let given = given.rfind(|(key, _)| key.replace('-', "_") == name);
-        Some(given.map_or(default, |(_, value)| value).to_owned())
-    }
+/// A fusion method.
+pub(crate) type Method = Asked<Arc<dyn FusionMethod>>;
+/// An eviction policy.
+pub(crate) type Policy = Asked<Eviction>;
 
-    /// The method's name.
+impl<T> Asked<T> {
+    /// Its name.
     pub(crate) fn name(&self) -> &str {
         self.spec.split(':').next().unwrap_or_default()
     }
 }
 
-/// Method options given as flags.
+impl Method {
+    /// The value of an option, as given or by default.
+    pub(crate) fn option(&self, name: &str) -> Option<String> {
+        let mut words = self.spec.split(':');
+        let entry = METHODS.entry(words.next()?).ok()?;
+        let default = entry.options.iter().find(|option| option.name == name)?.default;
+        let mut given = words.filter_map(|word| word.split_once('=').or(Some((word, "true"))));
+        let given = given.rfind(|(key, _)| key.replace('-', "_") == name);
+        Some(given.map_or(default, |(_, value)| value).to_owned())
+    }
+}
+
+/// Every option of any method or policy, once a name, with all that take it: `(owner, option)`, methods first.
+pub(crate) fn options() -> Vec<Vec<(&'static str, OptionSpec)>> {
+    fn owned<T>(entry: &'static Entry<T>) -> impl Iterator<Item = (&'static str, OptionSpec)> {
+        entry.options.iter().map(|option| (entry.name, *option))
+    }
+    let mut all: Vec<Vec<(&'static str, OptionSpec)>> = Vec::new();
+    for (owner, option) in
+        METHODS.entries.iter().flat_map(owned).chain(POLICIES.entries.iter().flat_map(owned))
+    {
+        match all.iter_mut().find(|known| known[0].1.name == option.name) {
+            Some(known) => known.push((owner, option)),
+            None => all.push(vec![(owner, option)]),
+        }
+    }
+    all
+}
+
+/// Options of methods and policies given as flags.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags(Vec<Flag>);
 
@@ -52,55 +78,83 @@ struct Flag {
 
 impl Flags {
     pub(crate) fn of(matches: &ArgMatches) -> Flags {
-        let flag = |(spec, _): (refrain_fusion::OptionSpec, _)| {
-            let value = matches.try_get_one::<String>(spec.name).ok().flatten()?.clone();
-            let typed = matches.value_source(spec.name) == Some(ValueSource::CommandLine);
-            Some(Flag { name: spec.name, value, typed })
+        let flag = |option: Vec<(&'static str, OptionSpec)>| {
+            let name = option[0].1.name;
+            let value = matches.try_get_one::<String>(name).ok().flatten()?.clone();
+            let typed = matches.value_source(name) == Some(ValueSource::CommandLine);
+            Some(Flag { name, value, typed })
         };
-        Flags(refrain_fusion::options().into_iter().filter_map(flag).collect())
+        Flags(options().into_iter().filter_map(flag).collect())
     }
 
-    /// The same, but a flag that no method has is no error.
+    /// The same, but a flag that nothing takes is no error.
     pub(crate) fn lenient(&self) -> Flags {
         Flags(self.0.iter().map(|flag| Flag { typed: false, ..flag.clone() }).collect())
     }
 
-    /// The methods, each with the flags that it has and does not set itself.
-    pub(crate) fn apply(&self, specs: &[String]) -> Result<Vec<Asked>> {
-        let mut asked = Vec::new();
-        let mut used = vec![false; self.0.len()];
-        for spec in specs {
-            let (name, rest) =
-                spec.split_once(':').map_or((spec.as_str(), None), |(name, rest)| (name, Some(rest)));
-            let entry = refrain_fusion::entry(name.trim()).map_err(wrong)?;
-            let mut full = rest.map_or(entry.name.to_owned(), |rest| format!("{}:{rest}", entry.name));
-            for (flag, used) in self.0.iter().zip(&mut used) {
-                if entry.options.iter().any(|option| option.name == flag.name) {
-                    *used = true;
-                    if !sets(rest, flag.name) {
-                        full.push_str(&format!(":{}={}", flag.name, flag.value));
-                    }
+    /// Methods and policies, each with the flags that it has and does not set itself.
+    pub(crate) fn apply(
+        &self,
+        methods: &[String],
+        policies: &[String],
+    ) -> Result<(Vec<Method>, Vec<Policy>)> {
+        let asked = (self.given_to(&METHODS, methods)?, self.given_to(&POLICIES, policies)?);
+        for flag in self.0.iter().filter(|flag| flag.typed) {
+            if !takes(&METHODS, methods, flag.name) && !takes(&POLICIES, policies, flag.name) {
+                // The error that says what is taken instead.
+                let given = [(flag.name, flag.value.as_str())];
+                if takes(&METHODS, &all(&METHODS), flag.name) {
+                    refused(&METHODS, methods, given)?;
                 }
-            }
-            let method = refrain_fusion::parse(&full).map_err(wrong)?;
-            asked.push(Asked { spec: full, method });
-        }
-        for (flag, used) in self.0.iter().zip(used) {
-            if flag.typed && !used {
-                for spec in specs {
-                    let entry =
-                        refrain_fusion::entry(spec.split(':').next().unwrap_or_default()).map_err(wrong)?;
-                    entry.build([(flag.name, flag.value.as_str())]).map_err(wrong)?;
-                }
+                refused(&POLICIES, policies, given)?;
             }
         }
         Ok(asked)
     }
 
-    pub(crate) fn apply_one(&self, spec: &str) -> Result<Asked> {
-        let mut asked = self.apply(&[spec.to_owned()])?;
-        asked.pop().ok_or_else(|| Fail::usage("no method was given").into())
+    /// One of each.
+    pub(crate) fn apply_one(&self, method: &str, policy: &str) -> Result<(Method, Policy)> {
+        let (mut methods, mut policies) = self.apply(&[method.to_owned()], &[policy.to_owned()])?;
+        methods.pop().zip(policies.pop()).ok_or_else(|| Fail::usage("no method was given").into())
     }
+
+    fn given_to<T>(&self, registry: &Registry<T>, specs: &[String]) -> Result<Vec<Asked<T>>> {
+        let asked = |spec: &String| {
+            let (name, rest) =
+                spec.split_once(':').map_or((spec.as_str(), None), |(name, rest)| (name, Some(rest)));
+            let entry = registry.entry(name.trim()).map_err(wrong)?;
+            let mut full = rest.map_or(entry.name.to_owned(), |rest| format!("{}:{rest}", entry.name));
+            for flag in &self.0 {
+                if entry.options.iter().any(|option| option.name == flag.name) && !sets(rest, flag.name) {
+                    full.push_str(&format!(":{}={}", flag.name, flag.value));
+                }
+            }
+            let built = registry.parse(&full).map_err(wrong)?;
+            Ok(Asked { spec: full, built })
+        };
+        specs.iter().map(asked).collect()
+    }
+}
+
+fn name(spec: &str) -> &str {
+    spec.split(':').next().unwrap_or_default().trim()
+}
+
+fn all<T>(registry: &Registry<T>) -> Vec<String> {
+    registry.entries.iter().map(|entry| entry.name.to_owned()).collect()
+}
+
+/// Whether one of these has the option.
+fn takes<T>(registry: &Registry<T>, specs: &[String], option: &str) -> bool {
+    let entries = specs.iter().filter_map(|spec| registry.entry(name(spec)).ok());
+    entries.flat_map(|entry| entry.options).any(|known| known.name == option)
+}
+
+fn refused<T>(registry: &Registry<T>, specs: &[String], given: [(&str, &str); 1]) -> Result<()> {
+    specs.iter().try_for_each(|spec| {
+        let built = registry.entry(name(spec)).and_then(|entry| entry.with(given));
+        built.map(drop).map_err(|error| wrong(error).into())
+    })
 }
 
 fn sets(rest: Option<&str>, name: &str) -> bool {
@@ -108,38 +162,54 @@ fn sets(rest: Option<&str>, name: &str) -> bool {
     rest.is_some_and(|rest| rest.split(':').any(|word| key(word) == name))
 }
 
-fn wrong(error: refrain_fusion::Error) -> Fail {
-    Fail::usage(error.to_string()).hint("`refrain methods` shows the methods and their options")
+fn wrong(error: refrain_registry::Error) -> Fail {
+    let full = matches!(&error, refrain_registry::Error::UnknownOption { owner, .. } if *owner == "full");
+    Fail::usage(error.to_string()).hint(match full {
+        true => "choose an eviction policy, for example --evict morph_kv",
+        false => "`refrain methods` shows methods and policies with their options",
+    })
 }
 
 /// `refrain methods`
 pub(crate) fn run(context: &Context, args: &args::Methods) -> Result<()> {
-    let entries: Vec<&Entry> = match &args.name {
-        Some(name) => vec![refrain_fusion::entry(name).map_err(wrong)?],
-        None => registry().iter().collect(),
-    };
-    if context.json {
-        let all: Vec<Value> = entries.iter().map(|entry| as_json(entry)).collect();
-        return match &args.name {
-            Some(_) => print_json(&all[0]),
-            None => print_json(&all),
+    if let Some(name) = &args.name {
+        // What is unknown to both is said to be an unknown method.
+        return match POLICIES.entry(name) {
+            Ok(entry) => show(context, entry, "eviction", "--evict"),
+            Err(_) => show(context, METHODS.entry(name).map_err(wrong)?, "fusion", "--method"),
         };
     }
-    if args.name.is_some() {
-        return print(&entries.iter().map(|entry| in_full(entry)).collect::<String>());
+    if context.json {
+        let methods = METHODS.entries.iter().map(|entry| as_json(entry, "fusion"));
+        return print_json(
+            &methods.chain(POLICIES.entries.iter().map(|e| as_json(e, "eviction"))).collect::<Vec<_>>(),
+        );
     }
-    let mut table = Table::new(&["<method", "<what it does, and its options"]);
-    for entry in entries {
-        table.push(vec![entry.name.to_owned(), entry.summary.to_owned()]);
-        if !entry.options.is_empty() {
-            let options = entry.options.iter().map(|option| format!("{}={}", option.name, option.default));
-            table.push(vec![String::new(), options.collect::<Vec<_>>().join(" ")]);
-        }
-    }
-    print(&format!("{}\n`refrain methods NAME` shows a method's options and paper.\n", table.text()))
+    let before = list("<fusion method (--method)", &METHODS);
+    let after = list("<eviction policy (--evict)", &POLICIES);
+    print(&format!(
+        "{before}\n{after}\n`refrain methods NAME` shows a method's or policy's options and paper.\n"
+    ))
 }
 
-fn in_full(entry: &Entry) -> String {
+fn show<T>(context: &Context, entry: &Entry<T>, kind: &str, flag: &str) -> Result<()> {
+    if context.json { print_json(&as_json(entry, kind)) } else { print(&in_full(entry, flag)) }
+}
+
+fn list<T>(heading: &'static str, registry: &Registry<T>) -> String {
+    let mut table = Table::new(&[heading, "<what it does, and its options"]);
+    for entry in registry.entries {
+        table.push(vec![entry.name.to_owned(), entry.summary.to_owned()]);
+        let options: Vec<_> =
+            entry.options.iter().map(|option| format!("{}={}", option.name, option.default)).collect();
+        for options in options.chunks(5) {
+            table.push(vec![String::new(), options.join(" ")]);
+        }
+    }
+    table.text()
+}
+
+fn in_full<T>(entry: &Entry<T>, flag_name: &str) -> String {
     let mut text = format!("{}: {}\n", entry.name, entry.summary);
     if !entry.paper.is_empty() {
         text.push_str(&format!("{}\n", entry.paper));
@@ -156,14 +226,14 @@ fn in_full(entry: &Entry) -> String {
     let (flag, default) = (first.name.replace('_', "-"), first.default);
     text.push_str(&format!("\n{}\n", table.text()));
     text.push_str(&format!(
-        "As flags, --method {} --{flag} {default}; in one word, {}:{}={default}.\n",
+        "As flags, {flag_name} {} --{flag} {default}; in one word, {}:{}={default}.\n",
         entry.name, entry.name, first.name
     ));
     text
 }
 
-fn as_json(entry: &Entry) -> Value {
-    let option = |option: &refrain_fusion::OptionSpec| {
+fn as_json<T>(entry: &Entry<T>, kind: &str) -> Value {
+    let option = |option: &OptionSpec| {
         json!({
             "name": option.name,
             "help": option.help,
@@ -172,7 +242,9 @@ fn as_json(entry: &Entry) -> Value {
         })
     };
     let options: Vec<Value> = entry.options.iter().map(option).collect();
-    json!({ "name": entry.name, "summary": entry.summary, "paper": entry.paper, "options": options })
+    json!({
+        "name": entry.name, "kind": kind, "summary": entry.summary, "paper": entry.paper, "options": options
+    })
 }
 
 #[cfg(test)]
@@ -184,22 +256,35 @@ mod tests {
     }
 
     #[test]
-    fn flags_hold_for_the_methods_that_have_them_and_do_not_set_them() {
-        let given = flags(&[("ratio", "0.3")], true);
-        let specs = ["pie", "a3", "a3:ratio=0.5", "cache-blend"].map(str::to_owned);
-        let asked: Vec<String> = given.apply(&specs).unwrap().into_iter().map(|asked| asked.spec).collect();
-        assert_eq!(asked, ["pie", "a3:ratio=0.3", "a3:ratio=0.5", "cache_blend:ratio=0.3"]);
-        let error = given.apply_one("pie").unwrap_err().to_string();
-        assert!(error.contains("pie") && error.contains("ratio"), "{error}");
+    fn flags_hold_for_what_has_them_and_does_not_set_them() {
+        let given = flags(&[("ratio", "0.3"), ("window", "12")], true);
+        let specs = |specs: &[&str]| specs.iter().map(|spec| (*spec).to_owned()).collect::<Vec<_>>();
+        let (methods, policies) = given
+            .apply(
+                &specs(&["pie", "a3", "a3:ratio=0.5", "cache-blend"]),
+                &specs(&["full", "morph_kv:window=9", "snap_kv"]),
+            )
+            .unwrap();
+        let methods: Vec<String> = methods.into_iter().map(|asked| asked.spec).collect();
+        let policies: Vec<String> = policies.into_iter().map(|asked| asked.spec).collect();
+        assert_eq!(methods, ["pie", "a3:ratio=0.3", "a3:ratio=0.5", "cache_blend:ratio=0.3"]);
+        assert_eq!(policies, ["full", "morph_kv:window=9", "snap_kv:window=12"]);
+        let error = |method, policy| given.apply_one(method, policy).unwrap_err().to_string();
+        assert!(error("pie", "morph_kv").contains("pie") && error("pie", "morph_kv").contains("ratio"));
+        assert!(error("a3", "full").contains("`a3` takes no option `window`"), "{}", error("a3", "full"));
+        let capacity = flags(&[("capacity", "600")], true).apply_one("a3", "full").unwrap_err().to_string();
+        assert!(capacity.contains("`full` takes no option `capacity`"), "{capacity}");
+        let clash = flags(&[("capacity", "20")], true).apply_one("a3", "morph_kv").unwrap_err().to_string();
+        assert!(clash.contains("capacity 20") && clash.contains("window of 30"), "{clash}");
         assert!(
-            flags(&[("ratio", "0.3")], false).apply_one("pie").is_ok(),
+            flags(&[("ratio", "0.3")], false).apply_one("pie", "full").is_ok(),
             "defaults for other methods are no error"
         );
     }
 
     #[test]
     fn options_are_known_given_or_by_default() {
-        let asked = Flags::default().apply_one("lego-link:head-only").unwrap();
+        let (asked, _) = Flags::default().apply_one("lego-link:head-only", "full").unwrap();
         assert_eq!((asked.name(), asked.option("head_only").as_deref()), ("lego_link", Some("true")));
         assert_eq!((asked.option("window").as_deref(), asked.option("ratio")), (Some("20"), None));
     }

@@ -209,6 +209,11 @@ pub(crate) fn number(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
+/// A share of a whole in percent.
+pub(crate) fn percent(part: usize, whole: usize) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
 /// A count with its noun.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }

@@ -23,10 +23,12 @@ pub(crate) struct Context {
     pub(crate) models: PathBuf,
     /// Folder of the chunk store.
     pub(crate) store: PathBuf,
-    /// Method options given as flags.
+    /// Options of methods and policies given as flags.
     pub(crate) flags: Flags,
     /// Whether the method was given on the command line, not by environment or file.
     pub(crate) method_typed: bool,
+    /// Whether the most tokens of an answer were given, and not left at their default.
+    pub(crate) max_tokens_given: bool,
 }
 
 impl Context {
@@ -45,7 +47,11 @@ impl Context {
         let (json, quiet) = (global.json, global.quiet);
         let method = matches.try_contains_id("method").unwrap_or(false);
         let method_typed = method && matches.value_source("method") == Some(ValueSource::CommandLine);
-        Ok(Context { json, quiet, models, store, flags: Flags::of(matches), method_typed, global })
+        let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
+        let max_tokens_given =
+            max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
+        let flags = Flags::of(matches);
+        Ok(Context { json, quiet, models, store, flags, method_typed, max_tokens_given, global })
     }
 
     /// The store that the options name.

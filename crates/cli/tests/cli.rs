@@ -153,7 +153,8 @@ fn every_command_has_help_with_examples_and_global_options() {
         home.run(&["chunks", command, "--help"]).good();
     }
     let ask = home.run(&["ask", "--help"]).good().out;
-    for (option, _) in refrain_fusion::options() {
+    let methods = refrain_fusion::METHODS.entries.iter().flat_map(|entry| entry.options);
+    for option in methods.chain(refrain_eviction::POLICIES.entries.iter().flat_map(|entry| entry.options)) {
         assert!(ask.contains(&format!("--{}", option.name.replace('_', "-"))), "{}", option.name);
     }
     assert!(home.run(&["--version"]).good().out.starts_with("refrain "));
@@ -167,7 +168,9 @@ fn methods_are_listed_and_wrong_ones_name_what_is_known() {
     let listed = home.json(&["methods"]);
     let names: Vec<&str> =
         listed.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
-    let known: Vec<&str> = refrain_fusion::registry().iter().map(|entry| entry.name).collect();
+    let methods = refrain_fusion::METHODS.entries.iter().map(|entry| entry.name);
+    let policies = refrain_eviction::POLICIES.entries.iter().map(|entry| entry.name);
+    let known: Vec<&str> = methods.chain(policies).collect();
     assert_eq!(names, known);
     assert_eq!(home.json(&["methods", "a3"])["options"][0]["default"], "0.15");
     assert!(home.run(&["methods"]).good().out.contains("smoothing=5"));

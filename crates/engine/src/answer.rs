@@ -2,10 +2,13 @@
 
 use std::time::Instant;
 
+use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::FusionMethod;
 use refrain_model::Detokenizer;
 use serde::Serialize;
 
+use crate::bounded::Bounded;
+use crate::forward::State;
 use crate::load::{Loaded, Prefilled};
 use crate::prefill::Work;
 use crate::sampling::Sampler;
@@ -49,7 +52,52 @@ pub struct Account {
     pub tpot: Option<f64>,
     /// Tokens of the answer, the end token included.
     pub answer_tokens: usize,
-    /// Bytes allocated for the KV cache of this answer.
+    /// Bytes allocated for the keys and values that the answer was decoded with.
+    pub kv_bytes: usize,
+    /// Most bytes of keys and values that were allocated at a time, prefill included.
+    pub kv_bytes_peak: usize,
+    /// Bytes that full attention would hold at the end, one cache a KV head.
+    pub kv_bytes_full: usize,
+    /// Bytes that an eviction policy keeps beside keys and values: positions, statistics.
+    pub side_bytes: usize,
+    /// Tokens whose keys and values each head's cache holds at the end.
+    pub retained_tokens: usize,
+    /// What has a cache of its own: `kv_head`, or `query_head` as in the papers' figures of memory.
+    pub kv_accounting: &'static str,
+}
+
+/// How a prompt is to be answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Which tokens are computed before the first one.
+    pub method: &'a dyn FusionMethod,
+    /// Which tokens stay in the cache after it.
+    pub eviction: &'a Eviction,
+    /// How tokens are chosen.
+    pub sampling: &'a Sampling,
+    /// Whether an end token ends the answer.
+    pub ends: bool,
+    /// Whether to report what the question attends to.
+    pub explain: bool,
+}
+
+impl<'a> Request<'a> {
+    /// Full attention while decoding, up to an end token, nothing explained.
+    pub fn new(method: &'a dyn FusionMethod, sampling: &'a Sampling) -> Request<'a> {
+        Request { method, eviction: Eviction::full(), sampling, ends: true, explain: false }
+    }
+}
+
+/// What an answer's stream gets with every token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress<'a> {
+    /// Text that can be shown now; often empty, where characters or stop strings are not complete.
+    pub text: &'a str,
+    /// Tokens of the answer so far.
+    pub tokens: usize,
+    /// Tokens that each head's cache holds.
+    pub retained: usize,
+    /// Bytes allocated for keys and values.
     pub kv_bytes: usize,
 }
 
@@ -82,34 +130,39 @@ pub struct Answer {
 }
 
 impl Engine {
-    /// Answers a prompt. `stream` gets pieces of text as they come and returns whether to go on.
+    /// Answers a prompt. `stream` is told of every token and returns whether to go on.
     ///
     /// # Errors
-    /// If the question is empty, the prompt does not fit the context, or the method refuses it.
+    /// If the question is empty, the prompt does not fit the context, or the method or policy refuses it.
     pub fn answer(
         &self,
         prompt: &Prompt,
-        method: &dyn FusionMethod,
-        sampling: &Sampling,
-        explain: bool,
-        mut stream: impl FnMut(&str) -> bool,
+        request: &Request<'_>,
+        mut stream: impl FnMut(Progress<'_>) -> bool,
     ) -> Result<Answer> {
+        let Request { method, eviction, sampling, explain, .. } = *request;
         sampling.check()?;
         let started = Instant::now();
-        let room = self.room(prompt, sampling.max_tokens)?;
+        let room = self.room(prompt, sampling.max_tokens, eviction)?;
         let Prefilled { mut state, mut logits, work, loaded } =
-            self.prefill(prompt, method, room, explain)?;
+            self.prefill(prompt, method, eviction, room, explain)?;
         let mut sampler = Sampler::new(sampling.clone(), prompt.ids());
         let mut text = Text::new(sampling);
         let mut tokens = vec![sampler.sample(&mut logits)];
         let mut account = self.account(prompt, &work, &loaded);
         account.ttft = started.elapsed().as_secs_f64();
         account.compute_ttft = account.ttft - loaded.waited.as_secs_f64();
-        account.kv_bytes = state.cache.bytes();
         let first = Instant::now();
         let finish = loop {
             let token = tokens[tokens.len() - 1];
-            if let Some(finish) = text.push(self, token, &mut stream) {
+            let progress = Progress {
+                text: "",
+                tokens: tokens.len(),
+                retained: state.retained(),
+                kv_bytes: state.kv_bytes(),
+            };
+            let ends = request.ends && self.is_end(token);
+            if let Some(finish) = text.push(self, token, ends, progress, &mut stream) {
                 break finish;
             }
             if tokens.len() == sampling.max_tokens {
@@ -117,25 +170,33 @@ impl Engine {
             }
             tokens.push(sampler.sample(state.extend(&[token])?));
         };
-        text.finish(finish, &mut stream);
         account.answer_tokens = tokens.len();
         account.tpot = (tokens.len() > 1).then(|| first.elapsed().as_secs_f64() / (tokens.len() - 1) as f64);
+        account.count_cache(&state, eviction);
+        let (retained, kv_bytes) = (account.retained_tokens, account.kv_bytes);
+        text.finish(finish, Progress { text: "", tokens: tokens.len(), retained, kv_bytes }, &mut stream);
         let explanation =
             work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
         Ok(Answer { text: text.shown, tokens, finish, account, explanation })
     }
 
-    /// Slots for the prompt and `max_tokens` more, within the context.
+    /// Positions for the prompt and `max_tokens` more, within the context. Where keys are rotated by their places in a
+    /// bounded cache, it is these that must fit.
     ///
     /// # Errors
-    /// If the question is empty, or they do not fit.
-    pub fn room(&self, prompt: &Prompt, max_tokens: usize) -> Result<usize> {
+    /// If the question is empty, they do not fit, or the eviction policy refuses the prompt.
+    pub fn room(&self, prompt: &Prompt, max_tokens: usize, eviction: &Eviction) -> Result<usize> {
         let context = self.decoder.config().context;
         if prompt.question.is_empty() {
             return Err(Error::EmptyQuestion);
         }
-        match prompt.len().checked_add(max_tokens) {
-            Some(room) if room <= context => Ok(room),
+        let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
+        let budget = eviction.policy.budget(&spans)?;
+        let reindexed = budget.filter(|budget| budget.decoding && eviction.policy.sinks().is_some());
+        let room = prompt.len().checked_add(max_tokens).filter(|room| *room < u32::MAX as usize);
+        let most = room.map(|room| reindexed.map_or(room, |b| room.min(prompt.len().max(b.most + 1))));
+        match room.zip(most) {
+            Some((room, most)) if most <= context => Ok(room),
             _ => Err(Error::PromptTooLong { prompt: prompt.len(), answer: max_tokens, context }),
         }
     }
@@ -160,8 +221,21 @@ impl Engine {
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
             load_seconds: loaded.busy.as_secs_f64(),
+            kv_bytes_peak: work.kv_bytes_peak,
             ..Account::default()
         }
+    }
+}
+
+impl Account {
+    /// Notes what the cache holds now.
+    pub(crate) fn count_cache(&mut self, state: &State<'_>, eviction: &Eviction) {
+        self.kv_bytes = state.kv_bytes();
+        self.kv_bytes_peak = self.kv_bytes_peak.max(self.kv_bytes);
+        self.kv_bytes_full = state.len * state.decoder.shape().token_bytes(state.cache.dtype());
+        self.side_bytes = state.bounded.as_ref().map_or(0, Bounded::side_bytes);
+        self.retained_tokens = state.retained();
+        self.kv_accounting = if eviction.expanded { "query_head" } else { "kv_head" };
     }
 }
 
@@ -182,34 +256,45 @@ impl Text {
     }
 
     /// Adds a token; returns why the answer ends with it, if it does.
-    fn push(&mut self, engine: &Engine, token: u32, stream: &mut impl FnMut(&str) -> bool) -> Option<Finish> {
-        if engine.is_end(token) {
+    fn push(
+        &mut self,
+        engine: &Engine,
+        token: u32,
+        ends: bool,
+        progress: Progress<'_>,
+        stream: &mut impl FnMut(Progress<'_>) -> bool,
+    ) -> Option<Finish> {
+        if ends {
             return Some(Finish::Stop);
         }
-        let piece = self.detokenizer.push(&engine.tokenizer, token)?;
+        let piece = self.detokenizer.push(&engine.tokenizer, token).unwrap_or_default();
         let (shown, stopped) = self.filter.push(&piece);
-        let go_on = self.show(&shown, stream);
+        self.shown.push_str(&shown);
+        let go_on = stream(Progress { text: &shown, ..progress });
         if stopped {
             return Some(Finish::Stop);
         }
         (!go_on).then_some(Finish::Cancelled)
     }
 
-    fn show(&mut self, text: &str, stream: &mut impl FnMut(&str) -> bool) -> bool {
-        self.shown.push_str(text);
-        text.is_empty() || stream(text)
-    }
-
     /// Shows what was held back, unless a stop string was met.
-    fn finish(&mut self, finish: Finish, stream: &mut impl FnMut(&str) -> bool) {
+    fn finish(
+        &mut self,
+        finish: Finish,
+        progress: Progress<'_>,
+        stream: &mut impl FnMut(Progress<'_>) -> bool,
+    ) {
         if finish != Finish::Cancelled {
             // A limit may fall within a character: what is there of it is no text.
             let rest = self.detokenizer.finish().filter(|_| finish != Finish::Length);
-            let (mut shown, stopped) = self.filter.push(&rest.unwrap_or_default());
+            let (mut text, stopped) = self.filter.push(&rest.unwrap_or_default());
             if !stopped {
-                shown.push_str(&self.filter.finish());
+                text.push_str(&self.filter.finish());
             }
-            self.show(&shown, stream);
+            self.shown.push_str(&text);
+            if !text.is_empty() {
+                stream(Progress { text: &text, ..progress });
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Methods side by side over the same prompt.
 
+use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
 use serde::Serialize;
 use std::time::Instant;
@@ -36,7 +37,8 @@ pub struct Agreement {
 }
 
 impl Engine {
-    /// Compares methods with vanilla, teacher-forced over vanilla's first `tokens` greedy answer tokens.
+    /// Compares methods, each with `eviction`, with vanilla at full attention, teacher-forced over vanilla's first `tokens`
+    /// greedy answer tokens.
     ///
     /// # Errors
     /// As for [`Engine::answer`].
@@ -44,16 +46,17 @@ impl Engine {
         &self,
         prompt: &Prompt,
         methods: &[(String, std::sync::Arc<dyn FusionMethod>)],
+        eviction: &Eviction,
         tokens: usize,
     ) -> Result<Vec<Comparison>> {
-        let room = self.room(prompt, tokens)?;
+        let room = self.room(prompt, tokens, Eviction::full())?;
         let (vanilla, answer, expected) = self.reference(prompt, tokens, room)?;
         let mut rows = Vec::new();
         for (name, method) in methods {
-            let (account, logits) = if name == "vanilla" {
-                (vanilla.clone(), expected.clone())
-            } else {
-                self.forced(prompt, method.as_ref(), &answer, room)?
+            let reference = name == "vanilla" && eviction.is_full();
+            let (account, logits) = match reference {
+                true => (vanilla.clone(), expected.clone()),
+                false => self.forced(prompt, (method.as_ref(), eviction), &answer, room)?,
             };
             let Agreement { kl, top1, positions } = self.agreement(&expected, &logits);
             let speedup = vanilla.ttft / account.ttft;
@@ -68,9 +71,9 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::answer`].
     pub fn agreement_with(&self, exact: &Engine, prompt: &Prompt, tokens: usize) -> Result<Agreement> {
-        let room = self.room(prompt, tokens)?;
+        let room = self.room(prompt, tokens, Eviction::full())?;
         let (_, answer, expected) = exact.reference(prompt, tokens, room)?;
-        let (_, logits) = self.forced(prompt, &refrain_fusion::Vanilla, &answer, room)?;
+        let (_, logits) = self.forced(prompt, vanilla(), &answer, room)?;
         Ok(self.agreement(&expected, &logits))
     }
 
@@ -90,8 +93,7 @@ impl Engine {
         tokens: usize,
         room: usize,
     ) -> Result<(Account, Vec<u32>, Vec<f32>)> {
-        let (account, Prefilled { mut state, mut logits, .. }) =
-            self.timed(prompt, &refrain_fusion::Vanilla, room)?;
+        let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, vanilla(), room)?;
         let (mut answer, mut all) = (Vec::new(), Vec::new());
         loop {
             let token = argmax(&logits);
@@ -108,33 +110,34 @@ impl Engine {
     fn forced(
         &self,
         prompt: &Prompt,
-        method: &dyn FusionMethod,
+        way: Way<'_>,
         answer: &[u32],
         room: usize,
     ) -> Result<(Account, Vec<f32>)> {
-        let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, method, room)?;
+        let (mut account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, way, room)?;
         // Step by step, as vanilla went: several at once may be rounded otherwise.
         for token in &answer[..answer.len() - 1] {
             logits.extend_from_slice(state.extend(&[*token])?);
         }
+        account.count_cache(&state, way.1);
         Ok((account, logits))
     }
 
     /// Prefill with its account: TTFT ends with the choice of the first token.
-    fn timed(
-        &self,
+    fn timed<'a>(
+        &'a self,
         prompt: &Prompt,
-        method: &dyn FusionMethod,
+        (method, eviction): Way<'a>,
         room: usize,
-    ) -> Result<(Account, Prefilled<'_>)> {
+    ) -> Result<(Account, Prefilled<'a>)> {
         let started = Instant::now();
-        let prefilled = self.prefill(prompt, method, room, false)?;
+        let prefilled = self.prefill(prompt, method, eviction, room, false)?;
         argmax(&prefilled.logits);
         let ttft = started.elapsed().as_secs_f64();
         let mut account = self.account(prompt, &prefilled.work, &prefilled.loaded);
         account.ttft = ttft;
         account.compute_ttft = ttft - prefilled.loaded.waited.as_secs_f64();
-        account.kv_bytes = prefilled.state.cache.bytes();
+        account.count_cache(&prefilled.state, eviction);
         Ok((account, prefilled))
     }
 
@@ -142,9 +145,22 @@ impl Engine {
     ///
     /// # Errors
     /// As for [`Engine::answer`].
-    pub fn measure(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<Account> {
-        Ok(self.timed(prompt, method, self.room(prompt, 1)?)?.0)
+    pub fn measure(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        eviction: &Eviction,
+    ) -> Result<Account> {
+        Ok(self.timed(prompt, (method, eviction), self.room(prompt, 1, eviction)?)?.0)
     }
+}
+
+/// Which tokens are computed, and which stay.
+type Way<'a> = (&'a dyn FusionMethod, &'a Eviction);
+
+/// What methods are compared with.
+fn vanilla() -> Way<'static> {
+    (&refrain_fusion::Vanilla, Eviction::full())
 }
 
 /// `KL(p ‖ q)` in nats of the softmax of two rows of logits.

@@ -13,6 +13,9 @@ pub enum Error {
     /// The fusion method or its options.
     #[error(transparent)]
     Fusion(#[from] refrain_fusion::Error),
+    /// The eviction policy or its options.
+    #[error(transparent)]
+    Eviction(#[from] refrain_eviction::Error),
     /// A document that cannot be read.
     #[error("cannot read document {}: {reason}", path.display())]
     Document {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{KeyPositions, Plan};
 use refrain_kernels::{Cpu, Dtype};
-use refrain_kv::{CachePool, KvCache, LayerCache, RopeTable, Shape};
+use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Shape};
 use refrain_store::Layer;
 
 use crate::load::Segment;
@@ -36,7 +36,9 @@ pub(crate) struct Load<'a> {
     shape: Shape,
     dtype: Dtype,
     capacity: usize,
-    pool: &'a CachePool,
+    lender: &'a Lender<'a>,
+    /// Layers that may wait for the computing thread.
+    ahead: usize,
     /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
     cpu: Cpu,
     next: AtomicUsize,
@@ -47,13 +49,14 @@ pub(crate) struct Load<'a> {
 
 impl<'a> Load<'a> {
     /// Layers for `cache`. The rows of `plan` are those of the layers up to its first narrowing; `table` is that of
-    /// the cache's slots.
+    /// the cache's slots; `ahead` layers may wait for the computing thread.
     pub(crate) fn new(
         segments: &'a [Segment],
         plan: &'a Plan,
         table: &'a RopeTable,
         cache: &KvCache,
-        pool: &'a CachePool,
+        lender: &'a Lender<'a>,
+        ahead: usize,
         cpu: &Cpu,
     ) -> Load<'a> {
         Load {
@@ -63,7 +66,8 @@ impl<'a> Load<'a> {
             shape: cache.shape(),
             dtype: cache.dtype(),
             capacity: cache.capacity(),
-            pool,
+            lender,
+            ahead,
             cpu: Cpu::with_isa(1, cpu.isa()),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
@@ -99,7 +103,7 @@ impl<'a> Load<'a> {
 
     /// Brings in a layer; none if a segment is broken.
     fn layer(&self, layer: usize) -> Option<Ready> {
-        let mut cache = self.pool.take(self.shape, self.dtype, self.capacity);
+        let mut cache = self.lender.take(self.shape, self.dtype, self.capacity);
         let mut raw = Vec::new();
         for segment in self.segments {
             let (places, compares) = (self.places(layer, segment), self.compares(layer));
@@ -134,7 +138,7 @@ impl<'a> Load<'a> {
     }
 
     /// One loader thread: the next layer until there is none, then the next rest of a layer.
-    fn work(&self, outbox: &Sender<Message>) {
+    fn work(&self, outbox: &SyncSender<Message>) {
         let layers = self.shape.layers;
         loop {
             let task = self.next.fetch_add(1, Relaxed);
@@ -181,14 +185,14 @@ pub(crate) struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    /// Starts loading with up to `threads` threads. The channel has no bound: what waits in it is the request's own
-    /// cache, which is allocated in any case.
+    /// Starts loading with up to `threads` threads. Whoever computes takes what comes until the layer is there that it
+    /// waits for, so that a full channel holds up nobody for good.
     pub(crate) fn start<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         load: &'a Load<'a>,
         threads: usize,
     ) -> Feed<'a> {
-        let (outbox, inbox) = channel();
+        let (outbox, inbox) = sync_channel(load.ahead);
         let loaders = (0..threads.min(MOST_LOADERS).min(load.shape.layers))
             .filter(|i| {
                 let outbox = outbox.clone();

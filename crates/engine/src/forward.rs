@@ -7,12 +7,15 @@ use refrain_kv::{CachePool, KvCache, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
 use crate::Result;
+use crate::bounded::{Bounded, PromptRows};
 
-/// The KV cache of one request with the rotary table of its positions; slot = position.
+/// The KV cache of one request with the rotary table of its positions; slot = position, until it is bounded.
 #[derive(Debug)]
 pub(crate) struct State<'a> {
     pub(crate) decoder: &'a Decoder,
     pub(crate) cache: KvCache,
+    /// What takes the cache's place after prefill, where tokens are evicted.
+    pub(crate) bounded: Option<Bounded<'a>>,
     pub(crate) table: Arc<RopeTable>,
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
@@ -55,7 +58,8 @@ impl<'a> State<'a> {
     pub(crate) fn over(decoder: &'a Decoder, cache: KvCache, total: usize) -> State<'a> {
         State {
             decoder,
-            table: decoder.rope_table(total, cache.capacity()),
+            bounded: None,
+            table: decoder.rope_table(total, total.max(cache.capacity())),
             work: Workspace::new(cache.dtype()),
             cache,
             len: 0,
@@ -86,14 +90,21 @@ impl<'a> State<'a> {
     /// Projects the rows at `layer`, rotates their queries, and writes their keys and values into the cache
     /// **before** attention. Unrotated keys and values stay in `self.work`.
     pub(crate) fn project(&mut self, layer: usize, rows: &Rows) {
-        let config = self.decoder.config();
-        self.decoder.project(layer, &rows.x, &mut self.work);
+        self.project_queries(layer, rows);
+        let (config, cpu) = (self.decoder.config(), self.decoder.backend());
         let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
-        let cpu = self.decoder.backend();
-        cpu.rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, config.rope.rotary_dim);
         let width = rows.positions.len() * config.kv_heads * config.head_dim;
         let (k, v) = (self.work.k.as_slice().range(0..width), self.work.v.as_slice().range(0..width));
         self.cache.place(cpu, layer, k, v, (cos, sin), &rows.positions);
+    }
+
+    /// Projects the rows at `layer` and rotates their queries. Keys and values stay in `self.work`.
+    fn project_queries(&mut self, layer: usize, rows: &Rows) {
+        let config = self.decoder.config();
+        self.decoder.project(layer, &rows.x, &mut self.work);
+        let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
+        let rotary_dim = config.rope.rotary_dim;
+        self.decoder.backend().rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, rotary_dim);
     }
 
     /// Keeps only the rows at `kept` positions, in hidden states and projected queries alike.
@@ -148,14 +159,21 @@ impl<'a> State<'a> {
         rows.visible.extend(seen);
     }
 
-    /// Computes `ids` after all tokens so far and returns their logits, `ids.len() × vocab`.
+    /// Computes `ids` after all tokens so far and returns their logits, `ids.len() × vocab`. A bounded cache takes one at
+    /// a time.
     pub(crate) fn extend(&mut self, ids: &[u32]) -> Result<&mut [f32]> {
+        debug_assert!(self.bounded.is_none() || ids.len() == 1, "a bounded cache takes one token at a time");
         let mut rows = std::mem::take(&mut self.next);
         rows.positions.clear();
         rows.positions.extend(self.len as u32..(self.len + ids.len()) as u32);
         self.decoder.embed(ids.iter().copied(), &mut rows.x)?;
         self.table.gather(&rows.positions, &mut rows.rotary);
         for layer in 0..self.decoder.config().layers {
+            if self.bounded.is_some() {
+                self.project_queries(layer, &rows);
+                self.attend_bounded(layer, &mut rows);
+                continue;
+            }
             self.project(layer, &rows);
             self.see_causally(layer, &mut rows);
             self.attend(layer, &mut rows);
@@ -165,12 +183,42 @@ impl<'a> State<'a> {
         self.next = rows;
         Ok(&mut self.work.logits)
     }
+
+    /// Attention of one token over the bounded cache, then the rest of the layer.
+    fn attend_bounded(&mut self, layer: usize, rows: &mut Rows) {
+        if let Some(bounded) = &mut self.bounded {
+            let rotary = rows.rotary.slice(0, 1);
+            let (cpu, precision) = (self.decoder.backend(), self.decoder.precision());
+            bounded.attend(cpu, precision, layer, rows.positions[0], rotary, &mut self.work);
+            self.decoder.finish(layer, &mut rows.x, &mut self.work);
+        }
+    }
+
+    /// Hands what stays of the prompt at `layer` over to the bounded cache, if there is one. `rows` are all that were
+    /// computed there, with what each sees. Returns the bytes allocated.
+    pub(crate) fn bound(&mut self, layer: usize, rows: &Rows) -> usize {
+        let Some(bounded) = &mut self.bounded else { return 0 };
+        debug_assert_eq!(rows.visible.len(), rows.positions.len(), "layer {layer}: what each row sees");
+        bounded.take_in(self.decoder.backend(), &self.cache, PromptRows { q: &self.work.q, rows })
+    }
+
+    /// Tokens that each head's cache holds.
+    pub(crate) fn retained(&self) -> usize {
+        self.bounded.as_ref().map_or(self.len, Bounded::retained)
+    }
+
+    /// Bytes of the KV cache that decoding goes on in.
+    pub(crate) fn kv_bytes(&self) -> usize {
+        self.bounded.as_ref().map_or(self.cache.bytes(), Bounded::bytes)
+    }
 }
 
 impl Drop for State<'_> {
     fn drop(&mut self) {
         if let Some(pool) = self.pool {
-            pool.caches.give(&mut self.cache);
+            if self.bounded.is_none() {
+                pool.caches.give(&mut self.cache);
+            }
             let work = std::mem::replace(&mut self.work, Workspace::new(self.cache.dtype()));
             let (spare, next) = (std::mem::take(&mut self.spare), std::mem::take(&mut self.next));
             *pool.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Some((work, spare, next));

@@ -1,7 +1,8 @@
-//! The engine: ingest documents once, answer over their cached chunks with any fusion method, decode.
+//! The engine: ingest documents once, answer over their cached chunks with any fusion method, decode
+//! in a KV cache that any eviction policy bounds.
 //!
 //! ```no_run
-//! use refrain_engine::{Document, Engine, Sampling, Settings};
+//! use refrain_engine::{Document, Engine, Request, Sampling, Settings};
 //! use refrain_store::Store;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -10,14 +11,18 @@
 //! let documents = Document::read("docs".as_ref())?;
 //! engine.ingest(&documents, |_| ())?;
 //! let prompt = engine.prompt(&documents, "How tight is a stem bolt?", &Default::default())?;
-//! let a3 = refrain_fusion::parse("a3:ratio=0.15")?;
-//! let answer = engine.answer(&prompt, a3.as_ref(), &Sampling::default(), false, |_| true)?;
+//! let a3 = refrain_fusion::METHODS.parse("a3:ratio=0.15")?;
+//! let morph_kv = refrain_eviction::POLICIES.parse("morph_kv:capacity=600")?;
+//! let sampling = Sampling::default();
+//! let request = Request { eviction: &morph_kv, ..Request::new(a3.as_ref(), &sampling) };
+//! let answer = engine.answer(&prompt, &request, |_| true)?;
 //! println!("{}", answer.text);
 //! # Ok(())
 //! # }
 //! ```
 
 mod answer;
+mod bounded;
 mod compare;
 mod document;
 mod error;
@@ -34,7 +39,7 @@ mod stop;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Account, Answer, Finish};
+pub use answer::{Account, Answer, Finish, Progress, Request};
 pub use compare::{Agreement, Comparison};
 pub use document::Document;
 pub use error::{Error, Result};

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{FusionMethod, PromptView};
-use refrain_kv::{KvCache, Span};
+use refrain_kv::{KvCache, Lender, Span};
 use refrain_store::{Chunk, ChunkReader};
 
+use crate::bounded::Bounded;
 use crate::feed::{Feed, Load};
 use crate::forward::State;
 use crate::prefill::{Prefill, Work};
@@ -49,17 +51,20 @@ pub(crate) struct Prefilled<'a> {
 }
 
 impl Engine {
-    /// Brings in the cached parts of a prompt and computes the rest as `method` says, into a cache of `room` slots.
-    pub(crate) fn prefill(
-        &self,
+    /// Brings in the cached parts of a prompt and computes the rest, for `room` tokens in all.
+    pub(crate) fn prefill<'a>(
+        &'a self,
         prompt: &Prompt,
         method: &dyn FusionMethod,
+        eviction: &'a Eviction,
         room: usize,
         explain: bool,
-    ) -> Result<Prefilled<'_>> {
+    ) -> Result<Prefilled<'a>> {
         let mut loaded = self.open_parts(prompt, method, room)?;
         loop {
-            if let Some((state, logits, work)) = self.attempt(prompt, method, room, explain, &mut loaded)? {
+            if let Some((state, logits, work)) =
+                self.attempt(prompt, method, eviction, room, explain, &mut loaded)?
+            {
                 return Ok(Prefilled { state, logits, work, loaded });
             }
             // All of it is in memory then: the next attempt cannot break.
@@ -68,33 +73,43 @@ impl Engine {
     }
 
     /// Prefill with the segments as they are; nothing if one of them turns out broken.
-    fn attempt(
-        &self,
+    fn attempt<'a>(
+        &'a self,
         prompt: &Prompt,
         method: &dyn FusionMethod,
+        eviction: &'a Eviction,
         room: usize,
         explain: bool,
         loaded: &mut Loaded,
-    ) -> Result<Option<(State<'_>, Vec<f32>, Work)>> {
+    ) -> Result<Option<(State<'a>, Vec<f32>, Work)>> {
         let places = prompt.places(|i| loaded.chunk_cached[i]);
         let view = self.view(prompt, loaded.system_cached, &places);
         let plan = method.plan(&view)?;
         let segments = &loaded.segments;
         let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
-        if segments.is_empty() {
-            let cache = KvCache::from_pool(&self.pool.caches, shape, dtype, room);
-            let mut state = State::over(&self.decoder, cache, room).giving_to(&self.pool);
-            return Ok(prefill.run(&mut state, None)?.map(|(logits, work)| (state, logits, work)));
+        let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
+        let (config, rope) = (self.decoder.config(), self.decoder.rope(room));
+        let bounded = Bounded::new(config, rope, eviction, spans, dtype, room)?;
+        let capacity = if bounded.is_some() { prompt.len() } else { room };
+        // A layer that waits is the request's own cache, or, where that is bounded, more than it.
+        let ahead = if bounded.is_some() { 1 } else { shape.layers };
+        if bounded.is_some() {
+            self.pool.caches.keep(ahead + self.decoder.backend().threads());
         }
-        let cache = KvCache::vacant(shape, dtype, room);
+        let lender = Lender::new(&self.pool.caches);
+        let cache = KvCache::vacant(shape, dtype, capacity);
         let mut state = State::over(&self.decoder, cache, room).giving_to(&self.pool);
+        state.bounded = bounded;
+        if segments.is_empty() {
+            let outcome = prefill.run(&mut state, None, &lender)?;
+            return Ok(outcome.map(|(logits, work)| (state, logits, work)));
+        }
         let table = state.table.clone();
-        let load =
-            Load::new(segments, &plan, &table, &state.cache, &self.pool.caches, self.decoder.backend());
+        let load = Load::new(segments, &plan, &table, &state.cache, &lender, ahead, self.decoder.backend());
         let (outcome, mut waited, computed) = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, self.decoder.backend().threads());
-            let outcome = prefill.run(&mut state, Some(&mut feed));
+            let outcome = prefill.run(&mut state, Some(&mut feed), &lender);
             (outcome, feed.waited(), Instant::now())
         });
         waited += computed.elapsed();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{CachedSegment, FusionMethod, LayerView, Mask, Plan, PromptView};
-use refrain_kv::{Span, stats};
+use refrain_kv::{Lender, Span, stats};
 use refrain_model::Config;
 use refrain_store::Layer;
 
@@ -24,6 +24,8 @@ pub(crate) struct Work {
     pub(crate) cached_tokens: usize,
     /// Floating point operations of products and attention.
     pub(crate) operations: f64,
+    /// Most bytes of keys and values that were allocated at a time.
+    pub(crate) kv_bytes_peak: usize,
     /// Time that the method took to choose its rows.
     pub(crate) selecting: Duration,
     /// Attention of the question to every document token at layer 1, if it was asked for.
@@ -46,12 +48,13 @@ pub(crate) struct Prefill<'a> {
 const EXPLAIN_LAYER: usize = 1;
 
 impl Prefill<'_> {
-    /// Computes the prompt into `state`, whose layers come from `feed` where there are segments. Returns the logits
+    /// Computes the prompt into `state`, whose layers come from `feed` where there are segments, else from `lender`. Returns the logits
     /// of the last token, or nothing if a segment turned out broken.
     pub(crate) fn run(
         &self,
         state: &mut State<'_>,
         mut feed: Option<&mut Feed<'_>>,
+        lender: &Lender<'_>,
     ) -> Result<Option<(Vec<f32>, Work)>> {
         let plan = self.plan;
         self.check(&plan.rows, None)?;
@@ -61,11 +64,15 @@ impl Prefill<'_> {
         let mut rows = state.embed(&ids, plan.rows.clone())?;
         for layer in 0..layers {
             let mut raw = Vec::new();
-            if let Some(feed) = &mut feed {
-                let Some(ready) = feed.take(layer) else { return Ok(None) };
-                state.cache.install(layer, ready.cache);
-                raw = ready.raw;
-            }
+            let fresh = match &mut feed {
+                Some(feed) => {
+                    let Some(ready) = feed.take(layer) else { return Ok(None) };
+                    raw = ready.raw;
+                    ready.cache
+                }
+                None => lender.take(state.cache.shape(), state.cache.dtype(), state.cache.capacity()),
+            };
+            state.cache.install(layer, fresh);
             state.project(layer, &rows);
             let projected = rows.positions.len();
             work.document_rows.push(count_within(&rows.positions, self.view.documents()));
@@ -78,6 +85,8 @@ impl Prefill<'_> {
             }
             if layer + 1 == layers {
                 work.final_rows.clone_from(&rows.positions);
+                self.see(state, layer, plan.mask, &mut rows, &[]);
+                lender.count(state.bound(layer, &rows));
                 state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
             } else if plan.narrows.contains(&layer) {
                 let started = Instant::now();
@@ -93,8 +102,15 @@ impl Prefill<'_> {
             }
             self.see(state, layer, plan.mask, &mut rows, &work.final_rows);
             work.operations += operations(state.decoder.config(), projected, &rows.visible);
+            if layer + 1 < layers {
+                lender.count(state.bound(layer, &rows));
+            }
             state.attend(layer, &mut rows);
+            if state.bounded.is_some() {
+                lender.give(state.cache.take(layer));
+            }
         }
+        work.kv_bytes_peak = lender.peak();
         state.len = ids.len();
         state.decoder.logits(&rows.x, &mut state.work);
         state.next = rows;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use refrain_eviction::Eviction;
 use refrain_fusion::Vanilla;
 use serde::Serialize;
 
@@ -34,7 +35,7 @@ impl Engine {
     pub fn time_decode(&self, context: &[u32], tokens: usize) -> Result<DecodeTimes> {
         let (prefill_seconds, mut state, mut token) = if context.is_empty() {
             let start = self.tokenizer.bos().or(self.tokenizer.eos_ids().first().copied()).unwrap_or(0);
-            self.room(&of_ids(&[start]), tokens)?;
+            self.room(&of_ids(&[start]), tokens, Eviction::full())?;
             (None, State::new(&self.decoder, self.settings.kv, tokens, tokens), start)
         } else {
             let (seconds, state, first) = self.timed_prefill(context, tokens)?;
@@ -51,9 +52,9 @@ impl Engine {
     /// Seconds of a prefill with room for `tokens` more, what to decode in, and the likeliest next token.
     fn timed_prefill(&self, ids: &[u32], tokens: usize) -> Result<(f64, State<'_>, u32)> {
         let prompt = of_ids(ids);
-        let room = self.room(&prompt, tokens)?;
+        let room = self.room(&prompt, tokens, Eviction::full())?;
         let started = Instant::now();
-        let prefilled = self.prefill(&prompt, &Vanilla, room, false)?;
+        let prefilled = self.prefill(&prompt, &Vanilla, Eviction::full(), room, false)?;
         let token = argmax(&prefilled.logits);
         Ok((started.elapsed().as_secs_f64(), prefilled.state, token))
     }

@@ -1,7 +1,7 @@
 //! Fusion methods: which rows of a prompt `S ‖ D1..Dk ‖ Q` are computed at each layer, and by which positions
 //! the cached keys of the others are rotated. Methods decide, the engine acts: a method sees neither model nor store.
 //!
-//! One paper, one file. [`registry`] lists them with their options.
+//! One paper, one file. [`METHODS`] lists them with their options.
 
 mod a3;
 mod cache_blend;
@@ -22,7 +22,7 @@ pub use full_reuse::FullReuse;
 pub use lego_link::LegoLink;
 pub use pie::Pie;
 pub use prompt::{ChunkPlace, PromptView};
-pub use registry::{Entry, Kind, OptionSpec, Options, entry, options, parse, registry};
+pub use registry::METHODS;
 pub use vanilla::Vanilla;
 pub use view::{CachedSegment, LayerView};
 

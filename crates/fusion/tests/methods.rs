@@ -1,20 +1,21 @@
 //! Every method of the registry under the conformance battery, and what each selects.
 
-use refrain_fusion::{ChunkPlace, FusionMethod, LegoLink, PromptView, conformance, registry};
+use refrain_fusion::{ChunkPlace, FusionMethod, LegoLink, METHODS, PromptView, conformance};
 use refrain_kv::Span;
+use refrain_registry::Kind;
 
 #[test]
 fn every_registered_method_conforms() {
-    for entry in registry() {
-        conformance::check(entry.build([]).unwrap().as_ref());
+    for entry in METHODS.entries {
+        conformance::check(entry.with([]).unwrap().as_ref());
         for option in entry.options {
-            if let refrain_fusion::Kind::Choice(words) = option.kind {
+            if let Kind::Choice(words) = option.kind {
                 for word in words {
-                    conformance::check(entry.build([(option.name, *word)]).unwrap().as_ref());
+                    conformance::check(entry.with([(option.name, *word)]).unwrap().as_ref());
                 }
             }
-            if option.kind == refrain_fusion::Kind::Switch {
-                conformance::check(entry.build([(option.name, "true")]).unwrap().as_ref());
+            if option.kind == Kind::Switch {
+                conformance::check(entry.with([(option.name, "true")]).unwrap().as_ref());
             }
         }
     }

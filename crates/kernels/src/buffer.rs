@@ -271,6 +271,31 @@ impl Buffer {
         self.len() * self.dtype().size()
     }
 
+    /// Copies the elements `from` to where `to` begins.
+    ///
+    /// # Panics
+    /// If either range reaches past the end.
+    pub fn copy_within(&mut self, from: Range<usize>, to: usize) {
+        match self {
+            Buffer::F32(v) => v.copy_within(from, to),
+            Buffer::F16(v) => v.copy_within(from, to),
+            Buffer::Bf16(v) => v.copy_within(from, to),
+        }
+    }
+
+    /// Overwrites `self[at .. at + src.len()]` with `src`.
+    ///
+    /// # Panics
+    /// If the range reaches past the end, or the types differ.
+    pub fn write(&mut self, at: usize, src: Slice<'_>) {
+        match (self, src) {
+            (Buffer::F32(v), Slice::F32(src)) => v[at..at + src.len()].copy_from_slice(src),
+            (Buffer::F16(v), Slice::F16(src)) => v[at..at + src.len()].copy_from_slice(src),
+            (Buffer::Bf16(v), Slice::Bf16(src)) => v[at..at + src.len()].copy_from_slice(src),
+            (to, src) => panic!("{} cannot be written among {}", src.dtype(), to.dtype()),
+        }
+    }
+
     /// Overwrites `self[at .. at + src.len()]` with `src` rounded to the buffer's type, ties to even.
     ///
     /// # Panics

@@ -31,7 +31,7 @@ mod shared;
 #[allow(unsafe_code)]
 mod simd;
 
-pub use attention::{Attention, Report};
+pub use attention::{Attention, Noise, Report};
 pub use backend::{Backend, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use floats::Floats;

@@ -1,5 +1,6 @@
 //! The working KV cache: what attention reads during one request.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use refrain_kernels::{Buffer, Cpu, Dtype, Slice};
@@ -60,6 +61,42 @@ impl LayerCache {
         cpu.place_keys(k, kv_heads, head_dim, rotary.0, rotary.1, rotary_dim, slots, &mut self.k);
         cpu.place_values(v, kv_heads, head_dim, slots, &mut self.v);
     }
+
+    /// Bytes of keys and values.
+    pub fn bytes(&self) -> usize {
+        self.k.bytes() + self.v.bytes()
+    }
+
+    /// The key and value of one slot of a head go to another, `capacity` slots being a head's.
+    pub fn move_slot(&mut self, head_dim: usize, capacity: usize, head: usize, from: usize, to: usize) {
+        let (from, to) = ((head * capacity + from) * head_dim, (head * capacity + to) * head_dim);
+        for buffer in [&mut self.k, &mut self.v] {
+            buffer.copy_within(from..from + head_dim, to);
+        }
+    }
+
+    /// What is in the slots `kept` (head after head, equally many each) of this cache of `from` slots a head, copied to
+    /// the first slots of one of `to` slots. Each head becomes `copies` equal ones that keep the sets of their own.
+    pub fn gather(&self, head_dim: usize, from: usize, kept: &[u32], copies: usize, to: usize) -> LayerCache {
+        let heads = self.k.len() / (from * head_dim).max(1) * copies;
+        let mut gathered = LayerCache {
+            k: Buffer::zeros(self.k.dtype(), heads * to * head_dim),
+            v: Buffer::zeros(self.v.dtype(), heads * to * head_dim),
+        };
+        let each = kept.len() / heads.max(1);
+        for (head, kept) in kept.chunks_exact(each.max(1)).enumerate() {
+            let mut at = head * to * head_dim;
+            // Neighbours go together.
+            for run in kept.chunk_by(|a, b| a + 1 == *b) {
+                let (first, elements) = (run[0] as usize, run.len() * head_dim);
+                let start = (head / copies * from + first) * head_dim;
+                gathered.k.write(at, self.k.as_slice().range(start..start + elements));
+                gathered.v.write(at, self.v.as_slice().range(start..start + elements));
+                at += elements;
+            }
+        }
+        gathered
+    }
 }
 
 /// Memory of caches that are no longer used, for those to come: fresh memory costs more than filling it.
@@ -80,11 +117,55 @@ impl CachePool {
         }
     }
 
+    /// Keeps at most the memory of `layers` layers.
+    pub fn keep(&self, layers: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).truncate(layers);
+    }
+
     /// Gives a cache's memory back. That of one cache is kept.
     pub fn give(&self, cache: &mut KvCache) {
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         used.clear();
         used.append(&mut cache.layers);
+    }
+}
+
+/// A request's dealings with a pool, counted in bytes.
+#[derive(Debug)]
+pub struct Lender<'a> {
+    pool: &'a CachePool,
+    held: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl<'a> Lender<'a> {
+    /// Nothing lent yet.
+    pub fn new(pool: &'a CachePool) -> Lender<'a> {
+        Lender { pool, held: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
+    }
+
+    /// [`CachePool::take`]
+    pub fn take(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+        let layer = self.pool.take(shape, dtype, capacity);
+        self.count(layer.bytes());
+        layer
+    }
+
+    /// Gives a layer's memory back.
+    pub fn give(&self, layer: LayerCache) {
+        self.held.fetch_sub(layer.bytes(), Relaxed);
+        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
+    }
+
+    /// Counts bytes that do not come from the pool.
+    pub fn count(&self, bytes: usize) {
+        let held = self.held.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(held, Relaxed);
+    }
+
+    /// Most bytes held at a time.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Relaxed)
     }
 }
 
@@ -101,12 +182,6 @@ impl KvCache {
     /// Room for `capacity` tokens.
     pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
         let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, capacity)).collect();
-        KvCache { shape, dtype, capacity, layers }
-    }
-
-    /// A cache in used memory, if there is some.
-    pub fn from_pool(pool: &CachePool, shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
-        let layers = (0..shape.layers).map(|_| pool.take(shape, dtype, capacity)).collect();
         KvCache { shape, dtype, capacity, layers }
     }
 
@@ -128,6 +203,11 @@ impl KvCache {
         self.layers[layer] = cache;
     }
 
+    /// Takes a layer out; no room is left in its place.
+    pub fn take(&mut self, layer: usize) -> LayerCache {
+        std::mem::replace(&mut self.layers[layer], LayerCache::new(self.shape, self.dtype, 0))
+    }
+
     /// Sizes of a layer.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -145,7 +225,7 @@ impl KvCache {
 
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
+        self.layers.iter().map(LayerCache::bytes).sum()
     }
 
     /// Keys and values of a layer.

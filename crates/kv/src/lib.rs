@@ -9,7 +9,7 @@ mod select;
 mod span;
 pub mod stats;
 
-pub use cache::{CachePool, KvCache, LayerCache, Shape};
+pub use cache::{CachePool, KvCache, LayerCache, Lender, Shape};
 pub use rope::{Rope, RopeTable};
-pub use select::{top_count, top_k};
+pub use select::{survivors, top_count, top_k, weakest};
 pub use span::Span;

@@ -27,6 +27,11 @@ impl Rope {
         Rope { frequencies, scale }
     }
 
+    /// What turns keys that are rotated already `by` positions further: a table of `tokens` equal entries.
+    pub fn turn(&self, by: u32, tokens: usize) -> RopeTable {
+        Rope { frequencies: self.frequencies.clone(), scale: 1.0 }.table(std::iter::repeat_n(by, tokens))
+    }
+
     /// Cosines and sines for `positions`.
     pub fn table(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
         let mut table = RopeTable { half: self.frequencies.len(), ..RopeTable::default() };

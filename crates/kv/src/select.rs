@@ -20,6 +20,43 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     order
 }
 
+/// Slots of the `keep` highest scores, ascending; of equal ones the earlier position goes first. `keep` is clamped to the
+/// number of scores; NaN ranks lowest.
+pub fn survivors(scores: &[f32], positions: &[u32], keep: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    if keep < order.len() {
+        let stronger = |a: &u32, b: &u32| {
+            rank(scores, positions, *b as usize).cmp(&rank(scores, positions, *a as usize))
+        };
+        order.select_nth_unstable_by(keep, stronger);
+        order.truncate(keep);
+        order.sort_unstable();
+    }
+    order
+}
+
+/// The slot that [`survivors`] would leave out if one had to go; none if there is none.
+pub fn weakest(scores: &[f32], positions: &[u32]) -> Option<usize> {
+    let mut lowest = f32::INFINITY;
+    for score in scores {
+        // NaN is not below anything.
+        lowest = if *score < lowest { *score } else { lowest };
+    }
+    if scores.iter().any(|score| score.is_nan()) {
+        lowest = f32::NEG_INFINITY;
+    }
+    let weak = |slot: &usize| scores[*slot] <= lowest || scores[*slot].is_nan();
+    (0..scores.len()).filter(weak).max_by_key(|slot| positions[*slot])
+}
+
+/// Orders slots by score, then earlier position first.
+fn rank(scores: &[f32], positions: &[u32], slot: usize) -> (i32, std::cmp::Reverse<u32>) {
+    let score = if scores[slot].is_nan() { f32::NEG_INFINITY } else { scores[slot] + 0.0 };
+    // As `f32::total_cmp` orders them.
+    let bits = score.to_bits() as i32;
+    (bits ^ ((bits >> 31) as u32 >> 1) as i32, std::cmp::Reverse(positions[slot]))
+}
+
 /// `floor(ratio · tokens)`, clamped to `0..=candidates`.
 ///
 /// `ratio · tokens` is nudged by 1e-9 so that a product like 0.29 · 100, which rounds to 28.999…, counts 29.
@@ -40,6 +77,30 @@ mod tests {
         assert_eq!(top_k(&[f32::NAN, -1.0], 1), [1]);
         assert_eq!(top_k(&[1.0], 9), [0]);
         assert!(top_k(&[], 3).is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn one_that_goes_is_the_one_that_does_not_survive(
+            scores in proptest::collection::vec(
+                proptest::sample::select(vec![0.0f32, -0.0, 1.0, -2.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]), 1..20),
+            shift in 0usize..20,
+        ) {
+            let n = scores.len();
+            let positions: Vec<u32> = (0..n).map(|i| ((i + shift) * 7 % n.next_power_of_two().max(8)) as u32 * 64 + i as u32).collect();
+            let left = survivors(&scores, &positions, n - 1);
+            let gone = (0..n).find(|slot| !left.contains(&(*slot as u32)));
+            proptest::prop_assert_eq!(gone, weakest(&scores, &positions));
+        }
+    }
+
+    #[test]
+    fn of_equal_scores_earlier_positions_survive_wherever_they_are() {
+        assert_eq!(survivors(&[1.0, 2.0, 1.0, 1.0], &[9, 8, 3, 5], 3), [1, 2, 3]);
+        assert_eq!(survivors(&[1.0, 2.0, 1.0, 1.0], &[9, 8, 3, 5], 2), [1, 2]);
+        assert_eq!(survivors(&[1.0, 2.0], &[0, 1], 5), [0, 1]);
+        assert_eq!(weakest(&[1.0, 2.0, 1.0, 1.0], &[7, 8, 9, 5]), Some(2));
+        assert_eq!(weakest(&[], &[]), None);
     }
 
     #[test]

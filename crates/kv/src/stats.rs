@@ -128,6 +128,17 @@ pub fn smooth(scores: &[f32], taps: usize) -> Vec<f32> {
         .collect()
 }
 
+/// The highest of `taps` (odd) neighbours.
+pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
+    let side = taps / 2;
+    (0..scores.len())
+        .map(|t| {
+            let range = t.saturating_sub(side)..(t + side + 1).min(scores.len());
+            scores[range].iter().copied().fold(f32::NEG_INFINITY, f32::max)
+        })
+        .collect()
+}
+
 /// How far recomputed and cached rows are apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
@@ -161,6 +172,7 @@ mod tests {
     fn smoothing_divides_by_the_taps_also_at_the_edges() {
         assert_eq!(smooth(&[5.0, 0.0, 0.0, 10.0], 5), [1.0, 3.0, 3.0, 2.0]);
         assert_eq!(smooth(&[5.0, 1.0], 1), [5.0, 1.0]);
+        assert_eq!(highest(&[-5.0, -6.0, -7.0, -1.0], 3), [-5.0, -5.0, -1.0, -1.0]);
     }
 
     #[test]

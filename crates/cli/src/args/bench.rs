@@ -11,6 +11,12 @@ pub(crate) enum Bench {
     /// Time to first token of methods over prompt lengths, beside the bound by arithmetic alone
     #[command(after_help = examples::BENCH_TTFT)]
     Ttft(Ttft),
+    /// Time a token over the length of the answer, for eviction policies; TTFT and TPOT of short answers
+    #[command(after_help = examples::BENCH_DECODE)]
+    Decode(Decode),
+    /// Memory over the length of answer and prompt, for eviction policies
+    #[command(after_help = examples::BENCH_MEMORY)]
+    Memory(Memory),
     /// Each kernel beside what this machine reaches at best; needs no model
     #[command(after_help = examples::BENCH_KERNELS)]
     Kernels(Kernels),
@@ -34,6 +40,9 @@ pub(crate) struct Ttft {
         default_value = "vanilla,pie,lego_link,cache_blend,a3"
     )]
     pub(crate) methods: Vec<String>,
+    /// Eviction policy, which acts on the prompt's cache before the first token
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub(crate) evict: String,
     /// Tokens of the prompts
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
     pub(crate) lengths: Vec<usize>,
@@ -51,6 +60,78 @@ pub(crate) struct Ttft {
     /// Print the table as Markdown
     #[arg(long)]
     pub(crate) markdown: bool,
+}
+
+/// What a benchmark of policies measures, and where its results go.
+#[derive(Debug, Args)]
+pub(crate) struct Policies {
+    /// File or folder that prompts are cut from; may be given several times [default: a built-in text]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// Eviction policies, measured in turn
+    #[arg(
+        long,
+        value_name = "POLICIES",
+        value_delimiter = ',',
+        default_value = "full,morph_kv,snap_kv,h2o,streaming_llm,scissorhands"
+    )]
+    pub(crate) policies: Vec<String>,
+    /// Fusion method
+    #[arg(long, value_name = "METHOD", default_value = "vanilla")]
+    pub(crate) method: String,
+    /// The question that ends every prompt
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "Tell the whole story of these documents, in as many words as you can.",
+        hide_short_help = true
+    )]
+    pub(crate) question: String,
+    /// Write the curves as comma-separated values
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write a picture of the curves
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) svg: Option<PathBuf>,
+    /// Print the table as Markdown
+    #[arg(long)]
+    pub(crate) markdown: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Decode {
+    #[command(flatten)]
+    pub(crate) policies: Policies,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub(crate) prompt: usize,
+    /// Tokens of the answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
+    pub(crate) tokens: usize,
+    /// Answer lengths at which the whole time, TTFT and TPOT are compared
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "10,100,300")]
+    pub(crate) short: Vec<usize>,
+    /// Rounds that are measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Memory {
+    #[command(flatten)]
+    pub(crate) policies: Policies,
+    /// Tokens of the prompt, while the answer grows
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub(crate) prompt: usize,
+    /// Tokens of the answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
+    pub(crate) tokens: usize,
+    /// Lengths of prompts whose memory is compared
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "1024,2048,4096")]
+    pub(crate) lengths: Vec<usize>,
+    /// Measure this policy alone and print what was measured: how the program asks a process of its own for it
+    #[arg(long, value_name = "POLICY", hide = true)]
+    pub(crate) alone: Option<String>,
 }
 
 /// Kernels that are measured together.

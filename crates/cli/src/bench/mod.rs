@@ -1,6 +1,10 @@
 //! `refrain bench`: what its measurements have in common.
 
+mod chart;
+mod decode;
 mod kernels;
+mod memory;
+mod policies;
 mod precision;
 mod roofline;
 mod ttft;
@@ -9,7 +13,9 @@ mod work;
 use refrain_kernels::Cpu;
 use serde::Serialize;
 
+pub(crate) use decode::run as decode;
 pub(crate) use kernels::run as kernels;
+pub(crate) use memory::run as memory;
 pub(crate) use precision::run as precision;
 pub(crate) use ttft::run as ttft;
 

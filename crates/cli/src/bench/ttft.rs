@@ -1,7 +1,10 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result};
 use refrain_engine::{Account, Document, Engine, Prompt, PromptChunk};
+use refrain_eviction::Eviction;
 use refrain_store::Store;
 use serde::Serialize;
 use serde_json::json;
@@ -10,7 +13,7 @@ use super::Spread;
 use crate::args;
 use crate::cost::{Shape, Sizes};
 use crate::machine;
-use crate::methods::Asked;
+use crate::methods::Method;
 use crate::output::{Fail, bytes, count, print, print_json, seconds};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
@@ -60,32 +63,39 @@ struct Row {
 
 /// `refrain bench ttft`
 pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
-    let asked = context.flags.apply(&args.methods)?;
-    let documents = if args.docs.is_empty() {
-        BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
-    } else {
-        read_documents(&args.docs)?
-    };
+    let (asked, policies) = context.flags.apply(&args.methods, std::slice::from_ref(&args.evict))?;
+    let eviction = &policies[0].built;
     let folder = tempfile::Builder::new()
         .prefix("refrain-bench-")
         .tempdir()
         .context("cannot make a folder for the chunks of this benchmark")?;
     let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
-    let prompts = prompts(&engine, &documents, args)?;
+    let prompts = prompts(&engine, &args.docs, &args.question, &args.lengths)?;
     let mut rows = Vec::new();
     for prompt in &prompts {
-        rows.extend(measure(context, &engine, prompt, &asked, args.runs)?);
+        rows.extend(measure(context, &engine, prompt, (&asked, eviction), args.runs)?);
     }
-    let about = About::new(context, &engine, args.runs);
+    let about = About::new(context, &engine, &policies[0].spec, args.runs);
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
     print(&if args.markdown { about.markdown(&rows) } else { about.text(&rows) })
 }
 
-/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into chunks.
-fn prompts(engine: &Engine, documents: &[Document], args: &args::Ttft) -> Result<Vec<Prompt>> {
-    let whole = engine.prompt(documents, &args.question, &Default::default())?;
+/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into chunks. Unless documents are
+/// given, a built-in text.
+pub(super) fn prompts(
+    engine: &Engine,
+    docs: &[PathBuf],
+    question: &str,
+    lengths: &[usize],
+) -> Result<Vec<Prompt>> {
+    let documents = if docs.is_empty() {
+        BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
+    } else {
+        read_documents(docs)?
+    };
+    let whole = engine.prompt(&documents, question, &Default::default())?;
     let text: Vec<u32> = whole.chunks.iter().flat_map(|chunk| chunk.tokens.iter().copied()).collect();
     if text.is_empty() {
         return Err(Fail::new("the documents hold no text to cut prompts from").into());
@@ -109,7 +119,7 @@ fn prompts(engine: &Engine, documents: &[Document], args: &args::Ttft) -> Result
         let chunks = tokens.chunks(engine.settings().chunk_tokens).enumerate().map(chunk).collect();
         Ok(Prompt { chunks, ..whole.clone() })
     };
-    args.lengths.iter().map(prompt).collect()
+    lengths.iter().map(prompt).collect()
 }
 
 /// One method's accounts, a pair a round.
@@ -127,7 +137,7 @@ fn measure(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
-    asked: &[Asked],
+    (asked, eviction): (&[Method], &Eviction),
     runs: u32,
 ) -> Result<Vec<Row>> {
     let bar = context.bar("measuring", &format!("{{pos}}/{{len}} at {} tokens", prompt.len()));
@@ -137,10 +147,10 @@ fn measure(
         for (asked, runs) in asked.iter().zip(&mut all) {
             machine::forget_peak_memory();
             engine.store().forget_memory();
-            let disk = engine.measure(prompt, asked.method.as_ref())?;
+            let disk = engine.measure(prompt, asked.built.as_ref(), eviction)?;
             let memory = match disk.bytes_loaded {
                 0 if round > 0 => disk.clone(),
-                _ => engine.measure(prompt, asked.method.as_ref())?,
+                _ => engine.measure(prompt, asked.built.as_ref(), eviction)?,
             };
             if round > 0 {
                 runs.disk.push(disk);
@@ -158,7 +168,7 @@ fn measure(
     let shape = Shape::of(engine.decoder().config());
     let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
     let sizes = Sizes { prompt: prompt.len(), question, chunk };
-    let row = |(index, asked): (usize, &Asked)| {
+    let row = |(index, asked): (usize, &Method)| {
         let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
         let ttft = spread(&runs.disk, |account| account.ttft);
@@ -202,16 +212,18 @@ struct About {
     compute: String,
     kv: String,
     chunk_tokens: usize,
+    evict: String,
 }
 
 impl About {
-    fn new(context: &Context, engine: &Engine, runs: u32) -> About {
+    fn new(context: &Context, engine: &Engine, evict: &str, runs: u32) -> About {
         About {
             machine: super::About::new(engine.decoder().backend(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),
             chunk_tokens: engine.settings().chunk_tokens,
+            evict: evict.to_owned(),
         }
     }
 
@@ -219,10 +231,11 @@ impl About {
         [
             self.machine.machine(),
             format!(
-                "{}, weights {}, KV {}, chunks of {} tokens, median (min–max) of {}, refrain {}",
+                "{}, weights {}, KV {}{}, chunks of {} tokens, median (min–max) of {}, refrain {}",
                 self.model,
                 self.compute,
                 self.kv,
+                if self.evict == "full" { String::new() } else { format!(" ({})", self.evict) },
                 self.chunk_tokens,
                 count(self.machine.runs as usize, "run"),
                 self.machine.version

@@ -1,15 +1,19 @@
 //! Identities beyond the oracles: bits, counts, missing chunks, decoding.
 
+use refrain_eviction::Eviction;
 use refrain_fusion::{A3, FullReuse, FusionMethod, LegoLink, Pie, Vanilla};
 use refrain_kernels::{Dtype, Precision};
 use refrain_store::Store;
 
-use super::{SMOLLM2, engine, exact, max_difference, random_prompt, real, small, tiny};
+use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
 use crate::forward::State;
-use crate::{Document, Engine, Error, Finish, Instructions, Prompt, PromptChunk, Sampling, Settings, argmax};
+use crate::{
+    Document, Engine, Error, Finish, Instructions, Progress, Prompt, PromptChunk, Request, Sampling,
+    Settings, argmax,
+};
 
 fn methods() -> Vec<std::sync::Arc<dyn FusionMethod>> {
-    refrain_fusion::registry().iter().map(|entry| entry.build([]).unwrap()).collect()
+    refrain_fusion::METHODS.entries.iter().map(|entry| entry.with([]).unwrap()).collect()
 }
 
 /// Keys of layer 0 depend on the token alone: the cached one, stored and rotated to its place, must have the bits of
@@ -19,7 +23,7 @@ fn a_cached_key_at_its_place_has_vanillas_bits() {
     for kv in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
         let engine = engine(&tiny("llama"), Settings { kv, ..small() });
         let prompt = random_prompt(&engine, 5, &[40, 33], 9, 3);
-        let run = |method: &dyn FusionMethod| engine.prefill(&prompt, method, prompt.len(), false).unwrap();
+        let run = |method: &dyn FusionMethod| prefill(&engine, &prompt, method, prompt.len());
         let (vanilla, pie) = (run(&Vanilla), run(&Pie));
         assert_eq!(vanilla.state.cache.layer(0), pie.state.cache.layer(0), "{kv}");
         assert_ne!(vanilla.state.cache.layer(1), pie.state.cache.layer(1), "{kv}");
@@ -31,7 +35,7 @@ fn accounts_are_counted() {
     let engine = engine(&tiny("llama"), exact(Dtype::F16));
     let prompt = random_prompt(&engine, 5, &[60, 40], 10, 4);
     let layers = engine.decoder().config().layers as f64;
-    let account = |method: &dyn FusionMethod| engine.measure(&prompt, method).unwrap();
+    let account = |method: &dyn FusionMethod| engine.measure(&prompt, method, Eviction::full()).unwrap();
     let vanilla = account(&Vanilla);
     assert_eq!((vanilla.prompt_tokens, vanilla.document_tokens, vanilla.cached_tokens), (115, 100, 0));
     assert_eq!((vanilla.recompute_ratio, vanilla.bytes_loaded), (1.0, 0));
@@ -56,45 +60,45 @@ fn a_missing_chunk_is_computed_within_the_prompt() {
     let open = |repair| engine(&tiny("llama"), Settings { repair, ..exact(Dtype::F32) });
     let (without, with) = (open(false), open(true));
     let prompt = random_prompt(&without, 5, &[40, 30], 9, 5);
-    let expected = without.prefill(&prompt, &Vanilla, prompt.len(), false).unwrap().logits;
+    let expected = prefill(&without, &prompt, &Vanilla, prompt.len()).logits;
     for method in methods() {
-        let got = without.prefill(&prompt, method.as_ref(), prompt.len(), false).unwrap();
+        let got = prefill(&without, &prompt, method.as_ref(), prompt.len());
         assert!(max_difference(&got.logits, &expected) <= 1e-4, "{method:?}");
         assert!(!without.store().contains(&without.chunk_id(&prompt.chunks[0].tokens)), "{method:?}");
     }
     // One of two chunks there: its tokens alone are candidates.
     without.compute_chunk(without.chunk_id(&prompt.chunks[1].tokens), "second").unwrap();
-    let a3 = without.prefill(&prompt, &A3::default(), prompt.len(), false).unwrap();
+    let a3 = prefill(&without, &prompt, &A3::default(), prompt.len());
     assert!((5..45).all(|p| a3.work.final_rows.contains(&p)));
     assert_eq!(a3.work.final_rows.len(), 40 + 11 + 9);
     with.ingest_system(&prompt).unwrap();
-    assert_eq!(with.measure(&prompt, &Pie).unwrap().repaired_chunks, 2);
-    assert_eq!(with.measure(&prompt, &Pie).unwrap().repaired_chunks, 0);
+    assert_eq!(with.measure(&prompt, &Pie, Eviction::full()).unwrap().repaired_chunks, 2);
+    assert_eq!(with.measure(&prompt, &Pie, Eviction::full()).unwrap().repaired_chunks, 0);
 }
 
 #[test]
 fn edge_prompts() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     let bare = random_prompt(&engine, 5, &[], 9, 6);
-    let expected = engine.prefill(&bare, &Vanilla, 64, false).unwrap().logits;
+    let expected = prefill(&engine, &bare, &Vanilla, 64).logits;
     for method in methods() {
-        let got = engine.prefill(&bare, method.as_ref(), 64, false).unwrap().logits;
+        let got = prefill(&engine, &bare, method.as_ref(), 64).logits;
         assert!(max_difference(&got, &expected) <= 1e-4, "{method:?} without documents");
     }
     // |Re| = 0: after layer 1 only the question runs.
     let prompt = random_prompt(&engine, 5, &[20], 9, 6);
-    let none = engine.prefill(&prompt, &A3 { ratio: 0.0, ..A3::default() }, 64, false).unwrap();
+    let none = prefill(&engine, &prompt, &A3 { ratio: 0.0, ..A3::default() }, 64);
     assert_eq!(none.work.final_rows.len(), 9);
     // The same chunk twice is one entry, placed twice.
     let mut twice = prompt.clone();
     twice.chunks.push(twice.chunks[0].clone());
-    engine.measure(&twice, &Pie).unwrap();
+    engine.measure(&twice, &Pie, Eviction::full()).unwrap();
     let mut silent = prompt;
     silent.question.clear();
-    assert!(matches!(engine.measure(&silent, &Pie), Err(Error::EmptyQuestion)));
+    assert!(matches!(engine.measure(&silent, &Pie, Eviction::full()), Err(Error::EmptyQuestion)));
     let context = engine.decoder().config().context;
     let long = random_prompt(&engine, 5, &[context], 9, 6);
-    let error = engine.measure(&long, &Pie).unwrap_err().to_string();
+    let error = engine.measure(&long, &Pie, Eviction::full()).unwrap_err().to_string();
     assert!(error.contains(&format!("{context}")) && error.contains("fewer documents"), "{error}");
 }
 
@@ -142,14 +146,16 @@ fn smollm2_answers_from_documents() {
     let prompt =
         engine.prompt(&documents(), "How tall is the lighthouse?", &Instructions::default()).unwrap();
     for method in ["vanilla", "a3:ratio=0.3"] {
-        let method = refrain_fusion::parse(method).unwrap();
+        let method = refrain_fusion::METHODS.parse(method).unwrap();
         let mut streamed = String::new();
-        let stream = |piece: &str| {
-            streamed.push_str(piece);
+        let stream = |progress: Progress<'_>| {
+            streamed.push_str(progress.text);
             true
         };
         let sampling = Sampling { max_tokens: 40, ..Sampling::default() };
-        let answer = engine.answer(&prompt, method.as_ref(), &sampling, true, stream).unwrap();
+        let answer = engine
+            .answer(&prompt, &Request { explain: true, ..Request::new(method.as_ref(), &sampling) }, stream)
+            .unwrap();
         assert!(answer.text.contains("34"), "{method:?}: {}", answer.text);
         assert_eq!(answer.text, streamed);
         assert_eq!(answer.account.answer_tokens, answer.tokens.len());
@@ -158,9 +164,9 @@ fn smollm2_answers_from_documents() {
         assert!(!explanation.tokens.is_empty() && explanation.recomputed_share <= 1.001);
     }
     let vanilla: Vec<_> = ["vanilla", "full_reuse", "a3:ratio=1"]
-        .map(|m| (m.to_owned(), refrain_fusion::parse(m).unwrap()))
+        .map(|m| (m.to_owned(), refrain_fusion::METHODS.parse(m).unwrap()))
         .into();
-    let rows = engine.compare(&prompt, &vanilla, 16).unwrap();
+    let rows = engine.compare(&prompt, &vanilla, Eviction::full(), 16).unwrap();
     assert_eq!((rows[0].kl, rows[0].top1, rows[0].speedup), (0.0, 1.0, 1.0));
     assert!(rows[1].kl > rows[2].kl, "{rows:?}");
     assert!(rows[2].kl < 1e-3, "{rows:?}");
@@ -172,7 +178,7 @@ fn stop_strings_cancelling_and_limits_end_an_answer() {
     let engine = engine(&path, Settings::default());
     let prompt = engine.prompt(&[], "Count from one to ten in digits.", &Instructions::default()).unwrap();
     let answer = |sampling: Sampling, go_on: bool| {
-        engine.answer(&prompt, &Vanilla, &sampling, false, |_| go_on).unwrap()
+        engine.answer(&prompt, &Request::new(&Vanilla, &sampling), |_| go_on).unwrap()
     };
     let base = Sampling { max_tokens: 24, ..Sampling::default() };
     let whole = answer(base.clone(), true);
@@ -204,7 +210,7 @@ fn a_corrupted_chunk_file_is_repaired_silently() {
         let chunks: Vec<PromptChunk> = first.chunks(&documents()).unwrap();
         Prompt { chunks, ..random_prompt(&first, 5, &[], 9, 9) }
     };
-    let before = first.prefill(&prompt, &A3::default(), prompt.len(), false).unwrap();
+    let before = prefill(&first, &prompt, &A3::default(), prompt.len());
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()) {
         files.extend(std::fs::read_dir(entry).unwrap().map(|e| e.unwrap().path()));
@@ -217,7 +223,7 @@ fn a_corrupted_chunk_file_is_repaired_silently() {
         std::fs::write(file, bytes).unwrap();
     }
     let second = open();
-    let after = second.prefill(&prompt, &A3::default(), prompt.len(), false).unwrap();
+    let after = prefill(&second, &prompt, &A3::default(), prompt.len());
     assert_eq!(before.logits, after.logits);
     assert_eq!(after.loaded.repaired, prompt.chunks.len() + 1, "every chunk and the system part");
     assert_eq!(argmax(&before.logits), argmax(&after.logits));

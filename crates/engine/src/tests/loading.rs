@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use refrain_eviction::Eviction;
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
 use refrain_kernels::Dtype;
-use refrain_kv::{CachePool, KvCache};
+use refrain_kv::{CachePool, KvCache, Lender};
 use refrain_store::{Problem, Store};
 
-use super::{SMOLLM2, exact, random_prompt, real, tiny};
+use super::{SMOLLM2, exact, prefill, random_prompt, real, tiny};
 use crate::feed::{Feed, Load};
 use crate::load::Prefilled;
 use crate::{Engine, Prompt, Settings};
@@ -25,7 +26,7 @@ fn prompt(engine: &Engine) -> Prompt {
 }
 
 fn run<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled<'a> {
-    engine.prefill(prompt, method, prompt.len(), false).unwrap()
+    prefill(engine, prompt, method, prompt.len())
 }
 
 fn assert_same(a: &Prefilled<'_>, b: &Prefilled<'_>, what: &str) {
@@ -55,8 +56,8 @@ fn break_last_layer(path: &Path) {
 #[test]
 fn memory_disk_and_fresh_chunks_give_the_same_bits() {
     for kv in [Dtype::F16, Dtype::F32] {
-        for entry in refrain_fusion::registry() {
-            let method = entry.build([]).unwrap();
+        for entry in refrain_fusion::METHODS.entries {
+            let method = entry.with([]).unwrap();
             let folder = tempfile::tempdir().unwrap();
             let reuses = entry.name != "vanilla";
             let first = open(folder.path(), 1 << 20, exact(kv));
@@ -85,8 +86,8 @@ fn memory_disk_and_fresh_chunks_give_the_same_bits() {
 
 #[test]
 fn a_chunk_whose_last_layer_is_broken_might_as_well_be_missing() {
-    for method in refrain_fusion::registry().iter().filter(|entry| entry.name != "vanilla") {
-        let method = method.build([]).unwrap();
+    for method in refrain_fusion::METHODS.entries.iter().filter(|entry| entry.name != "vanilla") {
+        let method = method.with([]).unwrap();
         for which in 0..4 {
             let folder = tempfile::tempdir().unwrap();
             let first = open(folder.path(), 1 << 20, exact(Dtype::F16));
@@ -167,16 +168,16 @@ fn loading_is_accounted() {
     let folder = tempfile::tempdir().unwrap();
     let engine = open(folder.path(), 1 << 20, exact(Dtype::F16));
     let prompt = prompt(&engine);
-    engine.measure(&prompt, &Pie).unwrap();
+    engine.measure(&prompt, &Pie, Eviction::full()).unwrap();
     engine.store().forget_memory();
     let all = (prompt.len() - prompt.question.len()) * engine.decoder().shape().token_bytes(Dtype::F16);
     for _ in 0..2 {
-        let account = engine.measure(&prompt, &Pie).unwrap();
+        let account = engine.measure(&prompt, &Pie, Eviction::full()).unwrap();
         assert_eq!(account.bytes_loaded, all as u64);
         assert!(account.load_seconds > 0.0 && account.ttft >= account.compute_ttft);
         assert!(account.compute_ttft > 0.0);
     }
-    let vanilla = engine.measure(&prompt, &Vanilla).unwrap();
+    let vanilla = engine.measure(&prompt, &Vanilla, Eviction::full()).unwrap();
     assert_eq!((vanilla.bytes_loaded, vanilla.load_seconds), (0, 0.0));
 }
 
@@ -202,7 +203,9 @@ fn speed_of_loading() {
         let table = engine.decoder().rope(room).table(0..room as u32);
         let planned = started.elapsed();
         let pool = CachePool::default();
-        let load = Load::new(&loaded.segments, &plan, &table, &cache, &pool, engine.decoder().backend());
+        let (lender, ahead) = (Lender::new(&pool), cache.shape().layers);
+        let backend = engine.decoder().backend();
+        let load = Load::new(&loaded.segments, &plan, &table, &cache, &lender, ahead, backend);
         let layers = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, threads);
             (0..cache.shape().layers).map(|layer| feed.take(layer).unwrap()).collect::<Vec<_>>()

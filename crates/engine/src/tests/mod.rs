@@ -1,6 +1,7 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
 mod documents;
+mod eviction;
 mod golden;
 mod identity;
 mod loading;
@@ -8,9 +9,12 @@ mod oracles;
 
 use std::path::PathBuf;
 
+use refrain_eviction::Eviction;
+use refrain_fusion::FusionMethod;
 use refrain_kernels::{Dtype, Precision};
 use refrain_store::Store;
 
+use crate::load::Prefilled;
 use crate::{Engine, Prompt, PromptChunk, Settings};
 
 /// A folder of tiny random models, next to the golden files made from them.
@@ -66,6 +70,11 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
         |(i, count): (usize, &usize)| PromptChunk { tokens: tokens(*count), label: format!("chunk {i}") };
     let chunks = chunks.iter().enumerate().map(chunk).collect();
     Prompt { system: start, system_reusable: true, chunks, question: tokens(question) }
+}
+
+/// Prefill with full attention.
+fn prefill<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Prefilled<'a> {
+    engine.prefill(prompt, method, Eviction::full(), room, false).unwrap()
 }
 
 fn max_difference(a: &[f32], b: &[f32]) -> f32 {

@@ -8,7 +8,7 @@ use refrain_fusion::{
 use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};
 
-use super::{SMOLLM2, engine, exact, max_difference, random_prompt, real, tiny};
+use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, tiny};
 use crate::load::Prefilled;
 use crate::{Engine, Prompt, Result};
 
@@ -26,7 +26,7 @@ fn prompt(engine: &Engine) -> Prompt {
 }
 
 fn run<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled<'a> {
-    engine.prefill(prompt, method, prompt.len(), false).unwrap()
+    prefill(engine, prompt, method, prompt.len())
 }
 
 /// Rotated keys and values of `positions` at a layer.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::queries::{Block, SEGMENT, STATS, cut};
 use super::{Attention, WORK};
 use crate::scratch;
-use crate::simd::{Elem, Kernel, STRIP, Simd, load_part};
+use crate::simd::{Elem, Kernel, STRIP, Simd, load_part, store_part};
 
 /// Most queries of a block.
 pub(super) const QUERIES: usize = 8;
@@ -28,6 +28,8 @@ pub(super) struct Piece<'a, E> {
     pub(super) segment: usize,
     /// The result, as `flash::Part` lays it out.
     pub(super) part: &'a mut [f32],
+    /// Where probabilities relative to the segment's maxima are wanted: [`QUERIES`] × [`SEGMENT`], a query a row.
+    pub(super) kept: Option<&'a mut [f32]>,
 }
 
 impl<E: Elem> Kernel for Piece<'_, E> {
@@ -50,14 +52,18 @@ impl<E: Elem> Piece<'_, E> {
     /// `N` queries, those past the block's zero; `J` vectors of values at a time.
     #[inline(always)]
     fn segment<S: Simd, const N: usize, const J: usize>(self) {
-        let Piece { a, k, v, block, segment, part } = self;
+        let Piece { a, k, v, block, segment, part, kept } = self;
         let (shape, n) = (block.shape, block.queries());
         let (d, padded) = (shape.head_dim, shape.padded);
         let span = block.span(a.visible, 0..n);
         let slots = span.start.max(segment * SEGMENT)..span.end.min((segment + 1) * SEGMENT);
         let mut scratch = scratch::lend(&WORK, N * (padded + SEGMENT));
         let mut floats = scratch.words.floats_mut();
-        let p = cut(&mut floats, N * SEGMENT);
+        let own = cut(&mut floats, N * SEGMENT);
+        let p = match kept {
+            Some(kept) => kept,
+            None => own,
+        };
         let q = cut(&mut floats, N * padded);
         q.fill(0.0);
         for (i, q) in q.chunks_exact_mut(padded).enumerate().take(n) {
@@ -90,6 +96,53 @@ impl<E: Elem> Piece<'_, E> {
         let v = &shape.head(v, block.g)[slots.start * d..slots.end * d];
         for e in (0..d).step_by(J * S::LANES) {
             values::<S, E, N, J>(v, d, e, p, &mut o[..n * padded], padded);
+        }
+    }
+}
+
+/// The weights that one row gives to the slots of a segment, summed over the heads of a group.
+pub(super) struct Weigh<'a> {
+    pub(super) block: Block,
+    /// Results of all segments, `size` floats apart.
+    pub(super) parts: &'a [f32],
+    pub(super) size: usize,
+    pub(super) segment: usize,
+    /// What [`Piece`] kept of this segment.
+    pub(super) kept: &'a [f32],
+    /// One for each slot of the segment.
+    pub(super) weights: &'a mut [f32],
+}
+
+impl Kernel for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Weigh { block, parts, size, segment, kept, weights } = self;
+        let stats = block.strips() * STRIP * block.shape.padded;
+        let max = |part: &[f32], i: usize| part[stats + i];
+        let mut scales = [0.0; QUERIES];
+        for (i, scale) in scales.iter_mut().enumerate().take(block.queries()) {
+            let mut highest = LOWEST;
+            for part in parts.chunks_exact(size) {
+                highest = highest.max(max(part, i));
+            }
+            let mut total = 0.0;
+            for part in parts.chunks_exact(size) {
+                total += part[stats + block.strips() * STATS + i] * (max(part, i) - highest).exp2();
+            }
+            *scale = (max(&parts[segment * size..], i) - highest).exp2() / total;
+        }
+        for t in (0..weights.len()).step_by(S::LANES) {
+            let mut sum = S::splat(0.0);
+            for (i, scale) in scales.iter().enumerate().take(block.queries()) {
+                // SAFETY: a query has SEGMENT probabilities, a multiple of the lanes.
+                let p = unsafe { S::load(kept[i * SEGMENT..][..SEGMENT].as_ptr().add(t)) };
+                sum = S::fma(p, S::splat(*scale), sum);
+            }
+            let n = weights.len() - t;
+            // SAFETY: `n` weights are left.
+            unsafe { store_part::<S, f32>(weights.as_mut_ptr().add(t), sum, n) };
         }
     }
 }

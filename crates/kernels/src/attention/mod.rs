@@ -5,6 +5,7 @@ mod amx;
 mod few;
 mod flash;
 mod keys;
+mod noise;
 mod queries;
 mod scores;
 
@@ -17,6 +18,7 @@ use crate::{Cpu, Precision, Slice};
 #[cfg(target_arch = "x86_64")]
 use crate::{Isa, simd::KEYS};
 use flash::{Merge, Piece, Whole};
+pub use noise::Noise;
 use queries::{Block, SEGMENT, Shape};
 
 thread_local! {
@@ -113,9 +115,9 @@ impl Cpu {
         assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
         let lse = lse.map(Shared::new);
         match (a.k, a.v) {
-            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, lse.as_ref()),
-            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, lse.as_ref()),
-            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, lse.as_ref()),
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, lse.as_ref(), None),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, lse.as_ref(), None),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, lse.as_ref(), None),
             (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
         }
         let last = |w: usize| {
@@ -132,7 +134,39 @@ impl Cpu {
         }
     }
 
-    fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32], lse: Option<&Shared<f32>>) {
+    /// Attention of a single row, and the weights that it gives to each slot, summed over the heads of a group:
+    /// kv_heads × the end of what it sees. Keys are read once where a step of decoding would read them.
+    ///
+    /// # Panics
+    /// As [`Cpu::attention`], and if there is not one row.
+    pub fn attention_weighing(&self, a: &Attention, out: &mut [f32], weights: &mut [f32]) {
+        a.check();
+        assert_eq!(a.visible.len(), 1, "one row is weighed");
+        let end = a.visible[0].1 as usize;
+        assert_eq!(weights.len(), a.kv_heads * end, "one weight for each KV head and slot");
+        if a.precision == Precision::F32 || a.heads / a.kv_heads > few::QUERIES {
+            self.attention(a, out);
+            return self.row_weights(a, 0..end, weights);
+        }
+        assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
+        match (a.k, a.v) {
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, None, Some(weights)),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, None, Some(weights)),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, None, Some(weights)),
+            (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
+        }
+    }
+
+    /// `weights` are those of [`Cpu::attention_weighing`], where a single row is attended to by [`few`].
+    fn attend<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        v: &[E],
+        out: &mut [f32],
+        lse: Option<&Shared<f32>>,
+        weights: Option<&mut [f32]>,
+    ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         #[cfg(target_arch = "x86_64")]
         if self.isa() == Isa::Amx
@@ -161,21 +195,44 @@ impl Cpu {
         }
         // Too few blocks for the threads: one task for each segment of the keys, then their union.
         let size = shape.part_len(each * shape.group);
-        let mut parts = scratch::lend(&ROUNDS, tasks * segments * size);
-        let parts = &mut parts.words.floats_mut()[..tasks * segments * size];
-        let shared = Shared::new(parts);
-        self.parallel_if(worth, tasks * segments, &|i| {
+        let kept = if weights.is_some() { few::QUERIES * SEGMENT } else { 0 };
+        let pieces = tasks * segments;
+        let mut scratch = scratch::lend(&ROUNDS, pieces * (size + kept));
+        let (parts, all_kept) =
+            scratch.words.floats_mut()[..pieces * (size + kept)].split_at_mut(pieces * size);
+        let (shared, shared_kept) = (Shared::new(parts), Shared::new(all_kept));
+        self.parallel_if(worth, pieces, &|i| {
             // SAFETY: part `i` belongs to task `i`.
             let part = unsafe { shared.part(i * size..(i + 1) * size) };
             let (block, segment) = (block(i / segments), i % segments);
             if few {
-                return self.isa().run(few::Piece { a, k, v, block, segment, part });
+                // SAFETY: as above.
+                let kept = (kept > 0).then(|| unsafe { shared_kept.part(i * kept..(i + 1) * kept) });
+                return self.isa().run(few::Piece { a, k, v, block, segment, part, kept });
             }
             self.isa().run(Piece { a, k, v, block, segment, part });
         });
         self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];
             self.isa().run(Merge { parts, size, block: block(t), out, lse });
+        });
+        let Some(weights) = weights else { return };
+        let weights = Shared::new(weights);
+        self.parallel_if(last * shape.heads > 1 << 15, pieces, &|i| {
+            let (task, segment) = (i / segments, i % segments);
+            let block = block(task);
+            let slots = segment * SEGMENT..((segment + 1) * SEGMENT).min(last);
+            // SAFETY: a head's slots of a segment belong to one task.
+            let weights = unsafe { weights.part(block.g * last + slots.start..block.g * last + slots.end) };
+            let seen = (a.visible[0].0 as usize).max(slots.start)..slots.end.max(a.visible[0].0 as usize);
+            let (unseen, seen) = weights.split_at_mut((seen.start - slots.start).min(slots.len()));
+            unseen.fill(0.0);
+            if seen.is_empty() {
+                return;
+            }
+            let parts = &parts[task * segments * size..(task + 1) * segments * size];
+            let kept = &all_kept[i * kept..(i + 1) * kept];
+            self.isa().run(few::Weigh { block, parts, size, segment, kept, weights: seen });
         });
     }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::flash::largest;
 use super::queries::{Block, Shape, cut};
-use super::{Attention, ROUNDS, WORK, check_heads, keys};
+use super::{Attention, Noise, ROUNDS, WORK, check_heads, keys};
 use crate::shared::Shared;
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, strip_width};
 use crate::{Cpu, Slice, scratch};
@@ -88,13 +88,69 @@ impl Cpu {
         assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
         assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
         match a.k {
-            Slice::F32(k) => self.sums::<f32>(a, k, slots, s),
-            Slice::F16(k) => self.sums::<f16>(a, k, slots, s),
-            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, s),
+            Slice::F32(k) => self.sums::<f32>(a, k, slots, None, s),
+            Slice::F16(k) => self.sums::<f16>(a, k, slots, None, s),
+            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, None, s),
         }
     }
 
-    fn sums<E: Elem>(&self, a: &Attention, k: &[E], slots: Range<usize>, s: &mut [f32]) {
+    /// The same of softmax((scale · q · k + g) / τ) with Gumbel noise `g`.
+    ///
+    /// # Panics
+    /// If lengths do not fit.
+    pub fn noisy_column_sums(&self, a: &Attention, slots: Range<usize>, noise: &Noise<'_>, s: &mut [f32]) {
+        a.check();
+        assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
+        assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
+        noise.check(a);
+        match a.k {
+            Slice::F32(k) => self.sums::<f32>(a, k, slots, Some(noise), s),
+            Slice::F16(k) => self.sums::<f16>(a, k, slots, Some(noise), s),
+            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, Some(noise), s),
+        }
+    }
+
+    /// w (kv_heads × rows × slots.len()): w\[g, r, t\] = Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of
+    /// KV head g: what each row gives to each slot, the softmax taken over the slots that it sees from `slots.start` on.
+    ///
+    /// # Panics
+    /// If lengths do not fit.
+    pub fn row_weights(&self, a: &Attention, slots: Range<usize>, w: &mut [f32]) {
+        a.check();
+        assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
+        assert_eq!(w.len(), a.kv_heads * a.visible.len() * slots.len(), "one for each KV head, row and slot");
+        match a.k {
+            Slice::F32(k) => self.weights::<f32>(a, k, slots, w),
+            Slice::F16(k) => self.weights::<f16>(a, k, slots, w),
+            Slice::Bf16(k) => self.weights::<bf16>(a, k, slots, w),
+        }
+    }
+
+    fn weights<E: Elem>(&self, a: &Attention, k: &[E], slots: Range<usize>, w: &mut [f32]) {
+        let (shape, rows, n) = (a.shape(), a.visible.len(), slots.len());
+        let each = shape.block_rows(rows, self.threads());
+        let blocks = rows.div_ceil(each);
+        w.fill(0.0);
+        let shared = Shared::new(w);
+        let worth = rows * n * shape.heads * shape.head_dim > 1 << 18;
+        self.parallel_if(worth, shape.kv_heads * blocks, &|t| {
+            let (g, b) = (t / blocks, t % blocks);
+            let block = Block { shape, g, rows: b * each..((b + 1) * each).min(rows) };
+            let range = (g * rows + block.rows.start) * n..(g * rows + block.rows.end) * n;
+            // SAFETY: the rows of a block belong to one task.
+            let sums = unsafe { shared.part(range) };
+            self.isa().run(Columns { a, k, block, slots: slots.clone(), noise: None, apart: true, sums });
+        });
+    }
+
+    fn sums<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        slots: Range<usize>,
+        noise: Option<&Noise<'_>>,
+        s: &mut [f32],
+    ) {
         let (shape, rows, n) = (a.shape(), a.visible.len(), slots.len());
         // Not chosen by the number of threads, which must not change a sum.
         let each = shape.block_rows(rows, SUMS / 2);
@@ -112,7 +168,8 @@ impl Cpu {
                 let b = t / shape.kv_heads;
                 let block =
                     Block { shape, g: t % shape.kv_heads, rows: b * each..((b + 1) * each).min(rows) };
-                self.isa().run(Columns { a, k, block, slots: slots.clone(), sums });
+                let slots = slots.clone();
+                self.isa().run(Columns { a, k, block, slots, noise, apart: false, sums });
             }
         });
         s.fill(0.0);
@@ -210,6 +267,9 @@ struct Columns<'a, E> {
     k: &'a [E],
     block: Block,
     slots: Range<usize>,
+    noise: Option<&'a Noise<'a>>,
+    /// Whether each of the block's rows has sums of its own.
+    apart: bool,
     sums: &'a mut [f32],
 }
 
@@ -218,7 +278,7 @@ impl<E: Elem> Kernel for Columns<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Columns { a, k, block, slots, sums } = self;
+        let Columns { a, k, block, slots, noise, apart, sums } = self;
         let (d, padded, n) = (block.shape.head_dim, block.shape.padded, block.strips() * STRIP);
         let mut scratch = scratch::lend(&WORK, n * (d + 2) + KEYS * (STRIP + padded + d + 1));
         let mut floats = scratch.words.floats_mut();
@@ -248,21 +308,37 @@ impl<E: Elem> Kernel for Columns<'_, E> {
                     let queries = block.strip(s);
                     multiply::<S>(d, keys, q, strip_width(queries.len()), p);
                     for (i, p) in queries.zip(p.chunks_exact_mut(KEYS)) {
+                        if let Some(noise) = noise {
+                            noise.add(&block, i, first, p);
+                        }
                         let largest = largest::<S>(p, seen(i, first));
-                        if last {
-                            add_probabilities::<S>(p, max[i], total[i], tile_sums);
-                        } else {
+                        if !last {
                             (max[i], total[i]) = sum_tile::<S>(p, max[i], total[i], largest);
+                            continue;
+                        }
+                        add_probabilities::<S>(p, max[i], total[i], tile_sums);
+                        if apart {
+                            let row = block.row(i) - block.rows.start;
+                            add_tile(tile_sums, first, &slots, &mut sums[row * slots.len()..][..slots.len()]);
+                            tile_sums.fill(0.0);
                         }
                     }
                 }
-                if last {
-                    for (t, sum) in (first..).zip(tile_sums.iter()).filter(|(t, _)| slots.contains(t)) {
-                        sums[t - slots.start] += sum;
-                    }
+                if last && !apart {
+                    add_tile(tile_sums, first, &slots, sums);
                 }
             }
         }
+    }
+}
+
+/// sums += what a tile of slots from `first` on has for `slots`.
+#[inline(always)]
+fn add_tile(tile: &[f32], first: usize, slots: &Range<usize>, sums: &mut [f32]) {
+    let from = first.max(slots.start);
+    let tile = &tile[from - first..(slots.end - first).min(KEYS)];
+    for (sum, more) in sums[from - slots.start..].iter_mut().zip(tile) {
+        *sum += more;
     }
 }
 

@@ -4,20 +4,20 @@ use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
 
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
-struct Case {
-    q: Vec<f32>,
-    k: Buffer,
-    v: Buffer,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    capacity: usize,
-    visible: Vec<(u32, u32)>,
-    precision: Precision,
+pub(crate) struct Case {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Buffer,
+    pub(crate) v: Buffer,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) capacity: usize,
+    pub(crate) visible: Vec<(u32, u32)>,
+    pub(crate) precision: Precision,
 }
 
 impl Case {
-    fn new(
+    pub(crate) fn new(
         rng: &mut Rng,
         dtype: Dtype,
         shape: (usize, usize, usize),
@@ -47,11 +47,11 @@ impl Case {
         }
     }
 
-    fn all(&self) -> Attention<'_> {
+    pub(crate) fn all(&self) -> Attention<'_> {
         self.rows(0..self.visible.len())
     }
 
-    fn run(&self, cpu: &Cpu, rows: Range<usize>) -> Vec<f32> {
+    pub(crate) fn run(&self, cpu: &Cpu, rows: Range<usize>) -> Vec<f32> {
         let mut out = vec![f32::NAN; rows.len() * self.heads * self.head_dim];
         cpu.attention(&self.rows(rows), &mut out);
         out
@@ -66,7 +66,7 @@ impl Case {
     }
 
     /// Probabilities of the slots that a row sees from `first` on.
-    fn probabilities(&self, r: usize, h: usize, first: usize) -> Vec<(usize, f64)> {
+    pub(crate) fn probabilities(&self, r: usize, h: usize, first: usize) -> Vec<(usize, f64)> {
         let (start, end) = self.visible[r];
         let p: Vec<_> =
             ((start as usize).max(first)..end as usize).map(|t| (t, self.score(r, h, t))).collect();
@@ -95,7 +95,7 @@ impl Case {
 }
 
 /// Rows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
-fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
+pub(crate) fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
     (n - rows..n).map(|i| ((i + 1).saturating_sub(window) as u32, i as u32 + 1)).collect()
 }
 

@@ -5,6 +5,7 @@ mod backend;
 mod linear;
 mod ops;
 mod pool;
+mod weights;
 
 use refrain_kernels::{Buffer, Cpu, Dtype, Isa};
 

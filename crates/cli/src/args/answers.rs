@@ -1,0 +1,142 @@
+//! Options of the commands that answer.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, ValueHint};
+use refrain_engine::{Instructions, Sampling};
+
+#[derive(Debug, Args)]
+pub(crate) struct Ask {
+    /// The question; - reads it from standard input
+    pub(crate) question: String,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Fusion method, with options if wanted: a3, pie, a3:ratio=0.2:softmax=per_head [default: a3]
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) method: Option<String>,
+    /// Eviction policy, with options if wanted: morph_kv, snap_kv:capacity=512 [default: full]
+    #[arg(long, value_name = "POLICY", default_value = "full", hide_default_value = true)]
+    pub(crate) evict: String,
+    /// Compare methods with vanilla, side by side
+    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    pub(crate) compare: Vec<String>,
+    /// Tokens of vanilla's answer over which methods are compared
+    #[arg(long, value_name = "N", default_value_t = 32, hide_short_help = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) compare_tokens: u32,
+    /// Show what the question attends to most, and which of it was recomputed
+    #[arg(long)]
+    pub(crate) explain: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Chat {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Fusion method, with options if wanted
+    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    pub(crate) method: String,
+    /// Eviction policy, with options if wanted
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub(crate) evict: String,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    /// What to write; - reads it from standard input
+    pub(crate) prompt: String,
+    /// Text, Markdown or JSONL file, or folder of them, to write from; may be given several times
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// System message [default: the model's own]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub(crate) system: Option<String>,
+    /// Fusion method, with options if wanted
+    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    pub(crate) method: String,
+    /// Eviction policy, with options if wanted
+    #[arg(long, value_name = "POLICY", default_value = "morph_kv")]
+    pub(crate) evict: String,
+    /// Go on past the model's end token, up to --max-tokens
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, value_parser = BoolishValueParser::new())]
+    pub(crate) ignore_end: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// What stands around the question.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// Text, Markdown or JSONL file, or folder of them; may be given several times
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// System message [default: the model's own]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub(crate) system: Option<String>,
+    /// What is said between the documents and the question
+    #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question,
+          hide_default_value = true, hide_short_help = true)]
+    pub(crate) instruction: String,
+}
+
+impl PromptArgs {
+    pub(crate) fn instructions(&self) -> Instructions {
+        Instructions {
+            system: self.system.clone(),
+            before_question: self.instruction.clone(),
+            ..Instructions::default()
+        }
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling options")]
+pub(crate) struct SamplingArgs {
+    /// Softmax temperature; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = Sampling::default().temperature)]
+    temperature: f32,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = Sampling::default().top_k)]
+    top_k: usize,
+    /// Keep the likeliest tokens until their probabilities sum to P
+    #[arg(long, value_name = "P", default_value_t = Sampling::default().top_p)]
+    top_p: f32,
+    /// Keep tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P", default_value_t = Sampling::default().min_p)]
+    min_p: f32,
+    /// Make tokens that were already seen less likely; 1 changes nothing
+    #[arg(long, value_name = "X", default_value_t = Sampling::default().repetition_penalty)]
+    repetition_penalty: f32,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = Sampling::default().seed)]
+    seed: u64,
+    /// Text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = Sampling::default().max_tokens)]
+    max_tokens: usize,
+}
+
+impl SamplingArgs {
+    pub(crate) fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+            stop: self.stop.clone(),
+            max_tokens: self.max_tokens,
+        }
+    }
+}

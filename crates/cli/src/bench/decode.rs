@@ -1,0 +1,198 @@
+//! `refrain bench decode`: time a token while an answer grows, for eviction policies in turn.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::json;
+
+use super::Spread;
+use super::chart::{Axis, Chart, Series, Unit};
+use super::policies::{About, answer, engine, prompts, title, write};
+use crate::args;
+use crate::methods::Policy;
+use crate::output::{Fail, bytes, number, print, print_json, seconds};
+use crate::settings::Context;
+use crate::table::Table;
+
+/// Points of a curve.
+const PARTS: usize = 20;
+/// The first part of an answer is left out of comparisons with its end.
+const SETTLED: usize = 1000;
+
+/// One policy.
+#[derive(Debug, Serialize)]
+struct Row {
+    policy: String,
+    /// Seconds to the first token.
+    ttft: Spread,
+    /// `(tokens of the answer, seconds a token)`: the median of each part of the answer, and over the runs.
+    curve: Vec<(usize, f64)>,
+    /// `(tokens of the answer, TTFT, TPOT)` of short answers.
+    short: Vec<(usize, f64, f64)>,
+    /// `(tokens of the answer, seconds from the request on)`.
+    total: Vec<(usize, f64)>,
+    /// Time a token at the end over that after the thousandth token, or the tenth part of a shorter answer.
+    growth: f64,
+    kv_bytes: usize,
+    side_bytes: usize,
+    retained_tokens: usize,
+}
+
+/// `refrain bench decode`
+pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
+    let (methods, policies) =
+        context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
+    if args.tokens < 2 {
+        return Err(Fail::usage("an answer of fewer than 2 tokens has no time a token").into());
+    }
+    let (engine, _folder) = engine(context)?;
+    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    let bar = context.bar("measuring", "{pos}/{len} tokens");
+    bar.set_length(args.runs as u64 * policies.len() as u64 * args.tokens as u64);
+    // Times from the request to each token; by policy and run.
+    let mut times: Vec<Vec<Vec<f64>>> = vec![Vec::new(); policies.len()];
+    let mut accounts = Vec::new();
+    for run in 0..args.runs {
+        for (policy, times) in policies.iter().zip(&mut times) {
+            let mut one = Vec::with_capacity(args.tokens);
+            let started = Instant::now();
+            let account = answer(&engine, &prompt, (&methods[0], policy), args.tokens, |_| {
+                one.push(started.elapsed().as_secs_f64());
+                bar.inc(1);
+            })?;
+            times.push(one);
+            if run == 0 {
+                accounts.push(account);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let rows: Vec<Row> = policies
+        .iter()
+        .zip(times.iter().zip(&accounts))
+        .map(|(policy, (times, account))| row(policy, times, account, &args.short))
+        .collect();
+    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.tokens), args.runs);
+    write(&args.policies, "Decoding under eviction policies", &about, &charts(&rows))?;
+    if context.json {
+        return print_json(&json!({ "about": about, "results": rows }));
+    }
+    let ([machine, what], table) = (about.lines(), table(&rows));
+    let crossing = about.weight_bytes / about.token_bytes;
+    let note = format!(
+        "Keys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
+        bytes(about.weight_bytes as u64)
+    );
+    print(&match args.policies.markdown {
+        true => {
+            format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}\n{note}", about.command(), table.markdown())
+        }
+        false => format!("{machine}\n{what}\n\n{}\n{note}", table.text()),
+    })
+}
+
+fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, short: &[usize]) -> Row {
+    let tokens = times[0].len();
+    let over_runs = |of: &dyn Fn(&Vec<f64>) -> f64| Spread::of(times.iter().map(of).collect());
+    let step = |part: usize| 1 + part * (tokens - 1) / PARTS;
+    let curve: Vec<(usize, f64)> = (0..PARTS)
+        .filter(|part| step(*part) < step(part + 1))
+        .map(|part| {
+            let range = step(part)..step(part + 1);
+            let median = |times: &Vec<f64>| {
+                Spread::of(range.clone().map(|t| times[t] - times[t - 1]).collect()).median
+            };
+            (range.end, over_runs(&median).median)
+        })
+        .collect();
+    let short = short
+        .iter()
+        .filter(|length| **length > 1 && **length <= tokens)
+        .map(|length| {
+            let tpot = |times: &Vec<f64>| (times[length - 1] - times[0]) / (length - 1) as f64;
+            (*length, over_runs(&|times| times[0]).median, over_runs(&tpot).median)
+        })
+        .collect();
+    let settled = curve.iter().find(|(at, _)| *at > SETTLED.min(tokens / 10)).unwrap_or(&curve[0]).1;
+    Row {
+        policy: title(policy),
+        ttft: over_runs(&|times| times[0]),
+        total: curve.iter().map(|(at, _)| (*at, over_runs(&|times| times[at - 1]).median)).collect(),
+        growth: curve[curve.len() - 1].1 / settled,
+        curve,
+        short,
+        kv_bytes: account.kv_bytes,
+        side_bytes: account.side_bytes,
+        retained_tokens: account.retained_tokens,
+    }
+}
+
+fn charts(rows: &[Row]) -> Vec<Chart> {
+    let axis = |label, unit| Axis { label, unit, log: false };
+    let answer = || axis("answer (tokens)", Unit::Count);
+    let series = |of: &dyn Fn(&Row) -> Vec<(f64, f64)>| {
+        rows.iter().map(|row| Series { name: row.policy.clone(), points: of(row) }).collect()
+    };
+    let floats = |points: &[(usize, f64)]| points.iter().map(|(at, y)| (*at as f64, *y)).collect::<Vec<_>>();
+    let chart = |title: &str, x, y, series| Chart { title: title.to_owned(), x, y, series };
+    vec![
+        chart(
+            "Time a token while the answer grows",
+            answer(),
+            axis("time a token", Unit::Seconds),
+            series(&|row| floats(&row.curve)),
+        ),
+        chart(
+            "Time from the request on",
+            answer(),
+            axis("time", Unit::Seconds),
+            series(&|row| floats(&row.total)),
+        ),
+        chart(
+            "Throughput while the answer grows",
+            answer(),
+            axis("tokens", Unit::PerSecond),
+            series(&|row| row.curve.iter().map(|(at, y)| (*at as f64, 1.0 / y)).collect()),
+        ),
+        chart(
+            "Short answers: TPOT against TTFT, a point a length",
+            axis("time to first token", Unit::Seconds),
+            axis("time a token", Unit::Seconds),
+            series(&|row| row.short.iter().map(|(_, ttft, tpot)| (*ttft, *tpot)).collect()),
+        ),
+    ]
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "<policy",
+        "TTFT",
+        "short answers: TPOT",
+        "TPOT early",
+        "at the end",
+        "end/early",
+        "whole answer",
+        "retained",
+        "KV",
+        "beside",
+    ]);
+    for row in rows {
+        let end = row.curve[row.curve.len() - 1].1;
+        let short = row.short.iter().map(|(length, _, tpot)| format!("{length}: {}", seconds(*tpot)));
+        let (last, whole) = row.total[row.total.len() - 1];
+        table.push(vec![
+            row.policy.clone(),
+            seconds(row.ttft.median),
+            short.collect::<Vec<_>>().join(", "),
+            seconds(end / row.growth),
+            seconds(end),
+            format!("{:.2}", row.growth),
+            format!("{} ({} tokens/s)", seconds(whole), number(last as f64 / whole)),
+            row.retained_tokens.to_string(),
+            bytes(row.kv_bytes as u64),
+            bytes(row.side_bytes as u64),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,220 @@
+//! `refrain bench memory`: bytes while an answer grows and over the length of the prompt, for eviction policies. Each policy
+//! is measured in a process of its own, so that none finds memory that another one has touched.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::chart::{Axis, Chart, Series, Unit};
+use super::policies::{About, answer, engine, prompts, title, write};
+use crate::args;
+use crate::machine::resident_memory;
+use crate::methods::{Method, Policy};
+use crate::output::{Fail, bytes, print, print_json};
+use crate::settings::Context;
+use crate::table::Table;
+
+/// Points of a curve.
+const PARTS: usize = 100;
+
+/// One policy.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    policy: String,
+    /// What has a cache of its own: `kv_head` or `query_head`.
+    accounting: String,
+    /// While the answer grows.
+    answer: Vec<Point>,
+    /// Bytes allocated for keys and values at the end, and beside them.
+    kv_bytes: usize,
+    side_bytes: usize,
+    /// Bytes that full attention would hold at the end.
+    kv_bytes_full: usize,
+    /// `(tokens of the prompt, bytes allocated after it, most bytes allocated during it)`.
+    prompts: Vec<(usize, usize, usize)>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Point {
+    /// Tokens of the answer.
+    tokens: usize,
+    /// Tokens that each head holds.
+    retained: usize,
+    /// Their bytes.
+    held_bytes: usize,
+    /// Resident memory of the process above what it was before the request; none where the system does not tell.
+    resident_bytes: Option<u64>,
+}
+
+/// `refrain bench memory`
+pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
+    if let Some(policy) = &args.alone {
+        let (methods, policies) = context
+            .flags
+            .lenient()
+            .apply(std::slice::from_ref(&args.policies.method), std::slice::from_ref(policy))?;
+        return print_json(&measure(context, args, &methods[0], &policies[0])?);
+    }
+    let (methods, policies) =
+        context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
+    let (engine, folder) = engine(context)?;
+    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    prompts(&engine, &args.policies, &args.lengths, 1)?;
+    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.tokens), 1);
+    drop((engine, folder));
+    let bar = context.bar("measuring", "{pos}/{len} policies");
+    bar.set_length(policies.len() as u64);
+    let mut rows = Vec::new();
+    for policy in &policies {
+        rows.push(apart(policy)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    write(&args.policies, "Memory under eviction policies", &about, &charts(&rows))?;
+    if context.json {
+        return print_json(&json!({ "about": about, "results": rows }));
+    }
+    let ([machine, what], table) = (about.lines(), table(&rows));
+    print(&match args.policies.markdown {
+        true => format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}", about.command(), table.markdown()),
+        false => format!("{machine}\n{what}\n\n{}", table.text()),
+    })
+}
+
+/// This program again, with the same words and one policy.
+fn apart(policy: &Policy) -> Result<Row> {
+    let program = std::env::current_exe().context("this program cannot be found to be started again")?;
+    let output = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env("REFRAIN_ALONE", &policy.spec)
+        .env("REFRAIN_QUIET", "true")
+        .stdin(Stdio::null())
+        .output()
+        .context("this program cannot be started again")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Fail::new(format!("{} could not be measured: {}", policy.spec, said.trim())).into());
+    }
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("what {} measured cannot be read", policy.spec))
+}
+
+fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Policy) -> Result<Row> {
+    let (engine, _folder) = engine(context)?;
+    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    let config = engine.decoder().config();
+    let copies = if policy.built.expanded { config.heads / config.kv_heads } else { 1 };
+    let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
+    // What every request touches is touched before.
+    answer(
+        &engine,
+        &prompts(&engine, &args.policies, &[args.prompt.min(256)], 8)?[0],
+        (method, policy),
+        8,
+        |_| (),
+    )?;
+    let before = resident_memory();
+    let mut points = Vec::new();
+    let account = answer(&engine, &prompt, (method, policy), args.tokens, |progress| {
+        if progress.tokens % args.tokens.div_ceil(PARTS) == 0 || progress.tokens == 1 {
+            points.push(Point {
+                tokens: progress.tokens,
+                retained: progress.retained,
+                held_bytes: progress.retained * token,
+                resident_bytes: resident_memory().zip(before).map(|(now, before)| now.saturating_sub(before)),
+            });
+        }
+    })?;
+    let mut lengths = Vec::new();
+    for (length, prompt) in args.lengths.iter().zip(prompts(&engine, &args.policies, &args.lengths, 1)?) {
+        let account = engine.measure(&prompt, method.built.as_ref(), &policy.built)?;
+        lengths.push((*length, account.kv_bytes, account.kv_bytes_peak));
+    }
+    Ok(Row {
+        policy: title(policy),
+        accounting: account.kv_accounting.to_owned(),
+        answer: points,
+        kv_bytes: account.kv_bytes,
+        side_bytes: account.side_bytes,
+        kv_bytes_full: account.kv_bytes_full,
+        prompts: lengths,
+    })
+}
+
+fn charts(rows: &[Row]) -> Vec<Chart> {
+    let axis = |label, unit| Axis { label, unit, log: false };
+    let answer = || axis("answer (tokens)", Unit::Count);
+    let prompt = || axis("prompt (tokens)", Unit::Count);
+    let memory = |label| axis(label, Unit::Bytes);
+    let series = |of: &dyn Fn(&Row) -> Vec<(f64, f64)>| {
+        rows.iter().map(|row| Series { name: row.policy.clone(), points: of(row) }).collect::<Vec<_>>()
+    };
+    let point = |y: &dyn Fn(&Point) -> Option<f64>, row: &Row| {
+        row.answer.iter().filter_map(|point| Some((point.tokens as f64, y(point)?))).collect()
+    };
+    let chart = |title: &str, x, y, series| Chart { title: title.to_owned(), x, y, series };
+    vec![
+        chart(
+            "Keys and values while the answer grows",
+            answer(),
+            memory("held"),
+            series(&|row| point(&|point| Some(point.held_bytes as f64), row)),
+        ),
+        chart(
+            "Resident memory above that before the request",
+            answer(),
+            memory("resident"),
+            series(&|row| point(&|point| point.resident_bytes.map(|bytes| bytes as f64), row)),
+        ),
+        chart(
+            "Keys and values after the first token",
+            prompt(),
+            memory("allocated"),
+            series(&|row| row.prompts.iter().map(|(n, after, _)| (*n as f64, *after as f64)).collect()),
+        ),
+        chart(
+            "Keys and values at the peak of prefill",
+            prompt(),
+            memory("allocated"),
+            series(&|row| row.prompts.iter().map(|(n, _, peak)| (*n as f64, *peak as f64)).collect()),
+        ),
+    ]
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "<policy",
+        "<a cache for each",
+        "retained",
+        "KV",
+        "of full",
+        "beside",
+        "resident, growth since half",
+        "prompts: KV after / at peak",
+    ]);
+    for row in rows {
+        let half = &row.answer[row.answer.len() / 2];
+        let last = &row.answer[row.answer.len() - 1];
+        let grown = last
+            .resident_bytes
+            .zip(half.resident_bytes)
+            .map(|(last, half)| format!("{}, {}", bytes(last), bytes(last.saturating_sub(half))));
+        let prompts = row
+            .prompts
+            .iter()
+            .map(|(n, after, peak)| format!("{n}: {} / {}", bytes(*after as u64), bytes(*peak as u64)));
+        table.push(vec![
+            row.policy.clone(),
+            row.accounting.replace('_', " "),
+            last.retained.to_string(),
+            bytes(row.kv_bytes as u64),
+            format!("{:.2}x", row.kv_bytes as f64 / row.kv_bytes_full as f64),
+            bytes(row.side_bytes as u64),
+            grown.unwrap_or_else(|| "–".to_owned()),
+            prompts.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table
+}

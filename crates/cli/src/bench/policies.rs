@@ -1,0 +1,138 @@
+//! What the benchmarks of eviction policies have in common.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use refrain_engine::{Engine, Progress, Prompt, Request, Sampling};
+use refrain_store::Store;
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::chart::{self, Chart};
+use crate::args;
+use crate::methods::{Method, Policy};
+use crate::output::Fail;
+use crate::settings::Context;
+
+/// Names of policies that differ only in their options are told apart by them; `full` is short for itself.
+pub(super) fn title(policy: &Policy) -> String {
+    if policy.spec == "full" { "full attention".to_owned() } else { policy.spec.clone() }
+}
+
+/// The model on a store of this benchmark's own, which is removed with the folder.
+pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
+    let folder = tempfile::Builder::new()
+        .prefix("refrain-bench-")
+        .tempdir()
+        .context("cannot make a folder for the chunks of this benchmark")?;
+    Ok((context.engine_on(Store::open(folder.path(), context.global.memory)?)?, folder))
+}
+
+/// Prompts of these lengths for answers of `tokens` tokens.
+pub(super) fn prompts(
+    engine: &Engine,
+    args: &args::Policies,
+    lengths: &[usize],
+    tokens: usize,
+) -> Result<Vec<Prompt>> {
+    let context = engine.decoder().config().context;
+    if let Some(length) = lengths.iter().find(|length| **length + tokens > context) {
+        let message = format!(
+            "a prompt of {length} tokens and an answer of {tokens} do not fit the context of {context}"
+        );
+        let hint = "give a shorter prompt, fewer --tokens, or a --model with a longer context";
+        return Err(Fail::usage(message).hint(hint).into());
+    }
+    super::ttft::prompts(engine, &args.docs, &args.question, lengths)
+}
+
+/// Answers a prompt with a policy, past any end token, and shows `each` token.
+pub(super) fn answer(
+    engine: &Engine,
+    prompt: &Prompt,
+    (method, policy): (&Method, &Policy),
+    tokens: usize,
+    mut each: impl FnMut(Progress<'_>),
+) -> Result<refrain_engine::Account> {
+    let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
+    let request =
+        Request { eviction: &policy.built, ends: false, ..Request::new(method.built.as_ref(), &sampling) };
+    let answer = engine.answer(prompt, &request, |progress| {
+        each(progress);
+        true
+    })?;
+    Ok(answer.account)
+}
+
+/// What was measured, on what and how.
+#[derive(Debug, Serialize)]
+pub(super) struct About {
+    #[serde(flatten)]
+    machine: super::About,
+    model: String,
+    compute: String,
+    kv: String,
+    method: String,
+    pub(super) prompt_tokens: usize,
+    pub(super) answer_tokens: usize,
+    pub(super) weight_bytes: usize,
+    /// Bytes of a token's keys and values over all layers, one cache a KV head.
+    pub(super) token_bytes: usize,
+}
+
+impl About {
+    pub(super) fn new(
+        context: &Context,
+        engine: &Engine,
+        method: &str,
+        (prompt_tokens, answer_tokens): (usize, usize),
+        runs: u32,
+    ) -> About {
+        About {
+            machine: super::About::new(engine.decoder().backend(), runs),
+            model: context.global.model.clone(),
+            compute: engine.decoder().precision().to_string(),
+            kv: context.global.kv.to_string(),
+            method: method.to_owned(),
+            prompt_tokens,
+            answer_tokens,
+            weight_bytes: engine.decoder().weight_bytes(),
+            token_bytes: engine.decoder().shape().token_bytes(context.global.kv),
+        }
+    }
+
+    /// When, on what machine, and what.
+    pub(super) fn lines(&self) -> [String; 2] {
+        let what = format!(
+            "{}, weights {}, KV {}, {}, a prompt of {} tokens and an answer of {}, refrain {}",
+            self.model,
+            self.compute,
+            self.kv,
+            self.method,
+            self.prompt_tokens,
+            self.answer_tokens,
+            self.machine.version
+        );
+        [self.machine.machine(), what]
+    }
+
+    /// The command that made it.
+    pub(super) fn command(&self) -> &str {
+        &self.machine.command
+    }
+}
+
+/// Writes the curves where they were asked for.
+pub(super) fn write(args: &args::Policies, heading: &str, about: &About, charts: &[Chart]) -> Result<()> {
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    if let Some(path) = &args.csv {
+        write(path, chart::csv(charts))?;
+    }
+    if let Some(path) = &args.svg {
+        let [machine, what] = about.lines();
+        write(path, chart::svg(heading, &format!("{what}; {machine}"), charts))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! `refrain generate`: a long text, with a line below it that says how it goes.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Instant;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use refrain_engine::{Instructions, Progress, Request};
+
+use crate::args;
+use crate::ask::{account, as_json, asked_text};
+use crate::ingest::ingest_to_answer;
+use crate::output::{bytes, number, paint, percent, plain, print_json};
+use crate::settings::{Context, read_documents};
+
+/// `refrain generate`
+pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
+    let text = asked_text(&args.prompt, "prompt")?;
+    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
+    let mut sampling = args.sampling.sampling();
+    sampling.check()?;
+    let documents = read_documents(&args.docs)?;
+    let engine = context.open_engine()?;
+    let around = Instructions {
+        system: args.system.clone(),
+        before_documents: "Use these documents.\n\n".to_owned(),
+        before_question: String::new(),
+        ..Instructions::default()
+    };
+    let prompt = engine.prompt(&documents, &text, &around)?;
+    if !context.max_tokens_given {
+        // As much as fits, where nobody asked for more.
+        let room = engine.decoder().config().context.saturating_sub(prompt.len());
+        sampling.max_tokens = sampling.max_tokens.min(room.max(1));
+    }
+    engine.room(&prompt, sampling.max_tokens, &policy.built)?;
+    if method.name() != "vanilla" {
+        if !documents.is_empty() {
+            ingest_to_answer(context, &engine, &documents)?;
+        }
+        engine.ingest_system(&prompt)?;
+    }
+    let request = Request {
+        eviction: &policy.built,
+        ends: !args.ignore_end,
+        ..Request::new(method.built.as_ref(), &sampling)
+    };
+    let token_bytes = engine.decoder().shape().token_bytes(context.global.kv);
+    let mut page = Page::new(context, prompt.len(), token_bytes);
+    let answer = engine.answer(&prompt, &request, |progress| page.show(progress))?;
+    page.finish()?;
+    if context.json {
+        return print_json(&as_json(&method, &policy, &answer));
+    }
+    context.say(&paint("2", &account(&method, &policy, &answer.account), &io::stderr()));
+    Ok(())
+}
+
+/// Where the text goes, and the line below it.
+struct Page {
+    /// Whether text goes to standard output as it comes.
+    writes: bool,
+    /// Width of the terminal that both text and status are shown on; none where the text goes elsewhere.
+    width: Option<usize>,
+    bar: ProgressBar,
+    /// The beginning of the line that is not complete yet.
+    line: String,
+    started: Option<Instant>,
+    prompt: usize,
+    token_bytes: usize,
+    ends_line: bool,
+    failed: Option<io::Error>,
+}
+
+impl Page {
+    fn new(context: &Context, prompt: usize, token_bytes: usize) -> Page {
+        let shown = !context.quiet && !context.json && io::stderr().is_terminal();
+        let bar = if shown {
+            let template = if io::stdout().is_terminal() { "{prefix}\n{msg:.dim}" } else { "{msg:.dim}" };
+            let style =
+                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style)
+        } else {
+            ProgressBar::hidden()
+        };
+        let width =
+            (shown && io::stdout().is_terminal()).then(|| terminal_width().saturating_sub(1).clamp(20, 400));
+        Page {
+            writes: !context.json,
+            width,
+            bar,
+            line: String::new(),
+            started: None,
+            prompt,
+            token_bytes,
+            ends_line: true,
+            failed: None,
+        }
+    }
+
+    /// Takes a token's text; whether to go on.
+    fn show(&mut self, progress: Progress<'_>) -> bool {
+        // The first token's time is not that of those after it.
+        let started = *self.started.get_or_insert_with(Instant::now);
+        let rate = (progress.tokens - 1) as f64 / started.elapsed().as_secs_f64().max(1e-9);
+        let seen = self.prompt + progress.tokens;
+        self.bar.set_message(format!(
+            "{} tokens  {} tokens/s  KV {} for {} of {seen} tokens, {} of full attention",
+            progress.tokens,
+            number(rate),
+            bytes(progress.kv_bytes as u64),
+            progress.retained,
+            percent(progress.kv_bytes, seen * self.token_bytes),
+        ));
+        if self.writes && !progress.text.is_empty() {
+            match self.width {
+                Some(width) => self.lines(progress.text, width),
+                None => self.write(progress.text),
+            }
+        }
+        self.failed.is_none()
+    }
+
+    /// Writes the lines that are complete, broken at `width`, and leaves the rest above the status.
+    fn lines(&mut self, text: &str, width: usize) {
+        self.line.push_str(&plain(text));
+        while let Some((line, rest)) = broken(&self.line, width) {
+            let (line, rest) = (line.to_owned(), rest.to_owned());
+            self.bar.suspend(|| self.failed = writeln!(io::stdout(), "{line}").err());
+            self.line = rest;
+        }
+        self.bar.set_prefix(self.line.clone());
+    }
+
+    fn write(&mut self, text: &str) {
+        let mut out = io::stdout().lock();
+        self.ends_line = text.ends_with('\n');
+        self.failed = out.write_all(text.as_bytes()).and_then(|()| out.flush()).err();
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.bar.finish_and_clear();
+        if self.width.is_some() {
+            self.write(&format!("{}\n", self.line.clone()));
+        } else if self.writes && !self.ends_line {
+            self.write("\n");
+        }
+        self.failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// The first line of a text and what comes after it, where the line is complete: at a line end, or at the last space
+/// before it gets wider than `width`.
+fn broken(text: &str, width: usize) -> Option<(&str, &str)> {
+    if let Some((line, rest)) = text.split_once('\n')
+        && line.chars().count() <= width
+    {
+        return Some((line, rest));
+    }
+    let (end, _) = text.char_indices().nth(width)?;
+    match text[..end].rfind(' ') {
+        Some(space) => Some((&text[..space], &text[space + 1..])),
+        None => Some(text.split_at(end)),
+    }
+}
+
+/// Columns of the terminal.
+fn terminal_width() -> usize {
+    let size = terminal_size::terminal_size_of(io::stderr());
+    size.map_or(80, |(terminal_size::Width(columns), _)| usize::from(columns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::broken;
+
+    #[test]
+    fn lines_break_at_their_ends_at_spaces_and_where_there_is_none() {
+        assert_eq!(broken("one\ntwo", 10), Some(("one", "two")));
+        assert_eq!(broken("one two three", 8), Some(("one two", "three")));
+        assert_eq!(broken("onetwothree", 4), Some(("onet", "wothree")));
+        assert_eq!(broken("one two", 10), None);
+        assert_eq!(broken("ä€ ä€ ä€\n", 4), Some(("ä€", "ä€ ä€\n")));
+        assert_eq!(broken("\n\nx", 4), Some(("", "\nx")));
+    }
+}

@@ -1,0 +1,461 @@
+//! A KV cache of bounded size: what an eviction policy decides, done to real slots.
+//!
+//! Each layer's cache is allocated once, at the policy's capacity. The prompt is computed in another one, a layer at a time,
+//! of which only what the policy keeps goes over; while decoding, slots are overwritten.
+
+use refrain_eviction::{
+    Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Recent, Sizes, Statistics,
+};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Noise, Precision};
+use refrain_kv::{KvCache, LayerCache, Rope, Shape, survivors, weakest};
+use refrain_model::{Config, Workspace};
+
+use crate::forward::Rows;
+
+/// Rows of weights that are held at once while a prompt is observed.
+const ROWS: usize = 32;
+
+/// The caches of one request's layers, bounded by a policy.
+#[derive(Debug)]
+pub(crate) struct Bounded<'a> {
+    eviction: &'a Eviction,
+    prompt: PromptSpans,
+    /// Heads are those of the cache: KV heads, or query heads.
+    shape: Shape,
+    dtype: Dtype,
+    /// Query heads of each.
+    group: usize,
+    /// Heads of the cache for each KV head.
+    copies: usize,
+    rope: Rope,
+    plans: Vec<Plan>,
+    layers: Vec<Layer>,
+    /// Positions of a prompt's slots, in every head.
+    identity: Vec<u32>,
+    scratch: Scratch,
+}
+
+/// What is to be done at a layer.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    budget: Budget,
+    /// Slots of a head.
+    capacity: usize,
+    /// Whether the layer's own window bounds it, and not the policy.
+    window: bool,
+}
+
+/// One layer's cache.
+#[derive(Debug)]
+struct Layer {
+    cache: LayerCache,
+    /// Position of the token in each slot, `heads × capacity`.
+    positions: Vec<u32>,
+    len: usize,
+    statistics: Box<dyn Statistics>,
+    /// Keys of the first tokens as they were rotated at first, once they are turned: `sinks × heads × d`.
+    sinks: Option<Buffer>,
+}
+
+impl Layer {
+    /// Moves a head's token from one slot to another, with all that is known of it.
+    fn relocate(&mut self, (d, capacity): (usize, usize), head: usize, from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        let position = self.positions[head * capacity + from];
+        self.cache.move_slot(d, capacity, head, from, to);
+        self.statistics.moved(head, from, to, position);
+        self.positions[head * capacity + to] = position;
+    }
+}
+
+#[derive(Debug)]
+struct Scratch {
+    scores: Vec<f32>,
+    weights: Vec<f32>,
+    /// A token's key and value, once for each head of the cache.
+    k: Buffer,
+    v: Buffer,
+}
+
+/// Computed rows of a prompt at one layer, before attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PromptRows<'a> {
+    /// Rotated queries, `rows × H × d`.
+    pub(crate) q: &'a [f32],
+    /// Their positions, and what each sees.
+    pub(crate) rows: &'a Rows,
+}
+
+impl<'a> Bounded<'a> {
+    /// Nothing where the policy never evicts anything of a request of `room` tokens and heads keep no caches of their own.
+    pub(crate) fn new(
+        config: &Config,
+        rope: Rope,
+        eviction: &'a Eviction,
+        prompt: PromptSpans,
+        dtype: Dtype,
+        room: usize,
+    ) -> crate::Result<Option<Bounded<'a>>> {
+        let budget = eviction.policy.budget(&prompt)?;
+        if budget.is_none() && !eviction.expanded {
+            return Ok(None);
+        }
+        let budget = budget.unwrap_or(Budget::once(room));
+        let (heads, group) = match eviction.expanded {
+            true => (config.heads, 1),
+            false => (config.kv_heads, config.heads / config.kv_heads),
+        };
+        let shape = Shape { layers: config.layers, kv_heads: heads, head_dim: config.head_dim };
+        let n = prompt.len();
+        let plan = |layer| {
+            // A window that the policy's cache could hold is a bound of its own, and an exact one.
+            let window = config.window(layer).filter(|window| *window <= budget.keep);
+            let budget = window.map_or(budget, |window| Budget::constant(window - 1));
+            let most = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
+            Plan { budget, capacity: most.min(room), window: window.is_some() }
+        };
+        let plans: Vec<Plan> = (0..config.layers).map(plan).collect();
+        let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
+        let scratch = Scratch {
+            scores: vec![0.0; most],
+            weights: vec![0.0; heads * most],
+            k: Buffer::zeros(dtype, shape.width()),
+            v: Buffer::zeros(dtype, shape.width()),
+        };
+        Ok(Some(Bounded {
+            eviction,
+            prompt,
+            shape,
+            dtype,
+            group,
+            copies: heads / config.kv_heads,
+            rope,
+            plans,
+            layers: Vec::new(),
+            identity: (0..heads).flat_map(|_| 0..n as u32).collect(),
+            scratch,
+        }))
+    }
+
+    /// Tokens in each head: of the layer that has most.
+    pub(crate) fn retained(&self) -> usize {
+        self.layers.iter().map(|layer| layer.len).max().unwrap_or(0)
+    }
+
+    /// Bytes allocated for keys and values.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.cache.bytes()).sum()
+    }
+
+    /// Bytes allocated beside them: statistics, positions, scratch.
+    pub(crate) fn side_bytes(&self) -> usize {
+        let layer = |layer: &Layer| {
+            let sinks = layer.sinks.as_ref().map_or(0, Buffer::bytes);
+            layer.statistics.bytes() + size_of_val(layer.positions.as_slice()) + sinks
+        };
+        let Scratch { scores, weights, k, v } = &self.scratch;
+        let scratch =
+            size_of_val(scores.as_slice()) + size_of_val(weights.as_slice()) + k.bytes() + v.bytes();
+        self.layers.iter().map(layer).sum::<usize>() + scratch
+    }
+
+    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = position. Returns the bytes
+    /// allocated.
+    pub(crate) fn take_in(&mut self, cpu: &Cpu, cache: &KvCache, prompt: PromptRows<'_>) -> usize {
+        let layer = self.layers.len();
+        let Plan { budget, capacity, window } = self.plans[layer];
+        let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
+        let expanded =
+            self.eviction.expanded.then(|| cache.layer(layer).gather(d, n, &self.identity, self.copies, n));
+        let whole = expanded.as_ref().unwrap_or(cache.layer(layer));
+        let view = LayerView {
+            cpu,
+            heads,
+            group: self.group,
+            head_dim: d,
+            capacity: n,
+            len: n,
+            positions: &self.identity,
+            keys: whole.k.as_slice(),
+            next: n as u32,
+        };
+        let mut statistics = self.statistics(window, n);
+        if !window {
+            self.observe_prompt(layer, &view, prompt, statistics.as_mut());
+        }
+        let mut kept = Vec::new();
+        if n > if budget.decoding { budget.most } else { budget.keep } {
+            let mut scores = vec![0.0; n];
+            for head in 0..heads {
+                statistics.score(&view, head, &mut scores);
+                kept.extend(survivors(&scores, view.head(head), budget.keep));
+            }
+        } else {
+            kept.extend_from_slice(&self.identity);
+        }
+        let len = kept.len() / heads;
+        let mut positions = vec![0; heads * capacity];
+        for (positions, kept) in positions.chunks_exact_mut(capacity).zip(kept.chunks_exact(len)) {
+            positions[..len].copy_from_slice(kept);
+        }
+        let cache = whole.gather(d, n, &kept, 1, capacity);
+        let bytes = cache.bytes();
+        let statistics = statistics.gather(&kept, capacity);
+        self.layers.push(Layer { cache, positions, len, statistics, sinks: None });
+        bytes
+    }
+
+    fn statistics(&self, window: bool, capacity: usize) -> Box<dyn Statistics> {
+        if window {
+            return Box::new(Recent::default());
+        }
+        let Shape { kv_heads: heads, head_dim, .. } = self.shape;
+        self.eviction.policy.statistics(&self.prompt, Sizes { heads, group: self.group, head_dim, capacity })
+    }
+
+    /// Gives a policy what it asks of the prompt's computed rows.
+    fn observe_prompt(
+        &self,
+        layer: usize,
+        view: &LayerView<'_>,
+        prompt: PromptRows<'_>,
+        statistics: &mut dyn Statistics,
+    ) {
+        let n = self.prompt.len();
+        let (positions, visible) = (&prompt.rows.positions, &prompt.rows.visible);
+        let observation = self.eviction.policy.observes(&self.prompt);
+        let rows = match observation {
+            Observation::Nothing => return,
+            Observation::Sums | Observation::NoisySums { .. } => n,
+            Observation::Prompt { rows } | Observation::Weights { rows } | Observation::Queries { rows } => {
+                rows
+            }
+        };
+        // Those of the prompt's end that were computed.
+        let first = positions.partition_point(|p| (*p as usize) + rows < n);
+        let each = match observation {
+            Observation::Weights { .. } => ROWS,
+            _ => positions.len().max(1),
+        };
+        let width = prompt.q.len() / positions.len().max(1);
+        let mut weights = Vec::new();
+        for from in (first..positions.len()).step_by(each) {
+            let to = (from + each).min(positions.len());
+            let attention = self.attention(view, &prompt.q[from * width..to * width], &visible[from..to]);
+            let rows = &positions[from..to];
+            match observation {
+                Observation::Weights { .. } => {
+                    weights.resize(view.heads * rows.len() * n, 0.0);
+                    view.cpu.row_weights(&attention, 0..n, &mut weights);
+                }
+                Observation::NoisySums { seed, tau } => {
+                    weights.resize(view.heads * n, 0.0);
+                    let noise =
+                        Noise { seed: of_layer(seed, layer), tau: tau.at(0), rows, tokens: view.positions };
+                    view.cpu.noisy_column_sums(&attention, 0..n, &noise, &mut weights);
+                }
+                Observation::Queries { .. } => {}
+                _ => {
+                    weights.resize(view.heads * n, 0.0);
+                    view.cpu.column_sums(&attention, 0..n, &mut weights);
+                }
+            }
+            let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();
+            statistics
+                .observe(&Observed { rows, seen: &seen, weights: &weights, queries: attention.q }, view);
+        }
+    }
+
+    /// Attention of `q` over a layer's keys, for what it says of weights: in `f32`, values not read.
+    fn attention<'b>(&self, view: &LayerView<'b>, q: &'b [f32], visible: &'b [(u32, u32)]) -> Attention<'b> {
+        Attention {
+            q,
+            k: view.keys,
+            v: view.keys,
+            heads: view.heads * view.group,
+            kv_heads: view.heads,
+            head_dim: view.head_dim,
+            capacity: view.capacity,
+            visible,
+            scale: (view.head_dim as f32).sqrt().recip(),
+            precision: Precision::F32,
+        }
+    }
+
+    /// One token at a layer: makes room, places its key and value, attends, and lets the policy observe. `work` holds its
+    /// rotated queries, its unrotated key and its value; `rotary` turns it to `position`.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn attend(
+        &mut self,
+        cpu: &Cpu,
+        precision: Precision,
+        layer: usize,
+        position: u32,
+        rotary: (&[f32], &[f32]),
+        work: &mut Workspace,
+    ) {
+        let (plan, heads, d) = (self.plans[layer], self.shape.kv_heads, self.shape.head_dim);
+        if plan.budget.decoding && self.layers[layer].len > plan.budget.most {
+            self.prune(cpu, layer, position);
+        }
+        let slot = self.layers[layer].len;
+        self.place(cpu, layer, rotary, work);
+        let held = &mut self.layers[layer];
+        held.positions.iter_mut().skip(slot).step_by(plan.capacity).for_each(|p| *p = position);
+        held.len = slot + 1;
+        self.turn_sinks(cpu, layer, position);
+        let observation = match plan.window {
+            true => Observation::Nothing,
+            false => self.eviction.policy.observes(&self.prompt),
+        };
+        let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
+        let len = *len;
+        let visible = [(0, len as u32)];
+        let attention = Attention {
+            q: &work.q,
+            k: cache.k.as_slice(),
+            v: cache.v.as_slice(),
+            heads: heads * self.group,
+            kv_heads: heads,
+            head_dim: d,
+            capacity: plan.capacity,
+            visible: &visible,
+            scale: (d as f32).sqrt().recip(),
+            precision,
+        };
+        work.attended.resize(work.q.len());
+        let weights = &mut self.scratch.weights[..heads * len];
+        let watches = !matches!(observation, Observation::Nothing | Observation::Prompt { .. });
+        match observation {
+            Observation::Sums | Observation::Weights { .. } => {
+                cpu.attention_weighing(&attention, &mut work.attended, weights);
+            }
+            _ => cpu.attention(&attention, &mut work.attended),
+        }
+        if let Observation::NoisySums { seed, tau } = observation {
+            let step = position as usize + 1 - self.prompt.len();
+            let (seed, tau) = (of_layer(seed, layer), tau.at(step));
+            let noise = Noise { seed, tau, rows: &[position], tokens: positions };
+            cpu.noisy_column_sums(&attention, 0..len, &noise, weights);
+        }
+        if watches {
+            let view = LayerView {
+                cpu,
+                heads,
+                group: self.group,
+                head_dim: d,
+                capacity: plan.capacity,
+                len,
+                positions,
+                keys: cache.k.as_slice(),
+                next: position + 1,
+            };
+            let seen = [len as u32];
+            statistics
+                .observe(&Observed { rows: &[position], seen: &seen, weights, queries: &work.q }, &view);
+        }
+    }
+
+    /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.
+    fn prune(&mut self, cpu: &Cpu, layer: usize, next: u32) {
+        let (Plan { budget, capacity, .. }, d) = (self.plans[layer], self.shape.head_dim);
+        let (held, keep) = (&mut self.layers[layer], budget.keep);
+        for head in 0..self.shape.kv_heads {
+            let scores = &mut self.scratch.scores[..held.len];
+            let view = LayerView {
+                cpu,
+                heads: self.shape.kv_heads,
+                group: self.group,
+                head_dim: d,
+                capacity,
+                len: held.len,
+                positions: &held.positions,
+                keys: held.cache.k.as_slice(),
+                next,
+            };
+            held.statistics.score(&view, head, scores);
+            if held.len == keep + 1 {
+                let hole = weakest(scores, view.head(head)).unwrap_or(keep);
+                held.relocate((d, capacity), head, keep, hole);
+                continue;
+            }
+            let kept = survivors(scores, view.head(head), keep);
+            let stay = kept.partition_point(|slot| (*slot as usize) < keep);
+            let (stay, movers) = kept.split_at(stay);
+            let holes = (0..keep as u32).filter(|slot| stay.binary_search(slot).is_err());
+            for (hole, mover) in holes.zip(movers) {
+                held.relocate((d, capacity), head, *mover as usize, hole as usize);
+            }
+        }
+        held.len = keep;
+    }
+
+    /// Rotates and places a token's key and value behind the others.
+    fn place(&mut self, cpu: &Cpu, layer: usize, rotary: (&[f32], &[f32]), work: &Workspace) {
+        let Layer { cache, len, .. } = &mut self.layers[layer];
+        let slots = [*len as u32];
+        let kv_width = self.shape.width() / self.copies;
+        let (k, v) = (work.k.as_slice().range(0..kv_width), work.v.as_slice().range(0..kv_width));
+        if !self.eviction.expanded {
+            return cache.place(cpu, self.shape, (k, v), rotary, &slots);
+        }
+        let d = self.shape.head_dim;
+        for head in 0..self.shape.kv_heads {
+            let of = head / self.copies * d;
+            self.scratch.k.write(head * d, k.range(of..of + d));
+            self.scratch.v.write(head * d, v.range(of..of + d));
+        }
+        let (k, v) = (self.scratch.k.as_slice(), self.scratch.v.as_slice());
+        cache.place(cpu, self.shape, (k, v), rotary, &slots);
+    }
+
+    /// Where keys are rotated by their places in the cache, turns those of the first tokens towards the others, as far as
+    /// the token at `position` is further on than its place. Attention sees differences of positions only, and among
+    /// the recent tokens these are what they were.
+    fn turn_sinks(&mut self, cpu: &Cpu, layer: usize, position: u32) {
+        let Some(sinks) = self.eviction.policy.sinks().filter(|_| !self.plans[layer].window) else { return };
+        let capacity = self.plans[layer].capacity;
+        let Layer { cache, len, sinks: kept, .. } = &mut self.layers[layer];
+        let by = position + 1 - *len as u32;
+        let sinks = sinks.min(*len);
+        if by == 0 || sinks == 0 {
+            return;
+        }
+        let (heads, d) = (self.shape.kv_heads, self.shape.head_dim);
+        let kept = kept.get_or_insert_with(|| {
+            let mut kept = Buffer::zeros(self.dtype, sinks * heads * d);
+            for (i, at) in (0..sinks).flat_map(|sink| (0..heads).map(move |head| (sink, head))).enumerate() {
+                let from = (at.1 * capacity + at.0) * d;
+                kept.write(i * d, cache.k.as_slice().range(from..from + d));
+            }
+            kept
+        });
+        let turn = self.rope.turn(by, sinks);
+        let (cos, sin) = turn.slice(0, sinks);
+        let slots: Vec<u32> = (0..sinks as u32).collect();
+        let rotary_dim = 2 * cos.len() / sinks;
+        cpu.place_keys(kept.as_slice(), heads, d, cos, sin, rotary_dim, &slots, &mut cache.k);
+    }
+}
+
+#[cfg(test)]
+impl Bounded<'_> {
+    /// Positions of a head's tokens at a layer.
+    pub(crate) fn positions(&self, layer: usize, head: usize) -> &[u32] {
+        &self.layers[layer].positions[head * self.plans[layer].capacity..][..self.layers[layer].len]
+    }
+
+    /// A head's keys at a layer, `len × d`.
+    pub(crate) fn keys(&self, layer: usize, head: usize) -> Vec<f32> {
+        let (d, at) = (self.shape.head_dim, head * self.plans[layer].capacity * self.shape.head_dim);
+        let keys = self.layers[layer].cache.k.as_slice();
+        (at..at + self.layers[layer].len * d).map(|i| keys.get(i)).collect()
+    }
+}
+
+/// Noise of one layer is not that of another.
+fn of_layer(seed: Option<u64>, layer: usize) -> Option<u64> {
+    seed.map(|seed| seed ^ (layer as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}

@@ -1,0 +1,409 @@
+//! What policies must reproduce exactly, and what must hold at every step.
+
+use std::collections::BTreeSet;
+
+use refrain_eviction::Eviction;
+use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_model::{Decoder, ModelFiles, Tokenizer};
+use refrain_store::Store;
+
+use super::policy;
+use crate::load::Prefilled;
+use crate::tests::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
+use crate::{Engine, Prompt, Request, Sampling, Settings};
+
+/// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
+const POLICIES: [&str; 11] = [
+    "h2o:capacity=40",
+    "h2o:capacity=40:recent=7:normalise",
+    "h2o:budget=hf",
+    "streaming_llm:capacity=40:positions=original",
+    "streaming_llm:capacity=40",
+    "scissorhands:capacity=48:history=20:recent=5",
+    "keyformer:keep=0.4",
+    "morph_kv:capacity=40:window=6",
+    "morph_kv:capacity=40:window=6:fuse=max:evict_after=1.3",
+    "morph_kv:capacity=40:window=6:profile=code_llama",
+    "morph_kv:capacity=40:window=6:profile=code_mistral",
+];
+
+const ONCE: [&str; 4] = [
+    "snap_kv:capacity=40:window=8",
+    "snap_kv:capacity=40:window=8:kernel=7:pool=max",
+    "a3_ex:capacity=40",
+    "a3_ex:capacity=12:pool=max",
+];
+
+fn prompt(engine: &Engine) -> Prompt {
+    random_prompt(engine, 5, &[24, 32, 19], 9, 1)
+}
+
+/// Prefill and the logits of the forced tokens after it.
+fn forced<'a>(
+    engine: &'a Engine,
+    prompt: &Prompt,
+    method: &dyn FusionMethod,
+    eviction: &'a Eviction,
+    tokens: usize,
+    mut each: impl FnMut(&Prefilled<'a>),
+) -> Vec<f32> {
+    let room = engine.room(prompt, tokens, eviction).unwrap();
+    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
+    let mut logits = prefilled.logits.clone();
+    each(&prefilled);
+    let vocab = engine.decoder().config().vocab;
+    for step in 0..tokens {
+        let token = (step * 7919 + 13) % vocab;
+        logits.extend_from_slice(prefilled.state.extend(&[token as u32]).unwrap());
+        each(&prefilled);
+    }
+    logits
+}
+
+fn logits(engine: &Engine, prompt: &Prompt, eviction: &Eviction, tokens: usize) -> Vec<f32> {
+    forced(engine, prompt, &Vanilla, eviction, tokens, |_| ())
+}
+
+/// A tiny model, with another one's tokenizer where it has none of its own.
+fn tiny_engine(name: &str, settings: Settings) -> Engine {
+    let files = |name| ModelFiles::open(tiny(name)).unwrap();
+    let tokenizer = Tokenizer::open(&files("llama")).unwrap();
+    let precision = settings.precision.unwrap_or(Precision::Bf16);
+    let decoder = Decoder::load(files(name), &Cpu::new(0), precision, |_, _| ()).unwrap();
+    Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
+}
+
+/// The tiny models, and SmolLM2 as it is used (f16 cache, its own precision).
+fn everywhere(test: impl Fn(&Engine)) {
+    for name in ["llama", "phi3", "mistral_window", "phi4_longrope"] {
+        test(&tiny_engine(name, exact(Dtype::F32)));
+        test(&tiny_engine(name, small()));
+    }
+    if let Some(path) = real(SMOLLM2) {
+        test(&engine(&path, small()));
+    }
+}
+
+#[test]
+fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
+    everywhere(|engine| {
+        let prompt = prompt(engine);
+        let full = logits(engine, &prompt, Eviction::full(), 12);
+        let most = prompt.len() + 12;
+        for (spec, evicts) in [
+            ("h2o", false),
+            ("streaming_llm:positions=original", false),
+            ("streaming_llm", false),
+            ("scissorhands", false),
+            ("morph_kv", false),
+            ("morph_kv:fuse=max:profile=code_llama", false),
+            ("morph_kv:profile=code_mistral", false),
+            ("keyformer", false),
+            ("snap_kv:window=8", false),
+            ("a3_ex", false),
+            // One slot too few must differ.
+            ("h2o", true),
+            ("streaming_llm", true),
+            ("morph_kv", true),
+        ] {
+            let capacity = if evicts { prompt.len() - 1 } else { most };
+            let got = logits(engine, &prompt, &policy(&format!("{spec}:capacity={capacity}")), 12);
+            let same = got.iter().zip(&full).all(|(a, b)| a.to_bits() == b.to_bits());
+            let window = engine.decoder().config().sliding_window.is_some();
+            if window && !evicts {
+                // A layer with a window keeps just that, in other slots than full attention has them.
+                assert!(max_difference(&got, &full) <= 2e-2, "{spec}");
+            } else if !window {
+                assert_eq!(same, !evicts, "{spec} with capacity {capacity}");
+            }
+        }
+    });
+}
+
+/// A prompt that the one-shot policies prune differs only from the second token on.
+#[test]
+fn the_first_token_comes_from_full_attention() {
+    let engine = tiny_engine("llama", small());
+    let (prompt, vocab) = (prompt(&engine), engine.decoder().config().vocab);
+    let full = logits(&engine, &prompt, Eviction::full(), 4);
+    for spec in POLICIES.iter().chain(&ONCE) {
+        let got = logits(&engine, &prompt, &policy(spec), 4);
+        assert_eq!(got[..vocab], full[..vocab], "{spec}");
+        assert_ne!(got[vocab..2 * vocab], full[vocab..2 * vocab], "{spec}");
+    }
+}
+
+#[test]
+fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
+    everywhere(|engine| {
+        let prompt = prompt(engine);
+        let n = prompt.len();
+        for spec in POLICIES {
+            for method in [&Vanilla as &dyn FusionMethod, &A3::default(), &Pie] {
+                let eviction = policy(spec);
+                let option = |name: &str| {
+                    let value = spec.split(':').find_map(|word| word.strip_prefix(name));
+                    value.and_then(|value| value.strip_prefix('=')).and_then(|value| value.parse().ok())
+                };
+                let capacity = option("capacity").unwrap_or(if spec.starts_with("h2o") { 16 } else { 35 });
+                let most = if spec.contains("evict_after") { 53 } else { capacity + 1 };
+                let recent: usize = match spec.split(':').next().unwrap() {
+                    "streaming_llm" => capacity - 4,
+                    "h2o" => option("recent").unwrap_or(capacity / 2),
+                    "scissorhands" => 5,
+                    "keyformer" => 10,
+                    _ => 6,
+                };
+                let mut at = n;
+                let mut bytes = BTreeSet::new();
+                forced(engine, &prompt, method, &eviction, 40, |prefilled| {
+                    let bounded = prefilled.state.bounded.as_ref().unwrap();
+                    bytes.insert((bounded.bytes(), bounded.side_bytes()));
+                    for layer in 0..engine.decoder().config().layers {
+                        let window = engine.decoder().config().window(layer).is_some_and(|w| w <= capacity);
+                        for head in 0..engine.decoder().config().kv_heads {
+                            let positions: BTreeSet<usize> =
+                                bounded.positions(layer, head).iter().map(|p| *p as usize).collect();
+                            let what = format!("{spec} {method:?} layer {layer} head {head} at {at}");
+                            assert_eq!(
+                                positions.len(),
+                                bounded.positions(layer, head).len(),
+                                "{what}: twice"
+                            );
+                            assert!(positions.len() <= most, "{what}: {} tokens", positions.len());
+                            assert!(positions.last().unwrap() < &at, "{what}: a token to come");
+                            let recent = if window { recent.min(15) } else { recent };
+                            assert!((at - recent..at).all(|p| positions.contains(&p)), "{what}: recent");
+                            if spec.starts_with("streaming") && !window {
+                                assert!((0..4).all(|p| positions.contains(&p)), "{what}: sinks");
+                            }
+                        }
+                    }
+                    at += 1;
+                });
+                let side: BTreeSet<usize> = bytes.iter().map(|(_, side)| *side).collect();
+                let kv: BTreeSet<usize> = bytes.iter().map(|(kv, _)| *kv).collect();
+                assert_eq!(kv.len(), 1, "{spec}: slots are allocated once");
+                // Turned sinks are kept from the first step on that turns them.
+                assert!(side.len() <= 2, "{spec}: {side:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_decoded_stays_after_the_prompt_was_pruned_once() {
+    let engine = tiny_engine("llama", exact(Dtype::F32));
+    let prompt = prompt(&engine);
+    let (n, system, question) = (prompt.len(), prompt.system_span(), prompt.question_span());
+    for spec in ONCE {
+        let eviction = policy(spec);
+        let capacity = if spec.contains("=12") { 12 } else { 40 };
+        let mut step = 0;
+        forced(&engine, &prompt, &A3::default(), &eviction, 9, |prefilled| {
+            let bounded = prefilled.state.bounded.as_ref().unwrap();
+            for head in 0..2 {
+                let positions = bounded.positions(1, head);
+                assert_eq!(positions.len(), capacity + step, "{spec}");
+                assert!((n..n + step).all(|p| positions.contains(&(p as u32))), "{spec}");
+                let last =
+                    if spec.starts_with("snap") { 8 } else { question.len().min(capacity - system.len()) };
+                assert!((n - last..n).all(|p| positions.contains(&(p as u32))), "{spec}");
+                if spec.starts_with("a3_ex") {
+                    assert!(system.positions().all(|p| positions.contains(&p)), "{spec}: system part");
+                }
+            }
+            step += 1;
+        });
+    }
+    let few = policy("a3_ex:capacity=5");
+    let error = engine.room(&prompt, 1, &few).unwrap_err().to_string();
+    assert!(error.contains("capacity 5") && error.contains("5 tokens"), "{error}");
+}
+
+#[test]
+fn oracle_11_policies_that_are_one_another() {
+    everywhere(|engine| {
+        let prompt = prompt(engine);
+        let run = |spec: &str| logits(engine, &prompt, &policy(spec), 30);
+        for (one, other) in [
+            ("keyformer:capacity=40:recent_share=0.5:noise=false:tau_step=0", "h2o:capacity=40:recent=20"),
+            ("h2o:capacity=40:recent=40", "streaming_llm:capacity=40:sinks=0:positions=original"),
+            ("morph_kv:capacity=40:window=1", "morph_kv:capacity=40:window=1:fuse=max"),
+        ] {
+            let (one, other) = (run(one), run(other));
+            // H2O and Keyformer make their sums in different orders, and equal scores are rare.
+            assert!(max_difference(&one, &other) <= 1e-4 * f32::from(one != other), "they differ");
+        }
+        if engine.decoder().config().sliding_window.is_some() {
+            return;
+        }
+        for other in ["keyformer:capacity=40:recent_share=0.5:noise_seed=1", "h2o:capacity=40:recent=19"] {
+            assert!(
+                max_difference(&run("h2o:capacity=40:recent=20"), &run(other)) > 1e-3,
+                "{other} is another"
+            );
+        }
+    });
+}
+
+#[test]
+fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
+    everywhere(|engine| {
+        if engine.decoder().config().sliding_window.is_some() {
+            return;
+        }
+        let prompt = prompt(engine);
+        let kept = |spec: &str| {
+            let eviction = policy(spec);
+            let mut sets: Vec<BTreeSet<u32>> = Vec::new();
+            forced(engine, &prompt, &Vanilla, &eviction, 0, |prefilled| {
+                let bounded = prefilled.state.bounded.as_ref().unwrap();
+                let config = engine.decoder().config();
+                for layer in 0..config.layers {
+                    let heads = 0..config.kv_heads;
+                    sets.extend(heads.map(|head| bounded.positions(layer, head).iter().copied().collect()));
+                }
+            });
+            sets
+        };
+        let snap = kept("snap_kv:capacity=40:window=10:kernel=1");
+        let morph = kept("morph_kv:capacity=40:window=10");
+        // Weights in MorphKV's ring are rounded to f16: at most neighbours in rank change places.
+        let differ: usize = snap.iter().zip(&morph).map(|(a, b)| a.symmetric_difference(b).count()).sum();
+        assert!(differ * 200 <= snap.len() * 40, "{differ} of {}", snap.len() * 40);
+        assert_ne!(kept("morph_kv:capacity=40:window=9"), morph, "other rows, other choice");
+    });
+}
+
+#[test]
+fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
+    let engine = tiny_engine("llama", exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 5, &[], 60, 3);
+    // 4 sinks and 16 recent tokens, all prefilled anew at the places that they have in the cache: layer 0 knows of
+    // nothing else.
+    let eviction = policy("streaming_llm:capacity=20");
+    let mut places = Vec::new();
+    forced(&engine, &prompt, &Vanilla, &eviction, 25, |prefilled| {
+        let bounded = prefilled.state.bounded.as_ref().unwrap();
+        let mut positions = bounded.positions(0, 0).to_vec();
+        let keys = bounded.keys(0, 0);
+        let mut order: Vec<usize> = (0..positions.len()).collect();
+        order.sort_by_key(|slot| positions[*slot]);
+        positions.sort_unstable();
+        let d = keys.len() / positions.len();
+        places.push((
+            positions,
+            order.iter().flat_map(|slot| keys[slot * d..(slot + 1) * d].to_vec()).collect::<Vec<f32>>(),
+        ));
+    });
+    let d = engine.decoder().config().head_dim;
+    let (positions, keys) = &places[25];
+    let ids: Vec<u32> = prompt
+        .ids()
+        .into_iter()
+        .chain((0..25).map(|step| ((step * 7919 + 13) % engine.decoder().config().vocab) as u32))
+        .collect();
+    let chosen: Vec<u32> = positions.iter().map(|p| ids[*p as usize]).collect();
+    let alone = Prompt { question: chosen, ..Prompt::default() };
+    let fresh = prefill(&engine, &alone, &Vanilla, alone.len());
+    let stored = fresh.state.cache.layer(0).k.as_slice();
+    // Sinks are where they would be; recent tokens are as far from one another, all turned alike.
+    let fresh_key = |i: usize| (0..d).map(|e| stored.get(i * d + e)).collect::<Vec<f32>>();
+    let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    for i in 0..positions.len() {
+        for j in 0..positions.len() {
+            let (got, expected) =
+                (product(&keys[i * d..][..d], &keys[j * d..][..d]), product(&fresh_key(i), &fresh_key(j)));
+            assert!((got - expected).abs() <= 1e-3 * (1.0 + expected.abs()), "{i} {j}: {got} {expected}");
+        }
+    }
+    let original = logits(&engine, &prompt, &policy("streaming_llm:capacity=20:positions=original"), 25);
+    assert!(max_difference(&original, &logits(&engine, &prompt, &eviction, 25)) > 1e-3);
+}
+
+#[test]
+fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_nothing_is_evicted() {
+    for name in ["llama", "phi4_longrope"] {
+        let engine = tiny_engine(name, exact(Dtype::F32));
+        let prompt = prompt(&engine);
+        let config = engine.decoder().config();
+        let group = config.heads / config.kv_heads;
+        let sampling = Sampling { max_tokens: 20, ..Sampling::default() };
+        let account = |spec: &str| {
+            let eviction = policy(spec);
+            let request = Request { eviction: &eviction, ends: false, ..Request::new(&Vanilla, &sampling) };
+            engine.answer(&prompt, &request, |_| true).unwrap().account
+        };
+        let full = logits(&engine, &prompt, Eviction::full(), 12);
+        let expanded = logits(&engine, &prompt, &policy("full:expanded"), 12);
+        assert!(max_difference(&full, &expanded) <= 1e-4);
+        let (kv, query) =
+            (account("morph_kv:capacity=40:window=6"), account("morph_kv:capacity=40:window=6:expanded"));
+        assert_eq!((kv.kv_accounting, query.kv_accounting), ("kv_head", "query_head"));
+        assert_eq!(query.kv_bytes, group * kv.kv_bytes);
+        assert_eq!((kv.retained_tokens, query.retained_tokens), (41, 41));
+        assert!(
+            account("snap_kv:capacity=40:window=8:expanded").kv_bytes
+                > account("snap_kv:capacity=40:window=8").kv_bytes
+        );
+        // Sets of their own choose otherwise.
+        let apart = logits(&engine, &prompt, &policy("h2o:capacity=40:expanded"), 30);
+        assert!(max_difference(&apart, &logits(&engine, &prompt, &policy("h2o:capacity=40"), 30)) > 1e-4);
+    }
+}
+
+#[test]
+fn the_account_says_what_is_held() {
+    let engine = tiny_engine("llama", small());
+    let prompt = prompt(&engine);
+    let n = prompt.len();
+    let token = engine.decoder().shape().token_bytes(Dtype::F16);
+    let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
+    let answer = |spec: &str| {
+        let eviction = policy(spec);
+        let a3 = A3::default();
+        let request = Request { eviction: &eviction, ends: false, ..Request::new(&a3, &sampling) };
+        let mut most = 0;
+        let answer = engine.answer(&prompt, &request, |progress| {
+            most = most.max(progress.retained);
+            progress.tokens < 50
+        });
+        (answer.unwrap().account, most)
+    };
+    let (full, held) = answer("full");
+    assert_eq!((full.answer_tokens, full.retained_tokens, held), (50, n + 49, n + 49));
+    assert_eq!((full.kv_bytes, full.kv_bytes_full, full.side_bytes), ((n + 50) * token, (n + 49) * token, 0));
+    let (morph, held) = answer("morph_kv:capacity=40:window=6");
+    assert_eq!((morph.retained_tokens, held), (41, 41));
+    assert_eq!((morph.kv_bytes, morph.kv_bytes_full), (41 * token, (n + 49) * token));
+    assert!(morph.side_bytes > 0 && morph.kv_bytes_peak > morph.kv_bytes);
+    // The prompt is held a few layers at a time beside the bounded cache.
+    let layers = engine.decoder().config().layers;
+    assert!(morph.kv_bytes_peak <= 41 * token + n * token, "{} layers", layers);
+    let (snap, _) = answer("snap_kv:capacity=40:window=8");
+    assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));
+}
+
+#[test]
+fn streaming_llm_goes_on_past_the_context_and_others_say_that_they_cannot() {
+    let engine = tiny_engine("llama", small());
+    let prompt = prompt(&engine);
+    let context = engine.decoder().config().context;
+    let sampling = Sampling { max_tokens: context + 50, ..Sampling::default() };
+    let answer = |spec: &str| {
+        let eviction = policy(spec);
+        let request = Request { eviction: &eviction, ends: false, ..Request::new(&Vanilla, &sampling) };
+        engine.answer(&prompt, &request, |_| true).map(|answer| answer.tokens.len())
+    };
+    assert_eq!(answer("streaming_llm:capacity=40").unwrap(), context + 50);
+    for spec in [
+        "streaming_llm:capacity=40:positions=original",
+        "morph_kv:capacity=40:window=6",
+        "streaming_llm:capacity=4096",
+    ] {
+        let error = answer(spec).unwrap_err().to_string();
+        assert!(error.contains("context"), "{spec}: {error}");
+    }
+}

@@ -1,0 +1,290 @@
+//! Random shapes, GQA ratios and capacities: a bounded cache against a plain evaluation of the same policy in f64.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use refrain_eviction::{Eviction, PromptSpans};
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kv::{KvCache, Rope, RopeTable, Shape, Span};
+use refrain_model::{Config, ModelFiles, Workspace};
+
+use super::policy;
+use crate::bounded::{Bounded, PromptRows};
+use crate::forward::Rows;
+use crate::tests::tiny;
+
+/// Queries, keys and values of one layer; nothing is rotated.
+pub(super) struct Given {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    /// Tokens of the prompt.
+    pub(super) n: usize,
+    pub(super) dtype: Dtype,
+    /// `tokens × H × d`
+    pub(super) q: Vec<f32>,
+    /// `Hkv × n × d`
+    pub(super) k: Vec<f32>,
+    /// `Hkv × n × d`
+    pub(super) v: Vec<f32>,
+}
+
+impl Given {
+    fn config(&self) -> Config {
+        let Given { heads, kv_heads, head_dim, .. } = *self;
+        let tiny = ModelFiles::open(tiny("llama")).unwrap().config().clone();
+        Config { layers: 1, heads, kv_heads, head_dim, sliding_window: None, ..tiny }
+    }
+
+    /// The cache after the prompt, with room for `room` tokens.
+    pub(super) fn prefilled<'a>(
+        &self,
+        cpu: &Cpu,
+        eviction: &'a Eviction,
+        room: usize,
+    ) -> crate::Result<Bounded<'a>> {
+        let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
+        let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
+        let rope = Rope::new(vec![0.0; head_dim / 2], 1.0);
+        let mut bounded = Bounded::new(&self.config(), rope, eviction, prompt, dtype, room)?.unwrap();
+        let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
+        let mut layer = cache.take(0);
+        layer.k.resize(kv_heads * n * head_dim);
+        layer.v.resize(kv_heads * n * head_dim);
+        layer.k.write_f32(0, &self.k);
+        layer.v.write_f32(0, &self.v);
+        cache.install(0, layer);
+        let mut rows = Rows::default();
+        rows.positions.extend(0..n as u32);
+        rows.visible.extend((1..=n as u32).map(|end| (0, end)));
+        bounded.take_in(cpu, &cache, PromptRows { q: &self.q[..n * heads * head_dim], rows: &rows });
+        Ok(bounded)
+    }
+}
+
+/// A policy evaluated by its definition: what every row gave to every token is kept for good.
+struct Plain<'a> {
+    given: &'a Given,
+    /// Keys and values by token, `tokens × Hkv × d`.
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// Tokens that stay, for each KV head.
+    kept: Vec<Vec<usize>>,
+    /// weights[row][KV head]: token to weight, summed over the group.
+    weights: Vec<Vec<BTreeMap<usize, f64>>>,
+}
+
+impl Plain<'_> {
+    /// Attention of token `row` over what is kept; its weights are noted.
+    fn attend(&mut self, row: usize) -> Vec<f64> {
+        let Given { heads, kv_heads, head_dim: d, .. } = *self.given;
+        let mut out = vec![0.0; heads * d];
+        let mut weights = vec![BTreeMap::new(); kv_heads];
+        for h in 0..heads {
+            let g = h / (heads / kv_heads);
+            let seen: Vec<usize> = self.kept[g].iter().copied().filter(|t| *t <= row).collect();
+            let score = |t: &usize| {
+                let q = &self.given.q[(row * heads + h) * d..][..d];
+                let k = &self.k[(t * kv_heads + g) * d..][..d];
+                q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (d as f64).sqrt()
+            };
+            let scores: Vec<f64> = seen.iter().map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            for (t, s) in seen.iter().zip(scores) {
+                let p = (s - max).exp() / total;
+                *weights[g].entry(*t).or_insert(0.0) += p;
+                for e in 0..d {
+                    out[h * d + e] += p * f64::from(self.v[(t * kv_heads + g) * d + e]);
+                }
+            }
+        }
+        self.weights.push(weights);
+        out
+    }
+
+    /// Keeps `keep` tokens of each head, the last `recent` of `next` and the best of the others.
+    fn prune(&mut self, next: usize, keep: usize, recent: usize, score: impl Fn(&Self, usize, usize) -> f64) {
+        for g in 0..self.given.kv_heads {
+            let mut order: Vec<(f64, usize)> = self.kept[g]
+                .iter()
+                .map(|t| (if t + recent >= next { f64::INFINITY } else { score(self, g, *t) }, *t))
+                .collect();
+            order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            order.truncate(keep);
+            self.kept[g] = order.into_iter().map(|(_, t)| t).collect();
+        }
+    }
+
+    fn given_to(&self, row: usize, g: usize, t: usize) -> f64 {
+        self.weights[row][g].get(&t).copied().unwrap_or(0.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    H2o { recent: usize },
+    Streaming { sinks: usize },
+    Morph { window: usize, max: bool },
+    Scissorhands { history: usize, recent: usize },
+}
+
+impl Which {
+    fn spec(self, capacity: usize) -> String {
+        match self {
+            Which::H2o { recent } => format!("h2o:capacity={capacity}:recent={recent}"),
+            Which::Streaming { sinks } => {
+                format!("streaming_llm:capacity={capacity}:sinks={sinks}:positions=original")
+            }
+            Which::Morph { window, max } => {
+                format!(
+                    "morph_kv:capacity={capacity}:window={window}:fuse={}",
+                    if max { "max" } else { "sum" }
+                )
+            }
+            Which::Scissorhands { history, recent } => {
+                format!("scissorhands:capacity={capacity}:history={history}:recent={recent}")
+            }
+        }
+    }
+
+    /// What a token is worth to a head by what the first `rows` rows gave it.
+    fn score(self, plain: &Plain<'_>, rows: usize, g: usize, t: usize) -> f64 {
+        match self {
+            Which::H2o { .. } => (0..rows).map(|row| plain.given_to(row, g, t)).sum(),
+            Which::Streaming { sinks } => {
+                if t < sinks {
+                    f64::INFINITY
+                } else {
+                    t as f64
+                }
+            }
+            Which::Morph { window, max } => {
+                let last = (rows.saturating_sub(window)..rows).map(|row| plain.given_to(row, g, t));
+                if max { last.fold(0.0, f64::max) } else { last.sum() }
+            }
+            Which::Scissorhands { history, .. } => {
+                let group = (plain.given.heads / plain.given.kv_heads) as f64;
+                let unimportant = |row: &usize| {
+                    let seen = plain.weights[*row][g].len() as f64;
+                    *row >= t && plain.given_to(*row, g, t) < group / seen
+                };
+                -((rows.saturating_sub(history)..rows).filter(unimportant).count() as f64)
+            }
+        }
+    }
+
+    /// What is kept before token `next` comes.
+    fn prune(self, plain: &mut Plain<'_>, next: usize, capacity: usize) {
+        if plain.kept[0].len() <= capacity {
+            return;
+        }
+        let (keep, recent) = match self {
+            Which::H2o { recent } => (capacity, recent),
+            Which::Streaming { .. } => (capacity, 0),
+            Which::Morph { window, .. } => (capacity, window),
+            Which::Scissorhands { recent, .. } => (capacity + 1 - (capacity / 2).max(1), recent),
+        };
+        let rows = plain.weights.len();
+        plain.prune(next, keep, recent, |plain, g, t| self.score(plain, rows, g, t));
+    }
+}
+
+fn which() -> impl Strategy<Value = Which> {
+    prop_oneof![
+        (1usize..6).prop_map(|recent| Which::H2o { recent }),
+        (0usize..4).prop_map(|sinks| Which::Streaming { sinks }),
+        (1usize..6, any::<bool>()).prop_map(|(window, max)| Which::Morph { window, max }),
+        (1usize..9, 1usize..3).prop_map(|(history, recent)| Which::Scissorhands { history, recent }),
+    ]
+}
+
+fn numbers(seed: u64, count: usize, scale: f32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// Outputs and retained sets at every step are those of the definition. Where two scores are so near one another that
+    /// rounding decides, the rest of the run is let go.
+    #[test]
+    fn a_bounded_cache_does_what_the_policy_says(
+        which in which(),
+        (kv_heads, group, head_dim) in (1usize..4, 1usize..5, prop::sample::select(vec![4usize, 8, 24])),
+        (n, steps, capacity) in (1usize..40, 1usize..30, 7usize..24),
+        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
+        seed in any::<u64>(),
+    ) {
+        let heads = kv_heads * group;
+        let eviction = policy(&which.spec(capacity));
+        let tokens = n + steps;
+        let (q, by_token) = (numbers(seed, tokens * heads * head_dim, 3.0), numbers(!seed, 2 * tokens * kv_heads * head_dim, 1.0));
+        let (k, v) = by_token.split_at(tokens * kv_heads * head_dim);
+        let by_head = |x: &[f32]| {
+            let mut out = Vec::new();
+            for g in 0..kv_heads {
+                for t in 0..n {
+                    out.extend_from_slice(&x[(t * kv_heads + g) * head_dim..][..head_dim]);
+                }
+            }
+            out
+        };
+        let given = Given { heads, kv_heads, head_dim, n, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
+        let cpu = Cpu::new(2);
+        let mut bounded = given.prefilled(&cpu, &eviction, tokens).unwrap();
+        let mut plain = Plain {
+            given: &given, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),
+        };
+        for row in 0..n {
+            plain.attend(row);
+        }
+        let rotary = RopeTable::default();
+        let mut work = Workspace::new(Dtype::F32);
+        for position in n..tokens {
+            which.prune(&mut plain, position, capacity);
+            plain.kept.iter_mut().for_each(|kept| kept.push(position));
+            let expected = plain.attend(position);
+            work.q.resize(heads * head_dim);
+            work.q.copy_from_slice(&q[position * heads * head_dim..][..heads * head_dim]);
+            for (buffer, x) in [(&mut work.k, k), (&mut work.v, v)] {
+                buffer.resize(kv_heads * head_dim);
+                buffer.write_f32(0, &x[position * kv_heads * head_dim..][..kv_heads * head_dim]);
+            }
+            bounded.attend(&cpu, precision, 0, position as u32, rotary.slice(0, 0), &mut work);
+            let (mut parted, mut got_all) = (false, Vec::new());
+            for (g, kept) in plain.kept.iter_mut().enumerate() {
+                kept.sort_unstable();
+                let mut got: Vec<usize> = bounded.positions(0, g).iter().map(|p| *p as usize).collect();
+                got.sort_unstable();
+                prop_assert_eq!(got.len(), kept.len(), "{:?} at {}", which, position);
+                parted |= got != *kept;
+                got_all.push(got);
+            }
+            if parted {
+                for (g, got) in got_all.iter().enumerate() {
+                    let worth = |t: &usize| which.score(&plain, position, g, *t);
+                    let only = |of: &[usize], not: &[usize]| -> Vec<f64> {
+                        let mut only: Vec<f64> = of.iter().filter(|t| !not.contains(t)).map(worth).collect();
+                        only.sort_by(f64::total_cmp);
+                        only
+                    };
+                    for (a, b) in only(got, &plain.kept[g]).iter().zip(only(&plain.kept[g], got)) {
+                        prop_assert!((a - b).abs() <= 2e-3 * a.abs().max(b.abs()), "{:?} at {}: {} {}", which, position, a, b);
+                    }
+                }
+                return Ok(());
+            }
+            for (got, expected) in work.attended.iter().zip(&expected) {
+                prop_assert!((f64::from(*got) - expected).abs() < 1e-4, "{:?} at {}: {} {}", which, position, got, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! What every eviction policy must keep to.

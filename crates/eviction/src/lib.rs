@@ -1,0 +1,34 @@
+//! Eviction policies: which tokens stay in a KV cache of bounded size while an answer is decoded. Policies decide, the
+//! engine acts: a policy sees neither model nor request, only lengths, positions and what attention reports.
+//!
+//! One paper, one file. [`POLICIES`] lists them with their options.
+//!
+//! A capacity counts the tokens that stay beside the one being computed: a cache of capacity `C` has `C + 1` slots.
+
+mod a3_ex;
+pub mod conformance;
+mod full;
+mod h2o;
+mod keyformer;
+mod morph_kv;
+mod policy;
+mod registry;
+mod ring;
+mod scissorhands;
+mod snap_kv;
+mod streaming_llm;
+mod sums;
+
+pub use a3_ex::A3Ex;
+pub use full::Full;
+pub use h2o::H2o;
+pub use keyformer::Keyformer;
+pub use morph_kv::{Fuse, MorphKv, Profile};
+pub use policy::{
+    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Recent, Sizes, Statistics, Tau,
+};
+pub use refrain_registry::{Error, Result};
+pub use registry::{Eviction, POLICIES};
+pub use scissorhands::Scissorhands;
+pub use snap_kv::{Pool, SnapKv};
+pub use streaming_llm::StreamingLlm;

@@ -1,0 +1,232 @@
+//! MorphKV (arXiv 2503.00979): a cache of constant size whose distant tokens are ranked, at every step, by the attention of
+//! the most recent ones (algorithm 1).
+//!
+//! Of `cap` tokens the last `R` stay; their attention rows, summed over the heads of a group, are fused by sum or
+//! maximum, and the `C = cap − R` distant tokens that they favour stay as well. The token being computed comes on top and
+//! has no say.
+
+use refrain_kernels::{Buffer, Dtype, softmax};
+use refrain_registry::Error;
+
+use crate::ring::Ring;
+use crate::{
+    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
+};
+
+/// How the rows of the recent tokens are fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fuse {
+    /// Their sum.
+    Sum,
+    /// The largest of them.
+    Max,
+}
+
+/// What the recent tokens' rows are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Softmax over all cached tokens when the row was computed, summed over the group (the paper's).
+    Paper,
+    /// Logits summed over the group, softmax over the distant tokens only, as in the code published for Llama.
+    CodeLlama,
+    /// Softmax over the distant tokens only, the maximum over the group, of one row less, as in the code published for
+    /// Mistral, Qwen and Phi.
+    CodeMistral,
+}
+
+/// Keep recent tokens and what they attend to.
+#[derive(Clone, Copy, Debug)]
+pub struct MorphKv {
+    /// Tokens that stay, `cap`.
+    pub capacity: usize,
+    /// The most recent tokens, `R`, which stay and whose attention ranks the others.
+    pub window: usize,
+    /// How their attention is fused.
+    pub fuse: Fuse,
+    /// What is fused.
+    pub profile: Profile,
+    /// Prune only when the cache is this many times `cap + 1`; at least 1.
+    pub evict_after: f64,
+}
+
+impl Default for MorphKv {
+    fn default() -> Self {
+        MorphKv { capacity: 600, window: 30, fuse: Fuse::Sum, profile: Profile::Paper, evict_after: 1.0 }
+    }
+}
+
+impl EvictionPolicy for MorphKv {
+    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+        let MorphKv { capacity, window, evict_after, .. } = *self;
+        let clash = |clash| Err(Error::Clash { owner: "morph_kv", clash });
+        if capacity <= window {
+            return clash(format!(
+                "capacity {capacity} is not above the window of {window}: choose a larger capacity or a smaller window"
+            ));
+        }
+        if window == 0 || (window == 1 && self.profile == Profile::CodeMistral) {
+            return clash(format!("a window of {window} leaves no row to rank by: choose a larger window"));
+        }
+        if !(1.0..=1e6).contains(&evict_after) {
+            return clash(format!("evict_after {evict_after} is below 1: choose 1 or more"));
+        }
+        // Pruned when the cache, the present token included, has come to (cap + 1) · evict_after.
+        let at = ((capacity + 1) as f64 * evict_after - 1e-9).ceil() as usize;
+        Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))
+    }
+
+    fn observes(&self, _: &PromptSpans) -> Observation {
+        match self.profile {
+            Profile::Paper => Observation::Weights { rows: self.window },
+            Profile::CodeLlama | Profile::CodeMistral => Observation::Queries { rows: self.rows() },
+        }
+    }
+
+    fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+        match self.profile {
+            Profile::Paper => {
+                let ring = Ring::new(sizes.heads, self.window, sizes.capacity, self.fuse);
+                Box::new(Weights { ring, window: self.window })
+            }
+            Profile::CodeLlama | Profile::CodeMistral => Box::new(Queries::new(*self, sizes)),
+        }
+    }
+}
+
+impl MorphKv {
+    /// Rows that rank.
+    fn rows(&self) -> usize {
+        self.window - usize::from(self.profile == Profile::CodeMistral)
+    }
+}
+
+/// Rows of weights.
+#[derive(Clone, Debug)]
+struct Weights {
+    ring: Ring,
+    window: usize,
+}
+
+impl Statistics for Weights {
+    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+        let rows = seen.rows.len();
+        for (row, position) in seen.rows.iter().enumerate() {
+            let weights = |head: usize| &seen.weights[(head * rows + row) * layer.len..][..layer.len];
+            self.ring.push(*position, weights, layer);
+        }
+    }
+
+    fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
+        self.ring.fused(head, scores);
+        protect_recent(layer, head, self.window, scores);
+    }
+
+    fn moved(&mut self, head: usize, from: usize, to: usize, position: u32) {
+        self.ring.moved(head, from, to, position);
+    }
+
+    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
+        Box::new(Weights { ring: self.ring.gather(kept, capacity), window: self.window })
+    }
+
+    fn bytes(&self) -> usize {
+        self.ring.bytes()
+    }
+}
+
+fn protect_recent(layer: &LayerView<'_>, head: usize, window: usize, scores: &mut [f32]) {
+    for (score, position) in scores.iter_mut().zip(layer.head(head)) {
+        if layer.is_recent(*position, window) {
+            *score = f32::INFINITY;
+        }
+    }
+}
+
+/// Queries, from which the published code's rows are made anew at every step.
+#[derive(Clone, Debug)]
+struct Queries {
+    policy: MorphKv,
+    group: usize,
+    head_dim: usize,
+    /// `rows × heads · group × d`, the oldest row overwritten.
+    queries: Buffer,
+    width: usize,
+    filled: usize,
+    next: usize,
+}
+
+impl Queries {
+    fn new(policy: MorphKv, sizes: Sizes) -> Queries {
+        let width = sizes.heads * sizes.group * sizes.head_dim;
+        let queries = Buffer::zeros(Dtype::F16, policy.rows() * width);
+        Queries { policy, group: sizes.group, head_dim: sizes.head_dim, queries, width, filled: 0, next: 0 }
+    }
+
+    /// Softmax over the distant tokens of the logits of `heads` query heads from `first` on, summed; `rows × len`, zero
+    /// elsewhere.
+    fn rows(&self, layer: &LayerView<'_>, head: usize, first: usize, heads: usize) -> Vec<f32> {
+        let (d, size) = (self.head_dim, heads * self.head_dim);
+        let mut q = vec![0.0; self.filled * size];
+        for (row, q) in q.chunks_exact_mut(size).enumerate() {
+            let at = row * self.width + (head * self.group + first) * d;
+            self.queries.as_slice().range(at..at + size).to_f32(q);
+        }
+        let keys = layer.keys.range(head * layer.capacity * d..(head + 1) * layer.capacity * d);
+        let mut rows = vec![0.0; self.filled * layer.len];
+        let scale = (d as f32).sqrt().recip();
+        layer.cpu.concat_logits(&q, heads, 1, d, keys, layer.capacity, 0..layer.len, scale, &mut rows);
+        for row in rows.chunks_exact_mut(layer.len) {
+            for (logit, position) in row.iter_mut().zip(layer.head(head)) {
+                if layer.is_recent(*position, self.policy.window) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            softmax(row);
+        }
+        rows
+    }
+}
+
+impl Statistics for Queries {
+    fn observe(&mut self, seen: &Observed<'_>, _: &LayerView<'_>) {
+        for query in seen.queries.chunks_exact(self.width) {
+            self.queries.write_f32(self.next * self.width, query);
+            self.next = (self.next + 1) % self.policy.rows();
+            self.filled = (self.filled + 1).min(self.policy.rows());
+        }
+    }
+
+    fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
+        scores.fill(0.0);
+        let distant = layer.head(head).iter().any(|p| !layer.is_recent(*p, self.policy.window));
+        if distant && self.filled > 0 {
+            let rows = match self.policy.profile {
+                Profile::CodeMistral => (0..self.group)
+                    .map(|m| self.rows(layer, head, m, 1))
+                    .reduce(|mut all, one| {
+                        all.iter_mut().zip(one).for_each(|(all, one)| *all = all.max(one));
+                        all
+                    })
+                    .unwrap_or_default(),
+                _ => self.rows(layer, head, 0, self.group),
+            };
+            for row in rows.chunks_exact(layer.len) {
+                for (score, weight) in scores.iter_mut().zip(row) {
+                    *score = match self.policy.fuse {
+                        Fuse::Sum => *score + weight,
+                        Fuse::Max => score.max(*weight),
+                    };
+                }
+            }
+        }
+        protect_recent(layer, head, self.policy.window, scores);
+    }
+
+    fn gather(&self, _: &[u32], _: usize) -> Box<dyn Statistics> {
+        Box::new(self.clone())
+    }
+
+    fn bytes(&self) -> usize {
+        self.queries.bytes()
+    }
+}

@@ -1,0 +1,157 @@
+//! Scissorhands (arXiv 2305.17118): tokens that mattered go on to matter. Of the last `w` attention rows it is counted how
+//! often a token received less than an even share; those that did most often are dropped, many at a time.
+//!
+//! `I[t] = Σ_w 1[a_t < 1/len]`; the last `r` tokens stay, and `m` with the largest `I` go.
+
+use refrain_registry::Error;
+
+use crate::{
+    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
+};
+
+/// Drop what was often unimportant.
+#[derive(Clone, Copy, Debug)]
+pub struct Scissorhands {
+    /// Tokens that are there at most, `B`.
+    pub capacity: usize,
+    /// Rows that are looked back at, `w`.
+    pub history: usize,
+    /// The most recent tokens, which stay, `r`.
+    pub recent: usize,
+    /// Share of the capacity that is dropped at a time, `m/B`.
+    pub drop: f64,
+}
+
+impl Default for Scissorhands {
+    fn default() -> Self {
+        Scissorhands { capacity: 1024, history: 400, recent: 10, drop: 0.5 }
+    }
+}
+
+impl EvictionPolicy for Scissorhands {
+    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+        let Scissorhands { capacity, recent, history, .. } = *self;
+        let dropped = refrain_kv::top_count(self.drop, capacity, capacity).max(1);
+        let keep = (capacity + 1).saturating_sub(dropped);
+        if keep <= recent || history == 0 || capacity == 0 {
+            let clash = format!(
+                "capacity {capacity} less the {dropped} dropped at a time leaves no token beside the {recent} recent ones (history {history}): choose a larger capacity"
+            );
+            return Err(Error::Clash { owner: "scissorhands", clash });
+        }
+        Ok(Some(Budget { keep, most: capacity, decoding: true }))
+    }
+
+    fn observes(&self, _: &PromptSpans) -> Observation {
+        Observation::Weights { rows: self.history }
+    }
+
+    fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+        Box::new(Bits::new(*self, sizes.heads, sizes.group, sizes.capacity))
+    }
+}
+
+/// A row that is not there yet.
+const NONE: u32 = u32::MAX;
+
+/// Whether each of the last rows gave each token less than an even share: a bit each.
+#[derive(Clone, Debug)]
+struct Bits {
+    policy: Scissorhands,
+    heads: usize,
+    group: usize,
+    capacity: usize,
+    /// `heads × history × ⌈capacity / 64⌉`
+    words: Vec<u64>,
+    /// Position of each row; bits count only for tokens that are not younger.
+    rows: Vec<u32>,
+    next: usize,
+}
+
+impl Bits {
+    fn new(policy: Scissorhands, heads: usize, group: usize, capacity: usize) -> Bits {
+        let words = vec![0; heads * policy.history * capacity.div_ceil(64)];
+        Bits { policy, heads, group, capacity, words, rows: vec![NONE; policy.history], next: 0 }
+    }
+
+    /// The words of a row.
+    fn row(&self, head: usize, row: usize) -> std::ops::Range<usize> {
+        let each = self.capacity.div_ceil(64);
+        let at = (head * self.policy.history + row) * each;
+        at..at + each
+    }
+
+    fn get(&self, head: usize, row: usize, slot: usize) -> bool {
+        self.words[self.row(head, row)][slot / 64] >> (slot % 64) & 1 == 1
+    }
+
+    fn set(&mut self, head: usize, row: usize, slot: usize, bit: bool) {
+        let range = self.row(head, row);
+        let word = &mut self.words[range][slot / 64];
+        *word = *word & !(1 << (slot % 64)) | u64::from(bit) << (slot % 64);
+    }
+}
+
+impl Statistics for Bits {
+    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+        let (rows, len) = (seen.rows.len(), layer.len);
+        for (row, (position, visible)) in seen.rows.iter().zip(seen.seen).enumerate() {
+            // The group's weights sum up to its size.
+            let even = self.group as f32 / *visible as f32;
+            for head in 0..self.heads {
+                let range = self.row(head, self.next);
+                let weights = &seen.weights[(head * rows + row) * len..][..len];
+                for (word, weights) in self.words[range].iter_mut().zip(weights.chunks(64)) {
+                    let bit = |(i, weight): (usize, &f32)| u64::from(*weight < even) << i;
+                    *word = weights.iter().enumerate().map(bit).sum();
+                }
+            }
+            self.rows[self.next] = *position;
+            self.next = (self.next + 1) % self.policy.history;
+        }
+    }
+
+    fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
+        scores.fill(0.0);
+        for (row, position) in self.rows.iter().enumerate().filter(|(_, position)| **position != NONE) {
+            for ((slot, score), of) in scores.iter_mut().enumerate().zip(layer.head(head)) {
+                if of <= position && self.get(head, row, slot) {
+                    *score -= 1.0;
+                }
+            }
+        }
+        for (score, position) in scores.iter_mut().zip(layer.head(head)) {
+            if layer.is_recent(*position, self.policy.recent) {
+                *score = f32::INFINITY;
+            }
+        }
+    }
+
+    fn moved(&mut self, head: usize, from: usize, to: usize, position: u32) {
+        for row in 0..self.rows.len() {
+            if self.rows[row] != NONE && self.rows[row] >= position {
+                let bit = self.get(head, row, from);
+                self.set(head, row, to, bit);
+            }
+        }
+    }
+
+    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
+        let mut bits = Bits::new(self.policy, self.heads, self.group, capacity);
+        bits.rows.clone_from(&self.rows);
+        bits.next = self.next;
+        for (head, kept) in kept.chunks_exact(kept.len() / self.heads).enumerate() {
+            for row in 0..self.rows.len() {
+                for (slot, from) in kept.iter().enumerate() {
+                    let bit = self.get(head, row, *from as usize);
+                    bits.set(head, row, slot, bit);
+                }
+            }
+        }
+        Box::new(bits)
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.words.as_slice()) + size_of_val(self.rows.as_slice())
+    }
+}

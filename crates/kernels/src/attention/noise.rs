@@ -1,0 +1,104 @@
+//! Gumbel noise for attention scores: the same number for the same place, whatever is computed when and by whom.
+
+use super::Attention;
+use super::queries::Block;
+use crate::simd::KEYS;
+
+/// Noise of a call of [`Cpu::noisy_column_sums`](crate::Cpu::noisy_column_sums): `g = −ln(−ln U)` before the softmax, whose
+/// logits are divided by `τ`. `U` is a hash of seed, query head, row and token.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise<'a> {
+    /// What tells runs, and layers, apart; none for no noise.
+    pub seed: Option<u64>,
+    /// Temperature, above 0.
+    pub tau: f32,
+    /// Position of each row.
+    pub rows: &'a [u32],
+    /// Position of the token in each slot, kv_heads × capacity.
+    pub tokens: &'a [u32],
+}
+
+impl Noise<'_> {
+    pub(super) fn check(&self, a: &Attention) {
+        assert!(self.tau > 0.0, "the temperature is above 0");
+        assert_eq!(self.rows.len(), a.visible.len(), "one position a row");
+        assert_eq!(self.tokens.len(), a.kv_heads * a.capacity, "one position for each KV head and slot");
+    }
+
+    /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones. In base 2 the noise is
+    /// `−log₂(−log₂ U)`, but for a constant that softmax does not see.
+    #[inline(always)]
+    pub(super) fn add(&self, block: &Block, i: usize, first: usize, scores: &mut [f32]) {
+        let scale = 1.0 / self.tau;
+        let Some(seed) = self.seed else {
+            for score in scores.iter_mut() {
+                *score *= scale;
+            }
+            return;
+        };
+        let (shape, row) = (block.shape, block.row(i));
+        let head = block.index(i) - row * shape.heads;
+        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.rows[row])));
+        let (low, high) = (key as u32, (key >> 32) as u32);
+        let tokens = &self.tokens[block.g * shape.capacity..(block.g + 1) * shape.capacity];
+        let mut positions = [0; KEYS];
+        let here = &tokens[first..(first + KEYS).min(tokens.len())];
+        positions[..here.len()].copy_from_slice(here);
+        for (score, position) in scores.iter_mut().zip(positions) {
+            let hash = mix32(mix32(position ^ low).wrapping_add(high));
+            let uniform = ((hash >> 8) as f32 + 0.5) * (1.0 / (1 << 24) as f32);
+            let exponential = (-log2(uniform)).max(1e-9);
+            *score = (*score - log2(exponential)) * scale;
+        }
+    }
+}
+
+/// The finaliser of SplitMix64.
+fn mix64(mut x: u64) -> u64 {
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// The finaliser of MurmurHash3.
+#[inline(always)]
+fn mix32(mut x: u32) -> u32 {
+    x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+    x ^ x >> 16
+}
+
+/// log₂ x of a positive normal number, relative error about 1e-6 (Cephes' `logf` coefficients). Plain arithmetic, so that a
+/// loop of it becomes vectors.
+#[inline(always)]
+fn log2(x: f32) -> f32 {
+    // The mantissa between √½ and √2.
+    let exponent = (x.to_bits() as i32).wrapping_sub(0x3f35_04f3) >> 23;
+    let f = f32::from_bits((x.to_bits() as i32).wrapping_sub(exponent << 23) as u32) - 1.0;
+    let mut p = 7.037_683_6e-2;
+    for c in [
+        -1.151_461e-1,
+        1.167_699_9e-1,
+        -1.242_014_1e-1,
+        1.424_932_3e-1,
+        -1.666_805_8e-1,
+        2.000_071_5e-1,
+        -2.499_999_4e-1,
+        3.333_333e-1,
+    ] {
+        p = p * f + c;
+    }
+    let ln = f - 0.5 * f * f + f * f * f * p;
+    exponent as f32 + ln * std::f32::consts::LOG2_E
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn logarithms_are_right() {
+        for x in [1e-9f32, 3e-8, 0.1, 0.499, 0.706, 0.708, 0.999_999_94, 1.0, 1.5, 24.0] {
+            let (got, expected) = (f64::from(super::log2(x)), f64::from(x).log2());
+            assert!((got - expected).abs() <= 2e-6 * expected.abs(), "{x}: {got} {expected}");
+        }
+    }
+}
