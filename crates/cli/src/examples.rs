@@ -86,7 +86,7 @@ Examples:
   refrain bench decode --policies full,morph_kv:capacity=600,morph_kv:capacity=4000:fuse=max
 
 Every policy answers the same prompt for --tokens tokens, past any end token, greedily; policies \
-take turns. The curve is the median time a token of each twentieth of the answer. Short answers \
+take turns of 32 tokens. The curve is the median time a token of each twentieth of the answer. Short answers \
 show what pruning costs before it pays.";
 
 pub(crate) const BENCH_MEMORY: &str = "\

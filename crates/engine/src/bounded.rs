@@ -7,7 +7,7 @@ use refrain_eviction::{
     Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Recent, Sizes, Statistics,
 };
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Noise, Precision};
-use refrain_kv::{KvCache, LayerCache, Rope, Shape, survivors, weakest};
+use refrain_kv::{KvCache, LayerCache, Rope, Shape, survivors};
 use refrain_model::{Config, Workspace};
 
 use crate::forward::Rows;
@@ -375,12 +375,12 @@ impl<'a> Bounded<'a> {
                 keys: held.cache.k.as_slice(),
                 next,
             };
-            held.statistics.score(&view, head, scores);
             if held.len == keep + 1 {
-                let hole = weakest(scores, view.head(head)).unwrap_or(keep);
+                let hole = held.statistics.weakest(&view, head, scores).unwrap_or(keep);
                 held.relocate((d, capacity), head, keep, hole);
                 continue;
             }
+            held.statistics.score(&view, head, scores);
             let kept = survivors(scores, view.head(head), keep);
             let stay = kept.partition_point(|slot| (*slot as usize) < keep);
             let (stay, movers) = kept.split_at(stay);

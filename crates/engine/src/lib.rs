@@ -45,7 +45,7 @@ pub use document::Document;
 pub use error::{Error, Result};
 pub use explain::{Attended, Explanation};
 pub use ingest::{IngestProgress, IngestReport, rate};
-pub use probe::DecodeTimes;
+pub use probe::{AnswerTimes, DecodeTimes};
 pub use prompt::{Prompt, PromptChunk};
 pub use sampling::{Sampling, argmax};
 

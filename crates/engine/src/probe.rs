@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use refrain_eviction::Eviction;
-use refrain_fusion::Vanilla;
+use refrain_fusion::{FusionMethod, Vanilla};
 use serde::Serialize;
 
 use crate::forward::State;
-use crate::{Engine, Prompt, Result, argmax};
+use crate::{Account, Engine, Prompt, Result, argmax};
 
 /// Times of decoding after a context.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -17,6 +17,20 @@ pub struct DecodeTimes {
     /// Seconds a token, mean of all steps.
     pub seconds_per_token: f64,
 }
+
+/// Times of one answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AnswerTimes {
+    /// Seconds to the first token.
+    pub ttft: f64,
+    /// Seconds of each token after it.
+    pub steps: Vec<f64>,
+    /// What it took; without the times that [`Engine::answer`] adds.
+    pub account: Account,
+}
+
+/// Tokens of a turn.
+const TURN: usize = 32;
 
 impl Engine {
     /// Seconds from an empty KV cache to the logits of the last of `ids`, all of them computed. Making the cache is
@@ -47,6 +61,48 @@ impl Engine {
         }
         let seconds_per_token = started.elapsed().as_secs_f64() / tokens.max(1) as f64;
         Ok(DecodeTimes { prefill_seconds, seconds_per_token })
+    }
+
+    /// Times of greedy answers of `tokens` tokens, past any end token, one for each eviction policy. They take turns, some
+    /// tokens at a time, so that whatever slows the machine for a while slows all of them. `progress(tokens)` is told of
+    /// tokens that are done.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn time_policies(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        evictions: &[&Eviction],
+        tokens: usize,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Vec<AnswerTimes>> {
+        let mut answers = Vec::new();
+        for eviction in evictions {
+            let room = self.room(prompt, tokens, eviction)?;
+            let started = Instant::now();
+            let prefilled = self.prefill(prompt, method, eviction, room, false)?;
+            let token = argmax(&prefilled.logits);
+            let ttft = started.elapsed().as_secs_f64();
+            let account = self.account(prompt, &prefilled.work, &prefilled.loaded);
+            answers.push((prefilled.state, token, AnswerTimes { ttft, steps: Vec::new(), account }));
+            progress(1);
+        }
+        for _ in (1..tokens).step_by(TURN) {
+            for (state, token, times) in &mut answers {
+                for _ in 0..TURN.min(tokens - 1 - times.steps.len()) {
+                    let started = Instant::now();
+                    *token = argmax(state.extend(&[*token])?);
+                    times.steps.push(started.elapsed().as_secs_f64());
+                    progress(1);
+                }
+            }
+        }
+        let finish = |((state, _, mut times), eviction): ((State<'_>, _, AnswerTimes), &&Eviction)| {
+            times.account.count_cache(&state, eviction);
+            times
+        };
+        Ok(answers.into_iter().zip(evictions).map(finish).collect())
     }
 
     /// Seconds of a prefill with room for `tokens` more, what to decode in, and the likeliest next token.

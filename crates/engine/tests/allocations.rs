@@ -5,7 +5,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use refrain_engine::{Engine, Settings};
+use refrain_engine::{Engine, Prompt, Settings};
+use refrain_eviction::POLICIES;
+use refrain_fusion::Vanilla;
 use refrain_kernels::Precision;
 use refrain_store::Store;
 
@@ -30,6 +32,33 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// The same where every step evicts a token.
+fn bounded(engine: &Engine, context: &[u32], policy: &str, precision: Precision) {
+    let eviction = POLICIES.parse(policy).unwrap();
+    let prompt = Prompt { question: context.to_vec(), ..Prompt::default() };
+    let asked = |tokens: usize| {
+        let run = |_| {
+            let (mut first, mut last) = (0, 0);
+            let mark = |done: &mut usize| {
+                *done += 1;
+                last = ASKED.load(Relaxed);
+                if *done == 5 {
+                    first = last;
+                }
+            };
+            let mut done = 0;
+            let mut mark = mark;
+            engine.time_policies(&prompt, &Vanilla, &[&eviction], tokens, |_| mark(&mut done)).unwrap();
+            last - first
+        };
+        (0..5).map(run).min().unwrap()
+    };
+    asked(40);
+    let (ten, forty) = (asked(10), asked(40));
+    // The list of times grows as well, now and then.
+    assert!((30..=34).contains(&(forty - ten)), "{policy} {precision}: {}", forty - ten);
+}
+
 /// Thirty steps more ask thirty times more: for the name of the embedding matrix, when its row is looked up. No layer and
 /// no kernel asks. A thread may join late and ask for its scratch then, so that the least of several runs counts.
 #[test]
@@ -52,6 +81,11 @@ fn no_operation_of_decoding_allocates() {
             asked(40);
             let (ten, forty) = (asked(10), asked(40));
             assert_eq!(forty - ten, 30, "{precision}, {threads} threads");
+            for policy in
+                ["morph_kv:capacity=40:window=6", "morph_kv:capacity=40:window=6:fuse=max", "h2o:capacity=40"]
+            {
+                bounded(&engine, &context, policy, precision);
+            }
         }
     }
 }

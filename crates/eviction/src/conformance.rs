@@ -1,1 +1,241 @@
-//! What every eviction policy must keep to.
+//! What every eviction policy must keep to, whatever it scores by. A new policy runs it in one line.
+
+use refrain_kernels::{Buffer, Cpu, Dtype};
+use refrain_kv::{Span, survivors};
+
+use crate::{
+    Budget, Eviction, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Sizes, Statistics,
+};
+
+const HEADS: usize = 2;
+const GROUP: usize = 2;
+const HEAD_DIM: usize = 8;
+const STEPS: usize = 60;
+
+/// Checks a policy on prompts of several lengths; panics with what is broken.
+///
+/// Budgets are the same twice, leave at least one token and do not prune to more than they allow; the one-shot ones are none
+/// where nothing has to go. Scores are numbers and the same twice; what they protect fits the budget; the newest token stays;
+/// the weakest token is the one of the lowest score. Tokens keep their scores when they change their slots, but where scores
+/// are made anew from queries over whatever is there.
+///
+/// # Panics
+/// If the policy breaks one of these.
+pub fn check(eviction: &Eviction) {
+    let policy = eviction.policy.as_ref();
+    for (system, documents, question) in [(0, 0, 1), (2, 0, 3), (3, 30, 5), (4, 300, 20), (1, 2500, 9)] {
+        let n = system + documents + question;
+        let prompt = PromptSpans { system: Span::new(0, system), question: Span::new(n - question, n) };
+        let budget = policy.budget(&prompt);
+        assert_eq!(budget, policy.budget(&prompt), "{policy:?}: a budget must be the same twice");
+        let Ok(budget) = budget else { continue };
+        assert!(budget.is_none() || !policy.is_full(), "{policy:?} evicts and is full attention");
+        let Some(budget) = budget else { continue };
+        assert!((1..=budget.most).contains(&budget.keep), "{policy:?}: {budget:?}");
+        assert!(budget.decoding || budget.keep < n, "{policy:?} prunes a prompt of {n} to {budget:?}");
+        Run { policy, prompt, budget, cpu: &Cpu::new(1), seed: n as u64 }.check();
+    }
+}
+
+struct Run<'a> {
+    policy: &'a dyn EvictionPolicy,
+    prompt: PromptSpans,
+    budget: Budget,
+    cpu: &'a Cpu,
+    seed: u64,
+}
+
+/// One layer's tokens, without values.
+struct Layer {
+    statistics: Box<dyn Statistics>,
+    capacity: usize,
+    len: usize,
+    positions: Vec<u32>,
+    keys: Buffer,
+}
+
+impl Run<'_> {
+    fn random(&mut self, count: usize) -> Vec<f32> {
+        let mut next = || {
+            self.seed =
+                self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.seed >> 40) as f32 / (1 << 24) as f32
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn sizes(&self, capacity: usize) -> Sizes {
+        Sizes { heads: HEADS, group: GROUP, head_dim: HEAD_DIM, capacity }
+    }
+
+    fn view<'a>(&'a self, layer: &'a Layer, next: usize) -> LayerView<'a> {
+        LayerView {
+            cpu: self.cpu,
+            heads: HEADS,
+            group: GROUP,
+            head_dim: HEAD_DIM,
+            capacity: layer.capacity,
+            len: layer.len,
+            positions: &layer.positions,
+            keys: layer.keys.as_slice(),
+            next: next as u32,
+        }
+    }
+
+    /// Gives random weights and queries of `rows` to the policy.
+    fn observe(&mut self, layer: &mut Layer, rows: &[u32]) {
+        let summed = !matches!(self.policy.observes(&self.prompt), Observation::Weights { .. });
+        let count = if summed { 1 } else { rows.len() };
+        let mut weights = self.random(HEADS * count * layer.len);
+        for (i, weights) in weights.chunks_mut(layer.len).enumerate() {
+            let row = rows[if summed { rows.len() - 1 } else { i % count }];
+            let positions = &layer.positions[i / count * layer.capacity..];
+            weights
+                .iter_mut()
+                .zip(positions)
+                .filter(|(_, p)| **p > row)
+                .for_each(|(weight, _)| *weight = 0.0);
+        }
+        let queries = self.random(rows.len() * HEADS * GROUP * HEAD_DIM);
+        let seen = vec![layer.len as u32; rows.len()];
+        let mut statistics = std::mem::replace(&mut layer.statistics, Box::new(crate::Recent::default()));
+        let view = self.view(layer, rows[rows.len() - 1] as usize + 1);
+        statistics.observe(&Observed { rows, seen: &seen, weights: &weights, queries: &queries }, &view);
+        layer.statistics = statistics;
+    }
+
+    fn scores(&self, layer: &Layer, next: usize, head: usize) -> Vec<f32> {
+        let view = self.view(layer, next);
+        let (mut scores, mut again) = (vec![f32::NAN; layer.len], vec![f32::NAN; layer.len]);
+        layer.statistics.score(&view, head, &mut scores);
+        layer.statistics.score(&view, head, &mut again);
+        let bits = |scores: &[f32]| scores.iter().map(|score| score.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&scores), bits(&again), "{:?}: scores must be the same twice", self.policy);
+        assert!(scores.iter().all(|score| !score.is_nan()), "{:?}: a score is no number", self.policy);
+        let protected = scores.iter().filter(|score| **score == f32::INFINITY).count();
+        assert!(protected <= self.budget.keep, "{:?} protects {protected} tokens", self.policy);
+        scores
+    }
+
+    fn check(&mut self) {
+        let n = self.prompt.len();
+        let mut prompt = Layer {
+            statistics: self.policy.statistics(&self.prompt, self.sizes(n)),
+            capacity: n,
+            len: n,
+            positions: (0..HEADS).flat_map(|_| 0..n as u32).collect(),
+            keys: Buffer::zeros(Dtype::F32, HEADS * n * HEAD_DIM),
+        };
+        let keys = self.random(HEADS * n * HEAD_DIM);
+        prompt.keys.write_f32(0, &keys);
+        let rows = match self.policy.observes(&self.prompt) {
+            Observation::Prompt { rows } | Observation::Weights { rows } | Observation::Queries { rows } => {
+                rows.min(n)
+            }
+            _ => n,
+        };
+        let rows: Vec<u32> = (n as u32 - rows as u32..n as u32).collect();
+        self.observe(&mut prompt, &rows);
+        let kept: Vec<u32> = (0..HEADS)
+            .flat_map(|head| {
+                survivors(&self.scores(&prompt, n, head), &prompt.positions[..n], self.budget.keep)
+            })
+            .collect();
+        let len = kept.len() / HEADS;
+        assert!(
+            kept.chunks(len).all(|kept| kept.contains(&(n as u32 - 1))),
+            "{:?}: the newest token",
+            self.policy
+        );
+        if !self.budget.decoding {
+            return;
+        }
+        let mut layer = self.gathered(&prompt, &kept, len);
+        for head in (0..HEADS).filter(|_| !self.queries()) {
+            let (before, after) = (self.scores(&prompt, n, head), self.scores(&layer, n, head));
+            for (slot, kept) in kept[head * len..][..len].iter().enumerate() {
+                assert_eq!(
+                    before[*kept as usize], after[slot],
+                    "{:?}: another score in another slot",
+                    self.policy
+                );
+            }
+        }
+        for position in n..n + STEPS {
+            if layer.len > self.budget.most {
+                self.prune(&mut layer, position);
+            }
+            let slot = layer.len;
+            layer.len += 1;
+            for head in 0..HEADS {
+                layer.positions[head * layer.capacity + slot] = position as u32;
+            }
+            self.observe(&mut layer, &[position as u32]);
+        }
+    }
+
+    /// Whether scores are made from queries.
+    fn queries(&self) -> bool {
+        matches!(self.policy.observes(&self.prompt), Observation::Queries { .. })
+    }
+
+    fn gathered(&self, prompt: &Layer, kept: &[u32], len: usize) -> Layer {
+        let capacity = (self.budget.most + 1).max(len);
+        let mut layer = Layer {
+            statistics: prompt.statistics.gather(kept, capacity),
+            capacity,
+            len,
+            positions: vec![0; HEADS * capacity],
+            keys: Buffer::zeros(Dtype::F32, HEADS * capacity * HEAD_DIM),
+        };
+        for (head, kept) in kept.chunks(len).enumerate() {
+            for (slot, from) in kept.iter().enumerate() {
+                layer.positions[head * capacity + slot] = *from;
+                let at = (head * prompt.capacity + *from as usize) * HEAD_DIM;
+                let key = prompt.keys.as_slice().range(at..at + HEAD_DIM);
+                layer.keys.write((head * capacity + slot) * HEAD_DIM, key);
+            }
+        }
+        layer
+    }
+
+    /// Leaves what the policy keeps; every token that moves keeps its score.
+    fn prune(&self, layer: &mut Layer, next: usize) {
+        let keep = self.budget.keep;
+        for head in 0..HEADS {
+            let scores = self.scores(layer, next, head);
+            let base = head * layer.capacity;
+            let positions = &layer.positions[base..base + layer.len];
+            let newest = positions.iter().position(|p| *p as usize + 1 == next);
+            let kept = survivors(&scores, positions, keep);
+            let stays = newest.is_some_and(|slot| kept.contains(&(slot as u32)));
+            assert!(stays, "{:?}: the newest token goes at {next}", self.policy);
+            if layer.len == keep + 1 {
+                let weakest =
+                    layer.statistics.weakest(&self.view(layer, next), head, &mut vec![0.0; layer.len]);
+                let gone = (0..layer.len).find(|slot| !kept.contains(&(*slot as u32)));
+                assert_eq!(weakest, gone, "{:?} at {next}: the weakest is another", self.policy);
+            }
+            let holes = (0..keep as u32).filter(|slot| !kept.contains(slot));
+            let moves: Vec<(u32, u32)> =
+                holes.zip(kept.iter().copied().filter(|slot| *slot as usize >= keep)).collect();
+            for (to, from) in &moves {
+                let (to, from) = (*to as usize, *from as usize);
+                let position = layer.positions[base + from];
+                layer.statistics.moved(head, from, to, position);
+                layer.positions[base + to] = position;
+                layer.keys.copy_within(
+                    (base + from) * HEAD_DIM..(base + from + 1) * HEAD_DIM,
+                    (base + to) * HEAD_DIM,
+                );
+            }
+            let mut after = vec![0.0; layer.len];
+            layer.statistics.score(&self.view(layer, next), head, &mut after);
+            for (to, from) in moves {
+                let (before, after) = (scores[from as usize], after[to as usize]);
+                assert!(before == after || self.queries(), "{:?}: {before} became {after}", self.policy);
+            }
+        }
+        layer.len = keep;
+    }
+}

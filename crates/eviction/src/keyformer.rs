@@ -15,7 +15,7 @@ pub struct Keyformer {
     pub ratio: f64,
     /// Tokens that stay, instead of a share.
     pub capacity: Option<usize>,
-    /// Share of them that are the most recent, `floor(recent·B)`.
+    /// Share of them that are the most recent, `floor(recent·B)`, one at least.
     pub recent: f64,
     /// Temperature.
     pub tau: Tau,
@@ -34,7 +34,7 @@ impl Keyformer {
     fn parts(&self, prompt: &PromptSpans) -> (usize, usize) {
         let share = refrain_kv::top_count(self.ratio, prompt.len(), prompt.len());
         let kept = self.capacity.unwrap_or(share).max(1);
-        (kept, refrain_kv::top_count(self.recent, kept, kept))
+        (kept, refrain_kv::top_count(self.recent, kept, kept).max(1))
     }
 }
 

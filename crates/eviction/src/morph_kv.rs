@@ -121,8 +121,16 @@ impl Statistics for Weights {
         protect_recent(layer, head, self.window, scores);
     }
 
-    fn moved(&mut self, head: usize, from: usize, to: usize, position: u32) {
-        self.ring.moved(head, from, to, position);
+    fn weakest(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) -> Option<usize> {
+        let distant = layer.next.saturating_sub(self.window as u32);
+        self.ring.lowest(head, layer, distant).or_else(|| {
+            self.score(layer, head, scores);
+            refrain_kv::weakest(scores, layer.head(head))
+        })
+    }
+
+    fn moved(&mut self, head: usize, from: usize, to: usize, _: u32) {
+        self.ring.moved(head, from, to);
     }
 
     fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {

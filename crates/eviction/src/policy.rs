@@ -197,6 +197,12 @@ pub trait Statistics: Debug + Send {
     /// position. [`f32::INFINITY`] protects.
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]);
 
+    /// The slot that goes if one has to: that of the lowest [score](Statistics::score), `scores` being room for `layer.len`.
+    fn weakest(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) -> Option<usize> {
+        self.score(layer, head, scores);
+        refrain_kv::weakest(scores, layer.head(head))
+    }
+
     /// The token at `position` has moved from one slot of a head to another.
     fn moved(&mut self, _head: usize, _from: usize, _to: usize, _position: u32) {}
 

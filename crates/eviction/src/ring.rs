@@ -1,121 +1,109 @@
 //! The weights of the last rows, slot by slot, with their sum or maximum kept up to date.
 
-use refrain_kernels::{Buffer, Dtype};
+use refrain_kernels::{exchange_row, f16, lowest, raise_row, round_row};
 
 use crate::{Fuse, LayerView};
 
-/// A row that is not there yet.
-const NONE: u32 = u32::MAX;
-
 /// `heads × rows × capacity` weights in `f16`, the oldest row overwritten.
-///
-/// A weight counts only if its row is not older than the token in its slot: what the row gave to the token that was there
-/// before is not wiped out but left unread.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     heads: usize,
+    rows: usize,
     capacity: usize,
-    cells: Buffer,
-    /// Position of each row.
-    rows: Vec<u32>,
+    cells: Vec<f16>,
+    /// Rows that are there.
+    filled: usize,
+    /// The row that is written next; the oldest one, once all are there.
     next: usize,
     fused: Fused,
-    /// Old and new weights of a row; `capacity` each.
-    scratch: [Vec<f32>; 2],
 }
 
-/// `heads × capacity`.
 #[derive(Clone, Debug)]
 enum Fused {
-    /// Weights in `f16` are multiples of 2⁻²⁴, so that these sums are exact, however many are added and taken away.
+    /// `heads × capacity`. Weights in `f16` are multiples of 2⁻²⁴, so that these sums are exact, however many are added and
+    /// taken away.
     Sum(Vec<f64>),
-    Max(Vec<f32>),
+    /// A queue with its maximum: the oldest `front` rows hold the maximum of themselves and all later ones of the front;
+    /// `back` is the maximum of the rows after it, `heads × capacity`.
+    Max { back: Vec<f16>, front: usize },
 }
 
 impl Ring {
     pub(crate) fn new(heads: usize, rows: usize, capacity: usize, fuse: Fuse) -> Ring {
-        Ring {
-            heads,
-            capacity,
-            cells: Buffer::zeros(Dtype::F16, heads * rows * capacity),
-            rows: vec![NONE; rows],
-            next: 0,
-            fused: match fuse {
-                Fuse::Sum => Fused::Sum(vec![0.0; heads * capacity]),
-                Fuse::Max => Fused::Max(vec![0.0; heads * capacity]),
-            },
-            scratch: [vec![0.0; capacity], vec![0.0; capacity]],
-        }
+        let fused = match fuse {
+            Fuse::Sum => Fused::Sum(vec![0.0; heads * capacity]),
+            Fuse::Max => Fused::Max { back: vec![f16::ZERO; heads * capacity], front: 0 },
+        };
+        let cells = vec![f16::ZERO; heads * rows * capacity];
+        Ring { heads, rows, capacity, cells, filled: 0, next: 0, fused }
     }
 
     fn cell(&self, head: usize, row: usize) -> usize {
-        (head * self.rows.len() + row) * self.capacity
+        (head * self.rows + row) * self.capacity
     }
 
-    /// Takes in a row: `weights(head)` are `layer.len` numbers.
+    /// Takes in the row at `position`: `weights(head)` are `layer.len` numbers. Its own token, if it is there, is in the last
+    /// slot, where there may have been another before.
     pub(crate) fn push<'a>(
         &mut self,
         position: u32,
         weights: impl Fn(usize) -> &'a [f32],
         layer: &LayerView<'_>,
     ) {
-        let (row, len) = (self.next, layer.len);
-        self.next = (row + 1) % self.rows.len();
-        let gone = std::mem::replace(&mut self.rows[row], position);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let [old, new] = &mut scratch;
+        let (row, last) = (self.next, layer.len - 1);
+        self.leave_oldest();
         for head in 0..self.heads {
+            if layer.head(head)[last] == position {
+                self.forget(head, last);
+            }
             let (at, base) = (self.cell(head, row), head * self.capacity);
-            let (old, new) = (&mut old[..len], &mut new[..len]);
-            self.cells.as_slice().range(at..at + len).to_f32(old);
-            self.cells.write_f32(at, weights(head));
-            self.cells.as_slice().range(at..at + len).to_f32(new);
-            let positions = layer.head(head);
-            // The newest token took the place of another.
-            let fresh = if positions[len - 1] == position { len - 1 } else { len };
+            let (cells, range) = (&mut self.cells[at..at + layer.len], base..base + layer.len);
             match &mut self.fused {
-                Fused::Sum(sums) => {
-                    let sums = &mut sums[base..base + len];
-                    if fresh < len {
-                        sums[fresh] = 0.0;
-                    }
-                    for (((sum, old), new), of) in sums.iter_mut().zip(old).zip(new).zip(positions) {
-                        let taken = if gone != NONE && *of <= gone { *old } else { 0.0 };
-                        *sum += f64::from(*new) - f64::from(taken);
-                    }
+                Fused::Sum(sums) => exchange_row(cells, weights(head), &mut sums[range]),
+                Fused::Max { back, .. } => {
+                    round_row(cells, weights(head));
+                    raise_row(&mut back[range], cells);
                 }
-                Fused::Max(_) => self.push_max(head, (gone, fresh), (old, new), positions),
             }
         }
-        self.scratch = scratch;
+        self.next = (row + 1) % self.rows;
+        self.filled = (self.filled + 1).min(self.rows);
     }
 
-    /// Maxima with a new row. Only where the row that left held the maximum the others are looked at.
-    fn push_max(
-        &mut self,
-        head: usize,
-        (gone, fresh): (u32, usize),
-        (old, new): (&[f32], &[f32]),
-        positions: &[u32],
-    ) {
-        for t in 0..positions.len() {
-            let at = head * self.capacity + t;
-            let Fused::Max(maxima) = &self.fused else { return };
-            let had = if t == fresh { 0.0 } else { maxima[at] };
-            let lost = gone != NONE && positions[t] <= gone && old[t] == had && t != fresh;
-            let max =
-                if lost { self.column(head, t, positions[t]).fold(0.0, f32::max) } else { had.max(new[t]) };
-            let Fused::Max(maxima) = &mut self.fused else { return };
-            maxima[at] = max;
+    /// Makes the row that is written next one that no maximum counts.
+    fn leave_oldest(&mut self) {
+        let (rows, capacity) = (self.rows, self.capacity);
+        let Fused::Max { back, front } = &mut self.fused else { return };
+        if self.filled < rows {
+            return;
         }
+        if *front == 0 {
+            back.fill(f16::ZERO);
+            *front = rows;
+            for head in self.cells.chunks_exact_mut(rows * capacity) {
+                // From the newest row to the oldest.
+                for later in (1..rows).rev().map(|i| (self.next + i) % rows) {
+                    let earlier = (later + rows - 1) % rows;
+                    let (a, b) = head.split_at_mut(earlier.max(later) * capacity);
+                    let (a, b) = (&mut a[earlier.min(later) * capacity..][..capacity], &mut b[..capacity]);
+                    if earlier < later { raise_row(a, b) } else { raise_row(b, a) }
+                }
+            }
+        }
+        *front -= 1;
     }
 
-    /// The weights of a slot's token.
-    fn column(&self, head: usize, slot: usize, position: u32) -> impl Iterator<Item = f32> {
-        let counts = move |row: &usize| self.rows[*row] != NONE && self.rows[*row] >= position;
-        (0..self.rows.len())
-            .filter(counts)
-            .map(move |row| self.cells.as_slice().get(self.cell(head, row) + slot))
+    /// A slot is as if no row had seen it.
+    fn forget(&mut self, head: usize, slot: usize) {
+        for row in 0..self.filled {
+            let at = self.cell(head, row) + slot;
+            self.cells[at] = f16::ZERO;
+        }
+        let at = head * self.capacity + slot;
+        match &mut self.fused {
+            Fused::Sum(sums) => sums[at] = 0.0,
+            Fused::Max { back, .. } => back[at] = f16::ZERO,
+        }
     }
 
     /// Sum or maximum of a head's first `scores.len()` slots.
@@ -125,61 +113,63 @@ impl Ring {
             Fused::Sum(sums) => {
                 scores.iter_mut().zip(&sums[range]).for_each(|(score, sum)| *score = *sum as f32);
             }
-            Fused::Max(maxima) => scores.copy_from_slice(&maxima[range]),
+            Fused::Max { back, front } => {
+                // The oldest row of the front, if there is one, holds the front's maximum.
+                let oldest = self.cell(head, self.next);
+                let front = (*front > 0).then(|| &self.cells[oldest..oldest + scores.len()]);
+                for (i, (score, back)) in scores.iter_mut().zip(&back[range]).enumerate() {
+                    let bits = front.map_or(back.to_bits(), |front| front[i].to_bits().max(back.to_bits()));
+                    *score = f16::from_bits(bits).to_f32();
+                }
+            }
         }
     }
 
-    pub(crate) fn moved(&mut self, head: usize, from: usize, to: usize, position: u32) {
-        for row in 0..self.rows.len() {
-            if self.rows[row] != NONE && self.rows[row] >= position {
-                let at = self.cell(head, row);
-                let weight = self.cells.as_slice().get(at + from);
-                self.cells.write_f32(at + to, &[weight]);
-            }
+    /// The slot with the lowest sum among the tokens before a position; none where maxima are kept.
+    pub(crate) fn lowest(&self, head: usize, layer: &LayerView<'_>, before: u32) -> Option<usize> {
+        let Fused::Sum(sums) = &self.fused else { return None };
+        lowest(&sums[head * self.capacity..][..layer.len], layer.head(head), before)
+    }
+
+    pub(crate) fn moved(&mut self, head: usize, from: usize, to: usize) {
+        for row in 0..self.filled {
+            let at = self.cell(head, row);
+            self.cells[at + to] = self.cells[at + from];
         }
         let base = head * self.capacity;
         match &mut self.fused {
             Fused::Sum(sums) => sums[base + to] = sums[base + from],
-            Fused::Max(maxima) => maxima[base + to] = maxima[base + from],
+            Fused::Max { back, .. } => back[base + to] = back[base + from],
         }
     }
 
     /// The same for other slots: see [`crate::Statistics::gather`].
     pub(crate) fn gather(&self, kept: &[u32], capacity: usize) -> Ring {
-        let fuse = if matches!(self.fused, Fused::Sum(_)) { Fuse::Sum } else { Fuse::Max };
-        let mut ring = Ring::new(self.heads, self.rows.len(), capacity, fuse);
-        ring.rows.clone_from(&self.rows);
-        ring.next = self.next;
-        let each = kept.len() / self.heads;
-        let mut row_weights = vec![0.0; each];
-        for (head, kept) in kept.chunks_exact(each).enumerate() {
-            for row in 0..self.rows.len() {
-                let cells = self.cells.as_slice();
-                let from = self.cell(head, row);
-                row_weights.iter_mut().zip(kept).for_each(|(w, slot)| *w = cells.get(from + *slot as usize));
-                ring.cells.write_f32(ring.cell(head, row), &row_weights);
+        fn heads<T: Copy + Default>(from: &[T], of: usize, kept: &[&[u32]], to: usize) -> Vec<T> {
+            let rows = from.len() / of;
+            let mut gathered = vec![T::default(); rows * to];
+            for (row, (from, to)) in from.chunks_exact(of).zip(gathered.chunks_exact_mut(to)).enumerate() {
+                let kept = kept[row * kept.len() / rows];
+                to.iter_mut().zip(kept).for_each(|(to, slot)| *to = from[*slot as usize]);
             }
-            let slots = kept.iter().map(|slot| head * self.capacity + *slot as usize).enumerate();
-            match (&self.fused, &mut ring.fused) {
-                (Fused::Sum(from), Fused::Sum(to)) => {
-                    slots.for_each(|(i, s)| to[head * capacity + i] = from[s])
-                }
-                (Fused::Max(from), Fused::Max(to)) => {
-                    slots.for_each(|(i, s)| to[head * capacity + i] = from[s])
-                }
-                _ => {}
-            }
+            gathered
         }
-        ring
+        let kept: Vec<&[u32]> = kept.chunks_exact(kept.len() / self.heads).collect();
+        let fused = match &self.fused {
+            Fused::Sum(sums) => Fused::Sum(heads(sums, self.capacity, &kept, capacity)),
+            Fused::Max { back, front } => {
+                Fused::Max { back: heads(back, self.capacity, &kept, capacity), front: *front }
+            }
+        };
+        Ring { capacity, cells: heads(&self.cells, self.capacity, &kept, capacity), fused, ..*self }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         let fused = match &self.fused {
             Fused::Sum(sums) => size_of_val(sums.as_slice()),
-            Fused::Max(maxima) => size_of_val(maxima.as_slice()),
+            Fused::Max { back, .. } => size_of_val(back.as_slice()),
         };
-        let scratch: usize = self.scratch.iter().map(|s| size_of_val(s.as_slice())).sum();
-        self.cells.bytes() + fused + scratch + size_of_val(self.rows.as_slice())
+        size_of_val(self.cells.as_slice()) + fused
     }
 }
 
@@ -209,7 +199,7 @@ mod tests {
                 if len == CAPACITY {
                     let victim = *victim;
                     if victim < len - 1 {
-                        ring.moved(0, len - 1, victim, positions[len - 1]);
+                        ring.moved(0, len - 1, victim);
                         positions[victim] = positions[len - 1];
                     }
                     len -= 1;

@@ -25,6 +25,8 @@ mod peak;
 #[allow(unsafe_code)]
 mod pool;
 #[allow(unsafe_code)]
+mod ranking;
+#[allow(unsafe_code)]
 mod scratch;
 #[allow(unsafe_code)]
 mod shared;
@@ -39,6 +41,7 @@ pub use half::{bf16, f16};
 pub use linear::{Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
 pub use ops::softmax;
 pub use pool::Isa;
+pub use ranking::{exchange_row, lowest, raise_row, round_row};
 
 /// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]

@@ -1,14 +1,13 @@
 //! `refrain bench decode`: time a token while an answer grows, for eviction policies in turn.
 
-use std::time::Instant;
-
 use anyhow::Result;
+use refrain_eviction::Eviction;
 use serde::Serialize;
 use serde_json::json;
 
 use super::Spread;
 use super::chart::{Axis, Chart, Series, Unit};
-use super::policies::{About, answer, engine, prompts, title, write};
+use super::policies::{About, engine, prompts, title, write};
 use crate::args;
 use crate::methods::Policy;
 use crate::output::{Fail, bytes, number, print, print_json, seconds};
@@ -53,18 +52,20 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     // Times from the request to each token; by policy and run.
     let mut times: Vec<Vec<Vec<f64>>> = vec![Vec::new(); policies.len()];
     let mut accounts = Vec::new();
-    for run in 0..args.runs {
-        for (policy, times) in policies.iter().zip(&mut times) {
-            let mut one = Vec::with_capacity(args.tokens);
-            let started = Instant::now();
-            let account = answer(&engine, &prompt, (&methods[0], policy), args.tokens, |_| {
-                one.push(started.elapsed().as_secs_f64());
-                bar.inc(1);
-            })?;
-            times.push(one);
-            if run == 0 {
-                accounts.push(account);
-            }
+    let evictions: Vec<&Eviction> = policies.iter().map(|policy| &policy.built).collect();
+    for _ in 0..args.runs {
+        let method = methods[0].built.as_ref();
+        let answers = engine
+            .time_policies(&prompt, method, &evictions, args.tokens, |tokens| bar.inc(tokens as u64))?;
+        accounts.clear();
+        for (answer, times) in answers.into_iter().zip(&mut times) {
+            let mut at = answer.ttft;
+            let steps = answer.steps.into_iter().map(|step| {
+                at += step;
+                at
+            });
+            times.push(std::iter::once(answer.ttft).chain(steps).collect());
+            accounts.push(answer.account);
         }
     }
     bar.finish_and_clear();

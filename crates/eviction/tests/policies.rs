@@ -1,0 +1,68 @@
+//! Every policy of the registry under the conformance battery, and what budgets come to.
+
+use refrain_eviction::{Budget, POLICIES, PromptSpans, conformance};
+use refrain_kv::Span;
+use refrain_registry::Kind;
+
+#[test]
+fn every_registered_policy_conforms() {
+    for entry in POLICIES.entries {
+        conformance::check(&entry.with([]).unwrap());
+        // Small enough to be at work in short prompts.
+        let has = |name: &str| entry.options.iter().any(|option| option.name == name);
+        let mut small = Vec::new();
+        small.extend(has("capacity").then_some(("capacity", "24")));
+        small.extend(has("window").then_some(("window", "5")));
+        let with = |more: (&'static str, &'static str)| {
+            entry.with(small.iter().copied().chain([more])).unwrap_or_else(|error| panic!("{error}"))
+        };
+        conformance::check(&entry.with(small.iter().copied()).unwrap());
+        for option in entry.options {
+            match option.kind {
+                Kind::Choice(words) => {
+                    words.iter().for_each(|word| conformance::check(&with((option.name, word))))
+                }
+                Kind::Switch => {
+                    ["true", "false"].iter().for_each(|word| conformance::check(&with((option.name, word))))
+                }
+                Kind::Number if option.name == "evict_after" => {
+                    conformance::check(&with(("evict_after", "1.4")))
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn budget(spec: &str, n: usize) -> Option<Budget> {
+    let prompt = PromptSpans { system: Span::new(0, 2), question: Span::new(n - 3, n) };
+    POLICIES.parse(spec).unwrap().policy.budget(&prompt).unwrap()
+}
+
+#[test]
+fn budgets_are_those_of_the_definitions() {
+    let constant = |keep| Some(Budget { keep, most: keep, decoding: true });
+    assert_eq!(budget("full", 5000), None);
+    assert_eq!(budget("morph_kv", 5000), constant(600));
+    // Pruned when the present token makes it (cap + 1) · evict_after, to cap + 1 with it.
+    assert_eq!(
+        budget("morph_kv:capacity=9:window=2:evict_after=1.5", 50),
+        Some(Budget { keep: 9, most: 13, decoding: true })
+    );
+    assert_eq!(
+        budget("morph_kv:capacity=9:window=2:evict_after=2", 50),
+        Some(Budget { keep: 9, most: 18, decoding: true })
+    );
+    assert_eq!(budget("h2o:capacity=100:recent=30", 5000), constant(100));
+    assert_eq!(budget("h2o:budget=hf", 5000), constant(1000));
+    assert_eq!(budget("streaming_llm:capacity=100", 5000), constant(100));
+    assert_eq!(
+        budget("scissorhands:capacity=100", 5000),
+        Some(Budget { keep: 51, most: 100, decoding: true })
+    );
+    assert_eq!(budget("keyformer", 100), constant(60));
+    assert_eq!(budget("snap_kv:capacity=100", 5000), Some(Budget { keep: 100, most: 100, decoding: false }));
+    assert_eq!((budget("snap_kv:capacity=100", 100), budget("a3_ex:capacity=100", 99)), (None, None));
+    // Where system part and question alone are too many, the system part goes before.
+    assert_eq!(budget("a3_ex:capacity=4", 100), Some(Budget { keep: 4, most: 4, decoding: false }));
+}

@@ -1,0 +1,175 @@
+//! Sums of the last rows of weights, kept up to date, and the lowest of them.
+
+use half::f16;
+
+use crate::simd::{Kernel, Simd, load_part, store_part};
+use crate::{Isa, convert};
+
+/// Numbers that are worked on together: a multiple of every vector's.
+const LANES: usize = 16;
+
+/// A row of weights is overwritten by a new one, rounded to `f16`, and sums follow it: `sum += new − old`. Weights in `f16`
+/// are multiples of 2⁻²⁴, so that sums in `f64` are exact.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn exchange_row(row: &mut [f16], new: &[f32], sums: &mut [f64]) {
+    assert!(new.len() == row.len() && sums.len() == row.len(), "one of each for every slot");
+    Isa::best().run(Exchange { row, new, sums });
+}
+
+struct Exchange<'a> {
+    row: &'a mut [f16],
+    new: &'a [f32],
+    sums: &'a mut [f64],
+}
+
+impl Kernel for Exchange<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let slots = self.row.chunks_mut(LANES).zip(self.new.chunks(LANES)).zip(self.sums.chunks_mut(LANES));
+        for ((row, new), sums) in slots {
+            let (mut old, mut rounded) = ([0.0f32; LANES], [0.0f32; LANES]);
+            let n = row.len();
+            for i in (0..n).step_by(S::LANES) {
+                let at = row.as_mut_ptr().wrapping_add(i);
+                // SAFETY: the counts stay within slices of `n` and arrays of LANES, a multiple of the vector's.
+                unsafe {
+                    S::store(old.as_mut_ptr().add(i), load_part::<S, f16>(at, n - i));
+                    store_part::<S, f16>(at, load_part::<S, f32>(new.as_ptr().add(i), n - i), n - i);
+                    S::store(rounded.as_mut_ptr().add(i), load_part::<S, f16>(at, n - i));
+                }
+            }
+            // Not in `f32`, where 7 − 2⁻²⁴ is 7.
+            for ((sum, old), new) in sums.iter_mut().zip(old).zip(rounded) {
+                *sum += f64::from(new) - f64::from(old);
+            }
+        }
+    }
+}
+
+/// `row` becomes `new`, rounded to `f16`.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn round_row(row: &mut [f16], new: &[f32]) {
+    assert_eq!(row.len(), new.len(), "one of each for every slot");
+    convert::f32_to_f16(new, row);
+}
+
+/// Raises each of `row`, none of them negative, to what stands at its place in `other`.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn raise_row(row: &mut [f16], other: &[f16]) {
+    assert_eq!(row.len(), other.len(), "one of each for every slot");
+    // Numbers in `f16` that are not negative are ordered as their bits are.
+    for (to, other) in row.iter_mut().zip(other) {
+        let (a, b) = (to.to_bits() as i16, other.to_bits() as i16);
+        *to = f16::from_bits(a.max(b) as u16);
+    }
+}
+
+/// The slot of the lowest sum among those whose position is below `before`; of equal ones, that of the latest position. None
+/// if there is none.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn lowest(sums: &[f64], positions: &[u32], before: u32) -> Option<usize> {
+    assert_eq!(sums.len(), positions.len(), "a position for every sum");
+    Isa::best().run(Lowest { sums, positions, before })
+}
+
+struct Lowest<'a> {
+    sums: &'a [f64],
+    positions: &'a [u32],
+    before: u32,
+}
+
+impl Kernel for Lowest<'_> {
+    type Output = Option<usize>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> Option<usize> {
+        let Lowest { sums, positions, before } = self;
+        let mut lanes = [f64::INFINITY; LANES];
+        let whole = sums.len() / LANES * LANES;
+        for (sums, positions) in sums[..whole].chunks_exact(LANES).zip(positions.chunks_exact(LANES)) {
+            for i in 0..LANES {
+                let sum = if positions[i] < before { sums[i] } else { f64::INFINITY };
+                lanes[i] = if sum < lanes[i] { sum } else { lanes[i] };
+            }
+        }
+        let mut least = f64::INFINITY;
+        for lane in lanes {
+            least = if lane < least { lane } else { least };
+        }
+        for i in whole..sums.len() {
+            least = if positions[i] < before && sums[i] < least { sums[i] } else { least };
+        }
+        let mut found: Option<usize> = None;
+        for (group, sums) in sums.chunks(LANES).enumerate() {
+            let mut any = false;
+            for sum in sums {
+                any |= *sum <= least;
+            }
+            if any {
+                for i in group * LANES..group * LANES + sums.len() {
+                    let here = self.sums[i] <= least && positions[i] < before;
+                    if here && found.is_none_or(|best| positions[best] < positions[i]) {
+                        found = Some(i);
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_follow_the_rows_and_the_lowest_is_found() {
+        let n = 37;
+        let born: Vec<u32> = (0..n as u32).map(|i| i * 5 % 37).collect();
+        let weights = |seed: u32| -> Vec<f32> {
+            (0..n as u32).map(|i| ((i * 7 + seed * 13) % 31) as f32 / 64.0).collect()
+        };
+        let (mut row, mut sums) = (vec![f16::ZERO; n], vec![0.0; n]);
+        exchange_row(&mut row, &weights(1), &mut sums);
+        let mut other = vec![f16::ZERO; n];
+        exchange_row(&mut other, &weights(3), &mut sums);
+        exchange_row(&mut row, &weights(2), &mut sums);
+        for (i, sum) in sums.iter().enumerate() {
+            assert_eq!(*sum, f64::from(weights(2)[i]) + f64::from(weights(3)[i]), "{i}");
+        }
+        raise_row(&mut row, &other);
+        for (i, row) in row.iter().enumerate() {
+            assert_eq!(row.to_f32(), weights(2)[i].max(weights(3)[i]), "{i}");
+        }
+        for before in [0, 1, 17, 37, 99] {
+            let expected = (0..n)
+                .filter(|i| born[*i] < before)
+                .min_by(|a, b| sums[*a].total_cmp(&sums[*b]).then(born[*b].cmp(&born[*a])));
+            assert_eq!(lowest(&sums, &born, before), expected, "{before}");
+        }
+        assert_eq!(lowest(&[0.0; 20], &(0..20).collect::<Vec<_>>(), 9), Some(8));
+        assert_eq!(lowest(&[], &[], 9), None);
+    }
+
+    #[test]
+    fn differences_of_weights_are_exact() {
+        for (old, new) in
+            [(1.999f32, 6e-8f32), (0.5, 0.500_488_3), (2.0, 5.96e-8), (7.0, 1.2e-7), (0.0, 3e-8)]
+        {
+            let (old, new) = (f16::from_f32(old), f16::from_f32(new));
+            let (mut row, mut sums) = ([old], [f64::from(old)]);
+            exchange_row(&mut row, &[new.to_f32()], &mut sums);
+            assert_eq!(sums, [f64::from(new)], "{old} {new}");
+        }
+    }
+}
