@@ -1,5 +1,7 @@
 //! The built program, as a person or a script runs it.
 
+mod eviction;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -142,9 +144,20 @@ fn home_with_documents() -> Home {
 #[test]
 fn every_command_has_help_with_examples_and_global_options() {
     let home = Home::new();
-    for command in
-        ["pull", "ingest", "ask", "chat", "chunks", "bench ttft", "bench kernels", "methods", "completions"]
-    {
+    for command in [
+        "pull",
+        "ingest",
+        "ask",
+        "chat",
+        "generate",
+        "chunks",
+        "bench ttft",
+        "bench decode",
+        "bench memory",
+        "bench kernels",
+        "methods",
+        "completions",
+    ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let help = home.run(&words).good().out;
         assert!(help.contains("Examples:") && help.contains("--model <MODEL>"), "{command}: {help}");

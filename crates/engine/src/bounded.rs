@@ -111,16 +111,20 @@ impl<'a> Bounded<'a> {
         let n = prompt.len();
         let plan = |layer| {
             // A window that the policy's cache could hold is a bound of its own, and an exact one.
-            let window = config.window(layer).filter(|window| *window <= budget.keep);
+            let window = config.window(layer).filter(|window| (2..=budget.keep).contains(window));
             let budget = window.map_or(budget, |window| Budget::constant(window - 1));
             let most = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
             Plan { budget, capacity: most.min(room), window: window.is_some() }
         };
         let plans: Vec<Plan> = (0..config.layers).map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
+        let reports = match eviction.policy.observes(&prompt) {
+            Observation::Nothing | Observation::Prompt { .. } | Observation::Queries { .. } => 0,
+            Observation::Sums | Observation::NoisySums { .. } | Observation::Weights { .. } => heads * most,
+        };
         let scratch = Scratch {
-            scores: vec![0.0; most],
-            weights: vec![0.0; heads * most],
+            scores: vec![0.0; if plans.iter().any(|plan| plan.budget.decoding) { most } else { 0 }],
+            weights: vec![0.0; reports],
             k: Buffer::zeros(dtype, shape.width()),
             v: Buffer::zeros(dtype, shape.width()),
         };
@@ -204,6 +208,9 @@ impl<'a> Bounded<'a> {
         let bytes = cache.bytes();
         let statistics = statistics.gather(&kept, capacity);
         self.layers.push(Layer { cache, positions, len, statistics, sinks: None });
+        if self.layers.len() == self.plans.len() {
+            self.identity = Vec::new();
+        }
         bytes
     }
 
@@ -306,13 +313,8 @@ impl<'a> Bounded<'a> {
         held.positions.iter_mut().skip(slot).step_by(plan.capacity).for_each(|p| *p = position);
         held.len = slot + 1;
         self.turn_sinks(cpu, layer, position);
-        let observation = match plan.window {
-            true => Observation::Nothing,
-            false => self.eviction.policy.observes(&self.prompt),
-        };
-        let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
-        let len = *len;
-        let visible = [(0, len as u32)];
+        let (watches, Layer { cache, len, .. }) = (self.watches(layer), &self.layers[layer]);
+        let visible = [(0, *len as u32)];
         let attention = Attention {
             q: &work.q,
             k: cache.k.as_slice(),
@@ -326,36 +328,51 @@ impl<'a> Bounded<'a> {
             precision,
         };
         work.attended.resize(work.q.len());
-        let weights = &mut self.scratch.weights[..heads * len];
-        let watches = !matches!(observation, Observation::Nothing | Observation::Prompt { .. });
-        match observation {
+        match watches {
             Observation::Sums | Observation::Weights { .. } => {
+                let weights = &mut self.scratch.weights[..heads * len];
                 cpu.attention_weighing(&attention, &mut work.attended, weights);
             }
             _ => cpu.attention(&attention, &mut work.attended),
         }
-        if let Observation::NoisySums { seed, tau } = observation {
+        if let Observation::NoisySums { seed, tau } = watches {
             let step = position as usize + 1 - self.prompt.len();
             let (seed, tau) = (of_layer(seed, layer), tau.at(step));
-            let noise = Noise { seed, tau, rows: &[position], tokens: positions };
-            cpu.noisy_column_sums(&attention, 0..len, &noise, weights);
+            let noise = Noise { seed, tau, rows: &[position], tokens: &self.layers[layer].positions };
+            let weights = &mut self.scratch.weights[..heads * len];
+            cpu.noisy_column_sums(&attention, 0..*len, &noise, weights);
         }
-        if watches {
-            let view = LayerView {
-                cpu,
-                heads,
-                group: self.group,
-                head_dim: d,
-                capacity: plan.capacity,
-                len,
-                positions,
-                keys: cache.k.as_slice(),
-                next: position + 1,
-            };
-            let seen = [len as u32];
-            statistics
-                .observe(&Observed { rows: &[position], seen: &seen, weights, queries: &work.q }, &view);
+        if watches != Observation::Nothing {
+            self.observe(cpu, layer, position, &work.q);
         }
+    }
+
+    /// What attention reports of a step at a layer.
+    fn watches(&self, layer: usize) -> Observation {
+        match self.eviction.policy.observes(&self.prompt) {
+            _ if self.plans[layer].window => Observation::Nothing,
+            Observation::Prompt { .. } => Observation::Nothing,
+            observation => observation,
+        }
+    }
+
+    /// Tells the policy of the step at `position`: weights are those in the scratch.
+    fn observe(&mut self, cpu: &Cpu, layer: usize, position: u32, queries: &[f32]) {
+        let heads = self.shape.kv_heads;
+        let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
+        let view = LayerView {
+            cpu,
+            heads,
+            group: self.group,
+            head_dim: self.shape.head_dim,
+            capacity: self.plans[layer].capacity,
+            len: *len,
+            positions,
+            keys: cache.k.as_slice(),
+            next: position + 1,
+        };
+        let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
+        statistics.observe(&Observed { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
     }
 
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.

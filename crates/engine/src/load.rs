@@ -65,6 +65,10 @@ impl Engine {
             if let Some((state, logits, work)) =
                 self.attempt(prompt, method, eviction, room, explain, &mut loaded)?
             {
+                if state.bounded.is_some() {
+                    // Whoever bounds the cache wants the memory that the prompt took.
+                    self.pool.caches.keep(0);
+                }
                 return Ok(Prefilled { state, logits, work, loaded });
             }
             // All of it is in memory then: the next attempt cannot break.

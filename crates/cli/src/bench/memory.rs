@@ -163,9 +163,9 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
             series(&|row| point(&|point| Some(point.held_bytes as f64), row)),
         ),
         chart(
-            "Resident memory above that before the request",
+            "Resident memory while the answer grows",
             answer(),
-            memory("resident"),
+            memory("above that before"),
             series(&|row| point(&|point| point.resident_bytes.map(|bytes| bytes as f64), row)),
         ),
         chart(

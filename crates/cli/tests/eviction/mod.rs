@@ -1,0 +1,129 @@
+//! Eviction policies through the program.
+
+use super::*;
+
+#[test]
+fn wrong_policies_and_options_say_what_is_right() {
+    let home = Home::new();
+    home.run(&["ask", "--evict", "morph", "why"])
+        .failed(2, &["eviction policy `morph`", "morph_kv", "refrain methods"]);
+    let clash = ["ask", "--evict", "morph_kv", "--capacity", "30", "--window", "30", "why"];
+    home.run(&clash).failed(2, &["capacity 30", "window of 30"]);
+    home.run(&["generate", "--evict", "streaming_llm:capacity=4", "why"])
+        .failed(2, &["capacity 4", "4 sinks"]);
+    // A flag that nothing takes is an error that says who would.
+    home.run(&["ask", "--capacity", "600", "why"])
+        .failed(2, &["`full` takes no option `capacity`", "--evict"]);
+    home.run(&["ask", "--method", "pie", "--evict", "morph_kv", "--ratio", "0.3", "why"])
+        .failed(2, &["pie", "ratio"]);
+    home.run(&["bench", "decode", "--policies", "full,h3o"]).failed(2, &["h3o", "h2o"]);
+    home.run(&["bench", "memory", "--fuse", "product"]).failed(2, &["product", "sum"]);
+    let shown = home.run(&["methods", "morph_kv"]).good().out;
+    assert!(shown.contains("2503.00979") && shown.contains("--evict morph_kv --capacity 600"), "{shown}");
+    assert_eq!(home.json(&["methods", "snap-kv"])["kind"], "eviction");
+}
+
+#[test]
+fn an_answer_in_a_bounded_cache_says_what_it_holds() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let question = "How tall is the lighthouse?";
+    let mut words = vec!["ask", "--docs", docs.to_str().unwrap(), question, "--max-tokens", "12"];
+    words.extend(["--evict", "morph_kv", "--capacity", "64", "--window", "8", "--fuse", "max"]);
+    let said = home.run(&words).good().err;
+    assert!(
+        said.contains("morph_kv:") && said.contains("capacity=64") && said.contains("fuse=max"),
+        "{said}"
+    );
+    assert!(said.contains("65 tokens retained") && said.contains("of full attention's"), "{said}");
+    let answer = home.json(&words)["answers"][0].clone();
+    let account = |name: &str| answer["account"][name].as_u64().unwrap();
+    assert_eq!((account("retained_tokens"), &answer["account"]["kv_accounting"]), (65, &"kv_head".into()));
+    assert!(account("kv_bytes") < account("kv_bytes_peak") && account("kv_bytes") < account("kv_bytes_full"));
+    assert!(account("side_bytes") > 0);
+    // The same tokens as full attention while there is room for all of them.
+    let tokens = |evict: &str| {
+        let words =
+            ["ask", "--docs", docs.to_str().unwrap(), question, "--max-tokens", "12", "--evict", evict];
+        home.json(&words)["answers"][0]["tokens"].clone()
+    };
+    assert_eq!(tokens("full"), tokens("morph_kv:capacity=4000"));
+    // Compared with full attention, which a small cache is not.
+    let mut compared = words.clone();
+    compared.extend(["--compare", "vanilla"]);
+    assert!(home.json(&compared)["comparison"][0]["kl"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let words = [
+        "generate",
+        "Count from one to a hundred.",
+        "--max-tokens",
+        "90",
+        "--capacity",
+        "48",
+        "--window",
+        "8",
+    ];
+    let ran = home.run(&words).good();
+    assert!(ran.out.split_whitespace().count() > 20, "{}", ran.out);
+    assert!(ran.err.contains("49 tokens retained"), "{}", ran.err);
+    let answer = home.json(&words);
+    assert_eq!(answer["text"].as_str().unwrap().trim_end(), ran.out.trim_end());
+    let evict = answer["evict"].as_str().unwrap();
+    assert!(evict.starts_with("morph_kv:") && evict.contains("capacity=48"), "{evict}");
+    // Past the end token, if asked to.
+    let on = ["generate", "Say yes.", "--max-tokens", "40", "--ignore-end"];
+    assert_eq!(home.json(&on)["account"]["answer_tokens"], 40);
+    home.run(&["generate", "-"]).failed(1, &["prompt is empty"]);
+    let long = ["generate", "Count.", "--max-tokens", "9000"];
+    home.run(&long).failed(1, &["context", "9000"]);
+}
+
+#[test]
+fn curves_of_policies_are_measured_and_drawn() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let (svg, csv) = (home.path("curves.svg"), home.path("curves.csv"));
+    let files = ["--svg", svg.to_str().unwrap(), "--csv", csv.to_str().unwrap()];
+    let policies = ["--policies", "full,full:expanded,morph_kv:capacity=80", "--prompt", "100"];
+    let words =
+        [&["bench", "memory", "--tokens", "60", "--lengths", "120,300"][..], &policies, &files].concat();
+    let measured = home.json(&words);
+    let row = |i: usize| measured["results"][i].clone();
+    assert_eq!((&row(0)["policy"], &row(1)["accounting"]), (&"full attention".into(), &"query_head".into()));
+    let kv = |i: usize| row(i)["kv_bytes"].as_u64().unwrap();
+    assert_eq!(kv(1), 3 * kv(0));
+    let token = measured["about"]["token_bytes"].as_u64().unwrap();
+    assert_eq!(kv(2), 81 * token);
+    let last = row(2)["answer"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["tokens"], &last["retained"]), (&60.into(), &81.into()));
+    assert_eq!(row(2)["prompts"][1][1], 81 * token);
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("full:expanded"), "{drawn}");
+    assert!(std::fs::read_to_string(&csv).unwrap().lines().count() > 60);
+    let words =
+        [&["bench", "decode", "--tokens", "60", "--runs", "1", "--short", "10,50"][..], &policies, &files]
+            .concat();
+    let measured = home.json(&words);
+    for row in measured["results"].as_array().unwrap() {
+        assert_eq!(row["curve"].as_array().unwrap().last().unwrap()[0], 60);
+        assert!(
+            row["short"].as_array().unwrap().len() == 2 && row["growth"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("Time a token"));
+    let too_long = ["bench", "decode", "--prompt", "8000", "--tokens", "2000"];
+    home.run(&too_long).failed(2, &["8000", "2000", "8192"]);
+}
