@@ -23,7 +23,7 @@ use crate::{examples, methods};
 const ENVIRONMENT: &str = "REFRAIN_";
 
 /// Most tokens of what `generate` writes.
-const LONG_ANSWER: &str = "4096";
+pub(crate) const LONG_ANSWER: &str = "4096";
 
 /// Answers questions over documents whose chunks were prefilled once.
 ///

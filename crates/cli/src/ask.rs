@@ -63,6 +63,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             "question": question,
             "model": context.global.model,
             "ingest": ingested,
+            "evict": policy.spec,
             "answers": answers,
             "comparison": comparison,
         }));
@@ -71,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         return Ok(());
     }
     let before = if answering.len() > 1 { "" } else { "\n" };
-    print(&format!("{before}{}", comparison_table(&comparison)))
+    print(&format!("{before}{}", comparison_table(&comparison, &policy)))
 }
 
 /// What was given to be answered; `-` is standard input.
@@ -85,7 +86,7 @@ pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
     }
     if text.trim().is_empty() {
         let fail = Fail::new(format!("the {what} is empty"));
-        return Err(fail.hint("ask something: refrain ask \"How …?\"").into());
+        return Err(fail.hint(format!("give some text, or - to read the {what} from standard input")).into());
     }
     Ok(text.trim().to_owned())
 }
@@ -212,7 +213,7 @@ fn compare(
     Ok(comparison)
 }
 
-fn comparison_table(comparison: &[Comparison]) -> String {
+fn comparison_table(comparison: &[Comparison], policy: &Policy) -> String {
     let mut table =
         Table::new(&["<method", "TTFT", "compute", "speed-up", "recomputed", "KL to vanilla", "same token"]);
     for row in comparison {
@@ -226,10 +227,16 @@ fn comparison_table(comparison: &[Comparison]) -> String {
             format!("{:.0} %", 100.0 * row.top1),
         ]);
     }
+    let evict = match policy.built.is_full() {
+        true => String::new(),
+        false => {
+            format!("\nEach decodes with {}; vanilla's own answer is that of full attention.", policy.spec)
+        }
+    };
     let positions = comparison.first().map_or(0, |row| row.positions);
     let note = format!(
         "Speed-up is of TTFT, loading included. KL divergence (nats, mean) and share of equal likeliest tokens are\n\
-         over vanilla's own first {}, fed to every method.\n",
+         over vanilla's own first {}, fed to every method.{evict}\n",
         count(positions, "answer token")
     );
     format!("{}{}", table.text(), paint("2", &note, &io::stdout()))

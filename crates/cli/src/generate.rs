@@ -28,7 +28,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         ..Instructions::default()
     };
     let prompt = engine.prompt(&documents, &text, &around)?;
-    if !context.max_tokens_given {
+    if !context.max_tokens_given && sampling.max_tokens.to_string() == args::LONG_ANSWER {
         // As much as fits, where nobody asked for more.
         let room = engine.decoder().config().context.saturating_sub(prompt.len());
         sampling.max_tokens = sampling.max_tokens.min(room.max(1));
@@ -140,9 +140,9 @@ impl Page {
 
     fn finish(mut self) -> Result<()> {
         self.bar.finish_and_clear();
-        if self.width.is_some() {
+        if self.width.is_some() && !self.line.is_empty() {
             self.write(&format!("{}\n", self.line.clone()));
-        } else if self.writes && !self.ends_line {
+        } else if self.width.is_none() && self.writes && !self.ends_line {
             self.write("\n");
         }
         self.failed.map_or(Ok(()), |error| Err(error.into()))

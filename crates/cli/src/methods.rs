@@ -173,10 +173,14 @@ fn wrong(error: refrain_registry::Error) -> Fail {
 /// `refrain methods`
 pub(crate) fn run(context: &Context, args: &args::Methods) -> Result<()> {
     if let Some(name) = &args.name {
-        // What is unknown to both is said to be an unknown method.
-        return match POLICIES.entry(name) {
-            Ok(entry) => show(context, entry, "eviction", "--evict"),
-            Err(_) => show(context, METHODS.entry(name).map_err(wrong)?, "fusion", "--method"),
+        return match (METHODS.entry(name), POLICIES.entry(name)) {
+            (Ok(entry), _) => show(context, entry, "fusion", "--method"),
+            (_, Ok(entry)) => show(context, entry, "eviction", "--evict"),
+            _ => {
+                let known = [all(&METHODS), all(&POLICIES)].concat().join(", ");
+                let message = format!("unknown method or policy `{name}`; known are: {known}");
+                Err(Fail::usage(message).into())
+            }
         };
     }
     if context.json {

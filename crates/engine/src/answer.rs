@@ -58,7 +58,7 @@ pub struct Account {
     pub kv_bytes_peak: usize,
     /// Bytes that full attention would hold at the end, one cache a KV head.
     pub kv_bytes_full: usize,
-    /// Bytes that an eviction policy keeps beside keys and values: positions, statistics.
+    /// Bytes that an eviction policy keeps beside keys and values at the end: positions, statistics.
     pub side_bytes: usize,
     /// Tokens whose keys and values each head's cache holds at the end.
     pub retained_tokens: usize,
@@ -190,15 +190,20 @@ impl Engine {
         if prompt.question.is_empty() {
             return Err(Error::EmptyQuestion);
         }
+        let refused = Error::PromptTooLong { prompt: prompt.len(), answer: max_tokens, context };
+        let Some(room) = prompt.len().checked_add(max_tokens).filter(|room| *room < u32::MAX as usize) else {
+            return Err(refused);
+        };
+        if self.reach(prompt, eviction, room)? <= context { Ok(room) } else { Err(refused) }
+    }
+
+    /// The farthest that a key of a request of `room` tokens is from a query, plus one: what rotary scaling depends on, and
+    /// what must be within the context. Where keys are rotated by their places in a bounded cache, these count.
+    pub(crate) fn reach(&self, prompt: &Prompt, eviction: &Eviction, room: usize) -> Result<usize> {
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
         let budget = eviction.policy.budget(&spans)?;
         let reindexed = budget.filter(|budget| budget.decoding && eviction.policy.sinks().is_some());
-        let room = prompt.len().checked_add(max_tokens).filter(|room| *room < u32::MAX as usize);
-        let most = room.map(|room| reindexed.map_or(room, |b| room.min(prompt.len().max(b.most + 1))));
-        match room.zip(most) {
-            Some((room, most)) if most <= context => Ok(room),
-            _ => Err(Error::PromptTooLong { prompt: prompt.len(), answer: max_tokens, context }),
-        }
+        Ok(reindexed.map_or(room, |budget| room.min(prompt.len().max(budget.most.saturating_add(1)))))
     }
 
     pub(crate) fn account(&self, prompt: &Prompt, work: &Work, loaded: &Loaded) -> Account {

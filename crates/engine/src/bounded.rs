@@ -7,7 +7,7 @@ use refrain_eviction::{
     Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Recent, Sizes, Statistics,
 };
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Noise, Precision};
-use refrain_kv::{KvCache, LayerCache, Rope, Shape, survivors};
+use refrain_kv::{KvCache, LayerCache, Lender, Rope, RopeTable, Shape, survivors};
 use refrain_model::{Config, Workspace};
 
 use crate::forward::Rows;
@@ -28,6 +28,8 @@ pub(crate) struct Bounded<'a> {
     /// Heads of the cache for each KV head.
     copies: usize,
     rope: Rope,
+    /// Tokens of prompt and answer at most.
+    room: usize,
     plans: Vec<Plan>,
     layers: Vec<Layer>,
     /// Positions of a prompt's slots, in every head.
@@ -99,6 +101,8 @@ impl<'a> Bounded<'a> {
         room: usize,
     ) -> crate::Result<Option<Bounded<'a>>> {
         let budget = eviction.policy.budget(&prompt)?;
+        // What can never be pruned is full attention, to the bit.
+        let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
         if budget.is_none() && !eviction.expanded {
             return Ok(None);
         }
@@ -109,12 +113,13 @@ impl<'a> Bounded<'a> {
         };
         let shape = Shape { layers: config.layers, kv_heads: heads, head_dim: config.head_dim };
         let n = prompt.len();
-        let plan = |layer| {
-            // A window that the policy's cache could hold is a bound of its own, and an exact one.
-            let window = config.window(layer).filter(|window| (2..=budget.keep).contains(window));
-            let budget = window.map_or(budget, |window| Budget::constant(window - 1));
-            let most = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
-            Plan { budget, capacity: most.min(room), window: window.is_some() }
+        let slots = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
+        let plan = |layer| match config.window(layer) {
+            // A window that the slots could hold is a bound of its own, and an exact one.
+            Some(window) if window <= slots => {
+                Plan { budget: Budget::constant(window - 1), capacity: window.min(room), window: true }
+            }
+            _ => Plan { budget, capacity: slots.min(room), window: false },
         };
         let plans: Vec<Plan> = (0..config.layers).map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
@@ -136,11 +141,17 @@ impl<'a> Bounded<'a> {
             group,
             copies: heads / config.kv_heads,
             rope,
+            room,
             plans,
             layers: Vec::new(),
             identity: (0..heads).flat_map(|_| 0..n as u32).collect(),
             scratch,
         }))
+    }
+
+    /// Makes `table` that of one token's position.
+    pub(crate) fn rotary(&self, position: u32, table: &mut RopeTable) {
+        self.rope.fill([position], table);
     }
 
     /// Tokens in each head: of the layer that has most.
@@ -165,14 +176,22 @@ impl<'a> Bounded<'a> {
         self.layers.iter().map(layer).sum::<usize>() + scratch
     }
 
-    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = position. Returns the bytes
+    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = position. `lender` counts what is
     /// allocated.
-    pub(crate) fn take_in(&mut self, cpu: &Cpu, cache: &KvCache, prompt: PromptRows<'_>) -> usize {
+    pub(crate) fn take_in(
+        &mut self,
+        cpu: &Cpu,
+        cache: &KvCache,
+        prompt: PromptRows<'_>,
+        lender: &Lender<'_>,
+    ) {
         let layer = self.layers.len();
         let Plan { budget, capacity, window } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
         let expanded =
             self.eviction.expanded.then(|| cache.layer(layer).gather(d, n, &self.identity, self.copies, n));
+        let copied = expanded.as_ref().map_or(0, LayerCache::bytes);
+        lender.count(copied);
         let whole = expanded.as_ref().unwrap_or(cache.layer(layer));
         let view = LayerView {
             cpu,
@@ -186,11 +205,12 @@ impl<'a> Bounded<'a> {
             next: n as u32,
         };
         let mut statistics = self.statistics(window, n);
-        if !window {
+        let prunes = n > budget.most;
+        if !window && (prunes || self.watches(layer) != Observation::Nothing) {
             self.observe_prompt(layer, &view, prompt, statistics.as_mut());
         }
         let mut kept = Vec::new();
-        if n > if budget.decoding { budget.most } else { budget.keep } {
+        if prunes {
             let mut scores = vec![0.0; n];
             for head in 0..heads {
                 statistics.score(&view, head, &mut scores);
@@ -201,17 +221,18 @@ impl<'a> Bounded<'a> {
         }
         let len = kept.len() / heads;
         let mut positions = vec![0; heads * capacity];
-        for (positions, kept) in positions.chunks_exact_mut(capacity).zip(kept.chunks_exact(len)) {
+        for (positions, kept) in positions.chunks_exact_mut(capacity).zip(kept.chunks_exact(len.max(1))) {
             positions[..len].copy_from_slice(kept);
         }
         let cache = whole.gather(d, n, &kept, 1, capacity);
-        let bytes = cache.bytes();
+        lender.count(cache.bytes());
         let statistics = statistics.gather(&kept, capacity);
         self.layers.push(Layer { cache, positions, len, statistics, sinks: None });
         if self.layers.len() == self.plans.len() {
             self.identity = Vec::new();
         }
-        bytes
+        drop(expanded);
+        lender.discount(copied);
     }
 
     fn statistics(&self, window: bool, capacity: usize) -> Box<dyn Statistics> {
@@ -219,7 +240,8 @@ impl<'a> Bounded<'a> {
             return Box::new(Recent::default());
         }
         let Shape { kv_heads: heads, head_dim, .. } = self.shape;
-        self.eviction.policy.statistics(&self.prompt, Sizes { heads, group: self.group, head_dim, capacity })
+        let sizes = Sizes { heads, group: self.group, head_dim, capacity, rows: self.room };
+        self.eviction.policy.statistics(&self.prompt, sizes)
     }
 
     /// Gives a policy what it asks of the prompt's computed rows.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
@@ -37,8 +38,11 @@ pub(crate) struct Load<'a> {
     dtype: Dtype,
     capacity: usize,
     lender: &'a Lender<'a>,
-    /// Layers that may wait for the computing thread.
+    /// Layers that may be loaded beyond the one that is computed.
     ahead: usize,
+    /// Layers that the computing thread has asked for, and who waits for more of them.
+    asked: Mutex<usize>,
+    more: Condvar,
     /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
     cpu: Cpu,
     next: AtomicUsize,
@@ -49,7 +53,7 @@ pub(crate) struct Load<'a> {
 
 impl<'a> Load<'a> {
     /// Layers for `cache`. The rows of `plan` are those of the layers up to its first narrowing; `table` is that of
-    /// the cache's slots; `ahead` layers may wait for the computing thread.
+    /// the cache's slots; `ahead` layers may be loaded beyond the one that is computed.
     pub(crate) fn new(
         segments: &'a [Segment],
         plan: &'a Plan,
@@ -68,12 +72,27 @@ impl<'a> Load<'a> {
             capacity: cache.capacity(),
             lender,
             ahead,
+            asked: Mutex::new(0),
+            more: Condvar::new(),
             cpu: Cpu::with_isa(1, cpu.isa()),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
             broken: AtomicBool::new(false),
         }
+    }
+
+    /// The computing thread asks for a layer, or, with more than there are, for nothing any more.
+    fn ask(&self, layer: usize) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = layer;
+        self.more.notify_all();
+    }
+
+    /// Waits until a layer is not too far ahead.
+    fn wait_for(&self, layer: usize) {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = |asked: &mut usize| layer > asked.saturating_add(self.ahead);
+        drop(self.more.wait_while(asked, early).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Bytes loaded, time that it took all threads, and whether a segment is broken.
@@ -138,7 +157,7 @@ impl<'a> Load<'a> {
     }
 
     /// One loader thread: the next layer until there is none, then the next rest of a layer.
-    fn work(&self, outbox: &SyncSender<Message>) {
+    fn work(&self, outbox: &Sender<Message>) {
         let layers = self.shape.layers;
         loop {
             let task = self.next.fetch_add(1, Relaxed);
@@ -146,6 +165,7 @@ impl<'a> Load<'a> {
                 return;
             }
             let sound = if task < layers {
+                self.wait_for(task);
                 let ready = self.timed(|| self.layer(task));
                 let sound = ready.is_some();
                 // Nobody listens any more once a broken segment has ended the prefill.
@@ -185,14 +205,13 @@ pub(crate) struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    /// Starts loading with up to `threads` threads. Whoever computes takes what comes until the layer is there that it
-    /// waits for, so that a full channel holds up nobody for good.
+    /// Starts loading with up to `threads` threads.
     pub(crate) fn start<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         load: &'a Load<'a>,
         threads: usize,
     ) -> Feed<'a> {
-        let (outbox, inbox) = sync_channel(load.ahead);
+        let (outbox, inbox) = channel();
         let loaders = (0..threads.min(MOST_LOADERS).min(load.shape.layers))
             .filter(|i| {
                 let outbox = outbox.clone();
@@ -206,6 +225,7 @@ impl<'a> Feed<'a> {
     /// The next layer, as soon as it is ready; none if a segment is broken.
     pub(crate) fn take(&mut self, layer: usize) -> Option<Ready> {
         let started = Instant::now();
+        self.load.ask(layer);
         let ready = self.wait(layer);
         self.waited += started.elapsed();
         ready
@@ -228,5 +248,12 @@ impl<'a> Feed<'a> {
     /// Time spent waiting for layers.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
+    }
+}
+
+impl Drop for Feed<'_> {
+    fn drop(&mut self) {
+        // Whoever waits goes on, and finds that nobody listens.
+        self.load.ask(usize::MAX);
     }
 }

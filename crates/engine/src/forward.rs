@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{Attention, Dtype, Floats};
-use refrain_kv::{CachePool, KvCache, RopeTable};
+use refrain_kv::{CachePool, KvCache, Lender, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
 use crate::Result;
@@ -59,7 +59,7 @@ impl<'a> State<'a> {
         State {
             decoder,
             bounded: None,
-            table: decoder.rope_table(total, total.max(cache.capacity())),
+            table: decoder.rope_table(total, cache.capacity()),
             work: Workspace::new(cache.dtype()),
             cache,
             len: 0,
@@ -167,7 +167,11 @@ impl<'a> State<'a> {
         rows.positions.clear();
         rows.positions.extend(self.len as u32..(self.len + ids.len()) as u32);
         self.decoder.embed(ids.iter().copied(), &mut rows.x)?;
-        self.table.gather(&rows.positions, &mut rows.rotary);
+        match &self.bounded {
+            // The table ends with the prompt: an answer may be long.
+            Some(bounded) => bounded.rotary(rows.positions[0], &mut rows.rotary),
+            None => self.table.gather(&rows.positions, &mut rows.rotary),
+        }
         for layer in 0..self.decoder.config().layers {
             if self.bounded.is_some() {
                 self.project_queries(layer, &rows);
@@ -195,11 +199,18 @@ impl<'a> State<'a> {
     }
 
     /// Hands what stays of the prompt at `layer` over to the bounded cache, if there is one. `rows` are all that were
-    /// computed there, with what each sees. Returns the bytes allocated.
-    pub(crate) fn bound(&mut self, layer: usize, rows: &Rows) -> usize {
-        let Some(bounded) = &mut self.bounded else { return 0 };
-        debug_assert_eq!(rows.visible.len(), rows.positions.len(), "layer {layer}: what each row sees");
-        bounded.take_in(self.decoder.backend(), &self.cache, PromptRows { q: &self.work.q, rows })
+    /// computed there, with what each sees.
+    pub(crate) fn bound(&mut self, rows: &Rows, lender: &Lender<'_>) {
+        if let Some(bounded) = &mut self.bounded {
+            let prompt = PromptRows { q: &self.work.q, rows };
+            bounded.take_in(self.decoder.backend(), &self.cache, prompt, lender);
+        }
+    }
+
+    /// Gives up memory that only many rows need.
+    pub(crate) fn slim(&mut self) {
+        self.work = Workspace::new(self.cache.dtype());
+        (self.spare, self.next) = (Floats::new(), Rows::default());
     }
 
     /// Tokens that each head's cache holds.

@@ -60,16 +60,19 @@ impl Engine {
         room: usize,
         explain: bool,
     ) -> Result<Prefilled<'a>> {
-        let mut loaded = self.open_parts(prompt, method, room)?;
+        let reach = self.reach(prompt, eviction, room)?;
+        let mut loaded = self.open_parts(prompt, method, reach)?;
         loop {
             if let Some((state, logits, work)) =
-                self.attempt(prompt, method, eviction, room, explain, &mut loaded)?
+                self.attempt(prompt, method, eviction, (room, reach), explain, &mut loaded)?
             {
-                if state.bounded.is_some() {
+                let mut prefilled = Prefilled { state, logits, work, loaded };
+                if prefilled.state.bounded.is_some() {
                     // Whoever bounds the cache wants the memory that the prompt took.
                     self.pool.caches.keep(0);
+                    prefilled.state.slim();
                 }
-                return Ok(Prefilled { state, logits, work, loaded });
+                return Ok(prefilled);
             }
             // All of it is in memory then: the next attempt cannot break.
             self.settle(prompt, &mut loaded)?;
@@ -82,7 +85,7 @@ impl Engine {
         prompt: &Prompt,
         method: &dyn FusionMethod,
         eviction: &'a Eviction,
-        room: usize,
+        (room, reach): (usize, usize),
         explain: bool,
         loaded: &mut Loaded,
     ) -> Result<Option<(State<'a>, Vec<f32>, Work)>> {
@@ -93,17 +96,17 @@ impl Engine {
         let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
-        let (config, rope) = (self.decoder.config(), self.decoder.rope(room));
+        let (config, rope) = (self.decoder.config(), self.decoder.rope(reach));
         let bounded = Bounded::new(config, rope, eviction, spans, dtype, room)?;
         let capacity = if bounded.is_some() { prompt.len() } else { room };
         // A layer that waits is the request's own cache, or, where that is bounded, more than it.
-        let ahead = if bounded.is_some() { 1 } else { shape.layers };
+        let ahead = if bounded.is_some() { self.decoder.backend().threads() } else { shape.layers };
         if bounded.is_some() {
-            self.pool.caches.keep(ahead + self.decoder.backend().threads());
+            self.pool.caches.keep(ahead + 1);
         }
         let lender = Lender::new(&self.pool.caches);
         let cache = KvCache::vacant(shape, dtype, capacity);
-        let mut state = State::over(&self.decoder, cache, room).giving_to(&self.pool);
+        let mut state = State::over(&self.decoder, cache, reach).giving_to(&self.pool);
         state.bounded = bounded;
         if segments.is_empty() {
             let outcome = prefill.run(&mut state, None, &lender)?;
@@ -145,7 +148,7 @@ impl Engine {
         &self,
         prompt: &Prompt,
         method: &dyn FusionMethod,
-        room: usize,
+        reach: usize,
     ) -> Result<Loaded> {
         let mut loaded = Loaded {
             segments: Vec::new(),
@@ -162,7 +165,7 @@ impl Engine {
             return Ok(loaded);
         }
         // A true prefix is exact only under the rotation that the whole request has.
-        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(room);
+        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
         if self.keeps_system(prompt) && same_rope() {
             self.open_part(prompt, None, prompt.system_span(), &mut loaded)?;
         }

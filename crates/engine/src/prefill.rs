@@ -86,7 +86,7 @@ impl Prefill<'_> {
             if layer + 1 == layers {
                 work.final_rows.clone_from(&rows.positions);
                 self.see(state, layer, plan.mask, &mut rows, &[]);
-                lender.count(state.bound(layer, &rows));
+                state.bound(&rows, lender);
                 state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
             } else if plan.narrows.contains(&layer) {
                 let started = Instant::now();
@@ -103,7 +103,7 @@ impl Prefill<'_> {
             self.see(state, layer, plan.mask, &mut rows, &work.final_rows);
             work.operations += operations(state.decoder.config(), projected, &rows.visible);
             if layer + 1 < layers {
-                lender.count(state.bound(layer, &rows));
+                state.bound(&rows, lender);
             }
             state.attend(layer, &mut rows);
             if state.bounded.is_some() {

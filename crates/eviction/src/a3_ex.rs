@@ -32,7 +32,7 @@ impl EvictionPolicy for A3Ex {
         let system = prompt.system.len();
         if prompt.len() > self.capacity && system >= self.capacity {
             let clash = format!(
-                "capacity {} does not hold the system part of {system} tokens and a token of the question: choose more than {system}",
+                "capacity {} does not hold the system part, earlier turns included, of {system} tokens and a token of the question: choose more than {system}",
                 self.capacity
             );
             return Err(Error::Clash { owner: "a3_ex", clash });

@@ -65,7 +65,7 @@ impl Run<'_> {
     }
 
     fn sizes(&self, capacity: usize) -> Sizes {
-        Sizes { heads: HEADS, group: GROUP, head_dim: HEAD_DIM, capacity }
+        Sizes { heads: HEADS, group: GROUP, head_dim: HEAD_DIM, capacity, rows: self.prompt.len() + STEPS }
     }
 
     fn view<'a>(&'a self, layer: &'a Layer, next: usize) -> LayerView<'a> {

@@ -33,7 +33,7 @@ impl H2o {
             let share = |ratio| refrain_kv::top_count(ratio, prompt.len(), prompt.len());
             return Ok((share(heavy), share(recent).max(1)));
         }
-        let recent = self.recent.unwrap_or(self.capacity / 2);
+        let recent = self.recent.unwrap_or((self.capacity / 2).max(1));
         if recent > self.capacity || self.capacity == 0 {
             let clash = format!(
                 "capacity {} is below the {recent} recent tokens: choose at least as many",

@@ -40,10 +40,10 @@ impl Keyformer {
 
 impl EvictionPolicy for Keyformer {
     fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
-        if self.tau.start <= 0.0 || self.tau.end < self.tau.start {
-            let Tau { start, end, .. } = self.tau;
+        let Tau { start, step, end } = self.tau;
+        if !(start > 0.0 && step >= 0.0 && end >= start) {
             let clash = format!(
-                "temperatures go from {start} to {end}: choose a start above 0 and an end not below it"
+                "temperatures go from {start} to {end} by {step}: choose a start above 0, a step not below 0 and an end not below the start"
             );
             return Err(Error::Clash { owner: "keyformer", clash });
         }

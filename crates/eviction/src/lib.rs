@@ -3,7 +3,8 @@
 //!
 //! One paper, one file. [`POLICIES`] lists them with their options.
 //!
-//! A capacity counts the tokens that stay beside the one being computed: a cache of capacity `C` has `C + 1` slots.
+//! A capacity counts the tokens that stay beside the one being computed: a cache that is pruned at every step to capacity `C`
+//! has `C + 1` slots.
 
 mod a3_ex;
 pub mod conformance;

@@ -68,10 +68,10 @@ impl EvictionPolicy for MorphKv {
             return clash(format!("a window of {window} leaves no row to rank by: choose a larger window"));
         }
         if !(1.0..=1e6).contains(&evict_after) {
-            return clash(format!("evict_after {evict_after} is below 1: choose 1 or more"));
+            return clash(format!("evict_after {evict_after} is not from 1 to 1000000"));
         }
         // Pruned when the cache, the present token included, has come to (cap + 1) · evict_after.
-        let at = ((capacity + 1) as f64 * evict_after - 1e-9).ceil() as usize;
+        let at = (capacity.saturating_add(1) as f64 * evict_after - 1e-9).ceil() as usize;
         Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))
     }
 
@@ -85,8 +85,8 @@ impl EvictionPolicy for MorphKv {
     fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
         match self.profile {
             Profile::Paper => {
-                let ring = Ring::new(sizes.heads, self.window, sizes.capacity, self.fuse);
-                Box::new(Weights { ring, window: self.window })
+                let ring = Ring::new(sizes.heads, self.window.min(sizes.rows), sizes.capacity, self.fuse);
+                Box::new(Weights { ring, window: self.window, last: None })
             }
             Profile::CodeLlama | Profile::CodeMistral => Box::new(Queries::new(*self, sizes)),
         }
@@ -105,12 +105,21 @@ impl MorphKv {
 struct Weights {
     ring: Ring,
     window: usize,
+    /// Position of the last row.
+    last: Option<u32>,
 }
 
 impl Statistics for Weights {
     fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
         let rows = seen.rows.len();
         for (row, position) in seen.rows.iter().enumerate() {
+            // Tokens of a prompt that were not computed gave nothing; they count among the last ones all the same.
+            let skipped = self.last.map_or(0, |last| position - last - 1).min(self.window as u32);
+            if skipped > 0 {
+                let nothing = vec![0.0; layer.len];
+                (0..skipped).for_each(|i| self.ring.push(position - skipped + i, |_| &nothing, layer));
+            }
+            self.last = Some(*position);
             let weights = |head: usize| &seen.weights[(head * rows + row) * layer.len..][..layer.len];
             self.ring.push(*position, weights, layer);
         }
@@ -134,7 +143,7 @@ impl Statistics for Weights {
     }
 
     fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
-        Box::new(Weights { ring: self.ring.gather(kept, capacity), window: self.window })
+        Box::new(Weights { ring: self.ring.gather(kept, capacity), ..*self })
     }
 
     fn bytes(&self) -> usize {
@@ -159,28 +168,34 @@ struct Queries {
     /// `rows × heads · group × d`, the oldest row overwritten.
     queries: Buffer,
     width: usize,
-    filled: usize,
+    /// Position of each row that is there.
+    positions: Vec<u32>,
     next: usize,
 }
 
 impl Queries {
     fn new(policy: MorphKv, sizes: Sizes) -> Queries {
         let width = sizes.heads * sizes.group * sizes.head_dim;
-        let queries = Buffer::zeros(Dtype::F16, policy.rows() * width);
-        Queries { policy, group: sizes.group, head_dim: sizes.head_dim, queries, width, filled: 0, next: 0 }
+        let rows = policy.rows().min(sizes.rows);
+        let queries = Buffer::zeros(Dtype::F16, rows * width);
+        let positions = Vec::with_capacity(rows);
+        Queries { policy, group: sizes.group, head_dim: sizes.head_dim, queries, width, positions, next: 0 }
     }
 
     /// Softmax over the distant tokens of the logits of `heads` query heads from `first` on, summed; `rows × len`, zero
     /// elsewhere.
     fn rows(&self, layer: &LayerView<'_>, head: usize, first: usize, heads: usize) -> Vec<f32> {
         let (d, size) = (self.head_dim, heads * self.head_dim);
-        let mut q = vec![0.0; self.filled * size];
-        for (row, q) in q.chunks_exact_mut(size).enumerate() {
+        // Rows of a prompt may have gaps: those of older tokens than the last ones do not count.
+        let recent = |row: &usize| layer.is_recent(self.positions[*row], self.policy.rows());
+        let recent: Vec<usize> = (0..self.positions.len()).filter(recent).collect();
+        let mut q = vec![0.0; recent.len() * size];
+        for (row, q) in recent.iter().zip(q.chunks_exact_mut(size)) {
             let at = row * self.width + (head * self.group + first) * d;
             self.queries.as_slice().range(at..at + size).to_f32(q);
         }
         let keys = layer.keys.range(head * layer.capacity * d..(head + 1) * layer.capacity * d);
-        let mut rows = vec![0.0; self.filled * layer.len];
+        let mut rows = vec![0.0; recent.len() * layer.len];
         let scale = (d as f32).sqrt().recip();
         layer.cpu.concat_logits(&q, heads, 1, d, keys, layer.capacity, 0..layer.len, scale, &mut rows);
         for row in rows.chunks_exact_mut(layer.len) {
@@ -197,17 +212,21 @@ impl Queries {
 
 impl Statistics for Queries {
     fn observe(&mut self, seen: &Observed<'_>, _: &LayerView<'_>) {
-        for query in seen.queries.chunks_exact(self.width) {
+        let rows = self.queries.len() / self.width;
+        for (query, position) in seen.queries.chunks_exact(self.width).zip(seen.rows) {
             self.queries.write_f32(self.next * self.width, query);
-            self.next = (self.next + 1) % self.policy.rows();
-            self.filled = (self.filled + 1).min(self.policy.rows());
+            match self.positions.get_mut(self.next) {
+                Some(row) => *row = *position,
+                None => self.positions.push(*position),
+            }
+            self.next = (self.next + 1) % rows;
         }
     }
 
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
         scores.fill(0.0);
         let distant = layer.head(head).iter().any(|p| !layer.is_recent(*p, self.policy.window));
-        if distant && self.filled > 0 {
+        if distant && !self.positions.is_empty() {
             let rows = match self.policy.profile {
                 Profile::CodeMistral => (0..self.group)
                     .map(|m| self.rows(layer, head, m, 1))

@@ -186,6 +186,8 @@ pub struct Sizes {
     pub head_dim: usize,
     /// Slots of a head.
     pub capacity: usize,
+    /// Rows that there can be at most: the tokens of prompt and answer.
+    pub rows: usize,
 }
 
 /// What a policy remembers of one layer, beside keys and values and moved with them.
@@ -198,6 +200,7 @@ pub trait Statistics: Debug + Send {
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]);
 
     /// The slot that goes if one has to: that of the lowest [score](Statistics::score), `scores` being room for `layer.len`.
+    /// An override may tell apart what is equal in f32.
     fn weakest(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) -> Option<usize> {
         self.score(layer, head, scores);
         refrain_kv::weakest(scores, layer.head(head))

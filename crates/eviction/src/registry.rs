@@ -311,7 +311,10 @@ mod tests {
             ("h2o:capacity=4:recent=5", "capacity 4", "5 recent"),
             ("streaming_llm:capacity=3", "capacity 3", "4 sinks"),
             ("scissorhands:capacity=12", "capacity 12", "10 recent"),
-            ("morph_kv:evict_after=0.5", "evict_after 0.5", "below 1"),
+            ("morph_kv:evict_after=0.5", "evict_after 0.5", "from 1"),
+            ("snap_kv:window=0", "window of 0", "larger"),
+            ("scissorhands:history=0", "history of 0", "longer"),
+            ("h2o:capacity=2000000", "2000000", "1048576"),
             ("keyformer:tau=3", "from 3", "to 2"),
             ("snap_kv:kernel=4", "kernel", "odd"),
         ] {

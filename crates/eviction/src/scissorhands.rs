@@ -32,11 +32,15 @@ impl EvictionPolicy for Scissorhands {
     fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
         let Scissorhands { capacity, recent, history, .. } = *self;
         let dropped = refrain_kv::top_count(self.drop, capacity, capacity).max(1);
-        let keep = (capacity + 1).saturating_sub(dropped);
-        if keep <= recent || history == 0 || capacity == 0 {
+        let keep = capacity.saturating_add(1).saturating_sub(dropped);
+        if keep <= recent || capacity == 0 {
             let clash = format!(
-                "capacity {capacity} less the {dropped} dropped at a time leaves no token beside the {recent} recent ones (history {history}): choose a larger capacity"
+                "capacity {capacity} less the {dropped} dropped at a time leaves no token beside the {recent} recent ones: choose a larger capacity or a smaller drop"
             );
+            return Err(Error::Clash { owner: "scissorhands", clash });
+        }
+        if history == 0 {
+            let clash = "a history of 0 leaves no row to look back at: choose a longer one".to_owned();
             return Err(Error::Clash { owner: "scissorhands", clash });
         }
         Ok(Some(Budget { keep, most: capacity, decoding: true }))
@@ -47,7 +51,8 @@ impl EvictionPolicy for Scissorhands {
     }
 
     fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
-        Box::new(Bits::new(*self, sizes.heads, sizes.group, sizes.capacity))
+        let policy = Scissorhands { history: self.history.min(sizes.rows), ..*self };
+        Box::new(Bits::new(policy, sizes.heads, sizes.group, sizes.capacity))
     }
 }
 

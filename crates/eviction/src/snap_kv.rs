@@ -48,6 +48,10 @@ impl EvictionPolicy for SnapKv {
             );
             return Err(Error::Clash { owner: "snap_kv", clash });
         }
+        if window == 0 {
+            let clash = "a window of 0 leaves no row to score by: choose a larger window".to_owned();
+            return Err(Error::Clash { owner: "snap_kv", clash });
+        }
         Ok((prompt.len() > capacity).then_some(Budget::once(capacity)))
     }
 

@@ -266,9 +266,18 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// Bytes that the elements take.
+    /// Elements for which there is memory.
+    pub fn capacity(&self) -> usize {
+        match self {
+            Buffer::F32(v) => v.capacity(),
+            Buffer::F16(v) => v.capacity(),
+            Buffer::Bf16(v) => v.capacity(),
+        }
+    }
+
+    /// Bytes allocated.
     pub fn bytes(&self) -> usize {
-        self.len() * self.dtype().size()
+        self.capacity() * self.dtype().size()
     }
 
     /// Copies the elements `from` to where `to` begins.

@@ -62,7 +62,7 @@ impl LayerCache {
         cpu.place_values(v, kv_heads, head_dim, slots, &mut self.v);
     }
 
-    /// Bytes of keys and values.
+    /// Bytes allocated for keys and values.
     pub fn bytes(&self) -> usize {
         self.k.bytes() + self.v.bytes()
     }
@@ -104,13 +104,18 @@ impl LayerCache {
 pub struct CachePool(Mutex<Vec<LayerCache>>);
 
 impl CachePool {
-    /// Room for `capacity` tokens, in used memory if there is some. Slots hold zeros or what they held before.
+    /// Room for `capacity` tokens, in used memory if there is some that is large enough and at most twice as large. Slots
+    /// hold zeros or what they held before.
     pub fn take(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
         let used = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let elements = shape.width() * capacity;
+        let fits = |buffer: &Buffer| {
+            buffer.dtype() == dtype && (elements..=2 * elements).contains(&buffer.capacity())
+        };
         match used {
-            Some(mut cache) if cache.k.dtype() == dtype => {
-                cache.k.resize(shape.width() * capacity);
-                cache.v.resize(shape.width() * capacity);
+            Some(mut cache) if fits(&cache.k) && fits(&cache.v) => {
+                cache.k.resize(elements);
+                cache.v.resize(elements);
                 cache
             }
             _ => LayerCache::new(shape, dtype, capacity),
@@ -153,7 +158,7 @@ impl<'a> Lender<'a> {
 
     /// Gives a layer's memory back.
     pub fn give(&self, layer: LayerCache) {
-        self.held.fetch_sub(layer.bytes(), Relaxed);
+        self.discount(layer.bytes());
         self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
     }
 
@@ -161,6 +166,11 @@ impl<'a> Lender<'a> {
     pub fn count(&self, bytes: usize) {
         let held = self.held.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(held, Relaxed);
+    }
+
+    /// Takes back what was [counted](Lender::count).
+    pub fn discount(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Relaxed);
     }
 
     /// Most bytes held at a time.

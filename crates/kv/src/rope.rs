@@ -34,7 +34,16 @@ impl Rope {
 
     /// Cosines and sines for `positions`.
     pub fn table(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
-        let mut table = RopeTable { half: self.frequencies.len(), ..RopeTable::default() };
+        let mut table = RopeTable::default();
+        self.fill(positions, &mut table);
+        table
+    }
+
+    /// Makes `table` that of `positions`.
+    pub fn fill(&self, positions: impl IntoIterator<Item = u32>, table: &mut RopeTable) {
+        table.half = self.frequencies.len();
+        table.cos.clear();
+        table.sin.clear();
         for position in positions {
             for &frequency in &self.frequencies {
                 let (sin, cos) = if position < EXACT_ANGLES {
@@ -47,7 +56,6 @@ impl Rope {
                 table.sin.push(sin * self.scale);
             }
         }
-        table
     }
 }
 

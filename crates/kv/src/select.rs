@@ -2,22 +2,8 @@
 
 /// Indices of the `k` highest scores, ascending. `k` is clamped to the number of scores; NaN ranks lowest.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
-    let k = k.min(scores.len());
-    if k == 0 {
-        return Vec::new();
-    }
-    let rank = |i: u32| {
-        let score = scores[i as usize];
-        if score.is_nan() { f32::NEG_INFINITY } else { score }
-    };
-    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-    let by_score = |a: &u32, b: &u32| rank(*b).total_cmp(&rank(*a)).then(a.cmp(b));
-    if k < order.len() {
-        order.select_nth_unstable_by(k - 1, by_score);
-        order.truncate(k);
-    }
-    order.sort_unstable();
-    order
+    let positions: Vec<u32> = (0..scores.len() as u32).collect();
+    survivors(scores, &positions, k)
 }
 
 /// Slots of the `keep` highest scores, ascending; of equal ones the earlier position goes first. `keep` is clamped to the

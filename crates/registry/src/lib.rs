@@ -13,9 +13,9 @@ pub use error::{Error, Result};
 pub enum Kind {
     /// A number from 0 to 1.
     Ratio,
-    /// A number, not negative.
+    /// A number from 0 to 10⁹.
     Number,
-    /// A whole number.
+    /// A whole number up to 2²⁰.
     Count,
     /// `true` or `false`; as a flag it needs no value.
     Switch,
@@ -118,7 +118,7 @@ impl<'a> Options<'a> {
         let (spec, _) = self.values[index];
         let fits = match spec.kind {
             Kind::Ratio => value.parse::<f64>().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio)),
-            Kind::Number => value.parse::<f64>().is_ok_and(|number| (0.0..1e9).contains(&number)),
+            Kind::Number => value.parse::<f64>().is_ok_and(|number| (0.0..=1e9).contains(&number)),
             Kind::Count => value.parse::<usize>().is_ok_and(|count| count <= 1 << 20),
             Kind::Switch => value.parse::<bool>().is_ok(),
             Kind::Choice(words) => words.contains(&value),
@@ -171,8 +171,8 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kind::Ratio => write!(f, "a number from 0 to 1"),
-            Kind::Number => write!(f, "a number, not negative"),
-            Kind::Count => write!(f, "a whole number"),
+            Kind::Number => write!(f, "a number from 0 to 1000000000"),
+            Kind::Count => write!(f, "a whole number up to 1048576"),
             Kind::Switch => write!(f, "true or false"),
             Kind::Choice(words) => write!(f, "one of {}", words.join(", ")),
         }

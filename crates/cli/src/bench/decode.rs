@@ -27,8 +27,7 @@ struct Row {
     ttft: Spread,
     /// `(tokens of the answer, seconds a token)`: the median of each part of the answer, and over the runs.
     curve: Vec<(usize, f64)>,
-    /// `(tokens of the answer, TTFT, TPOT)` of short answers.
-    short: Vec<(usize, f64, f64)>,
+    short: Vec<Short>,
     /// `(tokens of the answer, seconds from the request on)`.
     total: Vec<(usize, f64)>,
     /// Time a token at the end over that after the thousandth token, or the tenth part of a shorter answer.
@@ -36,6 +35,18 @@ struct Row {
     kv_bytes: usize,
     side_bytes: usize,
     retained_tokens: usize,
+}
+
+/// A short answer, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Short {
+    tokens: usize,
+    /// To the first token.
+    ttft: f64,
+    /// A token after the first.
+    tpot: f64,
+    /// Of the whole answer divided by its tokens, as A³'s code reports TPOT.
+    whole_per_token: f64,
 }
 
 /// `refrain bench decode`
@@ -112,7 +123,12 @@ fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, s
         .filter(|length| **length > 1 && **length <= tokens)
         .map(|length| {
             let tpot = |times: &Vec<f64>| (times[length - 1] - times[0]) / (length - 1) as f64;
-            (*length, over_runs(&|times| times[0]).median, over_runs(&tpot).median)
+            Short {
+                tokens: *length,
+                ttft: over_runs(&|times| times[0]).median,
+                tpot: over_runs(&tpot).median,
+                whole_per_token: over_runs(&|times| times[length - 1] / *length as f64).median,
+            }
         })
         .collect();
     let settled = curve.iter().find(|(at, _)| *at > SETTLED.min(tokens / 10)).unwrap_or(&curve[0]).1;
@@ -157,10 +173,12 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
             series(&|row| row.curve.iter().map(|(at, y)| (*at as f64, 1.0 / y)).collect()),
         ),
         chart(
-            "Short answers: TPOT against TTFT, a point a length",
-            axis("time to first token", Unit::Seconds),
-            axis("time a token", Unit::Seconds),
-            series(&|row| row.short.iter().map(|(_, ttft, tpot)| (*ttft, *tpot)).collect()),
+            "Short answers, prefill included",
+            Axis { log: true, ..answer() },
+            axis("whole time / tokens", Unit::Seconds),
+            series(&|row| {
+                row.short.iter().map(|short| (short.tokens as f64, short.whole_per_token)).collect()
+            }),
         ),
     ]
 }
@@ -180,7 +198,7 @@ fn table(rows: &[Row]) -> Table {
     ]);
     for row in rows {
         let end = row.curve[row.curve.len() - 1].1;
-        let short = row.short.iter().map(|(length, _, tpot)| format!("{length}: {}", seconds(*tpot)));
+        let short = row.short.iter().map(|short| format!("{}: {}", short.tokens, seconds(short.tpot)));
         let (last, whole) = row.total[row.total.len() - 1];
         table.push(vec![
             row.policy.clone(),

@@ -108,19 +108,14 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     let copies = if policy.built.expanded { config.heads / config.kv_heads } else { 1 };
     let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
     // What every request touches is touched before.
-    answer(
-        &engine,
-        &prompts(&engine, &args.policies, &[args.prompt.min(256)], 8)?[0],
-        (method, policy),
-        8,
-        |_| (),
-    )?;
+    answer(&engine, &prompt, (method, policy), args.tokens.min(8), |_| ())?;
     let before = resident_memory();
     let mut points = Vec::new();
     let account = answer(&engine, &prompt, (method, policy), args.tokens, |progress| {
-        if progress.tokens % args.tokens.div_ceil(PARTS) == 0 || progress.tokens == 1 {
+        let tokens = progress.tokens;
+        if tokens % args.tokens.div_ceil(PARTS) == 0 || tokens == 1 || tokens == args.tokens {
             points.push(Point {
-                tokens: progress.tokens,
+                tokens,
                 retained: progress.retained,
                 held_bytes: progress.retained * token,
                 resident_bytes: resident_memory().zip(before).map(|(now, before)| now.saturating_sub(before)),

@@ -46,7 +46,8 @@ impl Noise<'_> {
         positions[..here.len()].copy_from_slice(here);
         for (score, position) in scores.iter_mut().zip(positions) {
             let hash = mix32(mix32(position ^ low).wrapping_add(high));
-            let uniform = ((hash >> 8) as f32 + 0.5) * (1.0 / (1 << 24) as f32);
+            // Exact, and never 0 or 1.
+            let uniform = ((hash >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32);
             let exponential = (-log2(uniform)).max(1e-9);
             *score = (*score - log2(exponential)) * scale;
         }

@@ -28,6 +28,9 @@ const POLICIES: [&str; 11] = [
     "morph_kv:capacity=40:window=6:profile=code_mistral",
 ];
 
+/// Tokens that an answer might have beyond those that it has.
+const SPARE: usize = 60;
+
 const ONCE: [&str; 4] = [
     "snap_kv:capacity=40:window=8",
     "snap_kv:capacity=40:window=8:kernel=7:pool=max",
@@ -48,7 +51,8 @@ fn forced<'a>(
     tokens: usize,
     mut each: impl FnMut(&Prefilled<'a>),
 ) -> Vec<f32> {
-    let room = engine.room(prompt, tokens, eviction).unwrap();
+    // More room than is used: a cache that holds all of it would not be bounded at all.
+    let room = engine.room(prompt, tokens + SPARE, eviction).unwrap();
     let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
     let mut logits = prefilled.logits.clone();
     each(&prefilled);
@@ -122,12 +126,38 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
 }
 
 /// A prompt that the one-shot policies prune differs only from the second token on.
+/// A window that a policy's slots can hold is all that its layer sees, whatever the policy keeps.
+#[test]
+fn windows_are_kept_exactly_where_they_fit() {
+    for settings in [exact(Dtype::F32), small()] {
+        let tolerance = if settings.precision.is_some() { 1e-4 } else { 2e-2 };
+        let engine = tiny_engine("mistral_window", settings);
+        let prompt = random_prompt(&engine, 3, &[8], 9, 5);
+        let full = logits(&engine, &prompt, Eviction::full(), 40);
+        for spec in [
+            "scissorhands:capacity=24:recent=2",
+            "morph_kv:capacity=12:window=4:evict_after=1.5",
+            "snap_kv:capacity=10:window=4",
+            "h2o:capacity=15",
+            "streaming_llm:capacity=15",
+            "h2o:capacity=15:expanded",
+        ] {
+            let got = logits(&engine, &prompt, &policy(spec), 40);
+            assert!(max_difference(&got, &full) <= tolerance, "{spec}: {}", max_difference(&got, &full));
+        }
+        // Where it does not fit, what the policy keeps is seen.
+        let few = logits(&engine, &prompt, &policy("streaming_llm:capacity=8"), 40);
+        assert!(max_difference(&few, &full) > 2.0 * tolerance);
+    }
+}
+
 #[test]
 fn the_first_token_comes_from_full_attention() {
     let engine = tiny_engine("llama", small());
     let (prompt, vocab) = (prompt(&engine), engine.decoder().config().vocab);
     let full = logits(&engine, &prompt, Eviction::full(), 4);
-    for spec in POLICIES.iter().chain(&ONCE) {
+    let expanded = ["h2o:capacity=40:expanded", "snap_kv:capacity=40:window=8:expanded"];
+    for spec in POLICIES.iter().chain(&ONCE).chain(&expanded) {
         let got = logits(&engine, &prompt, &policy(spec), 4);
         assert_eq!(got[..vocab], full[..vocab], "{spec}");
         assert_ne!(got[vocab..2 * vocab], full[vocab..2 * vocab], "{spec}");
@@ -343,6 +373,9 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
             (account("morph_kv:capacity=40:window=6"), account("morph_kv:capacity=40:window=6:expanded"));
         assert_eq!((kv.kv_accounting, query.kv_accounting), ("kv_head", "query_head"));
         assert_eq!(query.kv_bytes, group * kv.kv_bytes);
+        // Beside the bounded caches there is a layer of the prompt, and a copy of it for every query head.
+        let layer = prompt.len() * engine.decoder().shape().token_bytes(Dtype::F32) / config.layers;
+        assert!(query.kv_bytes_peak >= query.kv_bytes + (1 + group) * layer, "{query:?}");
         assert_eq!((kv.retained_tokens, query.retained_tokens), (41, 41));
         assert!(
             account("snap_kv:capacity=40:window=8:expanded").kv_bytes
@@ -381,7 +414,7 @@ fn the_account_says_what_is_held() {
     assert!(morph.side_bytes > 0 && morph.kv_bytes_peak > morph.kv_bytes);
     // The prompt is held a few layers at a time beside the bounded cache.
     let layers = engine.decoder().config().layers;
-    assert!(morph.kv_bytes_peak <= 41 * token + n * token, "{} layers", layers);
+    assert!(morph.kv_bytes_peak <= (41 + n + 50) * token, "{layers} layers");
     let (snap, _) = answer("snap_kv:capacity=40:window=8");
     assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_kv::{KvCache, Rope, RopeTable, Shape, Span};
+use refrain_kv::{CachePool, KvCache, Lender, Rope, RopeTable, Shape, Span};
 use refrain_model::{Config, ModelFiles, Workspace};
 
 use super::policy;
@@ -57,7 +57,8 @@ impl Given {
         let mut rows = Rows::default();
         rows.positions.extend(0..n as u32);
         rows.visible.extend((1..=n as u32).map(|end| (0, end)));
-        bounded.take_in(cpu, &cache, PromptRows { q: &self.q[..n * heads * head_dim], rows: &rows });
+        let (pool, q) = (CachePool::default(), &self.q[..n * heads * head_dim]);
+        bounded.take_in(cpu, &cache, PromptRows { q, rows: &rows }, &Lender::new(&pool));
         Ok(bounded)
     }
 }
@@ -239,7 +240,7 @@ proptest! {
         };
         let given = Given { heads, kv_heads, head_dim, n, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
         let cpu = Cpu::new(2);
-        let mut bounded = given.prefilled(&cpu, &eviction, tokens).unwrap();
+        let mut bounded = given.prefilled(&cpu, &eviction, tokens + 100).unwrap();
         let mut plain = Plain {
             given: &given, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),
         };
