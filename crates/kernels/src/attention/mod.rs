@@ -216,23 +216,31 @@ impl Cpu {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];
             self.isa().run(Merge { parts, size, block: block(t), out, lse });
         });
-        let Some(weights) = weights else { return };
+        if let Some(weights) = weights {
+            self.weigh(a, (parts, size), all_kept, weights);
+        }
+    }
+
+    /// The weights of a single row: `parts` (`size` floats apart) and `kept` are what [`few::Piece`] found of each KV head and
+    /// segment.
+    fn weigh(&self, a: &Attention, (parts, size): (&[f32], usize), kept: &[f32], weights: &mut [f32]) {
+        const KEPT: usize = few::QUERIES * SEGMENT;
+        let (first, last) = (a.visible[0].0 as usize, a.visible[0].1 as usize);
+        let segments = last.div_ceil(SEGMENT);
         let weights = Shared::new(weights);
-        self.parallel_if(last * shape.heads > 1 << 15, pieces, &|i| {
-            let (task, segment) = (i / segments, i % segments);
-            let block = block(task);
+        self.parallel_if(last * a.heads > 1 << 15, a.kv_heads * segments, &|i| {
+            let (g, segment) = (i / segments, i % segments);
             let slots = segment * SEGMENT..((segment + 1) * SEGMENT).min(last);
             // SAFETY: a head's slots of a segment belong to one task.
-            let weights = unsafe { weights.part(block.g * last + slots.start..block.g * last + slots.end) };
-            let seen = (a.visible[0].0 as usize).max(slots.start)..slots.end.max(a.visible[0].0 as usize);
-            let (unseen, seen) = weights.split_at_mut((seen.start - slots.start).min(slots.len()));
+            let weights = unsafe { weights.part(g * last + slots.start..g * last + slots.end) };
+            let (unseen, weights) = weights.split_at_mut(first.clamp(slots.start, slots.end) - slots.start);
             unseen.fill(0.0);
-            if seen.is_empty() {
-                return;
+            if !weights.is_empty() {
+                let block = Block { shape: a.shape(), g, rows: 0..1 };
+                let parts = &parts[g * segments * size..(g + 1) * segments * size];
+                let kept = &kept[i * KEPT..(i + 1) * KEPT];
+                self.isa().run(few::Weigh { block, parts, size, segment, kept, weights });
             }
-            let parts = &parts[task * segments * size..(task + 1) * segments * size];
-            let kept = &all_kept[i * kept..(i + 1) * kept];
-            self.isa().run(few::Weigh { block, parts, size, segment, kept, weights: seen });
         });
     }
 
