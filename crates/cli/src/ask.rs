@@ -172,8 +172,11 @@ pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> Str
     if policy.built.is_full() {
         return line;
     }
-    let heads = if policy.built.expanded { " a query head" } else { "" };
-    line.push_str(&format!("\n{}: {} tokens retained{heads}", policy.spec, account.retained_tokens));
+    let heads = if policy.built.expanded { "query head" } else { "KV head" };
+    line.push_str(&format!(
+        "\n{}: {} tokens retained for each {heads}",
+        policy.spec, account.retained_tokens
+    ));
     line.push_str(&format!(
         ", KV {} ({} of full attention's {}), at peak {}, {} beside",
         bytes(account.kv_bytes as u64),

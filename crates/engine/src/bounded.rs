@@ -166,7 +166,6 @@ impl<'a> Bounded<'a> {
 
     /// One token at a layer: makes room, places its key and value, attends, and lets the policy observe. `work` holds its
     /// rotated queries, its unrotated key and its value; `rotary` turns it to `position`.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn attend(
         &mut self,
         cpu: &Cpu,

@@ -35,6 +35,8 @@ struct Row {
     kv_bytes: usize,
     side_bytes: usize,
     retained_tokens: usize,
+    /// What has a cache of its own: `kv_head` or `query_head`.
+    accounting: &'static str,
 }
 
 /// A short answer, in seconds.
@@ -93,7 +95,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     let ([machine, what], table) = (about.lines(), table(&rows));
     let crossing = about.weight_bytes / about.token_bytes;
     let note = format!(
-        "Keys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
+        "Bytes are of one cache a KV head, but where a policy is `expanded`, a query head.\nKeys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
         bytes(about.weight_bytes as u64)
     );
     print(&match args.policies.markdown {
@@ -142,6 +144,7 @@ fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, s
         kv_bytes: account.kv_bytes,
         side_bytes: account.side_bytes,
         retained_tokens: account.retained_tokens,
+        accounting: account.kv_accounting,
     }
 }
 
