@@ -87,6 +87,12 @@ pub(crate) struct Policies {
         hide_short_help = true
     )]
     pub(crate) question: String,
+    /// Tokens of the prompt, while the answer grows
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub(crate) prompt: usize,
+    /// Tokens of the answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
+    pub(crate) tokens: usize,
     /// Write the curves as comma-separated values
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) csv: Option<PathBuf>,
@@ -102,12 +108,6 @@ pub(crate) struct Policies {
 pub(crate) struct Decode {
     #[command(flatten)]
     pub(crate) policies: Policies,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub(crate) prompt: usize,
-    /// Tokens of the answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
-    pub(crate) tokens: usize,
     /// Answer lengths at which the whole time, TTFT and TPOT are compared
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "10,100,300")]
     pub(crate) short: Vec<usize>,
@@ -120,12 +120,6 @@ pub(crate) struct Decode {
 pub(crate) struct Memory {
     #[command(flatten)]
     pub(crate) policies: Policies,
-    /// Tokens of the prompt, while the answer grows
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub(crate) prompt: usize,
-    /// Tokens of the answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
-    pub(crate) tokens: usize,
     /// Lengths of prompts whose memory is compared
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "1024,2048,4096")]
     pub(crate) lengths: Vec<usize>,

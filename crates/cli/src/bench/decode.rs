@@ -55,21 +55,22 @@ struct Short {
 pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     let (methods, policies) =
         context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
-    if args.tokens < 2 {
+    if args.policies.tokens < 2 {
         return Err(Fail::usage("an answer of fewer than 2 tokens has no time a token").into());
     }
     let (engine, _folder) = engine(context)?;
-    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     let bar = context.bar("measuring", "{pos}/{len} tokens");
-    bar.set_length(args.runs as u64 * policies.len() as u64 * args.tokens as u64);
+    bar.set_length(args.runs as u64 * policies.len() as u64 * args.policies.tokens as u64);
     // Times from the request to each token; by policy and run.
     let mut times: Vec<Vec<Vec<f64>>> = vec![Vec::new(); policies.len()];
     let mut accounts = Vec::new();
     let evictions: Vec<&Eviction> = policies.iter().map(|policy| &policy.built).collect();
     for _ in 0..args.runs {
         let method = methods[0].built.as_ref();
-        let answers = engine
-            .time_policies(&prompt, method, &evictions, args.tokens, |tokens| bar.inc(tokens as u64))?;
+        let answers = engine.time_policies(&prompt, method, &evictions, args.policies.tokens, |tokens| {
+            bar.inc(tokens as u64)
+        })?;
         accounts.clear();
         for (answer, times) in answers.into_iter().zip(&mut times) {
             let mut at = answer.ttft;
@@ -87,7 +88,8 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         .zip(times.iter().zip(&accounts))
         .map(|(policy, (times, account))| row(policy, times, account, &args.short))
         .collect();
-    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.tokens), args.runs);
+    let about =
+        About::new(context, &engine, &methods[0].spec, (prompt.len(), args.policies.tokens), args.runs);
     write(&args.policies, "Decoding under eviction policies", &about, &charts(&rows))?;
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));

@@ -60,9 +60,9 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     let (methods, policies) =
         context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
     let (engine, folder) = engine(context)?;
-    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     prompts(&engine, &args.policies, &args.lengths, 1)?;
-    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.tokens), 1);
+    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.policies.tokens), 1);
     drop((engine, folder));
     let bar = context.bar("measuring", "{pos}/{len} policies");
     bar.set_length(policies.len() as u64);
@@ -103,17 +103,18 @@ fn apart(policy: &Policy) -> Result<Row> {
 
 fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Policy) -> Result<Row> {
     let (engine, _folder) = engine(context)?;
-    let prompt = prompts(&engine, &args.policies, &[args.prompt], args.tokens)?.remove(0);
+    let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     let config = engine.decoder().config();
     let copies = if policy.built.expanded { config.heads / config.kv_heads } else { 1 };
     let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
     // What every request touches is touched before.
-    answer(&engine, &prompt, (method, policy), args.tokens.min(8), |_| ())?;
+    answer(&engine, &prompt, (method, policy), args.policies.tokens.min(8), |_| ())?;
     let before = resident_memory();
     let mut points = Vec::new();
-    let account = answer(&engine, &prompt, (method, policy), args.tokens, |progress| {
+    let account = answer(&engine, &prompt, (method, policy), args.policies.tokens, |progress| {
         let tokens = progress.tokens;
-        if tokens % args.tokens.div_ceil(PARTS) == 0 || tokens == 1 || tokens == args.tokens {
+        if tokens % args.policies.tokens.div_ceil(PARTS) == 0 || tokens == 1 || tokens == args.policies.tokens
+        {
             points.push(Point {
                 tokens,
                 retained: progress.retained,
