@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Prefill with its account: TTFT ends with the choice of the first token.
-    fn timed<'a>(
+    pub(crate) fn timed<'a>(
         &'a self,
         prompt: &Prompt,
         (method, eviction): Way<'a>,
@@ -156,7 +156,7 @@ impl Engine {
 }
 
 /// Which tokens are computed, and which stay.
-type Way<'a> = (&'a dyn FusionMethod, &'a Eviction);
+pub(crate) type Way<'a> = (&'a dyn FusionMethod, &'a Eviction);
 
 /// What methods are compared with.
 fn vanilla() -> Way<'static> {

@@ -21,11 +21,9 @@ pub struct DecodeTimes {
 /// Times of one answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerTimes {
-    /// Seconds to the first token.
-    pub ttft: f64,
-    /// Seconds of each token after it.
+    /// Seconds of each token after the first.
     pub steps: Vec<f64>,
-    /// What it took; without the times that [`Engine::answer`] adds.
+    /// What it took; without the time a token that [`Engine::answer`] adds.
     pub account: Account,
 }
 
@@ -80,12 +78,9 @@ impl Engine {
         let mut answers = Vec::new();
         for eviction in evictions {
             let room = self.room(prompt, tokens, eviction)?;
-            let started = Instant::now();
-            let prefilled = self.prefill(prompt, method, eviction, room, false)?;
+            let (account, prefilled) = self.timed(prompt, (method, eviction), room)?;
             let token = argmax(&prefilled.logits);
-            let ttft = started.elapsed().as_secs_f64();
-            let account = self.account(prompt, &prefilled.work, &prefilled.loaded);
-            answers.push((prefilled.state, token, AnswerTimes { ttft, steps: Vec::new(), account }));
+            answers.push((prefilled.state, token, AnswerTimes { steps: Vec::new(), account }));
             progress(1);
         }
         for _ in (1..tokens).step_by(TURN) {

@@ -73,12 +73,13 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         })?;
         accounts.clear();
         for (answer, times) in answers.into_iter().zip(&mut times) {
-            let mut at = answer.ttft;
+            let ttft = answer.account.ttft;
+            let mut at = ttft;
             let steps = answer.steps.into_iter().map(|step| {
                 at += step;
                 at
             });
-            times.push(std::iter::once(answer.ttft).chain(steps).collect());
+            times.push(std::iter::once(ttft).chain(steps).collect());
             accounts.push(answer.account);
         }
     }
