@@ -8,8 +8,10 @@ mod rope;
 mod select;
 mod span;
 pub mod stats;
+mod summary;
 
 pub use cache::{CachePool, KvCache, LayerCache, Lender, Shape};
 pub use rope::{Rope, RopeTable};
 pub use select::{survivors, top_count, top_k, weakest};
 pub use span::Span;
+pub use summary::{Summary, Tensor};
