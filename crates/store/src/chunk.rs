@@ -122,6 +122,11 @@ impl Chunk {
         &self.0.data
     }
 
+    /// Its sizes in bytes.
+    pub(crate) fn layout(&self) -> Layout {
+        self.0.layout
+    }
+
     /// Bytes that the chunk takes in memory, nearly.
     pub(crate) fn weight(&self) -> u64 {
         weight(&self.0.id, &self.0.label, self.0.layout)
@@ -185,7 +190,11 @@ impl ChunkBuilder {
         if self.data.len() != self.id.layers {
             return Err(StoreError::Layers { found: self.data.len(), expected: self.id.layers });
         }
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        Chunk::from_parts(self.id, self.label, created, self.data)
+        Chunk::from_parts(self.id, self.label, now(), self.data)
     }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

@@ -65,7 +65,7 @@ pub enum StoreError {
         /// Layers of the identity.
         expected: usize,
     },
-    /// A chunk file that cannot be used.
+    /// A chunk or summary file that cannot be used.
     #[error(
         "{} cannot be used: {problem}; `verify` removes broken files, and they are computed again when needed",
         path.display()
@@ -113,7 +113,7 @@ fn list(candidates: &[ChunkKey]) -> String {
     out
 }
 
-/// Why a chunk file cannot be used.
+/// Why a chunk or summary file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -125,7 +125,7 @@ pub enum Problem {
         /// Bytes there are.
         found: u64,
     },
-    /// The header is no safetensors header of a chunk.
+    /// The header is no safetensors header of a chunk or summary.
     #[error("its header is malformed: {0}")]
     Header(String),
     /// Another version of the format: left alone.
@@ -134,12 +134,15 @@ pub enum Problem {
     /// The header's values do not match their checksum.
     #[error("the checksum of its header does not match")]
     HeaderChecksum,
-    /// It is a whole chunk file, but of something else than its name says.
-    #[error("it holds a chunk with another {0}")]
+    /// It is a whole file, but of something else than its name says.
+    #[error("it is of another {0}")]
     Identity(&'static str),
-    /// The keys and values of a layer do not match their checksum.
+    /// The keys and values of a layer, or of some tokens of it, do not match their checksum.
     #[error("the checksum of layer {0} does not match")]
     Checksum(usize),
+    /// The tensors of a summary do not match their checksum.
+    #[error("the checksum of its tensors does not match")]
+    DataChecksum,
     /// The system cannot read it. It is left alone: reading may succeed another time.
     #[error("it cannot be read: {0}")]
     Io(String),

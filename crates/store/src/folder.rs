@@ -1,20 +1,26 @@
 //! The folder of chunk files: names, atomic writes, what lies in it.
 //!
-//! A chunk lies at `<first two digits>/<64 digits>.safetensors`. While it is written it is called `.tmp-…` in the same
-//! folder and locked, so that whoever cleans up can tell a writer at work from one that died.
+//! A chunk lies at `<first two digits>/<64 digits>.safetensors`, its summaries beside it: `<64 digits>.<kind>.summary`.
+//! While a file is written it is called `.tmp-…` in the same folder and locked, so that whoever cleans up can tell a
+//! writer at work from one that died.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Seek as _, SeekFrom, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use refrain_kv::Summary;
+
+use crate::chunk::now;
 use crate::file::{Header, MAX_HEADER};
 use crate::layer::Layer;
-use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, summary};
 
 const EXTENSION: &str = ".safetensors";
+const SUMMARY: &str = ".summary";
 const TEMPORARY: &str = ".tmp-";
-/// A temporary file younger than this may belong to a writer that has not locked it yet.
+/// A temporary file younger than this may belong to a writer that has not locked it yet, and a summary to a chunk that
+/// is about to be written.
 const STALE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -29,8 +35,25 @@ pub(crate) struct Folder {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Found {
     Chunk(ChunkKey, PathBuf),
+    /// Of this chunk and kind.
+    Summary(ChunkKey, String, PathBuf),
     Temporary(PathBuf),
     Other(PathBuf),
+}
+
+impl Found {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Found::Chunk(_, path)
+            | Found::Summary(.., path)
+            | Found::Temporary(path)
+            | Found::Other(path) => path,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.path().metadata().map_or(0, |metadata| metadata.len())
+    }
 }
 
 impl Folder {
@@ -55,6 +78,11 @@ impl Folder {
         self.root.join(&name[..2]).join(name + EXTENSION)
     }
 
+    /// Where the summary is, or would be.
+    pub(crate) fn summary_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
+        self.path(key).with_file_name(format!("{key}.{kind}{SUMMARY}"))
+    }
+
     /// The chunk's file and its header, or nothing if there is no such file.
     pub(crate) fn open_chunk(&self, key: &ChunkKey) -> Result<Option<(File, Header)>, Problem> {
         open_chunk(&self.path(key), key)
@@ -69,39 +97,50 @@ impl Folder {
         }
     }
 
-    /// The chunk's file, standing at `offset`, if it is there.
-    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<Option<File>, Problem> {
-        let Some(mut file) = open_plain(&self.path(key))? else { return Ok(None) };
-        file.seek(SeekFrom::Start(offset)).map_err(|error| Problem::Io(error.to_string()))?;
-        Ok(Some(file))
+    /// The chunk's file, if it is there.
+    pub(crate) fn open_file(&self, key: &ChunkKey) -> Result<Option<File>, Problem> {
+        open_plain(&self.path(key))
     }
 
-    /// Writes a chunk under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
-    ///
-    /// Whatever fails, the temporary file is removed.
-    pub(crate) fn write(&self, chunk: &Chunk) -> Result<u64> {
+    /// Writes a chunk and returns the bytes of its file.
+    pub(crate) fn write_chunk(&self, chunk: &Chunk) -> Result<u64> {
         let path = self.path(&chunk.key());
-        let failed = |source| StoreError::Io { action: "write", path: path.clone(), source };
         let header = Header::of(chunk).encode();
         if header.len() > MAX_HEADER as usize {
-            return Err(failed(std::io::Error::other(
-                "its tokens or label exceed the format's 16 MiB of header",
-            )));
+            return Err(unwritten(&path, "its tokens or label exceed the format's 16 MiB of header"));
         }
+        self.write(&path, &header, chunk.data().iter().map(Layer::as_bytes))
+    }
+
+    /// Writes a summary and returns the bytes of its file.
+    pub(crate) fn write_summary(&self, key: &ChunkKey, kind: &str, summary: &Summary) -> Result<u64> {
+        let path = self.summary_path(key, kind);
+        let header = summary::header(key, kind, now(), summary)
+            .map_err(|problem| unwritten(&path, &problem.to_string()))?;
+        self.write(&path, &header, summary::data(summary))
+    }
+
+    /// Writes a file under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
+    ///
+    /// Whatever fails, the temporary file is removed.
+    fn write<'a>(&self, path: &Path, header: &'a [u8], data: impl Iterator<Item = &'a [u8]>) -> Result<u64> {
+        let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
         let dir = path.parent().unwrap_or(&self.root);
         create_dir(dir)?;
         let mut temporary = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(dir).map_err(failed)?;
         // Best effort: where there are no locks, only its age tells that a temporary file is stale.
         let _ = temporary.as_file().try_lock();
         let mut out = self.disk(temporary.as_file_mut());
-        let layers = || chunk.data().iter().map(Layer::as_bytes);
-        out.write_all(&header).map_err(failed)?;
-        layers().try_for_each(|bytes| out.write_all(bytes)).map_err(failed)?;
+        let mut bytes = 0;
+        for part in std::iter::once(header).chain(data) {
+            out.write_all(part).map_err(failed)?;
+            bytes += part.len() as u64;
+        }
         drop(out);
         temporary.as_file().sync_all().map_err(failed)?;
-        temporary.persist(&path).map_err(|error| failed(error.error))?;
+        temporary.persist(path).map_err(|error| failed(error.error))?;
         sync_dir(dir)?;
-        Ok((header.len() + chunk.bytes()) as u64)
+        Ok(bytes)
     }
 
     #[cfg(not(test))]
@@ -114,11 +153,6 @@ impl Folder {
         Box::new(crate::tests::SmallDisk { file, room: &self.room })
     }
 
-    /// Removes a chunk's file and says whether there was one.
-    pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
-        remove(&self.path(key))
-    }
-
     /// Everything in the folder, ascending by path.
     pub(crate) fn scan(&self) -> Result<Vec<Found>> {
         let mut found = Vec::new();
@@ -128,17 +162,36 @@ impl Folder {
                 found.push(Found::Other(path));
                 continue;
             }
-            for (file, path) in entries(&path)? {
-                found.push(
-                    match file.strip_suffix(EXTENSION).and_then(|stem| stem.parse::<ChunkKey>().ok()) {
-                        Some(key) if path == self.path(&key) => Found::Chunk(key, path),
-                        _ if file.starts_with(TEMPORARY) => Found::Temporary(path),
-                        _ => Found::Other(path),
-                    },
-                );
-            }
+            found.extend(entries(&path)?.into_iter().map(|(file, path)| self.classify(&file, path)));
         }
         Ok(found)
+    }
+
+    /// What a file in a folder below the root is, by its name.
+    fn classify(&self, file: &str, path: PathBuf) -> Found {
+        if let Some(Ok(key)) = file.strip_suffix(EXTENSION).map(str::parse::<ChunkKey>)
+            && path == self.path(&key)
+        {
+            return Found::Chunk(key, path);
+        }
+        if let Some((Ok(key), kind)) = file
+            .strip_suffix(SUMMARY)
+            .and_then(|stem| stem.split_once('.'))
+            .map(|(key, kind)| (key.parse::<ChunkKey>(), kind))
+            && summary::is_kind(kind)
+            && path == self.summary_path(&key, kind)
+        {
+            return Found::Summary(key, kind.to_owned(), path);
+        }
+        if file.starts_with(TEMPORARY) { Found::Temporary(path) } else { Found::Other(path) }
+    }
+
+    /// A chunk's summaries, by their names alone.
+    pub(crate) fn summaries(&self, key: &ChunkKey) -> Result<Vec<Found>> {
+        let path = self.path(key);
+        let beside = entries(path.parent().unwrap_or(&self.root))?;
+        let found = beside.into_iter().map(|(file, path)| self.classify(&file, path));
+        Ok(found.filter(|found| matches!(found, Found::Summary(chunk, ..) if chunk == key)).collect())
     }
 
     /// Keys of all chunk files, by their names alone.
@@ -158,9 +211,32 @@ pub(crate) fn open_chunk(path: &Path, key: &ChunkKey) -> Result<Option<(File, He
 }
 
 fn open_file(path: &Path) -> Result<Option<(File, Header)>, Problem> {
+    read_header(path, |file, len| Header::read(file, len))
+}
+
+/// Opens a summary's file and reads its header, which must be that of a summary of this chunk and kind.
+pub(crate) fn open_summary(
+    path: &Path,
+    key: &ChunkKey,
+    kind: &str,
+) -> Result<Option<(File, summary::Header)>, Problem> {
+    read_header(path, |file, len| summary::Header::read(file, len, key, kind))
+}
+
+/// Reads a summary's file and verifies all of it.
+pub(crate) fn read_summary(path: &Path, key: &ChunkKey, kind: &str) -> Result<Option<Summary>, Problem> {
+    let read = |(mut file, header): (File, summary::Header)| header.summary(&mut file);
+    open_summary(path, key, kind)?.map(read).transpose()
+}
+
+/// Opens a file and reads its header. The file stands behind it.
+fn read_header<H>(
+    path: &Path,
+    read: impl FnOnce(&mut File, u64) -> Result<H, Problem>,
+) -> Result<Option<(File, H)>, Problem> {
     let Some(mut file) = open_plain(path)? else { return Ok(None) };
     let len = file.metadata().map_err(|error| Problem::Io(error.to_string()))?.len();
-    let header = Header::read(&mut file, len)?;
+    let header = read(&mut file, len)?;
     Ok(Some((file, header)))
 }
 
@@ -189,7 +265,7 @@ pub(crate) fn remove(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a temporary file whose writer is gone and says whether it did.
+/// Removes a file that no writer is or has just been at work on, and says whether it did.
 pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
     let Ok(file) = File::open(path) else { return Ok(false) };
     let age = file.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
@@ -202,6 +278,10 @@ pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
 
 fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn unwritten(path: &Path, why: &str) -> StoreError {
+    io("write", path)(std::io::Error::other(why.to_owned()))
 }
 
 fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StoreError {

@@ -95,6 +95,8 @@ pub struct ChunkId {
 /// Sizes of a chunk in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
+    /// Bytes of the keys of a token in a layer, and of its values.
+    pub(crate) row: usize,
     /// Bytes of the keys of a layer, and of its values.
     pub(crate) tensor: usize,
     /// Bytes of all layers.
@@ -131,11 +133,11 @@ impl ChunkId {
             if self.layers > MAX_LAYERS {
                 return None;
             }
-            let elements = self.tokens.len().checked_mul(self.kv_heads)?.checked_mul(self.head_dim)?;
-            let tensor = elements.checked_mul(self.dtype.size())?;
+            let row = self.kv_heads.checked_mul(self.head_dim)?.checked_mul(self.dtype.size())?;
+            let tensor = self.tokens.len().checked_mul(row)?;
             let total = tensor.checked_mul(2)?.checked_mul(self.layers)?;
             // Room for the rounding of an allocation.
-            (1..=isize::MAX as usize - 64).contains(&total).then_some(Layout { tensor, total })
+            (1..=isize::MAX as usize - 64).contains(&total).then_some(Layout { row, tensor, total })
         };
         sizes().ok_or(StoreError::Shape {
             layers: self.layers,
@@ -197,7 +199,7 @@ impl FromStr for ChunkKey {
 
     fn from_str(s: &str) -> Result<ChunkKey> {
         let bad = || StoreError::BadKey { text: s.to_owned(), expected: "64" };
-        parse_hex(s).map(ChunkKey).ok_or_else(bad)
+        parse_hex(s).and_then(|bytes| bytes.try_into().ok()).map(ChunkKey).ok_or_else(bad)
     }
 }
 
@@ -217,22 +219,33 @@ impl fmt::Display for ShortKey {
     }
 }
 
+const DIGITS: [u8; 16] = *b"0123456789abcdef";
+
+/// What each character is worth as a hexadecimal digit; 255 is none.
+const VALUES: [u8; 256] = {
+    let (mut values, mut value) = ([255; 256], 0);
+    while value < 16 {
+        values[DIGITS[value] as usize] = value as u8;
+        values[DIGITS[value].to_ascii_uppercase() as usize] = value as u8;
+        value += 1;
+    }
+    values
+};
+
 /// Lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
-    bytes.iter().flat_map(|b| [DIGITS[usize::from(b >> 4)], DIGITS[usize::from(b & 15)]]).collect()
+    let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
+    bytes.iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
 }
 
-/// Exactly 64 hexadecimal digits of either case.
-pub(crate) fn parse_hex(text: &str) -> Option<[u8; 32]> {
-    if text.len() != 64 {
-        return None;
-    }
-    let mut out = [0; 32];
-    for (byte, digits) in out.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        let digit = |d: u8| char::from(d).to_digit(16).and_then(|d| u8::try_from(d).ok());
-        *byte = digit(digits[0])? << 4 | digit(digits[1])?;
-    }
-    Some(out)
+/// The bytes of hexadecimal digits of either case.
+pub(crate) fn parse_hex(text: &str) -> Option<Vec<u8>> {
+    let mut seen = 0;
+    let byte = |pair: &[u8]| {
+        let [high, low] = [pair[0], pair[1]].map(|digit| VALUES[usize::from(digit)]);
+        seen |= high | low;
+        high << 4 | low
+    };
+    let bytes = text.as_bytes().chunks_exact(2).map(byte).collect();
+    (text.len().is_multiple_of(2) && seen < 16).then_some(bytes)
 }

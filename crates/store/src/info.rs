@@ -44,6 +44,10 @@ pub struct ChunkInfo {
     pub created: u64,
     /// Bytes of its keys and values.
     pub bytes: u64,
+    /// Kinds of its summaries on disk or in memory, ascending.
+    pub summaries: Vec<String>,
+    /// Bytes of the summaries' files.
+    pub summary_bytes: u64,
 }
 
 impl ChunkInfo {
@@ -71,6 +75,8 @@ impl ChunkInfo {
             label: label.to_owned(),
             created,
             bytes: id.layout().map_or(0, |layout| layout.total as u64),
+            summaries: Vec::new(),
+            summary_bytes: 0,
         }
     }
 
@@ -120,7 +126,7 @@ pub struct Unusable {
     pub problem: Problem,
 }
 
-/// A chunk file that failed when it was to be used or verified.
+/// A chunk or summary file that failed when it was to be used or verified.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Repair {
@@ -133,7 +139,7 @@ pub struct Repair {
     pub removed: bool,
 }
 
-/// What became of a chunk that was put into the store.
+/// What became of a chunk or summary that was put into the store.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PutOutcome {
@@ -164,17 +170,17 @@ pub struct Stats {
     pub disk_hits: u64,
     /// Chunks that were nowhere, or broken.
     pub misses: u64,
-    /// Broken chunk files removed.
+    /// Broken chunk and summary files removed.
     pub removed: u64,
-    /// Chunk files that could not be used and were left alone.
+    /// Chunk and summary files that could not be used and were left alone.
     pub unusable: u64,
-    /// Chunks written to disk.
+    /// Chunks and summaries written to disk.
     pub stored: u64,
-    /// Chunks that could not be written to disk.
+    /// Chunks and summaries that could not be written to disk.
     pub not_stored: u64,
-    /// Bytes of chunk files read in full.
+    /// Bytes of keys, values and summaries read from disk.
     pub bytes_read: u64,
-    /// Bytes of chunk files written.
+    /// Bytes of chunk and summary files written.
     pub bytes_written: u64,
     /// Bytes of chunks in memory now, and what is kept about them.
     pub memory_bytes: u64,

@@ -1,7 +1,8 @@
 //! One layer of a chunk in memory.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{Dtype, Slice};
@@ -24,17 +25,41 @@ impl Layer {
     /// Copies keys and values of equal length and type.
     pub(crate) fn copy(k: Slice<'_>, v: Slice<'_>) -> Layer {
         debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));
-        let (mut bytes, start) = reserve(k.as_bytes().len() + v.as_bytes().len());
-        bytes.extend_from_slice(k.as_bytes());
-        bytes.extend_from_slice(v.as_bytes());
-        Layer(Arc::new(Inner { dtype: k.dtype(), bytes, start }))
+        Layer::join(k.dtype(), 2 * k.as_bytes().len(), [k.as_bytes(), v.as_bytes()].into_iter())
     }
 
-    /// Reads a layer of `len` bytes into memory that nobody has filled before.
-    pub(crate) fn read(mut reader: &mut dyn Read, dtype: Dtype, len: usize) -> io::Result<Layer> {
+    /// Copies the given tokens, with `row` bytes of keys each, one after the other.
+    pub(crate) fn select(&self, row: usize, ranges: &[Range<usize>]) -> Layer {
+        let (k, v) = self.as_bytes().split_at(self.bytes() / 2);
+        let len = 2 * row * ranges.iter().map(Range::len).sum::<usize>();
+        let tokens = |half| ranges.iter().map(move |range| (half, row * range.start..row * range.end));
+        Layer::join(self.0.dtype, len, [k, v].into_iter().flat_map(tokens).map(|(half, place)| &half[place]))
+    }
+
+    /// Copies parts of `len` bytes in all.
+    fn join<'a>(dtype: Dtype, len: usize, parts: impl Iterator<Item = &'a [u8]>) -> Layer {
         let (mut bytes, start) = reserve(len);
-        if Read::take(&mut reader, len as u64).read_to_end(&mut bytes)? < len {
-            return Err(ErrorKind::UnexpectedEof.into());
+        parts.for_each(|part| bytes.extend_from_slice(part));
+        Layer(Arc::new(Inner { dtype, bytes, start }))
+    }
+
+    /// Reads a layer of `len` bytes.
+    pub(crate) fn read(reader: &mut dyn Read, dtype: Dtype, len: usize) -> io::Result<Layer> {
+        let (mut bytes, start) = reserve(len);
+        append(reader, &mut bytes, len)?;
+        Ok(Layer(Arc::new(Inner { dtype, bytes, start })))
+    }
+
+    /// Reads parts of a file, each an offset and a number of bytes, one after the other.
+    pub(crate) fn gather(
+        file: &mut (impl Read + Seek),
+        dtype: Dtype,
+        parts: &[(u64, usize)],
+    ) -> io::Result<Layer> {
+        let (mut bytes, start) = reserve(parts.iter().map(|(_, len)| len).sum());
+        for (offset, len) in parts {
+            file.seek(SeekFrom::Start(*offset))?;
+            append(file, &mut bytes, *len)?;
         }
         Ok(Layer(Arc::new(Inner { dtype, bytes, start })))
     }
@@ -69,6 +94,14 @@ impl fmt::Debug for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes of {}", self.bytes(), self.0.dtype)
     }
+}
+
+/// Reads `len` bytes into memory that nobody has filled before.
+fn append(mut reader: &mut dyn Read, bytes: &mut Vec<u8>, len: usize) -> io::Result<()> {
+    if Read::take(&mut reader, len as u64).read_to_end(bytes)? < len {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
 }
 
 /// Room for `len` bytes from the returned index, which lies at a multiple of [`ALIGN`]; all before it is filled.

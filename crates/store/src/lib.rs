@@ -8,17 +8,22 @@
 //! Several processes may use one folder at once, without a lock: a file appears whole under its final name or not at
 //! all, its content follows from its name, and whoever writes it second replaces it by its equal.
 //!
-//! The store does not know what the numbers mean: a layer is two runs of elements.
+//! Beside a chunk lie its summaries ([`refrain_kv::Summary`]): tensors that a method computed of the chunk once.
+//!
+//! The store does not know what the numbers mean: a layer is two runs of elements, and a summary is named tensors.
 
+mod blocks;
 mod chunk;
 mod error;
 mod file;
 mod folder;
+mod header;
 mod id;
 mod info;
 mod layer;
 mod reader;
 mod store;
+pub mod summary;
 #[cfg(test)]
 mod tests;
 mod verify;

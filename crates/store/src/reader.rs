@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io::Seek;
+use std::ops::Range;
+use std::slice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use crate::blocks::within;
 use crate::chunk::weight;
-use crate::file::{Header, check_layer, read_layer};
+use crate::file::{Header, check_layer, read_runs};
 use crate::layer::Layer;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Store};
 
@@ -35,6 +38,8 @@ struct Disk {
     keep: bool,
     missing: AtomicUsize,
     broken: AtomicBool,
+    /// Bytes of keys and values read.
+    read: AtomicU64,
 }
 
 impl From<Chunk> for ChunkReader {
@@ -51,16 +56,16 @@ impl ChunkReader {
         mut file: File,
         header: Header,
     ) -> Result<ChunkReader, Problem> {
-        let layout = header.id.layout().map_err(|error| Problem::Header(error.to_string()))?;
         let start = file.stream_position().map_err(|error| Problem::Io(error.to_string()))?;
         let layers = header.id.layers;
         Ok(ChunkReader(Source::Disk(Box::new(Disk {
             key,
             start,
             layers: (0..layers).map(|_| OnceLock::new()).collect(),
-            keep: weight(&header.id, &header.label, layout) <= store.memory_capacity(),
+            keep: weight(&header.id, &header.label, header.layout) <= store.memory_capacity(),
             missing: AtomicUsize::new(layers),
             broken: AtomicBool::new(false),
+            read: AtomicU64::new(0),
             store,
             header,
         }))))
@@ -94,6 +99,34 @@ impl ChunkReader {
         }
     }
 
+    /// The keys and values of the tokens in `ranges` of a layer, one range after the other; none if the file is broken,
+    /// which is then treated as by [`ChunkReader::layer`].
+    ///
+    /// From disk only the blocks of tokens that the ranges touch are read and verified (all of the layer where the
+    /// file was written by an earlier build), and nothing of them is kept.
+    ///
+    /// # Panics
+    /// If there is no such layer, or the ranges are not ascending, disjoint and within the chunk.
+    pub fn tokens(&self, layer: usize, ranges: &[Range<usize>]) -> Option<Layer> {
+        let tokens = self.id().tokens.len();
+        let end = ranges.iter().try_fold(0, |end, range| {
+            (end <= range.start && range.start <= range.end && range.end <= tokens).then_some(range.end)
+        });
+        assert!(end.is_some(), "{ranges:?} are not ascending, disjoint and within {tokens} tokens");
+        match &self.0 {
+            Source::Memory(chunk) => Some(chunk.data()[layer].select(chunk.layout().row, ranges)),
+            Source::Disk(disk) => disk.tokens(layer, ranges),
+        }
+    }
+
+    /// Bytes of keys and values that this reader has read from disk so far; none for a chunk in memory.
+    pub fn bytes_read(&self) -> u64 {
+        match &self.0 {
+            Source::Memory(_) => 0,
+            Source::Disk(disk) => disk.read.load(Ordering::Relaxed),
+        }
+    }
+
     /// The whole chunk, with what is left of it read now; none if the file is broken.
     pub fn chunk(&self) -> Option<Chunk> {
         match &self.0 {
@@ -108,26 +141,56 @@ impl Disk {
         if let Some(Some(read)) = self.layers[layer].get() {
             return Some(read.clone());
         }
+        let data = self.whole(layer)?;
+        self.arrived(layer, &data);
+        Some(data)
+    }
+
+    fn tokens(&self, layer: usize, ranges: &[Range<usize>]) -> Option<Layer> {
+        let row = self.header.layout.row;
+        if let Some(Some(whole)) = self.layers[layer].get() {
+            return Some(whole.select(row, ranges));
+        }
+        let Some(blocks) = &self.header.blocks else {
+            return Some(self.whole(layer)?.select(row, ranges));
+        };
+        let runs = blocks.around(ranges);
+        let data = self.read(layer, &runs, |data| blocks.check(layer, &runs, data))?;
+        Some(data.select(row, &within(ranges, &runs)))
+    }
+
+    /// Reads and verifies a layer.
+    fn whole(&self, layer: usize) -> Option<Layer> {
+        let tokens = 0..self.header.id.tokens.len();
+        self.read(layer, slice::from_ref(&tokens), |data| check_layer(&self.header, layer, data))
+    }
+
+    /// Reads and verifies the tokens `runs` of a layer, and sees to a file that is broken.
+    fn read(
+        &self,
+        layer: usize,
+        runs: &[Range<usize>],
+        check: impl FnOnce(&Layer) -> Result<(), Problem>,
+    ) -> Option<Layer> {
         if self.broken.load(Ordering::Relaxed) {
             return None;
         }
-        match self.read(layer) {
+        let read = || {
+            let Some(mut file) = self.store.open_file(&self.key)? else { return Ok(None) };
+            let data = read_runs(&self.header, &mut file, self.start, layer, runs)?;
+            check(&data)?;
+            Ok(Some(data))
+        };
+        match read() {
             Ok(Some(data)) => {
-                self.arrived(layer, &data);
+                self.read.fetch_add(data.bytes() as u64, Ordering::Relaxed);
+                self.store.count_read(data.bytes() as u64);
                 Some(data)
             }
             // A file that has been removed meanwhile is not there, and not broken.
             Ok(None) => self.gone(None),
             Err(problem) => self.gone(Some(problem)),
         }
-    }
-
-    fn read(&self, layer: usize) -> Result<Option<Layer>, Problem> {
-        let offset = self.start + self.header.layer_bytes() as u64 * layer as u64;
-        let Some(mut file) = self.store.open_at(&self.key, offset)? else { return Ok(None) };
-        let data = read_layer(&self.header, &mut file, layer)?;
-        check_layer(&self.header, layer, &data)?;
-        Ok(Some(data))
     }
 
     /// Counts the chunk as missing, once, and tells what is wrong with its file.
@@ -139,9 +202,8 @@ impl Disk {
         None
     }
 
-    /// Counts a layer, and with the last one puts the chunk into the store's memory.
+    /// Keeps a layer, and with the last one puts the chunk into the store's memory.
     fn arrived(&self, layer: usize, data: &Layer) {
-        self.store.count_read(data.bytes() as u64);
         let first = self.layers[layer].set(self.keep.then(|| data.clone())).is_ok();
         // Acquire and release: whoever counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {

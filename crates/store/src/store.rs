@@ -1,16 +1,21 @@
 //! The store: memory before folder.
 
+mod summaries;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
-use std::path::Path;
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+use refrain_kv::Summary;
 
+use self::summaries::Name;
 use crate::file::Header;
-use crate::folder::{Folder, Found, open_chunk};
+use crate::folder::{Folder, Found, open_chunk, remove};
 use crate::verify::verify;
 use crate::{
     Chunk, ChunkDetail, ChunkId, ChunkInfo, ChunkKey, ChunkReader, Listing, Problem, PutOutcome, Repair,
@@ -19,6 +24,8 @@ use crate::{
 
 /// Most repairs remembered until somebody asks for them.
 const REPAIRS: usize = 256;
+/// Summaries in memory take at most this part of what chunks may take.
+const SUMMARIES: u64 = 16;
 
 /// Chunks in memory and, if it has one, in a folder. Cheap to clone; clones share everything.
 ///
@@ -29,6 +36,7 @@ pub struct Store(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     memory: Cache<ChunkKey, Chunk, ByBytes>,
+    summaries: Cache<Name, Arc<Summary>, ByBytes>,
     folder: Option<Folder>,
     counters: Counters,
     repairs: Mutex<VecDeque<Repair>>,
@@ -56,9 +64,27 @@ impl Weighter<ChunkKey, Chunk> for ByBytes {
     }
 }
 
+/// A cache of at most `bytes`.
+fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
+where
+    ByBytes: Weighter<K, V>,
+{
+    // Only a guess for the size of tables: chunks take a megabyte and more.
+    let items = (bytes >> 20).clamp(16, 1 << 16);
+    // One shard: each would have its own share of the capacity, too small for a large chunk.
+    let options = OptionsBuilder::new()
+        .shards(1)
+        .estimated_items_capacity(items as usize)
+        .weight_capacity(bytes)
+        .build()
+        .expect("both capacities are given");
+    Cache::with_options(options, ByBytes, DefaultHashBuilder::default(), DefaultLifecycle::default())
+}
+
 impl Store {
     /// Opens the store in `folder`, which is created if it is missing. At most `memory_bytes` of chunks are kept in
-    /// memory besides those in use; a chunk larger than that is read from the folder every time.
+    /// memory besides those in use, and at most a sixteenth of it of summaries; what is larger than that is read from
+    /// the folder every time.
     ///
     /// # Errors
     /// If the folder can be neither created nor read.
@@ -66,24 +92,19 @@ impl Store {
         Ok(Store::new(Some(Folder::open(folder.as_ref())?), memory_bytes))
     }
 
-    /// A store without a folder, which forgets what exceeds `memory_bytes`.
+    /// A store without a folder, which forgets what exceeds `memory_bytes`, and summaries beyond a sixteenth of it.
     pub fn in_memory(memory_bytes: u64) -> Store {
         Store::new(None, memory_bytes)
     }
 
     fn new(folder: Option<Folder>, memory_bytes: u64) -> Store {
-        // Only a guess for the size of tables: chunks take a megabyte and more.
-        let items = (memory_bytes >> 20).clamp(16, 1 << 16);
-        // One shard: each would have its own share of the capacity, too small for a large chunk.
-        let options = OptionsBuilder::new()
-            .shards(1)
-            .estimated_items_capacity(items as usize)
-            .weight_capacity(memory_bytes)
-            .build()
-            .expect("both capacities are given");
-        let (hasher, lifecycle) = (DefaultHashBuilder::default(), DefaultLifecycle::default());
-        let memory = Cache::with_options(options, ByBytes, hasher, lifecycle);
-        Store(Arc::new(Inner { memory, folder, counters: Counters::default(), repairs: Mutex::default() }))
+        Store(Arc::new(Inner {
+            memory: bounded(memory_bytes),
+            summaries: bounded(memory_bytes / SUMMARIES),
+            folder,
+            counters: Counters::default(),
+            repairs: Mutex::default(),
+        }))
     }
 
     /// The folder, if the store has one.
@@ -126,9 +147,9 @@ impl Store {
         Ok(None)
     }
 
-    /// The chunk's file, standing at `offset`, if it is there.
-    pub(crate) fn open_at(&self, key: &ChunkKey, offset: u64) -> Result<Option<File>, Problem> {
-        self.0.folder.as_ref().map_or(Ok(None), |folder| folder.open_at(key, offset))
+    /// The chunk's file, if it is there.
+    pub(crate) fn open_file(&self, key: &ChunkKey) -> Result<Option<File>, Problem> {
+        self.0.folder.as_ref().map_or(Ok(None), |folder| folder.open_file(key))
     }
 
     /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
@@ -161,16 +182,15 @@ impl Store {
     /// Counts a chunk that is not there, or is broken.
     pub(crate) fn missed(&self, key: &ChunkKey, problem: Option<Problem>) {
         self.0.counters.misses.fetch_add(1, Relaxed);
-        if let Some(problem) = problem {
-            self.repair(key, problem);
+        if let (Some(problem), Some(folder)) = (problem, &self.0.folder) {
+            self.repair(folder.path(key), problem);
         }
     }
 
     /// Removes a broken file, counts it and remembers why. Never fails: what cannot be removed is left and told.
-    fn repair(&self, key: &ChunkKey, problem: Problem) {
-        let Some(folder) = &self.0.folder else { return };
-        let removed = problem.is_permanent() && folder.remove(key).unwrap_or(false);
-        self.record(Repair { path: folder.path(key), problem, removed });
+    fn repair(&self, path: PathBuf, problem: Problem) {
+        let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
+        self.record(Repair { path, problem, removed });
     }
 
     fn record(&self, repair: Repair) {
@@ -189,9 +209,10 @@ impl Store {
         self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
     }
 
-    /// Forgets all chunks in memory; what is in the folder stays. Chunks in use stay whole.
+    /// Forgets all chunks and summaries in memory; what is in the folder stays. Chunks in use stay whole.
     pub fn forget_memory(&self) {
         self.0.memory.clear();
+        self.0.summaries.clear();
     }
 
     /// Whether the chunk is in memory, or on disk with a header that fits. Its layers are not read, so that a later
@@ -210,24 +231,29 @@ impl Store {
     /// # Errors
     /// None at present: a chunk that cannot be written is told by the outcome, and serves from memory.
     pub fn put(&self, chunk: Chunk) -> Result<PutOutcome> {
-        let counters = &self.0.counters;
-        let outcome = match &self.0.folder {
-            None => PutOutcome::MemoryOnly,
-            Some(_) if self.on_disk(&chunk.key()) => PutOutcome::Known,
-            Some(folder) => match folder.write(&chunk) {
-                Ok(bytes) => {
-                    counters.stored.fetch_add(1, Relaxed);
-                    counters.bytes_written.fetch_add(bytes, Relaxed);
-                    PutOutcome::Stored { bytes }
-                }
-                Err(error) => {
-                    counters.not_stored.fetch_add(1, Relaxed);
-                    PutOutcome::NotStored { error }
-                }
-            },
-        };
-        self.0.memory.insert(chunk.key(), chunk);
+        let key = chunk.key();
+        let outcome = self
+            .write(|folder| if self.on_disk(&key) { Ok(None) } else { folder.write_chunk(&chunk).map(Some) });
+        self.0.memory.insert(key, chunk);
         Ok(outcome)
+    }
+
+    /// Writes something that says its bytes, or nothing if it was there, and counts it.
+    fn write(&self, write: impl FnOnce(&Folder) -> Result<Option<u64>>) -> PutOutcome {
+        let counters = &self.0.counters;
+        match self.0.folder.as_ref().map(write) {
+            None => PutOutcome::MemoryOnly,
+            Some(Ok(None)) => PutOutcome::Known,
+            Some(Ok(Some(bytes))) => {
+                counters.stored.fetch_add(1, Relaxed);
+                counters.bytes_written.fetch_add(bytes, Relaxed);
+                PutOutcome::Stored { bytes }
+            }
+            Some(Err(error)) => {
+                counters.not_stored.fetch_add(1, Relaxed);
+                PutOutcome::NotStored { error }
+            }
+        }
     }
 
     /// All chunks, of whatever model, from the headers of their files and from memory.
@@ -237,7 +263,9 @@ impl Store {
     pub fn list(&self) -> Result<Listing> {
         let mut memory: BTreeMap<ChunkKey, Chunk> = self.0.memory.iter().collect();
         let mut listing = Listing::default();
-        for found in self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::scan)? {
+        let found = self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::scan)?;
+        let mut beside = self.beside(&found);
+        for found in found {
             let Found::Chunk(key, path) = found else { continue };
             match open_chunk(&path, &key) {
                 Ok(Some((_, header))) => {
@@ -250,16 +278,21 @@ impl Store {
         }
         listing.chunks.extend(memory.values().map(ChunkInfo::of_chunk));
         listing.chunks.sort_by_key(|info| info.key);
+        for info in &mut listing.chunks {
+            beside.remove(&info.key).unwrap_or_default().tell(info);
+        }
         Ok(listing)
     }
 
-    /// Removes a chunk from memory and disk, and says whether it was there. Chunks in use stay whole.
+    /// Removes a chunk and its summaries from memory and disk, and says whether the chunk was there. Chunks in use stay
+    /// whole.
     ///
     /// # Errors
-    /// If its file cannot be removed.
+    /// If a file cannot be removed.
     pub fn remove(&self, key: &ChunkKey) -> Result<bool> {
+        self.remove_summaries(key)?;
         let in_memory = self.0.memory.remove(key).is_some();
-        let on_disk = self.0.folder.as_ref().map_or(Ok(false), |folder| folder.remove(key))?;
+        let on_disk = self.0.folder.as_ref().map_or(Ok(false), |folder| remove(&folder.path(key)))?;
         Ok(in_memory || on_disk)
     }
 
@@ -291,6 +324,13 @@ impl Store {
     /// # Errors
     /// If there is no such chunk, or its header cannot be used.
     pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
+        let mut detail = self.detail(key)?;
+        let mut beside = self.beside(&self.summaries_on_disk(key)?);
+        beside.remove(key).unwrap_or_default().tell(&mut detail.info);
+        Ok(detail)
+    }
+
+    fn detail(&self, key: &ChunkKey) -> Result<ChunkDetail> {
         let in_memory = self.0.memory.peek(key);
         if let Some(folder) = &self.0.folder {
             let path = folder.path(key);
@@ -307,8 +347,9 @@ impl Store {
         Ok(ChunkDetail { info: ChunkInfo::of_chunk(&chunk), token_ids: chunk.tokens().to_vec() })
     }
 
-    /// Reads every file of the folder and verifies all of it. Removes broken chunk files and temporary files of
-    /// writers that died; leaves alone, and reports, chunk files of an unknown version and what is not the store's.
+    /// Reads every file of the folder and verifies all of it. Removes broken files, summaries whose chunk is not there
+    /// and temporary files of writers that died; leaves alone, and reports, files of an unknown version and what is not
+    /// the store's.
     ///
     /// # Errors
     /// If the folder cannot be read or a broken file cannot be removed.

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::file::verify_layers;
-use crate::folder::{Folder, Found, open_chunk, remove, remove_stale};
+use crate::folder::{Folder, Found, open_chunk, read_summary, remove, remove_stale};
 use crate::{ChunkKey, Problem, Repair, Result};
 
 /// How far a verification is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerifyProgress {
-    /// Chunk files to read.
+    /// Chunk and summary files to read.
     pub files: u64,
-    /// Chunk files read.
+    /// Chunk and summary files read.
     pub files_done: u64,
     /// Bytes to read.
     pub bytes: u64,
@@ -28,10 +28,15 @@ pub struct VerifyProgress {
 pub struct VerifyReport {
     /// Chunks that are whole.
     pub whole: u64,
-    /// Bytes of keys and values in them.
+    /// Summaries that are whole.
+    pub summaries: u64,
+    /// Bytes of keys and values, and of tensors of summaries, in what is whole.
     pub bytes: u64,
-    /// Chunk files that failed: removed when broken, left alone when of an unknown version or not readable now.
+    /// Chunk and summary files that failed: removed when broken, left alone when of an unknown version or not readable
+    /// now.
     pub failed: Vec<Repair>,
+    /// Whole summaries of chunks that are not on disk, removed.
+    pub orphans: Vec<PathBuf>,
     /// Temporary files of writers that died, removed.
     pub stale: Vec<PathBuf>,
     /// Temporary files that a writer may still be at work on, left alone.
@@ -40,37 +45,22 @@ pub struct VerifyReport {
     pub foreign: Vec<PathBuf>,
 }
 
-/// What one chunk file is like.
-enum Outcome {
-    Whole(u64),
-    Failed(Repair),
-    Gone,
-}
-
 pub(crate) fn verify(folder: &Folder, mut progress: impl FnMut(VerifyProgress)) -> Result<VerifyReport> {
-    let found = folder.scan()?;
-    let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+    let mut found = folder.scan()?;
+    // Chunks come first: a summary whose chunk turns out broken has none.
+    found.sort_by_key(|found| !matches!(found, Found::Chunk(..)));
     let mut state = VerifyProgress::default();
-    for found in &found {
-        if let Found::Chunk(_, path) = found {
-            state.files += 1;
-            state.bytes += size(path);
-        }
+    for found in found.iter().filter(|found| matches!(found, Found::Chunk(..) | Found::Summary(..))) {
+        state.files += 1;
+        state.bytes += found.bytes();
     }
     progress(state);
     let mut report = VerifyReport::default();
     for found in found {
         match found {
-            Found::Chunk(key, path) => {
-                let bytes = size(&path);
-                match verify_file(&key, &path)? {
-                    Outcome::Whole(bytes) => {
-                        report.whole += 1;
-                        report.bytes += bytes;
-                    }
-                    Outcome::Failed(repair) => report.failed.push(repair),
-                    Outcome::Gone => {}
-                }
+            Found::Chunk(..) | Found::Summary(..) => {
+                let bytes = found.bytes();
+                verify_file(folder, &found, &mut report)?;
                 state.files_done += 1;
                 state.bytes_done = (state.bytes_done + bytes).min(state.bytes);
                 progress(state);
@@ -83,18 +73,43 @@ pub(crate) fn verify(folder: &Folder, mut progress: impl FnMut(VerifyProgress)) 
     Ok(report)
 }
 
-fn verify_file(key: &ChunkKey, path: &Path) -> Result<Outcome> {
-    let checked = || -> Result<Option<u64>, Problem> {
-        let Some((mut file, header)) = open_chunk(path, key)? else { return Ok(None) };
-        verify_layers(&header, &mut file)?;
-        Ok(Some(header.id.layout().map_or(0, |layout| layout.total as u64)))
-    };
-    Ok(match checked() {
-        Ok(Some(bytes)) => Outcome::Whole(bytes),
-        Ok(None) => Outcome::Gone,
-        Err(problem) => {
-            let removed = problem.is_permanent() && remove(path)?;
-            Outcome::Failed(Repair { path: path.to_owned(), problem, removed })
+/// Verifies a chunk or summary.
+fn verify_file(folder: &Folder, found: &Found, report: &mut VerifyReport) -> Result<()> {
+    let path = found.path();
+    let checked = match found {
+        Found::Chunk(key, _) => verify_chunk(path, key),
+        Found::Summary(key, kind, _) => {
+            read_summary(path, key, kind).map(|summary| summary.map(|summary| summary.bytes() as u64))
         }
-    })
+        Found::Temporary(_) | Found::Other(_) => Ok(None),
+    };
+    match (checked, found) {
+        // Somebody has removed it meanwhile.
+        (Ok(None), _) => {}
+        (Err(problem), _) => {
+            let removed = problem.is_permanent() && remove(path)?;
+            report.failed.push(Repair { path: path.to_owned(), problem, removed });
+        }
+        (Ok(Some(_)), Found::Summary(key, ..)) if is_missing(&folder.path(key)) && remove_stale(path)? => {
+            report.orphans.push(path.to_owned());
+        }
+        (Ok(Some(bytes)), _) => {
+            let is_chunk = matches!(found, Found::Chunk(..));
+            *if is_chunk { &mut report.whole } else { &mut report.summaries } += 1;
+            report.bytes += bytes;
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a chunk's keys and values, if its file is there and whole.
+fn verify_chunk(path: &Path, key: &ChunkKey) -> Result<Option<u64>, Problem> {
+    let Some((mut file, header)) = open_chunk(path, key)? else { return Ok(None) };
+    verify_layers(&header, &mut file)?;
+    Ok(Some(header.layout.total as u64))
+}
+
+/// Whether it is certain that there is no such file.
+fn is_missing(path: &Path) -> bool {
+    matches!(path.try_exists(), Ok(false))
 }

@@ -3,12 +3,16 @@
 mod file;
 mod id;
 mod store;
+mod summary;
+mod tokens;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use refrain_kernels::{Buffer, Dtype};
+use serde_json::Value;
 
 use crate::{BosPolicy, Chunk, ChunkId};
 
@@ -97,4 +101,47 @@ fn content(chunk: &Chunk) -> (ChunkId, String, u64, Vec<u8>) {
 /// Keys and values of all layers as they lie in a file.
 fn raw(chunk: &Chunk) -> Vec<u8> {
     chunk.data().iter().flat_map(|layer| layer.as_bytes()).copied().collect()
+}
+
+/// Splits a file into its header's JSON and its data.
+fn parts(bytes: &[u8]) -> (Value, Vec<u8>) {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn assemble(json: &Value, data: &[u8]) -> Vec<u8> {
+    let json = serde_json::to_vec(json).unwrap();
+    [&(json.len() as u64).to_le_bytes(), json.as_slice(), data].concat()
+}
+
+/// A file with a changed header whose checksum is right again: what an accident does not make, but an adversary.
+fn forged(bytes: &[u8], change: impl Fn(&mut Value)) -> Vec<u8> {
+    let (mut json, data) = parts(bytes);
+    change(&mut json);
+    let mut entries: BTreeMap<String, String> = serde_json::from_value(json["__metadata__"].clone()).unwrap();
+    entries.remove("header.blake3");
+    json["__metadata__"]["header.blake3"] = crate::header::checksum(entries.iter()).into();
+    assemble(&json, &data)
+}
+
+fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
+    let at = random.below(bytes.len() + 1);
+    let len = random.below(40).min(bytes.len() - at);
+    match random.below(6) {
+        0 if at < bytes.len() => bytes[at] = random.next() as u8,
+        1 => bytes.truncate(at),
+        2 => _ = bytes.drain(at..at + len),
+        3 => _ = bytes.splice(at..at, (0..len).map(|_| random.next() as u8)),
+        4 => {
+            let from = random.below(other.len());
+            bytes.splice(at..at + len, other[from..(from + len).min(other.len())].iter().copied());
+        }
+        _ => {
+            // A digit for a digit keeps the JSON whole, so that what it says is tried.
+            let digit = bytes.iter().skip(at).position(u8::is_ascii_digit);
+            if let Some(digit) = digit {
+                bytes[at + digit] = b'0' + random.below(10) as u8;
+            }
+        }
+    }
 }

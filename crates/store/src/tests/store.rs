@@ -11,16 +11,16 @@ use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Store, StoreError};
 
 const MIB: u64 = 1 << 20;
 
-fn open(dir: &TempDir) -> Store {
+pub(super) fn open(dir: &TempDir) -> Store {
     Store::open(dir.path().join("chunks"), MIB).unwrap()
 }
 
-fn path(store: &Store, chunk: &Chunk) -> PathBuf {
+pub(super) fn path(store: &Store, chunk: &Chunk) -> PathBuf {
     store.disk().path(&chunk.key())
 }
 
 /// Every file below the folder.
-fn files(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -29,7 +29,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn stored(outcome: PutOutcome) -> u64 {
+pub(super) fn stored(outcome: PutOutcome) -> u64 {
     match outcome {
         PutOutcome::Stored { bytes } => bytes,
         other => panic!("{other:?}"),
