@@ -160,6 +160,10 @@ pub(crate) struct Ingest {
     /// Text, Markdown or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
+    /// Fusion method to prepare for: one that keeps parts of documents (sam_kv) has them prefilled whole, with a summary of
+    /// each
+    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    pub(crate) method: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -205,6 +209,7 @@ pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
     for path in [
         &["ask"][..],
+        &["ingest"],
         &["chat"],
         &["generate"],
         &["bench", "ttft"],

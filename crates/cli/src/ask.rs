@@ -3,7 +3,9 @@
 use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Answer, Comparison, Engine, Progress, Prompt, Request};
+use refrain_engine::{
+    Account, Answer, Comparison, Document, Engine, IngestReport, Progress, Prompt, Request,
+};
 use refrain_eviction::Eviction;
 use serde_json::{Value, json};
 
@@ -32,11 +34,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     // Methods are compared over an answer of full attention.
     engine.room(&prompt, most, Eviction::full())?;
     let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
-    let ingested = if reuses && !documents.is_empty() {
-        Some(ingest_to_answer(context, &engine, &documents)?)
-    } else {
-        None
-    };
+    let ingested = ingest_all(context, &engine, &documents, answering.iter().chain(&compared))?;
     if reuses {
         engine.ingest_system(&prompt)?;
     }
@@ -73,6 +71,27 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     }
     let before = if answering.len() > 1 { "" } else { "\n" };
     print(&format!("{before}{}", comparison_table(&comparison, &policy)))
+}
+
+/// Ingests the documents for all methods that reuse them: once in chunks, and once for each that keeps something of its own.
+/// The report is the last one's that did anything.
+fn ingest_all<'a>(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    methods: impl Iterator<Item = &'a Method>,
+) -> Result<Option<IngestReport>> {
+    let mut last: Option<IngestReport> = None;
+    let mut kinds = Vec::new();
+    for method in methods.filter(|method| method.name() != "vanilla" && !documents.is_empty()) {
+        let kind = method.built.summarizes().map(|summaries| summaries.kind());
+        if !kinds.contains(&kind) {
+            let report = ingest_to_answer(context, engine, documents, method)?;
+            last = last.filter(|last| last.computed > 0 && report.computed == 0).or(Some(report));
+            kinds.push(kind);
+        }
+    }
+    Ok(last)
 }
 
 /// What was given to be answered; `-` is standard input.
@@ -160,6 +179,15 @@ pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> Str
             account.recomputed_tokens,
             account.recompute_ratio,
             count(account.full_layers, "full layer"),
+        ));
+    }
+    if account.kept_tokens < account.prompt_tokens {
+        line.push_str(&format!(
+            ", {} kept (sequence ratio {:.3}), {} of the documents' {} read",
+            account.kept_tokens,
+            account.sequence_ratio,
+            bytes(account.bytes_read),
+            bytes(account.document_bytes),
         ));
     }
     if account.repaired_chunks > 0 {

@@ -109,7 +109,7 @@ impl Chat<'_> {
 
     fn ingest(&self, documents: &[Document]) -> Result<()> {
         if !documents.is_empty() && self.method.name() != "vanilla" {
-            ingest_to_answer(self.context, &self.engine, documents)?;
+            ingest_to_answer(self.context, &self.engine, documents, &self.method)?;
         }
         Ok(())
     }

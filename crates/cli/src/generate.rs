@@ -36,7 +36,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     engine.room(&prompt, sampling.max_tokens, &policy.built)?;
     if method.name() != "vanilla" {
         if !documents.is_empty() {
-            ingest_to_answer(context, &engine, &documents)?;
+            ingest_to_answer(context, &engine, &documents, &method)?;
         }
         engine.ingest_system(&prompt)?;
     }

@@ -6,14 +6,16 @@ use anyhow::Result;
 use refrain_engine::{Document, Engine, IngestReport, rate};
 
 use crate::args;
+use crate::methods::Method;
 use crate::output::{self, Fail, bytes, count, print, print_json, seconds};
 use crate::settings::{Context, read_documents, show, tilde};
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
+    let (method, _) = context.flags.lenient().apply_one(&args.method, "full")?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
-    let report = ingest(context, &engine, &documents)?;
+    let report = ingest(context, &engine, &documents, &method)?;
     if !context.json {
         print(&format!("{}\n", line(context, &report)))?;
     }
@@ -28,10 +30,16 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
 }
 
 /// Computes what the store lacks, with a progress bar.
-pub(crate) fn ingest(context: &Context, engine: &Engine, documents: &[Document]) -> Result<IngestReport> {
+fn ingest(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    method: &Method,
+) -> Result<IngestReport> {
     let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}, {eta} left");
-    let report =
-        engine.ingest(documents, |progress| show(&bar, progress.done as u64, progress.total as u64))?;
+    let report = engine.ingest_for(documents, method.built.as_ref(), |progress| {
+        show(&bar, progress.done as u64, progress.total as u64);
+    })?;
     bar.finish_and_clear();
     Ok(report)
 }
@@ -41,8 +49,9 @@ pub(crate) fn ingest_to_answer(
     context: &Context,
     engine: &Engine,
     documents: &[Document],
+    method: &Method,
 ) -> Result<IngestReport> {
-    let report = ingest(context, engine, documents)?;
+    let report = ingest(context, engine, documents, method)?;
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {
@@ -60,6 +69,9 @@ fn line(context: &Context, report: &IngestReport) -> String {
     );
     if report.repaired > 0 {
         all.push_str(&format!(", {} broken and computed again", count(report.repaired, "chunk")));
+    }
+    if report.summarised > 0 {
+        all.push_str(&format!(", {} already there and summarised now", count(report.summarised, "document")));
     }
     if report.computed == 0 {
         return format!("{all}: nothing new");

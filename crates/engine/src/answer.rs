@@ -11,6 +11,7 @@ use crate::bounded::Bounded;
 use crate::forward::State;
 use crate::load::{Loaded, Prefilled};
 use crate::prefill::Work;
+use crate::retrieval::Retrieving;
 use crate::sampling::Sampler;
 use crate::stop::StopFilter;
 use crate::{Engine, Error, Explanation, Prompt, Result, Sampling};
@@ -30,6 +31,14 @@ pub struct Account {
     pub recompute_ratio: f64,
     /// Layers at which every document token was computed.
     pub full_layers: usize,
+    /// Tokens of the prompt that attention has before it when the first token is chosen, at every layer: what a method
+    /// keeps or retrieves.
+    pub kept_tokens: usize,
+    /// The same / tokens of the prompt.
+    pub sequence_ratio: f64,
+    /// Times that a method met a case that its paper leaves open (SamKV: a layer and document whose kept blocks score not
+    /// above the lowest).
+    pub undecided: usize,
     /// Floating point operations of prefill's products and attention, as the chosen rows and the keys that each sees
     /// make them; the language head is left out.
     pub operations: f64,
@@ -40,6 +49,10 @@ pub struct Account {
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
     /// brought in from the folder only.
     pub bytes_loaded: u64,
+    /// Bytes of keys, values and summaries that were read from the folder.
+    pub bytes_read: u64,
+    /// Bytes of keys and values that the document chunks of the prompt have in the store.
+    pub document_bytes: u64,
     /// Seconds that threads spent bringing them in (reading, verifying, rotating, placing), mostly beside the
     /// computing; summed over those threads.
     pub load_seconds: f64,
@@ -221,10 +234,15 @@ impl Engine {
                 .iter()
                 .filter(|rows| documents > 0 && **rows == documents)
                 .count(),
+            kept_tokens: work.kept_tokens,
+            sequence_ratio: work.kept_tokens as f64 / prompt.len().max(1) as f64,
+            undecided: work.undecided,
             operations: work.operations,
             select_seconds: work.selecting.as_secs_f64(),
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
+            bytes_read: loaded.read,
+            document_bytes: (documents * self.decoder.shape().token_bytes(self.settings.kv)) as u64,
             load_seconds: loaded.busy.as_secs_f64(),
             kv_bytes_peak: work.kv_bytes_peak,
             ..Account::default()
@@ -238,7 +256,8 @@ impl Account {
         self.kv_bytes = state.kv_bytes();
         self.kv_bytes_peak = self.kv_bytes_peak.max(self.kv_bytes);
         self.kv_bytes_full = state.len * state.decoder.shape().token_bytes(state.cache.dtype());
-        self.side_bytes = state.bounded.as_ref().map_or(0, Bounded::side_bytes);
+        let retrieving = state.retrieving.as_ref().map_or(0, Retrieving::side_bytes);
+        self.side_bytes = state.bounded.as_ref().map_or(retrieving, Bounded::side_bytes);
         self.retained_tokens = state.retained();
         self.kv_accounting = if eviction.expanded { "query_head" } else { "kv_head" };
     }

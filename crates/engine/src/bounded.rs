@@ -79,7 +79,9 @@ struct Scratch {
 }
 
 impl<'a> Bounded<'a> {
-    /// Nothing where the policy never evicts anything of a request of `room` tokens and heads keep no caches of their own.
+    /// Nothing where the policy never evicts anything of a request of `room` tokens and heads keep no caches of their own,
+    /// unless it is to be made in any case (`sparse`): of a prompt of which only a part is kept. `prompt` and `room` count
+    /// what is kept, then.
     pub(crate) fn new(
         config: &Config,
         rope: Rope,
@@ -87,11 +89,12 @@ impl<'a> Bounded<'a> {
         prompt: PromptSpans,
         dtype: Dtype,
         room: usize,
+        sparse: bool,
     ) -> crate::Result<Option<Bounded<'a>>> {
         let budget = eviction.policy.budget(&prompt)?;
         // What can never be pruned is full attention, to the bit.
         let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
-        if budget.is_none() && !eviction.expanded {
+        if budget.is_none() && !eviction.expanded && !sparse {
             return Ok(None);
         }
         let budget = budget.unwrap_or(Budget::once(room));
@@ -140,6 +143,11 @@ impl<'a> Bounded<'a> {
     /// Makes `table` that of one token's position.
     pub(crate) fn rotary(&self, position: u32, table: &mut RopeTable) {
         self.rope.fill([position], table);
+    }
+
+    /// Layers that the prompt has been taken in of.
+    pub(crate) fn layers_held(&self) -> usize {
+        self.layers.len()
     }
 
     /// Tokens in each head: of the layer that has most.

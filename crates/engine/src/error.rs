@@ -53,6 +53,14 @@ pub enum Error {
         /// What is wrong with them.
         why: &'static str,
     },
+    /// A sparse method whose selection cannot be computed.
+    #[error("fusion method {method} returned a selection that cannot be computed ({why})")]
+    Selection {
+        /// The method.
+        method: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// A sampling option out of its range.
     #[error("{option} = {value} is out of range; choose {expected}")]
     Sampling {

@@ -74,7 +74,7 @@ impl Engine {
             position,
             share,
             chunk,
-            label: prompt.chunks[chunk].label.clone(),
+            label: prompt.chunks[chunk].label(),
             before: text(at.saturating_sub(CONTEXT), at),
             text: text(at, at + 1),
             after: text(at + 1, (at + 1 + CONTEXT).min(tokens.len())),

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use refrain_kernels::{Attention, Dtype, Floats};
-use refrain_kv::{CachePool, KvCache, Lender, RopeTable};
+use refrain_kernels::{Attention, Dtype, Floats, Report};
+use refrain_kv::{CachePool, KvCache, LayerCache, Lender, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
 use crate::Result;
 use crate::bounded::{Bounded, PromptRows};
+use crate::retrieval::Retrieving;
 
 /// The KV cache of one request with the rotary table of its positions; slot = position, until it is bounded.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub(crate) struct State<'a> {
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
     pub(crate) len: usize,
+    /// What is known of blocks, where rows see those that they retrieve.
+    pub(crate) retrieving: Option<Retrieving>,
+    /// Tokens of the prompt that a method kept nothing of: a bounded cache counts its own tokens only.
+    pub(crate) left_out: u32,
     /// Room for rows that are gathered.
     spare: Floats,
     /// Where the memory goes in the end.
@@ -45,7 +50,7 @@ pub(crate) struct Rows {
     /// What each sees at the present layer: a half-open range of slots.
     pub(crate) visible: Vec<(u32, u32)>,
     /// Cosines and sines of the positions, one after the other.
-    rotary: RopeTable,
+    pub(crate) rotary: RopeTable,
 }
 
 impl<'a> State<'a> {
@@ -59,10 +64,12 @@ impl<'a> State<'a> {
         State {
             decoder,
             bounded: None,
+            retrieving: None,
             table: decoder.rope_table(total, cache.capacity()),
             work: Workspace::new(cache.dtype()),
             cache,
             len: 0,
+            left_out: 0,
             spare: Floats::new(),
             pool: None,
             next: Rows::default(),
@@ -91,6 +98,11 @@ impl<'a> State<'a> {
     /// **before** attention. Unrotated keys and values stay in `self.work`.
     pub(crate) fn project(&mut self, layer: usize, rows: &Rows) {
         self.project_queries(layer, rows);
+        self.place(layer, rows);
+    }
+
+    /// Writes the keys and values of projected rows into the cache.
+    pub(crate) fn place(&mut self, layer: usize, rows: &Rows) {
         let (config, cpu) = (self.decoder.config(), self.decoder.backend());
         let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
         let width = rows.positions.len() * config.kv_heads * config.head_dim;
@@ -99,9 +111,18 @@ impl<'a> State<'a> {
     }
 
     /// Projects the rows at `layer` and rotates their queries. Keys and values stay in `self.work`.
-    fn project_queries(&mut self, layer: usize, rows: &Rows) {
-        let config = self.decoder.config();
+    pub(crate) fn project_queries(&mut self, layer: usize, rows: &Rows) {
         self.decoder.project(layer, &rows.x, &mut self.work);
+        if let Some(retrieving) = &mut self.retrieving {
+            retrieving.raw.clear();
+            retrieving.raw.extend_from_slice(&self.work.q);
+        }
+        self.rotate_queries(rows);
+    }
+
+    /// Rotates projected queries to the rows' positions.
+    pub(crate) fn rotate_queries(&mut self, rows: &Rows) {
+        let config = self.decoder.config();
         let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
         let rotary_dim = config.rope.rotary_dim;
         self.decoder.backend().rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, rotary_dim);
@@ -132,22 +153,43 @@ impl<'a> State<'a> {
 
     /// Attention of the projected rows over the cache, then the rest of the layer. Row `i` sees `rows.visible[i]`.
     pub(crate) fn attend(&mut self, layer: usize, rows: &mut Rows) {
-        let config = self.decoder.config();
-        let cached = self.cache.layer(layer);
-        let attention = Attention {
-            q: &self.work.q,
-            k: cached.k.as_slice(),
-            v: cached.v.as_slice(),
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            capacity: self.cache.capacity(),
-            visible: &rows.visible,
-            scale: (config.head_dim as f32).sqrt().recip(),
-            precision: self.decoder.precision(),
-        };
+        match self.retrieving {
+            Some(_) => self.retrieve(layer, rows),
+            None => self.attention(layer, rows, Report::default()),
+        }
+        self.finish(layer, rows);
+    }
+
+    /// The same for the last layer of a prompt, of which nobody needs but the last row's output.
+    pub(crate) fn attend_last(&mut self, layer: usize, rows: &mut Rows) {
+        let last = rows.positions[rows.positions.len() - 1];
+        if self.retrieving.is_none() {
+            return self.attend(layer, rows);
+        }
+        // What tokens receive is known from all rows.
+        self.retrieve(layer, rows);
+        let width = self.work.attended.len() / rows.positions.len();
+        let all = self.work.attended.len();
+        self.work.attended.copy_within(all - width..all, 0);
+        self.narrow(rows, vec![last]);
+        self.work.attended.resize(width);
+        self.finish(layer, rows);
+    }
+
+    /// Attention alone, and the logarithm of the softmax's sum of every row and head, `rows × H`.
+    pub(crate) fn attend_reporting(&mut self, layer: usize, rows: &Rows, lse: &mut [f32]) {
+        self.attention(layer, rows, Report { lse: Some(lse), ..Report::default() });
+    }
+
+    fn attention(&mut self, layer: usize, rows: &Rows, report: Report<'_>) {
         self.work.attended.resize(self.work.q.len());
-        self.decoder.backend().attention(&attention, &mut self.work.attended);
+        let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
+        let attention = attention(self.decoder, cached, capacity, &self.work.q, &rows.visible);
+        self.decoder.backend().attention_reporting(&attention, &mut self.work.attended, report);
+    }
+
+    /// The rest of a layer after attention.
+    pub(crate) fn finish(&mut self, layer: usize, rows: &mut Rows) {
         self.decoder.finish(layer, &mut rows.x, &mut self.work);
     }
 
@@ -191,10 +233,10 @@ impl<'a> State<'a> {
     /// Attention of one token over the bounded cache, then the rest of the layer.
     fn attend_bounded(&mut self, layer: usize, rows: &mut Rows) {
         if let Some(bounded) = &mut self.bounded {
-            let rotary = rows.rotary.slice(0, 1);
+            let (rotary, place) = (rows.rotary.slice(0, 1), rows.positions[0] - self.left_out);
             let (cpu, precision) = (self.decoder.backend(), self.decoder.precision());
-            bounded.attend(cpu, precision, layer, rows.positions[0], rotary, &mut self.work);
-            self.decoder.finish(layer, &mut rows.x, &mut self.work);
+            bounded.attend(cpu, precision, layer, place, rotary, &mut self.work);
+            self.finish(layer, rows);
         }
     }
 
@@ -202,8 +244,9 @@ impl<'a> State<'a> {
     /// computed there, with what each sees.
     pub(crate) fn bound(&mut self, rows: &Rows, lender: &Lender<'_>) {
         if let Some(bounded) = &mut self.bounded {
-            let prompt = PromptRows { q: &self.work.q, rows };
-            bounded.take_in(self.decoder.backend(), &self.cache, prompt, lender);
+            let prompt = PromptRows { q: &self.work.q, positions: &rows.positions, visible: &rows.visible };
+            let whole = self.cache.layer(bounded.layers_held());
+            bounded.take_in(self.decoder.backend(), whole, prompt, lender);
         }
     }
 
@@ -221,6 +264,29 @@ impl<'a> State<'a> {
     /// Bytes of the KV cache that decoding goes on in.
     pub(crate) fn kv_bytes(&self) -> usize {
         self.bounded.as_ref().map_or(self.cache.bytes(), Bounded::bytes)
+    }
+}
+
+/// Attention of rows with queries `q` over a layer's cache of `capacity` slots.
+pub(crate) fn attention<'a>(
+    decoder: &Decoder,
+    cache: &'a LayerCache,
+    capacity: usize,
+    q: &'a [f32],
+    visible: &'a [(u32, u32)],
+) -> Attention<'a> {
+    let config = decoder.config();
+    Attention {
+        q,
+        k: cache.k.as_slice(),
+        v: cache.v.as_slice(),
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        capacity,
+        visible,
+        scale: (config.head_dim as f32).sqrt().recip(),
+        precision: decoder.precision(),
     }
 }
 

@@ -1,14 +1,17 @@
 //! Ingest: every chunk is prefilled alone, from position 0, and kept.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_fusion::{ContextLayer, FusionMethod, Summarize};
 use refrain_kernels::{Buffer, Dtype, Slice};
+use refrain_kv::Summary;
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 use serde::Serialize;
 
-use crate::forward::State;
-use crate::{Document, Engine, PromptChunk, Result};
+use crate::forward::{State, attention};
+use crate::{Document, Engine, Prompt, PromptChunk, Result};
 
 /// What an ingest did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -19,6 +22,8 @@ pub struct IngestReport {
     pub chunks: usize,
     /// Chunks that had to be computed; the others were in the store.
     pub computed: usize,
+    /// Those of them that were in the store and lacked a method's summary only.
+    pub summarised: usize,
     /// Chunk files that were broken, and are computed again.
     pub repaired: usize,
     /// Tokens of all chunks.
@@ -64,9 +69,8 @@ impl Engine {
                 (title, _) => title.chars().take(LABEL).collect(),
             };
             for (part, tokens) in tokens.chunks(self.settings.chunk_tokens).enumerate() {
-                let label =
-                    if parts == 1 { title.clone() } else { format!("{title} ({}/{parts})", part + 1) };
-                chunks.push(PromptChunk { tokens: tokens.to_vec(), label });
+                let (title, tokens) = (title.clone(), tokens.to_vec());
+                chunks.push(PromptChunk { tokens, title, document: index, part: (part, parts) });
             }
         }
         Ok(chunks)
@@ -79,26 +83,62 @@ impl Engine {
     pub fn ingest(
         &self,
         documents: &[Document],
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        self.ingest_parts(&self.chunks(documents)?, documents.len(), None, progress)
+    }
+
+    /// The same for a method: one that keeps only parts of documents has these prefilled whole, and keeps a summary of each
+    /// beside it. What the store has already is only summarised.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_for(
+        &self,
+        documents: &[Document],
+        method: &dyn FusionMethod,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        let Some(summaries) = method.summarizes() else { return self.ingest(documents, progress) };
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        let contexts = prompt.contexts(self.longest_context()).chunks;
+        self.ingest_parts(&contexts, documents.len(), Some(summaries), progress)
+    }
+
+    /// Most tokens that can be prefilled alone.
+    pub(crate) fn longest_context(&self) -> usize {
+        self.decoder.config().context.saturating_sub(1).max(1)
+    }
+
+    fn ingest_parts(
+        &self,
+        chunks: &[PromptChunk],
+        documents: usize,
+        summaries: Option<&dyn Summarize>,
         mut progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
         let started = Instant::now();
-        let chunks = self.chunks(documents)?;
         let broken = || self.store.stats().removed;
         let broken_before = broken();
         let mut missing: Vec<(&PromptChunk, ChunkId)> = Vec::new();
         let mut seen = HashSet::new();
-        for chunk in &chunks {
+        let mut summarised = 0;
+        for chunk in chunks {
             let id = self.chunk_id(&chunk.tokens);
-            if !self.store.contains(&id) && seen.insert(id.key()) {
+            let stored = self.store.contains(&id);
+            let whole = stored && summaries.is_none_or(|of| self.store.has_summary(&id, &of.kind()));
+            if !whole && seen.insert(id.key()) {
+                summarised += usize::from(stored);
                 missing.push((chunk, id));
             }
         }
         let count = |chunks: &[(&PromptChunk, ChunkId)]| chunks.iter().map(|(c, _)| c.tokens.len()).sum();
         let total = count(&missing);
         let mut report = IngestReport {
-            documents: documents.len(),
+            documents,
             chunks: chunks.len(),
             computed: missing.len(),
+            summarised,
             repaired: (broken() - broken_before) as usize,
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             computed_tokens: total,
@@ -107,7 +147,7 @@ impl Engine {
         let mut done = 0;
         progress(IngestProgress { total, done });
         for (chunk, id) in missing {
-            let (stored, outcome) = self.compute_chunk(id, &chunk.label)?;
+            let (stored, _, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
             report.bytes += stored.bytes() as u64;
             if let PutOutcome::NotStored { error } = outcome {
                 report.not_stored.get_or_insert(error.to_string());
@@ -144,43 +184,83 @@ impl Engine {
         }
     }
 
-    /// Prefills a chunk alone and puts it into the store.
-    pub(crate) fn compute_chunk(&self, id: ChunkId, label: &str) -> Result<(Chunk, PutOutcome)> {
+    /// Prefills a chunk alone and puts it into the store, with a method's summary of it.
+    pub(crate) fn compute_chunk(
+        &self,
+        id: ChunkId,
+        label: &str,
+        summaries: Option<&dyn Summarize>,
+    ) -> Result<(Chunk, Option<Arc<Summary>>, PutOutcome)> {
         let mut tokens = Vec::with_capacity(id.tokens.len() + 1);
         let dropped = usize::from(id.bos == BosPolicy::Dropped);
         tokens.extend(self.tokenizer.bos().filter(|_| dropped == 1));
         tokens.extend_from_slice(&id.tokens);
-        let layers = self.isolated(&tokens, dropped, id.dtype)?;
+        let (layers, summary) = self.isolated(&tokens, dropped, id.dtype, summaries)?;
         let chunk = Chunk::new(id, label, layers)?;
-        let outcome = self.store.put(chunk.clone())?;
-        Ok((chunk, outcome))
+        let mut outcome = self.store.put(chunk.clone())?;
+        let Some(summaries) = summaries else { return Ok((chunk, None, outcome)) };
+        if let failed @ PutOutcome::NotStored { .. } =
+            self.store.put_summary(chunk.id(), &summaries.kind(), summary.clone())?
+        {
+            outcome = failed;
+        }
+        Ok((chunk, Some(Arc::new(summary)), outcome))
     }
 
     /// One causal prefill from position 0. Keys before RoPE and values of each layer without the first `dropped`
-    /// tokens, each `tokens × Hkv × d`.
+    /// tokens, each `tokens × Hkv × d`, and a method's summary of these.
     pub(crate) fn isolated(
         &self,
         ids: &[u32],
         dropped: usize,
         dtype: Dtype,
-    ) -> Result<Vec<(Buffer, Buffer)>> {
+        summaries: Option<&dyn Summarize>,
+    ) -> Result<(Vec<(Buffer, Buffer)>, Summary)> {
         let config = self.decoder.config();
         let mut state = State::new(&self.decoder, dtype, ids.len(), ids.len());
         let mut rows = state.embed(ids, (0..ids.len() as u32).collect())?;
         let width = config.kv_heads * config.head_dim;
         let kept = dropped * width..ids.len() * width;
         let mut kv = Vec::with_capacity(config.layers);
+        let (mut summary, mut queries, mut lse) = (Summary::default(), Vec::new(), Vec::new());
         for layer in 0..config.layers {
-            state.project(layer, &rows);
+            self.decoder.project(layer, &rows.x, &mut state.work);
+            if let Some(summaries) = summaries {
+                let query = config.heads * config.head_dim;
+                let local = summaries.local().min(ids.len() - dropped);
+                queries = state.work.q[(ids.len() - local) * query..].to_vec();
+            }
+            state.rotate_queries(&rows);
+            state.place(layer, &rows);
             let copy = |buffer: &Buffer| owned(buffer.as_slice().range(kept.clone()));
             kv.push((copy(&state.work.k), copy(&state.work.v)));
-            // The last layer's output is nobody's input.
-            if layer + 1 < config.layers {
-                state.see_causally(layer, &mut rows);
+            state.see_causally(layer, &mut rows);
+            let last = layer + 1 == config.layers;
+            if let Some(summaries) = summaries {
+                lse.resize(ids.len() * config.heads, 0.0);
+                state.attend_reporting(layer, &rows, &mut lse);
+                let cached = state.cache.layer(layer);
+                let attention = attention(&self.decoder, cached, ids.len(), &state.work.q, &rows.visible);
+                let view = ContextLayer {
+                    cpu: self.decoder.backend(),
+                    layer,
+                    layers: config.layers,
+                    attention,
+                    lse: &lse,
+                    first: dropped,
+                    queries: &queries,
+                    k: state.work.k.as_slice().range(kept.clone()),
+                };
+                summaries.summarize(&view, &mut summary);
+                if !last {
+                    state.finish(layer, &mut rows);
+                }
+            } else if !last {
+                // The last layer's output is nobody's input.
                 state.attend(layer, &mut rows);
             }
         }
-        Ok(kv)
+        Ok((kv, summary))
     }
 }
 

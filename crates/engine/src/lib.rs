@@ -31,10 +31,13 @@ mod feed;
 mod forward;
 mod ingest;
 mod load;
+mod places;
 mod prefill;
 mod probe;
 mod prompt;
+mod retrieval;
 mod sampling;
+mod sparse;
 mod stop;
 #[cfg(test)]
 mod tests;
@@ -121,6 +124,8 @@ pub struct Engine {
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
+    /// Layers at the end that were found to be stable for this model.
+    stable_layers: Option<usize>,
     pool: forward::Pool,
 }
 
@@ -170,6 +175,7 @@ impl Engine {
             store,
             settings,
             fingerprint,
+            stable_layers: None,
             pool: forward::Pool::default(),
         })
     }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_fusion::{FusionMethod, PromptView};
-use refrain_kv::{KvCache, Lender, Span};
-use refrain_store::{Chunk, ChunkReader};
+use refrain_fusion::{FusionMethod, PromptView, Summarize};
+use refrain_kv::{KvCache, Lender, Span, Summary};
+use refrain_store::{Chunk, ChunkId, ChunkReader};
 
 use crate::bounded::Bounded;
 use crate::feed::{Feed, Load};
 use crate::forward::State;
 use crate::prefill::{Prefill, Work};
+use crate::retrieval::Retrieving;
+use crate::sparse::{Loading, Request, summaries};
 use crate::{Engine, Prompt, Result};
 
 /// A part of the prompt whose keys and values are in the store, or were computed for it just now.
@@ -21,6 +23,8 @@ pub(crate) struct Segment {
     pub(crate) chunk: Option<usize>,
     pub(crate) span: Span,
     pub(crate) reader: Arc<ChunkReader>,
+    /// What a sparse method keeps beside it.
+    pub(crate) summary: Option<Arc<Summary>>,
     /// Whether it was computed for this request.
     pub(crate) computed: bool,
     /// Position of its first token when it was precomputed.
@@ -36,11 +40,16 @@ pub(crate) struct Loaded {
     pub(crate) repaired: usize,
     /// Bytes of keys and values brought in from the store.
     pub(crate) bytes: u64,
+    /// Those of them, and of summaries, that came from its folder.
+    pub(crate) read: u64,
     /// Time that the computing thread spent waiting for them.
     pub(crate) waited: Duration,
     /// Time that all threads spent bringing them in.
     pub(crate) busy: Duration,
 }
+
+/// A chunk as it is found in the store, with a summary where one is wanted.
+type Found = (ChunkReader, Option<Arc<Summary>>);
 
 /// A prompt after prefill: the logits of its last token and the cache to decode in.
 pub(crate) struct Prefilled<'a> {
@@ -61,6 +70,14 @@ impl Engine {
         explain: bool,
     ) -> Result<Prefilled<'a>> {
         let reach = self.reach(prompt, eviction, room)?;
+        let contexts;
+        let prompt = match method.summarizes() {
+            Some(_) => {
+                contexts = prompt.contexts(self.longest_context());
+                &contexts
+            }
+            None => prompt,
+        };
         let mut loaded = self.open_parts(prompt, method, reach)?;
         loop {
             if let Some((state, logits, work)) =
@@ -68,6 +85,8 @@ impl Engine {
             {
                 let mut prefilled = Prefilled { state, logits, work, loaded };
                 if prefilled.state.bounded.is_some() {
+                    // It decides from now on.
+                    prefilled.state.retrieving = None;
                     // Whoever bounds the cache wants the memory that the prompt took.
                     self.pool.caches.keep(0);
                     prefilled.state.slim();
@@ -75,7 +94,7 @@ impl Engine {
                 return Ok(prefilled);
             }
             // All of it is in memory then: the next attempt cannot break.
-            self.settle(prompt, &mut loaded)?;
+            self.settle(prompt, method, &mut loaded)?;
         }
     }
 
@@ -93,20 +112,50 @@ impl Engine {
         let view = self.view(prompt, loaded.system_cached, &places);
         let plan = method.plan(&view)?;
         let segments = &loaded.segments;
+        let lender = Lender::new(&self.pool.caches);
+        if let Some(sparse) = method.sparse().filter(|_| view.reusable() > 0) {
+            let request = Request { prompt, view, segments, sparse, eviction, room, reach, explain };
+            let mut load = Loading::default();
+            let outcome = self.prefill_sparse(request, &plan.rows, &lender, &mut load);
+            loaded.bytes += load.bytes;
+            loaded.busy += load.busy;
+            loaded.waited += load.busy;
+            loaded.count_read();
+            return outcome;
+        }
         let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
         let (config, rope) = (self.decoder.config(), self.decoder.rope(reach));
-        let bounded = Bounded::new(config, rope, eviction, spans, dtype, room)?;
+        let bounded = Bounded::new(config, rope, eviction, spans, dtype, room, false)?;
         let capacity = if bounded.is_some() { prompt.len() } else { room };
         // A layer that waits is the request's own cache, or, where that is bounded, more than it.
         let ahead = if bounded.is_some() { self.decoder.backend().threads() } else { shape.layers };
         if bounded.is_some() {
             self.pool.caches.keep(ahead + 1);
         }
-        let lender = Lender::new(&self.pool.caches);
         let cache = KvCache::vacant(shape, dtype, capacity);
         let mut state = State::over(&self.decoder, cache, reach).giving_to(&self.pool);
+        if let Some(retrieval) = method.retrieval() {
+            let sizes = retrieval.retrieval(&view);
+            let mut blocks = sizes.blocks.unwrap_or(0);
+            if let Some(sparse) = retrieval.like().filter(|_| view.reusable() > 0) {
+                let request =
+                    Request { prompt, view, segments, sparse, eviction, room, reach, explain: false };
+                let mut load = Loading::default();
+                let kept = self.kept_by(request, &plan.rows, &lender, &mut load)?;
+                loaded.waited += load.busy;
+                let Some(kept) = kept else { return Ok(None) };
+                blocks = kept.saturating_sub(sizes.initial + sizes.local) / sizes.block;
+            }
+            // Where nothing leaves the window, all is full attention.
+            if capacity > sizes.local {
+                let known = retrieval.known(&view, &summaries(segments, view.chunks.len()))?;
+                let from = if known.is_empty() { 0 } else { view.question.range().start };
+                let rope = self.decoder.rope(reach);
+                state.retrieving = Some(Retrieving::new(sizes, blocks, rope, shape, known, (from, capacity)));
+            }
+        }
         state.bounded = bounded;
         if segments.is_empty() {
             let outcome = prefill.run(&mut state, None, &lender)?;
@@ -122,6 +171,7 @@ impl Engine {
         waited += computed.elapsed();
         let (bytes, busy, broken) = load.finish();
         loaded.bytes += bytes;
+        loaded.count_read();
         loaded.busy += busy;
         loaded.waited += waited;
         Ok(outcome?.filter(|_| !broken).map(|(logits, work)| (state, logits, work)))
@@ -156,6 +206,7 @@ impl Engine {
             system_cached: false,
             repaired: 0,
             bytes: 0,
+            read: 0,
             waited: Duration::ZERO,
             busy: Duration::ZERO,
         };
@@ -167,10 +218,10 @@ impl Engine {
         // A true prefix is exact only under the rotation that the whole request has.
         let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
         if self.keeps_system(prompt) && same_rope() {
-            self.open_part(prompt, None, prompt.system_span(), &mut loaded)?;
+            self.open_part(prompt, method, None, prompt.system_span(), &mut loaded)?;
         }
         for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
-            self.open_part(prompt, Some(index), span, &mut loaded)?;
+            self.open_part(prompt, method, Some(index), span, &mut loaded)?;
         }
         Ok(loaded)
     }
@@ -179,10 +230,12 @@ impl Engine {
     fn open_part(
         &self,
         prompt: &Prompt,
+        method: &dyn FusionMethod,
         chunk: Option<usize>,
         span: Span,
         loaded: &mut Loaded,
     ) -> Result<()> {
+        let summaries = method.summarizes().filter(|_| chunk.is_some());
         let (id, first_position) = match chunk {
             None => (self.system_id(&prompt.system), 0),
             Some(index) => {
@@ -193,43 +246,55 @@ impl Engine {
         // A chunk that comes twice is read once.
         let known = loaded.segments.iter().find(|segment| *segment.reader.id() == id);
         let found = match known {
-            Some(segment) => Some((segment.reader.clone(), segment.computed)),
-            None => self.store.reader(&id)?.map(|reader| (Arc::new(reader), false)),
+            Some(segment) => Some((segment.reader.clone(), segment.summary.clone(), segment.computed)),
+            None => self.find(&id, summaries)?.map(|(reader, summary)| (Arc::new(reader), summary, false)),
         };
         loaded.waited += started.elapsed();
-        let (reader, computed) = match found {
+        let (reader, summary, computed) = match found {
             Some(found) => found,
-            None => match self.compute_part(prompt, chunk, loaded)? {
-                Some(chunk) => (Arc::new(chunk.into()), true),
+            None => match self.compute_part(prompt, summaries, chunk, loaded)? {
+                Some((chunk, summary)) => (Arc::new(chunk.into()), summary, true),
                 None => return Ok(()),
             },
         };
         loaded.mark(chunk, true);
-        loaded.segments.push(Segment { chunk, span, reader, computed, first_position });
+        loaded.segments.push(Segment { chunk, span, reader, summary, computed, first_position });
         Ok(())
+    }
+
+    /// A chunk in the store, with its summary where a method wants one. One without is as if it were not there.
+    fn find(&self, id: &ChunkId, summaries: Option<&dyn Summarize>) -> Result<Option<Found>> {
+        let Some(summaries) = summaries else {
+            return Ok(self.store.reader(id)?.map(|reader| (reader, None)));
+        };
+        let Some(summary) = self.store.summary(id, &summaries.kind())? else { return Ok(None) };
+        Ok(self.store.reader(id)?.map(|reader| (reader, Some(summary))))
     }
 
     /// Prefills a chunk, or the system part, alone and stores it; not if the chunk is to be left to the prompt.
     fn compute_part(
         &self,
         prompt: &Prompt,
+        summaries: Option<&dyn Summarize>,
         chunk: Option<usize>,
         loaded: &mut Loaded,
-    ) -> Result<Option<Chunk>> {
-        let chunk = match chunk {
-            None => self.compute_system(prompt)?,
+    ) -> Result<Option<(Chunk, Option<Arc<Summary>>)>> {
+        let computed = match chunk {
+            None => (self.compute_system(prompt)?, None),
             Some(index) if self.settings.repair => {
                 let chunk = &prompt.chunks[index];
-                self.compute_chunk(self.chunk_id(&chunk.tokens), &chunk.label)?.0
+                let (chunk, summary, _) =
+                    self.compute_chunk(self.chunk_id(&chunk.tokens), &chunk.label(), summaries)?;
+                (chunk, summary)
             }
             Some(_) => return Ok(None),
         };
         loaded.repaired += 1;
-        Ok(Some(chunk))
+        Ok(Some(computed))
     }
 
     /// Brings every segment whole into memory. Those that are broken are treated as if they had never been there.
-    fn settle(&self, prompt: &Prompt, loaded: &mut Loaded) -> Result<()> {
+    fn settle(&self, prompt: &Prompt, method: &dyn FusionMethod, loaded: &mut Loaded) -> Result<()> {
         for mut segment in std::mem::take(&mut loaded.segments) {
             let started = Instant::now();
             let mut found = segment.reader.chunk();
@@ -239,8 +304,13 @@ impl Engine {
             }
             loaded.waited += started.elapsed();
             if found.is_none() {
-                found = self.compute_part(prompt, segment.chunk, loaded)?;
+                let summaries = method.summarizes().filter(|_| segment.chunk.is_some());
+                let computed = self.compute_part(prompt, summaries, segment.chunk, loaded)?;
                 segment.computed = true;
+                found = computed.map(|(chunk, summary)| {
+                    segment.summary = summary;
+                    chunk
+                });
             }
             loaded.mark(segment.chunk, found.is_some());
             if let Some(chunk) = found {
@@ -268,7 +338,7 @@ impl Engine {
     }
 
     fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
-        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part")?.0)
+        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part", None)?.0)
     }
 
     /// Whether the method leaves any token of a wholly cached prompt to the cache.
@@ -280,6 +350,21 @@ impl Engine {
 }
 
 impl Loaded {
+    /// Counts what came from the folder; a chunk that comes twice was read once. Who tells whether a summary did? It is
+    /// taken to come from where its chunk came from.
+    fn count_read(&mut self) {
+        let mut seen = Vec::new();
+        self.read = 0;
+        for segment in &self.segments {
+            let reader = Arc::as_ptr(&segment.reader);
+            let read = segment.reader.bytes_read();
+            if read > 0 && !seen.contains(&reader) {
+                seen.push(reader);
+                self.read += read + segment.summary.as_ref().map_or(0, |summary| summary.bytes() as u64);
+            }
+        }
+    }
+
     /// Notes whether a chunk, or the system part, comes from the cache.
     fn mark(&mut self, chunk: Option<usize>, cached: bool) {
         match chunk {

@@ -11,6 +11,7 @@ use crate::feed::Feed;
 use crate::forward::{Rows, State};
 use crate::load::Segment;
 use crate::prompt::Prompt;
+use crate::retrieval::Retrieving;
 use crate::{Error, Result};
 
 /// What prefill really did, measured while it ran.
@@ -28,6 +29,10 @@ pub(crate) struct Work {
     pub(crate) kv_bytes_peak: usize,
     /// Time that the method took to choose its rows.
     pub(crate) selecting: Duration,
+    /// Tokens of the prompt that attention has before it when the first token is chosen.
+    pub(crate) kept_tokens: usize,
+    /// Times that the method met a case that its paper leaves open.
+    pub(crate) undecided: usize,
     /// Attention of the question to every document token at layer 1, if it was asked for.
     pub(crate) attention: Option<Vec<f32>>,
 }
@@ -45,7 +50,7 @@ pub(crate) struct Prefill<'a> {
 }
 
 /// The layer whose attention explains a choice (A³'s check layer).
-const EXPLAIN_LAYER: usize = 1;
+pub(crate) const EXPLAIN_LAYER: usize = 1;
 
 impl Prefill<'_> {
     /// Computes the prompt into `state`, whose layers come from `feed` where there are segments, else from `lender`. Returns the logits
@@ -87,7 +92,9 @@ impl Prefill<'_> {
                 work.final_rows.clone_from(&rows.positions);
                 self.see(state, layer, plan.mask, &mut rows, &[]);
                 state.bound(&rows, lender);
-                state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
+                if state.retrieving.is_none() {
+                    state.narrow(&mut rows, vec![ids.len() as u32 - 1]);
+                }
             } else if plan.narrows.contains(&layer) {
                 let started = Instant::now();
                 let kept = self.method.narrow(&self.layer_view(
@@ -101,16 +108,21 @@ impl Prefill<'_> {
                 state.narrow(&mut rows, kept);
             }
             self.see(state, layer, plan.mask, &mut rows, &work.final_rows);
-            work.operations += operations(state.decoder.config(), projected, &rows.visible);
             if layer + 1 < layers {
                 state.bound(&rows, lender);
+                state.attend(layer, &mut rows);
+            } else {
+                state.attend_last(layer, &mut rows);
             }
-            state.attend(layer, &mut rows);
+            let keys = state.retrieving.as_mut().map(Retrieving::take_keys);
+            let keys = keys.unwrap_or_else(|| seen(&rows.visible));
+            work.operations += operations(state.decoder.config(), projected, rows.positions.len(), keys);
             if state.bounded.is_some() {
                 lender.give(state.cache.take(layer));
             }
         }
         work.kv_bytes_peak = lender.peak();
+        work.kept_tokens = state.retrieving.as_ref().map_or(ids.len(), |retrieving| retrieving.seen);
         state.len = ids.len();
         state.decoder.logits(&rows.x, &mut state.work);
         state.next = rows;
@@ -181,13 +193,17 @@ impl Prefill<'_> {
     }
 }
 
-/// Floating point operations of a layer: queries, keys and values of `projected` rows, and all the rest for rows that
-/// see `visible` slots (`2P` a row and `4·H·d` for each key that it sees).
-fn operations(config: &Config, projected: usize, visible: &[(u32, u32)]) -> f64 {
+/// Floating point operations of a layer: queries, keys and values of `projected` rows, and all the rest for `rows` that
+/// see `keys` keys together (`2P` a row and `4·H·d` a key).
+pub(crate) fn operations(config: &Config, projected: usize, rows: usize, keys: usize) -> f64 {
     let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    let keys: usize = visible.iter().map(|(from, to)| (to - from) as usize).sum();
     let rest = config.hidden * (q + 3 * config.intermediate);
-    2.0 * (projected * config.hidden * (q + 2 * kv) + visible.len() * rest + 2 * q * keys) as f64
+    2.0 * (projected * config.hidden * (q + 2 * kv) + rows * rest + 2 * q * keys) as f64
+}
+
+/// Keys that rows see together.
+pub(crate) fn seen(visible: &[(u32, u32)]) -> usize {
+    visible.iter().map(|(from, to)| (to - from) as usize).sum()
 }
 
 /// Number of ascending `positions` within `span`.

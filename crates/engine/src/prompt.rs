@@ -8,8 +8,27 @@ use refrain_kv::Span;
 pub struct PromptChunk {
     /// Token ids, without BOS.
     pub tokens: Vec<u32>,
+    /// Title of its document, for people.
+    pub title: String,
+    /// Index of its document among those of the prompt.
+    pub document: usize,
+    /// Which part of its document it is, from 0, and of how many.
+    pub part: (usize, usize),
+}
+
+impl PromptChunk {
+    /// A whole document.
+    pub fn whole(document: usize, title: impl Into<String>, tokens: Vec<u32>) -> PromptChunk {
+        PromptChunk { tokens, title: title.into(), document, part: (0, 1) }
+    }
+
     /// Title of its document and which part of it this is, for people.
-    pub label: String,
+    pub fn label(&self) -> String {
+        match self.part {
+            (_, 1) => self.title.clone(),
+            (part, parts) => format!("{} ({}/{parts})", self.title, part + 1),
+        }
+    }
 }
 
 /// Typed parts of a prompt, each tokenised once, alone. Every method gets the same ids.
@@ -61,6 +80,22 @@ impl Prompt {
             span
         };
         self.chunks.iter().map(&mut place).collect()
+    }
+
+    /// The same prompt with documents in one piece, as far as these have at most `most` tokens.
+    pub fn contexts(&self, most: usize) -> Prompt {
+        let mut chunks: Vec<PromptChunk> = Vec::new();
+        for chunk in &self.chunks {
+            match chunks.last_mut() {
+                Some(last)
+                    if last.document == chunk.document && last.tokens.len() + chunk.tokens.len() <= most =>
+                {
+                    last.tokens.extend_from_slice(&chunk.tokens);
+                }
+                _ => chunks.push(PromptChunk { part: (0, 1), ..chunk.clone() }),
+            }
+        }
+        Prompt { chunks, ..self.clone() }
     }
 
     /// Positions of the question part.

@@ -24,7 +24,7 @@ fn peak_memory_is_weights_and_cache_and_little_more() {
     }
     let engine = Engine::open(&path, Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
     let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % 49_152).collect();
-    let chunk = |(i, tokens): (usize, &[u32])| PromptChunk { tokens: tokens.to_vec(), label: i.to_string() };
+    let chunk = |(i, tokens): (usize, &[u32])| PromptChunk::whole(i, i.to_string(), tokens.to_vec());
     let prompt = Prompt {
         system: ids[..32].to_vec(),
         system_reusable: true,

@@ -1,9 +1,11 @@
 //! What every fusion method must keep to, whatever it selects by. A new method runs it in one line.
 
-use refrain_kernels::{Buffer, Cpu, Dtype};
-use refrain_kv::Span;
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kv::{Rope, Span, Summary};
 
-use crate::{CachedSegment, ChunkPlace, Error, FusionMethod, LayerView, PromptView};
+use crate::{
+    CachedSegment, ChunkPlace, ContextLayer, Draft, Error, FusionMethod, LayerView, PromptView, SparseMethod,
+};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -11,6 +13,9 @@ const HEAD_DIM: usize = 8;
 const LAYERS: usize = 6;
 
 /// Checks a method on prompts with several layouts; panics with what is broken.
+///
+/// What a sparse method selects is the same twice, lies within cached documents, holds the base, computes anew only what
+/// is kept, and is as much at every layer.
 ///
 /// Rows ascend, hold every token that is not cached, only shrink, and are the same when asked twice; a prompt without
 /// documents is computed whole; an empty question is refused.
@@ -29,6 +34,9 @@ pub fn check(method: &dyn FusionMethod) {
         for system_cached in [true, false] {
             layout(method, system, system_cached, &chunks, question);
         }
+    }
+    if let Some(sparse) = method.sparse() {
+        select(method, sparse);
     }
     let silent = PromptView {
         layers: LAYERS,
@@ -78,6 +86,113 @@ fn layout(
     }
 }
 
+/// Asks a sparse method over contexts of random queries, keys and attention.
+fn select(method: &dyn FusionMethod, sparse: &dyn SparseMethod) {
+    let lengths = [400, 150, 333, 250];
+    let mut start = 3;
+    let mut places = Vec::new();
+    for (i, tokens) in lengths.into_iter().enumerate() {
+        places.push(ChunkPlace { span: Span::new(start, start + tokens), cached: i != 2 });
+        start += tokens;
+    }
+    let prompt = PromptView {
+        layers: LAYERS,
+        system: Span::new(0, 3),
+        system_cached: true,
+        chunks: &places,
+        question: Span::new(start, start + 5),
+    };
+    let summaries: Vec<Option<Summary>> =
+        places.iter().map(|place| place.cached.then(|| summarize(sparse, place.span.len()))).collect();
+    let base = sparse.base(&prompt);
+    let within =
+        |span: &Span| places.iter().any(|p| p.cached && p.span.start <= span.start && span.end <= p.span.end);
+    assert!(base.iter().all(within), "{method:?}: the base lies within cached documents");
+    let queries = if sparse.asks(&prompt) { random(LAYERS * HEADS * HEAD_DIM, 11) } else { Vec::new() };
+    let draft = Draft {
+        prompt: &prompt,
+        summaries: &summaries.iter().map(Option::as_ref).collect::<Vec<_>>(),
+        queries: &queries,
+        heads: HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        rope: &Rope::new(vec![0.5; HEAD_DIM / 2], 1.0),
+        stable_layers: None,
+    };
+    let selection =
+        sparse.select(&draft).unwrap_or_else(|error| panic!("{method:?} refuses a draft: {error}"));
+    assert_eq!(
+        Ok(&selection),
+        sparse.select(&draft).as_ref(),
+        "{method:?}: a selection must be the same twice"
+    );
+    assert_eq!(selection.layers.len(), LAYERS, "{method:?}: one entry a layer");
+    for kept in &selection.layers {
+        assert!(kept.spans.is_sorted_by(|a, b| a.end <= b.start), "{method:?}: spans ascend, apart");
+        assert!(kept.spans.iter().all(within), "{method:?}: what is kept lies within cached documents");
+        let held = |position: u32| kept.contains(position);
+        assert!(base.iter().flat_map(|span| span.positions()).all(held), "{method:?}: the base is kept");
+        assert!(kept.fresh.is_sorted_by(|a, b| a < b), "{method:?}: tokens computed anew ascend");
+        assert!(kept.fresh.iter().all(|p| held(*p)), "{method:?}: only what is kept is computed anew");
+        assert_eq!(kept.len(), selection.layers[0].len(), "{method:?}: layers keep equally many tokens");
+    }
+}
+
+/// What a method keeps beside a random context.
+fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
+    let (q, keys) = (random(tokens * HEADS * HEAD_DIM, 7), buffer(tokens * KV_HEADS * HEAD_DIM, 8));
+    let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
+    let attention = Attention {
+        q: &q,
+        k: keys.as_slice(),
+        v: keys.as_slice(),
+        heads: HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        capacity: tokens,
+        visible: &visible,
+        scale: 1.0,
+        precision: Precision::F32,
+    };
+    let cpu = Cpu::new(1);
+    let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * HEADS]);
+    cpu.attention_reporting(&attention, &mut out, Report { lse: Some(&mut lse), ..Report::default() });
+    let mut summary = Summary::default();
+    for layer in 0..LAYERS {
+        sparse.summarize(
+            &ContextLayer {
+                cpu: &cpu,
+                layer,
+                layers: LAYERS,
+                attention,
+                lse: &lse,
+                first: 0,
+                queries: &random(sparse.local().min(tokens) * HEADS * HEAD_DIM, 9),
+                k: keys.as_slice(),
+            },
+            &mut summary,
+        );
+    }
+    summary
+}
+
+fn random(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn buffer(count: usize, seed: u32) -> Buffer {
+    let mut buffer = Buffer::zeros(Dtype::F16, count);
+    buffer.write_f32(0, &random(count, seed));
+    buffer
+}
+
 fn subset(method: &dyn FusionMethod, prompt: &PromptView<'_>, rows: &[u32], of: &[u32]) {
     assert!(rows.is_sorted_by(|a, b| a < b), "{method:?}: rows must ascend: {rows:?}");
     assert!(rows.iter().all(|row| of.contains(row)), "{method:?}: a row is new: {rows:?} of {of:?}");
@@ -87,22 +202,7 @@ fn subset(method: &dyn FusionMethod, prompt: &PromptView<'_>, rows: &[u32], of: 
 
 /// Asks a method over random queries, keys and values.
 fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows: &[u32]) -> Vec<u32> {
-    let random = |count: usize, seed: u32| -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    };
     let width = KV_HEADS * HEAD_DIM;
-    let buffer = |count: usize, seed: u32| {
-        let mut buffer = Buffer::zeros(Dtype::F16, count);
-        buffer.write_f32(0, &random(count, seed));
-        buffer
-    };
     let owned: Vec<(Span, Buffer, Buffer)> = prompt
         .chunks
         .iter()

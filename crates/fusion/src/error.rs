@@ -13,6 +13,18 @@ pub enum Error {
         /// One past its last position.
         end: u32,
     },
+    /// A document's summary that is not as this method makes it.
+    #[error(
+        "the summary of the document at positions {start}..{end} has no fitting '{tensor}'; remove the chunk and ingest the document again"
+    )]
+    Summary {
+        /// The tensor that is missing or has another shape.
+        tensor: &'static str,
+        /// The document's first position.
+        start: u32,
+        /// One past its last position.
+        end: u32,
+    },
     /// A check layer that the model does not have.
     #[error("check layer {layer} is not below the model's {layers} layers")]
     CheckLayer {

@@ -8,10 +8,15 @@ mod cache_blend;
 pub mod conformance;
 mod error;
 mod full_reuse;
+mod inf_llm;
 mod lego_link;
+mod multi_inf_llm;
 mod pie;
 mod prompt;
 mod registry;
+mod retrieval;
+mod sam_kv;
+mod sparse;
 mod vanilla;
 mod view;
 
@@ -19,10 +24,15 @@ pub use a3::A3;
 pub use cache_blend::{CacheBlend, Metric};
 pub use error::{Error, Result};
 pub use full_reuse::FullReuse;
+pub use inf_llm::InfLlm;
 pub use lego_link::LegoLink;
+pub use multi_inf_llm::MultiInfLlm;
 pub use pie::Pie;
 pub use prompt::{ChunkPlace, PromptView};
 pub use registry::METHODS;
+pub use retrieval::{KnownBlock, Retrieval, RetrievalMethod, representative};
+pub use sam_kv::{Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update};
+pub use sparse::{ContextLayer, Draft, Kept, Pass, Selection, SparseMethod, Summarize};
 pub use vanilla::Vanilla;
 pub use view::{CachedSegment, LayerView};
 
@@ -78,5 +88,20 @@ pub trait FusionMethod: Debug + Send + Sync {
     /// If the view lacks what the method needs.
     fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
         Ok(layer.rows.to_vec())
+    }
+
+    /// What makes summaries, if the method keeps them beside documents. The prompt's chunks are whole documents then.
+    fn summarizes(&self) -> Option<&dyn Summarize> {
+        None
+    }
+
+    /// What decides further, if only a part of the documents is kept. It [summarises](FusionMethod::summarizes).
+    fn sparse(&self) -> Option<&dyn SparseMethod> {
+        None
+    }
+
+    /// What decides further, if rows see blocks that they retrieve.
+    fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
+        None
     }
 }

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use refrain_kv::stats::Softmax;
-use refrain_registry::{Entry, Kind, OptionSpec, Registry};
+use refrain_registry::{Entry, Kind, OptionSpec, Options, Registry};
 
-use crate::{A3, CacheBlend, FullReuse, FusionMethod, LegoLink, Mask, Metric, Pie, Vanilla};
+use crate::{
+    A3, CacheBlend, Cosine, Extremes, FullReuse, FusionMethod, InfLlm, LegoLink, Mask, Metric, MultiInfLlm,
+    Pie, Quota, Recompute, Retrieval, Rotation, Rounding, SamKv, Theta, Update, Vanilla,
+};
 
 /// All fusion methods, in the order in which they are shown.
 pub static METHODS: Registry<Arc<dyn FusionMethod>> = Registry { what: "fusion method", entries: ENTRIES };
@@ -133,7 +136,150 @@ const ENTRIES: &[Entry<Arc<dyn FusionMethod>>] = &[
             }))
         },
     },
+    Entry {
+        name: "sam_kv",
+        summary: "keep and recompute the ends of every document and the blocks that the question points at",
+        paper: "https://arxiv.org/abs/2508.11661",
+        options: SAM_KV,
+        build: sam_kv,
+    },
+    Entry {
+        name: "inf_llm",
+        summary: "compute everything; rows see the first tokens, those near them, and blocks that they retrieve",
+        paper: "https://arxiv.org/abs/2402.04617",
+        options: &[
+            count("block", "tokens of a block", "128"),
+            count("initial", "tokens at the beginning that every row sees", "128"),
+            count("local", "tokens near a row that it sees", "4096"),
+            count("topk", "blocks that are retrieved", "16"),
+            REPRESENTATIVES,
+            count("rows", "rows that retrieve together", "512"),
+        ],
+        build: |options| {
+            Ok(Arc::new(InfLlm {
+                sizes: Retrieval {
+                    initial: options.get("initial")?,
+                    local: at_least_1(options, "local")?,
+                    block: at_least_1(options, "block")?,
+                    blocks: Some(options.get("topk")?),
+                    representatives: at_least_1(options, "representatives")?,
+                    rows: at_least_1(options, "rows")?,
+                },
+            }))
+        },
+    },
+    Entry {
+        name: "multi_inf_llm",
+        summary: "recompute nothing; the question and the answer see blocks of all documents that they retrieve",
+        paper: "https://arxiv.org/abs/2508.11661",
+        options: &[
+            count("block", "tokens of a block", "64"),
+            count("initial", "tokens at the beginning that are always seen", "64"),
+            count("local", "tokens near a row that it sees, at least the question's", "128"),
+            count("topk", "blocks that are retrieved; 0 for as many as SamKV's sequence ratio allows", "0"),
+            REPRESENTATIVES,
+        ],
+        build: |options| {
+            Ok(Arc::new(MultiInfLlm {
+                block: at_least_1(options, "block")?,
+                initial: options.get("initial")?,
+                local: at_least_1(options, "local")?,
+                topk: options.get("topk")?,
+                representatives: at_least_1(options, "representatives")?,
+                like: SamKv::default(),
+            }))
+        },
+    },
 ];
+
+const REPRESENTATIVES: OptionSpec = count("representatives", "keys whose mean stands for a block", "4");
+
+fn at_least_1(options: &Options<'_>, name: &str) -> refrain_registry::Result<usize> {
+    let count = options.get(name)?;
+    if count == 0 { Err(options.bad(name, "at least 1")) } else { Ok(count) }
+}
+
+const fn count(name: &'static str, help: &'static str, default: &'static str) -> OptionSpec {
+    OptionSpec { name, help, kind: Kind::Count, default }
+}
+
+const fn switch(name: &'static str, help: &'static str, default: &'static str) -> OptionSpec {
+    OptionSpec { name, help, kind: Kind::Switch, default }
+}
+
+/// The first of `words` is the default.
+const fn choice(name: &'static str, help: &'static str, words: &'static [&'static str]) -> OptionSpec {
+    OptionSpec { name, help, kind: Kind::Choice(words), default: words[0] }
+}
+
+const SAM_KV: &[OptionSpec] = &[
+    count("block", "tokens of a block", "64"),
+    count("initial", "blocks kept at a document's beginning", "1"),
+    count("local", "blocks kept at a document's end", "2"),
+    switch("selection", "select blocks in between", "true"),
+    switch("bias", "let queries lean towards the other documents (eq. 1)", "true"),
+    choice(
+        "recompute",
+        "what is recomputed: ends and marked tokens, all that is kept, or nothing",
+        &["marked", "kept", "none"],
+    ),
+    switch("filter", "filter the selected blocks across documents", "true"),
+    choice("quota", "what the filter divides by the number of documents", &["retrieved", "all"]),
+    OptionSpec {
+        name: "share",
+        help: "share of a document's blocks that is selected, instead of eq. 2; 0 for eq. 2",
+        kind: Kind::Ratio,
+        default: "0",
+    },
+    choice("below", "eq. 2 where the kept blocks' score is not above the lowest", &["zero", "one"]),
+    choice("rounding", "how fractions of blocks are rounded", &["floor", "nearest", "ceil"]),
+    choice(
+        "extremes",
+        "highest and lowest block: by the document's own attention, or by score",
+        &["offline", "online"],
+    ),
+    choice(
+        "rotation",
+        "compare queries and keys unrotated, or rotated to the centres of question and block",
+        &["none", "centre"],
+    ),
+    choice("cosine", "what one cosine of eq. 1 is over", &["head", "layer"]),
+    switch("normalise", "divide scores by the lengths of query and key before the filter", "true"),
+    choice(
+        "update",
+        "merge recomputed with cached keys and values (eq. 4), or overwrite",
+        &["fusion", "overwrite"],
+    ),
+    choice("theta", "one weight of eq. 4 a token, one a head, or 0.9", &["token", "head", "constant"]),
+    count(
+        "stable_layers",
+        "layers at the end that eq. 3 averages over; 0 for calibrated ones, else max(4, L/8)",
+        "0",
+    ),
+];
+
+fn sam_kv(options: &Options<'_>) -> refrain_registry::Result<Arc<dyn FusionMethod>> {
+    Ok(Arc::new(SamKv {
+        block: at_least_1(options, "block")?,
+        initial: options.get("initial")?,
+        local: options.get("local")?,
+        selection: options.get("selection")?,
+        bias: options.get("bias")?,
+        recompute: options.pick("recompute", &[Recompute::Marked, Recompute::Kept, Recompute::None]),
+        filter: options.get("filter")?,
+        quota: options.pick("quota", &[Quota::Retrieved, Quota::All]),
+        share: options.get("share")?,
+        below: options.pick("below", &[0.0, 1.0]),
+        rounding: options.pick("rounding", &[Rounding::Floor, Rounding::Nearest, Rounding::Ceil]),
+        extremes: options.pick("extremes", &[Extremes::Offline, Extremes::Online]),
+        rotation: options.pick("rotation", &[Rotation::None, Rotation::Centre]),
+        cosine: options.pick("cosine", &[Cosine::Head, Cosine::Layer]),
+        normalise: options.get("normalise")?,
+        update: options.pick("update", &[Update::Fusion, Update::Overwrite]),
+        theta: options.pick("theta", &[Theta::Token, Theta::Head, Theta::Constant]),
+        stable_layers: options.get("stable_layers")?,
+    }))
+}
 
 #[cfg(test)]
 mod tests {

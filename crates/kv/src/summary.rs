@@ -36,6 +36,11 @@ impl Summary {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
+    /// The same, to be filled.
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut Tensor> {
+        self.tensors.iter_mut().find(|tensor| tensor.name == name)
+    }
+
     /// All of them, in the order in which they were added.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

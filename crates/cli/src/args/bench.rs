@@ -46,6 +46,10 @@ pub(crate) struct Ttft {
     /// Tokens of the prompts
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
     pub(crate) lengths: Vec<usize>,
+    /// Tokens of the documents that a prompt is made of: what methods that keep parts of documents prefill whole [default:
+    /// those of a chunk]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) document_tokens: Option<u32>,
     /// Rounds that are measured, after one that is not
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,

@@ -43,7 +43,7 @@ pub(super) fn prompts(
         let hint = "give a shorter prompt, fewer --tokens, or a --model with a longer context";
         return Err(Fail::usage(message).hint(hint).into());
     }
-    super::ttft::prompts(engine, &args.docs, &args.question, lengths)
+    super::ttft::prompts(engine, &args.docs, &args.question, lengths, None)
 }
 
 /// Answers a prompt with a policy, past any end token, and shows `each` token.

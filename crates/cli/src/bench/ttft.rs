@@ -70,7 +70,13 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
         .tempdir()
         .context("cannot make a folder for the chunks of this benchmark")?;
     let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
-    let prompts = prompts(&engine, &args.docs, &args.question, &args.lengths)?;
+    let prompts = prompts(
+        &engine,
+        &args.docs,
+        &args.question,
+        &args.lengths,
+        args.document_tokens.map(|n| n as usize),
+    )?;
     let mut rows = Vec::new();
     for prompt in &prompts {
         rows.extend(measure(context, &engine, prompt, (&asked, eviction), args.runs)?);
@@ -82,13 +88,14 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     print(&if args.markdown { about.markdown(&rows) } else { about.text(&rows) })
 }
 
-/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into chunks. Unless documents are
-/// given, a built-in text.
+/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into documents of `document_tokens`
+/// tokens (of a chunk unless told), and these into chunks. Unless documents are given, a built-in text.
 pub(super) fn prompts(
     engine: &Engine,
     docs: &[PathBuf],
     question: &str,
     lengths: &[usize],
+    document_tokens: Option<usize>,
 ) -> Result<Vec<Prompt>> {
     let documents = if docs.is_empty() {
         BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
@@ -112,11 +119,18 @@ pub(super) fn prompts(
             return Err(Fail::usage(message).hint(hint).into());
         }
         let tokens: Vec<u32> = text.iter().copied().cycle().take(length - around).collect();
-        let chunk = |(index, tokens): (usize, &[u32])| PromptChunk {
-            tokens: tokens.to_vec(),
-            label: format!("benchmark ({})", index + 1),
+        let most = engine.settings().chunk_tokens;
+        let document = |(document, tokens): (usize, &[u32])| -> Vec<PromptChunk> {
+            let parts = tokens.len().div_ceil(most);
+            let chunk = |(part, tokens): (usize, &[u32])| PromptChunk {
+                tokens: tokens.to_vec(),
+                title: format!("benchmark {}", document + 1),
+                document,
+                part: (part, parts),
+            };
+            tokens.chunks(most).enumerate().map(chunk).collect()
         };
-        let chunks = tokens.chunks(engine.settings().chunk_tokens).enumerate().map(chunk).collect();
+        let chunks = tokens.chunks(document_tokens.unwrap_or(most)).enumerate().flat_map(document).collect();
         Ok(Prompt { chunks, ..whole.clone() })
     };
     lengths.iter().map(prompt).collect()

@@ -2,10 +2,9 @@
 
 use refrain_eviction::{LayerView, Observation, Observed, Recent, Sizes, Statistics};
 use refrain_kernels::{Attention, Cpu, Noise, Precision};
-use refrain_kv::{KvCache, LayerCache, Lender, Shape, survivors};
+use refrain_kv::{LayerCache, Lender, Shape, survivors};
 
 use super::{Bounded, Layer, Plan, of_layer};
-use crate::forward::Rows;
 
 /// Rows of weights that are held at once while a prompt is observed.
 const ROWS: usize = 32;
@@ -15,28 +14,29 @@ const ROWS: usize = 32;
 pub(crate) struct PromptRows<'a> {
     /// Rotated queries, `rows × H × d`.
     pub(crate) q: &'a [f32],
-    /// Their positions, and what each sees.
-    pub(crate) rows: &'a Rows,
+    /// Their places among the tokens that are kept of the prompt, ascending.
+    pub(crate) positions: &'a [u32],
+    /// Half-open range of slots that each sees.
+    pub(crate) visible: &'a [(u32, u32)],
 }
 
 impl Bounded<'_> {
-    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = position. `lender` counts what is
+    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = place. `lender` counts what is
     /// allocated.
     pub(crate) fn take_in(
         &mut self,
         cpu: &Cpu,
-        cache: &KvCache,
+        cache: &LayerCache,
         prompt: PromptRows<'_>,
         lender: &Lender<'_>,
     ) {
         let layer = self.layers.len();
         let Plan { budget, capacity, window } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
-        let expanded =
-            self.eviction.expanded.then(|| cache.layer(layer).gather(d, n, &self.identity, self.copies, n));
+        let expanded = self.eviction.expanded.then(|| cache.gather(d, n, &self.identity, self.copies, n));
         let copied = expanded.as_ref().map_or(0, LayerCache::bytes);
         lender.count(copied);
-        let whole = expanded.as_ref().unwrap_or(cache.layer(layer));
+        let whole = expanded.as_ref().unwrap_or(cache);
         let view = LayerView {
             cpu,
             heads,
@@ -97,7 +97,7 @@ impl Bounded<'_> {
         statistics: &mut dyn Statistics,
     ) {
         let n = self.prompt.len();
-        let (positions, visible) = (&prompt.rows.positions, &prompt.rows.visible);
+        let PromptRows { positions, visible, .. } = prompt;
         let observation = self.eviction.policy.observes(&self.prompt);
         let rows = match observation {
             Observation::Nothing => return,

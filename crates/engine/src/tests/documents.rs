@@ -55,8 +55,8 @@ fn chunks_never_cross_documents_and_hold_all_tokens() {
     assert_eq!(chunks.iter().flat_map(|c| c.tokens.clone()).collect::<Vec<_>>(), whole);
     assert!(chunks.iter().all(|c| c.tokens.len() <= 16));
     let first = engine.tokenize(&documents[0].prompt_text()).unwrap().len().div_ceil(16);
-    assert_eq!(chunks[first - 1].label, format!("Title 7 ({first}/{first})"));
-    assert!(chunks[first].label.starts_with("Title 1"));
+    assert_eq!(chunks[first - 1].label(), format!("Title 7 ({first}/{first})"));
+    assert!(chunks[first].label().starts_with("Title 1"));
     let error = super::Engine::open(
         &tiny("llama"),
         refrain_store::Store::in_memory(1 << 20),

@@ -6,6 +6,8 @@ mod golden;
 mod identity;
 mod loading;
 mod oracles;
+mod retrieval;
+mod sparse;
 
 use std::path::PathBuf;
 
@@ -66,8 +68,7 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
     if let (Some(bos), Some(first)) = (engine.tokenizer().bos(), start.first_mut()) {
         *first = bos;
     }
-    let chunk =
-        |(i, count): (usize, &usize)| PromptChunk { tokens: tokens(*count), label: format!("chunk {i}") };
+    let chunk = |(i, count): (usize, &usize)| PromptChunk::whole(i, format!("chunk {i}"), tokens(*count));
     let chunks = chunks.iter().enumerate().map(chunk).collect();
     Prompt { system: start, system_reusable: true, chunks, question: tokens(question) }
 }

@@ -46,7 +46,7 @@ impl Given {
         let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let rope = Rope::new(vec![0.0; head_dim / 2], 1.0);
-        let mut bounded = Bounded::new(&self.config(), rope, eviction, prompt, dtype, room)?.unwrap();
+        let mut bounded = Bounded::new(&self.config(), rope, eviction, prompt, dtype, room, false)?.unwrap();
         let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
         let mut layer = cache.take(0);
         layer.k.resize(kv_heads * n * head_dim);
@@ -58,7 +58,8 @@ impl Given {
         rows.positions.extend(0..n as u32);
         rows.visible.extend((1..=n as u32).map(|end| (0, end)));
         let (pool, q) = (CachePool::default(), &self.q[..n * heads * head_dim]);
-        bounded.take_in(cpu, &cache, PromptRows { q, rows: &rows }, &Lender::new(&pool));
+        let rows = PromptRows { q, positions: &rows.positions, visible: &rows.visible };
+        bounded.take_in(cpu, cache.layer(0), rows, &Lender::new(&pool));
         Ok(bounded)
     }
 }

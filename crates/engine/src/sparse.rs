@@ -1,0 +1,453 @@
+//! Prefill over a part of the documents: what a sparse method does not keep is neither read nor computed.
+//!
+//! The question is computed over the method's base first, for its queries. Then all layers again, over what the method
+//! selected: rows of tokens that are computed anew and of the question side by side, each layer's cache made of what is
+//! kept there and handed to the cache that decoding goes on in.
+
+mod pieces;
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use refrain_eviction::{Eviction, PromptSpans};
+use refrain_fusion::{Draft, Kept, PromptView, Selection, SparseMethod};
+use refrain_kernels::Buffer;
+use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Span, Summary, stats};
+
+use crate::bounded::{Bounded, PromptRows};
+use crate::forward::{Rows, State, attention};
+use crate::load::Segment;
+use crate::places::Places;
+use crate::prefill::{EXPLAIN_LAYER, Work, count_within, operations, seen};
+use crate::prompt::Prompt;
+use crate::{Engine, Error, Result};
+use pieces::Pieces;
+
+/// A prompt whose documents are contexts, ready to be computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a, 'e> {
+    pub(crate) prompt: &'a Prompt,
+    pub(crate) view: PromptView<'a>,
+    pub(crate) segments: &'a [Segment],
+    pub(crate) sparse: &'a dyn SparseMethod,
+    pub(crate) eviction: &'e Eviction,
+    /// Tokens of prompt and answer, and the farthest that a key is from a query.
+    pub(crate) room: usize,
+    pub(crate) reach: usize,
+    pub(crate) explain: bool,
+}
+
+/// What was brought in from the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loading {
+    pub(crate) bytes: u64,
+    /// Time that it took; nothing is computed meanwhile.
+    pub(crate) busy: Duration,
+}
+
+/// One prefill.
+struct Run<'a, 'e> {
+    request: Request<'a, 'e>,
+    engine: &'e Engine,
+    /// Positions computed at every layer: the question, and what is not cached.
+    always: &'a [u32],
+    /// Spans that every layer holds whole: the same, and the system part.
+    fixed: Vec<Span>,
+    lender: &'a Lender<'a>,
+    load: &'a mut Loading,
+    /// What was read of each layer.
+    pieces: Vec<Pieces>,
+    work: Work,
+}
+
+impl Engine {
+    /// Computes the prompt; nothing if a segment turned out broken.
+    pub(crate) fn prefill_sparse<'e>(
+        &'e self,
+        request: Request<'_, 'e>,
+        always: &[u32],
+        lender: &Lender<'_>,
+        load: &mut Loading,
+    ) -> Result<Option<(State<'e>, Vec<f32>, Work)>> {
+        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.prompt.len());
+        let mut state = State::over(&self.decoder, vacant, request.reach).giving_to(&self.pool);
+        let Some((mut run, selection)) = self.select_sparse(request, always, lender, load, &mut state)?
+        else {
+            return Ok(None);
+        };
+        let logits = run.compute(&mut state, &selection)?;
+        let work = run.work;
+        Ok(logits.map(|logits| (state, logits, work)))
+    }
+
+    /// Tokens that a sparse method would keep of the prompt; nothing if a segment turned out broken.
+    pub(crate) fn kept_by<'e>(
+        &'e self,
+        request: Request<'_, 'e>,
+        always: &[u32],
+        lender: &Lender<'_>,
+        load: &mut Loading,
+    ) -> Result<Option<usize>> {
+        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.prompt.len());
+        let mut state = State::over(&self.decoder, vacant, request.reach);
+        let selected = self.select_sparse(request, always, lender, load, &mut state)?;
+        let kept = |(mut run, selection): (Run<'_, '_>, Selection)| {
+            (0..selection.layers.len()).for_each(|layer| run.free(layer));
+            run.places(selection.layers[0].spans.iter().copied()).len()
+        };
+        Ok(selected.map(kept))
+    }
+
+    /// Asks a sparse method what it keeps, over its draft.
+    fn select_sparse<'a, 'e>(
+        &'e self,
+        request: Request<'a, 'e>,
+        always: &'a [u32],
+        lender: &'a Lender<'a>,
+        load: &'a mut Loading,
+        state: &mut State<'e>,
+    ) -> Result<Option<(Run<'a, 'e>, Selection)>> {
+        let Request { view, segments, sparse, reach, .. } = request;
+        let config = self.decoder.config();
+        let missing = view.chunks.iter().filter(|context| !context.cached).map(|context| context.span);
+        let fixed = [view.system, view.question].into_iter().chain(missing).collect();
+        let pieces = vec![Pieces::default(); config.layers];
+        let mut run =
+            Run { request, engine: self, always, fixed, lender, load, pieces, work: Work::default() };
+        let queries = match sparse.asks(&view) {
+            true => run.draft(state)?,
+            false => Some(Vec::new()),
+        };
+        let Some(queries) = queries else { return Ok(None) };
+        let started = Instant::now();
+        let summaries = summaries(segments, view.chunks.len());
+        let draft = Draft {
+            prompt: &view,
+            summaries: &summaries,
+            queries: &queries,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            rope: &self.decoder.rope(reach),
+            stable_layers: self.stable_layers,
+        };
+        let selection = sparse.select(&draft)?;
+        run.check(&selection)?;
+        run.work.selecting += started.elapsed();
+        run.work.undecided = selection.undecided;
+        Ok(Some((run, selection)))
+    }
+}
+
+/// What is kept beside each of a prompt's contexts.
+pub(crate) fn summaries(segments: &[Segment], contexts: usize) -> Vec<Option<&Summary>> {
+    let of = |index: usize| segments.iter().find(|segment| segment.chunk == Some(index));
+    (0..contexts).map(|index| of(index).and_then(|segment| segment.summary.as_deref())).collect()
+}
+
+impl<'e> Run<'_, 'e> {
+    /// What a layer holds that keeps `spans` of the documents.
+    fn places(&self, spans: impl IntoIterator<Item = Span>) -> Places {
+        Places::new(spans.into_iter().chain(self.fixed.iter().copied()))
+    }
+
+    /// Reads what is not there yet of what a layer holds; false if a segment is broken.
+    fn read(&mut self, layer: usize, places: &Places) -> bool {
+        let (cpu, segments) = (self.engine.decoder.backend(), self.request.segments);
+        let pieces = &mut self.pieces[layer];
+        let before = pieces.bytes();
+        let read = pieces.read(cpu, segments, layer, places, self.load);
+        self.lender.count(pieces.bytes() - before);
+        read.is_some()
+    }
+
+    /// A cache of these places, filled with what was read.
+    fn cache(&self, state: &State<'_>, layer: usize, places: &Places) -> LayerCache {
+        let shape = state.cache.shape();
+        let mut cache = self.lender.take(shape, state.cache.dtype(), places.len());
+        for piece in self.pieces[layer].iter() {
+            let rotary = state.table.slice(piece.span.range().start, piece.span.range().end);
+            let first = places.before(piece.span.start);
+            let slots: Vec<u32> = (first..first + piece.span.len() as u32).collect();
+            cache.place(state.decoder.backend(), shape, piece.kv(shape.width()), rotary, &slots);
+        }
+        cache
+    }
+
+    /// The question over the base: its mean query before RoPE at each layer; nothing if a segment is broken.
+    fn draft(&mut self, state: &mut State<'_>) -> Result<Option<Vec<f32>>> {
+        let (started, loading) = (Instant::now(), self.load.busy);
+        let config = state.decoder.config();
+        let places = self.places(self.request.sparse.base(&self.request.view));
+        let (question, width) = (self.request.view.question.len(), config.heads * config.head_dim);
+        let mut rows = state.embed(&self.request.prompt.ids(), self.always.to_vec())?;
+        let mut means = Vec::with_capacity(config.layers * width);
+        for layer in 0..config.layers {
+            if !self.read(layer, &places) {
+                return Ok(None);
+            }
+            state.decoder.project(layer, &rows.x, &mut state.work);
+            let asked = &state.work.q[(rows.positions.len() - question) * width..];
+            means.extend((0..width).map(|e| {
+                asked[e..].iter().step_by(width).map(|q| f64::from(*q)).sum::<f64>() as f32 / question as f32
+            }));
+            if layer + 1 == config.layers {
+                break;
+            }
+            state.rotate_queries(&rows);
+            let mut cache = self.cache(state, layer, &places);
+            let slots: Vec<u32> = rows.positions.iter().map(|p| places.before(*p)).collect();
+            let kv = rows.positions.len() * config.kv_heads * config.head_dim;
+            let (k, v) = (state.work.k.as_slice().range(0..kv), state.work.v.as_slice().range(0..kv));
+            let rotary = rows.rotary.slice(0, rows.rotary.len());
+            cache.place(state.decoder.backend(), state.cache.shape(), (k, v), rotary, &slots);
+            see(&mut rows, &places, config.window(layer));
+            self.work.operations += operations(config, slots.len(), slots.len(), seen(&rows.visible));
+            attend(state, &cache, places.len(), 0..rows.positions.len(), &rows.visible);
+            state.finish(layer, &mut rows);
+            self.lender.give(cache);
+        }
+        state.next = rows;
+        self.work.selecting += started.elapsed().saturating_sub(self.load.busy - loading);
+        Ok(Some(means))
+    }
+
+    /// All layers over what was selected. Returns the logits of the last token; nothing if a segment is broken.
+    fn compute(&mut self, state: &mut State<'e>, selection: &Selection) -> Result<Option<Vec<f32>>> {
+        let (prompt, layers) = (self.request.prompt, selection.layers.len());
+        let passes = selection.passes();
+        self.bound(state, self.places(selection.layers[0].spans.iter().copied()).len())?;
+        let always = self.always;
+        let with_always = |rows: &[u32]| {
+            let mut all = [always, rows].concat();
+            all.sort_unstable();
+            all
+        };
+        let mut rows = state.embed(&prompt.ids(), with_always(&passes[0].rows))?;
+        let mut read = Places::default();
+        for (layer, (kept, pass)) in selection.layers.iter().zip(&passes).enumerate() {
+            let padded = pass.padded.iter().map(|p| Span { start: *p, end: p + 1 });
+            let spans = kept.spans.iter().copied().chain(padded);
+            let (held, all) = (self.places(kept.spans.iter().copied()), self.places(spans));
+            if !self.read(layer, &all) {
+                return Ok(None);
+            }
+            read = Places::new(read.spans().iter().chain(all.spans()).copied());
+            state.project_queries(layer, &rows);
+            let projected = rows.positions.len();
+            self.work.document_rows.push(count_within(&rows.positions, self.request.view.documents()));
+            let mut cache = self.cache(state, layer, &all);
+            self.place(state, layer, &rows, (kept, &all), &mut cache);
+            self.free(layer);
+            if layer + 1 == layers {
+                self.work.final_rows.clone_from(&rows.positions);
+            }
+            state.narrow(&mut rows, with_always(&pass.on));
+            self.attend(state, layer, &mut rows, (&held, &all), cache);
+            let keys = seen(&rows.visible);
+            self.work.operations += operations(state.decoder.config(), projected, rows.positions.len(), keys);
+            state.finish(layer, &mut rows);
+        }
+        let cached = |span: Span| self.request.segments.iter().any(|s| s.chunk.is_none() && s.span == span);
+        let fixed = self.fixed.iter().filter(|span| !cached(**span)).map(|span| span.len()).sum::<usize>();
+        self.work.cached_tokens = read.len() - fixed;
+        self.work.kv_bytes_peak = self.lender.peak();
+        state.len = prompt.len();
+        state.decoder.logits(&rows.x, &mut state.work);
+        state.next = rows;
+        Ok(Some(state.work.logits.to_vec()))
+    }
+
+    /// Makes the cache that decoding goes on in: `held` tokens of the prompt, and room for the answer.
+    fn bound(&mut self, state: &mut State<'e>, held: usize) -> Result<()> {
+        let Request { view, eviction, room, reach, .. } = self.request;
+        let left_out = view.len() - held;
+        let asked = held - view.question.len();
+        let spans = PromptSpans { system: view.system, question: Span::new(asked, held) };
+        let (config, dtype) = (state.decoder.config(), state.cache.dtype());
+        let rope = state.decoder.rope(reach);
+        state.bounded = Bounded::new(config, rope, eviction, spans, dtype, room - left_out, true)?;
+        state.left_out = left_out as u32;
+        self.work.kept_tokens = held;
+        Ok(())
+    }
+
+    /// Places the keys and values of projected rows, merged with the cached ones where the method does that. Those of
+    /// tokens that are not computed anew at this layer stay as they were cached.
+    fn place(
+        &self,
+        state: &State<'_>,
+        layer: usize,
+        rows: &Rows,
+        (kept, all): (&Kept, &Places),
+        cache: &mut LayerCache,
+    ) {
+        let (shape, dtype) = (state.cache.shape(), state.cache.dtype());
+        let width = shape.width();
+        let is_fresh = |p: &u32| self.always.binary_search(p).is_ok() || kept.fresh.binary_search(p).is_ok();
+        let chosen: Vec<usize> =
+            (0..rows.positions.len()).filter(|i| is_fresh(&rows.positions[*i])).collect();
+        let positions: Vec<u32> = chosen.iter().map(|i| rows.positions[*i]).collect();
+        let (mut k, mut v) =
+            (Buffer::zeros(dtype, chosen.len() * width), Buffer::zeros(dtype, chosen.len() * width));
+        let sparse = self.request.sparse;
+        let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
+        for (to, i) in chosen.iter().enumerate() {
+            let cached = match sparse.overwrites() {
+                true => None,
+                false => self.pieces[layer].at(positions[to], width),
+            };
+            let sides =
+                [(&mut k, &state.work.k, cached.map(|c| c.0)), (&mut v, &state.work.v, cached.map(|c| c.1))];
+            for (out, computed, cached) in sides {
+                let computed = computed.as_slice().range(i * width..(i + 1) * width);
+                let Some(cached) = cached else {
+                    out.write(to * width, computed);
+                    continue;
+                };
+                computed.to_f32(&mut new);
+                cached.to_f32(&mut old);
+                sparse.merge(&mut new, &old, shape.head_dim);
+                out.write_f32(to * width, &new);
+            }
+        }
+        let mut rotary = RopeTable::default();
+        state.table.gather(&positions, &mut rotary);
+        let slots: Vec<u32> = positions.iter().map(|p| all.before(*p)).collect();
+        let turned = rotary.slice(0, rotary.len());
+        cache.place(state.decoder.backend(), shape, (k.as_slice(), v.as_slice()), turned, &slots);
+    }
+
+    /// Gives up what was read of a layer.
+    fn free(&mut self, layer: usize) {
+        self.lender.discount(std::mem::take(&mut self.pieces[layer]).bytes());
+    }
+
+    /// Attention of all rows: those of documents see what stands in for tokens that are not kept (`all`), the question
+    /// only what is (`held`). What is kept goes over to the cache that decoding goes on in.
+    fn attend(
+        &mut self,
+        state: &mut State<'_>,
+        layer: usize,
+        rows: &mut Rows,
+        (held, all): (&Places, &Places),
+        cache: LayerCache,
+    ) {
+        let config = state.decoder.config();
+        let (shape, window) = (state.cache.shape(), config.window(layer));
+        let mut done = 0;
+        let mut cache = cache;
+        if held.len() < all.len() {
+            done = rows.positions.partition_point(|p| *p < self.request.view.question.start);
+            see(rows, all, window);
+            attend(state, &cache, all.len(), 0..done, &rows.visible);
+            let slots: Vec<u32> =
+                held.spans().iter().flat_map(|s| all.before(s.start)..all.before(s.end)).collect();
+            let kept = cache.gather(shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, held.len());
+            self.lender.count(kept.bytes());
+            self.lender.give(std::mem::replace(&mut cache, kept));
+        }
+        see(rows, held, window);
+        if self.request.explain && layer == EXPLAIN_LAYER.min(config.layers - 1) {
+            self.explain(state, &cache, held, window);
+        }
+        if let Some(bounded) = &mut state.bounded {
+            let width = state.work.q.len() / rows.positions.len();
+            let places: Vec<u32> = rows.positions[done..].iter().map(|p| held.before(*p)).collect();
+            let prompt = PromptRows {
+                q: &state.work.q[done * width..],
+                positions: &places,
+                visible: &rows.visible[done..],
+            };
+            bounded.take_in(state.decoder.backend(), &cache, prompt, self.lender);
+        }
+        if layer + 1 == config.layers {
+            // Nobody needs the others' output.
+            state.narrow(rows, vec![self.request.view.len() as u32 - 1]);
+            see(rows, held, window);
+            done = 0;
+        }
+        attend(state, &cache, held.len(), done..rows.positions.len(), &rows.visible);
+        self.lender.give(cache);
+    }
+
+    /// Attention of the question to the documents' tokens that are kept; none to the others.
+    fn explain(&mut self, state: &State<'_>, cache: &LayerCache, held: &Places, window: Option<usize>) {
+        let config = state.decoder.config();
+        let PromptView { system, question, .. } = self.request.view;
+        let width = config.heads * config.head_dim;
+        let keys = stats::QuestionKeys {
+            q: &state.work.q[state.work.q.len() - question.len() * width..],
+            k: cache.k.as_slice(),
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            capacity: held.len(),
+            window,
+        };
+        let asked = held.len() - question.len();
+        let (documents, rows) = (Span::new(system.len(), asked), Span::new(asked, held.len()));
+        let found = stats::question_attention(
+            state.decoder.backend(),
+            &keys,
+            documents,
+            rows,
+            stats::Softmax::PerHead,
+        );
+        let mut attention = vec![0.0; self.request.view.documents().len()];
+        let positions = held.spans().iter().flat_map(|span| span.positions());
+        let kept = positions.skip(system.len()).zip(found);
+        kept.for_each(|(position, weight)| attention[(position - system.end) as usize] = weight);
+        self.work.attention = Some(attention);
+    }
+
+    /// What a method selects must be computable: within the cached documents, base included, as much at every layer.
+    fn check(&self, selection: &Selection) -> Result<()> {
+        let fail = |why| Err(Error::Selection { method: format!("{:?}", self.request.sparse), why });
+        let view = &self.request.view;
+        if selection.layers.len() != view.layers {
+            return fail("it has not one entry a layer");
+        }
+        let ends = |span: &Span| {
+            view.chunks.iter().any(|c| c.cached && c.span.start <= span.start && span.end <= c.span.end)
+        };
+        for kept in &selection.layers {
+            if !kept.spans.is_sorted_by(|a, b| a.end <= b.start) || !kept.spans.iter().all(ends) {
+                return fail("its spans are not ascending, each within a cached document");
+            }
+            let fresh = &kept.fresh;
+            if !fresh.is_sorted_by(|a, b| a < b) || !fresh.iter().all(|p| kept.contains(*p)) {
+                return fail("tokens computed anew are not ascending among those kept");
+            }
+            if kept.len() != selection.layers[0].len() {
+                return fail("layers keep different numbers of tokens");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets each row see what is held up to its own place, within the window.
+fn see(rows: &mut Rows, places: &Places, window: Option<usize>) {
+    rows.visible.clear();
+    rows.visible.extend(rows.positions.iter().map(|p| places.visible(*p, window)));
+}
+
+/// Attention of some of the projected rows.
+fn attend(
+    state: &mut State<'_>,
+    cache: &LayerCache,
+    capacity: usize,
+    rows: Range<usize>,
+    visible: &[(u32, u32)],
+) {
+    let width = state.work.q.len() / visible.len();
+    state.work.attended.resize(state.work.q.len());
+    if rows.is_empty() {
+        return;
+    }
+    let elements = rows.start * width..rows.end * width;
+    let attention =
+        attention(state.decoder, cache, capacity, &state.work.q[elements.clone()], &visible[rows]);
+    state.decoder.backend().attention(&attention, &mut state.work.attended[elements]);
+}

@@ -1,0 +1,675 @@
+//! Prefill over parts of documents: against a plain evaluation of its rules, and what SamKV must reproduce exactly.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use refrain_eviction::{Eviction, POLICIES};
+use refrain_fusion::{
+    ContextLayer, Draft, FusionMethod, Kept, LegoLink, METHODS, Plan, PromptView, Recompute, SamKv,
+    Selection, SparseMethod, Summarize, Update, Vanilla,
+};
+use refrain_kernels::{Buffer, Dtype};
+use refrain_kv::{Span, Summary};
+use refrain_model::Workspace;
+use refrain_store::Store;
+
+use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
+use crate::load::Prefilled;
+use crate::{Engine, Prompt, Request, Sampling, Settings};
+
+/// A sparse method whose selection is given.
+#[derive(Debug)]
+struct Fixed {
+    selection: Selection,
+    /// How fresh and cached keys and values are merged, if they are.
+    merging: Option<SamKv>,
+}
+
+impl FusionMethod for Fixed {
+    fn plan(&self, prompt: &PromptView<'_>) -> refrain_fusion::Result<Plan> {
+        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    }
+
+    fn summarizes(&self) -> Option<&dyn Summarize> {
+        Some(self)
+    }
+
+    fn sparse(&self) -> Option<&dyn SparseMethod> {
+        Some(self)
+    }
+}
+
+impl Summarize for Fixed {
+    fn kind(&self) -> String {
+        "fixed".to_owned()
+    }
+
+    fn local(&self) -> usize {
+        1
+    }
+
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+        if layer.layer == 0 {
+            summary.push("tokens", [1], Buffer::F32(vec![layer.tokens() as f32]));
+        }
+    }
+}
+
+impl SparseMethod for Fixed {
+    fn base(&self, _: &PromptView<'_>) -> Vec<Span> {
+        Vec::new()
+    }
+
+    fn asks(&self, _: &PromptView<'_>) -> bool {
+        false
+    }
+
+    fn select(&self, _: &Draft<'_>) -> refrain_fusion::Result<Selection> {
+        Ok(self.selection.clone())
+    }
+
+    fn overwrites(&self) -> bool {
+        self.merging.is_none()
+    }
+
+    fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
+        if let Some(method) = &self.merging {
+            method.merge(fresh, cached, head_dim);
+        }
+    }
+}
+
+type Rows = BTreeMap<u32, (Vec<f32>, Vec<f32>)>;
+
+/// The rules as they stand, over sets of positions, attention in f64: the last token's logits, and the keys (before RoPE)
+/// and values that each layer keeps. `missing` documents are not cached.
+fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]) -> (Vec<f32>, Vec<Rows>) {
+    let (decoder, config) = (engine.decoder(), engine.decoder().config());
+    let (d, heads, kv_heads) = (config.head_dim, config.heads, config.kv_heads);
+    let (width, n) = (kv_heads * d, prompt.len() as u32);
+    let ids = prompt.ids();
+    let table = decoder.rope(prompt.len()).table(0..n);
+    let floats = |buffer: &Buffer| {
+        let mut out = vec![0.0; buffer.len()];
+        buffer.as_slice().to_f32(&mut out);
+        out
+    };
+    let mut cached: Vec<Rows> = vec![Rows::new(); config.layers];
+    let mut add = |first: u32, kv: Vec<(Buffer, Buffer)>| {
+        for (rows, (k, v)) in cached.iter_mut().zip(kv) {
+            let (k, v) = (floats(&k), floats(&v));
+            for (i, (k, v)) in k.chunks(width).zip(v.chunks(width)).enumerate() {
+                rows.insert(first + i as u32, (k.to_vec(), v.to_vec()));
+            }
+        }
+    };
+    add(0, engine.isolated(&prompt.system, 0, Dtype::F32, None).unwrap().0);
+    for (i, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
+        if !missing.contains(&i) {
+            let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
+            let ids = [&bos[..], &chunk.tokens].concat();
+            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32, None).unwrap().0);
+        }
+    }
+    let question = prompt.question_span();
+    let spans = prompt.chunk_spans();
+    let always: BTreeSet<u32> =
+        missing.iter().flat_map(|i| spans[*i].positions()).chain(question.positions()).collect();
+    let layers = &method.selection.layers;
+    let deepest = |t: u32| (0..config.layers).rev().find(|l| layers[*l].fresh.contains(&t));
+    let mut x: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
+    let first: BTreeSet<u32> =
+        always.iter().copied().chain((0..n).filter(|t| deepest(*t).is_some())).collect();
+    let mut buffer = Default::default();
+    decoder
+        .embed(first.iter().map(|t| ids[*t as usize]).collect::<Vec<_>>().into_iter(), &mut buffer)
+        .unwrap();
+    for (t, row) in first.iter().zip(buffer.chunks(config.hidden)) {
+        x.insert(*t, row.to_vec());
+    }
+    let rotated = |row: &[f32], t: u32| -> Vec<f32> {
+        let (cos, sin) = table.slice(t as usize, t as usize + 1);
+        let mut out = row.to_vec();
+        for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
+            for i in 0..cos.len() {
+                out[i] = row[i] * cos[i] - row[i + cos.len()] * sin[i];
+                out[i + cos.len()] = row[i + cos.len()] * cos[i] + row[i] * sin[i];
+            }
+        }
+        out
+    };
+    let mut work = Workspace::new(Dtype::F32);
+    let mut all_kept = Vec::new();
+    for layer in 0..config.layers {
+        let rows: Vec<u32> = x.keys().copied().collect();
+        buffer.resize(rows.len() * config.hidden);
+        for (to, row) in buffer.chunks_mut(config.hidden).zip(x.values()) {
+            to.copy_from_slice(row);
+        }
+        decoder.project(layer, &buffer, &mut work);
+        let (k, v) = (floats(&work.k), floats(&work.v));
+        let computed = |t: u32| {
+            let i = rows.iter().position(|row| *row == t).unwrap();
+            (k[i * width..(i + 1) * width].to_vec(), v[i * width..(i + 1) * width].to_vec())
+        };
+        // What this layer holds in the end: system part, question and missing documents, and what is kept.
+        let mut held: Rows =
+            (0..prompt.system.len() as u32).map(|t| (t, cached[layer][&t].clone())).collect();
+        held.extend(always.iter().map(|t| (*t, computed(*t))));
+        for t in layers[layer].spans.iter().flat_map(|span| span.positions()) {
+            let mut row = cached[layer][&t].clone();
+            if layers[layer].fresh.contains(&t) {
+                let (mut k, mut v) = computed(t);
+                method.merge(&mut k, &row.0, d);
+                method.merge(&mut v, &row.1, d);
+                row = (k, v);
+            }
+            held.insert(t, row);
+        }
+        let padding: Rows = rows
+            .iter()
+            .filter(|t| deepest(**t).is_some_and(|deep| deep > layer) && !held.contains_key(t))
+            .map(|t| (*t, cached[layer][t].clone()))
+            .collect();
+        let last = layer + 1 == config.layers;
+        let on: Vec<u32> = match last {
+            true => vec![n - 1],
+            false => rows
+                .iter()
+                .copied()
+                .filter(|t| always.contains(t) || deepest(*t).is_some_and(|deep| deep > layer))
+                .collect(),
+        };
+        let (mut hidden, mut attended) = (Vec::new(), Vec::new());
+        for t in &on {
+            let i = rows.iter().position(|row| row == t).unwrap();
+            let q = rotated(&work.q[i * heads * d..(i + 1) * heads * d], *t);
+            let mut keys: Vec<(u32, &(Vec<f32>, Vec<f32>))> = held.iter().map(|(t, row)| (*t, row)).collect();
+            if !question.contains(*t) {
+                keys.extend(padding.iter().map(|(t, row)| (*t, row)));
+            }
+            keys.retain(|(s, _)| {
+                s <= t && config.window(layer).is_none_or(|w| *s as usize + w > *t as usize)
+            });
+            for head in 0..heads {
+                let g = head / (heads / kv_heads) * d;
+                let q = &q[head * d..(head + 1) * d];
+                let logit = |(s, row): &(u32, &(Vec<f32>, Vec<f32>))| {
+                    let key = rotated(&row.0, *s);
+                    let dot: f64 =
+                        q.iter().zip(&key[g..g + d]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    (dot / (d as f64).sqrt()).exp()
+                };
+                let weights: Vec<f64> = keys.iter().map(logit).collect();
+                let total: f64 = weights.iter().sum();
+                attended.extend((0..d).map(|e| {
+                    let sum = weights.iter().zip(&keys).map(|(w, (_, row))| w * f64::from(row.1[g + e]));
+                    (sum.sum::<f64>() / total) as f32
+                }));
+            }
+            hidden.extend_from_slice(&x[t]);
+        }
+        buffer.resize(hidden.len());
+        buffer.copy_from_slice(&hidden);
+        work.attended.resize(attended.len());
+        work.attended.copy_from_slice(&attended);
+        decoder.finish(layer, &mut buffer, &mut work);
+        x = on.iter().zip(buffer.chunks(config.hidden)).map(|(t, row)| (*t, row.to_vec())).collect();
+        all_kept.push(held.into_iter().map(|(t, (k, v))| (t, (rotated(&k, t), v))).collect());
+    }
+    decoder.logits(&buffer, &mut work);
+    (work.logits.to_vec(), all_kept)
+}
+
+/// Positions and keys of each layer of the cache that decoding goes on in must be those of the reference.
+fn same_cache(prefilled: &Prefilled<'_>, kept: &[Rows], d: usize) {
+    let bounded = prefilled.state.bounded.as_ref().unwrap();
+    for (layer, kept) in kept.iter().enumerate() {
+        for head in 0..kept.values().next().unwrap().0.len() / d {
+            let keys = bounded.keys(layer, head);
+            assert_eq!(bounded.positions(layer, head).len(), kept.len(), "layer {layer}");
+            let expected: Vec<f32> =
+                kept.values().flat_map(|(k, _)| k[head * d..(head + 1) * d].to_vec()).collect();
+            assert!(max_difference(&keys, &expected) < 1e-4, "layer {layer} head {head}");
+        }
+    }
+}
+
+fn close(found: &[f32], expected: &[f32]) {
+    let scale = expected.iter().map(|x| x.abs()).fold(1.0, f32::max);
+    let difference = max_difference(found, expected);
+    assert!(difference < 1e-4 * scale, "{difference} of {scale}");
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// As many random runs of four tokens of the cached documents at each layer, some tokens of them computed anew.
+fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize, missing: &[usize]) -> Selection {
+    let spans = prompt.chunk_spans();
+    let runs: Vec<Span> = (0..spans.len())
+        .filter(|i| !missing.contains(i))
+        .flat_map(|i| {
+            let span = spans[i].range();
+            (span.start..span.end - 3).step_by(4).map(|start| Span::new(start, start + 4))
+        })
+        .collect();
+    let count = runs.len() / 2;
+    let layer = |_| {
+        let mut chosen = runs.clone();
+        while chosen.len() > count {
+            chosen.remove(random.below(chosen.len()));
+        }
+        let fresh = chosen.iter().flat_map(|run| run.positions()).collect::<Vec<_>>();
+        let fresh = fresh.into_iter().filter(|_| random.below(3) == 0).collect();
+        Kept { spans: chosen, fresh }
+    };
+    Selection { layers: (0..layers).map(layer).collect(), undecided: 0 }
+}
+
+#[test]
+fn any_selection_is_computed_by_its_rules() {
+    let mut random = Random(5);
+    for name in ["llama", "phi3"] {
+        for (missing, merging) in [
+            (vec![], None),
+            (vec![], Some(SamKv::default())),
+            (vec![1], None),
+            (vec![0, 1], Some(SamKv::default())),
+        ] {
+            let settings = Settings { repair: false, ..exact(Dtype::F32) };
+            let engine = engine(&tiny(name), settings);
+            let mut prompt = random_prompt(&engine, 5, &[24, 32, 19, 24], 9, 1);
+            // Two documents may be the same.
+            prompt.chunks[3].tokens = prompt.chunks[0].tokens.clone();
+            let missing: Vec<usize> =
+                if missing.contains(&0) { [&missing[..], &[3]].concat() } else { missing };
+            for i in (0..4).filter(|i| !missing.contains(i)) {
+                let method = Fixed { selection: Selection::default(), merging: None };
+                let id = engine.chunk_id(&prompt.chunks[i].tokens);
+                engine.compute_chunk(id, "cached", Some(&method)).unwrap();
+            }
+            for _ in 0..3 {
+                let layers = engine.decoder().config().layers;
+                let selection = random_selection(&mut random, &prompt, layers, &missing);
+                let padded = selection.passes().iter().any(|pass| !pass.padded.is_empty());
+                let narrows = selection.passes().windows(2).any(|p| p[1].rows.len() < p[0].rows.len());
+                assert!(padded && narrows, "a selection that meets every rule");
+                let method = Fixed { selection, merging };
+                let found = prefill(&engine, &prompt, &method, prompt.len() + 4);
+                let (logits, kept) = reference(&engine, &prompt, &method, &missing);
+                close(&found.logits, &logits);
+                same_cache(&found, &kept, engine.decoder().config().head_dim);
+                assert_eq!(found.work.kept_tokens, kept[0].len());
+            }
+        }
+    }
+}
+
+/// The paper's four cases (figure 5): what becomes of a token at a layer.
+mod figure_5 {
+    use super::*;
+
+    /// Document 0 is at 5..29. At every layer its first four tokens are kept and computed anew. Of the others 12..16 are kept
+    /// everywhere, 20..24 at even layers and 24..28 at odd ones.
+    fn selection(fresh: impl Fn(usize) -> Vec<u32>, layers: usize) -> Selection {
+        let layer = |l| {
+            let turn = if l % 2 == 0 { Span::new(20, 24) } else { Span::new(24, 28) };
+            let mut fresh: Vec<u32> = (5..9).chain(fresh(l)).collect();
+            fresh.sort_unstable();
+            Kept { spans: vec![Span::new(5, 9), Span::new(12, 16), turn], fresh }
+        };
+        Selection { layers: (0..layers).map(layer).collect(), undecided: 0 }
+    }
+
+    /// Keys of head 0 as they were cached, and what each layer holds of them: `(position, differs from the cached key)`.
+    fn outcome(fresh: impl Fn(usize) -> Vec<u32>) -> (Vec<Vec<(u32, bool)>>, Vec<usize>) {
+        let engine = engine(&tiny("llama"), exact(Dtype::F32));
+        let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
+        let layers = engine.decoder().config().layers;
+        let cached = |selection: &Selection| {
+            let unchanged = selection.layers.iter().map(|kept| Kept { fresh: Vec::new(), ..kept.clone() });
+            Fixed { selection: Selection { layers: unchanged.collect(), undecided: 0 }, merging: None }
+        };
+        let selection = selection(fresh, layers);
+        let before = prefill(&engine, &prompt, &cached(&selection), prompt.len() + 1);
+        let method = Fixed { selection, merging: None };
+        let after = prefill(&engine, &prompt, &method, prompt.len() + 1);
+        let (logits, kept) = reference(&engine, &prompt, &method, &[]);
+        close(&after.logits, &logits);
+        let d = engine.decoder().config().head_dim;
+        let of = |prefilled: &Prefilled<'_>, layer: usize| {
+            prefilled
+                .state
+                .bounded
+                .as_ref()
+                .unwrap()
+                .keys(layer, 0)
+                .chunks(d)
+                .map(<[f32]>::to_vec)
+                .collect::<Vec<_>>()
+        };
+        let layer = |l: usize| {
+            let pairs = kept[l].keys().zip(of(&before, l).into_iter().zip(of(&after, l)));
+            let document = pairs.filter(|(position, _)| (5..29).contains(*position));
+            document.map(|(position, (before, after))| (*position, before != after)).collect()
+        };
+        ((0..layers).map(layer).collect(), after.work.document_rows.clone())
+    }
+
+    #[test]
+    fn case_1_a_token_marked_at_every_layer_is_computed_anew_at_every_layer() {
+        let (layers, rows) = outcome(|_| vec![13]);
+        for (l, held) in layers.iter().enumerate() {
+            // At layer 0 keys do not depend on what stands before, so a new key is the cached one.
+            assert!(
+                held.iter().all(|(position, new)| *new == (l > 0 && [5, 6, 7, 8, 13].contains(position)))
+            );
+        }
+        assert!(rows.iter().all(|rows| *rows == 5));
+    }
+
+    #[test]
+    fn case_2_at_its_deepest_layer_a_token_is_projected_and_goes_no_further() {
+        let (layers, rows) = outcome(|l| if l == 1 { vec![13] } else { Vec::new() });
+        for (l, held) in layers.iter().enumerate() {
+            assert_eq!(held.iter().any(|(position, new)| *position == 13 && *new), l == 1);
+        }
+        assert_eq!(rows[..3], [5, 5, 4], "computed above, projected at layer 1, gone below");
+    }
+
+    #[test]
+    fn case_3_kept_but_not_marked_here_its_cached_key_stays_while_it_goes_on() {
+        let deep = |l: usize| if l == 2 { vec![14] } else { Vec::new() };
+        let (layers, rows) = outcome(deep);
+        for (l, held) in layers.iter().enumerate() {
+            assert_eq!(held.iter().any(|(position, new)| *position == 14 && *new), l == 2);
+            assert!(held.iter().any(|(position, _)| *position == 14), "kept at every layer");
+        }
+        assert_eq!(rows[..3], [5, 5, 5]);
+    }
+
+    #[test]
+    fn case_4_absent_here_its_cached_key_stands_in_and_is_gone_afterwards() {
+        let deep = |l: usize| if l == 2 { vec![21] } else { Vec::new() };
+        let (layers, rows) = outcome(deep);
+        assert!(layers[2].contains(&(21, true)), "computed anew where it is marked");
+        assert!(layers[1].iter().all(|(position, _)| *position != 21), "not kept at layer 1, and gone again");
+        assert!(layers[0].contains(&(21, false)));
+        assert_eq!(rows[..3], [5, 5, 5], "and it was computed through layers 0 and 1");
+    }
+}
+
+/// Runs an oracle on the tiny models and on SmolLM2 where it is there.
+fn everywhere(oracle: impl Fn(&Engine)) {
+    oracle(&engine(&tiny("llama"), exact(Dtype::F32)));
+    oracle(&engine(&tiny("phi3"), exact(Dtype::F32)));
+    if let Some(path) = real(SMOLLM2) {
+        oracle(&engine(&path, exact(Dtype::F32)));
+    }
+}
+
+/// Prefill and the logits of some forced tokens after it.
+fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
+    let room = engine.room(prompt, 40, eviction).unwrap();
+    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
+    let mut logits = prefilled.logits.clone();
+    for token in [7u32, 30, 12, 5, 90, 44] {
+        logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());
+    }
+    logits
+}
+
+fn all_of_it() -> SamKv {
+    SamKv {
+        block: 8,
+        share: 1.0,
+        filter: false,
+        recompute: Recompute::Kept,
+        update: Update::Overwrite,
+        ..SamKv::default()
+    }
+}
+
+#[test]
+fn oracle_13_all_blocks_and_tokens_overwritten_are_vanilla_to_the_bit() {
+    everywhere(|engine| {
+        for documents in [&[70, 90, 64][..], &[100], &[16, 8]] {
+            let prompt = random_prompt(engine, 5, documents, 9, 3);
+            let vanilla = forced(engine, &prompt, &Vanilla, Eviction::full());
+            assert_eq!(vanilla, forced(engine, &prompt, &all_of_it(), Eviction::full()), "{documents:?}");
+            // Any of the switches back on must show, where documents are long enough for it.
+            if documents == [70, 90, 64] {
+                for other in [
+                    SamKv { recompute: Recompute::Marked, ..all_of_it() },
+                    SamKv { filter: true, ..all_of_it() },
+                    SamKv { share: 0.5, ..all_of_it() },
+                    SamKv { update: Update::Fusion, ..all_of_it() },
+                ] {
+                    assert_ne!(vanilla, forced(engine, &prompt, &other, Eviction::full()), "{other:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn oracle_13_of_one_document_after_bos_fusion_is_overwriting() {
+    everywhere(|engine| {
+        let Some(bos) = engine.tokenizer().bos() else { return };
+        let mut prompt = random_prompt(engine, 1, &[90], 9, 3);
+        prompt.system = vec![bos];
+        let fusion = SamKv { update: Update::Fusion, ..all_of_it() };
+        let found = forced(engine, &prompt, &fusion, Eviction::full());
+        close(&found, &forced(engine, &prompt, &all_of_it(), Eviction::full()));
+        close(&found, &forced(engine, &prompt, &Vanilla, Eviction::full()));
+    });
+}
+
+#[test]
+fn the_same_rows_over_all_of_the_cache_are_lego_link() {
+    everywhere(|engine| {
+        let prompt = random_prompt(engine, 5, &[70, 90, 64], 9, 3);
+        let lego = LegoLink { window: 20, head_only: false };
+        let ends = |span: Span| (span.start..span.start + 20).chain(span.end - 20..span.end);
+        let kept = Kept {
+            spans: prompt.chunk_spans(),
+            fresh: prompt.chunk_spans().into_iter().flat_map(ends).collect(),
+        };
+        let layers = vec![kept; engine.decoder().config().layers];
+        let method = Fixed { selection: Selection { layers, undecided: 0 }, merging: None };
+        let found = forced(engine, &prompt, &method, Eviction::full());
+        assert_eq!(found, forced(engine, &prompt, &lego, Eviction::full()));
+    });
+}
+
+#[test]
+fn a_selection_that_cannot_be_computed_is_refused() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
+    let layers = engine.decoder().config().layers;
+    let kept = |spans: &[(usize, usize)], fresh: &[u32]| Kept {
+        spans: spans.iter().map(|(a, b)| Span::new(*a, *b)).collect(),
+        fresh: fresh.to_vec(),
+    };
+    for (first, others, why) in [
+        (kept(&[(5, 9)], &[]), kept(&[(5, 8)], &[]), "different numbers"),
+        (kept(&[(27, 31)], &[]), kept(&[(27, 31)], &[]), "within a cached document"),
+        (kept(&[(0, 4)], &[]), kept(&[(0, 4)], &[]), "within a cached document"),
+        (kept(&[(9, 13), (5, 9)], &[]), kept(&[(5, 13)], &[]), "not ascending"),
+        (kept(&[(5, 9)], &[9]), kept(&[(5, 9)], &[]), "among those kept"),
+    ] {
+        let mut all = vec![others; layers];
+        all[0] = first;
+        let method = Fixed { selection: Selection { layers: all, undecided: 0 }, merging: None };
+        let error = engine.prefill(&prompt, &method, Eviction::full(), prompt.len(), false).err().unwrap();
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+/// SamKV with blocks small enough to be at work in tiny contexts.
+fn small_blocks() -> SamKv {
+    SamKv { block: 8, share: 0.4, ..SamKv::default() }
+}
+
+#[test]
+fn a_store_without_summaries_is_upgraded_on_first_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        Engine::open(&tiny("llama"), Store::open(folder.path(), 1 << 30).unwrap(), small(), |_, _| ())
+            .unwrap()
+    };
+    let first = open();
+    let prompt = random_prompt(&first, 5, &[70, 90], 9, 3);
+    let ids: Vec<_> = prompt.chunks.iter().map(|chunk| first.chunk_id(&chunk.tokens)).collect();
+    for id in &ids {
+        first.compute_chunk(id.clone(), "plain", None).unwrap();
+    }
+    let kind = small_blocks().kind();
+    assert!(ids.iter().all(|id| !first.store().has_summary(id, &kind)));
+    let file = |key: String| folder.path().join(&key[..2]).join(format!("{key}.safetensors"));
+    let bytes: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
+    let upgraded = prefill(&first, &prompt, &small_blocks(), prompt.len() + 1);
+    assert_eq!(upgraded.loaded.repaired, 2 + 1, "two summaries and the system part");
+    assert!(ids.iter().all(|id| first.store().has_summary(id, &kind)));
+    let now: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
+    assert_eq!(now, bytes, "what was there stays as it was");
+    let second = open();
+    let again = prefill(&second, &prompt, &small_blocks(), prompt.len() + 1);
+    assert_eq!((again.loaded.repaired, &again.logits), (0, &upgraded.logits));
+}
+
+#[test]
+fn only_what_is_kept_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let store = Store::open(folder.path(), 1 << 30).unwrap();
+        Engine::open(&tiny("llama"), store, small(), |_, _| ()).unwrap()
+    };
+    let prompt = random_prompt(&open(), 5, &[300, 150], 9, 3);
+    // Blocks as large as those whose digests a file has.
+    let method =
+        SamKv { block: 64, initial: 1, local: 1, share: 0.3, recompute: Recompute::None, ..SamKv::default() };
+    prefill(&open(), &prompt, &method, prompt.len() + 1);
+    let engine = open();
+    let found = prefill(&engine, &prompt, &method, prompt.len() + 1);
+    let documents = prompt.document_tokens() * engine.decoder().shape().token_bytes(Dtype::F16);
+    let kept = found.work.kept_tokens - 5 - 9;
+    let of_documents = kept * engine.decoder().shape().token_bytes(Dtype::F16);
+    let system = 5 * engine.decoder().shape().token_bytes(Dtype::F16);
+    let summaries: usize =
+        found.loaded.segments.iter().filter_map(|s| s.summary.as_ref()).map(|s| s.bytes()).sum();
+    assert_eq!(found.loaded.read as usize, of_documents + system + summaries);
+    assert_eq!(found.loaded.bytes as usize, of_documents + system);
+    assert!(of_documents < documents * 3 / 4, "{of_documents} of {documents}");
+}
+
+#[test]
+fn a_missing_document_is_prefilled_again_or_computed_whole() {
+    let prompt = |engine: &Engine| random_prompt(engine, 5, &[70, 90, 40], 9, 3);
+    let repairing = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt_of = prompt(&repairing);
+    let expected = forced(&repairing, &prompt_of, &small_blocks(), Eviction::full());
+    let id = repairing.chunk_id(&prompt_of.chunks[1].tokens);
+    repairing.store().remove(&id.key()).unwrap();
+    assert_eq!(expected, forced(&repairing, &prompt_of, &small_blocks(), Eviction::full()));
+    let leaving = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
+    for i in [0, 2] {
+        let id = leaving.chunk_id(&prompt_of.chunks[i].tokens);
+        leaving.compute_chunk(id, "cached", Some(&small_blocks())).unwrap();
+    }
+    let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);
+    assert!(found.work.kept_tokens < prompt_of.len());
+    assert!(found.work.document_rows.iter().all(|rows| *rows >= 90), "all of the missing one at every layer");
+    // Nothing cached at all is vanilla.
+    let none = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
+    let vanilla = forced(&none, &prompt_of, &Vanilla, Eviction::full());
+    assert_eq!(forced(&none, &prompt_of, &small_blocks(), Eviction::full()), vanilla);
+}
+
+#[test]
+fn parts_of_a_document_are_one_context() {
+    let engine = engine(&tiny("llama"), Settings { chunk_tokens: 32, ..exact(Dtype::F32) });
+    let whole = random_prompt(&engine, 5, &[70, 90, 20], 9, 3);
+    let mut cut = whole.clone();
+    cut.chunks = Vec::new();
+    for chunk in &whole.chunks {
+        let parts = chunk.tokens.len().div_ceil(32);
+        for (part, tokens) in chunk.tokens.chunks(32).enumerate() {
+            let tokens = tokens.to_vec();
+            cut.chunks.push(crate::PromptChunk { tokens, part: (part, parts), ..chunk.clone() });
+        }
+    }
+    assert_eq!(cut.contexts(511).chunks, whole.chunks);
+    assert_eq!(cut.contexts(64).chunks.len(), 2 + 2 + 1, "no longer than can be prefilled");
+    let method = small_blocks();
+    let found = forced(&engine, &cut, &method, Eviction::full());
+    assert_eq!(found, forced(&engine, &whole, &method, Eviction::full()));
+    assert_eq!(engine.store().list().unwrap().chunks.len(), 3 + 1, "documents and the system part, no parts");
+}
+
+#[test]
+fn every_policy_goes_on_after_it() {
+    for settings in [exact(Dtype::F32), small()] {
+        let engine = engine(&tiny("llama"), settings);
+        let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
+        let method = small_blocks();
+        let full = forced(&engine, &prompt, &method, Eviction::full());
+        let kept = prefill(&engine, &prompt, &method, prompt.len() + 1).work.kept_tokens;
+        assert!(kept > 60 && kept < prompt.len());
+        for entry in POLICIES.entries.iter().filter(|entry| entry.name != "full") {
+            let has = |name: &str| entry.options.iter().any(|option| option.name == name);
+            let (small, large) = match entry.name {
+                "keyformer" => (vec![("keep", "0.5")], vec![("keep", "1")]),
+                "a3_ex" => (vec![("capacity", "40")], vec![("capacity", "400")]),
+                _ => (vec![("capacity", "40"), ("window", "6")], vec![("capacity", "400"), ("window", "6")]),
+            };
+            let known = |options: Vec<(&'static str, &'static str)>| {
+                options.into_iter().filter(|(name, _)| has(name)).collect::<Vec<_>>()
+            };
+            let eviction = entry.with(known(small)).unwrap();
+            let room = engine.room(&prompt, 40, &eviction).unwrap();
+            let mut prefilled = engine.prefill(&prompt, &method, &eviction, room, false).unwrap();
+            assert_eq!(prefilled.logits, full[..prefilled.logits.len()], "{}: the first token's", entry.name);
+            for token in 0..20 {
+                let logits = prefilled.state.extend(&[token]).unwrap();
+                assert!(logits.iter().all(|x| x.is_finite()));
+                let most = if entry.name == "keyformer" { kept / 2 + 1 } else { 41 };
+                let grows = matches!(entry.name, "snap_kv" | "a3_ex");
+                let most = if grows { most + token as usize } else { most };
+                assert!(prefilled.state.retained() <= most, "{}: {}", entry.name, prefilled.state.retained());
+            }
+            if entry.name != "keyformer" {
+                let roomy = entry.with(known(large)).unwrap();
+                let same = forced(&engine, &prompt, &method, &roomy);
+                close(&same, &full);
+            }
+        }
+    }
+}
+
+#[test]
+fn answers_say_what_was_kept_read_and_recomputed() {
+    let engine = engine(&tiny("llama"), small());
+    let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
+    let sampling = Sampling { max_tokens: 5, ..Sampling::default() };
+    let method = METHODS.parse("sam_kv:block=8:share=0.4").unwrap();
+    let request = Request { explain: true, ..Request::new(method.as_ref(), &sampling) };
+    engine.answer(&prompt, &request, |_| true).unwrap();
+    let answer = engine.answer(&prompt, &request, |_| true).unwrap();
+    let account = &answer.account;
+    assert_eq!(account.retained_tokens, account.kept_tokens + account.answer_tokens - 1);
+    assert!((account.sequence_ratio - account.kept_tokens as f64 / prompt.len() as f64).abs() < 1e-12);
+    assert!(account.sequence_ratio < 0.6 && account.recompute_ratio < 0.3);
+    assert!(account.recomputed_tokens > 0 && account.cached_tokens > 0);
+    assert!(account.kv_bytes < account.kv_bytes_full);
+    assert!(account.select_seconds > 0.0 && account.operations > 0.0);
+    assert!(account.bytes_loaded > 0 && account.bytes_loaded < account.document_bytes);
+    let explanation = answer.explanation.unwrap();
+    assert!(!explanation.tokens.is_empty() && explanation.recomputed_share > 0.0);
+}

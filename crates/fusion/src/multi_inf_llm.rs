@@ -1,0 +1,138 @@
+//! InfLLM over several contexts, as SamKV compares with it (arXiv 2508.11661): the documents' independent caches count as
+//! one context, of which the question, and then each token of the answer, retrieves blocks. Nothing is recomputed.
+//!
+//! A block is represented by the mean of its keys that received most attention within the document. Unless told, as many
+//! blocks are retrieved as make the sequence ratio that of SamKV on the same prompt.
+
+use refrain_kernels::{Buffer, Dtype};
+use refrain_kv::{Span, Summary};
+
+use crate::retrieval::representative;
+use crate::{
+    ContextLayer, Error, FusionMethod, KnownBlock, Plan, PromptView, Result, Retrieval, RetrievalMethod,
+    SamKv, SparseMethod, Summarize,
+};
+
+/// Representatives before RoPE, `layers × blocks × Hkv·d`.
+const REPRESENTATIVES: &str = "k_representative";
+
+/// Retrieve blocks of all documents as if they were one context.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiInfLlm {
+    /// Tokens of a block.
+    pub block: usize,
+    /// Tokens at the beginning that are always seen; the system part is in any case.
+    pub initial: usize,
+    /// Tokens that a row sees as they are; as many as the question has if that is more.
+    pub local: usize,
+    /// Blocks that are retrieved; 0 for as many as SamKV's sequence ratio allows.
+    pub topk: usize,
+    /// Keys whose mean stands for a block.
+    pub representatives: usize,
+    /// What decides how many blocks, if `topk` does not.
+    pub like: SamKv,
+}
+
+impl Default for MultiInfLlm {
+    fn default() -> Self {
+        let (block, initial, local, topk, representatives) = (64, 64, 128, 0, 4);
+        MultiInfLlm { block, initial, local, topk, representatives, like: SamKv::default() }
+    }
+}
+
+impl FusionMethod for MultiInfLlm {
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
+        prompt.check()?;
+        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    }
+
+    fn summarizes(&self) -> Option<&dyn Summarize> {
+        Some(self)
+    }
+
+    fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
+        Some(self)
+    }
+}
+
+impl Summarize for MultiInfLlm {
+    fn kind(&self) -> String {
+        format!("multi_inf_llm-{}-{}-{}", self.block, self.representatives, self.like.block)
+    }
+
+    fn local(&self) -> usize {
+        self.like.local()
+    }
+
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+        self.like.summarize(layer, summary);
+        let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
+        let blocks = tokens.div_ceil(self.block);
+        if layer.layer == 0 {
+            let keys = Buffer::zeros(Dtype::F32, layer.layers * blocks * width);
+            summary.push(REPRESENTATIVES, [layer.layers, blocks, width], keys);
+        }
+        let mut keys = vec![0.0; tokens * width];
+        layer.k.to_f32(&mut keys);
+        let received = layer.received_by_head();
+        let mut found = Vec::with_capacity(blocks * width);
+        for from in (0..tokens).step_by(self.block) {
+            let to = (from + self.block).min(tokens);
+            for (head, received) in received.chunks_exact(tokens).enumerate() {
+                let own = |t: usize| &keys[t * width + head * d..][..d];
+                let keys: Vec<f32> = (from..to).flat_map(own).copied().collect();
+                found.extend(representative(&keys, &received[from..to], self.representatives));
+            }
+        }
+        if let Some(tensor) = summary.get_mut(REPRESENTATIVES) {
+            tensor.data.write_f32(layer.layer * blocks * width, &found);
+        }
+    }
+}
+
+impl RetrievalMethod for MultiInfLlm {
+    fn retrieval(&self, prompt: &PromptView<'_>) -> Retrieval {
+        // A block is seen whole or not at all.
+        let first = prompt.chunks.first().map_or(0, |context| context.span.len().min(self.block));
+        let initial = match prompt.system.len() {
+            short if short < self.initial => short + first,
+            system => system,
+        };
+        Retrieval {
+            initial,
+            local: self.local.max(prompt.question.len()),
+            block: self.block,
+            blocks: (self.topk > 0).then_some(self.topk),
+            representatives: self.representatives,
+            rows: prompt.len().max(1),
+        }
+    }
+
+    fn known(&self, prompt: &PromptView<'_>, summaries: &[Option<&Summary>]) -> Result<Vec<KnownBlock>> {
+        let mut known = Vec::new();
+        for (context, summary) in prompt.chunks.iter().zip(summaries) {
+            let Some(summary) = summary.filter(|_| context.cached) else { continue };
+            let blocks = context.span.len().div_ceil(self.block);
+            let found = summary.get(REPRESENTATIVES);
+            let found = found.filter(|t| t.shape.len() == 3 && t.shape[..2] == [prompt.layers, blocks]);
+            let (start, end) = (context.span.start, context.span.end);
+            let tensor = found.ok_or(Error::Summary { tensor: REPRESENTATIVES, start, end })?;
+            let width = tensor.shape[2];
+            let mut all = vec![0.0; tensor.data.len()];
+            tensor.data.as_slice().to_f32(&mut all);
+            for block in 0..blocks {
+                let from = start as usize + block * self.block;
+                let of_layer = |layer: usize| &all[(layer * blocks + block) * width..][..width];
+                known.push(KnownBlock {
+                    span: Span::new(from, (from + self.block).min(end as usize)),
+                    keys: (0..prompt.layers).flat_map(of_layer).copied().collect(),
+                });
+            }
+        }
+        Ok(known)
+    }
+
+    fn like(&self) -> Option<&dyn SparseMethod> {
+        (self.topk == 0).then_some(&self.like)
+    }
+}

@@ -1,0 +1,294 @@
+//! SamKV, sparse attention across several contexts' KV caches (arXiv 2508.11661): of every document the first and the last
+//! blocks are kept, and those few in between that the question and the other documents point at; what is kept is
+//! computed anew where the documents' independent caches lack one another.
+//!
+//! Once a document (`offline.rs`): block means `K̄[b]`, the mean query `Qloc` of its last tokens, and what tells blocks
+//! apart. Once a question (`online.rs`), with `Qque` its mean query over the kept blocks:
+//! eq. 1 `Q̂_i = Qque + 1/(D−1) · Σ_{j≠i} |cos(Qque, Qloc_j)| · Qloc_j`,
+//! eq. 2 `P = (s_max − s_anc) / (s_max − s_min)` if `s_min < s_anc ≤ s_max`, else 0, with `s = ⟨Q̂_i, K⟩`,
+//! eq. 3 `P_i` its mean over the stable layers; `floor(P_i · M_i)` blocks of each document, filtered across all.
+//! eq. 4 `θ = cos(new, old)`, `new ← θ · new + (1 − θ) · old`.
+
+mod offline;
+mod online;
+
+use refrain_kv::{Span, Summary};
+
+use crate::{
+    ContextLayer, Draft, FusionMethod, Kept, Plan, PromptView, Result, Selection, SparseMethod, Summarize,
+};
+use online::Contexts;
+
+/// What becomes of cached keys and values where new ones are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// They are merged (eq. 4).
+    Fusion,
+    /// They are overwritten.
+    Overwrite,
+}
+
+/// What eq. 4's θ is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theta {
+    /// The cosine over a token's whole key (or value).
+    Token,
+    /// One cosine a KV head.
+    Head,
+    /// 0.9, as in an independent implementation.
+    Constant,
+}
+
+/// What is recomputed of what is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Initial and local blocks, and the marked tokens of the others.
+    Marked,
+    /// Everything.
+    Kept,
+    /// Nothing.
+    None,
+}
+
+/// Whether queries and keys are compared as they are before rotation, or at the centres of question and block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// Before rotation.
+    None,
+    /// Rotated to their centres.
+    Centre,
+}
+
+/// What one cosine of eq. 1 is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cosine {
+    /// A query head.
+    Head,
+    /// All heads.
+    Layer,
+}
+
+/// How a fraction of blocks becomes a number of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Down.
+    Floor,
+    /// To the nearest.
+    Nearest,
+    /// Up.
+    Ceil,
+}
+
+/// What the filter across documents divides by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    /// The blocks retrieved.
+    Retrieved,
+    /// All blocks.
+    All,
+}
+
+/// Where the block of highest and that of lowest score come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extremes {
+    /// From the document's own attention, once.
+    Offline,
+    /// From the scores themselves.
+    Online,
+}
+
+/// Keep what question and documents point at, and recompute it.
+#[derive(Clone, Copy, Debug)]
+pub struct SamKv {
+    /// Tokens of a block.
+    pub block: usize,
+    /// Blocks kept at a document's beginning.
+    pub initial: usize,
+    /// Blocks kept at its end.
+    pub local: usize,
+    /// Whether blocks in between are selected.
+    pub selection: bool,
+    /// Whether queries lean towards the other documents (eq. 1).
+    pub bias: bool,
+    /// What is recomputed.
+    pub recompute: Recompute,
+    /// Whether blocks are filtered across documents.
+    pub filter: bool,
+    /// What the filter's number is a share of.
+    pub quota: Quota,
+    /// Share of a document's blocks that is retrieved, instead of eq. 2's; 0 for eq. 2.
+    pub share: f64,
+    /// `P` where the kept blocks' score is not above the lowest.
+    pub below: f64,
+    /// Fractions of blocks.
+    pub rounding: Rounding,
+    /// Where the highest and the lowest block come from.
+    pub extremes: Extremes,
+    /// How queries and keys are compared.
+    pub rotation: Rotation,
+    /// What a cosine is over.
+    pub cosine: Cosine,
+    /// Whether scores are divided by the lengths of query and key before they are filtered across documents.
+    pub normalise: bool,
+    /// What becomes of cached keys and values.
+    pub update: Update,
+    /// What eq. 4's θ is.
+    pub theta: Theta,
+    /// Layers at the end that eq. 3 averages over; 0 for those found by calibration, else `max(4, L/8)`.
+    pub stable_layers: usize,
+}
+
+impl Default for SamKv {
+    fn default() -> Self {
+        SamKv {
+            block: 64,
+            initial: 1,
+            local: 2,
+            selection: true,
+            bias: true,
+            recompute: Recompute::Marked,
+            filter: true,
+            quota: Quota::Retrieved,
+            share: 0.0,
+            below: 0.0,
+            rounding: Rounding::Floor,
+            extremes: Extremes::Offline,
+            rotation: Rotation::None,
+            cosine: Cosine::Head,
+            normalise: true,
+            update: Update::Fusion,
+            theta: Theta::Token,
+            stable_layers: 0,
+        }
+    }
+}
+
+impl FusionMethod for SamKv {
+    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
+        prompt.check()?;
+        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    }
+
+    fn summarizes(&self) -> Option<&dyn Summarize> {
+        Some(self)
+    }
+
+    fn sparse(&self) -> Option<&dyn SparseMethod> {
+        Some(self)
+    }
+}
+
+impl Summarize for SamKv {
+    fn kind(&self) -> String {
+        format!("sam_kv-{}-{}-{}", self.block, self.initial, self.local)
+    }
+
+    fn local(&self) -> usize {
+        self.local.max(1) * self.block
+    }
+
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+        self.observe(layer, summary);
+    }
+}
+
+impl SparseMethod for SamKv {
+    fn base(&self, prompt: &PromptView<'_>) -> Vec<Span> {
+        let cached = prompt.chunks.iter().filter(|context| context.cached);
+        cached.flat_map(|context| self.kept(context.span)).collect()
+    }
+
+    fn asks(&self, prompt: &PromptView<'_>) -> bool {
+        self.selection
+            && prompt.chunks.iter().any(|c| c.cached && !self.middle(self.blocks(c.span)).is_empty())
+    }
+
+    fn select(&self, draft: &Draft<'_>) -> Result<Selection> {
+        let base = self.base(draft.prompt);
+        let (retrieved, undecided) = match draft.queries {
+            [] => (vec![Vec::new(); draft.prompt.layers], 0),
+            _ => Contexts::new(self, draft)?.retrieve(),
+        };
+        let layer = |retrieved: Vec<online::Block>| {
+            let mut spans = base.clone();
+            spans.extend(retrieved.iter().map(|block| block.span));
+            spans.sort_unstable_by_key(|span| span.start);
+            let mut fresh: Vec<u32> = match self.recompute {
+                Recompute::None => Vec::new(),
+                Recompute::Kept => spans.iter().flat_map(|span| span.positions()).collect(),
+                Recompute::Marked => {
+                    let marked = retrieved.iter().filter_map(|block| block.marked);
+                    base.iter().flat_map(|span| span.positions()).chain(marked).collect()
+                }
+            };
+            fresh.sort_unstable();
+            Kept { spans, fresh }
+        };
+        Ok(Selection { layers: retrieved.into_iter().map(layer).collect(), undecided })
+    }
+
+    fn overwrites(&self) -> bool {
+        self.update == Update::Overwrite
+    }
+
+    fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
+        let part = if self.theta == Theta::Head { head_dim } else { fresh.len() };
+        for (fresh, cached) in fresh.chunks_exact_mut(part).zip(cached.chunks_exact(part)) {
+            let theta = match self.theta {
+                Theta::Constant => 0.9,
+                Theta::Token | Theta::Head => cosine(fresh, cached).clamp(0.0, 1.0),
+            };
+            fresh.iter_mut().zip(cached).for_each(|(new, old)| *new = theta * *new + (1.0 - theta) * old);
+        }
+    }
+}
+
+impl SamKv {
+    /// Blocks of a context.
+    fn blocks(&self, context: Span) -> usize {
+        context.len().div_ceil(self.block)
+    }
+
+    /// Those of `blocks` that are neither initial nor local.
+    fn middle(&self, blocks: usize) -> std::ops::Range<usize> {
+        self.initial.min(blocks)..blocks.saturating_sub(self.local).max(self.initial.min(blocks))
+    }
+
+    /// Positions of a block.
+    fn span(&self, context: Span, block: usize) -> Span {
+        let start = context.start as usize + block * self.block;
+        Span::new(start, (start + self.block).min(context.end as usize))
+    }
+
+    /// What is kept of a context whatever is asked: one span where nothing lies between beginning and end.
+    fn kept(&self, context: Span) -> Vec<Span> {
+        let middle = self.middle(self.blocks(context));
+        let (start, end) = (context.start as usize, context.end as usize);
+        if middle.is_empty() {
+            return vec![context];
+        }
+        let (first, last) = (start + middle.start * self.block, start + middle.end * self.block);
+        let both = [Span::new(start, first), Span::new(last, end)];
+        both.into_iter().filter(|span| !span.is_empty()).collect()
+    }
+}
+
+/// `⟨a, b⟩`
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    // Sixteen sums, so that they can be made side by side.
+    let mut sums = [0.0f32; 16];
+    let (whole, parts) = (a.chunks_exact(16), b.chunks_exact(16));
+    let rest: f32 = whole.remainder().iter().zip(parts.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in whole.zip(parts) {
+        for i in 0..16 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    sums.iter().sum::<f32>() + rest
+}
+
+/// `⟨a, b⟩ / (|a|·|b|)`; 1 of equal vectors, 0 where one of different ones has no length.
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let length = (dot(a, a) * dot(b, b)).sqrt();
+    if length > 0.0 { dot(a, b) / length } else { f32::from(a == b) }
+}
