@@ -96,6 +96,9 @@ pub(crate) struct Global {
         hide_short_help = true
     )]
     pub(crate) namespace: String,
+    /// What `refrain calibrate` wrote [default: the model's own, in refrain/calibration in the user's data folder]
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]
+    pub(crate) calibration: Option<PathBuf>,
     /// Print JSON for machines
     #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
@@ -128,6 +131,9 @@ pub(crate) enum Command {
     /// Write something long, in a KV cache of constant size
     #[command(after_help = examples::GENERATE)]
     Generate(Generate),
+    /// Find the layers over which SamKV averages, for a model, from documents
+    #[command(after_help = examples::CALIBRATE)]
+    Calibrate(Calibrate),
     /// Look after the chunk store
     #[command(subcommand, after_help = examples::CHUNKS)]
     Chunks(Chunks),
@@ -164,6 +170,16 @@ pub(crate) struct Ingest {
     /// each
     #[arg(long, value_name = "METHOD", default_value = "a3")]
     pub(crate) method: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Calibrate {
+    /// Text, Markdown or JSONL (title, text) files, or folders of them
+    #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// File to write [default: the model's own, in refrain/calibration in the user's data folder]
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

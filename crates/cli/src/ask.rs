@@ -33,7 +33,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     engine.room(&prompt, sampling.max_tokens, &policy.built)?;
     // Methods are compared over an answer of full attention.
     engine.room(&prompt, most, Eviction::full())?;
-    let reuses = answering.iter().chain(&compared).any(|asked| asked.name() != "vanilla");
+    let reuses = answering.iter().chain(&compared).any(|asked| asked.built.reuses());
     let ingested = ingest_all(context, &engine, &documents, answering.iter().chain(&compared))?;
     if reuses {
         engine.ingest_system(&prompt)?;
@@ -83,7 +83,7 @@ fn ingest_all<'a>(
 ) -> Result<Option<IngestReport>> {
     let mut last: Option<IngestReport> = None;
     let mut kinds = Vec::new();
-    for method in methods.filter(|method| method.name() != "vanilla" && !documents.is_empty()) {
+    for method in methods.filter(|method| method.built.reuses() && !documents.is_empty()) {
         let kind = method.built.summarizes().map(|summaries| summaries.kind());
         if !kinds.contains(&kind) {
             let report = ingest_to_answer(context, engine, documents, method)?;

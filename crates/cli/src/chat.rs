@@ -108,7 +108,7 @@ impl Chat<'_> {
     }
 
     fn ingest(&self, documents: &[Document]) -> Result<()> {
-        if !documents.is_empty() && self.method.name() != "vanilla" {
+        if !documents.is_empty() && self.method.built.reuses() {
             ingest_to_answer(self.context, &self.engine, documents, &self.method)?;
         }
         Ok(())
@@ -116,7 +116,7 @@ impl Chat<'_> {
 
     fn ask(&mut self, question: &str) -> Result<()> {
         let prompt = self.engine.prompt(&self.documents, question, &self.around)?;
-        if self.method.name() != "vanilla" {
+        if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
         }
         let request = Request {

@@ -28,8 +28,19 @@ pub(crate) const INGEST: &str = "\
 Examples:
   refrain ingest docs/
   refrain ingest handbook.md faq.jsonl --chunk-tokens 256
+  refrain ingest docs/ --method sam_kv
 
 A chunk never crosses a document. Chunks that the store has are not computed again.";
+
+pub(crate) const CALIBRATE: &str = "\
+Examples:
+  refrain calibrate docs/
+  refrain calibrate docs/ --model qwen2.5-coder-0.5b -o qwen.toml
+  refrain ask --docs docs/ --method sam_kv --calibration qwen.toml \"How tight is a stem bolt?\"
+
+Some ten documents of a thousand tokens and more are enough. Layers are stable from where the blocks of \
+a document keep their order from layer to layer; without calibration sam_kv averages over the \
+last eighth of the layers, at least four.";
 
 pub(crate) const ASK: &str = "\
 Examples:

@@ -34,7 +34,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         sampling.max_tokens = sampling.max_tokens.min(room.max(1));
     }
     engine.room(&prompt, sampling.max_tokens, &policy.built)?;
-    if method.name() != "vanilla" {
+    if method.built.reuses() {
         if !documents.is_empty() {
             ingest_to_answer(context, &engine, &documents, &method)?;
         }

@@ -3,6 +3,7 @@
 mod args;
 mod ask;
 mod bench;
+mod calibrate;
 mod chat;
 mod chunks;
 mod config;
@@ -64,6 +65,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chat(args) => chat::run(&context, args),
         Command::Generate(args) => generate::run(&context, args),
         Command::Chunks(args) => chunks::run(&context, args),
+        Command::Calibrate(args) => calibrate::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
         Command::Bench(Bench::Decode(args)) => bench::decode(&context, args),
         Command::Bench(Bench::Memory(args)) => bench::memory(&context, args),

@@ -11,7 +11,7 @@ use refrain_store::Store;
 
 use crate::args::Global;
 use crate::methods::Flags;
-use crate::{models, output};
+use crate::{calibrate, models, output};
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct Context {
     pub(crate) models: PathBuf,
     /// Folder of the chunk store.
     pub(crate) store: PathBuf,
+    /// Folder of the user's data of this program, if it is known.
+    pub(crate) data_folder: Option<PathBuf>,
     /// Options of methods and policies given as flags.
     pub(crate) flags: Flags,
     /// Whether the method was given on the command line, not by environment or file.
@@ -51,7 +53,8 @@ impl Context {
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
         let flags = Flags::of(matches);
-        Ok(Context { json, quiet, models, store, flags, method_typed, max_tokens_given, global })
+        let data_folder = data_folder();
+        Ok(Context { json, quiet, models, store, data_folder, flags, method_typed, max_tokens_given, global })
     }
 
     /// The store that the options name.
@@ -75,9 +78,11 @@ impl Context {
             ..Settings::default()
         };
         let bar = self.bar("loading the model", "{percent}%");
-        let engine =
+        let mut engine =
             Engine::open(&path, store, settings, |done, total| show(&bar, done as u64, total as u64))?;
         bar.finish_and_clear();
+        let stable_layers = calibrate::known(self, &engine);
+        engine.use_stable_layers(stable_layers);
         Ok(engine)
     }
 

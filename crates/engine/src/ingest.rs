@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_fusion::{ContextLayer, FusionMethod, Summarize};
+use refrain_fusion::{Calibration, ContextLayer, FusionMethod, SamKv, Summarize};
 use refrain_kernels::{Buffer, Dtype, Slice};
 use refrain_kv::Summary;
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
@@ -30,7 +30,7 @@ pub struct IngestReport {
     pub tokens: usize,
     /// Tokens that were computed.
     pub computed_tokens: usize,
-    /// Bytes of keys and values that were added.
+    /// Bytes of keys and values that were added, and of summaries.
     pub bytes: u64,
     /// Seconds that it took.
     pub seconds: f64,
@@ -99,10 +99,33 @@ impl Engine {
         method: &dyn FusionMethod,
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
+        if !method.reuses() {
+            return self.ingest_parts(&[], documents.len(), None, progress);
+        }
         let Some(summaries) = method.summarizes() else { return self.ingest(documents, progress) };
         let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
         let contexts = prompt.contexts(self.longest_context()).chunks;
         self.ingest_parts(&contexts, documents.len(), Some(summaries), progress)
+    }
+
+    /// Finds the layers at the end over which SamKV averages, from documents, which are ingested for it; nothing if none of
+    /// them is long enough. [`Engine::use_stable_layers`] makes use of it.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn calibrate(
+        &self,
+        documents: &[Document],
+        method: &SamKv,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<Option<Calibration>> {
+        self.ingest_for(documents, method, progress)?;
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        let mut summaries = Vec::new();
+        for context in prompt.contexts(self.longest_context()).chunks {
+            summaries.extend(self.store.summary(&self.chunk_id(&context.tokens), &method.kind())?);
+        }
+        Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
     }
 
     /// Most tokens that can be prefilled alone.
@@ -147,8 +170,10 @@ impl Engine {
         let mut done = 0;
         progress(IngestProgress { total, done });
         for (chunk, id) in missing {
-            let (stored, _, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
-            report.bytes += stored.bytes() as u64;
+            let known = self.store.contains(&id);
+            let (stored, summary, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
+            report.bytes += if known { 0 } else { stored.bytes() as u64 };
+            report.bytes += summary.map_or(0, |summary| summary.bytes() as u64);
             if let PutOutcome::NotStored { error } = outcome {
                 report.not_stored.get_or_insert(error.to_string());
             }

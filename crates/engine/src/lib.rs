@@ -205,6 +205,11 @@ impl Engine {
         self.fingerprint
     }
 
+    /// Lets SamKV average over this many layers at the end; without it, over `max(4, L/8)`.
+    pub fn use_stable_layers(&mut self, layers: Option<usize>) {
+        self.stable_layers = layers;
+    }
+
     /// Whether a token ends an answer.
     pub fn is_end(&self, token: u32) -> bool {
         self.decoder.config().eos.contains(&token) || self.tokenizer.eos_ids().contains(&token)

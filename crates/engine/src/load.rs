@@ -210,7 +210,7 @@ impl Engine {
             waited: Duration::ZERO,
             busy: Duration::ZERO,
         };
-        if !self.reuses(prompt, method)? {
+        if !method.reuses() {
             loaded.chunk_cached.fill(true);
             loaded.system_cached = true;
             return Ok(loaded);
@@ -339,13 +339,6 @@ impl Engine {
 
     fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
         Ok(self.compute_chunk(self.system_id(&prompt.system), "system part", None)?.0)
-    }
-
-    /// Whether the method leaves any token of a wholly cached prompt to the cache.
-    fn reuses(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<bool> {
-        let places = prompt.places(|_| true);
-        let plan = method.plan(&self.view(prompt, true, &places))?;
-        Ok(plan.rows.len() < prompt.len() || !plan.narrows.is_empty())
     }
 }
 

@@ -5,12 +5,13 @@
 //! kept there and handed to the cache that decoding goes on in.
 
 mod pieces;
+mod select;
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_fusion::{Draft, Kept, PromptView, Selection, SparseMethod};
+use refrain_fusion::{Kept, PromptView, Selection, SparseMethod};
 use refrain_kernels::Buffer;
 use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Span, Summary, stats};
 
@@ -20,7 +21,7 @@ use crate::load::Segment;
 use crate::places::Places;
 use crate::prefill::{EXPLAIN_LAYER, Work, count_within, operations, seen};
 use crate::prompt::Prompt;
-use crate::{Engine, Error, Result};
+use crate::{Engine, Result};
 use pieces::Pieces;
 
 /// A prompt whose documents are contexts, ready to be computed.
@@ -79,64 +80,6 @@ impl Engine {
         let work = run.work;
         Ok(logits.map(|logits| (state, logits, work)))
     }
-
-    /// Tokens that a sparse method would keep of the prompt; nothing if a segment turned out broken.
-    pub(crate) fn kept_by<'e>(
-        &'e self,
-        request: Request<'_, 'e>,
-        always: &[u32],
-        lender: &Lender<'_>,
-        load: &mut Loading,
-    ) -> Result<Option<usize>> {
-        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.prompt.len());
-        let mut state = State::over(&self.decoder, vacant, request.reach);
-        let selected = self.select_sparse(request, always, lender, load, &mut state)?;
-        let kept = |(mut run, selection): (Run<'_, '_>, Selection)| {
-            (0..selection.layers.len()).for_each(|layer| run.free(layer));
-            run.places(selection.layers[0].spans.iter().copied()).len()
-        };
-        Ok(selected.map(kept))
-    }
-
-    /// Asks a sparse method what it keeps, over its draft.
-    fn select_sparse<'a, 'e>(
-        &'e self,
-        request: Request<'a, 'e>,
-        always: &'a [u32],
-        lender: &'a Lender<'a>,
-        load: &'a mut Loading,
-        state: &mut State<'e>,
-    ) -> Result<Option<(Run<'a, 'e>, Selection)>> {
-        let Request { view, segments, sparse, reach, .. } = request;
-        let config = self.decoder.config();
-        let missing = view.chunks.iter().filter(|context| !context.cached).map(|context| context.span);
-        let fixed = [view.system, view.question].into_iter().chain(missing).collect();
-        let pieces = vec![Pieces::default(); config.layers];
-        let mut run =
-            Run { request, engine: self, always, fixed, lender, load, pieces, work: Work::default() };
-        let queries = match sparse.asks(&view) {
-            true => run.draft(state)?,
-            false => Some(Vec::new()),
-        };
-        let Some(queries) = queries else { return Ok(None) };
-        let started = Instant::now();
-        let summaries = summaries(segments, view.chunks.len());
-        let draft = Draft {
-            prompt: &view,
-            summaries: &summaries,
-            queries: &queries,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            rope: &self.decoder.rope(reach),
-            stable_layers: self.stable_layers,
-        };
-        let selection = sparse.select(&draft)?;
-        run.check(&selection)?;
-        run.work.selecting += started.elapsed();
-        run.work.undecided = selection.undecided;
-        Ok(Some((run, selection)))
-    }
 }
 
 /// What is kept beside each of a prompt's contexts.
@@ -172,44 +115,6 @@ impl<'e> Run<'_, 'e> {
             cache.place(state.decoder.backend(), shape, piece.kv(shape.width()), rotary, &slots);
         }
         cache
-    }
-
-    /// The question over the base: its mean query before RoPE at each layer; nothing if a segment is broken.
-    fn draft(&mut self, state: &mut State<'_>) -> Result<Option<Vec<f32>>> {
-        let (started, loading) = (Instant::now(), self.load.busy);
-        let config = state.decoder.config();
-        let places = self.places(self.request.sparse.base(&self.request.view));
-        let (question, width) = (self.request.view.question.len(), config.heads * config.head_dim);
-        let mut rows = state.embed(&self.request.prompt.ids(), self.always.to_vec())?;
-        let mut means = Vec::with_capacity(config.layers * width);
-        for layer in 0..config.layers {
-            if !self.read(layer, &places) {
-                return Ok(None);
-            }
-            state.decoder.project(layer, &rows.x, &mut state.work);
-            let asked = &state.work.q[(rows.positions.len() - question) * width..];
-            means.extend((0..width).map(|e| {
-                asked[e..].iter().step_by(width).map(|q| f64::from(*q)).sum::<f64>() as f32 / question as f32
-            }));
-            if layer + 1 == config.layers {
-                break;
-            }
-            state.rotate_queries(&rows);
-            let mut cache = self.cache(state, layer, &places);
-            let slots: Vec<u32> = rows.positions.iter().map(|p| places.before(*p)).collect();
-            let kv = rows.positions.len() * config.kv_heads * config.head_dim;
-            let (k, v) = (state.work.k.as_slice().range(0..kv), state.work.v.as_slice().range(0..kv));
-            let rotary = rows.rotary.slice(0, rows.rotary.len());
-            cache.place(state.decoder.backend(), state.cache.shape(), (k, v), rotary, &slots);
-            see(&mut rows, &places, config.window(layer));
-            self.work.operations += operations(config, slots.len(), slots.len(), seen(&rows.visible));
-            attend(state, &cache, places.len(), 0..rows.positions.len(), &rows.visible);
-            state.finish(layer, &mut rows);
-            self.lender.give(cache);
-        }
-        state.next = rows;
-        self.work.selecting += started.elapsed().saturating_sub(self.load.busy - loading);
-        Ok(Some(means))
     }
 
     /// All layers over what was selected. Returns the logits of the last token; nothing if a segment is broken.
@@ -399,31 +304,6 @@ impl<'e> Run<'_, 'e> {
         let kept = positions.skip(system.len()).zip(found);
         kept.for_each(|(position, weight)| attention[(position - system.end) as usize] = weight);
         self.work.attention = Some(attention);
-    }
-
-    /// What a method selects must be computable: within the cached documents, base included, as much at every layer.
-    fn check(&self, selection: &Selection) -> Result<()> {
-        let fail = |why| Err(Error::Selection { method: format!("{:?}", self.request.sparse), why });
-        let view = &self.request.view;
-        if selection.layers.len() != view.layers {
-            return fail("it has not one entry a layer");
-        }
-        let ends = |span: &Span| {
-            view.chunks.iter().any(|c| c.cached && c.span.start <= span.start && span.end <= c.span.end)
-        };
-        for kept in &selection.layers {
-            if !kept.spans.is_sorted_by(|a, b| a.end <= b.start) || !kept.spans.iter().all(ends) {
-                return fail("its spans are not ascending, each within a cached document");
-            }
-            let fresh = &kept.fresh;
-            if !fresh.is_sorted_by(|a, b| a < b) || !fresh.iter().all(|p| kept.contains(*p)) {
-                return fail("tokens computed anew are not ascending among those kept");
-            }
-            if kept.len() != selection.layers[0].len() {
-                return fail("layers keep different numbers of tokens");
-            }
-        }
-        Ok(())
     }
 }
 

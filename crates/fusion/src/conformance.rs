@@ -35,6 +35,10 @@ pub fn check(method: &dyn FusionMethod) {
             layout(method, system, system_cached, &chunks, question);
         }
     }
+    assert!(
+        method.sparse().is_none() || method.summarizes().is_some(),
+        "{method:?}: sparse methods summarise"
+    );
     if let Some(sparse) = method.sparse() {
         select(method, sparse);
     }

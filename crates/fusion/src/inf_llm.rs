@@ -26,6 +26,10 @@ impl FusionMethod for InfLlm {
         Ok(Plan { rows: (0..prompt.len() as u32).collect(), ..Plan::default() })
     }
 
+    fn reuses(&self) -> bool {
+        false
+    }
+
     fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
         Some(self)
     }

@@ -31,7 +31,7 @@ pub use pie::Pie;
 pub use prompt::{ChunkPlace, PromptView};
 pub use registry::METHODS;
 pub use retrieval::{KnownBlock, Retrieval, RetrievalMethod, representative};
-pub use sam_kv::{Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update};
+pub use sam_kv::{Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update};
 pub use sparse::{ContextLayer, Draft, Kept, Pass, Selection, SparseMethod, Summarize};
 pub use vanilla::Vanilla;
 pub use view::{CachedSegment, LayerView};
@@ -88,6 +88,11 @@ pub trait FusionMethod: Debug + Send + Sync {
     /// If the view lacks what the method needs.
     fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
         Ok(layer.rows.to_vec())
+    }
+
+    /// Whether it ever takes anything from the cache.
+    fn reuses(&self) -> bool {
+        true
     }
 
     /// What makes summaries, if the method keeps them beside documents. The prompt's chunks are whole documents then.

@@ -9,6 +9,7 @@
 //! eq. 3 `P_i` its mean over the stable layers; `floor(P_i · M_i)` blocks of each document, filtered across all.
 //! eq. 4 `θ = cos(new, old)`, `new ← θ · new + (1 − θ) · old`.
 
+mod calibration;
 mod offline;
 mod online;
 
@@ -17,6 +18,7 @@ use refrain_kv::{Span, Summary};
 use crate::{
     ContextLayer, Draft, FusionMethod, Kept, Plan, PromptView, Result, Selection, SparseMethod, Summarize,
 };
+pub use calibration::Calibration;
 use online::Contexts;
 
 /// What becomes of cached keys and values where new ones are computed.

@@ -11,4 +11,8 @@ impl FusionMethod for Vanilla {
         prompt.check()?;
         Ok(Plan { rows: (0..prompt.len() as u32).collect(), ..Plan::default() })
     }
+
+    fn reuses(&self) -> bool {
+        false
+    }
 }

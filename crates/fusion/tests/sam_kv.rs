@@ -419,7 +419,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         }
         // Plain f64: softmax of every row, mean over heads.
         let mut weights = vec![vec![0.0; tokens]; tokens];
-        for row in 0..tokens {
+        for (row, weights) in weights.iter_mut().enumerate() {
             for head in 0..HEADS {
                 let logit = |slot: usize| {
                     let (q, g) = ((row + first) * HEADS + head, head / (HEADS / KV_HEADS));
@@ -428,8 +428,8 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
                         / (D as f64).sqrt()
                 };
                 let total: f64 = (0..=row + first).map(|slot| logit(slot).exp()).sum();
-                for token in 0..row {
-                    weights[row][token] += logit(token + first).exp() / total / HEADS as f64;
+                for (token, weight) in weights.iter_mut().enumerate().take(row) {
+                    *weight += logit(token + first).exp() / total / HEADS as f64;
                 }
             }
         }

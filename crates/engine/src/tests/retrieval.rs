@@ -80,7 +80,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &Retrieval, steps: &[u32])
         out
     };
     let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
-    decoder.embed(ids.iter().copied().collect::<Vec<_>>().into_iter(), &mut x).unwrap();
+    decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
     for layer in 0..config.layers {
         decoder.project(layer, &x, &mut work);
         let (q, k, v) = (work.q.to_vec(), floats(&work.k), floats(&work.v));
@@ -226,7 +226,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
     let ids = [&bos[..], &prompt.chunks[0].tokens].concat();
     let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
-    engine.decoder().embed(ids.iter().copied().collect::<Vec<_>>().into_iter(), &mut x).unwrap();
+    engine.decoder().embed(ids.clone().into_iter(), &mut x).unwrap();
     engine.decoder().project(0, &x, &mut work);
     let (raw, table) = (floats(&work.k), engine.decoder().rope(ids.len()).table(0..ids.len() as u32));
     let (cos, sin) = table.slice(0, ids.len());

@@ -78,7 +78,9 @@ impl SparseMethod for Fixed {
     }
 }
 
-type Rows = BTreeMap<u32, (Vec<f32>, Vec<f32>)>;
+/// A token's key and value.
+type Row = (Vec<f32>, Vec<f32>);
+type Rows = BTreeMap<u32, Row>;
 
 /// The rules as they stand, over sets of positions, attention in f64: the last token's logits, and the keys (before RoPE)
 /// and values that each layer keeps. `missing` documents are not cached.
@@ -183,7 +185,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         for t in &on {
             let i = rows.iter().position(|row| row == t).unwrap();
             let q = rotated(&work.q[i * heads * d..(i + 1) * heads * d], *t);
-            let mut keys: Vec<(u32, &(Vec<f32>, Vec<f32>))> = held.iter().map(|(t, row)| (*t, row)).collect();
+            let mut keys: Vec<(u32, &Row)> = held.iter().map(|(t, row)| (*t, row)).collect();
             if !question.contains(*t) {
                 keys.extend(padding.iter().map(|(t, row)| (*t, row)));
             }
@@ -193,7 +195,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             for head in 0..heads {
                 let g = head / (heads / kv_heads) * d;
                 let q = &q[head * d..(head + 1) * d];
-                let logit = |(s, row): &(u32, &(Vec<f32>, Vec<f32>))| {
+                let logit = |(s, row): &(u32, &Row)| {
                     let key = rotated(&row.0, *s);
                     let dot: f64 =
                         q.iter().zip(&key[g..g + d]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
