@@ -47,4 +47,3 @@ pub use ranking::{exchange_row, lowest, raise_row, round_row};
 #[derive(Clone, Debug)]
 pub struct Cpu(std::sync::Arc<pool::Pool>);
 
-mod naive_tmp;
