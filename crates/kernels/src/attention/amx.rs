@@ -29,7 +29,7 @@ const UNSEEN: f32 = -3e30;
 
 /// Tiles that hold a vector of the head along k (pairs), and along m.
 impl Shape {
-    fn deep(&self) -> usize {
+    pub(super) fn deep(&self) -> usize {
         self.head_dim.div_ceil(2 * SIDE)
     }
 
@@ -80,7 +80,7 @@ impl<E: Elem> Kernel for Prepare<'_, E> {
         for (t, row) in rows.chunks_exact(padded).enumerate() {
             let strip = &mut keys_out[t / SIDE * shape.deep() * TILE..][..shape.deep() * TILE];
             // SAFETY: `Isa::Amx` is kept only where it is available; a strip holds the row's tiles.
-            unsafe { round_row(row.as_ptr(), d, strip.as_mut_ptr(), t % SIDE) };
+            unsafe { round_row(row.as_ptr(), d, 1.0, strip.as_mut_ptr(), t % SIDE) };
         }
         keys::rows::<S, E>(v, d, first, slots, padded, rows);
         for (half, rows) in rows.chunks_exact(2 * SIDE * padded).enumerate() {
@@ -93,7 +93,7 @@ impl<E: Elem> Kernel for Prepare<'_, E> {
                 }
                 let out = &mut values_out[(half * shape.high() + high) * TILE..][..TILE];
                 // SAFETY: both are a tile.
-                unsafe { transpose(square.as_ptr(), out.as_mut_ptr()) };
+                unsafe { transpose(square.as_ptr(), out.as_mut_ptr(), SIDE) };
             }
         }
     }
@@ -138,7 +138,6 @@ impl<'a> Group<'a> {
         let q: &mut [u32] = bytemuck::cast_slice_mut(cut(floats, shape.deep() * TILE));
         let (mut from, mut to) = ([0; SIDE], [0; SIDE]);
         let mut square = [0u32; TILE];
-        let mut scaled = [0.0f32; 2 * SIDE];
         // Nothing yet, and everything.
         let (mut any, mut all) = (Range { start: usize::MAX, end: 0 }, 0..usize::MAX);
         for (lane, i) in queries.clone().enumerate() {
@@ -156,12 +155,12 @@ impl<'a> Group<'a> {
             for (lane, i) in queries.clone().enumerate() {
                 let query = &a.q[block.at(i)..][..shape.head_dim];
                 let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
-                scaled.iter_mut().zip(part).for_each(|(s, q)| *s = q * (a.scale * LOG2_E));
+                let factor = a.scale * LOG2_E;
                 // SAFETY: `Isa::Amx` is kept only where it is available; the square holds the lane's row.
-                unsafe { round_row(scaled.as_ptr(), part.len(), square.as_mut_ptr(), lane) };
+                unsafe { round_row(part.as_ptr(), part.len(), factor, square.as_mut_ptr(), lane) };
             }
             // SAFETY: both are a tile.
-            unsafe { transpose(square.as_ptr(), q.as_mut_ptr()) };
+            unsafe { transpose(square.as_ptr(), q.as_mut_ptr(), SIDE) };
         }
         Group { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
     }
@@ -237,7 +236,7 @@ impl<'a> Group<'a> {
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
             // SAFETY: both are a tile.
-            unsafe { transpose(o.as_ptr().cast(), square.as_mut_ptr()) };
+            unsafe { transpose(o.as_ptr().cast(), square.as_mut_ptr(), SIDE) };
             for (lane, i) in queries.clone().enumerate() {
                 let at = block.at(i) + high * SIDE;
                 let n = SIDE.min(d - high * SIDE);

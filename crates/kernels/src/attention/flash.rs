@@ -369,6 +369,21 @@ fn soften<S: Simd>(
 /// The largest of a row's scores; those that are not `seen` become −∞ first.
 #[inline(always)]
 pub(super) fn largest<S: Simd>(scores: &mut [f32], seen: Range<usize>) -> f32 {
+    hide::<S>(scores, seen);
+    let p = scores[..KEYS].as_ptr();
+    // SAFETY: `j` stays below KEYS, a multiple of the lanes.
+    unsafe {
+        let mut max = S::load(p);
+        for j in (S::LANES..KEYS).step_by(S::LANES) {
+            max = S::max(max, S::load(p.add(j)));
+        }
+        S::largest(max)
+    }
+}
+
+/// Turns those of a row's scores that are not `seen` into −∞.
+#[inline(always)]
+pub(super) fn hide<S: Simd>(scores: &mut [f32], seen: Range<usize>) {
     let p = scores[..KEYS].as_mut_ptr();
     if seen.start > 0 || seen.end < KEYS {
         for j in (0..KEYS).step_by(S::LANES) {
@@ -377,13 +392,5 @@ pub(super) fn largest<S: Simd>(scores: &mut [f32], seen: Range<usize>) -> f32 {
             // SAFETY: `j` stays below KEYS, a multiple of the lanes.
             unsafe { S::store(p.add(j), S::keep(S::load(p.add(j)), lo, hi)) };
         }
-    }
-    // SAFETY: as above.
-    unsafe {
-        let mut max = S::load(p);
-        for j in (S::LANES..KEYS).step_by(S::LANES) {
-            max = S::max(max, S::load(p.add(j)));
-        }
-        S::largest(max)
     }
 }

@@ -21,18 +21,8 @@ pub(super) fn rows<S: Simd, E: Elem>(
     out[..before * padded].fill(0.0);
     out[end * padded..KEYS * padded].fill(0.0);
     let stored = &stored[slots.start * head_dim..slots.end * head_dim];
-    for (row, out) in stored.chunks_exact(head_dim).zip(out[before * padded..].chunks_exact_mut(padded)) {
-        for i in (0..padded).step_by(S::LANES) {
-            // SAFETY: `i` stays below `padded`, a multiple of the lanes, and the count within the row.
-            unsafe {
-                let v = if i < head_dim {
-                    load_part::<S, E>(row.as_ptr().add(i), head_dim - i)
-                } else {
-                    S::splat(0.0)
-                };
-                S::store(out.as_mut_ptr().add(i), v);
-            }
-        }
+    for (stored, out) in stored.chunks_exact(head_dim).zip(out[before * padded..].chunks_exact_mut(padded)) {
+        row::<S, E>(stored, out);
     }
 }
 
@@ -54,6 +44,39 @@ pub(super) fn transpose<S: Simd>(rows: &[f32], padded: usize, head_dim: usize, o
                     (head_dim - e).min(S::LANES),
                 );
             }
+        }
+    }
+}
+
+/// Converts the stored vectors of single `slots` (at most [`KEYS`]) of one head; rows without a slot become zero.
+///
+/// stored: capacity × head_dim; out: KEYS × padded.
+#[inline(always)]
+pub(super) fn gather<S: Simd, E: Elem>(
+    stored: &[E],
+    head_dim: usize,
+    slots: &[u32],
+    padded: usize,
+    out: &mut [f32],
+) {
+    for (slot, out) in slots.iter().zip(out.chunks_exact_mut(padded)) {
+        row::<S, E>(&stored[*slot as usize * head_dim..][..head_dim], out);
+    }
+    out[slots.len() * padded..KEYS * padded].fill(0.0);
+}
+
+/// Converts one vector; what is beyond it in `out`, a multiple of the lanes, becomes zero.
+#[inline(always)]
+fn row<S: Simd, E: Elem>(stored: &[E], out: &mut [f32]) {
+    for i in (0..out.len()).step_by(S::LANES) {
+        // SAFETY: `i` stays below the length, a multiple of the lanes, and the count within the vector.
+        unsafe {
+            let v = if i < stored.len() {
+                load_part::<S, E>(stored.as_ptr().add(i), stored.len() - i)
+            } else {
+                S::splat(0.0)
+            };
+            S::store(out.as_mut_ptr().add(i), v);
         }
     }
 }

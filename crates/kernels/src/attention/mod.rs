@@ -2,8 +2,12 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod columns;
 mod few;
 mod flash;
+mod given;
+#[cfg(target_arch = "x86_64")]
+mod given_tiles;
 mod keys;
 mod noise;
 mod queries;
@@ -62,6 +66,16 @@ impl Attention<'_> {
     /// # Panics
     /// If lengths do not fit.
     fn check(&self) {
+        self.check_lengths();
+        let something = self.visible.iter().all(|(start, end)| start < end);
+        assert!(something, "each row sees at least one slot");
+    }
+
+    /// The same, but rows may see nothing.
+    ///
+    /// # Panics
+    /// If lengths do not fit.
+    fn check_lengths(&self) {
         let Attention { q, heads, kv_heads, head_dim, capacity, visible, .. } = *self;
         check_heads(heads, kv_heads, head_dim);
         assert_eq!(q.len(), visible.len() * heads * head_dim, "q is rows × heads × head_dim");
@@ -70,8 +84,8 @@ impl Attention<'_> {
             self.k.len() == stored && self.v.len() == stored,
             "k and v are kv_heads × capacity × head_dim"
         );
-        let within = |(start, end): &(u32, u32)| start < end && *end as usize <= capacity;
-        assert!(visible.iter().all(within), "each row sees at least one slot, all below the capacity");
+        let within = |(start, end): &(u32, u32)| start <= end && *end as usize <= capacity;
+        assert!(visible.iter().all(within), "rows see slots below the capacity");
     }
 
     fn shape(&self) -> Shape {

@@ -100,11 +100,12 @@ impl Block {
         self.index(i) * self.shape.head_dim
     }
 
-    /// The slots that query rows `queries` see, all together.
+    /// The slots that query rows `queries` see, all together; rows that see nothing do not count.
     pub(super) fn span(&self, visible: &[(u32, u32)], queries: Range<usize>) -> Range<usize> {
         let rows = &visible[self.row(queries.start)..=self.row(queries.end - 1)];
-        let start = rows.iter().map(|v| v.0).min().unwrap_or(0);
-        let end = rows.iter().map(|v| v.1).max().unwrap_or(0);
+        let seeing = || rows.iter().filter(|v| v.0 < v.1);
+        let start = seeing().map(|v| v.0).min().unwrap_or(0);
+        let end = seeing().map(|v| v.1).max().unwrap_or(0);
         start as usize..end as usize
     }
 

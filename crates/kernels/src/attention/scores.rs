@@ -1,19 +1,15 @@
 //! Attention scores without values: logits with all heads concatenated, and probabilities summed over the rows.
 
-use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::flash::largest;
+use super::columns::{Columns, Softmax};
 use super::queries::{Block, Shape, cut};
 use super::{Attention, Noise, ROUNDS, WORK, check_heads, keys};
 use crate::shared::Shared;
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, strip_width};
 use crate::{Cpu, Slice, scratch};
-
-/// At most so many sums are kept apart, however many threads there are: their order is then always the same.
-const SUMS: usize = 32;
 
 impl Cpu {
     /// z (rows × slots.len()): z\[r, t\] = scale · Σ_h q\[r, h\] · k\[h / group, slots.start + t\], the logits with all heads
@@ -88,9 +84,9 @@ impl Cpu {
         assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
         assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
         match a.k {
-            Slice::F32(k) => self.sums::<f32>(a, k, slots, None, s),
-            Slice::F16(k) => self.sums::<f16>(a, k, slots, None, s),
-            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, None, s),
+            Slice::F32(k) => self.columns::<f32>(a, k, slots, Softmax::Own(None), s),
+            Slice::F16(k) => self.columns::<f16>(a, k, slots, Softmax::Own(None), s),
+            Slice::Bf16(k) => self.columns::<bf16>(a, k, slots, Softmax::Own(None), s),
         }
     }
 
@@ -104,9 +100,9 @@ impl Cpu {
         assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
         noise.check(a);
         match a.k {
-            Slice::F32(k) => self.sums::<f32>(a, k, slots, Some(noise), s),
-            Slice::F16(k) => self.sums::<f16>(a, k, slots, Some(noise), s),
-            Slice::Bf16(k) => self.sums::<bf16>(a, k, slots, Some(noise), s),
+            Slice::F32(k) => self.columns::<f32>(a, k, slots, Softmax::Own(Some(noise)), s),
+            Slice::F16(k) => self.columns::<f16>(a, k, slots, Softmax::Own(Some(noise)), s),
+            Slice::Bf16(k) => self.columns::<bf16>(a, k, slots, Softmax::Own(Some(noise)), s),
         }
     }
 
@@ -139,44 +135,16 @@ impl Cpu {
             let range = (g * rows + block.rows.start) * n..(g * rows + block.rows.end) * n;
             // SAFETY: the rows of a block belong to one task.
             let sums = unsafe { shared.part(range) };
-            self.isa().run(Columns { a, k, block, slots: slots.clone(), noise: None, apart: true, sums });
+            self.isa().run(Columns {
+                a,
+                k,
+                block,
+                slots: slots.clone(),
+                softmax: Softmax::Own(None),
+                apart: true,
+                sums,
+            });
         });
-    }
-
-    fn sums<E: Elem>(
-        &self,
-        a: &Attention,
-        k: &[E],
-        slots: Range<usize>,
-        noise: Option<&Noise<'_>>,
-        s: &mut [f32],
-    ) {
-        let (shape, rows, n) = (a.shape(), a.visible.len(), slots.len());
-        // Not chosen by the number of threads, which must not change a sum.
-        let each = shape.block_rows(rows, SUMS / 2);
-        let tasks = shape.kv_heads * rows.div_ceil(each);
-        // Whole rounds of KV heads, so that kept sums are of one of them.
-        let kept = tasks.min((SUMS / shape.kv_heads).max(1) * shape.kv_heads);
-        let mut scratch = scratch::lend(&ROUNDS, kept * n);
-        let sums = &mut scratch.words.floats_mut()[..kept * n];
-        sums.fill(0.0);
-        let shared = Shared::new(sums);
-        self.parallel_if(rows * n * shape.heads * shape.head_dim > 1 << 18, kept, &|i| {
-            // SAFETY: sums `i` belong to task `i`.
-            let sums = unsafe { shared.part(i * n..(i + 1) * n) };
-            for t in (i..tasks).step_by(kept) {
-                let b = t / shape.kv_heads;
-                let block =
-                    Block { shape, g: t % shape.kv_heads, rows: b * each..((b + 1) * each).min(rows) };
-                let slots = slots.clone();
-                self.isa().run(Columns { a, k, block, slots, noise, apart: false, sums });
-            }
-        });
-        s.fill(0.0);
-        for (i, sums) in sums.chunks_exact(n.max(1)).enumerate() {
-            let s = &mut s[i % shape.kv_heads * n..][..n];
-            s.iter_mut().zip(sums).for_each(|(s, sum)| *s += sum);
-        }
     }
 }
 
@@ -243,7 +211,7 @@ impl<E: Elem> Kernel for Logits<'_, E> {
 
 /// p (12 × 64) = a packed strip times k × 64 keys.
 #[inline(always)]
-fn multiply<S: Simd>(k: usize, keys: &[f32], strip: &[f32], width: usize, p: &mut [f32]) {
+pub(super) fn multiply<S: Simd>(k: usize, keys: &[f32], strip: &[f32], width: usize, p: &mut [f32]) {
     let tile = Tile {
         k,
         w: keys[..k * KEYS].as_ptr().cast(),
@@ -259,117 +227,4 @@ fn multiply<S: Simd>(k: usize, keys: &[f32], strip: &[f32], width: usize, p: &mu
     };
     // SAFETY: the slices above have the lengths the tile needs.
     unsafe { S::strip::<1>(width, &tile) };
-}
-
-/// Adds a block's probabilities to the sums of the slots.
-struct Columns<'a, E> {
-    a: &'a Attention<'a>,
-    k: &'a [E],
-    block: Block,
-    slots: Range<usize>,
-    noise: Option<&'a Noise<'a>>,
-    /// Whether each of the block's rows has sums of its own.
-    apart: bool,
-    sums: &'a mut [f32],
-}
-
-impl<E: Elem> Kernel for Columns<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        let Columns { a, k, block, slots, noise, apart, sums } = self;
-        let (d, padded, n) = (block.shape.head_dim, block.shape.padded, block.strips() * STRIP);
-        let mut scratch = scratch::lend(&WORK, n * (d + 2) + KEYS * (STRIP + padded + d + 1));
-        let mut floats = scratch.words.floats_mut();
-        let p = cut(&mut floats, STRIP * KEYS);
-        let rows = cut(&mut floats, KEYS * padded);
-        let keys = cut(&mut floats, KEYS * d);
-        let tile_sums = cut(&mut floats, KEYS);
-        let (max, total) = (cut(&mut floats, n), cut(&mut floats, n));
-        let q = cut(&mut floats, n * d);
-        block.pack(a, a.scale * LOG2_E, q);
-        max.fill(-1e30);
-        total.fill(0.0);
-        let span = block.span(a.visible, 0..block.queries());
-        let start = span.start.max(slots.start);
-        let seen = |i: usize, first: usize| {
-            let (from, to) = a.visible[block.row(i)];
-            (from as usize).max(slots.start).saturating_sub(first)..(to as usize).saturating_sub(first)
-        };
-        // First what the softmax divides by, then, where it is asked for, the probabilities.
-        for (last, end) in [(false, span.end), (true, span.end.min(slots.end))] {
-            for first in (start / KEYS * KEYS..end).step_by(KEYS) {
-                let tile = first.max(start)..(first + KEYS).min(span.end);
-                keys::rows::<S, E>(block.shape.head(k, block.g), d, first, tile, padded, rows);
-                keys::transpose::<S>(rows, padded, d, keys);
-                tile_sums.fill(0.0);
-                for (s, q) in q.chunks_exact(STRIP * d).enumerate() {
-                    let queries = block.strip(s);
-                    multiply::<S>(d, keys, q, strip_width(queries.len()), p);
-                    for (i, p) in queries.zip(p.chunks_exact_mut(KEYS)) {
-                        if let Some(noise) = noise {
-                            noise.add(&block, i, first, p);
-                        }
-                        let largest = largest::<S>(p, seen(i, first));
-                        if !last {
-                            (max[i], total[i]) = sum_tile::<S>(p, max[i], total[i], largest);
-                            continue;
-                        }
-                        add_probabilities::<S>(p, max[i], total[i], tile_sums);
-                        if apart {
-                            let row = block.row(i) - block.rows.start;
-                            add_tile(tile_sums, first, &slots, &mut sums[row * slots.len()..][..slots.len()]);
-                            tile_sums.fill(0.0);
-                        }
-                    }
-                }
-                if last && !apart {
-                    add_tile(tile_sums, first, &slots, sums);
-                }
-            }
-        }
-    }
-}
-
-/// sums += what a tile of slots from `first` on has for `slots`.
-#[inline(always)]
-fn add_tile(tile: &[f32], first: usize, slots: &Range<usize>, sums: &mut [f32]) {
-    let from = first.max(slots.start);
-    let tile = &tile[from - first..(slots.end - first).min(KEYS)];
-    for (sum, more) in sums[from - slots.start..].iter_mut().zip(tile) {
-        *sum += more;
-    }
-}
-
-/// The maximum and Σ 2^(score − maximum) with one more tile.
-#[inline(always)]
-fn sum_tile<S: Simd>(scores: &[f32], max: f32, total: f32, largest: f32) -> (f32, f32) {
-    let new = max.max(largest);
-    let mut sum = S::splat(0.0);
-    for j in (0..KEYS).step_by(S::LANES) {
-        // SAFETY: there are KEYS scores, a multiple of the lanes.
-        let v = unsafe { S::load(scores.as_ptr().add(j)) };
-        sum = S::add(sum, S::exp2(S::sub(v, S::splat(new))));
-    }
-    // The lanes are equal: the largest of them is any of them.
-    let change = S::largest(S::exp2(S::splat(max - new)));
-    (new, total * change + S::sum(sum))
-}
-
-/// sums += 2^(score − max) / total; a row that sees nothing adds nothing.
-#[inline(always)]
-fn add_probabilities<S: Simd>(scores: &[f32], max: f32, total: f32, sums: &mut [f32]) {
-    if total == 0.0 {
-        return;
-    }
-    let scale = S::splat(1.0 / total);
-    for j in (0..KEYS).step_by(S::LANES) {
-        // SAFETY: there are KEYS scores and sums, a multiple of the lanes.
-        unsafe {
-            let v = S::exp2(S::sub(S::load(scores.as_ptr().add(j)), S::splat(max)));
-            let to = sums.as_mut_ptr().add(j);
-            S::store(to, S::fma(v, scale, S::load(to)));
-        }
-    }
 }

@@ -30,7 +30,7 @@ pub(super) fn pack(inputs: usize, x: &[f32], dst: &mut [u32]) {
         let n = rows.len();
         for (r, x) in rows.enumerate() {
             // SAFETY: `Isa::Amx` is kept only where it is available; a column holds every row's tiles.
-            unsafe { round_row(x.as_ptr(), inputs, dst.as_mut_ptr(), r) };
+            unsafe { round_row(x.as_ptr(), inputs, 1.0, dst.as_mut_ptr(), r) };
         }
         if n < SIDE {
             dst.chunks_exact_mut(TILE).for_each(|tile| tile[n * SIDE..].fill(0));

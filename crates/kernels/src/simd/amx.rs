@@ -206,12 +206,14 @@ impl Drop for Tiles {
     }
 }
 
-/// Rounds a row of `n` numbers to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
+/// Rounds a row of `n` numbers, times `factor`, to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
 ///
 /// # Safety
 /// [`available`] said yes; `src` must be valid for `n` floats and `dst` for the tiles.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(crate) unsafe fn round_row(src: *const f32, n: usize, dst: *mut u32, r: usize) {
+pub(crate) unsafe fn round_row(src: *const f32, n: usize, factor: f32, dst: *mut u32, r: usize) {
+    let factor = _mm512_set1_ps(factor);
     // SAFETY: the caller's; masked loads do not touch what is beyond `n`.
     unsafe {
         let mut i = 0;
@@ -225,6 +227,7 @@ pub(crate) unsafe fn round_row(src: *const f32, n: usize, dst: *mut u32, r: usiz
             } else {
                 _mm512_setzero_ps()
             };
+            let (low, high) = (_mm512_mul_ps(low, factor), _mm512_mul_ps(high, factor));
             let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
             _mm512_storeu_si512(to.cast(), words);
             to = to.add(TILE);
@@ -233,14 +236,14 @@ pub(crate) unsafe fn round_row(src: *const f32, n: usize, dst: *mut u32, r: usiz
     }
 }
 
-/// Mirrors a 16 × 16 square of words, as rows of a tile, about its diagonal.
+/// Mirrors a 16 × 16 square of words, as rows of a tile, about its diagonal; writes the rows `stride` words apart.
 ///
 /// # Safety
 /// [`available`] said yes; both must be valid for a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(crate) unsafe fn transpose(src: *const u32, dst: *mut u32) {
+pub(crate) unsafe fn transpose(src: *const u32, dst: *mut u32, stride: usize) {
     // SAFETY: the caller's; words are moved as they are.
-    unsafe { Set::<false>::transpose(src.cast(), SIDE, dst.cast(), SIDE, SIDE) }
+    unsafe { Set::<false>::transpose(src.cast(), SIDE, dst.cast(), stride, SIDE) }
 }
 
 /// Rounds 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves.

@@ -2,6 +2,7 @@
 
 mod attention;
 mod backend;
+mod given;
 mod linear;
 mod ops;
 mod pool;
