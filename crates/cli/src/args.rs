@@ -22,6 +22,9 @@ use crate::{examples, methods};
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
 
+/// Options of methods and policies that the short help shows.
+const SHORT_HELP: [&str; 5] = ["ratio", "window", "update", "capacity", "fuse"];
+
 /// Most tokens of what `generate` writes.
 pub(crate) const LONG_ANSWER: &str = "4096";
 
@@ -276,7 +279,7 @@ fn method_option(owners: &[(&'static str, OptionSpec)]) -> Arg {
         .long(spec.name.replace('_', "-"))
         .help(format!("{}{rest}", first.to_uppercase()))
         .help_heading(if eviction { "Eviction options" } else { "Method options" })
-        .hide_short_help(eviction && !["capacity", "fuse"].contains(&spec.name));
+        .hide_short_help(!SHORT_HELP.contains(&spec.name));
     match spec.kind {
         Kind::Ratio => arg.value_name("RATIO"),
         Kind::Number => arg.value_name("X"),

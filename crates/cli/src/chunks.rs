@@ -110,6 +110,13 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
         ("shape", format!("{} layers, {} KV heads of {}", info.layers, info.kv_heads, info.head_dim)),
         ("type", info.dtype.to_string()),
         ("size", bytes(info.bytes)),
+        (
+            "summaries",
+            match info.summaries.as_slice() {
+                [] => "(none)".to_owned(),
+                kinds => format!("{}, {}", kinds.join(", "), bytes(info.summary_bytes)),
+            },
+        ),
         ("BOS", info.bos.to_string()),
         (
             "namespace",
@@ -187,9 +194,16 @@ fn verify(context: &Context, store: &Store) -> Result<()> {
     for path in &report.foreign {
         output::say(&format!("left alone: {}: not the store's", path.display()));
     }
+    for path in &report.orphans {
+        output::say(&format!("removed: {}: a summary without its chunk", path.display()));
+    }
     let removed = report.failed.iter().filter(|repair| repair.removed).count();
     let left = report.failed.len() - removed;
-    let mut text = format!("{} whole, {}", count(report.whole as usize, "chunk"), bytes(report.bytes));
+    let mut text = count(report.whole as usize, "chunk");
+    if report.summaries > 0 {
+        text.push_str(&format!(" and {} summaries", report.summaries));
+    }
+    text.push_str(&format!(" whole, {}", bytes(report.bytes)));
     text.push_str(&format!("; {removed} broken and removed"));
     if left > 0 {
         text.push_str(&format!(", {left} left alone"));

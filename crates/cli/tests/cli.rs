@@ -1,6 +1,7 @@
 //! The built program, as a person or a script runs it.
 
 mod eviction;
+mod sparse;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -147,6 +148,7 @@ fn every_command_has_help_with_examples_and_global_options() {
     for command in [
         "pull",
         "ingest",
+        "calibrate",
         "ask",
         "chat",
         "generate",

@@ -1,0 +1,95 @@
+//! Methods that keep parts of documents, through the program.
+
+use super::*;
+
+/// Documents long enough to have middle blocks.
+fn long_documents(home: &Home) -> PathBuf {
+    let paragraph = |town: &str, i: usize| {
+        format!(
+            "In the year {} the harbour of {town} counted {} boats, {} of them with two masts. ",
+            1800 + i,
+            i * 7 % 90 + 3,
+            i * 3 % 40 + 1
+        )
+    };
+    let record = |town: &str| {
+        let text: String = (0..36).map(|i| paragraph(town, i)).collect();
+        format!("{{\"title\": \"{town}\", \"text\": \"{text}\"}}\n")
+    };
+    home.write("towns.jsonl", ["Calder", "Norrvik", "Sant Pau"].map(record).concat())
+}
+
+#[test]
+fn a_part_of_the_documents_is_kept_read_and_told() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let docs = long_documents(&home);
+    let docs = docs.to_str().unwrap();
+    // Ingested in chunks, as for other methods; then for this one, which has its documents whole.
+    assert!(home.run(&["ingest", docs]).good().out.contains("3 documents in"));
+    let ingested = home.json(&["ingest", docs, "--method", "sam_kv"]);
+    assert_eq!((ingested["chunks"].as_u64(), ingested["computed"].as_u64()), (Some(3), Some(3)));
+    assert!(home.chunk_files().iter().any(|path| path.to_string_lossy().ends_with(".summary")));
+    assert_eq!(home.json(&["ingest", docs, "--method", "sam_kv"])["computed"], 0);
+    let words = ["ask", "--docs", docs, "--method", "sam_kv", "--max-tokens", "8", "How many boats had Norrvik?"];
+    let said = home.run(&words).good().err;
+    assert!(said.contains("sequence ratio") && said.contains("read"), "{said}");
+    let account = home.json(&words)["answers"][0]["account"].clone();
+    let number = |name: &str| account[name].as_f64().unwrap();
+    assert!(number("sequence_ratio") < 0.6 && number("recompute_ratio") < 0.6, "{account}");
+    assert!(number("bytes_read") > 0.0 && number("bytes_read") < 0.7 * number("document_bytes"), "{account}");
+    assert!(number("kv_bytes") < number("kv_bytes_full"), "{account}");
+    // With its flags, a policy after it, beside others, and explained.
+    let mut more = words.to_vec();
+    more.extend(["--update", "overwrite", "--selection=false", "--evict", "morph_kv:capacity=100", "--explain"]);
+    more.extend(["--compare", "vanilla,multi_inf_llm:topk=3"]);
+    let compared = home.json(&more);
+    assert_eq!(compared["comparison"].as_array().unwrap().len(), 2);
+    let spec = compared["answers"][0]["method"].as_str().unwrap();
+    assert!(spec.contains("selection=false") && spec.contains("update=overwrite"), "{spec}");
+    assert_eq!(compared["answers"][0]["account"]["retained_tokens"], 101);
+    home.run(&["chunks", "verify"]).good();
+}
+
+#[test]
+fn options_of_sparse_methods_are_checked() {
+    let home = Home::new();
+    home.run(&["ask", "--method", "sam_kv", "--block", "0", "why"]).failed(2, &["block", "at least 1"]);
+    home.run(&["ask", "--method", "sam_kv:update=mend", "why"]).failed(2, &["update", "fusion, overwrite"]);
+    home.run(&["ask", "--method", "multi_inf_llm:local=0", "why"]).failed(2, &["local", "at least 1"]);
+    assert!(home.run(&["methods", "sam_kv"]).good().out.contains("2508.11661"));
+}
+
+#[test]
+fn calibration_is_found_kept_and_used() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let docs = long_documents(&home);
+    let docs = docs.to_str().unwrap();
+    let found = home.json(&["calibrate", docs]);
+    let layers = found["layers"].as_u64().unwrap();
+    assert_eq!(found["agreement"].as_array().unwrap().len() as u64, layers - 1);
+    assert_eq!(found["documents"], 3);
+    let shown = home.run(&["calibrate", docs, "-o", home.path("own.toml").to_str().unwrap()]).good();
+    assert!(shown.out.contains("agreement of layers"), "{}", shown.out);
+    if let Some(stable) = found["stable_layers"].as_u64() {
+        assert!((2..=layers).contains(&stable));
+        let file = PathBuf::from(found["file"].as_str().unwrap());
+        assert!(file.starts_with(home.path("data")) && file.is_file());
+        assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(home.path("own.toml")).unwrap());
+    }
+    // A file of another model, or none at all, is told and passed over.
+    let other = home.write("other.toml", "model = \"x\"\nlayers = 3\nstable_layers = 2\ndocuments = 1\nagreement = []\n");
+    let ask = |file: &Path| {
+        let words = ["ask", "why", "--max-tokens", "1", "--calibration", file.to_str().unwrap()];
+        home.run(&words).good().err
+    };
+    assert!(ask(&other).contains("other layers"));
+    assert!(ask(&home.write("broken.toml", "layers = ")).contains("is not used"));
+    let short = home.write("short.txt", "Too short to tell.");
+    home.run(&["calibrate", short.to_str().unwrap()]).failed(1, &["long enough"]);
+}
