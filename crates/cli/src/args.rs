@@ -169,8 +169,8 @@ pub(crate) struct Ingest {
     /// Text, Markdown or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
-    /// Fusion method to prepare for: one that keeps parts of documents (sam_kv) has them prefilled whole, with a summary of
-    /// each
+    /// Fusion method to prepare for, with options if wanted: sam_kv and multi_inf_llm have documents prefilled whole, with a
+    /// summary of each
     #[arg(long, value_name = "METHOD", default_value = "a3")]
     pub(crate) method: String,
 }
@@ -228,7 +228,6 @@ pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
     for path in [
         &["ask"][..],
-        &["ingest"],
         &["chat"],
         &["generate"],
         &["bench", "ttft"],
@@ -322,6 +321,7 @@ mod tests {
         let command = super::command();
         let ask = command.find_subcommand("ask").unwrap();
         for owners in crate::methods::options() {
+            assert!(owners.iter().all(|(_, option)| option.kind == owners[0].1.kind), "{}", owners[0].1.name);
             let flag = owners[0].1.name.replace('_', "-");
             assert!(ask.get_arguments().any(|arg| arg.get_long() == Some(&flag)), "{flag}");
         }

@@ -84,7 +84,7 @@ fn ingest_all<'a>(
     let mut last: Option<IngestReport> = None;
     let mut kinds = Vec::new();
     for method in methods.filter(|method| method.built.reuses() && !documents.is_empty()) {
-        let kind = method.built.summarizes().map(|summaries| summaries.kind());
+        let kind = method.built.summarizes().iter().map(|of| of.kind()).collect::<Vec<_>>();
         if !kinds.contains(&kind) {
             let report = ingest_to_answer(context, engine, documents, method)?;
             last = last.filter(|last| last.computed > 0 && report.computed == 0).or(Some(report));
@@ -183,7 +183,7 @@ pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> Str
     }
     if account.kept_tokens < account.prompt_tokens {
         line.push_str(&format!(
-            ", {} kept (sequence ratio {:.3}), {} of the documents' {} read",
+            ", {} kept (sequence ratio {:.3}), {} read (the documents have {})",
             account.kept_tokens,
             account.sequence_ratio,
             bytes(account.bytes_read),

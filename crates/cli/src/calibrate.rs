@@ -1,15 +1,15 @@
 //! `refrain calibrate`: the layers of a model over which SamKV averages, found from documents and kept in a small file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use refrain_engine::Engine;
 use refrain_fusion::{Calibration, SamKv};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::args;
-use crate::output::{Fail, count, print, print_json};
+use crate::output::{self, Fail, count, print, print_json};
 use crate::settings::{Context, read_documents, show, tilde};
 
 /// What the file holds.
@@ -17,6 +17,8 @@ use crate::settings::{Context, read_documents, show, tilde};
 struct Kept {
     /// The model as it was asked for, for people.
     model: String,
+    /// What it computed with: weights, configuration and precision.
+    fingerprint: String,
     layers: usize,
     stable_layers: usize,
     documents: usize,
@@ -40,8 +42,8 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let file = args.output.clone().map_or_else(|| file(context, &engine), Ok)?;
     if let Some(stable_layers) = found.stable_layers {
         let (agreement, documents) = (found.agreement.clone(), found.documents);
-        let model = context.global.model.clone();
-        write(&file, &Kept { model, layers, stable_layers, documents, agreement })?;
+        let (model, fingerprint) = (context.global.model.clone(), fingerprint(&engine));
+        write(&file, &Kept { model, fingerprint, layers, stable_layers, documents, agreement })?;
     }
     if context.json {
         return print_json(&json!({
@@ -54,10 +56,11 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     }
     print(&text(&found, layers))?;
     match found.stable_layers {
-        Some(_) => context.say(&format!("kept in {}: sam_kv uses it from now on", tilde(&file))),
-        None => {
-            context.say(&format!("nothing is kept: sam_kv goes on with the last {}", (layers / 8).max(4)))
+        Some(_) if args.output.is_some() => {
+            context.say(&format!("kept in {}: give it as --calibration", tilde(&file)));
         }
+        Some(_) => context.say(&format!("kept in {}: sam_kv uses it from now on", tilde(&file))),
+        None => context.say("nothing is kept, and what was kept before stays"),
     }
     Ok(())
 }
@@ -82,8 +85,12 @@ fn text(found: &Calibration, layers: usize) -> String {
 fn file(context: &Context, engine: &Engine) -> Result<PathBuf> {
     let folder =
         context.data_folder.clone().context("the home folder is not known").context("give --output")?;
-    let digits: String = engine.fingerprint()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(folder.join("calibration").join(format!("{digits}.toml")))
+    Ok(folder.join("calibration").join(format!("{}.toml", fingerprint(engine))))
+}
+
+/// The first digits of what identifies a model and its precision.
+fn fingerprint(engine: &Engine) -> String {
+    engine.fingerprint()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn write(file: &PathBuf, kept: &Kept) -> Result<()> {
@@ -95,26 +102,29 @@ fn write(file: &PathBuf, kept: &Kept) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// The stable layers that were found for the engine's model, if a file says so. One that cannot be read is told and passed
-/// over: nothing depends on it.
-pub(crate) fn known(context: &Context, engine: &Engine) -> Option<usize> {
-    let file = match &context.global.calibration {
-        Some(file) => file.clone(),
-        None => file(context, engine).ok().filter(|file| file.exists())?,
-    };
-    let read = || -> Result<Kept> { Ok(toml::from_str(&std::fs::read_to_string(&file)?)?) };
-    let layers = engine.decoder().config().layers;
-    match read() {
-        Ok(kept) if kept.layers == layers && (1..=layers).contains(&kept.stable_layers) => {
-            Some(kept.stable_layers)
-        }
-        Ok(_) => {
-            crate::output::warn(&format!("{} is of a model of other layers; it is not used", tilde(&file)));
-            None
-        }
-        Err(error) => {
-            crate::output::warn(&format!("{} is not used: {error:#}", tilde(&file)));
-            None
-        }
+/// The stable layers that were found for the engine's model, if a file says so. One that was not asked for and cannot be
+/// used is told and passed over: nothing depends on it.
+pub(crate) fn known(context: &Context, engine: &Engine) -> Result<Option<usize>> {
+    if let Some(file) = &context.global.calibration {
+        let message = || format!("cannot use the calibration {}", tilde(file));
+        return read(file, engine).with_context(message).map(Some);
     }
+    let Some(file) = file(context, engine).ok().filter(|file| file.exists()) else { return Ok(None) };
+    let known = read(&file, engine);
+    if let Err(error) = &known {
+        output::warn(&format!("{} is not used: {error:#}", tilde(&file)));
+    }
+    Ok(known.ok())
+}
+
+fn read(file: &Path, engine: &Engine) -> Result<usize> {
+    let kept: Kept = toml::from_str(&std::fs::read_to_string(file)?)?;
+    if kept.fingerprint != fingerprint(engine) {
+        bail!("it is of {}, or of another precision", kept.model);
+    }
+    let layers = engine.decoder().config().layers;
+    if !(1..=layers).contains(&kept.stable_layers) {
+        bail!("it has {} stable layers, but the model has {layers}", kept.stable_layers);
+    }
+    Ok(kept.stable_layers)
 }

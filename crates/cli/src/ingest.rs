@@ -12,7 +12,7 @@ use crate::settings::{Context, read_documents, show, tilde};
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
-    let (method, _) = context.flags.lenient().apply_one(&args.method, "full")?;
+    let (method, _) = context.flags.apply_one(&args.method, "full")?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
     let report = ingest(context, &engine, &documents, &method)?;
@@ -80,7 +80,7 @@ fn line(context: &Context, report: &IngestReport) -> String {
     let place = tilde(&context.store);
     format!(
         "{all}: {} new, {} in {} ({speed:.0} tokens/s), {} {} {place}",
-        count(report.computed, "chunk"),
+        count(report.computed - report.summarised, "chunk"),
         count(report.computed_tokens, "token"),
         seconds(report.seconds),
         bytes(report.bytes),

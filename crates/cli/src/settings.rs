@@ -81,7 +81,7 @@ impl Context {
         let mut engine =
             Engine::open(&path, store, settings, |done, total| show(&bar, done as u64, total as u64))?;
         bar.finish_and_clear();
-        let stable_layers = calibrate::known(self, &engine);
+        let stable_layers = calibrate::known(self, &engine)?;
         engine.use_stable_layers(stable_layers);
         Ok(engine)
     }

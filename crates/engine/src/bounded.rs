@@ -54,6 +54,8 @@ struct Layer {
     statistics: Box<dyn Statistics>,
     /// Keys of the first tokens as they were rotated at first, once they are turned: `sinks × heads × d`.
     sinks: Option<Buffer>,
+    /// Positions of the prompt's places, where only a part of it is kept and the layer's own window bounds it.
+    origins: Vec<u32>,
 }
 
 impl Layer {
@@ -107,8 +109,9 @@ impl<'a> Bounded<'a> {
         let slots = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
         let plan = |layer| match config.window(layer) {
             // A window that the slots could hold is a bound of its own, and an exact one.
-            Some(window) if window <= slots => {
-                Plan { budget: Budget::constant(window - 1), capacity: window.min(room), window: true }
+            Some(window) if window <= slots || (sparse && eviction.is_full()) => {
+                let capacity = window.min(room).min(slots);
+                Plan { budget: Budget::constant(window - 1), capacity, window: true }
             }
             _ => Plan { budget, capacity: slots.min(room), window: false },
         };
@@ -184,6 +187,7 @@ impl<'a> Bounded<'a> {
         work: &mut Workspace,
     ) {
         let (plan, heads, d) = (self.plans[layer], self.shape.kv_heads, self.shape.head_dim);
+        self.leave_window(layer, position);
         if plan.budget.decoding && self.layers[layer].len > plan.budget.most {
             self.prune(cpu, layer, position);
         }
@@ -224,6 +228,31 @@ impl<'a> Bounded<'a> {
         }
         if watches != Observation::Nothing {
             self.observe(cpu, layer, position, &work.q);
+        }
+    }
+
+    /// Drops what the layer's own window does not reach from the token at place `next`, where places are not positions: of a
+    /// prompt of which only a part is kept.
+    fn leave_window(&mut self, layer: usize, next: u32) {
+        let (Plan { budget, capacity, window }, d) = (self.plans[layer], self.shape.head_dim);
+        let held = &mut self.layers[layer];
+        if !window || held.origins.is_empty() {
+            return;
+        }
+        let n = held.origins.len() as u32;
+        let left_out = held.origins[held.origins.len() - 1] + 1 - n;
+        let position = |place: u32| held.origins.get(place as usize).copied().unwrap_or(place + left_out);
+        let reach = budget.keep as u32;
+        // Every head holds the same tokens here, in the same slots.
+        let gone: Vec<usize> = (0..held.len)
+            .rev()
+            .filter(|slot| position(held.positions[*slot]) + reach < next + left_out)
+            .collect();
+        for slot in gone {
+            held.len -= 1;
+            for head in 0..self.shape.kv_heads {
+                held.relocate((d, capacity), head, held.len, slot);
+            }
         }
     }
 

@@ -246,7 +246,7 @@ impl<'a> State<'a> {
         if let Some(bounded) = &mut self.bounded {
             let prompt = PromptRows { q: &self.work.q, positions: &rows.positions, visible: &rows.visible };
             let whole = self.cache.layer(bounded.layers_held());
-            bounded.take_in(self.decoder.backend(), whole, prompt, lender);
+            bounded.take_in(self.decoder.backend(), whole, prompt, None, lender);
         }
     }
 

@@ -47,6 +47,9 @@ pub struct IngestProgress {
     pub done: usize,
 }
 
+/// Keys before RoPE and values of a layer.
+type Kv = (Buffer, Buffer);
+
 /// Most characters of a title that name its chunks.
 const LABEL: usize = 60;
 
@@ -85,7 +88,7 @@ impl Engine {
         documents: &[Document],
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        self.ingest_parts(&self.chunks(documents)?, documents.len(), None, progress)
+        self.ingest_parts(&self.chunks(documents)?, documents.len(), &[], progress)
     }
 
     /// The same for a method: one that keeps only parts of documents has these prefilled whole, and keeps a summary of each
@@ -99,13 +102,13 @@ impl Engine {
         method: &dyn FusionMethod,
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        if !method.reuses() {
-            return self.ingest_parts(&[], documents.len(), None, progress);
+        let summaries = method.summarizes();
+        if summaries.is_empty() {
+            return self.ingest(documents, progress);
         }
-        let Some(summaries) = method.summarizes() else { return self.ingest(documents, progress) };
         let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
         let contexts = prompt.contexts(self.longest_context()).chunks;
-        self.ingest_parts(&contexts, documents.len(), Some(summaries), progress)
+        self.ingest_parts(&contexts, documents.len(), &summaries, progress)
     }
 
     /// Finds the layers at the end over which SamKV averages, from documents, which are ingested for it; nothing if none of
@@ -137,7 +140,7 @@ impl Engine {
         &self,
         chunks: &[PromptChunk],
         documents: usize,
-        summaries: Option<&dyn Summarize>,
+        summaries: &[&dyn Summarize],
         mut progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
         let started = Instant::now();
@@ -149,7 +152,7 @@ impl Engine {
         for chunk in chunks {
             let id = self.chunk_id(&chunk.tokens);
             let stored = self.store.contains(&id);
-            let whole = stored && summaries.is_none_or(|of| self.store.has_summary(&id, &of.kind()));
+            let whole = stored && summaries.iter().all(|of| self.store.has_summary(&id, &of.kind()));
             if !whole && seen.insert(id.key()) {
                 summarised += usize::from(stored);
                 missing.push((chunk, id));
@@ -171,9 +174,9 @@ impl Engine {
         progress(IngestProgress { total, done });
         for (chunk, id) in missing {
             let known = self.store.contains(&id);
-            let (stored, summary, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
+            let (stored, made, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
             report.bytes += if known { 0 } else { stored.bytes() as u64 };
-            report.bytes += summary.map_or(0, |summary| summary.bytes() as u64);
+            report.bytes += made.iter().map(|summary| summary.bytes() as u64).sum::<u64>();
             if let PutOutcome::NotStored { error } = outcome {
                 report.not_stored.get_or_insert(error.to_string());
             }
@@ -209,50 +212,51 @@ impl Engine {
         }
     }
 
-    /// Prefills a chunk alone and puts it into the store, with a method's summary of it.
+    /// Prefills a chunk alone and puts it into the store, with summaries of it.
     pub(crate) fn compute_chunk(
         &self,
         id: ChunkId,
         label: &str,
-        summaries: Option<&dyn Summarize>,
-    ) -> Result<(Chunk, Option<Arc<Summary>>, PutOutcome)> {
+        summaries: &[&dyn Summarize],
+    ) -> Result<(Chunk, Vec<Arc<Summary>>, PutOutcome)> {
         let mut tokens = Vec::with_capacity(id.tokens.len() + 1);
         let dropped = usize::from(id.bos == BosPolicy::Dropped);
         tokens.extend(self.tokenizer.bos().filter(|_| dropped == 1));
         tokens.extend_from_slice(&id.tokens);
-        let (layers, summary) = self.isolated(&tokens, dropped, id.dtype, summaries)?;
+        let (layers, made) = self.isolated(&tokens, dropped, id.dtype, summaries)?;
         let chunk = Chunk::new(id, label, layers)?;
         let mut outcome = self.store.put(chunk.clone())?;
-        let Some(summaries) = summaries else { return Ok((chunk, None, outcome)) };
-        if let failed @ PutOutcome::NotStored { .. } =
-            self.store.put_summary(chunk.id(), &summaries.kind(), summary.clone())?
-        {
-            outcome = failed;
+        for (of, summary) in summaries.iter().zip(&made) {
+            let put = self.store.put_summary(chunk.id(), &of.kind(), summary.clone())?;
+            if let failed @ PutOutcome::NotStored { .. } = put {
+                outcome = failed;
+            }
         }
-        Ok((chunk, Some(Arc::new(summary)), outcome))
+        Ok((chunk, made.into_iter().map(Arc::new).collect(), outcome))
     }
 
     /// One causal prefill from position 0. Keys before RoPE and values of each layer without the first `dropped`
-    /// tokens, each `tokens × Hkv × d`, and a method's summary of these.
+    /// tokens, each `tokens × Hkv × d`, and the summaries that are made of these.
     pub(crate) fn isolated(
         &self,
         ids: &[u32],
         dropped: usize,
         dtype: Dtype,
-        summaries: Option<&dyn Summarize>,
-    ) -> Result<(Vec<(Buffer, Buffer)>, Summary)> {
+        summaries: &[&dyn Summarize],
+    ) -> Result<(Vec<Kv>, Vec<Summary>)> {
         let config = self.decoder.config();
         let mut state = State::new(&self.decoder, dtype, ids.len(), ids.len());
         let mut rows = state.embed(ids, (0..ids.len() as u32).collect())?;
         let width = config.kv_heads * config.head_dim;
         let kept = dropped * width..ids.len() * width;
         let mut kv = Vec::with_capacity(config.layers);
-        let (mut summary, mut queries, mut lse) = (Summary::default(), Vec::new(), Vec::new());
+        let mut made = vec![Summary::default(); summaries.len()];
+        let local = summaries.iter().map(|of| of.local().min(ids.len() - dropped)).max().unwrap_or(0);
+        let (mut queries, mut lse) = (Vec::new(), Vec::new());
         for layer in 0..config.layers {
             self.decoder.project(layer, &rows.x, &mut state.work);
-            if let Some(summaries) = summaries {
-                let query = config.heads * config.head_dim;
-                let local = summaries.local().min(ids.len() - dropped);
+            let query = config.heads * config.head_dim;
+            if local > 0 {
                 queries = state.work.q[(ids.len() - local) * query..].to_vec();
             }
             state.rotate_queries(&rows);
@@ -261,7 +265,7 @@ impl Engine {
             kv.push((copy(&state.work.k), copy(&state.work.v)));
             state.see_causally(layer, &mut rows);
             let last = layer + 1 == config.layers;
-            if let Some(summaries) = summaries {
+            if !summaries.is_empty() {
                 lse.resize(ids.len() * config.heads, 0.0);
                 state.attend_reporting(layer, &rows, &mut lse);
                 let cached = state.cache.layer(layer);
@@ -273,10 +277,14 @@ impl Engine {
                     attention,
                     lse: &lse,
                     first: dropped,
-                    queries: &queries,
+                    queries: &[],
                     k: state.work.k.as_slice().range(kept.clone()),
                 };
-                summaries.summarize(&view, &mut summary);
+                for (of, summary) in summaries.iter().zip(&mut made) {
+                    let own = of.local().min(local);
+                    let queries = &queries[(local - own) * query..];
+                    of.summarize(&ContextLayer { queries, ..view }, summary);
+                }
                 if !last {
                     state.finish(layer, &mut rows);
                 }
@@ -285,7 +293,7 @@ impl Engine {
                 state.attend(layer, &mut rows);
             }
         }
-        Ok((kv, summary))
+        Ok((kv, made))
     }
 }
 

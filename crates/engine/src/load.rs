@@ -1,5 +1,6 @@
 //! What of a prompt comes from the store, and what is done about a chunk that is not there or turns out broken.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,7 @@ use crate::bounded::Bounded;
 use crate::feed::{Feed, Load};
 use crate::forward::State;
 use crate::prefill::{Prefill, Work};
-use crate::retrieval::Retrieving;
-use crate::sparse::{Loading, Request, summaries};
+use crate::sparse::{Asked, Loading, Request};
 use crate::{Engine, Prompt, Result};
 
 /// A part of the prompt whose keys and values are in the store, or were computed for it just now.
@@ -23,8 +23,9 @@ pub(crate) struct Segment {
     pub(crate) chunk: Option<usize>,
     pub(crate) span: Span,
     pub(crate) reader: Arc<ChunkReader>,
-    /// What a sparse method keeps beside it.
-    pub(crate) summary: Option<Arc<Summary>>,
+    /// What the method keeps beside it, of each kind, and bytes of these that were read from the folder.
+    pub(crate) summaries: Vec<Arc<Summary>>,
+    pub(crate) summary_read: u64,
     /// Whether it was computed for this request.
     pub(crate) computed: bool,
     /// Position of its first token when it was precomputed.
@@ -42,14 +43,21 @@ pub(crate) struct Loaded {
     pub(crate) bytes: u64,
     /// Those of them, and of summaries, that came from its folder.
     pub(crate) read: u64,
+    /// The same of attempts that failed.
+    read_before: u64,
     /// Time that the computing thread spent waiting for them.
     pub(crate) waited: Duration,
     /// Time that all threads spent bringing them in.
     pub(crate) busy: Duration,
 }
 
-/// A chunk as it is found in the store, with a summary where one is wanted.
-type Found = (ChunkReader, Option<Arc<Summary>>);
+/// A chunk as it is found in the store, with the summaries that are wanted and the bytes of these that were read.
+type Found = (ChunkReader, Vec<Arc<Summary>>, u64);
+
+/// The summaries that a method wants of a document; it wants none of the system part.
+fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn Summarize> {
+    if chunk.is_some() { method.summarizes() } else { Vec::new() }
+}
 
 /// A prompt after prefill: the logits of its last token and the cache to decode in.
 pub(crate) struct Prefilled<'a> {
@@ -71,12 +79,12 @@ impl Engine {
     ) -> Result<Prefilled<'a>> {
         let reach = self.reach(prompt, eviction, room)?;
         let contexts;
-        let prompt = match method.summarizes() {
-            Some(_) => {
+        let prompt = match method.summarizes().is_empty() {
+            true => prompt,
+            false => {
                 contexts = prompt.contexts(self.longest_context());
                 &contexts
             }
-            None => prompt,
         };
         let mut loaded = self.open_parts(prompt, method, reach)?;
         loop {
@@ -114,8 +122,11 @@ impl Engine {
         let segments = &loaded.segments;
         let lender = Lender::new(&self.pool.caches);
         if let Some(sparse) = method.sparse().filter(|_| view.reusable() > 0) {
-            let request = Request { prompt, view, segments, sparse, eviction, room, reach, explain };
+            let asked = Asked { prompt, view, segments, eviction, room, reach };
+            let request = Request { asked, sparse, kind: 0, explain };
             let mut load = Loading::default();
+            // Layers are made to measure, a few at a time.
+            self.pool.caches.keep(2);
             let outcome = self.prefill_sparse(request, &plan.rows, &lender, &mut load);
             loaded.bytes += load.bytes;
             loaded.busy += load.busy;
@@ -136,30 +147,21 @@ impl Engine {
         }
         let cache = KvCache::vacant(shape, dtype, capacity);
         let mut state = State::over(&self.decoder, cache, reach).giving_to(&self.pool);
-        if let Some(retrieval) = method.retrieval() {
-            let sizes = retrieval.retrieval(&view);
-            let mut blocks = sizes.blocks.unwrap_or(0);
-            if let Some(sparse) = retrieval.like().filter(|_| view.reusable() > 0) {
-                let request =
-                    Request { prompt, view, segments, sparse, eviction, room, reach, explain: false };
-                let mut load = Loading::default();
-                let kept = self.kept_by(request, &plan.rows, &lender, &mut load)?;
-                loaded.waited += load.busy;
-                let Some(kept) = kept else { return Ok(None) };
-                blocks = kept.saturating_sub(sizes.initial + sizes.local) / sizes.block;
-            }
-            // Where nothing leaves the window, all is full attention.
-            if capacity > sizes.local {
-                let known = retrieval.known(&view, &summaries(segments, view.chunks.len()))?;
-                let from = if known.is_empty() { 0 } else { view.question.range().start };
-                let rope = self.decoder.rope(reach);
-                state.retrieving = Some(Retrieving::new(sizes, blocks, rope, shape, known, (from, capacity)));
-            }
-        }
+        let mut loading = Loading::default();
+        let request = Asked { prompt, view, segments, eviction, room, reach };
+        let Some((retrieving, before)) =
+            self.retrieving(method, request, &plan.rows, capacity, (&lender, &mut loading))?
+        else {
+            return Ok(None);
+        };
+        state.retrieving = retrieving;
+        loaded.bytes += loading.bytes;
+        loaded.busy += loading.busy;
+        loaded.waited += loading.busy;
         state.bounded = bounded;
         if segments.is_empty() {
             let outcome = prefill.run(&mut state, None, &lender)?;
-            return Ok(outcome.map(|(logits, work)| (state, logits, work)));
+            return Ok(outcome.map(|(logits, work)| (state, logits, work.after(&before))));
         }
         let table = state.table.clone();
         let load = Load::new(segments, &plan, &table, &state.cache, &lender, ahead, self.decoder.backend());
@@ -174,7 +176,8 @@ impl Engine {
         loaded.count_read();
         loaded.busy += busy;
         loaded.waited += waited;
-        Ok(outcome?.filter(|_| !broken).map(|(logits, work)| (state, logits, work)))
+        let whole = outcome?.filter(|_| !broken);
+        Ok(whole.map(|(logits, work)| (state, logits, work.after(&before))))
     }
 
     pub(crate) fn view<'a>(
@@ -207,6 +210,7 @@ impl Engine {
             repaired: 0,
             bytes: 0,
             read: 0,
+            read_before: 0,
             waited: Duration::ZERO,
             busy: Duration::ZERO,
         };
@@ -235,7 +239,7 @@ impl Engine {
         span: Span,
         loaded: &mut Loaded,
     ) -> Result<()> {
-        let summaries = method.summarizes().filter(|_| chunk.is_some());
+        let summaries = wanted(method, chunk);
         let (id, first_position) = match chunk {
             None => (self.system_id(&prompt.system), 0),
             Some(index) => {
@@ -246,46 +250,52 @@ impl Engine {
         // A chunk that comes twice is read once.
         let known = loaded.segments.iter().find(|segment| *segment.reader.id() == id);
         let found = match known {
-            Some(segment) => Some((segment.reader.clone(), segment.summary.clone(), segment.computed)),
-            None => self.find(&id, summaries)?.map(|(reader, summary)| (Arc::new(reader), summary, false)),
+            Some(segment) => Some((segment.reader.clone(), segment.summaries.clone(), 0, segment.computed)),
+            None => self
+                .find(&id, &summaries)?
+                .map(|(reader, found, read)| (Arc::new(reader), found, read, false)),
         };
         loaded.waited += started.elapsed();
-        let (reader, summary, computed) = match found {
+        let (reader, summaries, summary_read, computed) = match found {
             Some(found) => found,
-            None => match self.compute_part(prompt, summaries, chunk, loaded)? {
-                Some((chunk, summary)) => (Arc::new(chunk.into()), summary, true),
+            None => match self.compute_part(prompt, &summaries, chunk, loaded)? {
+                Some((chunk, summaries)) => (Arc::new(chunk.into()), summaries, 0, true),
                 None => return Ok(()),
             },
         };
         loaded.mark(chunk, true);
-        loaded.segments.push(Segment { chunk, span, reader, summary, computed, first_position });
+        let segment = Segment { chunk, span, reader, summaries, summary_read, computed, first_position };
+        loaded.segments.push(segment);
         Ok(())
     }
 
-    /// A chunk in the store, with its summary where a method wants one. One without is as if it were not there.
-    fn find(&self, id: &ChunkId, summaries: Option<&dyn Summarize>) -> Result<Option<Found>> {
-        let Some(summaries) = summaries else {
-            return Ok(self.store.reader(id)?.map(|reader| (reader, None)));
-        };
-        let Some(summary) = self.store.summary(id, &summaries.kind())? else { return Ok(None) };
-        Ok(self.store.reader(id)?.map(|reader| (reader, Some(summary))))
+    /// A chunk in the store, with the summaries that a method wants. One without them is as if it were not there.
+    fn find(&self, id: &ChunkId, summaries: &[&dyn Summarize]) -> Result<Option<Found>> {
+        let (mut found, mut read) = (Vec::new(), 0);
+        for of in summaries {
+            let held = self.store.holds_summary(id, &of.kind());
+            let Some(summary) = self.store.summary(id, &of.kind())? else { return Ok(None) };
+            read += if held { 0 } else { summary.bytes() as u64 };
+            found.push(summary);
+        }
+        Ok(self.store.reader(id)?.map(|reader| (reader, found, read)))
     }
 
     /// Prefills a chunk, or the system part, alone and stores it; not if the chunk is to be left to the prompt.
     fn compute_part(
         &self,
         prompt: &Prompt,
-        summaries: Option<&dyn Summarize>,
+        summaries: &[&dyn Summarize],
         chunk: Option<usize>,
         loaded: &mut Loaded,
-    ) -> Result<Option<(Chunk, Option<Arc<Summary>>)>> {
+    ) -> Result<Option<(Chunk, Vec<Arc<Summary>>)>> {
         let computed = match chunk {
-            None => (self.compute_system(prompt)?, None),
+            None => (self.compute_system(prompt)?, Vec::new()),
             Some(index) if self.settings.repair => {
                 let chunk = &prompt.chunks[index];
-                let (chunk, summary, _) =
+                let (chunk, made, _) =
                     self.compute_chunk(self.chunk_id(&chunk.tokens), &chunk.label(), summaries)?;
-                (chunk, summary)
+                (chunk, made)
             }
             Some(_) => return Ok(None),
         };
@@ -295,6 +305,7 @@ impl Engine {
 
     /// Brings every segment whole into memory. Those that are broken are treated as if they had never been there.
     fn settle(&self, prompt: &Prompt, method: &dyn FusionMethod, loaded: &mut Loaded) -> Result<()> {
+        loaded.read_before = loaded.read;
         for mut segment in std::mem::take(&mut loaded.segments) {
             let started = Instant::now();
             let mut found = segment.reader.chunk();
@@ -304,19 +315,35 @@ impl Engine {
             }
             loaded.waited += started.elapsed();
             if found.is_none() {
-                let summaries = method.summarizes().filter(|_| segment.chunk.is_some());
-                let computed = self.compute_part(prompt, summaries, segment.chunk, loaded)?;
+                let computed =
+                    self.compute_part(prompt, &wanted(method, segment.chunk), segment.chunk, loaded)?;
                 segment.computed = true;
-                found = computed.map(|(chunk, summary)| {
-                    segment.summary = summary;
+                found = computed.map(|(chunk, summaries)| {
+                    segment.summaries = summaries;
                     chunk
                 });
             }
             loaded.mark(segment.chunk, found.is_some());
             if let Some(chunk) = found {
                 segment.reader = Arc::new(chunk.into());
+                segment.summary_read = 0;
                 loaded.segments.push(segment);
             }
+        }
+        Ok(())
+    }
+
+    /// Reads what a method may reuse of a prompt into the store's memory, whole, as far as it is stored and there is room.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn load_into_memory(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<()> {
+        let contexts = match method.summarizes().is_empty() {
+            true => prompt.clone(),
+            false => prompt.contexts(self.longest_context()),
+        };
+        for chunk in &contexts.chunks {
+            self.store.get(&self.chunk_id(&chunk.tokens))?;
         }
         Ok(())
     }
@@ -338,23 +365,18 @@ impl Engine {
     }
 
     fn compute_system(&self, prompt: &Prompt) -> Result<Chunk> {
-        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part", None)?.0)
+        Ok(self.compute_chunk(self.system_id(&prompt.system), "system part", &[])?.0)
     }
 }
 
 impl Loaded {
-    /// Counts what came from the folder; a chunk that comes twice was read once. Who tells whether a summary did? It is
-    /// taken to come from where its chunk came from.
+    /// Counts what came from the folder; a chunk that comes twice was read once.
     fn count_read(&mut self) {
-        let mut seen = Vec::new();
-        self.read = 0;
+        let mut seen = HashSet::new();
+        self.read = self.read_before;
         for segment in &self.segments {
-            let reader = Arc::as_ptr(&segment.reader);
-            let read = segment.reader.bytes_read();
-            if read > 0 && !seen.contains(&reader) {
-                seen.push(reader);
-                self.read += read + segment.summary.as_ref().map_or(0, |summary| summary.bytes() as u64);
-            }
+            let first = seen.insert(Arc::as_ptr(&segment.reader));
+            self.read += segment.summary_read + if first { segment.reader.bytes_read() } else { 0 };
         }
     }
 

@@ -37,6 +37,16 @@ pub(crate) struct Work {
     pub(crate) attention: Option<Vec<f32>>,
 }
 
+impl Work {
+    /// With what was computed before, to know what to do.
+    pub(crate) fn after(mut self, before: &Work) -> Work {
+        self.operations += before.operations;
+        self.selecting += before.selecting;
+        self.undecided += before.undecided;
+        self
+    }
+}
+
 /// A prompt with its cached segments, ready to be computed.
 #[derive(Debug)]
 pub(crate) struct Prefill<'a> {

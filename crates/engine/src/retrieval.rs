@@ -1,19 +1,23 @@
 //! Attention to blocks that are retrieved, over a cache that holds every token; slot = position.
 
-use refrain_fusion::{KnownBlock, Retrieval, representative};
+use refrain_fusion::{FusionMethod, KnownBlock, Retrieval, representative};
 use refrain_kernels::{Buffer, Cpu, Report};
-use refrain_kv::{LayerCache, Rope, Shape, Span, stats, top_k};
+use refrain_kv::{LayerCache, Lender, Rope, Shape, Span, stats, top_k};
 use refrain_model::Decoder;
 
 use crate::forward::{Rows, State, attention};
 use crate::places::Places;
+use crate::prefill::{Work, seen};
+use crate::sparse::{Asked, Loading, Request, summaries};
+use crate::{Engine, Result};
 
 /// What one request knows of its blocks.
 #[derive(Debug)]
 pub(crate) struct Retrieving {
     sizes: Retrieval,
-    /// Blocks that are seen of those out of the window.
-    blocks: usize,
+    budget: Budget,
+    /// Rows from this position on retrieve; those before see everything.
+    asked: u32,
     rope: Rope,
     layers: Vec<Blocks>,
     /// Queries before RoPE of the projected rows, `rows × H × d`.
@@ -22,6 +26,14 @@ pub(crate) struct Retrieving {
     pub(crate) seen: usize,
     /// Keys that rows have seen together since this was last asked.
     keys: usize,
+}
+
+/// What is seen of the blocks out of the window: the best of them.
+#[derive(Clone, Copy, Debug)]
+enum Budget {
+    Blocks(usize),
+    /// Blocks of so many tokens together.
+    Tokens(usize),
 }
 
 /// The blocks of one layer.
@@ -37,14 +49,14 @@ struct Blocks {
 }
 
 impl Retrieving {
-    /// `room` tokens in all; `known` blocks end at `from`, where those begin that are made as tokens leave the window.
-    pub(crate) fn new(
-        sizes: Retrieval,
-        blocks: usize,
+    /// `room` tokens in all. From `asked` on rows retrieve, and tokens that leave the window become blocks; `known` ones are
+    /// before.
+    fn new(
+        (sizes, budget): (Retrieval, Budget),
         rope: Rope,
         shape: Shape,
-        known: Vec<KnownBlock>,
-        (from, room): (usize, usize),
+        known: &[KnownBlock],
+        (asked, room): (u32, usize),
     ) -> Retrieving {
         let width = shape.width();
         let layer = |layer: usize| {
@@ -52,10 +64,10 @@ impl Retrieving {
             let (spans, keys): (Vec<Span>, Vec<&[f32]>) =
                 known.map(|block| (block.span, &block.keys[layer * width..(layer + 1) * width])).unzip();
             let received = vec![0.0; shape.kv_heads * room];
-            Blocks { spans, keys: keys.concat(), next: from.max(sizes.initial), received }
+            Blocks { spans, keys: keys.concat(), next: sizes.initial.max(asked as usize), received }
         };
         let layers = (0..shape.layers).map(layer).collect();
-        Retrieving { sizes, blocks, rope, layers, raw: Vec::new(), seen: 0, keys: 0 }
+        Retrieving { sizes, budget, asked, rope, layers, raw: Vec::new(), seen: 0, keys: 0 }
     }
 
     /// Keys that rows have seen together since this was last asked.
@@ -71,6 +83,39 @@ impl Retrieving {
                 + size_of_val(blocks.received.as_slice())
         };
         self.layers.iter().map(layer).sum::<usize>() + size_of_val(self.raw.as_slice())
+    }
+}
+
+impl Engine {
+    /// What a method's rows retrieve by, and what it took to know; no retrieval where all is seen anyway. Nothing if a
+    /// segment turned out broken.
+    pub(crate) fn retrieving<'e>(
+        &'e self,
+        method: &dyn FusionMethod,
+        asked: Asked<'_, 'e>,
+        always: &[u32],
+        room: usize,
+        (lender, load): (&Lender<'_>, &mut Loading),
+    ) -> Result<Option<(Option<Retrieving>, Work)>> {
+        let Asked { view, segments, reach, .. } = asked;
+        // What is not cached is computed and seen whole.
+        let retrieval = method.retrieval().filter(|_| !method.reuses() || view.reusable() > 0);
+        let sized = retrieval.map(|retrieval| (retrieval, retrieval.retrieval(&view)));
+        let Some((retrieval, sizes)) = sized.filter(|(_, sizes)| room > sizes.local) else {
+            return Ok(Some((None, Work::default())));
+        };
+        let (mut budget, mut work) = (Budget::Blocks(sizes.blocks.unwrap_or(0)), Work::default());
+        if let Some(sparse) = retrieval.like() {
+            let request = Request { asked, sparse, kind: 1, explain: false };
+            let Some((kept, before)) = self.kept_by(request, always, lender, load)? else { return Ok(None) };
+            (budget, work) = (Budget::Tokens(kept.saturating_sub(sizes.initial + sizes.local)), before);
+        }
+        let shape = self.decoder.shape();
+        let known = retrieval.known(&view, &summaries(segments, view.chunks.len(), 0), shape.width())?;
+        let asked = if method.reuses() { view.question.start } else { 0 };
+        let rope = self.decoder.rope(reach);
+        let retrieving = Retrieving::new((sizes, budget), rope, shape, &known, (asked, room));
+        Ok(Some((Some(retrieving), work)))
     }
 }
 
@@ -95,43 +140,43 @@ impl State<'_> {
         let width = config.heads * config.head_dim;
         self.work.attended.resize(self.work.q.len());
         let local = config.window(layer).map_or(retrieving.sizes.local, |w| w.min(retrieving.sizes.local));
-        let mut seen = 0;
-        for from in (0..rows.positions.len()).step_by(retrieving.sizes.rows) {
+        let before = rows.positions.partition_point(|p| *p < retrieving.asked);
+        let (q, visible) = (&self.work.q[..before * width], &rows.visible[..before]);
+        let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
+        let plain = attention(self.decoder, cached, capacity, q, visible);
+        self.decoder.backend().attention(&plain, &mut self.work.attended[..before * width]);
+        retrieving.keys += seen(visible);
+        let mut last = 0;
+        for from in (before..rows.positions.len()).step_by(retrieving.sizes.rows) {
             let to = (from + retrieving.sizes.rows).min(rows.positions.len());
+            let Retrieving { sizes, budget, rope, layers, keys, raw, .. } = &mut *retrieving;
             let part = Part {
                 decoder: self.decoder,
                 cache: self.cache.layer(layer),
                 capacity: self.cache.capacity(),
                 positions: &rows.positions[from..to],
                 q: &self.work.q[from * width..to * width],
-                raw: &retrieving.raw[from * width..to * width],
+                raw: &raw[from * width..to * width],
                 local,
             };
             let out = &mut self.work.attended[from * width..to * width];
-            seen = retrieving.layers[layer].attend(
-                &part,
-                &retrieving.sizes,
-                retrieving.blocks,
-                &retrieving.rope,
-                out,
-            );
-            // Nearly: the first rows of a part see fewer.
-            retrieving.keys += seen * part.positions.len();
+            let all = layers[layer].attend(&part, (sizes, *budget), rope, out);
+            *keys += all.0;
+            last = all.1;
         }
-        retrieving.seen = retrieving.seen.max(seen);
+        retrieving.seen = retrieving.seen.max(last);
     }
 }
 
 impl Blocks {
-    /// Attention of rows that retrieve together; returns the most tokens that one of them sees.
+    /// Attention of rows that retrieve together; returns the keys that they see in all, and those that the last one sees.
     fn attend(
         &mut self,
         part: &Part<'_>,
-        sizes: &Retrieval,
-        count: usize,
+        (sizes, budget): (&Retrieval, Budget),
         rope: &Rope,
         out: &mut [f32],
-    ) -> usize {
+    ) -> (usize, usize) {
         let (config, cpu) = (part.decoder.config(), part.decoder.backend());
         let first_local = |p: u32| (p as usize + 1).saturating_sub(part.local) as u32;
         let near: Vec<(u32, u32)> = part.positions.iter().map(|p| (first_local(*p), p + 1)).collect();
@@ -140,10 +185,10 @@ impl Blocks {
         let local = attention(part.decoder, part.cache, part.capacity, part.q, &near);
         let mut lse = vec![0.0; near.len() * config.heads];
         cpu.attention_reporting(&local, out, Report { lse: Some(&mut lse), ..Report::default() });
-        let mut remote_seen = 0;
+        let mut far = (0, 0);
         if last > 0 {
-            let far = self.far(part, sizes, count, rope, left, last);
-            remote_seen = self.attend_far(part, rope, &far, &near, (out, &mut lse));
+            let places = self.far(part, (sizes, budget), rope, left, last);
+            far = self.attend_far(part, rope, &places, &near, (out, &mut lse));
         }
         // What local tokens received, of the softmax over everything.
         let slots = left..part.positions[part.positions.len() - 1] as usize + 1;
@@ -153,8 +198,7 @@ impl Blocks {
         for (received, sums) in self.received.chunks_exact_mut(room).zip(sums.chunks_exact(slots.len())) {
             received[slots.clone()].iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
         }
-        let nearest = near[near.len() - 1];
-        remote_seen + (nearest.1 - nearest.0) as usize
+        (far.0 + seen(&near), far.1 + seen(&near[near.len() - 1..]))
     }
 
     /// Makes blocks of the tokens that have left the window of all rows to come: those below `left`.
@@ -181,8 +225,7 @@ impl Blocks {
     fn far(
         &self,
         part: &Part<'_>,
-        sizes: &Retrieval,
-        count: usize,
+        (sizes, budget): (&Retrieval, Budget),
         rope: &Rope,
         left: usize,
         last: usize,
@@ -190,15 +233,21 @@ impl Blocks {
         let initial = Span::new(0, sizes.initial.min(last));
         let whole = self.spans.iter().take_while(|span| span.end as usize <= left).count();
         let mut spans = vec![initial];
-        spans.extend(self.best(part, rope, whole, count).into_iter().map(|block| self.spans[block as usize]));
+        spans
+            .extend(self.best(part, rope, whole, budget).into_iter().map(|block| self.spans[block as usize]));
         let in_blocks = self.spans[..whole].iter().copied().chain([initial]);
         spans.extend(Places::new(in_blocks).lacks(Span::new(0, last)));
         Places::new(spans)
     }
 
     /// The best of the first `whole` blocks: by the rows' mean query, rotated to the window's end.
-    fn best(&self, part: &Part<'_>, rope: &Rope, whole: usize, count: usize) -> Vec<u32> {
-        if whole <= count {
+    fn best(&self, part: &Part<'_>, rope: &Rope, whole: usize, budget: Budget) -> Vec<u32> {
+        let all: usize = self.spans[..whole].iter().map(|span| span.len()).sum();
+        let enough = match budget {
+            Budget::Blocks(count) => whole <= count,
+            Budget::Tokens(tokens) => all <= tokens,
+        };
+        if enough {
             return (0..whole as u32).collect();
         }
         let config = part.decoder.config();
@@ -214,10 +263,25 @@ impl Blocks {
             .collect();
         let score = |key: &[f32]| summed.iter().zip(key).map(|(a, b)| a * b).sum();
         let scores: Vec<f32> = self.keys.chunks_exact(summed.len()).take(whole).map(score).collect();
-        top_k(&scores, count)
+        let tokens = match budget {
+            Budget::Blocks(count) => return top_k(&scores, count),
+            Budget::Tokens(tokens) => tokens,
+        };
+        // Best first; of equal ones the first.
+        let mut order: Vec<u32> = (0..whole as u32).collect();
+        order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
+        let mut left = tokens;
+        order.retain(|block| {
+            let len = self.spans[*block as usize].len();
+            let fits = len <= left;
+            left -= if fits { len } else { 0 };
+            fits
+        });
+        order.sort_unstable();
+        order
     }
 
-    /// Attention to far positions, merged into that to near ones. Returns how many the last row sees.
+    /// Attention to far positions, merged into that to near ones. Returns how many rows see in all, and how many the last one.
     fn attend_far(
         &self,
         part: &Part<'_>,
@@ -225,25 +289,26 @@ impl Blocks {
         far: &Places,
         near: &[(u32, u32)],
         (out, lse): (&mut [f32], &mut [f32]),
-    ) -> usize {
+    ) -> (usize, usize) {
         let (config, cpu) = (part.decoder.config(), part.decoder.backend());
         let (heads, width) = (config.heads, config.heads * config.head_dim);
         // Rows that see none of them come first.
         let none = near.partition_point(|near| far.before(near.0) == 0);
         let visible: Vec<(u32, u32)> = near[none..].iter().map(|near| (0, far.before(near.0))).collect();
-        let Some((_, seen)) = visible.last().copied() else { return 0 };
+        let Some((_, last)) = visible.last().copied() else { return (0, 0) };
         let d = config.head_dim;
         let slots: Vec<u32> = far.spans().iter().flat_map(|span| span.positions()).collect();
         let mut cache = part.cache.gather(d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
         cache.k = turned_back(part, rope, far);
         let mut q = part.raw[none * width..].to_vec();
-        rotate(part.decoder, rope, part.local, &mut q);
+        // Keys are as before RoPE here: the scale that it would give them is the queries' to bear.
+        rotate(part.decoder, &rope.squared(), part.local, &mut q);
         let attention = attention(part.decoder, &cache, far.len(), &q, &visible);
         let (mut other, mut other_lse) = (vec![0.0; q.len()], vec![0.0; visible.len() * heads]);
         let report = Report { lse: Some(&mut other_lse), ..Report::default() };
         cpu.attention_reporting(&attention, &mut other, report);
         stats::merge_attention(&mut out[none * width..], &mut lse[none * heads..], &other, &other_lse);
-        seen as usize
+        (seen(&visible), last as usize)
     }
 }
 

@@ -24,17 +24,25 @@ use crate::prompt::Prompt;
 use crate::{Engine, Result};
 use pieces::Pieces;
 
-/// A prompt whose documents are contexts, ready to be computed.
+/// A prompt whose documents are contexts, with its cached segments.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request<'a, 'e> {
+pub(crate) struct Asked<'a, 'e> {
     pub(crate) prompt: &'a Prompt,
     pub(crate) view: PromptView<'a>,
     pub(crate) segments: &'a [Segment],
-    pub(crate) sparse: &'a dyn SparseMethod,
     pub(crate) eviction: &'e Eviction,
     /// Tokens of prompt and answer, and the farthest that a key is from a query.
     pub(crate) room: usize,
     pub(crate) reach: usize,
+}
+
+/// What is asked of a sparse method.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a, 'e> {
+    pub(crate) asked: Asked<'a, 'e>,
+    pub(crate) sparse: &'a dyn SparseMethod,
+    /// Which of each segment's summaries are its own.
+    pub(crate) kind: usize,
     pub(crate) explain: bool,
 }
 
@@ -70,8 +78,8 @@ impl Engine {
         lender: &Lender<'_>,
         load: &mut Loading,
     ) -> Result<Option<(State<'e>, Vec<f32>, Work)>> {
-        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.prompt.len());
-        let mut state = State::over(&self.decoder, vacant, request.reach).giving_to(&self.pool);
+        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.asked.prompt.len());
+        let mut state = State::over(&self.decoder, vacant, request.asked.reach).giving_to(&self.pool);
         let Some((mut run, selection)) = self.select_sparse(request, always, lender, load, &mut state)?
         else {
             return Ok(None);
@@ -82,10 +90,10 @@ impl Engine {
     }
 }
 
-/// What is kept beside each of a prompt's contexts.
-pub(crate) fn summaries(segments: &[Segment], contexts: usize) -> Vec<Option<&Summary>> {
+/// What is kept beside each of a prompt's contexts, of one kind.
+pub(crate) fn summaries(segments: &[Segment], contexts: usize, kind: usize) -> Vec<Option<&Summary>> {
     let of = |index: usize| segments.iter().find(|segment| segment.chunk == Some(index));
-    (0..contexts).map(|index| of(index).and_then(|segment| segment.summary.as_deref())).collect()
+    (0..contexts).map(|index| of(index)?.summaries.get(kind).map(AsRef::as_ref)).collect()
 }
 
 impl<'e> Run<'_, 'e> {
@@ -96,7 +104,7 @@ impl<'e> Run<'_, 'e> {
 
     /// Reads what is not there yet of what a layer holds; false if a segment is broken.
     fn read(&mut self, layer: usize, places: &Places) -> bool {
-        let (cpu, segments) = (self.engine.decoder.backend(), self.request.segments);
+        let (cpu, segments) = (self.engine.decoder.backend(), self.request.asked.segments);
         let pieces = &mut self.pieces[layer];
         let before = pieces.bytes();
         let read = pieces.read(cpu, segments, layer, places, self.load);
@@ -119,7 +127,7 @@ impl<'e> Run<'_, 'e> {
 
     /// All layers over what was selected. Returns the logits of the last token; nothing if a segment is broken.
     fn compute(&mut self, state: &mut State<'e>, selection: &Selection) -> Result<Option<Vec<f32>>> {
-        let (prompt, layers) = (self.request.prompt, selection.layers.len());
+        let (prompt, layers) = (self.request.asked.prompt, selection.layers.len());
         let passes = selection.passes();
         self.bound(state, self.places(selection.layers[0].spans.iter().copied()).len())?;
         let always = self.always;
@@ -140,7 +148,7 @@ impl<'e> Run<'_, 'e> {
             read = Places::new(read.spans().iter().chain(all.spans()).copied());
             state.project_queries(layer, &rows);
             let projected = rows.positions.len();
-            self.work.document_rows.push(count_within(&rows.positions, self.request.view.documents()));
+            self.work.document_rows.push(count_within(&rows.positions, self.request.asked.view.documents()));
             let mut cache = self.cache(state, layer, &all);
             self.place(state, layer, &rows, (kept, &all), &mut cache);
             self.free(layer);
@@ -149,11 +157,11 @@ impl<'e> Run<'_, 'e> {
             }
             state.narrow(&mut rows, with_always(&pass.on));
             self.attend(state, layer, &mut rows, (&held, &all), cache);
-            let keys = seen(&rows.visible);
-            self.work.operations += operations(state.decoder.config(), projected, rows.positions.len(), keys);
+            self.work.operations += operations(state.decoder.config(), projected, rows.positions.len(), 0);
             state.finish(layer, &mut rows);
         }
-        let cached = |span: Span| self.request.segments.iter().any(|s| s.chunk.is_none() && s.span == span);
+        let cached =
+            |span: Span| self.request.asked.segments.iter().any(|s| s.chunk.is_none() && s.span == span);
         let fixed = self.fixed.iter().filter(|span| !cached(**span)).map(|span| span.len()).sum::<usize>();
         self.work.cached_tokens = read.len() - fixed;
         self.work.kv_bytes_peak = self.lender.peak();
@@ -165,7 +173,7 @@ impl<'e> Run<'_, 'e> {
 
     /// Makes the cache that decoding goes on in: `held` tokens of the prompt, and room for the answer.
     fn bound(&mut self, state: &mut State<'e>, held: usize) -> Result<()> {
-        let Request { view, eviction, room, reach, .. } = self.request;
+        let Asked { view, eviction, room, reach, .. } = self.request.asked;
         let left_out = view.len() - held;
         let asked = held - view.question.len();
         let spans = PromptSpans { system: view.system, question: Span::new(asked, held) };
@@ -240,17 +248,19 @@ impl<'e> Run<'_, 'e> {
     ) {
         let config = state.decoder.config();
         let (shape, window) = (state.cache.shape(), config.window(layer));
-        let mut done = 0;
+        let (mut done, mut copied) = (0, 0);
         let mut cache = cache;
         if held.len() < all.len() {
-            done = rows.positions.partition_point(|p| *p < self.request.view.question.start);
+            done = rows.positions.partition_point(|p| *p < self.request.asked.view.question.start);
             see(rows, all, window);
             attend(state, &cache, all.len(), 0..done, &rows.visible);
             let slots: Vec<u32> =
                 held.spans().iter().flat_map(|s| all.before(s.start)..all.before(s.end)).collect();
             let kept = cache.gather(shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, held.len());
             self.lender.count(kept.bytes());
+            copied = kept.bytes();
             self.lender.give(std::mem::replace(&mut cache, kept));
+            self.work.operations += operations(config, 0, 0, seen(&rows.visible[..done]));
         }
         see(rows, held, window);
         if self.request.explain && layer == EXPLAIN_LAYER.min(config.layers - 1) {
@@ -264,22 +274,27 @@ impl<'e> Run<'_, 'e> {
                 positions: &places,
                 visible: &rows.visible[done..],
             };
-            bounded.take_in(state.decoder.backend(), &cache, prompt, self.lender);
+            let origins = window.map(|_| held.spans().iter().flat_map(|span| span.positions()).collect());
+            bounded.take_in(state.decoder.backend(), &cache, prompt, origins, self.lender);
         }
         if layer + 1 == config.layers {
             // Nobody needs the others' output.
-            state.narrow(rows, vec![self.request.view.len() as u32 - 1]);
+            state.narrow(rows, vec![self.request.asked.view.len() as u32 - 1]);
             see(rows, held, window);
             done = 0;
         }
         attend(state, &cache, held.len(), done..rows.positions.len(), &rows.visible);
-        self.lender.give(cache);
+        self.work.operations += operations(config, 0, 0, seen(&rows.visible[done..]));
+        match copied {
+            0 => self.lender.give(cache),
+            copied => self.lender.discount(copied),
+        }
     }
 
     /// Attention of the question to the documents' tokens that are kept; none to the others.
     fn explain(&mut self, state: &State<'_>, cache: &LayerCache, held: &Places, window: Option<usize>) {
         let config = state.decoder.config();
-        let PromptView { system, question, .. } = self.request.view;
+        let PromptView { system, question, .. } = self.request.asked.view;
         let width = config.heads * config.head_dim;
         let keys = stats::QuestionKeys {
             q: &state.work.q[state.work.q.len() - question.len() * width..],
@@ -299,7 +314,7 @@ impl<'e> Run<'_, 'e> {
             rows,
             stats::Softmax::PerHead,
         );
-        let mut attention = vec![0.0; self.request.view.documents().len()];
+        let mut attention = vec![0.0; self.request.asked.view.documents().len()];
         let positions = held.spans().iter().flat_map(|span| span.positions());
         let kept = positions.skip(system.len()).zip(found);
         kept.for_each(|(position, weight)| attention[(position - system.end) as usize] = weight);

@@ -36,7 +36,7 @@ pub fn check(method: &dyn FusionMethod) {
         }
     }
     assert!(
-        method.sparse().is_none() || method.summarizes().is_some(),
+        method.sparse().is_none() || !method.summarizes().is_empty(),
         "{method:?}: sparse methods summarise"
     );
     if let Some(sparse) = method.sparse() {

@@ -95,9 +95,10 @@ pub trait FusionMethod: Debug + Send + Sync {
         true
     }
 
-    /// What makes summaries, if the method keeps them beside documents. The prompt's chunks are whole documents then.
-    fn summarizes(&self) -> Option<&dyn Summarize> {
-        None
+    /// What makes the summaries that the method wants beside documents. If there are any, the prompt's chunks are whole
+    /// documents.
+    fn summarizes(&self) -> Vec<&dyn Summarize> {
+        Vec::new()
     }
 
     /// What decides further, if only a part of the documents is kept. It [summarises](FusionMethod::summarizes).

@@ -13,6 +13,8 @@ use crate::{
     SamKv, SparseMethod, Summarize,
 };
 
+/// Of how representatives are made: summaries of another one are not used.
+const VERSION: u32 = 1;
 /// Representatives before RoPE, `layers × blocks × Hkv·d`.
 const REPRESENTATIVES: &str = "k_representative";
 
@@ -29,7 +31,7 @@ pub struct MultiInfLlm {
     pub topk: usize,
     /// Keys whose mean stands for a block.
     pub representatives: usize,
-    /// What decides how many blocks, if `topk` does not.
+    /// What decides how many tokens of blocks are retrieved, if `topk` does not.
     pub like: SamKv,
 }
 
@@ -46,8 +48,9 @@ impl FusionMethod for MultiInfLlm {
         Ok(Plan { rows: prompt.always(), ..Plan::default() })
     }
 
-    fn summarizes(&self) -> Option<&dyn Summarize> {
-        Some(self)
+    fn summarizes(&self) -> Vec<&dyn Summarize> {
+        let like = (self.topk == 0).then_some(&self.like as &dyn Summarize);
+        [self as &dyn Summarize].into_iter().chain(like).collect()
     }
 
     fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
@@ -57,15 +60,14 @@ impl FusionMethod for MultiInfLlm {
 
 impl Summarize for MultiInfLlm {
     fn kind(&self) -> String {
-        format!("multi_inf_llm-{}-{}-{}", self.block, self.representatives, self.like.block)
+        format!("multi_inf_llm-{VERSION}-{}-{}", self.block, self.representatives)
     }
 
     fn local(&self) -> usize {
-        self.like.local()
+        0
     }
 
     fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
-        self.like.summarize(layer, summary);
         let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {
@@ -92,12 +94,12 @@ impl Summarize for MultiInfLlm {
 
 impl RetrievalMethod for MultiInfLlm {
     fn retrieval(&self, prompt: &PromptView<'_>) -> Retrieval {
-        // A block is seen whole or not at all.
-        let first = prompt.chunks.first().map_or(0, |context| context.span.len().min(self.block));
-        let initial = match prompt.system.len() {
-            short if short < self.initial => short + first,
-            system => system,
-        };
+        // A block is seen whole or not at all, and blocks are cut within documents.
+        let mut initial = prompt.system.len();
+        for context in prompt.chunks {
+            let lacking = self.initial.saturating_sub(initial);
+            initial += lacking.next_multiple_of(self.block).min(context.span.len());
+        }
         Retrieval {
             initial,
             local: self.local.max(prompt.question.len()),
@@ -108,16 +110,20 @@ impl RetrievalMethod for MultiInfLlm {
         }
     }
 
-    fn known(&self, prompt: &PromptView<'_>, summaries: &[Option<&Summary>]) -> Result<Vec<KnownBlock>> {
+    fn known(
+        &self,
+        prompt: &PromptView<'_>,
+        summaries: &[Option<&Summary>],
+        width: usize,
+    ) -> Result<Vec<KnownBlock>> {
         let mut known = Vec::new();
         for (context, summary) in prompt.chunks.iter().zip(summaries) {
             let Some(summary) = summary.filter(|_| context.cached) else { continue };
             let blocks = context.span.len().div_ceil(self.block);
             let found = summary.get(REPRESENTATIVES);
-            let found = found.filter(|t| t.shape.len() == 3 && t.shape[..2] == [prompt.layers, blocks]);
+            let found = found.filter(|tensor| tensor.shape == [prompt.layers, blocks, width]);
             let (start, end) = (context.span.start, context.span.end);
             let tensor = found.ok_or(Error::Summary { tensor: REPRESENTATIVES, start, end })?;
-            let width = tensor.shape[2];
             let mut all = vec![0.0; tensor.data.len()];
             tensor.data.as_slice().to_f32(&mut all);
             for block in 0..blocks {

@@ -214,8 +214,8 @@ const fn choice(name: &'static str, help: &'static str, words: &'static [&'stati
 
 const SAM_KV: &[OptionSpec] = &[
     count("block", "tokens of a block", "64"),
-    count("initial", "blocks kept at a document's beginning", "1"),
-    count("local", "blocks kept at a document's end", "2"),
+    count("initial_blocks", "blocks kept at a document's beginning", "1"),
+    count("local_blocks", "blocks kept at a document's end", "2"),
     switch("selection", "select blocks in between", "true"),
     switch("bias", "let queries lean towards the other documents (eq. 1)", "true"),
     choice(
@@ -261,8 +261,8 @@ const SAM_KV: &[OptionSpec] = &[
 fn sam_kv(options: &Options<'_>) -> refrain_registry::Result<Arc<dyn FusionMethod>> {
     Ok(Arc::new(SamKv {
         block: at_least_1(options, "block")?,
-        initial: options.get("initial")?,
-        local: options.get("local")?,
+        initial: options.get("initial_blocks")?,
+        local: at_least_1(options, "local_blocks")?,
         selection: options.get("selection")?,
         bias: options.get("bias")?,
         recompute: options.pick("recompute", &[Recompute::Marked, Recompute::Kept, Recompute::None]),

@@ -15,17 +15,22 @@ pub trait RetrievalMethod: Debug + Send + Sync {
     /// Sizes for a prompt.
     fn retrieval(&self, prompt: &PromptView<'_>) -> Retrieval;
 
-    /// Blocks whose representatives are known before, ascending and apart; tokens between them are in none. Of `summaries`
-    /// each belongs to a context.
+    /// Blocks whose representatives are known before, ascending and apart; tokens between them are in none. Of `summaries`,
+    /// those of the first kind, each belongs to a context; `width` is `Hkv·d`.
     ///
     /// # Errors
     /// If a summary is not what the method made.
-    fn known(&self, _prompt: &PromptView<'_>, _summaries: &[Option<&Summary>]) -> Result<Vec<KnownBlock>> {
+    fn known(
+        &self,
+        _prompt: &PromptView<'_>,
+        _summaries: &[Option<&Summary>],
+        _width: usize,
+    ) -> Result<Vec<KnownBlock>> {
         Ok(Vec::new())
     }
 
     /// A sparse method of which as many tokens are to be seen on the same prompt as it keeps, where
-    /// [`Retrieval::blocks`] is open.
+    /// [`Retrieval::blocks`] is open. Its summaries are those of the second kind.
     fn like(&self) -> Option<&dyn SparseMethod> {
         None
     }

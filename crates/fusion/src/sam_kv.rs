@@ -21,6 +21,9 @@ use crate::{
 pub use calibration::Calibration;
 use online::Contexts;
 
+/// Of the definitions in `offline.rs`: summaries of another one are not used.
+const VERSION: u32 = 1;
+
 /// What becomes of cached keys and values where new ones are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
@@ -106,7 +109,7 @@ pub struct SamKv {
     pub block: usize,
     /// Blocks kept at a document's beginning.
     pub initial: usize,
-    /// Blocks kept at its end.
+    /// Blocks kept at its end, at least one.
     pub local: usize,
     /// Whether blocks in between are selected.
     pub selection: bool,
@@ -171,8 +174,8 @@ impl FusionMethod for SamKv {
         Ok(Plan { rows: prompt.always(), ..Plan::default() })
     }
 
-    fn summarizes(&self) -> Option<&dyn Summarize> {
-        Some(self)
+    fn summarizes(&self) -> Vec<&dyn Summarize> {
+        vec![self]
     }
 
     fn sparse(&self) -> Option<&dyn SparseMethod> {
@@ -182,7 +185,7 @@ impl FusionMethod for SamKv {
 
 impl Summarize for SamKv {
     fn kind(&self) -> String {
-        format!("sam_kv-{}-{}-{}", self.block, self.initial, self.local)
+        format!("sam_kv-{VERSION}-{}-{}-{}", self.block, self.initial, self.local)
     }
 
     fn local(&self) -> usize {

@@ -46,4 +46,3 @@ pub use ranking::{exchange_row, lowest, raise_row, round_row};
 /// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Cpu(std::sync::Arc<pool::Pool>);
-

@@ -32,11 +32,17 @@ impl Rope {
         Rope { frequencies: self.frequencies.clone(), scale: 1.0 }.table(std::iter::repeat_n(by, tokens))
     }
 
-    /// What turns keys that are rotated to `positions` back; the lengths that a scale gave them stay.
+    /// What turns keys that are rotated to `positions` back to what they were.
     pub fn back(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
-        let mut table = Rope { frequencies: self.frequencies.clone(), scale: 1.0 }.table(positions);
+        let inverse = Rope { frequencies: self.frequencies.clone(), scale: self.scale.recip() };
+        let mut table = inverse.table(positions);
         table.sin.iter_mut().for_each(|sin| *sin = -*sin);
         table
+    }
+
+    /// The same with its scale twice: for queries that meet keys as they are before rotation.
+    pub fn squared(&self) -> Rope {
+        Rope { frequencies: self.frequencies.clone(), scale: self.scale * self.scale }
     }
 
     /// Cosines and sines for `positions`.
@@ -109,7 +115,8 @@ mod tests {
         assert_eq!(table.slice(1, 2).0, &[3f32.cos() * 2.0, 0.75f32.cos() * 2.0]);
         assert!((f64::from(table.slice(2, 3).1[0]) - 2.0 * 200_000f64.sin()).abs() < 1e-6);
         let back = rope.back([3]);
-        assert_eq!((back.cos[0], back.sin[0]), (3f32.cos(), -3f32.sin()));
+        assert_eq!((back.cos[0], back.sin[0]), (3f32.cos() * 0.5, -3f32.sin() * 0.5));
+        assert_eq!(rope.squared().table([3]).cos[0], 3f32.cos() * 4.0);
         let mut gathered = RopeTable::default();
         table.gather(&[2, 0], &mut gathered);
         assert_eq!(gathered.slice(1, 2), table.slice(0, 1));

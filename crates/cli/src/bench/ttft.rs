@@ -45,6 +45,10 @@ struct Row {
     /// Seconds that threads were busy reading them from disk and placing them, summed over the threads.
     load_seconds: Spread,
     recompute_ratio: f64,
+    /// Tokens of the prompt that attention has before it / tokens of the prompt.
+    sequence_ratio: f64,
+    /// Bytes of keys, values and summaries read from disk / bytes of the documents' keys and values.
+    read_ratio: f64,
     /// Vanilla's median TTFT divided by the method's, chunks in memory; none if vanilla was not measured.
     speedup: Option<f64>,
     /// Operations of the rows that it computed and the keys that they saw.
@@ -164,7 +168,10 @@ fn measure(
             let disk = engine.measure(prompt, asked.built.as_ref(), eviction)?;
             let memory = match disk.bytes_loaded {
                 0 if round > 0 => disk.clone(),
-                _ => engine.measure(prompt, asked.built.as_ref(), eviction)?,
+                _ => {
+                    engine.load_into_memory(prompt, asked.built.as_ref())?;
+                    engine.measure(prompt, asked.built.as_ref(), eviction)?
+                }
             };
             if round > 0 {
                 runs.disk.push(disk);
@@ -201,6 +208,8 @@ fn measure(
             bytes_per_second: bytes_loaded as f64 / ttft.median,
             load_seconds: spread(&runs.disk, |account| account.load_seconds),
             recompute_ratio: runs.disk[0].recompute_ratio,
+            sequence_ratio: runs.disk[0].sequence_ratio,
+            read_ratio: runs.disk[0].bytes_read as f64 / runs.disk[0].document_bytes.max(1) as f64,
             speedup,
             operations,
             bound,
@@ -277,6 +286,8 @@ fn table(rows: &[Row]) -> Table {
         "disk/memory",
         "loaded",
         "recomputed",
+        "kept",
+        "read",
         "speed-up",
         "bound",
         "of bound",
@@ -294,6 +305,8 @@ fn table(rows: &[Row]) -> Table {
             or_none(row.disk_to_memory.map(|ratio| format!("{ratio:.2}"))),
             or_none((row.bytes_loaded > 0).then(|| format!("{}/s", bytes(row.bytes_per_second as u64)))),
             format!("{:.1} %", 100.0 * row.recompute_ratio),
+            format!("{:.1} %", 100.0 * row.sequence_ratio),
+            format!("{:.1} %", 100.0 * row.read_ratio),
             or_none(row.speedup.map(|speedup| format!("{speedup:.2}x"))),
             or_none(row.bound.map(|bound| format!("{bound:.1}x"))),
             or_none(row.share_of_bound.map(|share| format!("{:.0} %", 100.0 * share))),

@@ -33,7 +33,8 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
     assert_eq!((ingested["chunks"].as_u64(), ingested["computed"].as_u64()), (Some(3), Some(3)));
     assert!(home.chunk_files().iter().any(|path| path.to_string_lossy().ends_with(".summary")));
     assert_eq!(home.json(&["ingest", docs, "--method", "sam_kv"])["computed"], 0);
-    let words = ["ask", "--docs", docs, "--method", "sam_kv", "--max-tokens", "8", "How many boats had Norrvik?"];
+    let words =
+        ["ask", "--docs", docs, "--method", "sam_kv", "--max-tokens", "8", "How many boats had Norrvik?"];
     let said = home.run(&words).good().err;
     assert!(said.contains("sequence ratio") && said.contains("read"), "{said}");
     let account = home.json(&words)["answers"][0]["account"].clone();
@@ -43,7 +44,14 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
     assert!(number("kv_bytes") < number("kv_bytes_full"), "{account}");
     // With its flags, a policy after it, beside others, and explained.
     let mut more = words.to_vec();
-    more.extend(["--update", "overwrite", "--selection=false", "--evict", "morph_kv:capacity=100", "--explain"]);
+    more.extend([
+        "--update",
+        "overwrite",
+        "--selection=false",
+        "--evict",
+        "morph_kv:capacity=100",
+        "--explain",
+    ]);
     more.extend(["--compare", "vanilla,multi_inf_llm:topk=3"]);
     let compared = home.json(&more);
     assert_eq!(compared["comparison"].as_array().unwrap().len(), 2);
@@ -59,6 +67,7 @@ fn options_of_sparse_methods_are_checked() {
     home.run(&["ask", "--method", "sam_kv", "--block", "0", "why"]).failed(2, &["block", "at least 1"]);
     home.run(&["ask", "--method", "sam_kv:update=mend", "why"]).failed(2, &["update", "fusion, overwrite"]);
     home.run(&["ask", "--method", "multi_inf_llm:local=0", "why"]).failed(2, &["local", "at least 1"]);
+    home.run(&["ask", "--method", "sam_kv:local_blocks=0", "why"]).failed(2, &["local_blocks", "at least 1"]);
     assert!(home.run(&["methods", "sam_kv"]).good().out.contains("2508.11661"));
 }
 
@@ -82,14 +91,15 @@ fn calibration_is_found_kept_and_used() {
         assert!(file.starts_with(home.path("data")) && file.is_file());
         assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(home.path("own.toml")).unwrap());
     }
-    // A file of another model, or none at all, is told and passed over.
-    let other = home.write("other.toml", "model = \"x\"\nlayers = 3\nstable_layers = 2\ndocuments = 1\nagreement = []\n");
+    // A file of another model, or none at all, is refused where it is asked for.
+    let other =
+        "model = \"x\"\nfingerprint = \"0\"\nlayers = 3\nstable_layers = 2\ndocuments = 1\nagreement = []\n";
     let ask = |file: &Path| {
         let words = ["ask", "why", "--max-tokens", "1", "--calibration", file.to_str().unwrap()];
-        home.run(&words).good().err
+        home.run(&words)
     };
-    assert!(ask(&other).contains("other layers"));
-    assert!(ask(&home.write("broken.toml", "layers = ")).contains("is not used"));
+    ask(&home.write("other.toml", other)).failed(1, &["it is of x"]);
+    ask(&home.write("broken.toml", "layers = ")).failed(1, &["cannot use the calibration"]);
     let short = home.write("short.txt", "Too short to tell.");
     home.run(&["calibrate", short.to_str().unwrap()]).failed(1, &["long enough"]);
 }

@@ -21,13 +21,14 @@ pub(crate) struct PromptRows<'a> {
 }
 
 impl Bounded<'_> {
-    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = place. `lender` counts what is
-    /// allocated.
+    /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = place. `origins` are the places'
+    /// positions where these differ, for a layer with a window; `lender` counts what is allocated.
     pub(crate) fn take_in(
         &mut self,
         cpu: &Cpu,
         cache: &LayerCache,
         prompt: PromptRows<'_>,
+        origins: Option<Vec<u32>>,
         lender: &Lender<'_>,
     ) {
         let layer = self.layers.len();
@@ -71,7 +72,8 @@ impl Bounded<'_> {
         let cache = whole.gather(d, n, &kept, 1, capacity);
         lender.count(cache.bytes());
         let statistics = statistics.gather(&kept, capacity);
-        self.layers.push(Layer { cache, positions, len, statistics, sinks: None });
+        let origins = origins.filter(|_| window).unwrap_or_default();
+        self.layers.push(Layer { cache, positions, len, statistics, sinks: None, origins });
         if self.layers.len() == self.plans.len() {
             self.identity = Vec::new();
         }

@@ -5,27 +5,27 @@ use std::time::Instant;
 use refrain_fusion::{Draft, Selection};
 use refrain_kv::{KvCache, Lender, Span};
 
-use super::{Loading, Request, Run, attend, see, summaries};
+use super::{Asked, Loading, Request, Run, attend, see, summaries};
 use crate::forward::State;
 use crate::prefill::{Work, operations, seen};
 use crate::sparse::pieces::Pieces;
 use crate::{Engine, Error, Result};
 
 impl Engine {
-    /// Tokens that a sparse method would keep of the prompt; nothing if a segment turned out broken.
+    /// Tokens that a sparse method would keep of the prompt, and what it took to know; nothing if a segment turned out broken.
     pub(crate) fn kept_by<'e>(
         &'e self,
         request: Request<'_, 'e>,
         always: &[u32],
         lender: &Lender<'_>,
         load: &mut Loading,
-    ) -> Result<Option<usize>> {
-        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.prompt.len());
-        let mut state = State::over(&self.decoder, vacant, request.reach);
+    ) -> Result<Option<(usize, Work)>> {
+        let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.asked.prompt.len());
+        let mut state = State::over(&self.decoder, vacant, request.asked.reach);
         let selected = self.select_sparse(request, always, lender, load, &mut state)?;
         let kept = |(mut run, selection): (Run<'_, '_>, Selection)| {
             (0..selection.layers.len()).for_each(|layer| run.free(layer));
-            run.places(selection.layers[0].spans.iter().copied()).len()
+            (run.places(selection.layers[0].spans.iter().copied()).len(), run.work)
         };
         Ok(selected.map(kept))
     }
@@ -39,7 +39,7 @@ impl Engine {
         load: &'a mut Loading,
         state: &mut State<'e>,
     ) -> Result<Option<(Run<'a, 'e>, Selection)>> {
-        let Request { view, segments, sparse, reach, .. } = request;
+        let Request { asked: Asked { view, segments, reach, .. }, sparse, .. } = request;
         let config = self.decoder.config();
         let missing = view.chunks.iter().filter(|context| !context.cached).map(|context| context.span);
         let fixed = [view.system, view.question].into_iter().chain(missing).collect();
@@ -52,7 +52,7 @@ impl Engine {
         };
         let Some(queries) = queries else { return Ok(None) };
         let started = Instant::now();
-        let summaries = summaries(segments, view.chunks.len());
+        let summaries = summaries(segments, view.chunks.len(), request.kind);
         let draft = Draft {
             prompt: &view,
             summaries: &summaries,
@@ -76,9 +76,9 @@ impl Run<'_, '_> {
     fn draft(&mut self, state: &mut State<'_>) -> Result<Option<Vec<f32>>> {
         let (started, loading) = (Instant::now(), self.load.busy);
         let config = state.decoder.config();
-        let places = self.places(self.request.sparse.base(&self.request.view));
-        let (question, width) = (self.request.view.question.len(), config.heads * config.head_dim);
-        let mut rows = state.embed(&self.request.prompt.ids(), self.always.to_vec())?;
+        let places = self.places(self.request.sparse.base(&self.request.asked.view));
+        let (question, width) = (self.request.asked.view.question.len(), config.heads * config.head_dim);
+        let mut rows = state.embed(&self.request.asked.prompt.ids(), self.always.to_vec())?;
         let mut means = Vec::with_capacity(config.layers * width);
         for layer in 0..config.layers {
             if !self.read(layer, &places) {
@@ -90,6 +90,7 @@ impl Run<'_, '_> {
                 asked[e..].iter().step_by(width).map(|q| f64::from(*q)).sum::<f64>() as f32 / question as f32
             }));
             if layer + 1 == config.layers {
+                self.work.operations += operations(config, rows.positions.len(), 0, 0);
                 break;
             }
             state.rotate_queries(&rows);
@@ -113,14 +114,18 @@ impl Run<'_, '_> {
     /// What a method selects must be computable: within the cached documents, base included, as much at every layer.
     fn check(&self, selection: &Selection) -> Result<()> {
         let fail = |why| Err(Error::Selection { method: format!("{:?}", self.request.sparse), why });
-        let view = &self.request.view;
+        let view = &self.request.asked.view;
         if selection.layers.len() != view.layers {
             return fail("it has not one entry a layer");
         }
         let ends = |span: &Span| {
             view.chunks.iter().any(|c| c.cached && c.span.start <= span.start && span.end <= c.span.end)
         };
+        let base = self.request.sparse.base(view);
         for kept in &selection.layers {
+            if !base.iter().flat_map(|span| span.positions()).all(|position| kept.contains(position)) {
+                return fail("a layer does not keep the base");
+            }
             if !kept.spans.is_sorted_by(|a, b| a.end <= b.start) || !kept.spans.iter().all(ends) {
                 return fail("its spans are not ascending, each within a cached document");
             }

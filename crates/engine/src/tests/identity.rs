@@ -67,7 +67,7 @@ fn a_missing_chunk_is_computed_within_the_prompt() {
         assert!(!without.store().contains(&without.chunk_id(&prompt.chunks[0].tokens)), "{method:?}");
     }
     // One of two chunks there: its tokens alone are candidates.
-    without.compute_chunk(without.chunk_id(&prompt.chunks[1].tokens), "second", None).unwrap();
+    without.compute_chunk(without.chunk_id(&prompt.chunks[1].tokens), "second", &[]).unwrap();
     let a3 = prefill(&without, &prompt, &A3::default(), prompt.len());
     assert!((5..45).all(|p| a3.work.final_rows.contains(&p)));
     assert_eq!(a3.work.final_rows.len(), 40 + 11 + 9);

@@ -13,7 +13,8 @@ use std::path::PathBuf;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
-use refrain_kernels::{Dtype, Precision};
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_model::{Decoder, ModelFiles, Tokenizer};
 use refrain_store::Store;
 
 use crate::load::Prefilled;
@@ -51,6 +52,15 @@ fn exact(kv: Dtype) -> Settings {
 
 fn engine(path: &std::path::Path, settings: Settings) -> Engine {
     Engine::open(path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
+}
+
+/// A tiny model, with another one's tokenizer where it has none of its own.
+fn tiny_engine(name: &str, settings: Settings) -> Engine {
+    let files = |name| ModelFiles::open(tiny(name)).unwrap();
+    let tokenizer = Tokenizer::open(&files("llama")).unwrap();
+    let precision = settings.precision.unwrap_or(Precision::Bf16);
+    let decoder = Decoder::load(files(name), &Cpu::new(0), precision, |_, _| ()).unwrap();
+    Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 
 /// A prompt of random tokens: system part of `system` tokens (BOS among them, where there is one), chunks, question.

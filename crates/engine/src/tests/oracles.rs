@@ -224,8 +224,8 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
     let (vanilla, pie) = (run(&engine, &prompt, &Vanilla), run(&engine, &prompt, &Pie));
     let shape = engine.decoder().shape();
     // Vanilla's keys and values before RoPE: the whole prompt as one isolated run.
-    let fresh = engine.isolated(&prompt.ids(), 0, Dtype::F32, None)?.0;
-    let system = engine.isolated(&prompt.system, 0, Dtype::F32, None)?.0;
+    let fresh = engine.isolated(&prompt.ids(), 0, Dtype::F32, &[])?.0;
+    let system = engine.isolated(&prompt.system, 0, Dtype::F32, &[])?.0;
     let rows = |span: Span| span.range().start * shape.width()..span.range().end * shape.width();
     for layer in 0..shape.layers {
         let value = fresh[layer].1.as_slice().range(rows(prompt.system_span()));

@@ -12,7 +12,7 @@ use refrain_kv::{Span, Summary};
 use refrain_model::Workspace;
 use refrain_store::Store;
 
-use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
+use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny, tiny_engine};
 use crate::load::Prefilled;
 use crate::{Engine, Prompt, Request, Sampling, Settings};
 
@@ -29,8 +29,8 @@ impl FusionMethod for Fixed {
         Ok(Plan { rows: prompt.always(), ..Plan::default() })
     }
 
-    fn summarizes(&self) -> Option<&dyn Summarize> {
-        Some(self)
+    fn summarizes(&self) -> Vec<&dyn Summarize> {
+        vec![self]
     }
 
     fn sparse(&self) -> Option<&dyn SparseMethod> {
@@ -104,12 +104,12 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             }
         }
     };
-    add(0, engine.isolated(&prompt.system, 0, Dtype::F32, None).unwrap().0);
+    add(0, engine.isolated(&prompt.system, 0, Dtype::F32, &[]).unwrap().0);
     for (i, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
         if !missing.contains(&i) {
             let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
             let ids = [&bos[..], &chunk.tokens].concat();
-            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32, None).unwrap().0);
+            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32, &[]).unwrap().0);
         }
     }
     let question = prompt.question_span();
@@ -226,7 +226,9 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
 fn same_cache(prefilled: &Prefilled<'_>, kept: &[Rows], d: usize) {
     let bounded = prefilled.state.bounded.as_ref().unwrap();
     for (layer, kept) in kept.iter().enumerate() {
-        for head in 0..kept.values().next().unwrap().0.len() / d {
+        // A layer with a window holds what that reaches.
+        let windowed = prefilled.state.decoder.config().window(layer).is_some();
+        for head in 0..if windowed { 0 } else { kept.values().next().unwrap().0.len() / d } {
             let keys = bounded.keys(layer, head);
             assert_eq!(bounded.positions(layer, head).len(), kept.len(), "layer {layer}");
             let expected: Vec<f32> =
@@ -277,7 +279,7 @@ fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize, missing
 #[test]
 fn any_selection_is_computed_by_its_rules() {
     let mut random = Random(5);
-    for name in ["llama", "phi3"] {
+    for name in ["llama", "phi3", "qwen2", "mistral_window"] {
         for (missing, merging) in [
             (vec![], None),
             (vec![], Some(SamKv::default())),
@@ -285,7 +287,7 @@ fn any_selection_is_computed_by_its_rules() {
             (vec![0, 1], Some(SamKv::default())),
         ] {
             let settings = Settings { repair: false, ..exact(Dtype::F32) };
-            let engine = engine(&tiny(name), settings);
+            let engine = tiny_engine(name, settings);
             let mut prompt = random_prompt(&engine, 5, &[24, 32, 19, 24], 9, 1);
             // Two documents may be the same.
             prompt.chunks[3].tokens = prompt.chunks[0].tokens.clone();
@@ -294,7 +296,7 @@ fn any_selection_is_computed_by_its_rules() {
             for i in (0..4).filter(|i| !missing.contains(i)) {
                 let method = Fixed { selection: Selection::default(), merging: None };
                 let id = engine.chunk_id(&prompt.chunks[i].tokens);
-                engine.compute_chunk(id, "cached", Some(&method)).unwrap();
+                engine.compute_chunk(id, "cached", &[&method]).unwrap();
             }
             for _ in 0..3 {
                 let layers = engine.decoder().config().layers;
@@ -303,11 +305,21 @@ fn any_selection_is_computed_by_its_rules() {
                 let narrows = selection.passes().windows(2).any(|p| p[1].rows.len() < p[0].rows.len());
                 assert!(padded && narrows, "a selection that meets every rule");
                 let method = Fixed { selection, merging };
-                let found = prefill(&engine, &prompt, &method, prompt.len() + 4);
+                let mut found = prefill(&engine, &prompt, &method, prompt.len() + 40);
                 let (logits, kept) = reference(&engine, &prompt, &method, &missing);
                 close(&found.logits, &logits);
                 same_cache(&found, &kept, engine.decoder().config().head_dim);
                 assert_eq!(found.work.kept_tokens, kept[0].len());
+                // Tokens of the answer see what the question saw, and one another, within the layers' windows.
+                let mut longer = prompt.clone();
+                for token in 0..30 {
+                    longer.question.push(token * 3 % 50 + 1);
+                    let last = longer.question[longer.question.len() - 1];
+                    let logits = found.state.extend(&[last]).unwrap();
+                    if [0, 9, 17, 29].contains(&token) {
+                        close(logits, &reference(&engine, &longer, &method, &missing).0);
+                    }
+                }
             }
         }
     }
@@ -530,7 +542,7 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
     let prompt = random_prompt(&first, 5, &[70, 90], 9, 3);
     let ids: Vec<_> = prompt.chunks.iter().map(|chunk| first.chunk_id(&chunk.tokens)).collect();
     for id in &ids {
-        first.compute_chunk(id.clone(), "plain", None).unwrap();
+        first.compute_chunk(id.clone(), "plain", &[]).unwrap();
     }
     let kind = small_blocks().kind();
     assert!(ids.iter().all(|id| !first.store().has_summary(id, &kind)));
@@ -564,8 +576,7 @@ fn only_what_is_kept_is_read() {
     let kept = found.work.kept_tokens - 5 - 9;
     let of_documents = kept * engine.decoder().shape().token_bytes(Dtype::F16);
     let system = 5 * engine.decoder().shape().token_bytes(Dtype::F16);
-    let summaries: usize =
-        found.loaded.segments.iter().filter_map(|s| s.summary.as_ref()).map(|s| s.bytes()).sum();
+    let summaries: usize = found.loaded.segments.iter().flat_map(|s| &s.summaries).map(|s| s.bytes()).sum();
     assert_eq!(found.loaded.read as usize, of_documents + system + summaries);
     assert_eq!(found.loaded.bytes as usize, of_documents + system);
     assert!(of_documents < documents * 3 / 4, "{of_documents} of {documents}");
@@ -583,7 +594,7 @@ fn a_missing_document_is_prefilled_again_or_computed_whole() {
     let leaving = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
     for i in [0, 2] {
         let id = leaving.chunk_id(&prompt_of.chunks[i].tokens);
-        leaving.compute_chunk(id, "cached", Some(&small_blocks())).unwrap();
+        leaving.compute_chunk(id, "cached", &[&small_blocks()]).unwrap();
     }
     let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);
     assert!(found.work.kept_tokens < prompt_of.len());

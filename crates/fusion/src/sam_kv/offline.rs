@@ -8,6 +8,8 @@ use crate::ContextLayer;
 
 /// Fewer weights than this give no slope.
 const POINTS: usize = 8;
+/// Representative tokens whose weights are held at once.
+const TOGETHER: usize = 32;
 /// Weights below this count as this.
 const FLOOR: f64 = 1e-8;
 
@@ -56,7 +58,10 @@ impl SamKv {
             .enumerate()
             .map(|(block, received)| (block * self.block + highest(received)) as u32)
             .collect();
-        let alphas: Vec<f64> = layer.decay(&representatives).iter().map(|weights| slope(weights)).collect();
+        // So many at a time that a long document's weights fit memory.
+        let slopes =
+            |some: &[u32]| layer.decay(some).iter().map(|weights| slope(weights)).collect::<Vec<_>>();
+        let alphas: Vec<f64> = representatives.chunks(TOGETHER).flat_map(slopes).collect();
         let of_block: Vec<f64> = representatives.iter().map(|t| received[*t as usize]).collect();
         let middle = self.middle(blocks);
         let extremes = [lowest(&alphas[middle.clone()]), lowest(&of_block[middle.clone()])];

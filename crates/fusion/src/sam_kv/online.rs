@@ -127,6 +127,9 @@ impl<'a> Contexts<'a> {
         if middle.is_empty() {
             return (0, 0);
         }
+        if self.method.share > 0.0 {
+            return (self.round(self.method.share * context.blocks as f64).min(middle.len()), 0);
+        }
         let layers = scores.len();
         let stable = match self.method.stable_layers {
             0 => self.draft.stable_layers.unwrap_or((layers / 8).max(4)),
@@ -148,10 +151,7 @@ impl<'a> Contexts<'a> {
                 (false, false) => 0.0,
             };
         }
-        let share = match self.method.share {
-            0.0 => sum / stable.len() as f64,
-            share => share,
-        };
+        let share = sum / stable.len() as f64;
         (self.round(share * context.blocks as f64).min(middle.len()), undecided)
     }
 

@@ -99,6 +99,14 @@ impl Store {
             || self.0.folder.as_ref().is_some_and(|folder| matches!(on_disk(folder), Ok(Some(_))))
     }
 
+    /// Whether there is a summary of this kind in memory.
+    ///
+    /// # Panics
+    /// If it is no kind.
+    pub fn holds_summary(&self, id: &ChunkId, kind: &str) -> bool {
+        self.0.summaries.contains_key(&name(id, kind))
+    }
+
     /// Removes all summaries of a chunk.
     pub(super) fn remove_summaries(&self, key: &ChunkKey) -> Result<()> {
         self.0.summaries.retain(|(chunk, _), _| chunk != key);

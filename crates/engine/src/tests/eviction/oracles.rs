@@ -10,7 +10,9 @@ use refrain_store::Store;
 
 use super::policy;
 use crate::load::Prefilled;
-use crate::tests::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
+use crate::tests::{
+    SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny, tiny_engine,
+};
 use crate::{Engine, Prompt, Request, Sampling, Settings};
 
 /// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
@@ -67,15 +69,6 @@ fn forced<'a>(
 
 fn logits(engine: &Engine, prompt: &Prompt, eviction: &Eviction, tokens: usize) -> Vec<f32> {
     forced(engine, prompt, &Vanilla, eviction, tokens, |_| ())
-}
-
-/// A tiny model, with another one's tokenizer where it has none of its own.
-fn tiny_engine(name: &str, settings: Settings) -> Engine {
-    let files = |name| ModelFiles::open(tiny(name)).unwrap();
-    let tokenizer = Tokenizer::open(&files("llama")).unwrap();
-    let precision = settings.precision.unwrap_or(Precision::Bf16);
-    let decoder = Decoder::load(files(name), &Cpu::new(0), precision, |_, _| ()).unwrap();
-    Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 
 /// The tiny models, and SmolLM2 as it is used (f16 cache, its own precision).

@@ -59,7 +59,7 @@ impl Given {
         rows.visible.extend((1..=n as u32).map(|end| (0, end)));
         let (pool, q) = (CachePool::default(), &self.q[..n * heads * head_dim]);
         let rows = PromptRows { q, positions: &rows.positions, visible: &rows.visible };
-        bounded.take_in(cpu, cache.layer(0), rows, &Lender::new(&pool));
+        bounded.take_in(cpu, cache.layer(0), rows, None, &Lender::new(&pool));
         Ok(bounded)
     }
 }
