@@ -4,16 +4,14 @@ use std::collections::BTreeSet;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
-use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_model::{Decoder, ModelFiles, Tokenizer};
-use refrain_store::Store;
+use refrain_kernels::Dtype;
 
 use super::policy;
 use crate::load::Prefilled;
 use crate::tests::{
     SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny, tiny_engine,
 };
-use crate::{Engine, Prompt, Request, Sampling, Settings};
+use crate::{Engine, Prompt, Request, Sampling};
 
 /// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
 const POLICIES: [&str; 11] = [
