@@ -9,7 +9,7 @@ use refrain_kernels::Dtype;
 use super::policy;
 use crate::load::Prefilled;
 use crate::tests::{
-    SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny, tiny_engine,
+    SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny_engine,
 };
 use crate::{Engine, Prompt, Request, Sampling};
 
