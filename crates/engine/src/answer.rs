@@ -42,7 +42,8 @@ pub struct Account {
     /// Floating point operations of prefill's products and attention, as the chosen rows and the keys that each sees
     /// make them; the language head is left out.
     pub operations: f64,
-    /// Seconds that the method took to score tokens and choose among them, at the layers where it narrows its rows.
+    /// Seconds that the method took to score tokens and choose among them: at the layers where it narrows its rows, or with the
+    /// question's first pass, where it selects by that.
     pub select_seconds: f64,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,
@@ -71,7 +72,8 @@ pub struct Account {
     pub kv_bytes_peak: usize,
     /// Bytes that full attention would hold at the end, one cache a KV head.
     pub kv_bytes_full: usize,
-    /// Bytes that an eviction policy keeps beside keys and values at the end: positions, statistics.
+    /// Bytes kept beside keys and values at the end: an eviction policy's positions and statistics, or the representatives of
+    /// blocks that are retrieved and what they are made from.
     pub side_bytes: usize,
     /// Tokens whose keys and values each head's cache holds at the end.
     pub retained_tokens: usize,

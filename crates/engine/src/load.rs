@@ -14,7 +14,7 @@ use crate::feed::{Feed, Load};
 use crate::forward::State;
 use crate::prefill::{Prefill, Work};
 use crate::sparse::{Asked, Loading, Request};
-use crate::{Engine, Prompt, Result};
+use crate::{Engine, Error, Prompt, Result};
 
 /// A part of the prompt whose keys and values are in the store, or were computed for it just now.
 #[derive(Debug)]
@@ -77,7 +77,16 @@ impl Engine {
         room: usize,
         explain: bool,
     ) -> Result<Prefilled<'a>> {
-        let reach = self.reach(prompt, eviction, room)?;
+        let mut reach = self.reach(prompt, eviction, room)?;
+        if method.sparse().is_some() {
+            // Where keys are turned by their places, those of what was left out still lie between.
+            reach = room.min(reach + prompt.len());
+            let context = self.decoder.config().context;
+            if reach > context {
+                let answer = room - prompt.len();
+                return Err(Error::PromptTooLong { prompt: prompt.len(), answer, context });
+            }
+        }
         let contexts;
         let prompt = match method.summarizes().is_empty() {
             true => prompt,

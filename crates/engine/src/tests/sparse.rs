@@ -657,6 +657,9 @@ fn every_policy_goes_on_after_it() {
                 let most = if grows { most + token as usize } else { most };
                 assert!(prefilled.state.retained() <= most, "{}: {}", entry.name, prefilled.state.retained());
             }
+            // Also where each query head has a cache of its own.
+            let expanded = entry.with([("expanded", "true")]).unwrap();
+            close(&forced(&engine, &prompt, &method, &expanded)[..full.len() / 7], &full[..full.len() / 7]);
             if entry.name != "keyformer" {
                 let roomy = entry.with(known(large)).unwrap();
                 let same = forced(&engine, &prompt, &method, &roomy);
