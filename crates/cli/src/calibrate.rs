@@ -1,5 +1,6 @@
 //! `refrain calibrate`: the layers of a model over which SamKV averages, found from documents and kept in a small file.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -19,8 +20,11 @@ struct Kept {
     model: String,
     /// What it computed with: weights, configuration and precision.
     fingerprint: String,
+    /// Of the model.
     layers: usize,
-    stable_layers: usize,
+    /// From 1, both included.
+    first_stable_layer: usize,
+    last_stable_layer: usize,
     documents: usize,
     /// Of each layer with the next.
     agreement: Vec<f64>,
@@ -40,45 +44,39 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     })?;
     let layers = engine.decoder().config().layers;
     let file = args.output.clone().map_or_else(|| file(context, &engine), Ok)?;
-    if let Some(stable_layers) = found.stable_layers {
-        let (agreement, documents) = (found.agreement.clone(), found.documents);
-        let (model, fingerprint) = (context.global.model.clone(), fingerprint(&engine));
-        write(&file, &Kept { model, fingerprint, layers, stable_layers, documents, agreement })?;
-    }
+    let stable = found.stable_layers.clone();
+    let kept = Kept {
+        model: context.global.model.clone(),
+        fingerprint: fingerprint(&engine),
+        first_stable_layer: stable.start + 1,
+        last_stable_layer: stable.end,
+        layers,
+        documents: found.documents,
+        agreement: found.agreement.clone(),
+    };
+    write(&file, &kept)?;
     if context.json {
-        return print_json(&json!({
-            "file": found.stable_layers.map(|_| &file),
-            "layers": layers,
-            "stable_layers": found.stable_layers,
-            "documents": found.documents,
-            "agreement": found.agreement,
-        }));
+        return print_json(&json!({ "file": file, "calibration": kept }));
     }
-    print(&text(&found, layers))?;
-    match found.stable_layers {
-        Some(_) if args.output.is_some() => {
-            context.say(&format!("kept in {}: give it as --calibration", tilde(&file)));
-        }
-        Some(_) => context.say(&format!("kept in {}: sam_kv uses it from now on", tilde(&file))),
-        None => context.say("nothing is kept, and what was kept before stays"),
+    print(&text(&found))?;
+    match args.output {
+        Some(_) => context.say(&format!("kept in {}: give it as --calibration", tilde(&file))),
+        None => context.say(&format!("kept in {}: sam_kv uses it from now on", tilde(&file))),
     }
     Ok(())
 }
 
 /// A line a layer, longer where it agrees more with the next, then what was found.
-fn text(found: &Calibration, layers: usize) -> String {
+fn text(found: &Calibration) -> String {
     const WIDTH: f64 = 40.0;
-    let stable = layers - found.stable_layers.unwrap_or(0);
+    let stable = found.stable_layers.clone();
     let mut text = format!("agreement of layers with the next, {}\n", count(found.documents, "document"));
     for (layer, agreement) in found.agreement.iter().enumerate() {
         let bar = "▇".repeat((agreement.max(0.0) * WIDTH).round() as usize);
-        let mark = if layer >= stable { " *" } else { "" };
+        let mark = if stable.contains(&layer) && stable.contains(&(layer + 1)) { " *" } else { "" };
         text.push_str(&format!("{:>4}–{:<4}{agreement:>6.2} {bar}{mark}\n", layer + 1, layer + 2));
     }
-    match found.stable_layers {
-        Some(_) => text + &format!("stable (*): layers {} to {layers}\n", stable + 1),
-        None => text + "the last two layers agree less than layers do on average: none is stable\n",
-    }
+    text + &format!("stable (*): layers {} to {}\n", stable.start + 1, stable.end)
 }
 
 /// Where a model's file is kept.
@@ -104,7 +102,7 @@ fn write(file: &PathBuf, kept: &Kept) -> Result<()> {
 
 /// The stable layers that were found for the engine's model, if a file says so. One that was not asked for and cannot be
 /// used is told and passed over: nothing depends on it.
-pub(crate) fn known(context: &Context, engine: &Engine) -> Result<Option<usize>> {
+pub(crate) fn known(context: &Context, engine: &Engine) -> Result<Option<Range<usize>>> {
     if let Some(file) = &context.global.calibration {
         let message = || format!("cannot use the calibration {}", tilde(file));
         return read(file, engine).with_context(message).map(Some);
@@ -117,14 +115,15 @@ pub(crate) fn known(context: &Context, engine: &Engine) -> Result<Option<usize>>
     Ok(known.ok())
 }
 
-fn read(file: &Path, engine: &Engine) -> Result<usize> {
+fn read(file: &Path, engine: &Engine) -> Result<Range<usize>> {
     let kept: Kept = toml::from_str(&std::fs::read_to_string(file)?)?;
     if kept.fingerprint != fingerprint(engine) {
         bail!("it is of {}, or of another precision", kept.model);
     }
     let layers = engine.decoder().config().layers;
-    if !(1..=layers).contains(&kept.stable_layers) {
-        bail!("it has {} stable layers, but the model has {layers}", kept.stable_layers);
+    let (first, last) = (kept.first_stable_layer, kept.last_stable_layer);
+    if first == 0 || first > last || last > layers {
+        bail!("its stable layers are {first} to {last}, but the model has {layers}");
     }
-    Ok(kept.stable_layers)
+    Ok(first - 1..last)
 }

@@ -38,7 +38,7 @@ Examples:
   refrain calibrate docs/ --model qwen2.5-coder-0.5b -o qwen.toml
   refrain ask --docs docs/ --method sam_kv --calibration qwen.toml \"How tight is a stem bolt?\"
 
-Some ten documents of a thousand tokens and more are enough. Layers are stable from where the blocks of \
+Some ten documents of a thousand tokens and more are enough. Stable are the layers at which the blocks of \
 a document keep their order from layer to layer; without calibration sam_kv averages over the \
 last eighth of the layers, at least four.";
 

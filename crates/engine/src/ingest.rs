@@ -111,7 +111,7 @@ impl Engine {
         self.ingest_parts(&contexts, documents.len(), &summaries, progress)
     }
 
-    /// Finds the layers at the end over which SamKV averages, from documents, which are ingested for it; nothing if none of
+    /// Finds the layers over which SamKV averages, from documents, which are ingested for it; nothing if none of
     /// them is long enough. [`Engine::use_stable_layers`] makes use of it.
     ///
     /// # Errors

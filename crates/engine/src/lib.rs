@@ -55,6 +55,7 @@ pub use sampling::{Sampling, argmax};
 use std::path::Path;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kv::Span;
 use refrain_model::{
     ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
 };
@@ -124,8 +125,8 @@ pub struct Engine {
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
-    /// Layers at the end that were found to be stable for this model.
-    stable_layers: Option<usize>,
+    /// Layers that were found to be stable for this model.
+    stable_layers: Option<Span>,
     pool: forward::Pool,
 }
 
@@ -205,9 +206,9 @@ impl Engine {
         self.fingerprint
     }
 
-    /// Lets SamKV average over this many layers at the end; without it, over `max(4, L/8)`.
-    pub fn use_stable_layers(&mut self, layers: Option<usize>) {
-        self.stable_layers = layers;
+    /// Lets SamKV average over these layers, from 0; without them, over the last `max(4, L/8)`.
+    pub fn use_stable_layers(&mut self, layers: Option<std::ops::Range<usize>>) {
+        self.stable_layers = layers.map(|layers| Span::new(layers.start, layers.end));
     }
 
     /// Whether a token ends an answer.

@@ -253,7 +253,7 @@ const SAM_KV: &[OptionSpec] = &[
     choice("theta", "one weight of eq. 4 a token, one a head, or 0.9", &["token", "head", "constant"]),
     count(
         "stable_layers",
-        "layers at the end that eq. 3 averages over; 0 for calibrated ones, else max(4, L/8)",
+        "layers at the end that eq. 3 averages over; 0 for calibrated ones, else the last max(4, L/8)",
         "0",
     ),
 ];

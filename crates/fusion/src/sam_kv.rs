@@ -139,7 +139,7 @@ pub struct SamKv {
     pub update: Update,
     /// What eq. 4's θ is.
     pub theta: Theta,
-    /// Layers at the end that eq. 3 averages over; 0 for those found by calibration, else `max(4, L/8)`.
+    /// Layers at the end that eq. 3 averages over; 0 for those found by calibration, else the last `max(4, L/8)`.
     pub stable_layers: usize,
 }
 

@@ -153,8 +153,8 @@ pub struct Draft<'a> {
     pub head_dim: usize,
     /// Rotary frequencies of the request.
     pub rope: &'a Rope,
-    /// Layers at the end that were found to be stable for this model, if that was looked for.
-    pub stable_layers: Option<usize>,
+    /// Layers that were found to be stable for this model, if that was looked for.
+    pub stable_layers: Option<Span>,
 }
 
 /// What is kept of the documents and what of it is computed anew.

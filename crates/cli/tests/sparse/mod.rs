@@ -80,20 +80,18 @@ fn calibration_is_found_kept_and_used() {
     let docs = long_documents(&home);
     let docs = docs.to_str().unwrap();
     let found = home.json(&["calibrate", docs]);
-    let layers = found["layers"].as_u64().unwrap();
-    assert_eq!(found["agreement"].as_array().unwrap().len() as u64, layers - 1);
-    assert_eq!(found["documents"], 3);
+    let number = |name: &str| found["calibration"][name].as_u64().unwrap();
+    assert_eq!(found["calibration"]["agreement"].as_array().unwrap().len() as u64, number("layers") - 1);
+    assert_eq!(number("documents"), 3);
+    let (first, last) = (number("first_stable_layer"), number("last_stable_layer"));
+    assert!(1 <= first && first < last && last <= number("layers"));
     let shown = home.run(&["calibrate", docs, "-o", home.path("own.toml").to_str().unwrap()]).good();
     assert!(shown.out.contains("agreement of layers"), "{}", shown.out);
-    if let Some(stable) = found["stable_layers"].as_u64() {
-        assert!((2..=layers).contains(&stable));
-        let file = PathBuf::from(found["file"].as_str().unwrap());
-        assert!(file.starts_with(home.path("data")) && file.is_file());
-        assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(home.path("own.toml")).unwrap());
-    }
+    let file = PathBuf::from(found["file"].as_str().unwrap());
+    assert!(file.starts_with(home.path("data")) && file.is_file());
+    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(home.path("own.toml")).unwrap());
     // A file of another model, or none at all, is refused where it is asked for.
-    let other =
-        "model = \"x\"\nfingerprint = \"0\"\nlayers = 3\nstable_layers = 2\ndocuments = 1\nagreement = []\n";
+    let other = "model = \"x\"\nfingerprint = \"0\"\nlayers = 3\nfirst_stable_layer = 2\nlast_stable_layer = 3\ndocuments = 1\nagreement = []\n";
     let ask = |file: &Path| {
         let words = ["ask", "why", "--max-tokens", "1", "--calibration", file.to_str().unwrap()];
         home.run(&words)

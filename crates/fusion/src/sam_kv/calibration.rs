@@ -1,9 +1,11 @@
-//! Which layers at the end eq. 3 averages over: those at which a document's blocks keep their order from layer to layer.
+//! Which layers eq. 3 averages over: those at which a document's blocks keep their order from layer to layer.
 //!
 //! The paper finds them by looking at a model's layers (its appendix A.2) and reports the last four or five of three
 //! models. Here: `ρ_l`, the rank correlation (Spearman) of the attention that a document's middle blocks receive at layers
-//! `l` and `l + 1`, mean over documents; stable are the layers of the longest run at the end whose `ρ` are no lower than
-//! the mean over all layers.
+//! `l` and `l + 1`, mean over documents; stable are the layers of the longest run whose `ρ` are no lower than the mean over
+//! all layers, of equal runs the later.
+
+use std::ops::Range;
 
 use refrain_kv::Summary;
 
@@ -16,8 +18,8 @@ const BLOCKS: usize = 3;
 /// What was found of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
-    /// Layers at the end that are stable; none where no run of two was found.
-    pub stable_layers: Option<usize>,
+    /// The stable layers, from 0; at least two.
+    pub stable_layers: Range<usize>,
     /// Agreement of each layer with the next, −1 to 1, one fewer than there are layers.
     pub agreement: Vec<f64>,
     /// Documents that were long enough to tell.
@@ -48,9 +50,15 @@ impl SamKv {
         }
         let agreement: Vec<f64> = sums.iter().map(|sum| sum / documents as f64).collect();
         let mean = agreement.iter().sum::<f64>() / agreement.len() as f64;
-        let run = agreement.iter().rev().take_while(|agreement| **agreement >= mean).count();
-        let stable_layers = (run > 0).then_some(run + 1);
-        (documents > 0).then_some(Calibration { stable_layers, agreement, documents })
+        let (mut longest, mut start) = (0..0, 0);
+        for (layer, agreement) in agreement.iter().enumerate() {
+            if *agreement < mean {
+                start = layer + 1;
+            } else if layer + 2 - start >= longest.len() {
+                longest = start..layer + 2;
+            }
+        }
+        (documents > 0).then_some(Calibration { stable_layers: longest, agreement, documents })
     }
 }
 
@@ -83,16 +91,18 @@ mod tests {
     }
 
     #[test]
-    fn stable_are_the_last_layers_that_order_the_middle_blocks_alike() {
+    fn stable_are_the_layers_that_order_the_middle_blocks_alike() {
         // Of seven blocks the first and the last two are no candidates.
         let up = [9.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5.0];
         let also_up = [-9.0, 10.0, 20.0, 21.0, 90.0, 7.0, -5.0];
         let down = [0.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0];
         let found = SamKv::default().calibrate(&[&summary(&[up, down, up, down, up, also_up, up])]).unwrap();
         assert_eq!(found.agreement, [-1.0, -1.0, -1.0, -1.0, 1.0, 1.0]);
-        assert_eq!((found.stable_layers, found.documents), (Some(3), 1));
-        let never = SamKv::default().calibrate(&[&summary(&[up, also_up, down])]).unwrap();
-        assert_eq!((never.agreement, never.stable_layers), (vec![1.0, -1.0], None));
+        assert_eq!((found.stable_layers, found.documents), (4..7, 1));
+        let first = SamKv::default().calibrate(&[&summary(&[up, also_up, down])]).unwrap();
+        assert_eq!((first.agreement, first.stable_layers), (vec![1.0, -1.0], 0..2));
+        let both = SamKv::default().calibrate(&[&summary(&[up, also_up, down, down])]).unwrap();
+        assert_eq!(both.stable_layers, 2..4, "of equal runs the later");
     }
 
     #[test]

@@ -132,10 +132,12 @@ impl<'a> Contexts<'a> {
         }
         let layers = scores.len();
         let stable = match self.method.stable_layers {
-            0 => self.draft.stable_layers.unwrap_or((layers / 8).max(4)),
-            stable => stable,
+            0 => match self.draft.stable_layers {
+                Some(stable) if stable.start < stable.end && stable.end as usize <= layers => stable.range(),
+                _ => layers.saturating_sub((layers / 8).max(4))..layers,
+            },
+            stable => layers.saturating_sub(stable)..layers,
         };
-        let stable = layers - stable.clamp(1, layers)..layers;
         let (mut sum, mut undecided) = (0.0, 0);
         for layer in stable.clone() {
             let raw = &scores[layer][i].raw;
