@@ -88,6 +88,29 @@ fn prefill<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod, r
     engine.prefill(prompt, method, Eviction::full(), room, false).unwrap()
 }
 
+/// Runs an oracle on the tiny models and on SmolLM2 where it is there.
+fn everywhere(oracle: impl Fn(&Engine)) {
+    oracle(&engine(&tiny("llama"), exact(Dtype::F32)));
+    oracle(&engine(&tiny("phi3"), exact(Dtype::F32)));
+    if let Some(path) = real(SMOLLM2) {
+        oracle(&engine(&path, exact(Dtype::F32)));
+    }
+}
+
+/// Tokens of an answer that nobody chose.
+const STEPS: [u32; 6] = [7, 30, 12, 5, 90, 44];
+
+/// The first logits, and those after each of [`STEPS`].
+fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
+    let room = engine.room(prompt, 40, eviction).unwrap();
+    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
+    let mut logits = prefilled.logits.clone();
+    for token in STEPS {
+        logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());
+    }
+    logits
+}
+
 fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)

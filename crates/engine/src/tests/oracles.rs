@@ -8,18 +8,9 @@ use refrain_fusion::{
 use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};
 
-use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, tiny};
+use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, tiny};
 use crate::load::Prefilled;
 use crate::{Engine, Prompt, Result};
-
-/// Runs an oracle on the tiny models and on SmolLM2 where it is there.
-fn everywhere(oracle: impl Fn(&Engine)) {
-    oracle(&engine(&tiny("llama"), exact(Dtype::F32)));
-    oracle(&engine(&tiny("phi3"), exact(Dtype::F32)));
-    if let Some(path) = real(SMOLLM2) {
-        oracle(&engine(&path, exact(Dtype::F32)));
-    }
-}
 
 fn prompt(engine: &Engine) -> Prompt {
     random_prompt(engine, 5, &[24, 32, 19], 9, 1)

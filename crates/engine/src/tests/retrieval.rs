@@ -5,31 +5,8 @@ use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, Retrieval,
 use refrain_kernels::{Buffer, Dtype};
 use refrain_model::Workspace;
 
-use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny};
+use super::{STEPS, engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny};
 use crate::{Engine, Prompt, Request, Sampling};
-
-/// The tiny models and SmolLM2 where it is there.
-fn everywhere(oracle: impl Fn(&Engine)) {
-    for name in ["llama", "phi3"] {
-        oracle(&engine(&tiny(name), exact(Dtype::F32)));
-    }
-    if let Some(path) = real(SMOLLM2) {
-        oracle(&engine(&path, exact(Dtype::F32)));
-    }
-}
-
-/// The first logits and those of some forced tokens after them.
-fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
-    let room = engine.room(prompt, 40, eviction).unwrap();
-    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
-    let mut logits = prefilled.logits.clone();
-    for token in STEPS {
-        logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());
-    }
-    logits
-}
-
-const STEPS: [u32; 6] = [7, 30, 12, 5, 90, 44];
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
     InfLlm { sizes: Retrieval { initial, local, block, blocks: Some(blocks), representatives: 4, rows } }

@@ -12,7 +12,9 @@ use refrain_kv::{Span, Summary};
 use refrain_model::Workspace;
 use refrain_store::Store;
 
-use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny, tiny_engine};
+use super::{
+    engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny, tiny_engine,
+};
 use crate::load::Prefilled;
 use crate::{Engine, Prompt, Request, Sampling, Settings};
 
@@ -417,26 +419,6 @@ mod figure_5 {
         assert!(layers[0].contains(&(21, false)));
         assert_eq!(rows[..3], [5, 5, 5], "and it was computed through layers 0 and 1");
     }
-}
-
-/// Runs an oracle on the tiny models and on SmolLM2 where it is there.
-fn everywhere(oracle: impl Fn(&Engine)) {
-    oracle(&engine(&tiny("llama"), exact(Dtype::F32)));
-    oracle(&engine(&tiny("phi3"), exact(Dtype::F32)));
-    if let Some(path) = real(SMOLLM2) {
-        oracle(&engine(&path, exact(Dtype::F32)));
-    }
-}
-
-/// Prefill and the logits of some forced tokens after it.
-fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
-    let room = engine.room(prompt, 40, eviction).unwrap();
-    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
-    let mut logits = prefilled.logits.clone();
-    for token in [7u32, 30, 12, 5, 90, 44] {
-        logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());
-    }
-    logits
 }
 
 fn all_of_it() -> SamKv {
