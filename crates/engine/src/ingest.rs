@@ -146,7 +146,7 @@ impl Engine {
         let started = Instant::now();
         let broken = || self.store.stats().removed;
         let broken_before = broken();
-        let mut missing: Vec<(&PromptChunk, ChunkId)> = Vec::new();
+        let mut missing: Vec<(&PromptChunk, ChunkId, bool)> = Vec::new();
         let mut seen = HashSet::new();
         let mut summarised = 0;
         for chunk in chunks {
@@ -155,11 +155,10 @@ impl Engine {
             let whole = stored && summaries.iter().all(|of| self.store.has_summary(&id, &of.kind()));
             if !whole && seen.insert(id.key()) {
                 summarised += usize::from(stored);
-                missing.push((chunk, id));
+                missing.push((chunk, id, stored));
             }
         }
-        let count = |chunks: &[(&PromptChunk, ChunkId)]| chunks.iter().map(|(c, _)| c.tokens.len()).sum();
-        let total = count(&missing);
+        let total = missing.iter().map(|(chunk, ..)| chunk.tokens.len()).sum();
         let mut report = IngestReport {
             documents,
             chunks: chunks.len(),
@@ -172,8 +171,7 @@ impl Engine {
         };
         let mut done = 0;
         progress(IngestProgress { total, done });
-        for (chunk, id) in missing {
-            let known = self.store.contains(&id);
+        for (chunk, id, known) in missing {
             let (stored, made, outcome) = self.compute_chunk(id, &chunk.label(), summaries)?;
             report.bytes += if known { 0 } else { stored.bytes() as u64 };
             report.bytes += made.iter().map(|summary| summary.bytes() as u64).sum::<u64>();

@@ -252,9 +252,7 @@ impl Blocks {
         }
         let config = part.decoder.config();
         let (d, width) = (config.head_dim, config.heads * config.head_dim);
-        let rows = part.positions.len() as f32;
-        let mut mean: Vec<f32> =
-            (0..width).map(|e| part.raw[e..].iter().step_by(width).sum::<f32>() / rows).collect();
+        let mut mean = stats::mean(part.raw, width);
         rotate(part.decoder, rope, part.local, &mut mean);
         let group = config.heads / config.kv_heads * d;
         let summed: Vec<f32> = mean

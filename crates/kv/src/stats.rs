@@ -139,6 +139,16 @@ pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
         .collect()
 }
 
+/// The mean of rows of `width`, summed in f64; zeros of no row.
+pub fn mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f64; width];
+    for row in rows.chunks_exact(width) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+    let count = (rows.len() / width).max(1) as f64;
+    sums.into_iter().map(|sum| (sum / count) as f32).collect()
+}
+
 /// Attention over two sets of keys becomes attention over their union: `out` (`rows × H × d`) and `lse` (`rows × H`, the
 /// logarithms of the softmax's sums) are those of one set, `other` those of the other. Any split and order gives the same;
 /// −∞ is the sum over no key.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use refrain_fusion::{Draft, Selection};
-use refrain_kv::{KvCache, Lender, Span};
+use refrain_kv::{KvCache, Lender, Span, stats};
 
 use super::{Asked, Loading, Request, Run, attend, see, summaries};
 use crate::forward::State;
@@ -86,9 +86,7 @@ impl Run<'_, '_> {
             }
             state.decoder.project(layer, &rows.x, &mut state.work);
             let asked = &state.work.q[(rows.positions.len() - question) * width..];
-            means.extend((0..width).map(|e| {
-                asked[e..].iter().step_by(width).map(|q| f64::from(*q)).sum::<f64>() as f32 / question as f32
-            }));
+            means.extend(stats::mean(asked, width));
             if layer + 1 == config.layers {
                 self.work.operations += operations(config, rows.positions.len(), 0, 0);
                 break;

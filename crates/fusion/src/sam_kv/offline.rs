@@ -2,6 +2,7 @@
 
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::Summary;
+use refrain_kv::stats::mean;
 
 use super::SamKv;
 use crate::ContextLayer;
@@ -80,16 +81,6 @@ impl SamKv {
         layer.k.to_f32(&mut keys);
         keys.chunks(self.block * width).flat_map(|block| mean(block, width)).collect()
     }
-}
-
-/// The mean of rows of `width`.
-pub(super) fn mean(rows: &[f32], width: usize) -> Vec<f32> {
-    let mut sums = vec![0.0f64; width];
-    for row in rows.chunks_exact(width) {
-        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-    }
-    let count = (rows.len() / width).max(1) as f64;
-    sums.into_iter().map(|sum| (sum / count) as f32).collect()
 }
 
 /// Index of the highest; of equal ones the first.

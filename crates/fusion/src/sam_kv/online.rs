@@ -1,5 +1,6 @@
 //! What SamKV decides for one question.
 
+use refrain_kv::stats::mean;
 use refrain_kv::{Span, Tensor, top_k};
 
 use super::offline::{EXTREMES, MARKED, MEANS, QUERIES, REPRESENTATIVE};
@@ -233,7 +234,7 @@ impl<'a> Contexts<'a> {
     fn grouped(&self, query: &[f32]) -> Vec<f32> {
         let Draft { heads, kv_heads, head_dim, .. } = *self.draft;
         let group = heads / kv_heads;
-        query.chunks_exact(group * head_dim).flat_map(|heads| super::offline::mean(heads, head_dim)).collect()
+        query.chunks_exact(group * head_dim).flat_map(|heads| mean(heads, head_dim)).collect()
     }
 
     /// Rotates a vector of heads to `position`, if they are compared there.
