@@ -4,16 +4,14 @@ use std::time::Instant;
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::FusionMethod;
-use refrain_model::Detokenizer;
 use serde::Serialize;
 
 use crate::bounded::Bounded;
 use crate::forward::State;
 use crate::load::{Loaded, Prefilled};
-use crate::prefill::Work;
+use crate::prefill::{Watch, Work};
 use crate::retrieval::Retrieving;
-use crate::sampling::Sampler;
-use crate::stop::StopFilter;
+use crate::writing::Writing;
 use crate::{Engine, Error, Explanation, Prompt, Result, Sampling};
 
 /// What an answer took, counted and timed while it was made.
@@ -68,6 +66,8 @@ pub struct Account {
     pub answer_tokens: usize,
     /// Bytes allocated for the keys and values that the answer was decoded with.
     pub kv_bytes: usize,
+    /// Bytes that those held at the end take.
+    pub kv_bytes_held: usize,
     /// Most bytes of keys and values that were allocated at a time, prefill included.
     pub kv_bytes_peak: usize,
     /// Bytes that full attention would hold at the end, one cache a KV head.
@@ -144,6 +144,17 @@ pub struct Answer {
     pub explanation: Option<Explanation>,
 }
 
+/// An answer whose first token is chosen.
+pub(crate) struct Begun<'a> {
+    pub(crate) state: State<'a>,
+    /// What the first token was chosen from.
+    pub(crate) logits: Vec<f32>,
+    pub(crate) writing: Writing<'a>,
+    pub(crate) token: u32,
+    pub(crate) account: Account,
+    pub(crate) work: Work,
+}
+
 impl Engine {
     /// Answers a prompt. `stream` is told of every token and returns whether to go on.
     ///
@@ -155,44 +166,40 @@ impl Engine {
         request: &Request<'_>,
         mut stream: impl FnMut(Progress<'_>) -> bool,
     ) -> Result<Answer> {
-        let Request { method, eviction, sampling, explain, .. } = *request;
+        let watch = if request.explain { Watch::Explain } else { Watch::Nothing };
+        let Begun { mut state, mut writing, token, mut account, work, .. } =
+            self.begin(prompt, request, watch, (request.sampling.max_tokens, 0))?;
+        let first = Instant::now();
+        let finish = writing.go_on(&mut state, &[token], &mut stream)?;
+        let steps = writing.tokens.len() - 1;
+        account.tpot = (steps > 0).then(|| first.elapsed().as_secs_f64() / steps as f64);
+        account.count_cache(&state, request.eviction);
+        let mut answer = writing.answer(finish, account, &mut stream);
+        answer.explanation =
+            work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
+        Ok(answer)
+    }
+
+    /// An answer up to its first token, with room for `steps` tokens; the logits of the first `recorded` are kept.
+    pub(crate) fn begin<'a>(
+        &'a self,
+        prompt: &Prompt,
+        request: &Request<'a>,
+        watch: Watch,
+        (steps, recorded): (usize, usize),
+    ) -> Result<Begun<'a>> {
+        let Request { method, eviction, sampling, .. } = *request;
         sampling.check()?;
         let started = Instant::now();
-        let room = self.room(prompt, sampling.max_tokens, eviction)?;
-        let Prefilled { mut state, mut logits, work, loaded } =
-            self.prefill(prompt, method, eviction, room, explain)?;
-        let mut sampler = Sampler::new(sampling.clone(), prompt.ids());
-        let mut text = Text::new(sampling);
-        let mut tokens = vec![sampler.sample(&mut logits)];
+        let room = self.room(prompt, steps, eviction)?;
+        let Prefilled { state, logits, work, loaded } =
+            self.prefill(prompt, method, eviction, room, watch)?;
+        let mut writing = Writing::new(self, request, prompt, recorded);
+        let token = writing.choose(&mut logits.clone(), 0);
         let mut account = self.account(prompt, &work, &loaded);
-        account.ttft = started.elapsed().as_secs_f64();
+        account.ttft = (started.elapsed() - work.watching).as_secs_f64();
         account.compute_ttft = account.ttft - loaded.waited.as_secs_f64();
-        let first = Instant::now();
-        let finish = loop {
-            let token = tokens[tokens.len() - 1];
-            let progress = Progress {
-                text: "",
-                tokens: tokens.len(),
-                retained: state.retained(),
-                kv_bytes: state.kv_bytes(),
-            };
-            let ends = request.ends && self.is_end(token);
-            if let Some(finish) = text.push(self, token, ends, progress, &mut stream) {
-                break finish;
-            }
-            if tokens.len() == sampling.max_tokens {
-                break Finish::Length;
-            }
-            tokens.push(sampler.sample(state.extend(&[token])?));
-        };
-        account.answer_tokens = tokens.len();
-        account.tpot = (tokens.len() > 1).then(|| first.elapsed().as_secs_f64() / (tokens.len() - 1) as f64);
-        account.count_cache(&state, eviction);
-        let (retained, kv_bytes) = (account.retained_tokens, account.kv_bytes);
-        text.finish(finish, Progress { text: "", tokens: tokens.len(), retained, kv_bytes }, &mut stream);
-        let explanation =
-            work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
-        Ok(Answer { text: text.shown, tokens, finish, account, explanation })
+        Ok(Begun { state, logits, writing, token, account, work })
     }
 
     /// Positions for the prompt and `max_tokens` more, within the context. Where keys are rotated by their places in a
@@ -256,71 +263,12 @@ impl Account {
     /// Notes what the cache holds now.
     pub(crate) fn count_cache(&mut self, state: &State<'_>, eviction: &Eviction) {
         self.kv_bytes = state.kv_bytes();
+        self.kv_bytes_held = state.kv_bytes_held();
         self.kv_bytes_peak = self.kv_bytes_peak.max(self.kv_bytes);
         self.kv_bytes_full = state.len * state.decoder.shape().token_bytes(state.cache.dtype());
         let retrieving = state.retrieving.as_ref().map_or(0, Retrieving::side_bytes);
         self.side_bytes = state.bounded.as_ref().map_or(retrieving, Bounded::side_bytes);
         self.retained_tokens = state.retained();
         self.kv_accounting = if eviction.expanded { "query_head" } else { "kv_head" };
-    }
-}
-
-/// The text of an answer as it grows.
-struct Text {
-    shown: String,
-    filter: StopFilter,
-    detokenizer: Detokenizer,
-}
-
-impl Text {
-    fn new(sampling: &Sampling) -> Text {
-        Text {
-            shown: String::new(),
-            filter: StopFilter::new(&sampling.stop),
-            detokenizer: Detokenizer::default(),
-        }
-    }
-
-    /// Adds a token; returns why the answer ends with it, if it does.
-    fn push(
-        &mut self,
-        engine: &Engine,
-        token: u32,
-        ends: bool,
-        progress: Progress<'_>,
-        stream: &mut impl FnMut(Progress<'_>) -> bool,
-    ) -> Option<Finish> {
-        if ends {
-            return Some(Finish::Stop);
-        }
-        let piece = self.detokenizer.push(&engine.tokenizer, token).unwrap_or_default();
-        let (shown, stopped) = self.filter.push(&piece);
-        self.shown.push_str(&shown);
-        let go_on = stream(Progress { text: &shown, ..progress });
-        if stopped {
-            return Some(Finish::Stop);
-        }
-        (!go_on).then_some(Finish::Cancelled)
-    }
-
-    /// Shows what was held back, unless a stop string was met.
-    fn finish(
-        &mut self,
-        finish: Finish,
-        progress: Progress<'_>,
-        stream: &mut impl FnMut(Progress<'_>) -> bool,
-    ) {
-        if finish != Finish::Cancelled {
-            // A limit may fall within a character: what is there of it is no text.
-            let rest = self.detokenizer.finish().filter(|_| finish != Finish::Length);
-            let (mut text, stopped) = self.filter.push(&rest.unwrap_or_default());
-            if !stopped {
-                text.push_str(&self.filter.finish());
-            }
-            self.shown.push_str(&text);
-            if !text.is_empty() {
-                stream(Progress { text: &text, ..progress });
-            }
-        }
     }
 }

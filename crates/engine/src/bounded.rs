@@ -71,7 +71,7 @@ impl Layer {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Scratch {
     scores: Vec<f32>,
     weights: Vec<f32>,
@@ -81,6 +81,35 @@ struct Scratch {
 }
 
 impl<'a> Bounded<'a> {
+    /// Another one that goes on from the same slots.
+    pub(crate) fn fork(&self) -> Bounded<'a> {
+        let layer = |(layer, plan): (&Layer, &Plan)| {
+            let slots: Vec<u32> = (0..layer.len as u32).collect();
+            Layer {
+                cache: layer.cache.clone(),
+                positions: layer.positions.clone(),
+                len: layer.len,
+                statistics: layer.statistics.gather(&slots.repeat(self.shape.kv_heads), plan.capacity),
+                sinks: layer.sinks.clone(),
+                origins: layer.origins.clone(),
+            }
+        };
+        Bounded {
+            eviction: self.eviction,
+            prompt: self.prompt,
+            shape: self.shape,
+            dtype: self.dtype,
+            group: self.group,
+            copies: self.copies,
+            rope: self.rope.clone(),
+            room: self.room,
+            plans: self.plans.clone(),
+            layers: self.layers.iter().zip(&self.plans).map(layer).collect(),
+            identity: self.identity.clone(),
+            scratch: self.scratch.clone(),
+        }
+    }
+
     /// Nothing where the policy never evicts anything of a request of `room` tokens and heads keep no caches of their own,
     /// unless it is to be made in any case (`sparse`): of a prompt of which only a part is kept. `prompt` and `room` count
     /// what is kept, then.
@@ -161,6 +190,12 @@ impl<'a> Bounded<'a> {
     /// Bytes allocated for keys and values.
     pub(crate) fn bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.cache.bytes()).sum()
+    }
+
+    /// Bytes that the tokens held take.
+    pub(crate) fn bytes_held(&self) -> usize {
+        let token = 2 * self.shape.width() * self.dtype.size();
+        self.layers.iter().map(|layer| layer.len * token).sum()
     }
 
     /// Bytes allocated beside them: statistics, positions, scratch.

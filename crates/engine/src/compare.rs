@@ -6,7 +6,8 @@ use serde::Serialize;
 use std::time::Instant;
 
 use crate::load::Prefilled;
-use crate::{Account, Engine, Prompt, Result, argmax};
+use crate::prefill::Watch;
+use crate::{Account, Answer, Engine, Prompt, Reference, Result, Sampling, argmax};
 
 /// One method beside vanilla.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -50,7 +51,9 @@ impl Engine {
         tokens: usize,
     ) -> Result<Vec<Comparison>> {
         let room = self.room(prompt, tokens, Eviction::full())?;
-        let (vanilla, answer, expected) = self.reference(prompt, tokens, room)?;
+        let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
+        let Reference { answer: Answer { account: vanilla, tokens: answer, .. }, logits: expected, .. } =
+            self.reference(prompt, &sampling, tokens, false)?;
         let mut rows = Vec::new();
         for (name, method) in methods {
             let reference = name == "vanilla" && eviction.is_full();
@@ -72,38 +75,19 @@ impl Engine {
     /// As for [`Engine::answer`].
     pub fn agreement_with(&self, exact: &Engine, prompt: &Prompt, tokens: usize) -> Result<Agreement> {
         let room = self.room(prompt, tokens, Eviction::full())?;
-        let (_, answer, expected) = exact.reference(prompt, tokens, room)?;
-        let (_, logits) = self.forced(prompt, vanilla(), &answer, room)?;
-        Ok(self.agreement(&expected, &logits))
+        let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
+        let expected = exact.reference(prompt, &sampling, tokens, false)?;
+        let (_, logits) = self.forced(prompt, vanilla(), &expected.answer.tokens, room)?;
+        Ok(self.agreement(&expected.logits, &logits))
     }
 
-    fn agreement(&self, expected: &[f32], logits: &[f32]) -> Agreement {
+    pub(crate) fn agreement(&self, expected: &[f32], logits: &[f32]) -> Agreement {
         let vocab = self.decoder.config().vocab;
         let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
         let positions = expected.len() / vocab;
         let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
         let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
         Agreement { kl: kl / positions as f64, top1: same as f64 / positions as f64, positions }
-    }
-
-    /// Vanilla's account, its first greedy answer tokens, and the logits that each of them was chosen from.
-    fn reference(
-        &self,
-        prompt: &Prompt,
-        tokens: usize,
-        room: usize,
-    ) -> Result<(Account, Vec<u32>, Vec<f32>)> {
-        let (account, Prefilled { mut state, mut logits, .. }) = self.timed(prompt, vanilla(), room)?;
-        let (mut answer, mut all) = (Vec::new(), Vec::new());
-        loop {
-            let token = argmax(&logits);
-            answer.push(token);
-            all.append(&mut logits);
-            if answer.len() >= tokens || self.is_end(token) {
-                return Ok((account, answer, all));
-            }
-            logits = state.extend(&[token])?.to_vec();
-        }
     }
 
     /// A method's account and its logits where vanilla chose each token of `answer`.
@@ -131,7 +115,7 @@ impl Engine {
         room: usize,
     ) -> Result<(Account, Prefilled<'a>)> {
         let started = Instant::now();
-        let prefilled = self.prefill(prompt, method, eviction, room, false)?;
+        let prefilled = self.prefill(prompt, method, eviction, room, Watch::Nothing)?;
         argmax(&prefilled.logits);
         let ttft = started.elapsed().as_secs_f64();
         let mut account = self.account(prompt, &prefilled.work, &prefilled.loaded);
@@ -174,7 +158,9 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
         let (log_p, log_q) = (f64::from(*p) - p_norm, f64::from(*q) - q_norm);
         log_p.exp() * (log_p - log_q)
     };
-    p.iter().zip(q).map(term).sum::<f64>().max(0.0)
+    let sum: f64 = p.iter().zip(q).map(term).sum();
+    // Rounding may fall below 0; what is no number stays so.
+    if sum < 0.0 { 0.0 } else { sum }
 }
 
 #[cfg(test)]
@@ -183,6 +169,7 @@ mod tests {
     fn divergence_is_zero_for_shifted_logits_and_right_for_two_outcomes() {
         assert!(super::divergence(&[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]) < 1e-12);
         let got = super::divergence(&[0.0, 0.0], &[3f32.ln(), 0.0]);
+        assert!(super::divergence(&[0.0, f32::NAN], &[1.0, 2.0]).is_nan());
         let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();
         assert!((got - expected).abs() < 1e-6, "{got} {expected}");
     }

@@ -86,6 +86,23 @@ impl<'a> State<'a> {
         self
     }
 
+    /// Another one that goes on from the same tokens.
+    pub(crate) fn fork(&self) -> State<'a> {
+        State {
+            decoder: self.decoder,
+            cache: self.cache.clone(),
+            bounded: self.bounded.as_ref().map(Bounded::fork),
+            table: self.table.clone(),
+            work: Workspace::new(self.cache.dtype()),
+            len: self.len,
+            retrieving: self.retrieving.clone(),
+            left_out: self.left_out,
+            spare: Floats::new(),
+            pool: None,
+            next: Rows::default(),
+        }
+    }
+
     /// Embeds `ids` (of the whole prompt) at `positions`.
     pub(crate) fn embed(&mut self, ids: &[u32], positions: Vec<u32>) -> Result<Rows> {
         let mut rows = Rows { positions, ..std::mem::take(&mut self.next) };
@@ -259,6 +276,12 @@ impl<'a> State<'a> {
     /// Tokens that each head's cache holds.
     pub(crate) fn retained(&self) -> usize {
         self.bounded.as_ref().map_or(self.len, Bounded::retained)
+    }
+
+    /// Bytes that the tokens held take.
+    pub(crate) fn kv_bytes_held(&self) -> usize {
+        let token = self.decoder.shape().token_bytes(self.cache.dtype());
+        self.bounded.as_ref().map_or(self.len * token, Bounded::bytes_held)
     }
 
     /// Bytes of the KV cache that decoding goes on in.

@@ -63,7 +63,6 @@ impl Engine {
         let mut chunks = Vec::new();
         for (index, document) in documents.iter().enumerate() {
             let tokens = self.tokenize(&document.prompt_text())?;
-            let parts = tokens.len().div_ceil(self.settings.chunk_tokens);
             let heading =
                 || document.text.trim().lines().next().unwrap_or_default().trim_start_matches('#').trim();
             let title = match (document.title.trim(), heading()) {
@@ -71,10 +70,7 @@ impl Engine {
                 ("", heading) => heading.chars().take(LABEL).collect(),
                 (title, _) => title.chars().take(LABEL).collect(),
             };
-            for (part, tokens) in tokens.chunks(self.settings.chunk_tokens).enumerate() {
-                let (title, tokens) = (title.clone(), tokens.to_vec());
-                chunks.push(PromptChunk { tokens, title, document: index, part: (part, parts) });
-            }
+            self.cut(index, &title, &tokens, &mut chunks);
         }
         Ok(chunks)
     }
@@ -136,7 +132,7 @@ impl Engine {
         self.decoder.config().context.saturating_sub(1).max(1)
     }
 
-    fn ingest_parts(
+    pub(crate) fn ingest_parts(
         &self,
         chunks: &[PromptChunk],
         documents: usize,

@@ -23,7 +23,9 @@
 
 mod answer;
 mod bounded;
+mod closeness;
 mod compare;
+mod compose;
 mod document;
 mod error;
 mod explain;
@@ -41,9 +43,12 @@ mod sparse;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 pub use answer::{Account, Answer, Finish, Progress, Request};
+pub use closeness::{Closeness, Hits, Reference};
 pub use compare::{Agreement, Comparison};
+pub use compose::Parts;
 pub use document::Document;
 pub use error::{Error, Result};
 pub use explain::{Attended, Explanation};
@@ -217,7 +222,7 @@ impl Engine {
     }
 
     /// Ids of a user's text; special tokens written in it are ordinary characters.
-    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+    pub(crate) fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode(text, Specials::Plain)?)
     }
 
@@ -245,12 +250,8 @@ impl Engine {
             })?,
             None => plain(around, before, asked),
         };
-        let mut system = self.tokenizer.encode_pieces(&parts.system)?;
-        if let Some(bos) = self.tokenizer.bos().filter(|bos| system.first() != Some(bos)) {
-            system.insert(0, bos);
-        }
-        let question = self.tokenizer.encode_pieces(&parts.question)?;
-        Ok(Prompt { system, system_reusable: around.history.is_empty(), chunks, question })
+        let ends = self.around(&parts)?;
+        Ok(Prompt { system_reusable: around.history.is_empty(), chunks, ..ends })
     }
 }
 

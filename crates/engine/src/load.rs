@@ -12,7 +12,7 @@ use refrain_store::{Chunk, ChunkId, ChunkReader};
 use crate::bounded::Bounded;
 use crate::feed::{Feed, Load};
 use crate::forward::State;
-use crate::prefill::{Prefill, Work};
+use crate::prefill::{Prefill, Watch, Work};
 use crate::sparse::{Asked, Loading, Request};
 use crate::{Engine, Error, Prompt, Result};
 
@@ -75,7 +75,7 @@ impl Engine {
         method: &dyn FusionMethod,
         eviction: &'a Eviction,
         room: usize,
-        explain: bool,
+        watch: Watch,
     ) -> Result<Prefilled<'a>> {
         let mut reach = self.reach(prompt, eviction, room)?;
         if method.sparse().is_some() {
@@ -98,7 +98,7 @@ impl Engine {
         let mut loaded = self.open_parts(prompt, method, reach)?;
         loop {
             if let Some((state, logits, work)) =
-                self.attempt(prompt, method, eviction, (room, reach), explain, &mut loaded)?
+                self.attempt(prompt, method, eviction, (room, reach), watch, &mut loaded)?
             {
                 let mut prefilled = Prefilled { state, logits, work, loaded };
                 if prefilled.state.bounded.is_some() {
@@ -122,7 +122,7 @@ impl Engine {
         method: &dyn FusionMethod,
         eviction: &'a Eviction,
         (room, reach): (usize, usize),
-        explain: bool,
+        watch: Watch,
         loaded: &mut Loaded,
     ) -> Result<Option<(State<'a>, Vec<f32>, Work)>> {
         let places = prompt.places(|i| loaded.chunk_cached[i]);
@@ -132,7 +132,7 @@ impl Engine {
         let lender = Lender::new(&self.pool.caches);
         if let Some(sparse) = method.sparse().filter(|_| view.reusable() > 0) {
             let asked = Asked { prompt, view, segments, eviction, room, reach };
-            let request = Request { asked, sparse, kind: 0, explain };
+            let request = Request { asked, sparse, kind: 0, watch };
             let mut load = Loading::default();
             // Layers are made to measure, a few at a time.
             self.pool.caches.keep(2);
@@ -143,7 +143,7 @@ impl Engine {
             loaded.count_read();
             return outcome;
         }
-        let prefill = Prefill { prompt, view, segments, method, plan: &plan, explain };
+        let prefill = Prefill { prompt, view, segments, method, plan: &plan, watch };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
         let (config, rope) = (self.decoder.config(), self.decoder.rope(reach));

@@ -7,6 +7,7 @@ use refrain_kv::{Lender, Span, stats};
 use refrain_model::Config;
 use refrain_store::Layer;
 
+use crate::closeness::{AttentionMap, question_keys};
 use crate::feed::Feed;
 use crate::forward::{Rows, State};
 use crate::load::Segment;
@@ -35,6 +36,20 @@ pub(crate) struct Work {
     pub(crate) undecided: usize,
     /// Attention of the question to every document token at layer 1, if it was asked for.
     pub(crate) attention: Option<Vec<f32>>,
+    /// The question's attention maps by layer, if they were asked for.
+    pub(crate) maps: Vec<AttentionMap>,
+    /// Time that these took, which is no part of the prefill.
+    pub(crate) watching: Duration,
+}
+
+/// What of the question's attention is to be reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    Nothing,
+    /// What the tokens receive at [`EXPLAIN_LAYER`].
+    Explain,
+    /// Its map at every layer.
+    Maps,
 }
 
 impl Work {
@@ -43,6 +58,7 @@ impl Work {
         self.operations += before.operations;
         self.selecting += before.selecting;
         self.undecided += before.undecided;
+        self.watching += before.watching;
         self
     }
 }
@@ -55,8 +71,7 @@ pub(crate) struct Prefill<'a> {
     pub(crate) segments: &'a [Segment],
     pub(crate) method: &'a dyn FusionMethod,
     pub(crate) plan: &'a Plan,
-    /// Whether to report the question's attention.
-    pub(crate) explain: bool,
+    pub(crate) watch: Watch,
 }
 
 /// The layer whose attention explains a choice (A³'s check layer).
@@ -94,10 +109,7 @@ impl Prefill<'_> {
             // Rows only shrink, so what the last layer reads from the cache is what any layer does.
             let read = |s: &Segment| s.span.len() - count_within(&rows.positions, s.span);
             work.cached_tokens = self.segments.iter().map(read).sum();
-            if self.explain && layer == EXPLAIN_LAYER.min(layers - 1) {
-                let view = self.layer_view(state, layer, &rows.positions, &[]);
-                work.attention = Some(view.question_attention(stats::Softmax::PerHead));
-            }
+            self.watch(state, layer, &rows.positions, &mut work);
             if layer + 1 == layers {
                 work.final_rows.clone_from(&rows.positions);
                 self.see(state, layer, plan.mask, &mut rows, &[]);
@@ -137,6 +149,27 @@ impl Prefill<'_> {
         state.decoder.logits(&rows.x, &mut state.work);
         state.next = rows;
         Ok(Some((state.work.logits.to_vec(), work)))
+    }
+
+    /// Reports the question's attention, as far as it was asked for. Rows that retrieve have no map: they do not see what
+    /// others do at its place.
+    fn watch(&self, state: &State<'_>, layer: usize, rows: &[u32], work: &mut Work) {
+        let last = state.decoder.config().layers - 1;
+        match self.watch {
+            Watch::Explain if layer == EXPLAIN_LAYER.min(last) => {
+                let view = self.layer_view(state, layer, rows, &[]);
+                work.attention = Some(view.question_attention(stats::Softmax::PerHead));
+            }
+            Watch::Maps if state.retrieving.is_none() && !self.view.documents().is_empty() => {
+                let started = Instant::now();
+                let spans = (self.view.documents(), self.view.question);
+                let (cache, capacity) = (state.cache.layer(layer), state.cache.capacity());
+                let keys = question_keys(state, cache, capacity, (layer, spans.1.len()));
+                work.maps.push(AttentionMap::of(state.decoder.backend(), &keys, spans));
+                work.watching += started.elapsed();
+            }
+            _ => {}
+        }
     }
 
     fn layer_view<'a>(

@@ -7,6 +7,7 @@ use refrain_fusion::{FusionMethod, Vanilla};
 use serde::Serialize;
 
 use crate::forward::State;
+use crate::prefill::Watch;
 use crate::{Account, Engine, Prompt, Result, argmax};
 
 /// Times of decoding after a context.
@@ -105,7 +106,7 @@ impl Engine {
         let prompt = of_ids(ids);
         let room = self.room(&prompt, tokens, Eviction::full())?;
         let started = Instant::now();
-        let prefilled = self.prefill(&prompt, &Vanilla, Eviction::full(), room, false)?;
+        let prefilled = self.prefill(&prompt, &Vanilla, Eviction::full(), room, Watch::Nothing)?;
         let token = argmax(&prefilled.logits);
         Ok((started.elapsed().as_secs_f64(), prefilled.state, token))
     }

@@ -7,12 +7,12 @@ use refrain_model::Decoder;
 
 use crate::forward::{Rows, State, attention};
 use crate::places::Places;
-use crate::prefill::{Work, seen};
+use crate::prefill::{Watch, Work, seen};
 use crate::sparse::{Asked, Loading, Request, summaries};
 use crate::{Engine, Result};
 
 /// What one request knows of its blocks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Retrieving {
     sizes: Retrieval,
     budget: Budget,
@@ -106,7 +106,7 @@ impl Engine {
         };
         let (mut budget, mut work) = (Budget::Blocks(sizes.blocks.unwrap_or(0)), Work::default());
         if let Some(sparse) = retrieval.like() {
-            let request = Request { asked, sparse, kind: 1, explain: false };
+            let request = Request { asked, sparse, kind: 1, watch: Watch::Nothing };
             let Some((kept, before)) = self.kept_by(request, always, lender, load)? else { return Ok(None) };
             (budget, work) = (Budget::Tokens(kept.saturating_sub(sizes.initial + sizes.local)), before);
         }

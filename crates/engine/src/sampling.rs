@@ -26,6 +26,9 @@ pub struct Sampling {
     pub max_tokens: usize,
     /// Texts that end the answer; they are not part of it.
     pub stop: Vec<String>,
+    /// Tokens before which nothing ends the answer: end tokens are not chosen, nor those that are a stop text, and no stop
+    /// text counts.
+    pub min_tokens: usize,
 }
 
 impl Default for Sampling {
@@ -39,6 +42,7 @@ impl Default for Sampling {
             seed: 0,
             max_tokens: 256,
             stop: Vec::new(),
+            min_tokens: 0,
         }
     }
 }

@@ -8,7 +8,7 @@ mod pieces;
 mod select;
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{Kept, PromptView, Selection, SparseMethod};
@@ -16,10 +16,11 @@ use refrain_kernels::Buffer;
 use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Span, Summary, stats};
 
 use crate::bounded::{Bounded, PromptRows};
+use crate::closeness::{AttentionMap, question_keys};
 use crate::forward::{Rows, State, attention};
 use crate::load::Segment;
 use crate::places::Places;
-use crate::prefill::{EXPLAIN_LAYER, Work, count_within, operations, seen};
+use crate::prefill::{EXPLAIN_LAYER, Watch, Work, count_within, operations, seen};
 use crate::prompt::Prompt;
 use crate::{Engine, Result};
 use pieces::Pieces;
@@ -43,7 +44,7 @@ pub(crate) struct Request<'a, 'e> {
     pub(crate) sparse: &'a dyn SparseMethod,
     /// Which of each segment's summaries are its own.
     pub(crate) kind: usize,
-    pub(crate) explain: bool,
+    pub(crate) watch: Watch,
 }
 
 /// What was brought in from the store.
@@ -263,9 +264,7 @@ impl<'e> Run<'_, 'e> {
             self.work.operations += operations(config, 0, 0, seen(&rows.visible[..done]));
         }
         see(rows, held, window);
-        if self.request.explain && layer == EXPLAIN_LAYER.min(config.layers - 1) {
-            self.explain(state, &cache, held, window);
-        }
+        self.watch(state, layer, &cache, held);
         if let Some(bounded) = &mut state.bounded {
             let width = state.work.q.len() / rows.positions.len();
             let places: Vec<u32> = rows.positions[done..].iter().map(|p| held.before(*p)).collect();
@@ -291,33 +290,32 @@ impl<'e> Run<'_, 'e> {
         }
     }
 
-    /// Attention of the question to the documents' tokens that are kept; none to the others.
-    fn explain(&mut self, state: &State<'_>, cache: &LayerCache, held: &Places, window: Option<usize>) {
-        let config = state.decoder.config();
+    /// Reports attention of the question to the documents' tokens that are kept; there is none to the others.
+    fn watch(&mut self, state: &State<'_>, layer: usize, cache: &LayerCache, held: &Places) {
+        let watch = self.request.watch;
+        let explained = EXPLAIN_LAYER.min(state.decoder.config().layers - 1);
+        if watch == Watch::Nothing || (watch == Watch::Explain && layer != explained) {
+            return;
+        }
+        let started = Instant::now();
         let PromptView { system, question, .. } = self.request.asked.view;
-        let width = config.heads * config.head_dim;
-        let keys = stats::QuestionKeys {
-            q: &state.work.q[state.work.q.len() - question.len() * width..],
-            k: cache.k.as_slice(),
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            capacity: held.len(),
-            window,
-        };
+        let documents = self.request.asked.view.documents();
+        let cpu = state.decoder.backend();
+        let keys = question_keys(state, cache, held.len(), (layer, question.len()));
         let asked = held.len() - question.len();
-        let (documents, rows) = (Span::new(system.len(), asked), Span::new(asked, held.len()));
-        let found = stats::question_attention(
-            state.decoder.backend(),
-            &keys,
-            documents,
-            rows,
-            stats::Softmax::PerHead,
-        );
-        let mut attention = vec![0.0; self.request.asked.view.documents().len()];
-        let positions = held.spans().iter().flat_map(|span| span.positions());
-        let kept = positions.skip(system.len()).zip(found);
-        kept.for_each(|(position, weight)| attention[(position - system.end) as usize] = weight);
+        let spans = (Span::new(system.len(), asked), Span::new(asked, held.len()));
+        let positions = held.spans().iter().flat_map(|span| span.positions()).skip(system.len());
+        let kept: Vec<usize> =
+            positions.take(spans.0.len()).map(|position| (position - system.end) as usize).collect();
+        if watch == Watch::Maps {
+            let map = AttentionMap::of(cpu, &keys, spans).spread(&kept, documents.len());
+            self.work.maps.push(map);
+            self.work.watching += started.elapsed();
+            return;
+        }
+        let found = stats::question_attention(cpu, &keys, spans.0, spans.1, stats::Softmax::PerHead);
+        let mut attention = vec![0.0; documents.len()];
+        kept.iter().zip(found).for_each(|(token, weight)| attention[*token] = weight);
         self.work.attention = Some(attention);
     }
 }

@@ -35,7 +35,23 @@ pub struct QuestionKeys<'a> {
     pub window: Option<usize>,
 }
 
-impl QuestionKeys<'_> {
+impl<'a> QuestionKeys<'a> {
+    /// Attention of the rows in f32, of which only weights are wanted.
+    fn attention(&self, visible: &'a [(u32, u32)]) -> Attention<'a> {
+        Attention {
+            q: self.q,
+            k: self.k,
+            v: self.k,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            capacity: self.capacity,
+            visible,
+            scale: (self.head_dim as f32).sqrt().recip(),
+            precision: Precision::F32,
+        }
+    }
+
     /// The first position from `start` on that the row at `position` sees.
     fn first(&self, start: u32, position: u32) -> u32 {
         let window = self.window.map_or(u32::MAX, |window| window as u32);
@@ -60,18 +76,7 @@ pub fn question_attention(
         Softmax::PerHead => {
             let visible: Vec<(u32, u32)> =
                 question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
-            let attention = Attention {
-                q: keys.q,
-                k: keys.k,
-                v: keys.k,
-                heads: keys.heads,
-                kv_heads: keys.kv_heads,
-                head_dim: keys.head_dim,
-                capacity: keys.capacity,
-                visible: &visible,
-                scale: (keys.head_dim as f32).sqrt().recip(),
-                precision: Precision::F32,
-            };
+            let attention = keys.attention(&visible);
             let mut heads = vec![0.0; keys.kv_heads * columns.len()];
             cpu.column_sums(&attention, columns.clone(), &mut heads);
             let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
@@ -79,6 +84,23 @@ pub fn question_attention(
         }
         Softmax::Concatenated => concatenated(cpu, keys, documents, question, columns),
     }
+}
+
+/// Attention that each question row gives to each document token, mean over heads: `question.len() × documents.len()`.
+///
+/// The softmax runs over all that a row sees, as in the model. `keys.q` holds the rows of `question`, which end the prompt.
+pub fn question_map(cpu: &Cpu, keys: &QuestionKeys<'_>, documents: Span, question: Span) -> Vec<f32> {
+    let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
+    let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
+    let mut weights = vec![0.0; keys.kv_heads * rows * all];
+    cpu.row_weights(&keys.attention(&visible), 0..all, &mut weights);
+    let mut map = vec![0.0; rows * columns];
+    for (i, row) in weights.chunks(all).enumerate() {
+        let out = &mut map[i % rows * columns..][..columns];
+        let seen = &row[documents.range()];
+        out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.heads as f32);
+    }
+    map
 }
 
 fn concatenated(
@@ -202,6 +224,42 @@ mod tests {
         assert_eq!(smooth(&[5.0, 0.0, 0.0, 10.0], 5), [1.0, 3.0, 3.0, 2.0]);
         assert_eq!(smooth(&[5.0, 1.0], 1), [5.0, 1.0]);
         assert_eq!(highest(&[-5.0, -6.0, -7.0, -1.0], 3), [-5.0, -5.0, -1.0, -1.0]);
+    }
+
+    #[test]
+    fn a_map_is_the_mean_of_the_heads_softmax_over_all_that_a_row_sees() {
+        let (heads, kv_heads, d, n, window) = (4, 2, 8, 12, 7);
+        let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 250.0 - 2.0;
+        let (documents, question) = (Span::new(2, 9), Span::new(9, n));
+        let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
+        let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
+        let keys = QuestionKeys {
+            q: &q,
+            k: Slice::F32(&k),
+            heads,
+            kv_heads,
+            head_dim: d,
+            capacity: n,
+            window: Some(window),
+        };
+        let got = question_map(&Cpu::new(1), &keys, documents, question);
+        for j in question.range() {
+            let first = (j + 1).saturating_sub(window);
+            let logit = |h: usize, t: usize| {
+                let q = &q[((j - 9) * heads + h) * d..][..d];
+                let k = &k[(h / (heads / kv_heads) * n + t) * d..][..d];
+                q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (d as f64).sqrt()
+            };
+            for t in documents.range() {
+                let weight = |h| {
+                    let total: f64 = (first..=j).map(|t| logit(h, t).exp()).sum();
+                    if t >= first { logit(h, t).exp() / total } else { 0.0 }
+                };
+                let expected = (0..heads).map(weight).sum::<f64>() / heads as f64;
+                let got = f64::from(got[(j - 9) * documents.len() + t - 2]);
+                assert!((got - expected).abs() < 1e-5, "{j} {t}: {got} {expected}");
+            }
+        }
     }
 
     #[test]

@@ -121,6 +121,9 @@ pub(crate) struct SamplingArgs {
     /// Text that ends the answer; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// Tokens before which nothing ends the answer
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
+    min_tokens: usize,
     /// Most tokens of an answer
     #[arg(long, value_name = "N", default_value_t = Sampling::default().max_tokens)]
     max_tokens: usize,
@@ -136,6 +139,7 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
             stop: self.stop.clone(),
+            min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
         }
     }

@@ -1,5 +1,6 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
+mod closeness;
 mod documents;
 mod eviction;
 mod golden;
@@ -18,6 +19,7 @@ use refrain_model::{Decoder, ModelFiles, Tokenizer};
 use refrain_store::Store;
 
 use crate::load::Prefilled;
+use crate::prefill::Watch;
 use crate::{Engine, Prompt, PromptChunk, Settings};
 
 /// A folder of tiny random models, next to the golden files made from them.
@@ -85,7 +87,7 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
 
 /// Prefill with full attention.
 fn prefill<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Prefilled<'a> {
-    engine.prefill(prompt, method, Eviction::full(), room, false).unwrap()
+    engine.prefill(prompt, method, Eviction::full(), room, Watch::Nothing).unwrap()
 }
 
 /// Runs an oracle on the tiny models and on SmolLM2 where it is there.
@@ -103,7 +105,7 @@ const STEPS: [u32; 6] = [7, 30, 12, 5, 90, 44];
 /// The first logits, and those after each of [`STEPS`].
 fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
     let room = engine.room(prompt, 40, eviction).unwrap();
-    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
+    let mut prefilled = engine.prefill(prompt, method, eviction, room, Watch::Nothing).unwrap();
     let mut logits = prefilled.logits.clone();
     for token in STEPS {
         logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());

@@ -507,7 +507,10 @@ fn a_selection_that_cannot_be_computed_is_refused() {
         let mut all = vec![others; layers];
         all[0] = first;
         let method = Fixed { selection: Selection { layers: all, undecided: 0 }, merging: None };
-        let error = engine.prefill(&prompt, &method, Eviction::full(), prompt.len(), false).err().unwrap();
+        let error = engine
+            .prefill(&prompt, &method, Eviction::full(), prompt.len(), crate::prefill::Watch::Nothing)
+            .err()
+            .unwrap();
         assert!(error.to_string().contains(why), "{error}");
     }
 }
@@ -633,7 +636,8 @@ fn every_policy_goes_on_after_it() {
             };
             let eviction = entry.with(known(small)).unwrap();
             let room = engine.room(&prompt, 40, &eviction).unwrap();
-            let mut prefilled = engine.prefill(&prompt, &method, &eviction, room, false).unwrap();
+            let mut prefilled =
+                engine.prefill(&prompt, &method, &eviction, room, crate::prefill::Watch::Nothing).unwrap();
             assert_eq!(prefilled.logits, full[..prefilled.logits.len()], "{}: the first token's", entry.name);
             for token in 0..20 {
                 let logits = prefilled.state.extend(&[token]).unwrap();

@@ -53,7 +53,8 @@ fn forced<'a>(
 ) -> Vec<f32> {
     // More room than is used: a cache that holds all of it would not be bounded at all.
     let room = engine.room(prompt, tokens + SPARE, eviction).unwrap();
-    let mut prefilled = engine.prefill(prompt, method, eviction, room, false).unwrap();
+    let mut prefilled =
+        engine.prefill(prompt, method, eviction, room, crate::prefill::Watch::Nothing).unwrap();
     let mut logits = prefilled.logits.clone();
     each(&prefilled);
     let vocab = engine.decoder().config().vocab;
