@@ -1,0 +1,169 @@
+//! What is to be run: models × methods × policies × tasks, as a small TOML file says.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// A run's matrix. Every task is answered by every model with every method and policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Matrix {
+    /// Models, by name, address or path.
+    pub models: Vec<String>,
+    /// Fusion methods, with options if wanted. Vanilla is always among them.
+    pub methods: Vec<String>,
+    /// Eviction policies, with options if wanted. `full` is always among them.
+    pub policies: Vec<String>,
+    /// Folder of the benchmarks' data; what is generated needs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<PathBuf>,
+    /// Most samples of a task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// Most new tokens of an answer, over what the benchmark says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// Tokens that a LongBench prompt is cut to, in its middle; by the model's context if not said (3,500 of 4k, 7,500 of 8k,
+    /// 15,500 of 16k, 31,500 of 32k).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_prompt_tokens: Option<usize>,
+    /// Seed of everything drawn.
+    pub seed: u64,
+    /// Tokens of vanilla's answer that others are forced to, to see how near they come.
+    pub forced: usize,
+    /// Whether attention is compared by layer as well.
+    pub maps: bool,
+    /// Whether prompts go into the model's chat template, where the benchmark says so; a base model has none.
+    pub chat: bool,
+    /// The tasks.
+    pub tasks: Vec<TaskSpec>,
+}
+
+impl Default for Matrix {
+    fn default() -> Self {
+        Matrix {
+            models: Vec::new(),
+            methods: vec!["vanilla".to_owned()],
+            policies: vec!["full".to_owned()],
+            data: None,
+            limit: None,
+            max_tokens: None,
+            max_prompt_tokens: None,
+            seed: 42,
+            forced: 32,
+            maps: true,
+            chat: true,
+            tasks: Vec::new(),
+        }
+    }
+}
+
+/// A task or a suite of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaskSpec {
+    /// `longbench/hotpotqa`, `longbench/a3` (a suite), `needle`, `ruler`, `ruler/vt`, `ruler/qa`, `rag/NAME`,
+    /// `longgenbench/short`, `longwriter/en`, …
+    pub name: String,
+    /// Most samples, over the matrix's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// Most new tokens, over the matrix's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// Tokens of the contexts (needle, ruler).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lengths: Vec<usize>,
+    /// Depths of the needle, evenly spaced over 0 to 100 %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depths: Option<usize>,
+    /// How the needle is put in and asked for: `kv_papers`, `kvpress` or `kamradt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub style: Option<String>,
+    /// Whether LongBench contexts stay one text, cut every chunk size of tokens as A³ does, and not at their own bounds.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub by_tokens: bool,
+    /// A file of one's own, for `ruler/qa` and `rag`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+}
+
+impl Matrix {
+    /// Reads a matrix. Relative paths in it start from its folder.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is no matrix: naming the line.
+    pub fn read(path: &Path) -> Result<Matrix> {
+        let text = std::fs::read_to_string(path).map_err(|error| Error::data(path, error))?;
+        let mut matrix: Matrix = toml::from_str(&text).map_err(|error| Error::data(path, error))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let files = matrix.tasks.iter_mut().filter_map(|task| task.file.as_mut());
+        files.chain(matrix.data.as_mut()).for_each(|file| *file = folder.join(&*file));
+        Ok(matrix)
+    }
+
+    /// The matrix as TOML.
+    pub fn text(&self) -> String {
+        toml::to_string(self).unwrap_or_default()
+    }
+
+    /// Checks what can be known before anything is opened.
+    ///
+    /// # Errors
+    /// If there is nothing to do, or a number makes no sense.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |why: &str| Err(Error::Asked(why.to_owned()));
+        if self.tasks.is_empty() {
+            return refuse(
+                "there is no task; give --tasks, or a matrix with [[tasks]] (`refrain eval tasks` lists them)",
+            );
+        }
+        if self.models.is_empty() {
+            return refuse("there is no model; give `models = [..]` in the matrix, or --model");
+        }
+        let zero = |task: &TaskSpec| {
+            task.limit == Some(0)
+                || task.max_tokens == Some(0)
+                || task.depths == Some(0)
+                || task.lengths.contains(&0)
+        };
+        if self.limit == Some(0) || self.max_tokens == Some(0) || self.tasks.iter().any(zero) {
+            return refuse("limit, max_tokens, lengths and depths must be at least 1");
+        }
+        if self.forced == 0 {
+            return refuse(
+                "`forced` must be at least 1: it is over these tokens that methods are compared with vanilla",
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_matrix_is_read_with_paths_from_its_own_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.toml");
+        let text = "models = ['a']\ndata = 'data'\nlimit = 3\n[[tasks]]\nname = 'ruler'\nlengths = [512]\n\
+                    [[tasks]]\nname = 'rag/x'\nfile = '/abs/x.jsonl'\n";
+        std::fs::write(&path, text).unwrap();
+        let matrix = Matrix::read(&path).unwrap();
+        assert_eq!(matrix.data.as_deref(), Some(folder.path().join("data").as_path()));
+        assert_eq!(matrix.tasks[1].file.as_deref(), Some(Path::new("/abs/x.jsonl")));
+        assert_eq!(
+            (matrix.limit, matrix.forced, matrix.tasks[0].lengths.as_slice()),
+            (Some(3), 32, &[512][..])
+        );
+        assert!(matrix.check().is_ok());
+        assert_eq!(toml::from_str::<Matrix>(&matrix.text()).unwrap(), matrix);
+        std::fs::write(&path, "models = ['a']\nmethod = 'pie'\n").unwrap();
+        let error = Matrix::read(&path).unwrap_err().to_string();
+        assert!(error.contains("m.toml") && error.contains("method") && error.contains("line 2"), "{error}");
+        assert!(Matrix::default().check().unwrap_err().to_string().contains("--tasks"));
+    }
+}

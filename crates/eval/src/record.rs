@@ -1,0 +1,297 @@
+//! What a run writes: a record a sample and method, and what was run.
+
+use std::collections::BTreeMap;
+
+use refrain_engine::Account;
+use serde::{Deserialize, Serialize};
+
+/// One answer and what it was worth: a line of `results.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The model, by the name that it was asked for with.
+    pub model: String,
+    /// `longbench`, `needle`, `ruler`, `longgenbench`, `longwriter` or `rag`.
+    pub benchmark: String,
+    /// The task within it, such as `hotpotqa` or `niah_single_1`.
+    pub task: String,
+    /// Tokens of context that the sample was made for, where the benchmark is a grid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+    /// Where its needle lies, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depth: Option<f64>,
+    /// The sample's name within the task.
+    pub sample: String,
+    /// The fusion method as it was asked for, such as `a3:ratio=0.3`.
+    pub method: String,
+    /// The eviction policy as it was asked for; `full` keeps everything.
+    pub policy: String,
+    /// The answer.
+    #[serde(default)]
+    pub answer: String,
+    /// Scores by name, `score` being the task's own. Each is 0..1 but for what its name tells: `words` and counts of checks
+    /// (`checks`, `_asked`, `_yes`). Empty if the sample failed.
+    #[serde(default)]
+    pub scores: BTreeMap<String, f64>,
+    /// How near the method came to vanilla; none for one that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fidelity: Option<Fidelity>,
+    /// What it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+    /// Why there is no answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// When it was done, seconds since 1970.
+    #[serde(default)]
+    pub finished: u64,
+}
+
+/// How near a method comes to vanilla with full attention, teacher-forced over the first tokens of vanilla's own answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fidelity {
+    /// Mean over positions of `KL(vanilla ‖ method)` of the next token, in nats.
+    pub kl: f64,
+    /// Share of positions at which both have the same likeliest token.
+    pub top1: f64,
+    /// Positions compared.
+    pub positions: usize,
+    /// By layer: L2 distance of the attention of the question's rows to the document tokens, mean over heads, to vanilla's
+    /// (A3, figure 3). Empty where it was not asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attention_l2: Vec<f64>,
+    /// Share of vanilla's 40 most attended document tokens that the method recomputed at its deepest layer (A3, figure 2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hit_rate_40: Option<f64>,
+    /// The same of as many as it recomputed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hit_rate: Option<f64>,
+}
+
+/// What an answer took: the engine's account, in short. Times are seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of document chunks.
+    pub document_tokens: usize,
+    /// Tokens of the answer.
+    pub answer_tokens: usize,
+    /// Document rows computed over all layers / (layers × document tokens).
+    pub recompute_ratio: f64,
+    /// Tokens of the prompt that are kept / tokens of the prompt.
+    pub sequence_ratio: f64,
+    /// Operations of the prefill.
+    pub operations: f64,
+    /// Request to first token, loading included.
+    pub ttft: f64,
+    /// The same without waiting for loading.
+    pub compute_ttft: f64,
+    /// Time a token after the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot: Option<f64>,
+    /// Bytes that the keys and values held at the end take, one cache a KV head.
+    pub kv_bytes: usize,
+    /// The same with a cache for each query head, as the papers' figures of memory count.
+    pub kv_bytes_query_heads: usize,
+    /// Most bytes that were allocated at a time, prefill included.
+    pub kv_bytes_peak: usize,
+    /// Bytes that full attention would hold at the end.
+    pub kv_bytes_full: usize,
+    /// Bytes beside keys and values: statistics, positions, representatives.
+    pub side_bytes: usize,
+    /// Bytes of keys and values brought in from the store.
+    pub bytes_loaded: u64,
+}
+
+impl Cost {
+    /// The short form of an account; `group` is query heads a KV head.
+    pub fn of(account: &Account, group: usize) -> Cost {
+        let own = if account.kv_accounting == "query_head" { group } else { 1 };
+        Cost {
+            prompt_tokens: account.prompt_tokens,
+            document_tokens: account.document_tokens,
+            answer_tokens: account.answer_tokens,
+            recompute_ratio: account.recompute_ratio,
+            sequence_ratio: account.sequence_ratio,
+            operations: account.operations,
+            ttft: account.ttft,
+            compute_ttft: account.compute_ttft,
+            tpot: account.tpot,
+            kv_bytes: account.kv_bytes_held / own,
+            kv_bytes_query_heads: account.kv_bytes_held / own * group,
+            kv_bytes_peak: account.kv_bytes_peak,
+            kv_bytes_full: account.kv_bytes_full,
+            side_bytes: account.side_bytes,
+            bytes_loaded: account.bytes_loaded,
+        }
+    }
+}
+
+/// What was run, where and with what: `about.json` of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// The program's version.
+    pub version: String,
+    /// The command that made the run.
+    pub command: String,
+    /// The matrix as it was written, TOML.
+    pub matrix: String,
+    /// When it began, seconds since 1970.
+    pub started: u64,
+    /// Seconds spent on it, over all its sittings.
+    pub seconds: f64,
+    /// The machine.
+    pub machine: Machine,
+    /// The models.
+    pub models: Vec<ModelAbout>,
+    /// The tasks, in order.
+    pub tasks: Vec<TaskAbout>,
+    /// Fusion methods as they were asked for, in order.
+    pub methods: Vec<String>,
+    /// Eviction policies as they were asked for, in order.
+    pub policies: Vec<String>,
+    /// Seed of everything drawn.
+    pub seed: u64,
+    /// What else answers depend on, by name: a run goes on only with the same.
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
+}
+
+impl About {
+    /// Takes over what `known` began, if this is the same run going on.
+    ///
+    /// # Errors
+    /// What differs, if answers would not go together.
+    pub(crate) fn goes_on(&mut self, known: &About) -> Result<(), String> {
+        let differs = |what: &str, was: &str, is: &str| {
+            let advice = "give another folder, or the same settings";
+            Err(format!("this run was made with {what} {was}, not {is}; {advice}"))
+        };
+        if known.seed != self.seed {
+            return differs("seed", &known.seed.to_string(), &self.seed.to_string());
+        }
+        for (name, is) in &self.settings {
+            if let Some(was) = known.settings.get(name).filter(|was| *was != is) {
+                return differs(name, was, is);
+            }
+        }
+        for model in &self.models {
+            let same = |other: &&ModelAbout| other.name == model.name;
+            if let Some(other) = known.models.iter().find(same).filter(|other| *other != model) {
+                return differs(
+                    &format!("another {} than", model.name),
+                    &other.fingerprint,
+                    &model.fingerprint,
+                );
+            }
+        }
+        for task in &self.tasks {
+            let other = known.tasks.iter().find(|other| other.same_as(task));
+            if let Some(other) = other.filter(|other| other.made_of() != task.made_of()) {
+                return differs(&task.label(), &other.made_of(), &task.made_of());
+            }
+        }
+        (self.started, self.seconds) = (known.started, known.seconds);
+        keep(&mut self.models, &known.models, |a, b| a.name == b.name);
+        keep(&mut self.tasks, &known.tasks, TaskAbout::same_as);
+        keep(&mut self.methods, &known.methods, PartialEq::eq);
+        keep(&mut self.policies, &known.policies, PartialEq::eq);
+        Ok(())
+    }
+}
+
+/// What was known goes first; of what is the same, the new one is right.
+fn keep<T: Clone>(new: &mut Vec<T>, known: &[T], same: impl Fn(&T, &T) -> bool) {
+    let mut all: Vec<T> =
+        known.iter().map(|old| new.iter().find(|new| same(old, new)).unwrap_or(old).clone()).collect();
+    all.extend(new.iter().filter(|new| !known.iter().any(|old| same(old, new))).cloned());
+    *new = all;
+}
+
+/// A machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its processor.
+    pub cpu: String,
+    /// Instructions that the kernels use.
+    pub isa: String,
+    /// Threads used.
+    pub threads: usize,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Operating system.
+    pub os: String,
+}
+
+/// A model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelAbout {
+    /// The name that records have.
+    pub name: String,
+    /// Its file or folder, without the path.
+    pub file: String,
+    /// Fingerprint of weights and configuration, hexadecimal.
+    pub fingerprint: String,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Most tokens of a prompt with its answer.
+    pub context: usize,
+    /// How weights are kept and multiplied.
+    pub precision: String,
+    /// Type of cached keys and values.
+    pub kv: String,
+}
+
+/// A task of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TaskAbout {
+    /// As in its records.
+    pub benchmark: String,
+    /// As in its records.
+    pub task: String,
+    /// As in its records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+    /// Name of its score, such as `qa_f1`.
+    pub metric: String,
+    /// What a score of 1 is shown as: 100 for most, 10 for the needle.
+    pub scale: f64,
+    /// Samples asked for.
+    pub samples: usize,
+    /// Samples of the benchmark itself, if it is not generated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<usize>,
+    /// What is not as in the benchmark: a subset, a derived set, another judge. For the table's own row.
+    #[serde(default)]
+    pub note: String,
+    /// BLAKE3 of the data's file, hexadecimal, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+}
+
+impl TaskAbout {
+    /// For people: `ruler/vt at 4096`.
+    pub fn label(&self) -> String {
+        let name = if self.benchmark == self.task {
+            self.task.clone()
+        } else {
+            format!("{}/{}", self.benchmark, self.task)
+        };
+        self.length.map_or(name.clone(), |length| format!("{name} at {length}"))
+    }
+
+    /// What its samples depend on beside their number.
+    fn made_of(&self) -> String {
+        let data = self.data.as_deref().and_then(|hash| hash.get(..12)).unwrap_or("no file");
+        format!("({}, {data}, {})", self.metric, self.note)
+    }
+
+    pub(crate) fn same_as(&self, other: &TaskAbout) -> bool {
+        (&self.benchmark, &self.task, self.length) == (&other.benchmark, &other.task, other.length)
+    }
+}

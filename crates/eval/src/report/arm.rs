@@ -1,0 +1,136 @@
+//! Methods and policies: their names for people, and which of them are the same.
+
+use refrain_eviction::POLICIES;
+use refrain_fusion::METHODS;
+use refrain_registry::Registry;
+
+/// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE]…` without options that are at their defaults.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Arm {
+    pub method: String,
+    pub policy: String,
+}
+
+const LABELS: &[(&str, &str)] = &[
+    ("vanilla", "Vanilla"),
+    ("full_reuse", "FullReuse"),
+    ("pie", "PIE"),
+    ("lego_link", "LegoLink"),
+    ("cache_blend", "CacheBlend"),
+    ("a3", "A3"),
+    ("sam_kv", "SamKV"),
+    ("inf_llm", "InfLLM"),
+    ("multi_inf_llm", "Multi-InfLLM"),
+    ("full", "Full"),
+    ("snap_kv", "SnapKV"),
+    ("a3_ex", "A3-ex"),
+    ("h2o", "H2O"),
+    ("streaming_llm", "StreamingLLM"),
+    ("scissorhands", "Scissorhands"),
+    ("keyformer", "Keyformer"),
+    ("morph_kv", "MorphKV"),
+];
+
+impl Arm {
+    pub(super) fn is_vanilla(&self) -> bool {
+        self.method == "vanilla" && self.policy == "full"
+    }
+
+    /// What it has that vanilla has not: the method, the policy, or `METHOD+POLICY`.
+    pub(super) fn name(&self) -> String {
+        match (self.method.as_str(), self.policy.as_str()) {
+            (method, "full") => method.to_owned(),
+            ("vanilla", policy) => policy.to_owned(),
+            (method, policy) => format!("{method}+{policy}"),
+        }
+    }
+
+    pub(super) fn label(&self) -> String {
+        self.name().split('+').map(label).collect::<Vec<_>>().join(" + ")
+    }
+}
+
+pub(super) fn label(asked: &str) -> String {
+    let (name, options) = asked.split_once(':').unwrap_or((asked, ""));
+    let label = LABELS.iter().find(|(known, _)| *known == name).map_or(name, |(_, label)| label);
+    if options.is_empty() { label.to_owned() } else { format!("{label} ({})", options.replace(':', ", ")) }
+}
+
+/// The name without options, of each part of `METHOD+POLICY`.
+pub(super) fn base(name: &str) -> String {
+    by_part(name, |part| part.split(':').next().unwrap_or_default().to_owned())
+}
+
+/// The value of an option that is given.
+pub(super) fn option<'a>(name: &'a str, option: &str) -> Option<&'a str> {
+    name.split(['+', ':'])
+        .filter_map(|word| word.split_once('='))
+        .find(|(key, _)| *key == option)
+        .map(|(_, value)| value)
+}
+
+/// The value of an option that is not given, of the first part that has it.
+pub(super) fn default(name: &str, option: &str) -> Option<&'static str> {
+    name.split('+').find_map(|part| {
+        let name = base(part);
+        let options = METHODS.entry(&name).map(|entry| entry.options);
+        let options = options.or_else(|_| POLICIES.entry(&name).map(|entry| entry.options)).ok()?;
+        Some(options.iter().find(|spec| spec.name == option)?.default)
+    })
+}
+
+/// The same without an option.
+pub(super) fn without(name: &str, option: &str) -> String {
+    let other = |word: &&str| word.split_once('=').is_none_or(|(key, _)| key != option);
+    by_part(name, |part| part.split(':').filter(other).collect::<Vec<_>>().join(":"))
+}
+
+fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
+    name.split('+').map(of).collect::<Vec<_>>().join("+")
+}
+
+/// With `_` for `-`, and without options that are at their defaults. What is not known stays as it is.
+pub(super) fn canonical<T>(registry: &Registry<T>, asked: &str) -> String {
+    let mut words = asked.split(':').map(str::trim);
+    let Ok(entry) = registry.entry(words.next().unwrap_or_default()) else { return asked.to_owned() };
+    let mut name = entry.name.to_owned();
+    for (key, value) in words.map(|word| word.split_once('=').unwrap_or((word, "true"))) {
+        let key = key.trim().replace('-', "_");
+        if !entry.options.iter().any(|spec| spec.name == key && spec.default == value.trim()) {
+            name += &format!(":{key}={}", value.trim());
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_same_has_one_name() {
+        assert_eq!(canonical(&METHODS, "lego-link:head-only"), "lego_link:head_only=true");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.15:smoothing=1"), "a3:smoothing=1");
+        assert_eq!(canonical(&METHODS, "no-such:x"), "no-such:x");
+        let name = canonical(&POLICIES, "morph_kv:capacity=64:fuse=sum:window=8");
+        assert_eq!(name, "morph_kv:capacity=64:window=8");
+        assert_eq!((option(&name, "window"), option(&name, "fuse")), (Some("8"), None));
+        assert_eq!(without(&name, "window"), "morph_kv:capacity=64");
+        let both = "a3:ratio=0.3+a3_ex:capacity=9";
+        assert_eq!((base(both).as_str(), option(both, "capacity")), ("a3+a3_ex", Some("9")));
+        assert_eq!(without(both, "ratio"), "a3+a3_ex:capacity=9");
+        assert_eq!(without("a3:ratio=0.3+a3_ex", "capacity"), "a3:ratio=0.3+a3_ex");
+    }
+
+    #[test]
+    fn everything_known_has_a_label() {
+        let names = METHODS.entries.iter().map(|e| e.name).chain(POLICIES.entries.iter().map(|e| e.name));
+        for name in names {
+            assert!(LABELS.iter().any(|(known, _)| *known == name), "{name}");
+        }
+        let arm = |method: &str, policy: &str| Arm { method: method.to_owned(), policy: policy.to_owned() };
+        assert_eq!(arm("vanilla", "full").label(), "Vanilla");
+        assert_eq!(arm("vanilla", "h2o:capacity=9").label(), "H2O (capacity=9)");
+        assert_eq!(arm("a3:ratio=0.3", "a3_ex").label(), "A3 (ratio=0.3) + A3-ex");
+    }
+}

@@ -1,0 +1,254 @@
+//! The papers' figures, of this run's records.
+
+use super::arm::{Arm, base, label, option, without};
+use super::data::Data;
+use super::measures::{HIT_RATE, HIT_RATE_40, KL, KV_SHARE, Measure, RELATIVE, TPOT_SPEEDUP, TTFT_SPEEDUP};
+use super::named::SCORE;
+use super::stats::mean;
+use super::svg::{Axis, Plot, Point, Series, bars, heat, legend};
+use super::table::{Block, Figure, Section, Unit, distinct};
+
+const VANILLA: Option<(f64, &str)> = Some((1.0, "Vanilla"));
+
+/// All figures but the summary's; none without data for any.
+pub(super) fn section(data: &Data<'_>) -> Option<Section> {
+    let needles = (0..data.models.len()).map(|model| needle(data, model));
+    let figures = needles.chain([sweep(data), attention(data), hit_rates(data), retained(data)]);
+    let blocks: Vec<Block> = figures.flatten().map(Block::Figure).collect();
+    (!blocks.is_empty()).then(|| Section { title: "Figures".to_owned(), blocks })
+}
+
+/// A figure of the panels that there are.
+fn figure(title: &str, note: &str, panels: Vec<Option<String>>) -> Option<Figure> {
+    let panels: Vec<String> = panels.into_iter().flatten().collect();
+    (!panels.is_empty()).then(|| Figure { title: title.to_owned(), note: note.to_owned(), panels })
+}
+
+/// An arm's label without the options that all arms of its name have.
+fn short(data: &Data<'_>, arm: usize) -> String {
+    let name = data.arms[arm].name();
+    if name.contains('+') {
+        return data.arms[arm].label();
+    }
+    let names: Vec<String> =
+        data.arms.iter().map(Arm::name).filter(|other| base(other) == base(&name)).collect();
+    let has = |other: &String, word: &str| other.split(':').skip(1).any(|own| own == word);
+    let own = name.split(':').skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
+    label(&std::iter::once(base(&name).as_str()).chain(own).collect::<Vec<_>>().join(":"))
+}
+
+/// A panel for every model.
+fn by_model(data: &Data<'_>, panels: impl Fn(usize) -> Vec<Option<String>>) -> Vec<Option<String>> {
+    (0..data.models.len()).flat_map(panels).collect()
+}
+
+fn axis(measure: &Measure, label: &'static str) -> Axis {
+    Axis { label, unit: measure.unit, log: false }
+}
+
+/// Two measures of an arm over a model's tasks as a point.
+fn point(data: &Data<'_>, model: usize, arm: usize, [x, y]: [&Measure; 2], label: String) -> Option<Point> {
+    let tasks = data.tasks_of(model);
+    let x = data.measure(model, &tasks, arm, x)?.value;
+    let y = data.measure(model, &tasks, arm, y)?;
+    Some(Point { x, y: y.value, interval: Some((y.low, y.high)), label })
+}
+
+/// A plot of points, each an arm; KL has a logarithmic axis, without those that are at zero.
+fn points(
+    data: &Data<'_>,
+    model: usize,
+    arms: &[usize],
+    [x, y]: [(&Measure, &'static str); 2],
+) -> Option<String> {
+    let log = y.0.unit == Unit::Nats;
+    let one = |arm: &usize| -> Option<Series> {
+        let mut point = point(data, model, *arm, [x.0, y.0], short(data, *arm))?;
+        // An interval that reaches zero does not fit on a logarithmic axis.
+        point.interval = point.interval.filter(|(low, _)| !log || *low > 0.0);
+        let drawn = !log || point.y > 0.0;
+        drawn.then(|| Series { look: look(data, *arm), joined: false, points: vec![point] })
+    };
+    let series: Vec<Series> = arms.iter().filter_map(one).collect();
+    let others = series.iter().filter(|series| series.look != 0).count();
+    let level = if log { None } else { Some((1.0, "")) };
+    let x_axis = Axis { log: x.0.name == TTFT_SPEEDUP.name, ..axis(x.0, x.1) };
+    let y = Axis { log, ..axis(y.0, y.1) };
+    let plot = Plot { title: data.models[model].to_owned(), x: x_axis, y, series, level };
+    if others == 0 { None } else { plot.svg() }
+}
+
+fn evicts(arm: &Arm) -> bool {
+    arm.policy != "full" || arm.is_vanilla()
+}
+
+fn only(data: &Data<'_>, arms: &[usize], which: impl Fn(&Arm) -> bool) -> Vec<usize> {
+    arms.iter().copied().filter(|arm| which(&data.arms[*arm])).collect()
+}
+
+const SCORE_LABEL: &str = "score, share of Vanilla's";
+
+/// Quality against time (A3, figure 5).
+pub(super) fn scatter(data: &Data<'_>) -> Option<Figure> {
+    let panels = by_model(data, |model| {
+        let arms = data.arms_of(model, &data.tasks_of(model));
+        let panel = |measure, label, arms: &[usize]| {
+            let score = points(data, model, arms, [(measure, label), (&RELATIVE, SCORE_LABEL)]);
+            score.or_else(|| points(data, model, arms, [(measure, label), (&KL, "KL, nats (small is near)")]))
+        };
+        let (fusing, evicting) = (only(data, &arms, |arm| arm.policy == "full"), only(data, &arms, evicts));
+        vec![
+            panel(&TTFT_SPEEDUP, "speed-up of the first token (TTFT)", &fusing),
+            panel(&TPOT_SPEEDUP, "speed-up of later tokens (TPOT)", &evicting),
+        ]
+    });
+    let note = "Up and to the right is better. A point a method or policy; bars are 95 % intervals. Speed-ups are medians over \
+        samples against Vanilla's time on the same sample.";
+    figure("Quality against time (as A3, figure 5)", note, panels)
+}
+
+/// Length by depth, a map an arm.
+fn needle(data: &Data<'_>, model: usize) -> Option<Figure> {
+    const MOST: f64 = 10.0;
+    let mut tasks = data.tasks_of(model);
+    tasks.retain(|task| data.tasks[*task].benchmark == "needle" && data.tasks[*task].length.is_some());
+    tasks.sort_by_key(|task| data.tasks[*task].length);
+    let mut depths = distinct(tasks.iter().flat_map(|task| data.depths(*task)));
+    depths.sort_by(f64::total_cmp);
+    if depths.is_empty() {
+        return None;
+    }
+    let lengths: Vec<String> =
+        tasks.iter().filter_map(|task| Some(data.tasks[*task].length?.to_string())).collect();
+    let map = |arm: usize| {
+        let value = |task: &usize, depth: f64| {
+            let stat = data.score([model, *task, arm], SCORE, Some(depth))?;
+            Some(stat.value * MOST / data.tasks[*task].scale)
+        };
+        let row = |depth: &f64| {
+            (format!("{depth:.0} %"), tasks.iter().map(|task| value(task, *depth)).collect::<Vec<_>>())
+        };
+        let rows: Vec<_> = depths.iter().map(row).collect();
+        Some(heat(&short(data, arm), MOST, &lengths, &rows))
+    };
+    let maps = data.arms_of(model, &tasks).into_iter().map(map);
+    let note =
+        "Score from 0 (dark) to 10 (bright) by length of the context in tokens and depth of the needle.";
+    let title = format!("Needle in a haystack: {}", data.models[model]);
+    figure(&title, note, maps.chain([Some(legend(MOST))]).collect())
+}
+
+/// Quality by recompute ratio (A3, figure 6c): arms that differ in nothing else.
+fn sweep(data: &Data<'_>) -> Option<Figure> {
+    let panels = by_model(data, |model| {
+        let arms = data.arms_of(model, &data.tasks_of(model));
+        let panel = |measure: &Measure, what: &'static str, level| {
+            let line = |name: &str| -> Option<Series> {
+                let of = |arm: &usize| -> Option<(usize, f64)> {
+                    let own = data.arms[*arm].name();
+                    let entry = refrain_fusion::METHODS.entry(name).ok()?;
+                    let default = entry.options.iter().find(|spec| spec.name == "ratio")?.default;
+                    let ratio = option(&own, "ratio").unwrap_or(default).parse().ok()?;
+                    (without(&own, "ratio") == name).then_some((*arm, ratio))
+                };
+                let mut found: Vec<(usize, f64)> = arms.iter().filter_map(of).collect();
+                found.sort_by(|a, b| a.1.total_cmp(&b.1));
+                let last = found.len().checked_sub(1).filter(|last| *last > 0)?;
+                let place = |(at, (arm, ratio)): (usize, &(usize, f64))| {
+                    let label = if at == last { label(name) } else { String::new() };
+                    let point = point(data, model, *arm, [measure, measure], label)?;
+                    Some(Point { x: *ratio, ..point })
+                };
+                let points = found.iter().enumerate().filter_map(place).collect();
+                Some(Series { look: look(data, found[0].0), joined: true, points })
+            };
+            let series: Vec<Series> = ["a3", "cache_blend"].into_iter().filter_map(line).collect();
+            let x = Axis { label: "recompute ratio asked for", unit: Unit::Percent, log: false };
+            let title = data.models[model].to_owned();
+            if series.is_empty() {
+                None
+            } else {
+                Plot { title, x, y: axis(measure, what), series, level }.svg()
+            }
+        };
+        vec![panel(&RELATIVE, SCORE_LABEL, VANILLA), panel(&KL, "KL, nats (small is near)", None)]
+    });
+    figure("Recompute ratio (as A3, figure 6c)", "Bars are 95 % intervals.", panels)
+}
+
+/// The place of an arm's name among those of all: options do not change its colour. Vanilla's is 0.
+fn look(data: &Data<'_>, arm: usize) -> usize {
+    let name = |arm: &Arm| base(&arm.name());
+    let names = distinct(data.arms.iter().filter(|arm| !arm.is_vanilla()).map(name));
+    names.iter().position(|other| *other == name(&data.arms[arm])).map_or(0, |at| at + 1)
+}
+
+/// Distance of attention by layer (A3, figure 3).
+fn attention(data: &Data<'_>) -> Option<Figure> {
+    let panels = by_model(data, |model| {
+        let tasks = data.tasks_of(model);
+        let line = |arm: &usize| {
+            let records = tasks.iter().flat_map(|task| data.answered(model, *task, *arm));
+            let layers: Vec<&Vec<f64>> =
+                records.filter_map(|record| Some(&record.fidelity.as_ref()?.attention_l2)).collect();
+            let deepest = layers.iter().map(|layers| layers.len()).max().unwrap_or(0);
+            let value = |layer: usize| {
+                mean(&layers.iter().filter_map(|layers| layers.get(layer).copied()).collect::<Vec<_>>())
+            };
+            let label = |layer| if layer + 1 == deepest { short(data, *arm) } else { String::new() };
+            let point =
+                |layer| Point { x: layer as f64, y: value(layer), interval: None, label: label(layer) };
+            let points: Vec<Point> = (0..deepest).map(point).collect();
+            (deepest > 0).then_some(Series { look: look(data, *arm), joined: true, points })
+        };
+        let arms = data.arms_of(model, &tasks);
+        let series: Vec<Series> =
+            arms.iter().filter(|arm| data.arms[**arm].method != "vanilla").filter_map(line).collect();
+        let x = Axis { label: "layer, from 0", unit: Unit::Count, log: false };
+        let y = Axis { label: "L2 distance", unit: Unit::Nats, log: false };
+        vec![Plot { title: data.models[model].to_owned(), x, y, series, level: None }.svg()]
+    });
+    let note = "Distance of the attention of the question's last rows, at most 64, to the document tokens to Vanilla's; means over \
+        heads, rows and samples.";
+    figure("Attention by layer (as A3, figure 3)", note, panels)
+}
+
+/// How many of the tokens that vanilla attends to most were recomputed (A3, figure 2).
+fn hit_rates(data: &Data<'_>) -> Option<Figure> {
+    let panels = by_model(data, |model| {
+        let tasks = data.tasks_of(model);
+        let row = |arm: usize| {
+            let stats = [&HIT_RATE_40, &HIT_RATE].map(|measure| data.measure(model, &tasks, arm, measure));
+            (short(data, arm), stats.map(|stat| stat.map(|stat| stat.value)).to_vec())
+        };
+        let rows = data
+            .arms_of(model, &tasks)
+            .into_iter()
+            .filter(|arm| data.arms[*arm].method != "vanilla")
+            .map(row);
+        let rows: Vec<_> = rows.filter(|(_, values)| values.iter().any(Option::is_some)).collect();
+        let kinds = ["of the 40 most attended", "of as many as were recomputed"];
+        vec![(!rows.is_empty()).then(|| bars(data.models[model], &kinds, Unit::Percent, &rows))]
+    });
+    let note = "Share of the document tokens that the question's last rows, at most 64, attend to most with Vanilla which the method \
+        recomputed at its deepest layer.";
+    figure("Hit rate (as A3, figure 2)", note, panels)
+}
+
+/// Quality against retained keys and values (MorphKV, figure 10).
+fn retained(data: &Data<'_>) -> Option<Figure> {
+    let panels = by_model(data, |model| {
+        let arms = data.arms_of(model, &data.tasks_of(model));
+        let arms = only(data, &arms, evicts);
+        let x = (&KV_SHARE, "KV kept, share of full attention's");
+        vec![
+            points(data, model, &arms, [x, (&RELATIVE, SCORE_LABEL)]),
+            points(data, model, &arms, [x, (&KL, "KL, nats (small is near)")]),
+        ]
+    });
+    figure(
+        "Quality against retained KV (as MorphKV, figure 10)",
+        "Bars are 95 % intervals; one cache a KV head.",
+        panels,
+    )
+}

@@ -1,0 +1,59 @@
+//! Reports of a run: HTML, Markdown and CSV.
+//!
+//! Records are sorted once (`data`) and made into tables and figures (`table`) that HTML and Markdown both show. A paper's
+//! own numbers (`published`) stand in tables of their own.
+
+mod arm;
+mod claims;
+mod csv;
+mod data;
+mod figures;
+mod html;
+mod layout;
+mod markdown;
+mod measures;
+mod named;
+mod overview;
+mod papers;
+mod published;
+mod stats;
+mod svg;
+mod table;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use crate::{About, Record};
+use table::Section;
+
+/// A run in words, tables and figures.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// One file that loads nothing.
+    pub html: String,
+    /// The same tables, figures left out.
+    pub markdown: String,
+    /// Every quantity a line: `model,benchmark,task,length,depth,method,policy,name,value,low,high,samples,scale`.
+    pub csv: String,
+}
+
+/// The report of a run. Of several records of the same model, task, sample, method and policy the last counts.
+pub fn report(about: &About, records: &[Record]) -> Report {
+    let data = data::Data::new(about, records);
+    let sections = sections(&data);
+    let title = format!("Evaluation: {}", data.models.join(", "));
+    Report {
+        html: html::render(&title, &sections),
+        markdown: markdown::render(&title, &sections),
+        csv: csv::render(&data),
+    }
+}
+
+fn sections(data: &data::Data<'_>) -> Vec<Section> {
+    let mut sections = vec![overview::summary(data), overview::heading(data)];
+    sections.extend(papers::sections(data));
+    sections.extend(figures::section(data));
+    sections.extend(claims::section(data));
+    sections.retain(|section| !section.blocks.is_empty());
+    sections
+}

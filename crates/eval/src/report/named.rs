@@ -1,0 +1,152 @@
+//! Scores by name: most are means over samples; those of LongGenBench's checks are pooled over all that were asked.
+
+use std::collections::BTreeMap;
+
+/// A task's own score among those of a record.
+pub(super) const SCORE: &str = "score";
+/// Words of the answer.
+const WORDS: &str = "words";
+/// What stands before the names of checks that no judge answered.
+const PROXY: &str = "proxy_";
+/// The mean accuracy of LongGenBench's checks, as its paper and MorphKV's print it.
+const AVERAGE: &str = "average";
+/// The mean of a judge's grades of LongWriter.
+const QUALITY: &str = "quality";
+const KINDS: [&str; 3] = ["once", "range", "periodic"];
+
+type Scores = BTreeMap<String, f64>;
+/// Numerators and denominators.
+pub(super) type Parts = [(f64, f64); 3];
+
+/// Names to show for what records have, their own score first.
+pub(super) fn names<'a>(records: impl Iterator<Item = &'a Scores>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for (name, _) in records.flatten() {
+        let shown = match name.strip_suffix("_asked") {
+            Some(kind) => vec![kind.to_owned()],
+            None => match name.strip_suffix("checks") {
+                Some(prefix) => [AVERAGE, "stic_1", "stic_2"].map(|name| format!("{prefix}{name}")).to_vec(),
+                None if name.ends_with("_yes") || name == "long" => Vec::new(),
+                None => vec![name.clone()],
+            },
+        };
+        names.extend(shown);
+    }
+    let order = |name: &String| {
+        let checked = ["once", "range", "periodic", AVERAGE, "stic_1", "stic_2", WORDS];
+        let bare = name.strip_prefix(PROXY).unwrap_or(name);
+        (name != SCORE, checked.iter().position(|known| *known == bare), name.clone())
+    };
+    names.sort_by_key(order);
+    names.dedup();
+    names
+}
+
+/// The score that papers compare of a benchmark. Without a judge records may lack it.
+pub(super) fn compared(benchmark: &str) -> &'static str {
+    match benchmark {
+        "longgenbench" => AVERAGE,
+        "longwriter" => QUALITY,
+        _ => SCORE,
+    }
+}
+
+/// A score as a column names it, beside its task; empty for the only one.
+pub(super) fn title(benchmark: &str, name: &str) -> String {
+    match (benchmark, name) {
+        ("longgenbench", SCORE) => "completion rate".to_owned(),
+        ("longwriter", SCORE) => "S_l".to_owned(),
+        (_, SCORE) => String::new(),
+        _ => name.replace('_', " "),
+    }
+}
+
+/// What a score of 1 is shown as.
+pub(super) fn scale(name: &str, task: f64) -> f64 {
+    if name == WORDS { 1.0 } else { task }
+}
+
+/// A score of one record, or, for what is pooled, its parts: sums over records are divided group by group, and the ratios
+/// averaged. None where the record has no such thing.
+fn parts(scores: &Scores, name: &str) -> Option<Vec<(f64, f64)>> {
+    if let Some(score) = scores.get(name) {
+        // The benchmark counts the words of long outputs only.
+        let counts = name != WORDS || scores.get("long") != Some(&0.0);
+        return counts.then(|| vec![(*score, 1.0)]);
+    }
+    let (prefix, bare) = name.strip_prefix(PROXY).map_or(("", name), |bare| (PROXY, bare));
+    let get = |name: String| scores.get(&name).copied();
+    let of = |kind: &str| Some((get(format!("{prefix}{kind}_yes"))?, get(format!("{prefix}{kind}_asked"))?));
+    let all = || {
+        let kinds: Vec<(f64, f64)> = KINDS.iter().filter_map(|kind| of(kind)).collect();
+        let sum = kinds.iter().fold((0.0, 0.0), |sum, kind| (sum.0 + kind.0, sum.1 + kind.1));
+        (!kinds.is_empty()).then_some(sum)
+    };
+    match bare {
+        AVERAGE => KINDS.iter().map(|kind| of(kind)).collect(),
+        "stic_1" => Some(vec![all()?]),
+        "stic_2" => Some(vec![(all()?.0, get(format!("{prefix}checks"))?)]),
+        kind => Some(vec![of(kind)?]),
+    }
+}
+
+/// Three parts of a record; one ratio of sums stands for three equal ones.
+pub(super) fn three(scores: &Scores, name: &str) -> Option<Parts> {
+    parts(scores, name).map(|parts| [0, 1, 2].map(|at| parts[at % parts.len()]))
+}
+
+/// Of records' parts: sums over sums, averaged over the parts. What was never asked counts 0, as in the reference.
+pub(super) fn pooled<'a>(records: impl Iterator<Item = &'a Parts> + Clone) -> f64 {
+    let ratio = |part: usize| {
+        let sum =
+            records.clone().fold((0.0, 0.0), |sum, parts| (sum.0 + parts[part].0, sum.1 + parts[part].1));
+        if sum.1 > 0.0 { sum.0 / sum.1 } else { 0.0 }
+    };
+    (0..3).map(ratio).sum::<f64>() / 3.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scores(named: &[(&str, f64)]) -> Scores {
+        named.iter().map(|(name, score)| ((*name).to_owned(), *score)).collect()
+    }
+
+    #[test]
+    fn checks_are_pooled_over_all_that_were_asked() {
+        let record = |once: (f64, f64), range: (f64, f64), checks: f64| {
+            scores(&[
+                ("score", 0.5),
+                ("words", 100.0),
+                ("long", 0.0),
+                ("once_yes", once.0),
+                ("once_asked", once.1),
+                ("range_yes", range.0),
+                ("range_asked", range.1),
+                ("periodic_yes", 0.0),
+                ("periodic_asked", 0.0),
+                ("checks", checks),
+            ])
+        };
+        let records = [record((1.0, 1.0), (1.0, 4.0), 8.0), record((0.0, 3.0), (2.0, 2.0), 12.0)];
+        assert_eq!(
+            names(records.iter()),
+            ["score", "once", "range", "periodic", "average", "stic_1", "stic_2", "words"]
+        );
+        let value = |name: &str| {
+            let parts: Vec<Parts> = records.iter().filter_map(|record| three(record, name)).collect();
+            pooled(parts.iter())
+        };
+        let near = |name: &str, expected: f64| assert!((value(name) - expected).abs() < 1e-12, "{name}");
+        near("once", 0.25);
+        near("range", 0.5);
+        near("average", 0.25);
+        near("stic_1", 0.4);
+        near("stic_2", 0.2);
+        near("score", 0.5);
+        assert_eq!(parts(&records[0], "words"), None, "the output is not long");
+        assert_eq!(parts(&records[0], "proxy_once"), None);
+        assert_eq!((scale("words", 100.0), scale("once", 100.0)), (1.0, 100.0));
+    }
+}

@@ -1,0 +1,338 @@
+//! What was run, and what a user can make of it.
+
+use std::collections::BTreeMap;
+
+use refrain_eviction::POLICIES;
+use refrain_fusion::METHODS;
+
+use super::arm::base;
+use super::data::Data;
+use super::figures;
+use super::measures::{
+    KEPT, KL, KV, KV_SHARE, Measure, RECOMPUTED, RELATIVE, TOP1, TPOT_SPEEDUP, TTFT_SPEEDUP,
+};
+use super::stats::Stat;
+use super::table::{Block, Cell, Column, Row, Section, Table, Unit, counted, distinct};
+use super::tables::{costs, lines, task_name};
+
+/// What was run, on what, and what went wrong.
+pub(super) fn heading(data: &Data<'_>) -> Section {
+    let about = data.about;
+    let mut blocks = vec![Block::Table(facts(data))];
+    if !about.models.is_empty() {
+        blocks.push(Block::Table(models(data)));
+    }
+    if !data.tasks.is_empty() {
+        blocks.push(Block::Table(tasks(data)));
+    }
+    blocks.push(Block::Table(methods(data)));
+    blocks.extend(failures(data).map(Block::Table));
+    let folded = [("Command", &about.command), ("Matrix", &about.matrix)];
+    let folded = folded.into_iter().filter(|(_, text)| !text.is_empty());
+    blocks.extend(folded.map(|(title, text)| Block::Details(title.to_owned(), text.clone())));
+    Section { title: "What was run".to_owned(), blocks }
+}
+
+fn facts(data: &Data<'_>) -> Table {
+    let (about, machine) = (data.about, &data.about.machine);
+    let records: Vec<_> = data.counted().collect();
+    let failed = records.iter().filter(|record| record.error.is_some()).count();
+    let samples = distinct_samples(data);
+    let finished = records.iter().map(|record| record.finished).filter(|time| *time > 0);
+    let last = finished.max().map_or(String::new(), |time| format!(" to {}", date(time)));
+    let memory = Unit::Bytes.figure(machine.memory as f64);
+    let threads = counted(machine.threads, "thread");
+    let settings = about.settings.iter().map(|(name, value)| format!("{name}: {value}"));
+    let facts = [
+        ("Program", format!("refrain {}", about.version)),
+        ("When", format!("{}{last}, {} of work", date(about.started), duration(about.seconds))),
+        ("Machine", format!("{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os)),
+        ("Samples", format!("{samples}, answered {} times; {failed} failed", records.len() - failed)),
+        ("Seed", about.seed.to_string()),
+        ("Settings", settings.collect::<Vec<_>>().join("; ")),
+    ];
+    let facts = facts.into_iter().filter(|(_, value)| !value.is_empty());
+    let row = |(label, value): (&str, String)| Row {
+        label: label.to_owned(),
+        cells: vec![Cell::text(value)],
+        ..Row::default()
+    };
+    Table {
+        title: "The run".to_owned(),
+        columns: vec![Column::new("")],
+        rows: facts.map(row).collect(),
+        ..Table::default()
+    }
+}
+
+fn distinct_samples(data: &Data<'_>) -> usize {
+    let key = |record: &crate::Record| {
+        let depth = record.depth.map(f64::to_bits);
+        (record.benchmark.clone(), record.task.clone(), record.length, depth, record.sample.clone())
+    };
+    data.counted().map(key).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+fn models(data: &Data<'_>) -> Table {
+    let titles = ["File", "Fingerprint", "Layers", "Heads (KV)", "Context", "Precision", "KV"];
+    let row = |model: &crate::ModelAbout| Row {
+        label: model.name.clone(),
+        cells: [
+            model.file.clone(),
+            model.fingerprint.chars().take(12).collect(),
+            model.layers.to_string(),
+            format!("{} ({})", model.heads, model.kv_heads),
+            model.context.to_string(),
+            model.precision.clone(),
+            model.kv.clone(),
+        ]
+        .map(Cell::text)
+        .into(),
+        ..Row::default()
+    };
+    Table {
+        title: "Models".to_owned(),
+        corner: "Model".to_owned(),
+        columns: titles.map(Column::new).into(),
+        rows: data.about.models.iter().map(row).collect(),
+        ..Table::default()
+    }
+}
+
+fn tasks(data: &Data<'_>) -> Table {
+    let row = |task: &crate::TaskAbout| Row {
+        label: task.label(),
+        cells: [
+            task.metric.clone(),
+            task.of.map_or(task.samples.to_string(), |of| format!("{} of {of}", task.samples)),
+            task.note.clone(),
+            task.data.as_ref().map_or(String::new(), |hash| hash.chars().take(12).collect()),
+        ]
+        .map(Cell::text)
+        .into(),
+        ..Row::default()
+    };
+    Table {
+        title: "Tasks".to_owned(),
+        corner: "Task".to_owned(),
+        columns: ["Metric", "Samples", "Note", "Data (BLAKE3)"].map(Column::new).into(),
+        rows: data.tasks.iter().map(row).collect(),
+        ..Table::default()
+    }
+}
+
+/// What the rows of all tables mean.
+fn methods(data: &Data<'_>) -> Table {
+    let parts = data.arms.iter().flat_map(|arm| arm.name().split('+').map(str::to_owned).collect::<Vec<_>>());
+    let rows = distinct(parts.map(|name| base(&name))).into_iter().map(|name| {
+        let method = METHODS.entry(&name).map(|entry| (entry.summary, entry.paper));
+        let found = method.or_else(|_| POLICIES.entry(&name).map(|entry| (entry.summary, entry.paper)));
+        let (summary, paper) = found.unwrap_or(("not known to this program", ""));
+        let link = Cell { link: paper, ..Cell::text(paper.trim_start_matches("https://")) };
+        let label = super::arm::label(&name);
+        Row { label, cells: vec![Cell::text(summary), link], ..Row::default() }
+    });
+    Table {
+        title: "Methods and policies".to_owned(),
+        corner: "Name".to_owned(),
+        columns: vec![Column::new("What it does"), Column::new("Paper")],
+        rows: rows.collect(),
+        ..Table::default()
+    }
+}
+
+/// Most kinds of failures that are shown.
+const ERRORS: usize = 8;
+
+fn failures(data: &Data<'_>) -> Option<Table> {
+    let mut by_text: BTreeMap<&str, Vec<&crate::Record>> = BTreeMap::new();
+    for record in data.counted() {
+        if let Some(error) = &record.error {
+            by_text.entry(error).or_default().push(record);
+        }
+    }
+    let mut kinds: Vec<_> = by_text.into_iter().collect();
+    kinds.sort_by_key(|(_, records)| std::cmp::Reverse(records.len()));
+    let row = |(error, records): &(&str, Vec<&crate::Record>)| {
+        let first = records[0];
+        let example =
+            format!("{}, {}, {}, {}, {}", first.model, first.task, first.sample, first.method, first.policy);
+        let cells = vec![Cell::text(records.len().to_string()), Cell::text(example)];
+        Row { label: error.chars().take(300).collect(), cells, ..Row::default() }
+    };
+    let left = kinds.len().saturating_sub(ERRORS);
+    (!kinds.is_empty()).then(|| Table {
+        title: "Failures".to_owned(),
+        corner: "Error".to_owned(),
+        columns: vec![Column::new("Records"), Column::new("For example")],
+        rows: kinds.iter().take(ERRORS).map(row).collect(),
+        notes: if left > 0 { vec![format!("and {left} other errors")] } else { Vec::new() },
+        ..Table::default()
+    })
+}
+
+const SUMMARY: &[Measure] = &[RELATIVE, KL, TOP1, TTFT_SPEEDUP, TPOT_SPEEDUP, RECOMPUTED, KEPT, KV_SHARE, KV];
+
+/// By model: what every method and policy keeps of vanilla's quality, and at what cost.
+pub(super) fn summary(data: &Data<'_>) -> Section {
+    let mut blocks = Vec::new();
+    for model in 0..data.models.len() {
+        let tasks = data.tasks_of(model);
+        let lines = lines(data, &data.arms_of(model, &tasks), &[]);
+        if lines.is_empty() {
+            continue;
+        }
+        let mut table = costs(data, model, &tasks, &lines, SUMMARY);
+        table.title = format!("All tasks: {}", data.models[model]);
+        blocks.extend(advice(data, model, &tasks).into_iter().map(Block::Text));
+        blocks.push(Block::Table(table));
+    }
+    blocks.extend(figures::scatter(data).map(Block::Figure));
+    if data.vanilla().is_none() {
+        let none = "Vanilla was not run: no quality or time can be set against it.";
+        blocks.insert(0, Block::Text(none.to_owned()));
+    }
+    blocks.push(Block::Text(READING.to_owned()));
+    Section { title: "Summary".to_owned(), blocks }
+}
+
+const READING: &str = "How to read: scores as a share of Vanilla's, and all ratios and differences, are paired: of the samples \
+    that both sides answered; scores are unweighted means of the tasks'. Scores in the tables by task are means over the \
+    samples that the row itself answered. KL is KL(Vanilla ‖ method) of the next token over the first tokens of Vanilla's own answer, and \
+    the next column the share of positions at which both have the same likeliest token. Ratios of cost are medians over \
+    samples, each against Vanilla's cost of the same sample; recompute ratio is of document tokens, sequence ratio of prompt \
+    tokens kept, KV against full attention's at the end of the answer. Small figures are 95 % intervals (bootstrap over \
+    samples within tasks, 2000 resamples).";
+
+/// Sentences on which method, and which policy, to take; of tasks that all of them and vanilla were run on.
+fn advice(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
+    let arms = data.arms_of(model, tasks).into_iter().filter(|arm| !data.arms[*arm].is_vanilla());
+    let (fusion, eviction): (Vec<usize>, Vec<usize>) =
+        arms.partition(|arm| data.arms[*arm].method != "vanilla");
+    let said = |(kind, arms, cost): (&str, Vec<usize>, Measure)| {
+        let all = arms.iter().copied().chain(data.vanilla());
+        let common = all.fold(tasks.to_vec(), |tasks, arm| data.met(model, &tasks, arm));
+        let said = Choice { data, model, tasks: &common, arms: &arms, cost }.said()?;
+        Some(format!("{kind} on {}, {}: {said}", data.models[model], counted(common.len(), "task")))
+    };
+    [("Fusion", fusion, TTFT_SPEEDUP), ("Eviction", eviction, KV_SHARE)]
+        .into_iter()
+        .filter_map(said)
+        .collect()
+}
+
+/// A choice among arms, whose cost is a speed-up or a share of memory.
+struct Choice<'a> {
+    data: &'a Data<'a>,
+    model: usize,
+    tasks: &'a [usize],
+    arms: &'a [usize],
+    cost: Measure,
+}
+
+impl Choice<'_> {
+    fn of(&self, measure: Measure) -> Vec<(usize, Stat)> {
+        let stat = |arm: &usize| Some((*arm, self.data.measure(self.model, self.tasks, *arm, &measure)?));
+        self.arms.iter().filter_map(stat).collect()
+    }
+
+    /// An arm and its cost in words.
+    fn priced(&self, arm: usize) -> String {
+        let what = if self.cost.unit == Unit::Times {
+            "Vanilla's speed to the first token"
+        } else {
+            "full attention's KV"
+        };
+        let cost = self.data.measure(self.model, self.tasks, arm, &self.cost);
+        let cost =
+            cost.map_or(String::new(), |stat| format!(" at {} of {what}", self.cost.unit.figure(stat.value)));
+        self.data.arms[arm].label() + &cost
+    }
+
+    /// None if there are too few samples for advice.
+    fn said(&self) -> Option<String> {
+        let scores = self.of(RELATIVE);
+        let scored = !scores.is_empty();
+        let scores: Vec<_> = scores.into_iter().filter(|(_, stat)| stat.enough).collect();
+        if scored && scores.is_empty() {
+            return None;
+        }
+        let Some((best, score)) = scores.iter().max_by(|a, b| a.1.value.total_cmp(&b.1.value)) else {
+            let (best, kl) = self
+                .of(KL)
+                .into_iter()
+                .filter(|(_, stat)| stat.enough)
+                .min_by(|a, b| a.1.value.total_cmp(&b.1.value))?;
+            let (best, kl) = (self.priced(best), Unit::Nats.figure(kl.value));
+            return Some(format!(
+                "no score says something about quality; by KL {best} is nearest to Vanilla ({kl} nats)."
+            ));
+        };
+        let (share, interval) = (Unit::Percent.figure(score.value), Unit::Percent.interval(*score));
+        let samples = counted(score.samples, "sample");
+        let best_said = format!(
+            "{} has the best score, {share} of Vanilla's ({interval}; {samples})",
+            self.priced(*best)
+        );
+        let price = |stat: &Stat| if self.cost.unit == Unit::Times { -stat.value } else { stat.value };
+        let near = |arm: usize| scores.iter().any(|(other, stat)| *other == arm && stat.high >= 1.0);
+        let costs = self.of(self.cost);
+        let cheapest =
+            costs.iter().filter(|(arm, _)| near(*arm)).min_by(|a, b| price(&a.1).total_cmp(&price(&b.1)));
+        let cheapest_said = match cheapest {
+            Some((arm, _)) if arm == best => {
+                "it is also the cheapest that these samples cannot tell from Vanilla by score".to_owned()
+            }
+            Some((arm, _)) => format!(
+                "the cheapest that these samples cannot tell from Vanilla by score is {}",
+                self.priced(*arm)
+            ),
+            None => "all score below Vanilla by more than chance".to_owned(),
+        };
+        let silent = self.tasks.iter().filter(|task| self.data.silence(self.model, **task).is_some());
+        let silent: Vec<String> = silent.map(|task| task_name(self.data, *task)).collect();
+        let left = if silent.is_empty() {
+            String::new()
+        } else {
+            format!(" Left out, as they say nothing: {}.", silent.join(", "))
+        };
+        Some(format!("{best_said}; {cheapest_said}.{left}"))
+    }
+}
+
+/// `YYYY-MM-DD HH:MM UTC` (Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`).
+fn date(seconds: u64) -> String {
+    let days = seconds / 86400 + 719468;
+    let (era, day_of_era) = (days / 146097, days % 146097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let (day, month) =
+        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600 % 24, seconds / 60 % 60)
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 5400.0 => format!("{:.1} hours", s / 3600.0),
+        s if s >= 90.0 => format!("{:.1} minutes", s / 60.0),
+        s => format!("{s:.0} seconds"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_827_696), "2000-02-29 12:34 UTC");
+        assert_eq!(date(1_767_225_599), "2025-12-31 23:59 UTC");
+        assert_eq!(
+            [duration(60.0), duration(600.0), duration(7200.0)],
+            ["60 seconds", "10.0 minutes", "2.0 hours"]
+        );
+    }
+}

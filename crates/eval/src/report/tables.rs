@@ -1,0 +1,222 @@
+//! The two kinds of measured tables: scores by task, and everything else by measure.
+
+use super::arm::{Arm, base};
+use super::data::Data;
+use super::measures::{Measure, Of};
+use super::named::{self, SCORE};
+use super::table::{Cell, Column, Row, Table, Unit, counted, distinct};
+
+/// A row of a table: an arm, what the paper calls it, and the heading that it stands under.
+#[derive(Clone, Copy)]
+pub(super) struct Line {
+    pub arm: usize,
+    alias: &'static str,
+    group: &'static str,
+}
+
+/// Arms in the order of a paper's rows, each with its name there, vanilla first; below follow those that the paper has not.
+/// A row is the arm of just this name, else the first with other options. Without rows fusion methods come first.
+pub(super) fn lines(data: &Data<'_>, arms: &[usize], rows: &[(&str, &'static str)]) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for (name, alias) in rows {
+        let free: Vec<usize> =
+            arms.iter().copied().filter(|arm| lines.iter().all(|line| line.arm != *arm)).collect();
+        let exact = free.iter().find(|arm| data.arms[**arm].name() == *name);
+        let found = exact.or_else(|| free.iter().find(|arm| base(&data.arms[**arm].name()) == *name));
+        lines.extend(found.map(|arm| Line { arm: *arm, alias, group: "" }));
+    }
+    let group = |arm: &Arm| match (arm.method.as_str(), arm.policy.as_str()) {
+        _ if arm.is_vanilla() => "",
+        _ if !rows.is_empty() => "Not in the paper's table",
+        (_, "full") => "Fusion methods",
+        ("vanilla", _) => "Eviction policies",
+        _ => "Both",
+    };
+    let others = arms.iter().copied().filter(|arm| lines.iter().all(|line| line.arm != *arm));
+    let others = others.map(|arm| Line { arm, alias: "", group: group(&data.arms[arm]) });
+    lines.extend(others.collect::<Vec<_>>());
+    // A heading over everything says nothing.
+    if lines
+        .iter()
+        .filter(|line| !line.group.is_empty())
+        .all(|line| rows.is_empty() && line.group == lines[lines.len() - 1].group)
+    {
+        lines.iter_mut().for_each(|line| line.group = "");
+    }
+    let order = ["", "Not in the paper's table", "Fusion methods", "Eviction policies", "Both"];
+    lines.sort_by_key(|line| {
+        (!data.arms[line.arm].is_vanilla(), order.iter().position(|group| *group == line.group))
+    });
+    lines
+}
+
+/// The rows of a table, under the headings of their groups.
+fn rows(data: &Data<'_>, lines: &[Line], cells: impl Fn(&Line) -> Vec<Cell>) -> Vec<Row> {
+    let mut before = "";
+    let row = |line: &Line| {
+        let group = if line.group == before { "" } else { line.group };
+        before = line.group;
+        let alias = if line.alias.is_empty() { String::new() } else { format!(" ({})", line.alias) };
+        Row { group: group.to_owned(), label: data.arms[line.arm].label() + &alias, cells: cells(line) }
+    };
+    lines.iter().map(row).collect()
+}
+
+/// A task as a column names it.
+pub(super) fn task_name(data: &Data<'_>, task: usize) -> String {
+    let about = &data.tasks[task];
+    let length = about.length.map_or(String::new(), |length| format!(" {length}"));
+    format!("{}{length}", about.task)
+}
+
+/// A row an arm and a column a task, or a score of it if it has several. The average is over the tasks' own scores, of
+/// those tasks in `averaged` that say something.
+pub(super) fn scores(
+    data: &Data<'_>,
+    model: usize,
+    tasks: &[usize],
+    lines: &[Line],
+    averaged: Option<&[usize]>,
+) -> Table {
+    let loud = averaged.map(|own| data.loud(model, own)).filter(|loud| loud.len() > 1);
+    let columns: Vec<(usize, String)> = tasks
+        .iter()
+        .flat_map(|task| data.score_names(model, *task).into_iter().map(move |name| (*task, name)))
+        // Further scores of many tasks are for machines.
+        .filter(|(_, name)| *name == SCORE || (loud.is_none() && tasks.len() < 3))
+        .collect();
+    let sized = tasks.iter().any(|task| data.tasks[*task].length != data.tasks[tasks[0]].length);
+    let mut table = Table { corner: "Samples".to_owned(), ..Table::default() };
+    table.columns = columns.iter().map(|(task, name)| column(data, model, (*task, name), sized)).collect();
+    if let Some(loud) = &loud {
+        table.columns.push(Column { title: "Avg".to_owned(), sub: counted(loud.len(), "task") });
+    }
+    table.rows = rows(data, lines, |line| {
+        let cell = |(task, name): &(usize, String)| {
+            let stat = data.score([model, *task, line.arm], name, None);
+            Cell { note: missing(data, [model, *task, line.arm]), ..Cell::stat(Unit::Score, stat) }
+        };
+        let own = loud.as_ref().map(|loud| Cell::stat(Unit::Score, data.average(model, loud, line.arm)));
+        columns.iter().map(cell).chain(own).collect()
+    });
+    table.notes = notes(data, model, tasks);
+    table.notes.push(CELLS.to_owned());
+    if uneven(data, model, tasks, lines) {
+        table.notes.push(UNEVEN.to_owned());
+    }
+    if let (Some(loud), Some(own)) = (loud, averaged) {
+        if loud.len() < own.len() {
+            table.notes.push("Avg leaves out the tasks that say nothing about quality.".to_owned());
+        }
+        let foreign = tasks.iter().filter(|task| !own.contains(task)).map(|task| task_name(data, *task));
+        let foreign: Vec<String> = foreign.collect();
+        if !foreign.is_empty() {
+            table
+                .notes
+                .push(format!("Avg leaves out sets that are not the paper's: {}.", foreign.join(", ")));
+        }
+    }
+    table
+}
+
+const CELLS: &str = "Cells are means over the samples that the row itself answered; ratios and differences, in other tables, \
+    are of samples that both sides answered.";
+const UNEVEN: &str =
+    "Rows have different numbers of samples (a stopped run, or failures): compare them by the paired ratios.";
+
+/// Arms that answered a task at all answered different numbers of its samples.
+fn uneven(data: &Data<'_>, model: usize, tasks: &[usize], lines: &[Line]) -> bool {
+    tasks.iter().any(|task| {
+        let counts = lines.iter().map(|line| data.answered(model, *task, line.arm).count());
+        distinct(counts.filter(|count| *count > 0)).len() > 1
+    })
+}
+
+/// `sized`: the table has tasks of several lengths.
+fn column(data: &Data<'_>, model: usize, (task, name): (usize, &str), sized: bool) -> Column {
+    let about = &data.tasks[task];
+    let task_name = if sized { task_name(data, task) } else { about.task.clone() };
+    let title = format!("{task_name} {}", named::title(&about.benchmark, name));
+    let met = met(data, model, task);
+    let of = about.of.or((met < about.samples).then_some(about.samples));
+    let of = of.map_or(String::new(), |of| format!(" of {of}"));
+    let silent = data.silence(model, task).map_or("", |_| " · says nothing †");
+    Column { title: title.trim_end().to_owned(), sub: format!("{met}{of}{silent}") }
+}
+
+/// Samples of a task that any arm has come to.
+fn met(data: &Data<'_>, model: usize, task: usize) -> usize {
+    let of = |arm: usize| data.answered(model, task, arm).count() + data.failed(model, task, arm).count();
+    (0..data.arms.len()).map(of).max().unwrap_or(0)
+}
+
+/// Samples without an answer, and fewer than the column has, in words.
+fn missing(data: &Data<'_>, [model, task, arm]: [usize; 3]) -> String {
+    let failed = data.failed(model, task, arm).count();
+    match data.answered(model, task, arm).count() + failed {
+        _ if failed > 0 => format!("{failed} failed"),
+        own if own > 0 && own < met(data, model, task) => counted(own, "sample"),
+        _ => String::new(),
+    }
+}
+
+/// What is not as in the benchmark, and which tasks say nothing.
+pub(super) fn notes(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
+    let note = |task: &usize| data.tasks[*task].note.trim_end_matches('.');
+    let mut notes = Vec::new();
+    for text in distinct(tasks.iter().map(note).filter(|text| !text.is_empty())) {
+        let of = tasks.iter().filter(|task| note(task) == text);
+        let names = distinct(of.map(|task| data.tasks[*task].task.as_str()));
+        notes.push(format!("{}: {text}.", names.join(", ")));
+    }
+    for task in tasks {
+        if let Some(why) = data.silence(model, *task) {
+            notes.push(format!("† {} says nothing about quality: {why}.", task_name(data, *task)));
+        }
+    }
+    let fewer = |task: &&usize| met(data, model, **task) < data.tasks[**task].samples;
+    if tasks.iter().any(|task| fewer(&task)) {
+        let asked = distinct(tasks.iter().filter(fewer).map(|task| data.tasks[*task].samples.to_string()));
+        notes.push(format!(
+            "The run was stopped early: {} samples of a task were asked for.",
+            asked.join(" or ")
+        ));
+    }
+    notes
+}
+
+/// A row an arm and a column a measure, over tasks.
+pub(super) fn costs(
+    data: &Data<'_>,
+    model: usize,
+    tasks: &[usize],
+    lines: &[Line],
+    measures: &[Measure],
+) -> Table {
+    let stat = |line: &Line, measure: &Measure| {
+        // Vanilla recomputes everything: its hit rate says nothing.
+        let empty = measure.name.starts_with("hit_rate") && data.arms[line.arm].method == "vanilla";
+        if empty { None } else { data.measure(model, tasks, line.arm, measure) }
+    };
+    let measures: Vec<&Measure> =
+        measures.iter().filter(|measure| lines.iter().any(|line| stat(line, measure).is_some())).collect();
+    let mut table = Table { corner: "Method".to_owned(), ..Table::default() };
+    table.columns = measures.iter().map(|measure| Column::new(measure.title)).collect();
+    let met = |line: &Line| data.met(model, tasks, line.arm).len();
+    let uneven = lines.iter().any(|line| met(line) != met(&lines[0]));
+    if uneven {
+        table.columns.push(Column::new("Tasks"));
+    }
+    table.rows = rows(data, lines, |line| {
+        let cells = measures.iter().map(|measure| Cell::stat(measure.unit, stat(line, measure)));
+        cells.chain(uneven.then(|| Cell::text(met(line).to_string()))).collect()
+    });
+    let silent: Vec<String> = tasks
+        .iter()
+        .filter_map(|task| Some(format!("{} ({})", task_name(data, *task), data.silence(model, *task)?)))
+        .collect();
+    if measures.iter().any(|measure| matches!(measure.of, Of::Relative)) && !silent.is_empty() {
+        table.notes.push(format!("Scores leave out what says nothing about quality: {}.", silent.join("; ")));
+    }
+    table
+}

@@ -1,0 +1,186 @@
+//! Runs on a tiny model: stopped, torn, gone on with, and failing.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use refrain_engine::{Engine, Settings};
+use refrain_eval::Scorer;
+use refrain_eval::run::{Going, Run, Way, read};
+use refrain_eval::tasks::{Job, Model, load};
+use refrain_eval::{About, Matrix, Record, TaskSpec};
+use refrain_store::Store;
+
+fn engine() -> Engine {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let settings = Settings { chunk_tokens: 64, ..Settings::default() };
+    Engine::open(&path, Store::in_memory(1 << 28), settings, |_, _| ()).unwrap()
+}
+
+fn jobs(engine: &Engine, matrix: &Matrix) -> Vec<Job> {
+    let context = engine.decoder().config().context;
+    load(matrix, &Model { tokenizer: engine.tokenizer(), context, chunk_tokens: 64 }).unwrap().0
+}
+
+/// Two tasks that fit the model's context of 512 tokens.
+fn matrix() -> Matrix {
+    let task = |name: &str, lengths| TaskSpec { name: name.to_owned(), lengths, ..TaskSpec::default() };
+    Matrix {
+        limit: Some(3),
+        max_tokens: Some(8),
+        tasks: vec![task("ruler/niah_single_1", vec![400]), task("needle", vec![380])],
+        ..Matrix::default()
+    }
+}
+
+fn ways(specs: &[(&str, &str)]) -> Vec<Way> {
+    let way = |(method, policy): &(&str, &str)| Way {
+        method: (*method).to_owned(),
+        fusion: refrain_fusion::METHODS.parse(method).unwrap(),
+        policy: (*policy).to_owned(),
+        eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
+    };
+    specs.iter().map(way).collect()
+}
+
+fn about(jobs: &[Job]) -> About {
+    let tasks = jobs.iter().map(|job| job.about.clone()).collect();
+    About { seed: 42, tasks, settings: [("forced".to_owned(), "4".to_owned())].into(), ..About::default() }
+}
+
+/// Goes on with a run for at most so many answers; returns whether all is done.
+fn go_on(folder: &Path, engine: &Engine, jobs: &[Job], most: usize) -> bool {
+    let ways =
+        ways(&[("vanilla", "full"), ("pie", "full"), ("a3:ratio=0.3", "morph_kv:capacity=40:window=8")]);
+    let going = Going { forced: 4, maps: true, seed: 42, until: None };
+    let encode = |_: &str| Vec::new();
+    let scorer = Scorer { judge: None, quality: None, encode: &encode };
+    let mut run = Run::open(folder, about(jobs)).unwrap();
+    let mut left = most;
+    let go_on = |_: refrain_eval::run::Step<'_>| {
+        left = left.saturating_sub(1);
+        left > 0
+    };
+    run.answer(("tiny", engine), jobs, &ways, &going, &scorer, go_on).unwrap()
+}
+
+fn without_chance(records: Vec<Record>) -> Vec<Record> {
+    let clean = |mut record: Record| {
+        record.finished = 0;
+        if let Some(cost) = &mut record.cost {
+            (cost.ttft, cost.compute_ttft, cost.tpot) = (0.0, 0.0, None);
+            // How many layers wait at a time depends on the loaders.
+            cost.kv_bytes_peak = 0;
+        }
+        record
+    };
+    let mut records: Vec<Record> = records.into_iter().map(clean).collect();
+    records.sort_by_key(|r| (r.task.clone(), r.sample.clone(), r.method.clone()));
+    records
+}
+
+#[test]
+fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
+    let engine = engine();
+    let jobs = jobs(&engine, &matrix());
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    assert!(go_on(whole.path(), &engine, &jobs, usize::MAX));
+    let (_, expected) = read(whole.path()).unwrap();
+    assert_eq!(expected.len(), 2 * 3 * 3, "two tasks, three samples, three ways");
+    for record in &expected {
+        assert_eq!(record.error, None);
+        let (cost, close) = (record.cost.as_ref().unwrap(), record.fidelity.as_ref().unwrap());
+        assert!(cost.ttft > 0.0 && cost.prompt_tokens > 300 && cost.answer_tokens > 0, "{cost:?}");
+        assert!(record.scores.contains_key("score") && close.positions > 0);
+        match record.method.as_str() {
+            "vanilla" => assert_eq!((close.kl, close.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
+            "pie" => assert!(close.kl > 0.0 && cost.recompute_ratio == 0.0 && close.hit_rate_40.is_none()),
+            _ => assert!(cost.kv_bytes < cost.kv_bytes_full && close.hit_rate_40.is_some()),
+        }
+    }
+    // The first sample of each task comes before the second of any.
+    let order: Vec<&str> = expected.iter().step_by(3).map(|record| record.benchmark.as_str()).collect();
+    assert_eq!(order[..2], ["ruler", "needle"]);
+
+    let results = parts.path().join("results.jsonl");
+    let mut sittings = 0;
+    while !go_on(parts.path(), &engine, &jobs, 6) {
+        // Killed within a line.
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&results)
+            .unwrap()
+            .write_all(b"{\"model\":\"ti")
+            .unwrap();
+        sittings += 1;
+        assert!(sittings < 20);
+    }
+    assert!(sittings > 2);
+    let (_, found) = read(parts.path()).unwrap();
+    assert_eq!(without_chance(found), without_chance(expected));
+}
+
+#[test]
+fn a_sample_that_fails_is_noted_and_the_others_go_on() {
+    let engine = engine();
+    let mut jobs = jobs(&engine, &matrix());
+    let text = jobs[0].samples[1].documents[0].repeat(3);
+    jobs[0].samples[1].documents = vec![text];
+    let folder = tempfile::tempdir().unwrap();
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
+    let (_, records) = read(folder.path()).unwrap();
+    let failed: Vec<&Record> = records.iter().filter(|record| record.error.is_some()).collect();
+    assert_eq!((failed.len(), records.len()), (3, 18));
+    assert!(
+        failed.iter().all(|record| record.error.as_ref().unwrap().contains("512")),
+        "{:?}",
+        failed[0].error
+    );
+    assert!(failed.iter().all(|record| record.sample == jobs[0].samples[1].id && record.scores.is_empty()));
+    // It is tried again, and nothing else is.
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
+    assert_eq!(read(folder.path()).unwrap().1.len(), 21);
+}
+
+#[test]
+fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine();
+    let jobs = jobs(&engine, &matrix());
+    drop(Run::open(folder.path(), about(&jobs)).unwrap());
+    let refused = |about| Run::open(folder.path(), about).unwrap_err().to_string();
+    assert!(refused(About { seed: 7, ..about(&jobs) }).contains("seed 42, not 7"));
+    let settings = [("forced".to_owned(), "5".to_owned())].into();
+    assert!(refused(About { settings, ..about(&jobs) }).contains("forced 4, not 5"));
+    // Another task joins those that were there.
+    let mut more = about(&jobs[..1]);
+    more.methods.push("a3".to_owned());
+    drop(Run::open(folder.path(), more).unwrap());
+    let (about_now, _) = read(folder.path()).unwrap();
+    assert_eq!((about_now.tasks.len(), about_now.methods), (2, vec!["a3".to_owned()]));
+    std::fs::write(folder.path().join("results.jsonl"), "{}\nnonsense\n").unwrap();
+    let error = read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("results.jsonl") && error.contains("line 1"), "{error}");
+    assert!(read(&folder.path().join("none")).unwrap_err().to_string().contains("folder of a run"));
+}
+
+#[test]
+fn the_example_matrices_name_what_there_is() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/eval");
+    let tasks: Vec<String> = refrain_eval::tasks::names().into_iter().map(|(name, _)| name).collect();
+    let mut found = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let matrix = Matrix::read(&entry.unwrap().path()).unwrap();
+        for method in &matrix.methods {
+            refrain_fusion::METHODS.parse(method).unwrap();
+        }
+        for policy in &matrix.policies {
+            refrain_eviction::POLICIES.parse(policy).unwrap();
+        }
+        for task in &matrix.tasks {
+            let name = task.name.trim_end_matches("_short");
+            assert!(tasks.iter().any(|known| known == name), "{name}");
+        }
+        found += 1;
+    }
+    assert!(found > 4);
+}
