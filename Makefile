@@ -12,13 +12,21 @@ BENCH_THREADS ?= 2
 BENCH_ARGS ?=
 BENCH_TTFT_ARGS ?=
 BENCH_RESULTS ?= docs/results
+# Folder of the benchmarks' data.
+EVAL_DATA ?= $(REFRAIN_DATA)
+EVAL_WITHIN ?= 45m
+EVAL_MODELS ?= smollm2-135m qwen2.5-coder-$(if $(LARGE),1.5b,0.5b)
+EVAL_OUT ?= eval-small$(if $(LARGE),-large)
+EVAL_ARGS ?=
+COMMA := ,
+SPACE := $(subst ,, )
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
 MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test check bench bench-ttft fuzz golden clean
+.PHONY: help setup build demo test check bench bench-ttft eval-small fuzz golden clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +95,13 @@ bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, a
 bench-ttft: build ## Time to first token of every method on the smallest model (BENCH_TTFT_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_TTFT_ARGS)
+
+eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=folder, EVAL_WITHIN=45m, LARGE=1 for 1.5B); run again to go on
+	@[ -d '$(EVAL_DATA)' ] || { echo 'eval-small: give the data, EVAL_DATA=FOLDER (refrain eval fetch says where it comes from)' >&2; exit 1; }
+	@for model in $(EVAL_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
+	$(REFRAIN) eval run examples/eval/small.toml --on $(subst $(SPACE),$(COMMA),$(EVAL_MODELS)) --data '$(EVAL_DATA)' \
+	    --within $(EVAL_WITHIN) --out '$(EVAL_OUT)' $(EVAL_ARGS)
+	$(REFRAIN) eval report '$(EVAL_OUT)'
 
 # -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
 .venv-bench/installed: tools/requirements-bench.txt

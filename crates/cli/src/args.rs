@@ -2,6 +2,7 @@
 
 mod answers;
 mod bench;
+mod eval;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,6 +16,7 @@ use refrain_registry::{Kind, OptionSpec};
 
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Group, Kernels, Memory, Policies, Precisions, Ttft};
+pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 
 use crate::output::parse_size;
 use crate::{examples, methods};
@@ -143,6 +145,9 @@ pub(crate) enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+    /// Benchmarks: what each method costs in quality
+    #[command(subcommand)]
+    Eval(Eval),
     /// Show the fusion methods, the eviction policies and their options
     #[command(after_help = examples::METHODS)]
     Methods(Methods),
@@ -233,6 +238,7 @@ pub(crate) fn command() -> clap::Command {
         &["bench", "ttft"],
         &["bench", "decode"],
         &["bench", "memory"],
+        &["eval", "run"],
     ] {
         command = at(command, path, add_method_options);
     }

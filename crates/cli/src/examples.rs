@@ -124,6 +124,27 @@ attention are those of the visible keys. What goes with one token uses other wei
 values in each call, 1 GiB in all, as a model of many layers does. Other programs at work \
 lower peaks and kernels alike, and not by the same amount.";
 
+pub(crate) const EVAL_RUN: &str = "\
+Examples:
+  refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 --methods pie,cache_blend,a3
+  refrain eval run --tasks longbench/a3 --data data/ --methods full_reuse,pie,cache_blend,lego_link,a3
+  refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies snap_kv,morph_kv:capacity=2048
+  refrain eval run matrix.toml --within 45m
+
+A matrix is TOML: models, methods, policies, data, limit, max_tokens, max_prompt_tokens, seed, forced, maps, \
+chat, and for each task a table [[tasks]] with name and, if wanted, limit, max_tokens, lengths, depths, style, \
+by_tokens, file. Every sample is answered with every method and policy; vanilla with full attention comes first and \
+is what others are held against, token by token over the beginning of its own answer. Answers go to RUN/results.jsonl \
+as they come. A sample that fails is noted there with its error, and tried again when the run goes on.";
+
+pub(crate) const EVAL_REPORT: &str = "\
+Examples:
+  refrain eval report eval-run
+  refrain eval report eval-run --out docs/results/small
+
+report.html is one file with its pictures in it. The papers' own numbers stand beside the measured ones, in tables of \
+their own, each with its source.";
+
 pub(crate) const METHODS: &str = "\
 Examples:
   refrain methods

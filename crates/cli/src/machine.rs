@@ -10,6 +10,23 @@ pub(crate) fn cpu_name() -> String {
     named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
+/// The command line as it was given, to be given again.
+pub(crate) fn command() -> String {
+    let quoted = |word: String| {
+        let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
+        if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
+    };
+    let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+    std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// The operating system's name, where it tells.
+pub(crate) fn system() -> String {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let named = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    named.map_or_else(|| std::env::consts::OS.to_owned(), |name| name.trim_matches('"').to_owned())
+}
+
 /// Most memory that this process has had in bytes, where the system tells.
 pub(crate) fn peak_memory() -> Option<u64> {
     own("VmHWM:")
@@ -28,8 +45,17 @@ fn own(entry: &str) -> Option<u64> {
 
 /// Bytes of memory that a program can still take, where the system tells.
 pub(crate) fn free_memory() -> Option<u64> {
+    memory("MemAvailable:")
+}
+
+/// Bytes of memory that the machine has, where the system tells.
+pub(crate) fn all_memory() -> Option<u64> {
+    memory("MemTotal:")
+}
+
+fn memory(entry: &str) -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = info.lines().find_map(|line| line.strip_prefix(entry))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 

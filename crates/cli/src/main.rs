@@ -8,6 +8,7 @@ mod chat;
 mod chunks;
 mod config;
 mod cost;
+mod eval;
 mod examples;
 mod explain;
 mod generate;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{ArgMatches, FromArgMatches};
 
-use crate::args::{Bench, Cli, Command};
+use crate::args::{Bench, Cli, Command, Eval};
 use crate::settings::Context;
 
 fn main() -> ExitCode {
@@ -72,6 +73,10 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
         Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
         Command::Bench(Bench::Probe) => probe::run(&context),
+        Command::Eval(Eval::Run(args)) => eval::run(&context, args),
+        Command::Eval(Eval::Report(args)) => eval::report(&context, args),
+        Command::Eval(Eval::Tasks) => eval::tasks(&context),
+        Command::Eval(Eval::Fetch) => eval::fetch(&context),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }

@@ -1,5 +1,6 @@
 //! The built program, as a person or a script runs it.
 
+mod eval;
 mod eviction;
 mod sparse;
 

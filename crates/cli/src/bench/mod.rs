@@ -57,18 +57,13 @@ struct About {
 
 impl About {
     fn new(cpu: &Cpu, runs: u32) -> About {
-        let quoted = |word: String| {
-            let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
-            if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
-        };
-        let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
         About {
             date: machine::today(),
             cpu: machine::cpu_name(),
             threads: cpu.threads(),
             isa: format!("{:?}", cpu.isa()).to_lowercase(),
             runs,
-            command: std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" "),
+            command: machine::command(),
             version: env!("CARGO_PKG_VERSION"),
         }
     }

@@ -1,0 +1,92 @@
+//! Options of `refrain eval`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use crate::examples;
+use crate::output::parse_duration;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Eval {
+    /// Answer benchmarks with methods and policies, and keep every answer with its score; a stopped run goes on
+    #[command(after_help = examples::EVAL_RUN)]
+    Run(Box<Run>),
+    /// Make tables and pictures of a run: HTML, Markdown and CSV
+    #[command(after_help = examples::EVAL_REPORT)]
+    Report(Report),
+    /// List the tasks and suites
+    Tasks,
+    /// Say where the benchmarks' data comes from, and how it is laid out
+    Fetch,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// The matrix of models, methods, policies and tasks (TOML); options given here go before it
+    #[arg(value_name = "MATRIX", value_hint = ValueHint::FilePath)]
+    pub(crate) matrix: Option<PathBuf>,
+    /// Folder of the run, new or to go on with [default: eval-NAME for the matrix NAME.toml, else eval-run]
+    #[arg(long, short, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) out: Option<PathBuf>,
+    /// Models [default: the matrix's, else --model]
+    #[arg(long, value_name = "MODELS", value_delimiter = ',')]
+    pub(crate) on: Vec<String>,
+    /// Tasks and suites (`refrain eval tasks`)
+    #[arg(long, value_name = "TASKS", value_delimiter = ',')]
+    pub(crate) tasks: Vec<String>,
+    /// Fusion methods, with options if wanted; vanilla is always among them
+    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    pub(crate) methods: Vec<String>,
+    /// Eviction policies, with options if wanted; full is always among them
+    #[arg(long, value_name = "POLICIES", value_delimiter = ',')]
+    pub(crate) policies: Vec<String>,
+    /// Folder of the benchmarks' data; what is generated needs none
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) data: Option<PathBuf>,
+    /// Most samples of a task
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Most new tokens of an answer, over what the benchmark says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+    /// Tokens that a LongBench prompt is cut to, in its middle [default: by the model's context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
+    pub(crate) max_prompt_tokens: Option<u32>,
+    /// Tokens of the contexts that are generated (needle, ruler)
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub(crate) lengths: Vec<usize>,
+    /// Seed of everything drawn [default: 42]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Begin no sample after this time (90s, 45m, 2h), shared out among the models; the same command goes on later
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) within: Option<Duration>,
+    /// OpenAI-compatible endpoint of a judge, as http://127.0.0.1:8080/v1; its key is read from OPENAI_API_KEY
+    #[arg(long, value_name = "URL", value_parser = judge_url)]
+    pub(crate) judge: Option<String>,
+    /// The judge's model
+    #[arg(long, value_name = "NAME", default_value = "gpt-4o-2024-05-13", requires = "judge")]
+    pub(crate) judge_model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// Folder of the run
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
+    pub(crate) run: PathBuf,
+    /// Folder to write report.html, report.md and report.csv to [default: the run's]
+    #[arg(long, short, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// A URL without a user in it: it is written to the run's folder.
+fn judge_url(url: &str) -> Result<String, String> {
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let host = host.ok_or("give a URL that begins with http:// or https://")?.split('/').next();
+    match host {
+        Some(host) if host.contains('@') => Err("give the key as OPENAI_API_KEY, not in the URL".to_owned()),
+        _ => Ok(url.to_owned()),
+    }
+}

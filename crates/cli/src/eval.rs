@@ -1,0 +1,353 @@
+//! `refrain eval`: benchmarks run, and reported.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use indicatif::ProgressBar;
+use refrain_engine::Engine;
+use refrain_eval::Judge;
+use refrain_eval::Scorer;
+use refrain_eval::run::{Going, Run, Step, Way, left, read};
+use refrain_eval::tasks::{Job, Model, TokenText, load, longwriter, names};
+use refrain_eval::{About, Machine, Matrix, ModelAbout, Scoring, TaskSpec};
+use refrain_store::Store;
+use serde_json::json;
+
+use crate::args;
+use crate::output::{self, Fail, age, count, print, print_json, seconds};
+use crate::settings::{Context, tilde};
+use crate::table::Table;
+use crate::{machine, models};
+
+/// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
+const MEMORY: u64 = 4 << 30;
+
+/// What one model's part of a run came to.
+struct Part {
+    whole: bool,
+    answers: usize,
+    failed: usize,
+}
+
+/// `refrain eval run`
+pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
+    let matrix = matrix(context, args)?;
+    matrix.check()?;
+    let ways = ways(context, &matrix)?;
+    let folder = args.out.clone().unwrap_or_else(|| {
+        let stem = args.matrix.as_ref().and_then(|path| path.file_stem());
+        PathBuf::from(format!("eval-{}", stem.map_or("run".into(), |stem| stem.to_string_lossy())))
+    });
+    let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
+    let judge = args.judge.as_ref().map(|url| Judge::new(url, &args.judge_model, key));
+    let started = Instant::now();
+    let (mut whole, mut answers, mut failed) = (true, 0, 0);
+    for (index, model) in matrix.models.iter().enumerate() {
+        let mut context = context.clone();
+        context.global.model.clone_from(model);
+        // What is left of the time is shared out among the models that are left.
+        let share = |within: Duration| {
+            within.saturating_sub(started.elapsed()) / (matrix.models.len() - index) as u32
+        };
+        let until = args.within.map(|within| Instant::now() + share(within));
+        let part = one(&context, &matrix, &ways, &folder, judge.as_ref(), until)?;
+        whole &= part.whole;
+        answers += part.answers;
+        failed += part.failed;
+    }
+    if context.json {
+        return print_json(&json!({
+            "run": folder, "complete": whole, "answers": answers, "failed": failed,
+            "seconds": started.elapsed().as_secs_f64(),
+        }));
+    }
+    let state = match (whole, failed) {
+        (true, 0) => "complete",
+        (true, _) => "complete but for these; the same command tries them again",
+        (false, _) => "stopped by --within; the same command goes on",
+    };
+    context.say(&format!(
+        "{}, {failed} failed, in {}: {state}",
+        count(answers, "answer"),
+        seconds(started.elapsed().as_secs_f64())
+    ));
+    context.say(&format!("tables and pictures: refrain eval report {}", folder.display()));
+    Ok(())
+}
+
+/// The matrix, with what was given on the command line.
+fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
+    let mut matrix = args.matrix.as_deref().map_or_else(|| Ok(Matrix::default()), Matrix::read)?;
+    fn given<T: Clone>(into: &mut Vec<T>, list: &[T]) {
+        if !list.is_empty() {
+            *into = list.to_vec();
+        }
+    }
+    given(&mut matrix.models, &args.on);
+    given(&mut matrix.methods, &args.methods);
+    given(&mut matrix.policies, &args.policies);
+    if matrix.models.is_empty() {
+        matrix.models = vec![context.global.model.clone()];
+    }
+    if !args.tasks.is_empty() {
+        let spec = |name: &String| TaskSpec { name: name.clone(), ..TaskSpec::default() };
+        matrix.tasks = args.tasks.iter().map(spec).collect();
+    }
+    if !args.lengths.is_empty() {
+        matrix.tasks.iter_mut().for_each(|task| task.lengths.clone_from(&args.lengths));
+    }
+    if args.limit.is_some() {
+        matrix.limit = args.limit;
+        matrix.tasks.iter_mut().for_each(|task| task.limit = None);
+    }
+    if let Some(tokens) = args.max_tokens {
+        matrix.max_tokens = Some(tokens as usize);
+        matrix.tasks.iter_mut().for_each(|task| task.max_tokens = None);
+    }
+    matrix.data = args.data.clone().or(matrix.data);
+    matrix.max_prompt_tokens = args.max_prompt_tokens.map(|n| n as usize).or(matrix.max_prompt_tokens);
+    matrix.seed = args.seed.unwrap_or(matrix.seed);
+    Ok(matrix)
+}
+
+/// Methods × policies, vanilla with full attention first.
+fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
+    let first = |list: &[String], name: &str| {
+        let mut all = vec![name.to_owned()];
+        all.extend(list.iter().filter(|spec| *spec != name).cloned());
+        all
+    };
+    let (methods, policies) =
+        context.flags.apply(&first(&matrix.methods, "vanilla"), &first(&matrix.policies, "full"))?;
+    let way = |policy: &crate::methods::Policy| {
+        let policy = policy.clone();
+        methods.iter().map(move |method| Way {
+            method: method.spec.clone(),
+            fusion: method.built.clone(),
+            policy: policy.spec.clone(),
+            eviction: policy.built.clone(),
+        })
+    };
+    Ok(policies.iter().flat_map(way).collect())
+}
+
+/// One model's part of a run.
+fn one(
+    context: &Context,
+    matrix: &Matrix,
+    ways: &[Way],
+    folder: &Path,
+    judge: Option<&Judge>,
+    until: Option<Instant>,
+) -> Result<Part> {
+    let engine = context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)))?;
+    let model = Model {
+        tokenizer: engine.tokenizer(),
+        context: engine.decoder().config().context,
+        chunk_tokens: engine.settings().chunk_tokens,
+    };
+    let spinner = context.spinner("making the samples");
+    let (mut jobs, missing) = load(matrix, &model)?;
+    spinner.finish_and_clear();
+    if !missing.is_empty() {
+        output::warn(&format!("not in the data, and left out: {}", missing.join(", ")));
+    }
+    jobs.iter_mut().for_each(|job| name_judge(job, judge));
+    let name = context.global.model.as_str();
+    let mut run = Run::open(folder, about(context, matrix, ways, &engine, &jobs)?)?;
+    let before = run.known(name);
+    if before > 0 {
+        context.say(&format!("{} goes on: {} of {name} there", folder.display(), count(before, "answer")));
+    }
+    let encode = |text: &str| model.encode(text).unwrap_or_default();
+    let quality = judge_template(judge, matrix, &jobs)?;
+    let scorer = Scorer { judge, quality: quality.as_deref(), encode: &encode };
+    let going = Going { forced: matrix.forced, maps: matrix.maps, seed: matrix.seed, until };
+    let bar = context.bar("", "{percent}% {msg}");
+    let started = Instant::now();
+    let (mut first, mut failed) = (None, 0);
+    let whole = run.answer((name, &engine), &jobs, ways, &going, &scorer, |step| {
+        failed = step.failed;
+        show(&bar, name, step, *first.get_or_insert(step.done), started);
+        true
+    })?;
+    bar.finish_and_clear();
+    run.keep_about()?;
+    Ok(Part { whole, answers: run.known(name) - before, failed })
+}
+
+/// Notes who judges, where the benchmark wants a judge.
+fn name_judge(job: &mut Job, judge: Option<&Judge>) {
+    let said = match (job.scoring, judge) {
+        (Scoring::LongGen | Scoring::LongWriter, Some(judge)) => format!("judge: {}", judge.model()),
+        (Scoring::LongGen, None) => "no judge: scores named proxy are ours".to_owned(),
+        (Scoring::LongWriter, None) => "no judge: quality is not graded".to_owned(),
+        _ => return,
+    };
+    let note = &mut job.about.note;
+    *note = if note.is_empty() { said } else { format!("{note}; {said}") };
+}
+
+/// What LongWriter's judge is asked, where there is one and it has something to read.
+fn judge_template(judge: Option<&Judge>, matrix: &Matrix, jobs: &[Job]) -> Result<Option<String>> {
+    let writing = jobs.iter().any(|job| job.scoring == Scoring::LongWriter);
+    let folder = matrix.data.as_deref().filter(|_| judge.is_some() && writing);
+    Ok(folder.map(longwriter::judge_template).transpose()?)
+}
+
+/// Where a run is, and the time left by the characters that are answered.
+fn show(bar: &ProgressBar, model: &str, step: Step<'_>, first: usize, started: Instant) {
+    let Step { done, total, failed, task, method } = step;
+    let rest = left(done - first, total - first, started.elapsed());
+    let rest = rest.map_or(String::new(), |rest| format!(", {} left", age(rest.as_secs())));
+    let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+    bar.set_length(total as u64);
+    bar.set_position(done as u64);
+    bar.set_message(format!("{model}{rest}{failed}  {task}  {method}"));
+}
+
+fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs: &[Job]) -> Result<About> {
+    let mut names: Vec<Vec<String>> = vec![Vec::new(); 2];
+    for way in ways {
+        for (names, name) in names.iter_mut().zip([&way.method, &way.policy]) {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+    }
+    let policies = names.pop().unwrap_or_default();
+    let (config, cpu) = (engine.decoder().config(), engine.decoder().backend());
+    let file = models::resolve(context)?;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let model = ModelAbout {
+        name: context.global.model.clone(),
+        file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        fingerprint: hex(&engine.fingerprint()),
+        layers: config.layers,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        context: config.context,
+        precision: engine.decoder().precision().to_string(),
+        kv: engine.settings().kv.to_string(),
+    };
+    let setting = |name: &str, value: String| (name.to_owned(), value);
+    let most =
+        |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
+    let settings = [
+        setting("tokens of a chunk", engine.settings().chunk_tokens.to_string()),
+        setting("tokens forced", matrix.forced.to_string()),
+        setting("chat template", matrix.chat.to_string()),
+        setting("attention maps", matrix.maps.to_string()),
+        setting("new tokens at most", most(matrix.max_tokens, "the benchmark's")),
+        setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
+    ];
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    Ok(About {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        command: machine::command(),
+        matrix: matrix.text(),
+        started: now,
+        seconds: 0.0,
+        machine: Machine {
+            cpu: machine::cpu_name(),
+            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            threads: cpu.threads(),
+            memory: machine::all_memory().unwrap_or(0),
+            os: machine::system(),
+        },
+        models: vec![model],
+        tasks: jobs.iter().map(|job| job.about.clone()).collect(),
+        methods: names.pop().unwrap_or_default(),
+        policies,
+        seed: matrix.seed,
+        settings: settings.into(),
+    })
+}
+
+/// `refrain eval report`
+pub(crate) fn report(context: &Context, args: &args::EvalReport) -> Result<()> {
+    let (about, records) = read(&args.run)?;
+    if records.is_empty() {
+        return Err(Fail::new(format!("{} holds no answer yet", args.run.display()))
+            .hint("`refrain eval run` makes some")
+            .into());
+    }
+    let report = refrain_eval::report::report(&about, &records);
+    let folder = args.out.as_deref().unwrap_or(&args.run);
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut written = Vec::new();
+    for (name, text) in
+        [("report.html", &report.html), ("report.md", &report.markdown), ("report.csv", &report.csv)]
+    {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        written.push(path);
+    }
+    if context.json {
+        return print_json(&json!({ "run": args.run, "answers": records.len(), "files": written }));
+    }
+    print(&written.iter().map(|path| format!("{}\n", tilde(path))).collect::<String>())
+}
+
+/// `refrain eval tasks`
+pub(crate) fn tasks(context: &Context) -> Result<()> {
+    let names = names();
+    if context.json {
+        let task = |(name, what): &(String, String)| json!({ "name": name, "about": what });
+        return print_json(&names.iter().map(task).collect::<Vec<_>>());
+    }
+    let mut table = Table::new(&["<task or suite", "<what it is"]);
+    names.into_iter().for_each(|(name, what)| table.push(vec![name, what]));
+    print(&table.text())
+}
+
+/// `refrain eval fetch`
+pub(crate) fn fetch(context: &Context) -> Result<()> {
+    if context.json {
+        let source = |(what, place, path): &(&str, &str, &str)| json!({ "benchmark": what, "from": place, "lies_at": path });
+        return print_json(&SOURCES.iter().map(source).collect::<Vec<_>>());
+    }
+    let mut table = Table::new(&["<benchmark", "<in the data folder", "<from"]);
+    for (what, place, path) in SOURCES {
+        table.push([*what, *path, *place].map(str::to_owned).to_vec());
+    }
+    print(&format!(
+        "RULER and the needle are generated: they need no data, and take their essays and words from it where it is \
+         there.\nThe others are read from a folder that --data names. Their texts keep their sources' licences.\n\n{}",
+        table.text()
+    ))
+}
+
+/// Benchmarks, where they come from, and where they lie in the data folder.
+const SOURCES: &[(&str, &str, &str)] = &[
+    (
+        "LongBench",
+        "https://huggingface.co/datasets/THUDM/LongBench (data.zip)",
+        "longbench/TASK.jsonl, or TASK.jsonl",
+    ),
+    ("LongBench-E", "the same", "longbench/TASK_e.jsonl, or TASK_e.jsonl"),
+    (
+        "documents with questions",
+        "any: {question, answers, docs: [{title, text, supporting}]} a line",
+        "rag/NAME.jsonl",
+    ),
+    (
+        "needle's essays",
+        "https://github.com/gkamradt/LLMTest_NeedleInAHaystack",
+        "needle/PaulGrahamEssays/*.txt",
+    ),
+    (
+        "RULER's essays",
+        "https://github.com/NVIDIA/RULER (scripts/data/synthetic/json)",
+        "ruler/PaulGrahamEssays.json",
+    ),
+    ("RULER's words", "the Python package wonderwords", "ruler/wonderwords/{adjective,noun,verb}list.txt"),
+    ("LongGenBench", "https://github.com/mozhu621/LongGenBench", "longgenbench/Dataset_{short,long}.json"),
+    (
+        "LongWriter",
+        "https://github.com/THUDM/LongWriter (evaluation)",
+        "longwriter/longbench_write{,_en}.jsonl",
+    ),
+    ("LongWrite-Ruler", "the same", "longwriter/longwrite_ruler.jsonl"),
+];

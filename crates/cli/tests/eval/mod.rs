@@ -1,0 +1,79 @@
+//! `refrain eval`, through the program, on a tiny model.
+
+use super::*;
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
+
+/// A folder of questions with their documents, short enough for the model's context of 512 tokens.
+fn questions(home: &Home) -> PathBuf {
+    let line = |i: usize| {
+        format!(
+            "{{\"_id\": \"q{i}\", \"question\": \"Where is bolt {i}?\", \"answers\": [\"box {i}\"], \"docs\": \
+             [{{\"title\": \"A\", \"text\": \"Bolt {i} is in box {i}.\"}}, {{\"title\": \"\", \"text\": \"Chains hang.\"}}]}}\n"
+        )
+    };
+    home.write("data/rag/bolts.jsonl", (0..4).map(line).collect::<String>());
+    home.path("data")
+}
+
+#[test]
+fn a_matrix_is_run_gone_on_with_and_reported() {
+    let home = Home::new();
+    questions(&home);
+    let matrix = home.write(
+        "small.toml",
+        format!(
+            "models = ['{TINY}']\ndata = 'data'\nmax_tokens = 6\nmethods = ['pie', 'a3:ratio=0.5']\n\
+             [[tasks]]\nname = 'rag/bolts'\n[[tasks]]\nname = 'needle'\nlengths = [380]\ndepths = 2\n"
+        ),
+    );
+    let (matrix, out) = (matrix.to_str().unwrap(), home.path("run"));
+    let out = out.to_str().unwrap();
+    let run = |more: &[&str]| home.json(&[&["eval", "run", matrix, "--out", out], more].concat());
+    let first = run(&["--limit", "2", "--chunk-tokens", "64"]);
+    assert_eq!((first["answers"].as_u64(), first["failed"].as_u64()), (Some(12), Some(0)), "{first}");
+    assert_eq!(first["complete"], true);
+    // Two more samples of the task that has them; what is there is not done again.
+    let more = run(&["--limit", "4", "--chunk-tokens", "64", "--policies", "full"]);
+    assert_eq!(more["answers"].as_u64(), Some(6), "{more}");
+    let none = run(&["--limit", "4", "--chunk-tokens", "64", "--within", "0s"]);
+    assert_eq!((none["answers"].as_u64(), none["complete"].as_bool()), (Some(0), Some(true)));
+    let stopped = run(&["--chunk-tokens", "64", "--within", "0s", "--methods", "full_reuse"]);
+    assert_eq!((stopped["answers"].as_u64(), stopped["complete"].as_bool()), (Some(0), Some(false)));
+    let said = home.run(&["eval", "run", matrix, "--out", out, "--seed", "7"]).failed(1, &["seed 42, not 7"]);
+    assert!(said.out.is_empty());
+
+    let written = home.run(&["eval", "report", out]).good().out;
+    assert_eq!(written.lines().count(), 3);
+    let html = std::fs::read_to_string(home.path("run/report.html")).unwrap();
+    for part in ["rag/bolts", "Vanilla", "PIE", "A3", "4 samples"] {
+        assert!(html.contains(part), "{part} is not in the report");
+    }
+    let csv = std::fs::read_to_string(home.path("run/report.csv")).unwrap();
+    assert!(csv.lines().any(|line| line.contains("bolts") && line.contains("a3:ratio=0.5")), "{csv}");
+    let elsewhere = home.path("report");
+    let files = home.json(&["eval", "report", out, "--out", elsewhere.to_str().unwrap()]);
+    assert_eq!(files["answers"].as_u64(), Some(18));
+    assert!(elsewhere.join("report.md").is_file());
+}
+
+#[test]
+fn what_cannot_be_run_says_what_to_do() {
+    let home = Home::new();
+    let run = |words: &[&str]| home.run(&[&["eval", "run", "--model", TINY], words].concat());
+    run(&[]).failed(1, &["no task", "refrain eval tasks"]);
+    run(&["--tasks", "longbench/hotpotqa"]).failed(1, &["--data", "refrain eval fetch"]);
+    run(&["--tasks", "longbench/hotpotqa", "--data", "nowhere"])
+        .failed(1, &["hotpotqa.jsonl", "refrain eval fetch"]);
+    run(&["--tasks", "longbench/hotpot"]).failed(1, &["longbench/hotpot", "refrain eval tasks"]);
+    run(&["--tasks", "needle", "--methods", "a4"]).failed(2, &["a4", "refrain methods"]);
+    run(&["--tasks", "needle", "--within", "5"]).failed(2, &["90s"]);
+    run(&["none.toml"]).failed(1, &["none.toml"]);
+    home.run(&["eval", "report", "none"]).failed(1, &["none", "folder of a run"]);
+    let listed = home.run(&["eval", "tasks"]).good().out;
+    for name in ["ruler/vt", "longbench/a3", "longbench/dureader", "needle", "longwriter/en"] {
+        assert!(listed.contains(name), "{name} is not in {listed}");
+    }
+    assert!(home.run(&["eval", "fetch"]).good().out.contains("huggingface.co/datasets/THUDM/LongBench"));
+    assert!(home.json(&["eval", "fetch"]).as_array().unwrap().len() > 5);
+}
