@@ -10,6 +10,7 @@ use super::measures::{
 use super::published::{self, Published};
 use super::table::{Block, Section, counted, distinct};
 use super::tables::{lines, scores};
+use crate::tasks::longbench;
 
 /// A paper.
 struct Paper {
@@ -30,26 +31,7 @@ const A3_ROWS: &[(&str, &str)] = &[
 ];
 const CACHE_BLEND_ROWS: &[(&str, &str)] =
     &[("vanilla", "full recompute"), ("full_reuse", ""), ("cache_blend", "")];
-const SAM_TASKS: &[&str] = &["2wikimqa", "musique", "hotpotqa", "dureader"];
 const MORPH_ROWS: &[(&str, &str)] = &[("vanilla", "Full"), ("h2o", ""), ("snap_kv", ""), ("morph_kv", "")];
-const MORPH_TASKS: &[&str] = &[
-    "narrativeqa",
-    "qasper",
-    "multifieldqa_en",
-    "multifieldqa_zh",
-    "hotpotqa",
-    "2wikimqa",
-    "gov_report",
-    "qmsum",
-    "multi_news",
-    "vcsum",
-    "trec",
-    "triviaqa",
-    "samsum",
-    "passage_count",
-    "passage_retrieval_en",
-    "lcc",
-];
 
 const PAPERS: &[Paper] = &[
     Paper {
@@ -58,19 +40,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "LongBench",
                 benchmarks: &["longbench"],
-                tasks: &[
-                    "qasper",
-                    "multifieldqa_en",
-                    "hotpotqa",
-                    "2wikimqa",
-                    "gov_report",
-                    "multi_news",
-                    "trec",
-                    "triviaqa",
-                    "samsum",
-                    "passage_count",
-                    "lcc",
-                ],
+                tasks: longbench::A3,
                 rows: A3_ROWS,
                 arms: Arms::Fusion,
                 kind: Kind::Scores(true),
@@ -104,7 +74,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "Sequence and recompute ratio (table 1)",
                 benchmarks: &["longbench", "rag"],
-                tasks: SAM_TASKS,
+                tasks: longbench::SAMKV,
                 rows: &[("cache_blend", ""), ("lego_link", "EPIC"), ("sam_kv", "")],
                 arms: Arms::Fusion,
                 kind: Kind::Costs(&[KEPT, RECOMPUTED]),
@@ -112,7 +82,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "Multi-context questions (tables 3 and 4)",
                 benchmarks: &["longbench", "rag"],
-                tasks: SAM_TASKS,
+                tasks: longbench::SAMKV,
                 rows: &[
                     ("vanilla", "Recompute"),
                     ("full_reuse", "Reuse"),
@@ -128,7 +98,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "Ablation of SamKV's parts",
                 benchmarks: &["longbench", "rag"],
-                tasks: SAM_TASKS,
+                tasks: longbench::SAMKV,
                 rows: &[],
                 arms: Arms::Differing("sam_kv", ""),
                 kind: ABLATION,
@@ -142,7 +112,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "LongBench",
                 benchmarks: &["longbench"],
-                tasks: MORPH_TASKS,
+                tasks: longbench::MORPHKV,
                 rows: MORPH_ROWS,
                 arms: Arms::Eviction,
                 kind: Kind::Scores(true),
@@ -174,7 +144,7 @@ const PAPERS: &[Paper] = &[
             Layout {
                 title: "Fusion of the window's attention (table 4)",
                 benchmarks: &["longbench"],
-                tasks: MORPH_TASKS,
+                tasks: longbench::MORPHKV,
                 rows: &[],
                 arms: Arms::Differing("morph_kv", "fuse"),
                 kind: Kind::Scores(true),

@@ -253,22 +253,22 @@ pub const SAMKV: &[&str] = &["2wikimqa", "musique", "hotpotqa", "dureader"];
 
 /// The tasks of MorphKV's: A3's and five more.
 pub const MORPHKV: &[&str] = &[
+    "narrativeqa",
     "qasper",
     "multifieldqa_en",
+    "multifieldqa_zh",
     "hotpotqa",
     "2wikimqa",
     "gov_report",
+    "qmsum",
     "multi_news",
+    "vcsum",
     "trec",
     "triviaqa",
     "samsum",
     "passage_count",
-    "lcc",
-    "narrativeqa",
-    "qmsum",
-    "vcsum",
-    "multifieldqa_zh",
     "passage_retrieval_en",
+    "lcc",
 ];
 
 /// The papers' tables by name.
