@@ -1,9 +1,12 @@
 //! The two kinds of measured tables: scores by task, and everything else by measure.
 
+use std::collections::BTreeMap;
+
 use super::arm::{Arm, base};
 use super::data::Data;
 use super::measures::{Measure, Of};
 use super::named::{self, SCORE};
+use super::stats::Stat;
 use super::table::{Cell, Column, Row, Table, Unit, counted, distinct};
 
 /// A row of a table: an arm, what the paper calls it, and the heading that it stands under.
@@ -198,24 +201,32 @@ pub(super) fn costs(
         let empty = measure.name.starts_with("hit_rate") && data.arms[line.arm].method == "vanilla";
         if empty { None } else { data.measure(model, tasks, line.arm, measure) }
     };
-    let measures: Vec<&Measure> =
-        measures.iter().filter(|measure| lines.iter().any(|line| stat(line, measure).is_some())).collect();
+    // A measure with what each arm has of it.
+    let found = |measure| -> BTreeMap<usize, Stat> {
+        lines.iter().filter_map(|line| Some((line.arm, stat(line, measure)?))).collect()
+    };
+    let measures: Vec<(&Measure, BTreeMap<usize, Stat>)> = measures
+        .iter()
+        .map(|measure| (measure, found(measure)))
+        .filter(|(_, found)| !found.is_empty())
+        .collect();
     let mut table = Table { corner: "Method".to_owned(), ..Table::default() };
-    table.columns = measures.iter().map(|measure| Column::new(measure.title)).collect();
+    table.columns = measures.iter().map(|(measure, _)| Column::new(measure.title)).collect();
     let met = |line: &Line| data.met(model, tasks, line.arm).len();
     let uneven = lines.iter().any(|line| met(line) != met(&lines[0]));
     if uneven {
         table.columns.push(Column::new("Tasks"));
     }
     table.rows = rows(data, lines, |line| {
-        let cells = measures.iter().map(|measure| Cell::stat(measure.unit, stat(line, measure)));
+        let cells =
+            measures.iter().map(|(measure, found)| Cell::stat(measure.unit, found.get(&line.arm).copied()));
         cells.chain(uneven.then(|| Cell::text(met(line).to_string()))).collect()
     });
     let silent: Vec<String> = tasks
         .iter()
         .filter_map(|task| Some(format!("{} ({})", task_name(data, *task), data.silence(model, *task)?)))
         .collect();
-    if measures.iter().any(|measure| matches!(measure.of, Of::Relative)) && !silent.is_empty() {
+    if measures.iter().any(|(measure, _)| matches!(measure.of, Of::Relative)) && !silent.is_empty() {
         table.notes.push(format!("Scores leave out what says nothing about quality: {}.", silent.join("; ")));
     }
     table
