@@ -155,6 +155,32 @@ pub(crate) struct Begun<'a> {
     pub(crate) work: Work,
 }
 
+/// An answer at its end.
+pub(crate) struct Finished {
+    pub(crate) answer: Answer,
+    pub(crate) work: Work,
+    /// Logits of the first tokens, where they were to be kept.
+    pub(crate) logits: Vec<f32>,
+}
+
+impl Begun<'_> {
+    /// Goes on from the first token to the end.
+    pub(crate) fn finish(
+        self,
+        eviction: &Eviction,
+        stream: &mut impl FnMut(Progress<'_>) -> bool,
+    ) -> Result<Finished> {
+        let Begun { mut state, mut writing, token, mut account, work, .. } = self;
+        let first = Instant::now();
+        let finish = writing.go_on(&mut state, &[token], stream)?;
+        let steps = writing.tokens.len() - 1;
+        account.tpot = (steps > 0).then(|| first.elapsed().as_secs_f64() / steps as f64);
+        account.count_cache(&state, eviction);
+        let logits = std::mem::take(&mut writing.logits);
+        Ok(Finished { answer: writing.answer(finish, account, stream), work, logits })
+    }
+}
+
 impl Engine {
     /// Answers a prompt. `stream` is told of every token and returns whether to go on.
     ///
@@ -167,14 +193,8 @@ impl Engine {
         mut stream: impl FnMut(Progress<'_>) -> bool,
     ) -> Result<Answer> {
         let watch = if request.explain { Watch::Explain } else { Watch::Nothing };
-        let Begun { mut state, mut writing, token, mut account, work, .. } =
-            self.begin(prompt, request, watch, (request.sampling.max_tokens, 0))?;
-        let first = Instant::now();
-        let finish = writing.go_on(&mut state, &[token], &mut stream)?;
-        let steps = writing.tokens.len() - 1;
-        account.tpot = (steps > 0).then(|| first.elapsed().as_secs_f64() / steps as f64);
-        account.count_cache(&state, request.eviction);
-        let mut answer = writing.answer(finish, account, &mut stream);
+        let begun = self.begin(prompt, request, watch, (request.sampling.max_tokens, 0))?;
+        let Finished { mut answer, work, .. } = begun.finish(request.eviction, &mut stream)?;
         answer.explanation =
             work.attention.map(|attention| self.explanation(prompt, &attention, &work.final_rows));
         Ok(answer)

@@ -6,7 +6,7 @@ use refrain_kernels::Cpu;
 use refrain_kv::{LayerCache, Span, stats, top_k};
 use serde::Serialize;
 
-use crate::answer::Begun;
+use crate::answer::{Begun, Finished};
 use crate::forward::State;
 use crate::prefill::Watch;
 use crate::{Agreement, Answer, Engine, Prompt, Request, Result, Sampling};
@@ -163,15 +163,9 @@ impl Engine {
         let sampling = Sampling { temperature: 0.0, ..sampling.clone() };
         let request = Request::new(&refrain_fusion::Vanilla, &sampling);
         let watch = if maps { Watch::Maps } else { Watch::Nothing };
-        let Begun { mut state, mut writing, token, mut account, work, .. } =
-            self.begin(prompt, &request, watch, (sampling.max_tokens, forced))?;
-        let first = Instant::now();
-        let finish = writing.go_on(&mut state, &[token], &mut |_| true)?;
-        let steps = writing.tokens.len() - 1;
-        account.tpot = (steps > 0).then(|| first.elapsed().as_secs_f64() / steps as f64);
-        account.count_cache(&state, request.eviction);
-        let logits = std::mem::take(&mut writing.logits);
-        Ok(Reference { answer: writing.answer(finish, account, &mut |_| true), logits, maps: work.maps })
+        let begun = self.begin(prompt, &request, watch, (sampling.max_tokens, forced))?;
+        let Finished { answer, work, logits } = begun.finish(request.eviction, &mut |_| true)?;
+        Ok(Reference { answer, logits, maps: work.maps })
     }
 
     /// Answers a prompt as [`Engine::answer`] does, and holds the way there against `reference`: the first tokens are
