@@ -193,12 +193,24 @@ impl About {
             }
         }
         (self.started, self.seconds) = (known.started, known.seconds);
+        // A run that went on was made by all of its commands.
+        self.command = joined(&known.command, &self.command, "\n");
+        self.matrix = joined(&known.matrix, &self.matrix, "\n# then\n");
         keep(&mut self.models, &known.models, |a, b| a.name == b.name);
         keep(&mut self.tasks, &known.tasks, TaskAbout::same_as);
         keep(&mut self.methods, &known.methods, PartialEq::eq);
         keep(&mut self.policies, &known.policies, PartialEq::eq);
         Ok(())
     }
+}
+
+/// Parts of a text, each once.
+fn joined(known: &str, new: &str, between: &str) -> String {
+    if known.is_empty() {
+        return new.to_owned();
+    }
+    let is_known = known.split(between).any(|part| part.trim() == new.trim());
+    if is_known { known.to_owned() } else { [known.trim_end(), new].join(between) }
 }
 
 /// What was known goes first; of what is the same, the new one is right.

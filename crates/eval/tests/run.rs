@@ -157,6 +157,16 @@ fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
     drop(Run::open(folder.path(), more).unwrap());
     let (about_now, _) = read(folder.path()).unwrap();
     assert_eq!((about_now.tasks.len(), about_now.methods), (2, vec!["a3".to_owned()]));
+    // All commands and matrices that made it stand there, each once.
+    for command in ["one", "two", "one"] {
+        let matrix = format!("seed of {command}");
+        drop(
+            Run::open(folder.path(), About { command: command.to_owned(), matrix, ..about(&jobs) }).unwrap(),
+        );
+    }
+    let (about_now, _) = read(folder.path()).unwrap();
+    assert_eq!(about_now.command, "one\ntwo");
+    assert_eq!(about_now.matrix, "seed of one\n# then\nseed of two");
     std::fs::write(folder.path().join("results.jsonl"), "{}\nnonsense\n").unwrap();
     let error = read(folder.path()).unwrap_err().to_string();
     assert!(error.contains("results.jsonl") && error.contains("line 1"), "{error}");

@@ -191,6 +191,10 @@ fn attention(data: &Data<'_>) -> Option<Figure> {
             let records = tasks.iter().flat_map(|task| data.answered(model, *task, *arm));
             let layers: Vec<&Vec<f64>> =
                 records.filter_map(|record| Some(&record.fidelity.as_ref()?.attention_l2)).collect();
+            // A method that has maps only where its attention is full would look exact.
+            if layers.iter().any(|layers| layers.is_empty()) {
+                return None;
+            }
             let deepest = layers.iter().map(|layers| layers.len()).max().unwrap_or(0);
             let value = |layer: usize| {
                 mean(&layers.iter().filter_map(|layers| layers.get(layer).copied()).collect::<Vec<_>>())
@@ -209,7 +213,7 @@ fn attention(data: &Data<'_>) -> Option<Figure> {
         vec![Plot { title: data.models[model].to_owned(), x, y, series, level: None }.svg()]
     });
     let note = "Distance of the attention of the question's last rows, at most 64, to the document tokens to Vanilla's; means over \
-        heads, rows and samples.";
+        heads, rows and samples. Methods whose rows see other keys at every layer have none.";
     figure("Attention by layer (as A3, figure 3)", note, panels)
 }
 

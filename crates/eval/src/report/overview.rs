@@ -202,7 +202,7 @@ const READING: &str = "How to read: scores as a share of Vanilla's, and all rati
     the next column the share of positions at which both have the same likeliest token. Ratios of cost are medians over \
     samples, each against Vanilla's cost of the same sample; recompute ratio is of document tokens, sequence ratio of prompt \
     tokens kept, KV against full attention's at the end of the answer. Small figures are 95 % intervals (bootstrap over \
-    samples within tasks, 2000 resamples).";
+    samples within tasks, 2000 resamples); with fewer than two samples a task there is none.";
 
 /// Sentences on which method, and which policy, to take; of tasks that all of them and vanilla were run on.
 fn advice(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {

@@ -26,7 +26,7 @@ impl Stat {
 }
 
 /// The percentile bootstrap (Efron 1979): each group is resampled in itself. Groups without samples do not count. None
-/// without a sample, or if the statistic is not a number.
+/// without a sample, or if the statistic is not a number. No width where there are fewer than two samples a group.
 pub(super) fn bootstrap<T: Copy + PartialEq>(
     mut groups: Vec<Vec<T>>,
     statistic: impl Fn(&[Vec<T>]) -> f64,
@@ -37,10 +37,11 @@ pub(super) fn bootstrap<T: Copy + PartialEq>(
     if !value.is_finite() {
         return None;
     }
-    // A group of one sample does not vary, whatever it is.
-    let enough = samples >= ENOUGH && samples >= 2 * groups.len();
+    // A group of one sample does not vary, whatever it is: an interval over such groups would be too narrow.
+    let varies = samples >= 2 * groups.len();
+    let enough = samples >= ENOUGH && varies;
     // Resamples of what does not vary are the same.
-    if groups.iter().all(|group| group.iter().all(|sample| *sample == group[0])) {
+    if !varies || groups.iter().all(|group| group.iter().all(|sample| *sample == group[0])) {
         return Some(Stat { value, low: value, high: value, samples, enough });
     }
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
@@ -125,6 +126,8 @@ mod tests {
         };
         assert!(!enough(&[1]) && !enough(&[7]) && enough(&[8]) && enough(&[4, 4]));
         assert!(!enough(&[1; 11]), "no group varies");
+        let few = bootstrap(vec![vec![1.0], vec![2.0], vec![1.0, 4.0]], mean_of_means).unwrap();
+        assert_eq!((few.low, few.high), (few.value, few.value));
     }
 
     #[test]
