@@ -20,13 +20,14 @@ EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
 COMMA := ,
 SPACE := $(subst ,, )
+CRASHES ?= 1000
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
 MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test check bench bench-ttft eval-small fuzz golden clean
+.PHONY: help setup build demo test check bench bench-ttft eval-small fuzz golden crash clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +50,7 @@ demo: build ## Fetch a small model, ingest examples/docs, ask three questions wi
 	@printf '\n%s\n' 'Where things are:'
 	@printf '  %-26s %s\n' '$(REFRAIN)' 'the program; try it with --help' \
 	    'examples/docs/' 'the documents' 'examples/questions.txt' 'the questions' \
-	    '$(MODELS)/' 'the model' 'refrain chunks ls' 'lists the stored chunks'
+	    '$(MODELS)/' 'the model' 'refrain store ls' 'lists the stored chunks'
 
 test: setup ## Run all tests, the engine's under each instruction set (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
@@ -72,6 +73,9 @@ test: setup ## Run all tests, the engine's under each instruction set (real-mode
 	        REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib || exit 1; \
 	    done; \
 	fi
+
+crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
+	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture
 
 check: setup ## Format, lints, docs, dependencies, import rule and style; all of them as errors
 	cargo fmt --all --check
@@ -103,6 +107,11 @@ eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=fo
 	    --within $(EVAL_WITHIN) --out '$(EVAL_OUT)' $(EVAL_ARGS)
 	$(REFRAIN) eval report '$(EVAL_OUT)'
 
+# A real S3 server for the tests of shared chunks, which use it where PYTHONPATH names its folder.
+.s3/installed: tools/requirements-s3.txt
+	python3 -m pip install --quiet --disable-pip-version-check --target .s3 -r $<
+	@touch $@
+
 # -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
 .venv-bench/installed: tools/requirements-bench.txt
 	@[ -x .venv-bench/bin/python ] || python3 -m venv .venv-bench || { echo 'bench: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
@@ -124,4 +133,4 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .venv .venv-bench fuzz/target
+	rm -rf .s3 .venv .venv-bench fuzz/target

@@ -18,13 +18,15 @@ fuzz_target!(|bytes: &[u8]| {
 fn read(bytes: &[u8]) {
     let Ok(chunk) = Chunk::from_bytes(bytes) else { return };
     for layer in 0..chunk.layers() {
-        assert_eq!(chunk.k(layer).len(), chunk.v(layer).len());
+        let layer = chunk.layer(layer);
+        assert_eq!(layer.k().len(), layer.v().len());
     }
     let again = Chunk::from_bytes(&chunk.to_bytes()).expect("what was accepted is accepted again");
     assert_eq!((again.id(), again.key(), again.label()), (chunk.id(), chunk.key(), chunk.label()));
     let layers = |chunk: &Chunk| -> Vec<Vec<u8>> {
         (0..chunk.layers())
-            .flat_map(|l| [chunk.k(l).as_bytes().to_vec(), chunk.v(l).as_bytes().to_vec()])
+            .map(|l| chunk.layer(l))
+            .flat_map(|l| [l.k().as_bytes().to_vec(), l.v().as_bytes().to_vec()])
             .collect()
     };
     assert_eq!(layers(&again), layers(&chunk));

@@ -6,19 +6,21 @@ mod eval;
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueHint};
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain_fusion::METHODS;
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
 use refrain_registry::{Kind, OptionSpec};
+use refrain_store::Encoding;
 
 pub(crate) use answers::{Ask, Chat, Generate};
-pub(crate) use bench::{Bench, Decode, Group, Kernels, Memory, Policies, Precisions, Ttft};
+pub(crate) use bench::{Bench, Decode, Group, Kernels, Memory, Policies, Precisions, StoreBench, Ttft};
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 
-use crate::output::parse_size;
+use crate::output::{parse_duration, parse_size};
 use crate::{examples, methods};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
@@ -78,6 +80,26 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size,
           hide_short_help = true)]
     pub(crate) memory: u64,
+    /// Most bytes of the store's folder: the least recently used chunks go, pinned ones stay
+    #[arg(long, global = true, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size,
+          hide_short_help = true)]
+    pub(crate) disk: u64,
+    /// Most bytes of a namespace in the store's folder [default: no bound of its own]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size, hide_short_help = true)]
+    pub(crate) quota: Option<u64>,
+    /// Object store that machines share chunks through: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER; its
+    /// credentials are read from the environment (AWS_…, GOOGLE_…, AZURE_…)
+    #[cfg(feature = "remote")]
+    #[arg(long, global = true, value_name = "URL", hide_short_help = true)]
+    pub(crate) remote: Option<String>,
+    /// How long the object store may be silent before it is left alone for a while
+    #[cfg(feature = "remote")]
+    #[arg(long, global = true, value_name = "TIME", default_value = "2s", value_parser = parse_duration,
+          hide_short_help = true)]
+    pub(crate) remote_timeout: Duration,
+    /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration, hide_short_help = true)]
+    pub(crate) ttl: Option<Duration>,
     /// Threads; 0 for one a core
     #[arg(long, global = true, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub(crate) threads: usize,
@@ -88,19 +110,23 @@ pub(crate) struct Global {
     /// Type of cached keys and values: f16, bf16 or f32
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", hide_short_help = true)]
     pub(crate) kv: Dtype,
+    /// How documents lie in the store: exact, q8 (8 bits an element) or q4 (4 bits, KIVI)
+    #[arg(long, global = true, value_name = "ENCODING", default_value = "exact", hide_short_help = true)]
+    pub(crate) at_rest: Encoding,
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
-    /// Namespace: chunks of one are invisible to another
-    #[arg(
-        long,
-        global = true,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true,
-        hide_short_help = true
-    )]
-    pub(crate) namespace: String,
+    /// Secret that one's namespace follows from: chunks of one are invisible to another. Better given by environment or
+    /// configuration file, where nobody sees it
+    #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]
+    pub(crate) credential: Option<String>,
+    /// Key that namespaces are derived with, 64 hexadecimal digits [default: the store's own, made at random]
+    #[arg(long, global = true, value_name = "KEY", hide_short_help = true)]
+    pub(crate) namespace_key: Option<String>,
+    /// The namespace that all share: off, read (its chunks are used where one's own lack them), or own (chunks are stored
+    /// there)
+    #[arg(long, global = true, value_name = "USE", default_value = "off", hide_short_help = true)]
+    pub(crate) shared: Shared,
     /// What `refrain calibrate` wrote [default: the model's own, in refrain/calibration in the user's data folder]
     #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]
     pub(crate) calibration: Option<PathBuf>,
@@ -140,8 +166,8 @@ pub(crate) enum Command {
     #[command(after_help = examples::CALIBRATE)]
     Calibrate(Calibrate),
     /// Look after the chunk store
-    #[command(subcommand, after_help = examples::CHUNKS)]
-    Chunks(Chunks),
+    #[command(subcommand, after_help = examples::STORE)]
+    Store(Store),
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
@@ -191,9 +217,15 @@ pub(crate) struct Calibrate {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Chunks {
-    /// List all chunks
-    Ls,
+pub(crate) enum Store {
+    /// Show what the store takes and may take
+    Stats,
+    /// List the chunks of one's namespace
+    Ls {
+        /// Those of all namespaces
+        #[arg(long)]
+        all: bool,
+    },
     /// Show a chunk and, when its model is at hand, its text
     Show {
         /// Key, or its first digits
@@ -212,8 +244,65 @@ pub(crate) enum Chunks {
         #[arg(long, short)]
         yes: bool,
     },
-    /// Read every chunk file, verify all of it, and remove what is broken
+    /// Read every file, verify all of it, and remove what is broken
     Verify,
+    /// Remove what is over its time or over the limits, and what programs that died have left
+    Gc,
+    /// Keep chunks whatever room is needed, and say until when
+    Pin {
+        /// Keys, or their first digits
+        #[arg(value_name = "KEY", required_unless_present = "all", conflicts_with = "all")]
+        keys: Vec<String>,
+        /// All chunks of one's namespace
+        #[arg(long)]
+        all: bool,
+        /// Let them go again when room is needed
+        #[arg(long)]
+        remove: bool,
+        /// Remove them after this time, such as 12h or 30d, or `never`
+        #[arg(long, value_name = "TIME", value_parser = parse_keep)]
+        keep: Option<Keep>,
+    },
+    /// Write chunks, with what methods keep beside them, to an archive
+    Export {
+        /// File to write; `-` for standard output
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Keys, or their first digits [default: all chunks of one's namespace]
+        #[arg(value_name = "KEY")]
+        keys: Vec<String>,
+        /// The chunks of all namespaces
+        #[arg(long, conflicts_with = "keys")]
+        all: bool,
+    },
+    /// Store what an archive holds, verified
+    Import {
+        /// File to read; `-` for standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Keep the namespaces of the archive, instead of storing all in one's own
+        #[arg(long)]
+        namespaces: bool,
+    },
+}
+
+/// What becomes of the namespace that all share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shared {
+    Off,
+    Read,
+    Own,
+}
+
+/// How long chunks stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Never,
+    For(Duration),
+}
+
+fn parse_keep(text: &str) -> Result<Keep, String> {
+    if text == "never" { Ok(Keep::Never) } else { parse_duration(text).map(Keep::For) }
 }
 
 #[derive(Debug, Args)]

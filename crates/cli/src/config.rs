@@ -157,7 +157,7 @@ mod tests {
         for (text, key) in [
             ("colour = 1", "colour"),
             ("[ask]\ncolour = 1", "ask.colour"),
-            ("[chunks.rm]\nall = true", "chunks.rm.all"),
+            ("[store.rm]\nall = true", "store.rm.all"),
             ("kv = \"f8\"", "kv"),
             ("threads = \"many\"", "threads"),
             ("threads = 2020-01-01", "threads"),

@@ -72,12 +72,27 @@ Examples:
 
 /help in the chat lists its commands; /quit, or the end of input, ends it.";
 
-pub(crate) const CHUNKS: &str = "\
+pub(crate) const STORE: &str = "\
 Examples:
-  refrain chunks ls
-  refrain chunks show 3f9a
-  refrain chunks rm 3f9a 77c0
-  refrain chunks verify";
+  refrain store stats
+  refrain store ls
+  refrain store show 3f9a
+  refrain store pin 3f9a --keep 30d
+  refrain store gc --disk 10GiB
+  refrain store export chunks.tar
+  refrain store import chunks.tar --store /srv/chunks
+
+Chunks belong to the namespace that follows from --credential; without one, to the one without a name. \
+Whoever owns the folder sees all of them with --all.";
+
+pub(crate) const BENCH_STORE: &str = "\
+Examples:
+  refrain bench store
+  refrain bench store --docs docs/ --questions questions.txt --methods pie,cache_blend,a3 --json
+
+Every question is answered over chunks that lie as computed, in 8 and in 4 bits, and each answer is held \
+against vanilla's, teacher-forced. Then the chunks are loaded, every layer read, verified and decoded, from files \
+that the system has in memory and from the store's memory, beside copies of as many bytes.";
 
 pub(crate) const BENCH_TTFT: &str = "\
 Examples:

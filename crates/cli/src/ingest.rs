@@ -19,6 +19,8 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     if !context.json {
         print(&format!("{}\n", line(context, &report)))?;
     }
+    #[cfg(feature = "remote")]
+    share(context, engine.store());
     match &report.not_stored {
         None if context.json => print_json(&report),
         None => Ok(()),
@@ -42,6 +44,30 @@ fn ingest(
     })?;
     bar.finish_and_clear();
     Ok(report)
+}
+
+/// Waits until what was stored is where it is shared, or cannot be brought there now.
+#[cfg(feature = "remote")]
+fn share(context: &Context, store: &refrain_store::Store) {
+    let bar = context.bar("sharing", "{pos}/{len} chunks, {eta} left");
+    let mut most = 0;
+    while let Some(stats) = store.remote_stats() {
+        most = most.max(stats.pending);
+        show(&bar, most - stats.pending, most);
+        if let Some(why) = stats.down.or(stats.stuck).filter(|_| stats.pending > 0) {
+            bar.finish_and_clear();
+            output::warn(&format!(
+                "{} not shared yet, the next command tries again: {why}",
+                count(stats.pending as usize, "chunk")
+            ));
+            return;
+        }
+        if stats.pending == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bar.finish_and_clear();
 }
 
 /// Ingest on the way to an answer: a disk that takes nothing is a warning, since chunks serve from memory.
@@ -69,6 +95,9 @@ fn line(context: &Context, report: &IngestReport) -> String {
     );
     if report.repaired > 0 {
         all.push_str(&format!(", {} broken and computed again", count(report.repaired, "chunk")));
+    }
+    if report.evicted > 0 {
+        all.push_str(&format!(", {} removed to make room", count(report.evicted, "chunk")));
     }
     if report.summarised > 0 {
         all.push_str(&format!(", {} already there and summarised now", count(report.summarised, "document")));

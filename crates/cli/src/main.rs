@@ -5,7 +5,6 @@ mod ask;
 mod bench;
 mod calibrate;
 mod chat;
-mod chunks;
 mod config;
 mod cost;
 mod eval;
@@ -21,6 +20,7 @@ mod models;
 mod output;
 mod probe;
 mod settings;
+mod store;
 mod table;
 
 use std::ffi::OsString;
@@ -65,13 +65,14 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),
         Command::Generate(args) => generate::run(&context, args),
-        Command::Chunks(args) => chunks::run(&context, args),
+        Command::Store(args) => store::run(&context, args),
         Command::Calibrate(args) => calibrate::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
         Command::Bench(Bench::Decode(args)) => bench::decode(&context, args),
         Command::Bench(Bench::Memory(args)) => bench::memory(&context, args),
         Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
         Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
+        Command::Bench(Bench::Store(args)) => bench::store(&context, args),
         Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Eval(Eval::Run(args)) => eval::run(&context, args),
         Command::Eval(Eval::Report(args)) => eval::report(&context, args),

@@ -191,12 +191,13 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     Ok((number * base.powi(power)) as u64)
 }
 
-/// Reads a time: `90s`, `45m`, `1.5h`.
+/// Reads a time: `90s`, `45m`, `1.5h`, `30d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "give a time such as 90s, 45m or 2h".to_owned();
+    let wrong = || "give a time such as 90s, 45m, 2h or 30d".to_owned();
     let text = text.trim();
     let unit = text.chars().last().ok_or_else(wrong)?;
-    let seconds = [('s', 1.0), ('m', 60.0), ('h', 3600.0)].iter().find(|(name, _)| *name == unit);
+    let seconds =
+        [('s', 1.0), ('m', 60.0), ('h', 3600.0), ('d', 86400.0)].iter().find(|(name, _)| *name == unit);
     let (_, seconds) = seconds.ok_or_else(wrong)?;
     let number: f64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
@@ -263,7 +264,8 @@ mod tests {
     fn times_are_read() {
         assert_eq!(parse_duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration(" 1.5h"), Ok(Duration::from_secs(5400)));
-        for wrong in ["", "5", "m", "-1m", "5d", "infs", "1é"] {
+        assert_eq!(parse_duration("30d"), Ok(Duration::from_secs(30 * 86400)));
+        for wrong in ["", "5", "m", "-1m", "5w", "infs", "1é"] {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
         }
     }

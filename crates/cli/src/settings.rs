@@ -7,10 +7,11 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
 use refrain_engine::{Document, Engine, Settings};
-use refrain_store::Store;
+use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
-use crate::args::Global;
+use crate::args::{Global, Shared};
 use crate::methods::Flags;
+use crate::output::Fail;
 use crate::{calibrate, models, output};
 
 /// The options of every command, resolved.
@@ -59,7 +60,41 @@ impl Context {
 
     /// The store that the options name.
     pub(crate) fn open_store(&self) -> Result<Store> {
-        Ok(Store::open(&self.store, self.global.memory)?)
+        let mut limits = Limits::memory(self.global.memory);
+        limits.disk = self.global.disk;
+        limits.quota = self.global.quota.unwrap_or(u64::MAX);
+        limits.time_to_live = self.global.ttl;
+        #[cfg(feature = "remote")]
+        if let Some(url) = &self.global.remote {
+            let mut options = refrain_store::RemoteOptions::new(url);
+            options.timeout = self.global.remote_timeout;
+            return Ok(Store::open_shared(&self.store, limits, &options)?);
+        }
+        Ok(Store::open(&self.store, limits)?)
+    }
+
+    /// The namespace that chunks are stored in.
+    pub(crate) fn namespace(&self) -> Result<String> {
+        match (self.global.shared, &self.global.credential) {
+            (Shared::Own, _) => Ok(SHARED.to_owned()),
+            (_, None) => Ok(String::new()),
+            (_, Some(credential)) => Ok(self.namespace_key()?.namespace(Some(credential))),
+        }
+    }
+
+    fn namespace_key(&self) -> Result<NamespaceKey> {
+        match &self.global.namespace_key {
+            None => {
+                std::fs::create_dir_all(&self.store)
+                    .with_context(|| format!("cannot create the folder {}", self.store.display()))?;
+                Ok(NamespaceKey::of_folder(&self.store)?)
+            }
+            Some(text) => text.trim().parse().map_err(|()| {
+                Fail::usage("--namespace-key is not 64 hexadecimal digits")
+                    .hint("`openssl rand -hex 32` makes one")
+                    .into()
+            }),
+        }
     }
 
     /// The model that the options name, on their store.
@@ -73,8 +108,10 @@ impl Context {
             threads: self.global.threads,
             precision: self.global.compute.0,
             kv: self.global.kv,
+            at_rest: self.global.at_rest,
             chunk_tokens: self.global.chunk_tokens,
-            namespace: self.global.namespace.clone(),
+            namespace: self.namespace()?,
+            shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
             ..Settings::default()
         };
         let bar = self.bar("loading the model", "{percent}%");

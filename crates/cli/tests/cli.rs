@@ -74,7 +74,11 @@ impl Home {
         fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
-                if path.is_dir() { walk(&path, found) } else { found.push(path) }
+                if path.is_dir() {
+                    walk(&path, found);
+                } else if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index.")) {
+                    found.push(path);
+                }
             }
         }
         let mut found = Vec::new();
@@ -153,7 +157,7 @@ fn every_command_has_help_with_examples_and_global_options() {
         "ask",
         "chat",
         "generate",
-        "chunks",
+        "store",
         "bench ttft",
         "bench decode",
         "bench memory",
@@ -165,8 +169,8 @@ fn every_command_has_help_with_examples_and_global_options() {
         let help = home.run(&words).good().out;
         assert!(help.contains("Examples:") && help.contains("--model <MODEL>"), "{command}: {help}");
     }
-    for command in ["ls", "show", "rm", "verify"] {
-        home.run(&["chunks", command, "--help"]).good();
+    for command in ["stats", "ls", "show", "rm", "verify", "gc", "pin", "export", "import"] {
+        home.run(&["store", command, "--help"]).good();
     }
     let ask = home.run(&["ask", "--help"]).good().out;
     let methods = refrain_fusion::METHODS.entries.iter().flat_map(|entry| entry.options);
@@ -274,14 +278,14 @@ fn broken_documents_and_empty_questions_are_named() {
 fn flags_go_before_environment_before_file_before_default() {
     let home = Home::new();
     let place = |ran: Ran| ran.good().out;
-    assert!(place(home.run(&["chunks", "ls"])).contains("data/refrain/chunks"));
+    assert!(place(home.run(&["store", "ls"])).contains("data/refrain/chunks"));
     let [file, variable, flag] = ["from-file", "from-variable", "from-flag"].map(|name| home.path(name));
     home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nratio = 0.3\n"));
-    assert!(place(home.run(&["chunks", "ls"])).contains("from-file"));
+    assert!(place(home.run(&["store", "ls"])).contains("from-file"));
     let with_variable =
         |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", &variable).output().unwrap());
-    assert!(place(with_variable(&["chunks", "ls"])).contains("from-variable"));
-    assert!(place(with_variable(&["chunks", "ls", "--store", flag.to_str().unwrap()])).contains("from-flag"));
+    assert!(place(with_variable(&["store", "ls"])).contains("from-variable"));
+    assert!(place(with_variable(&["store", "ls", "--store", flag.to_str().unwrap()])).contains("from-flag"));
     let mut json = home.command(&["methods", "pie"]);
     assert!(Ran::of(json.env("REFRAIN_JSON", "true").output().unwrap()).good().out.starts_with('{'));
 }
@@ -464,24 +468,46 @@ fn chunks_can_be_looked_after() {
     }
     let home = home_with_documents();
     home.json(&["ingest", home.path("docs").to_str().unwrap()]);
-    let listed = home.json(&["chunks", "ls"]);
+    let listed = home.json(&["store", "ls"]);
     let chunks = listed["chunks"].as_array().unwrap();
     assert_eq!((chunks.len(), &chunks[0]["current_model"]), (2, &true.into()));
-    let table = home.run(&["chunks", "ls"]).good().out;
+    let table = home.run(&["store", "ls"]).good().out;
     assert!(table.contains("Torque") && table.contains("2 chunks"), "{table}");
     let torque = chunks.iter().find(|chunk| chunk["label"] == "Torque").unwrap();
     let key = torque["key"].as_str().unwrap();
-    let shown = home.run(&["chunks", "show", &key[..10]]).good().out;
+    let shown = home.run(&["store", "show", &key[..10]]).good().out;
     assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
-    assert!(home.json(&["chunks", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
-    home.run(&["chunks", "show", "zz"]).failed(1, &["zz"]);
-    home.run(&["chunks", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
-    let verified = home.json(&["chunks", "verify"]);
+    assert!(home.json(&["store", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
+    home.run(&["store", "show", "zz"]).failed(1, &["zz"]);
+    home.run(&["store", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
+    let verified = home.json(&["store", "verify"]);
     assert_eq!((&verified["whole"], verified["failed"].as_array().unwrap().len()), (&2.into(), 0));
-    assert_eq!(home.json(&["chunks", "rm", &key[..12]])["removed"], 1);
+    assert_eq!(home.json(&["store", "pin", &key[..12], "--keep", "30d"])["changed"], 1);
+    assert_eq!(home.json(&["store", "pin", &key[..12]])["changed"], 1);
+    let table = home.run(&["store", "ls"]).good().out;
+    assert!(table.contains("pinned, 29 d more") || table.contains("pinned, 30 d more"), "{table}");
+    let stats = home.json(&["store", "stats"]);
+    assert_eq!((&stats["disk"]["chunks"], &stats["pinned"]["chunks"]), (&2.into(), &1.into()));
+    // What is not pinned goes when there is room for one alone.
+    let half = stats["disk"]["bytes"].as_u64().unwrap() * 2 / 3;
+    let archive = home.path("chunks.tar");
+    assert_eq!(home.json(&["store", "export", archive.to_str().unwrap()])["chunks"], 2);
+    let report = home.json(&["store", "gc", "--disk", &half.to_string()]);
+    assert_eq!((&report["evicted"], &report["chunks"]), (&1.into(), &1.into()));
+    assert_eq!(home.json(&["store", "import", archive.to_str().unwrap()])["chunks"], 1);
+    // Another's are not seen, not even by their names.
+    let other = |words: &[&str]| home.run(&[words, &["--credential", "sk-other"]].concat());
+    assert!(other(&["store", "ls"]).good().out.contains("no chunks"));
+    other(&["store", "show", &key[..12]]).failed(1, &[&key[..12]]);
+    other(&["store", "rm", "--all", "--yes"]).good();
+    other(&["store", "import", archive.to_str().unwrap()]).good();
+    assert!(other(&["store", "ls"]).good().out.contains("2 chunks"));
+    other(&["store", "rm", "--all", "--yes"]).good();
+    assert_eq!(home.json(&["store", "ls"])["chunks"].as_array().unwrap().len(), 2);
+    assert_eq!(home.json(&["store", "rm", &key[..12]])["removed"], 1);
     assert_eq!(home.chunk_files().len(), 1);
-    assert!(home.run(&["chunks", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
-    assert!(home.run(&["chunks", "ls"]).good().out.contains("no chunks"));
+    assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
+    assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
 }
 
 #[test]
@@ -502,7 +528,7 @@ fn a_corrupted_chunk_is_computed_again_and_counted() {
         "How tight is a stem bolt?",
     ];
     let before = home.json(&words)["answers"][0].clone();
-    let listed = home.json(&["chunks", "ls"]);
+    let listed = home.json(&["store", "ls"]);
     let chunk = listed["chunks"].as_array().unwrap().iter().find(|chunk| chunk["label"] == "Torque").unwrap();
     let file = PathBuf::from(chunk["path"].as_str().unwrap());
     let good = std::fs::read(&file).unwrap();
@@ -521,7 +547,7 @@ fn a_corrupted_chunk_is_computed_again_and_counted() {
     let again = std::fs::read(&file).unwrap();
     assert_eq!(again.len(), good.len());
     damage();
-    let verified = home.json(&["chunks", "verify"]);
+    let verified = home.json(&["store", "verify"]);
     assert_eq!(verified["failed"].as_array().unwrap().len(), 1);
     assert_eq!(verified["failed"][0]["removed"], true);
     assert!(!file.exists());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use refrain_fusion::{Calibration, ContextLayer, FusionMethod, SamKv, Summarize};
 use refrain_kernels::{Buffer, Dtype, Slice};
 use refrain_kv::Summary;
-use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
+use refrain_store::{BosPolicy, Chunk, ChunkId, ChunkKey, Encoding, PutOutcome};
 use serde::Serialize;
 
 use crate::forward::{State, attention};
@@ -34,6 +34,11 @@ pub struct IngestReport {
     pub bytes: u64,
     /// Seconds that it took.
     pub seconds: f64,
+    /// Chunks that went to make room, of these documents or others, or whose time was over.
+    pub evicted: usize,
+    /// Names of the chunks.
+    #[serde(skip)]
+    pub keys: Vec<ChunkKey>,
     /// Why chunks could not be written to disk (they serve from memory while there is room), if so.
     pub not_stored: Option<String>,
 }
@@ -122,7 +127,11 @@ impl Engine {
         let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
         let mut summaries = Vec::new();
         for context in prompt.contexts(self.longest_context()).chunks {
-            summaries.extend(self.store.summary(&self.chunk_id(&context.tokens), &method.kind())?);
+            let id = self.chunk_id(&context.tokens);
+            let own = self.store.summary(&id, &method.kind())?;
+            let shared = self.shared(&id).filter(|_| own.is_none());
+            let shared = shared.map(|id| self.store.summary(&id, &method.kind())).transpose()?;
+            summaries.extend(own.or(shared.flatten()));
         }
         Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
     }
@@ -142,29 +151,35 @@ impl Engine {
         let started = Instant::now();
         let broken = || self.store.stats().removed;
         let broken_before = broken();
+        let evicted_before = self.store.stats().evicted;
         let mut missing: Vec<(&PromptChunk, ChunkId, bool)> = Vec::new();
         let mut seen = HashSet::new();
-        let mut summarised = 0;
+        let mut report = IngestReport {
+            documents,
+            chunks: chunks.len(),
+            tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
+            ..IngestReport::default()
+        };
+        self.bring(chunks.iter().map(|chunk| chunk.tokens.as_slice()), summaries);
         for chunk in chunks {
             let id = self.chunk_id(&chunk.tokens);
+            let is_whole = |id: &ChunkId| summaries.iter().all(|of| self.store.has_summary(id, &of.kind()));
             let stored = self.store.contains(&id);
-            let whole = stored && summaries.iter().all(|of| self.store.has_summary(&id, &of.kind()));
+            let shared = || self.shared(&id).is_some_and(|id| self.store.contains(&id) && is_whole(&id));
+            let whole = stored && is_whole(&id) || shared();
+            if stored {
+                self.store.renew(&id);
+            }
+            report.keys.push(id.key());
             if !whole && seen.insert(id.key()) {
-                summarised += usize::from(stored);
+                report.summarised += usize::from(stored);
                 missing.push((chunk, id, stored));
             }
         }
         let total = missing.iter().map(|(chunk, ..)| chunk.tokens.len()).sum();
-        let mut report = IngestReport {
-            documents,
-            chunks: chunks.len(),
-            computed: missing.len(),
-            summarised,
-            repaired: (broken() - broken_before) as usize,
-            tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
-            computed_tokens: total,
-            ..IngestReport::default()
-        };
+        report.computed = missing.len();
+        report.repaired = (broken() - broken_before) as usize;
+        report.computed_tokens = total;
         let mut done = 0;
         progress(IngestProgress { total, done });
         for (chunk, id, known) in missing {
@@ -177,6 +192,7 @@ impl Engine {
             done += chunk.tokens.len();
             progress(IngestProgress { total, done });
         }
+        report.evicted = (self.store.stats().evicted - evicted_before) as usize;
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -184,10 +200,16 @@ impl Engine {
     /// The identity of a document chunk under this model and these settings.
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer.bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
-        self.id(bos, tokens)
+        ChunkId { encoding: self.settings.at_rest, ..self.id(bos, tokens) }
     }
 
-    /// The identity of a system part, BOS included.
+    /// What the same chunk is called in the namespace that is shared.
+    pub(crate) fn shared(&self, id: &ChunkId) -> Option<ChunkId> {
+        let namespace = self.settings.shared.clone()?;
+        (namespace != id.namespace).then(|| ChunkId { namespace, ..id.clone() })
+    }
+
+    /// The identity of a system part, BOS included. It is a true prefix, and kept as computed.
     pub(crate) fn system_id(&self, tokens: &[u32]) -> ChunkId {
         self.id(BosPolicy::Kept, tokens)
     }
@@ -197,6 +219,7 @@ impl Engine {
         ChunkId {
             model: self.fingerprint,
             dtype: self.settings.kv,
+            encoding: Encoding::Exact,
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,

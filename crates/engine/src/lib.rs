@@ -64,7 +64,7 @@ use refrain_kv::Span;
 use refrain_model::{
     ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
 };
-use refrain_store::Store;
+use refrain_store::{Encoding, Store};
 
 /// How an engine computes and keeps.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,10 +75,14 @@ pub struct Settings {
     pub precision: Option<Precision>,
     /// Type of cached keys and values.
     pub kv: Dtype,
+    /// How documents' keys and values lie in the store.
+    pub at_rest: Encoding,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
+    /// A namespace whose chunks are used where one's own lacks them; nothing is stored there.
+    pub shared: Option<String>,
     /// Whether a missing or broken chunk is prefilled alone again; if not, it is computed within the prompt.
     pub repair: bool,
 }
@@ -89,8 +93,10 @@ impl Default for Settings {
             threads: 0,
             precision: None,
             kv: Dtype::F16,
+            at_rest: Encoding::Exact,
             chunk_tokens: 512,
             namespace: String::new(),
+            shared: None,
             repair: true,
         }
     }

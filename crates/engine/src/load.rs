@@ -228,6 +228,7 @@ impl Engine {
             loaded.system_cached = true;
             return Ok(loaded);
         }
+        self.bring(prompt.chunks.iter().map(|chunk| chunk.tokens.as_slice()), &method.summarizes());
         // A true prefix is exact only under the rotation that the whole request has.
         let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
         if self.keeps_system(prompt) && same_rope() {
@@ -278,8 +279,25 @@ impl Engine {
         Ok(())
     }
 
+    /// Has the store fetch what it shares with others and lacks of these chunks, at once.
+    pub(crate) fn bring<'t>(&self, chunks: impl Iterator<Item = &'t [u32]>, summaries: &[&dyn Summarize]) {
+        let own: Vec<ChunkId> = chunks.map(|tokens| self.chunk_id(tokens)).collect();
+        let shared: Vec<ChunkId> = own.iter().filter_map(|id| self.shared(id)).collect();
+        let kinds: Vec<String> = summaries.iter().map(|of| of.kind()).collect();
+        let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+        self.store.bring(&own.iter().chain(&shared).collect::<Vec<_>>(), &kinds);
+    }
+
     /// A chunk in the store, with the summaries that a method wants. One without them is as if it were not there.
     fn find(&self, id: &ChunkId, summaries: &[&dyn Summarize]) -> Result<Option<Found>> {
+        let found = self.find_exactly(id, summaries)?;
+        match self.shared(id).filter(|_| found.is_none()) {
+            Some(shared) => self.find_exactly(&shared, summaries),
+            None => Ok(found),
+        }
+    }
+
+    fn find_exactly(&self, id: &ChunkId, summaries: &[&dyn Summarize]) -> Result<Option<Found>> {
         let (mut found, mut read) = (Vec::new(), 0);
         for of in summaries {
             let held = self.store.holds_summary(id, &of.kind());
@@ -352,7 +370,12 @@ impl Engine {
             false => prompt.contexts(self.longest_context()),
         };
         for chunk in &contexts.chunks {
-            self.store.get(&self.chunk_id(&chunk.tokens))?;
+            let id = self.chunk_id(&chunk.tokens);
+            if self.store.get(&id)?.is_none()
+                && let Some(shared) = self.shared(&id)
+            {
+                self.store.get(&shared)?;
+            }
         }
         Ok(())
     }

@@ -2,47 +2,51 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::slice;
+
+use twox_hash::xxhash3_128;
 
 use crate::Problem;
 use crate::header::{Entries, bad_value};
-use crate::id::{ChunkId, Layout, hex};
+use crate::id::{ChunkId, hex};
 use crate::layer::Layer;
+use crate::rest::{GROUP, Layout};
 
 /// Tokens of a block in files that are written now.
 const TOKENS: usize = 64;
-/// Bytes of a digest: the first of BLAKE3.
+/// Bytes of a digest: XXH3 of 128 bits, big-endian. It finds accidents at the speed of memory.
 const DIGEST: usize = 16;
 /// Name of the entry with the tokens of a block.
-const SIZE: &str = "block";
+const SIZE: &str = "block.tokens";
 /// How the names of the entries with digests begin and end.
 const LAYER: &str = "layer.";
-const DIGESTS: &str = ".blocks";
+const DIGESTS: &str = ".blocks.xxh3";
 
 /// The digests of a chunk's blocks. Block `b` is tokens `size·b .. min(size·(b+1), tokens)`, and its digest is taken
-/// over its keys followed by its values.
+/// over what the layer's parts hold of them, part after part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     /// Tokens of the chunk, at least 1.
     tokens: usize,
     /// Tokens of a block, at least 1; the last block may have fewer.
     size: usize,
-    /// Bytes of the keys of a layer's first block, and of its values: of every block's but the last.
-    bytes: usize,
+    layout: Layout,
     /// For each layer the digests of its blocks, one after the other.
     digests: Vec<Vec<u8>>,
 }
 
 impl Blocks {
-    fn new(size: usize, id: &ChunkId, layout: Layout) -> Blocks {
-        let tokens = id.tokens.len();
-        Blocks { tokens, size, bytes: size.min(tokens) * layout.row, digests: Vec::with_capacity(id.layers) }
+    fn new(size: usize, id: &ChunkId, layout: &Layout) -> Blocks {
+        let digests = Vec::with_capacity(id.layers);
+        Blocks { tokens: id.tokens.len(), size, layout: layout.clone(), digests }
     }
 
     /// The digests of a chunk's layers.
-    pub(crate) fn of(id: &ChunkId, layout: Layout, layers: &[Layer]) -> Blocks {
+    pub(crate) fn of(id: &ChunkId, layout: &Layout, layers: &[Layer]) -> Blocks {
         let mut blocks = Blocks::new(TOKENS, id, layout);
+        let whole = 0..blocks.tokens;
         for layer in layers {
-            let digests = blocks.digests(layer).flatten().collect();
+            let digests = blocks.digests(slice::from_ref(&whole), layer).flatten().collect();
             blocks.digests.push(digests);
         }
         blocks
@@ -52,14 +56,14 @@ impl Blocks {
     pub(crate) fn read(
         entries: &Entries<'_>,
         id: &ChunkId,
-        layout: Layout,
+        layout: &Layout,
     ) -> Result<Option<Blocks>, Problem> {
         let is_ours = |name: &str| name == SIZE || name.starts_with(LAYER) && name.ends_with(DIGESTS);
         if !entries.names().any(is_ours) {
             return Ok(None);
         }
         let size = entries.parse(SIZE)?;
-        if size == 0 {
+        if size == 0 || !layout.is_exact() && size % GROUP != 0 {
             return Err(bad_value(SIZE));
         }
         let mut blocks = Blocks::new(size, id, layout);
@@ -97,55 +101,27 @@ impl Blocks {
     pub(crate) fn check(&self, layer: usize, runs: &[Range<usize>], data: &Layer) -> Result<(), Problem> {
         let blocks = runs.iter().flat_map(|run| run.start / self.size..run.end.div_ceil(self.size));
         let expected = blocks.map(|block| &self.digests[layer][DIGEST * block..][..DIGEST]);
-        if expected.eq(self.digests(data)) { Ok(()) } else { Err(Problem::Checksum(layer)) }
+        if expected.eq(self.digests(runs, data)) { Ok(()) } else { Err(Problem::Checksum(layer)) }
     }
 
-    /// The digests of blocks that follow each other in `data`. Only the chunk's last can be short, and it is last.
-    fn digests<'a>(&self, data: &'a Layer) -> impl Iterator<Item = [u8; DIGEST]> + use<'a> {
-        let (k, v) = data.as_bytes().split_at(data.bytes() / 2);
-        k.chunks(self.bytes)
-            .zip(v.chunks(self.bytes))
-            .map(|(k, v)| digest(blake3::Hasher::new().update(k).update(v)))
+    /// The digests of the blocks of `runs`, which follow each other in `data`. Only the chunk's last can be short, and it
+    /// is last.
+    fn digests<'a>(
+        &self,
+        runs: &[Range<usize>],
+        data: &'a Layer,
+    ) -> impl Iterator<Item = [u8; DIGEST]> + use<'a> {
+        let (here, size) = (self.layout.only(runs), self.size);
+        let tokens: usize = runs.iter().map(Range::len).sum();
+        (0..tokens.div_ceil(size)).map(move |block| {
+            let block = size * block..tokens.min(size.saturating_mul(block + 1));
+            let mut hasher = xxhash3_128::Hasher::new();
+            for place in here.places(slice::from_ref(&block)) {
+                hasher.write(&data.as_bytes()[place]);
+            }
+            hasher.finish_128().to_be_bytes()
+        })
     }
-
-    /// Verifies a layer that comes piece by piece.
-    pub(crate) fn stream(&self) -> Stream<'_> {
-        Stream { blocks: self, hashers: vec![blake3::Hasher::new(); self.tokens.div_ceil(self.size)] }
-    }
-}
-
-/// One hash for each block of a layer, thirty bytes a token where a block has 64: values follow all of the keys.
-pub(crate) struct Stream<'a> {
-    blocks: &'a Blocks,
-    hashers: Vec<blake3::Hasher>,
-}
-
-impl Stream<'_> {
-    /// Takes what lies `at` bytes after the beginning of the keys, or of the values once the keys are complete.
-    pub(crate) fn update(&mut self, mut at: usize, mut piece: &[u8]) {
-        let bytes = self.blocks.bytes;
-        while !piece.is_empty() {
-            let (now, rest) = piece.split_at(piece.len().min(bytes - at % bytes));
-            self.hashers[at / bytes].update(now);
-            at += now.len();
-            piece = rest;
-        }
-    }
-
-    pub(crate) fn check(self, layer: usize) -> Result<(), Problem> {
-        let found = self.hashers.iter().flat_map(digest);
-        if found.eq(self.blocks.digests[layer].iter().copied()) {
-            Ok(())
-        } else {
-            Err(Problem::Checksum(layer))
-        }
-    }
-}
-
-fn digest(hasher: &blake3::Hasher) -> [u8; DIGEST] {
-    let mut out = [0; DIGEST];
-    out.copy_from_slice(&hasher.finalize().as_bytes()[..DIGEST]);
-    out
 }
 
 fn name(layer: usize) -> String {

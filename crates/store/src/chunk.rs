@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use refrain_kernels::{Buffer, Dtype, Slice};
 
-use crate::id::Layout;
 use crate::layer::Layer;
+use crate::rest::Layout;
 use crate::{ChunkId, ChunkKey, Problem, Result, StoreError, file};
 
 /// Keys before RoPE and values of a run of tokens that was prefilled alone. Immutable; clones share the memory.
@@ -20,6 +20,7 @@ struct Inner {
     label: String,
     created: u64,
     layout: Layout,
+    /// The layers as they lie at rest.
     data: Vec<Layer>,
 }
 
@@ -40,7 +41,7 @@ impl Chunk {
     /// `data` has as many layers of as many bytes as the identity's layout says.
     pub(crate) fn from_parts(id: ChunkId, label: String, created: u64, data: Vec<Layer>) -> Result<Chunk> {
         let layout = id.layout()?;
-        debug_assert_eq!(layout.total, data.iter().map(|layer| layer.bytes()).sum::<usize>());
+        debug_assert_eq!(layout.layer * id.layers, data.iter().map(|layer| layer.bytes()).sum::<usize>());
         Ok(Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data })))
     }
 
@@ -59,6 +60,14 @@ impl Chunk {
         let mut out = file::Header::of(self).encode();
         self.data().iter().for_each(|layer| out.extend_from_slice(layer.as_bytes()));
         out
+    }
+
+    /// The same keys and values in another namespace.
+    pub(crate) fn moved(&self, namespace: &str) -> Chunk {
+        let id = ChunkId { namespace: namespace.to_owned(), ..self.id().clone() };
+        let Inner { label, created, layout, data, .. } = &*self.0;
+        let (label, created, layout, data) = (label.clone(), *created, layout.clone(), data.clone());
+        Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data }))
     }
 
     /// What the chunk is.
@@ -96,46 +105,38 @@ impl Chunk {
         self.0.created
     }
 
-    /// Bytes of all keys and values.
+    /// Bytes of all keys and values at rest.
     pub fn bytes(&self) -> usize {
-        self.0.layout.total
+        self.0.layout.layer * self.0.id.layers
     }
 
-    /// Keys of a layer before RoPE: tokens × KV heads × head size.
+    /// Keys before RoPE and values of a layer.
     ///
     /// # Panics
     /// If there is no such layer.
-    pub fn k(&self, layer: usize) -> Slice<'_> {
-        self.0.data[layer].k()
+    pub fn layer(&self, layer: usize) -> Layer {
+        self.0.data[layer].decode(&self.0.layout)
     }
 
-    /// Values of a layer: tokens × KV heads × head size.
-    ///
-    /// # Panics
-    /// If there is no such layer.
-    pub fn v(&self, layer: usize) -> Slice<'_> {
-        self.0.data[layer].v()
-    }
-
-    /// The layers in order.
+    /// The layers in order, at rest.
     pub(crate) fn data(&self) -> &[Layer] {
         &self.0.data
     }
 
-    /// Its sizes in bytes.
-    pub(crate) fn layout(&self) -> Layout {
-        self.0.layout
+    /// What its layers are made of.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.0.layout
     }
 
     /// Bytes that the chunk takes in memory, nearly.
     pub(crate) fn weight(&self) -> u64 {
-        weight(&self.0.id, &self.0.label, self.0.layout)
+        weight(&self.0.id, &self.0.label, self.bytes())
     }
 }
 
 /// Bytes that a chunk takes in memory, nearly.
-pub(crate) fn weight(id: &ChunkId, label: &str, layout: Layout) -> u64 {
-    (layout.total + 64 * id.layers + 4 * id.tokens.len() + id.namespace.len() + label.len() + 512) as u64
+pub(crate) fn weight(id: &ChunkId, label: &str, bytes: usize) -> u64 {
+    (bytes + 64 * id.layers + 4 * id.tokens.len() + id.namespace.len() + label.len() + 512) as u64
 }
 
 /// Builds a chunk layer by layer.
@@ -143,7 +144,7 @@ pub(crate) fn weight(id: &ChunkId, label: &str, layout: Layout) -> u64 {
 pub struct ChunkBuilder {
     id: ChunkId,
     label: String,
-    elements: usize,
+    layout: Layout,
     data: Vec<Layer>,
 }
 
@@ -153,11 +154,11 @@ impl ChunkBuilder {
     /// # Errors
     /// If the identity is empty or too large.
     pub fn new(id: ChunkId, label: impl Into<String>) -> Result<ChunkBuilder> {
-        let elements = id.elements()?;
-        Ok(ChunkBuilder { data: Vec::with_capacity(id.layers), id, label: label.into(), elements })
+        let layout = id.layout()?;
+        Ok(ChunkBuilder { data: Vec::with_capacity(id.layers), id, label: label.into(), layout })
     }
 
-    /// Copies the next layer's keys (before RoPE) and values, each tokens × KV heads × head size elements.
+    /// Copies, or encodes, the next layer's keys (before RoPE) and values, each tokens × KV heads × head size elements.
     ///
     /// # Errors
     /// If they have another length or type than the identity says, or the chunk has all its layers.
@@ -166,19 +167,20 @@ impl ChunkBuilder {
         if layer == self.id.layers {
             return Err(StoreError::Layers { found: layer + 1, expected: self.id.layers });
         }
+        let elements = self.id.tokens.len() * self.id.kv_heads * self.id.head_dim;
         for (part, slice) in [("keys", k), ("values", v)] {
-            if slice.len() != self.elements || slice.dtype() != self.id.dtype {
+            if slice.len() != elements || slice.dtype() != self.id.dtype {
                 return Err(StoreError::Layer {
                     layer,
                     part,
                     found: slice.len(),
                     found_dtype: slice.dtype(),
-                    expected: self.elements,
+                    expected: elements,
                     dtype: self.id.dtype,
                 });
             }
         }
-        self.data.push(Layer::copy(k, v));
+        self.data.push(Layer::encoded(&self.layout, k, v));
         Ok(())
     }
 

@@ -90,6 +90,46 @@ pub enum StoreError {
         /// The keys that begin so, ascending.
         candidates: Vec<ChunkKey>,
     },
+    /// The index of the folder refused something.
+    #[error(
+        "cannot {action} the index {}: {why}; it is made anew from the chunks if it is removed while no program uses it",
+        path.display()
+    )]
+    Index {
+        /// What was tried: "open", "read", "write".
+        action: &'static str,
+        /// Its file.
+        path: PathBuf,
+        /// What the database says.
+        why: String,
+    },
+    /// An object store that cannot be used.
+    #[error(
+        "chunks cannot be shared through {url}: {why}; give s3://, gs://, az:// or file://, and what it needs"
+    )]
+    Remote {
+        /// Where it was to be.
+        url: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// No room within the limits of the folder, or of the chunk's namespace.
+    #[error(
+        "{bytes} bytes of a chunk do not fit into the {limit} bytes that {} may take{}: raise the limit{}",
+        if namespace.is_some() { "its namespace" } else { "the store" },
+        if *pinned > 0 { format!(", of which pinned chunks take {pinned}") } else { String::new() },
+        if *pinned > 0 { " or unpin some" } else { "" }
+    )]
+    NoRoom {
+        /// Bytes of the chunk's files.
+        bytes: u64,
+        /// Most bytes.
+        limit: u64,
+        /// Bytes of pinned chunks, which do not go.
+        pinned: u64,
+        /// The namespace whose quota it is; none is the whole folder.
+        namespace: Option<String>,
+    },
     /// Text that is no key nor the beginning of one.
     #[error("'{text}' is no chunk key: give {expected} hexadecimal digits")]
     BadKey {

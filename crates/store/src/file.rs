@@ -9,17 +9,16 @@ use std::ops::Range;
 use safetensors::tensor::TensorInfo;
 
 use crate::blocks::Blocks;
-use crate::header::{Entries, Raw, encode, stored_as, trouble};
-use crate::id::{Layout, VERSION, hex};
+use crate::header::{Entries, Raw, bad_value, encode, trouble};
+use crate::id::{VERSIONS, hex};
 use crate::layer::Layer;
-use crate::{Chunk, ChunkId, Problem};
+use crate::rest::Layout;
+use crate::{Chunk, ChunkId, Encoding, Problem};
 
 /// Value of the `format` entry.
 const FORMAT: &str = "refrain-chunk";
 /// Longest header in bytes: hundreds of thousands of tokens. Parsing takes several times as much memory.
 pub(crate) const MAX_HEADER: u64 = 16 << 20;
-/// Bytes read at once where a layer is only verified.
-const PIECE: usize = 1 << 20;
 
 /// The first part of a chunk file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +28,7 @@ pub(crate) struct Header {
     pub(crate) label: String,
     /// Seconds since 1970.
     pub(crate) created: u64,
-    /// BLAKE3 of each layer's keys followed by its values.
+    /// BLAKE3 of each layer's bytes.
     pub(crate) checksums: Vec<[u8; 32]>,
     /// Files of earlier builds have none.
     pub(crate) blocks: Option<Blocks>,
@@ -41,7 +40,7 @@ impl Header {
         let checksum = |layer: &Layer| *blake3::hash(layer.as_bytes()).as_bytes();
         Header {
             id: chunk.id().clone(),
-            layout: chunk.layout(),
+            layout: chunk.layout().clone(),
             label: chunk.label().to_owned(),
             created: chunk.created(),
             checksums: chunk.data().iter().map(checksum).collect(),
@@ -49,9 +48,14 @@ impl Header {
         }
     }
 
+    /// Bytes of all layers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.layer * self.id.layers
+    }
+
     /// The bytes before the first layer.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        encode(self.metadata(), tensors(&self.id, self.layout))
+        encode(self.metadata(), tensors(&self.id, &self.layout))
     }
 
     fn metadata(&self) -> BTreeMap<String, String> {
@@ -59,7 +63,7 @@ impl Header {
         let tokens = serde_json::to_string(&id.tokens).expect("numbers go into a string");
         let mut entries: BTreeMap<String, String> = [
             ("format", FORMAT.to_owned()),
-            ("version", VERSION.to_string()),
+            ("version", VERSIONS[id.format()].to_string()),
             ("model", hex(&id.model)),
             ("dtype", id.dtype.to_string()),
             ("layers", id.layers.to_string()),
@@ -73,6 +77,9 @@ impl Header {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
+        if id.format() > 0 {
+            entries.insert("encoding".to_owned(), id.encoding.to_string());
+        }
         for (layer, checksum) in self.checksums.iter().enumerate() {
             entries.insert(checksum_name(layer), hex(checksum));
         }
@@ -86,8 +93,12 @@ impl Header {
     /// place of every tensor, length of the file. Layers are not read.
     pub(crate) fn read(reader: &mut dyn Read, len: u64) -> Result<Header, Problem> {
         let raw = Raw::read(reader, len, MAX_HEADER)?;
-        let header = Header::parse(&raw.entries(FORMAT, VERSION)?)?;
-        raw.check(&tensors(&header.id, header.layout), header.layout.total)?;
+        let entries = raw.entries(FORMAT, &VERSIONS)?;
+        let header = Header::parse(&entries)?;
+        if entries.text("version")? != VERSIONS[header.id.format()].to_string() {
+            return Err(bad_value("encoding"));
+        }
+        raw.check(&tensors(&header.id, &header.layout), header.bytes())?;
         Ok(header)
     }
 
@@ -95,6 +106,7 @@ impl Header {
         let id = ChunkId {
             model: entries.digest("model")?,
             dtype: entries.parse("dtype")?,
+            encoding: if entries.has("encoding") { entries.parse("encoding")? } else { Encoding::Exact },
             layers: entries.parse("layers")?,
             kv_heads: entries.parse("kv_heads")?,
             head_dim: entries.parse("head_dim")?,
@@ -105,21 +117,24 @@ impl Header {
         let layout = id.layout().map_err(|error| Problem::Header(error.to_string()))?;
         let checksums =
             (0..id.layers).map(|layer| entries.digest(&checksum_name(layer))).collect::<Result<_, _>>()?;
-        let blocks = Blocks::read(entries, &id, layout)?;
+        let blocks = Blocks::read(entries, &id, &layout)?;
         let (label, created) = (entries.text("label")?.to_owned(), entries.parse("created")?);
         Ok(Header { id, layout, label, created, checksums, blocks })
     }
 }
 
-/// All tensors of a chunk, layer after layer, keys before values.
-fn tensors(id: &ChunkId, layout: Layout) -> BTreeMap<String, TensorInfo> {
-    let shape = vec![id.tokens.len(), id.kv_heads, id.head_dim];
-    let (dtype, size) = (stored_as(id.dtype), layout.tensor);
-    let tensor = |index: usize| {
-        let name = format!("layer.{:03}.{}", index / 2, if index.is_multiple_of(2) { "k" } else { "v" });
-        (name, TensorInfo { dtype, shape: shape.clone(), data_offsets: (index * size, (index + 1) * size) })
-    };
-    (0..2 * id.layers).map(tensor).collect()
+/// All tensors of a chunk, layer after layer.
+fn tensors(id: &ChunkId, layout: &Layout) -> BTreeMap<String, TensorInfo> {
+    let mut tensors = BTreeMap::new();
+    for layer in 0..id.layers {
+        for part in &layout.parts {
+            let start = layer * layout.layer + part.start;
+            let data_offsets = (start, start + part.bytes());
+            let info = TensorInfo { dtype: part.dtype, shape: part.shape.clone(), data_offsets };
+            tensors.insert(format!("layer.{layer:03}.{}", part.name), info);
+        }
+    }
+    tensors
 }
 
 fn checksum_name(layer: usize) -> String {
@@ -128,20 +143,21 @@ fn checksum_name(layer: usize) -> String {
 
 /// Reads what follows the header, verifying each layer while it is in the CPU's cache.
 pub(crate) fn read_layers(header: Header, reader: &mut dyn Read) -> Result<Chunk, Problem> {
-    let (len, whole) = (2 * header.layout.tensor, 0..header.id.tokens.len());
-    let read = |layer| {
-        let data = Layer::read(reader, header.id.dtype, len)
-            .map_err(|error| trouble(&error, header.layout.total as u64, (len * layer) as u64))?;
-        check_layer(&header, layer, &data)?;
-        header
-            .blocks
-            .iter()
-            .try_for_each(|blocks| blocks.check(layer, std::slice::from_ref(&whole), &data))?;
-        Ok(data)
-    };
-    let data = (0..header.id.layers).map(read).collect::<Result<_, _>>()?;
+    let data = (0..header.id.layers).map(|layer| next_layer(&header, reader, layer));
+    let data = data.collect::<Result<_, _>>()?;
     let Header { id, label, created, .. } = header;
     Chunk::from_parts(id, label, created, data).map_err(|error| Problem::Header(error.to_string()))
+}
+
+/// Reads the layer that comes next and verifies it and its blocks.
+fn next_layer(header: &Header, reader: &mut dyn Read, layer: usize) -> Result<Layer, Problem> {
+    let (len, whole) = (header.layout.layer, 0..header.id.tokens.len());
+    let data = Layer::read(reader, header.id.dtype, len)
+        .map_err(|error| trouble(&error, header.bytes() as u64, (len * layer) as u64))?;
+    check_layer(header, layer, &data)?;
+    let mut blocks = header.blocks.iter();
+    blocks.try_for_each(|blocks| blocks.check(layer, std::slice::from_ref(&whole), &data))?;
+    Ok(data)
 }
 
 /// Reads the tokens `runs` (ascending, disjoint) of a layer from a file whose layers begin at `start`. Nothing about
@@ -153,24 +169,30 @@ pub(crate) fn read_runs(
     layer: usize,
     runs: &[Range<usize>],
 ) -> Result<Layer, Problem> {
-    let Layout { row, tensor, total } = header.layout;
+    let from = header.layout.layer * layer;
     let mut parts: Vec<(u64, usize)> = Vec::with_capacity(2 * runs.len());
-    for half in [2 * layer, 2 * layer + 1] {
-        for run in runs {
-            let (offset, len) = (start + (tensor * half + row * run.start) as u64, row * run.len());
-            match parts.last_mut() {
-                // The values of the first tokens follow the keys of the last.
-                Some((before, length)) if *before + *length as u64 == offset => *length += len,
-                _ => parts.push((offset, len)),
-            }
+    for place in header.layout.places(runs) {
+        let offset = start + (from + place.start) as u64;
+        match parts.last_mut() {
+            // The values of the first tokens follow the keys of the last.
+            Some((before, length)) if *before + *length as u64 == offset => *length += place.len(),
+            _ => parts.push((offset, place.len())),
         }
     }
     Layer::gather(file, header.id.dtype, &parts)
-        .map_err(|error| trouble(&error, total as u64, (2 * tensor * layer) as u64))
+        .map_err(|error| trouble(&error, header.bytes() as u64, from as u64))
+}
+
+/// Verifies a layer that is to be used: by the digests of its blocks, which are many times faster than its checksum.
+pub(crate) fn check_quickly(header: &Header, layer: usize, data: &Layer) -> Result<(), Problem> {
+    match &header.blocks {
+        Some(blocks) => blocks.check(layer, std::slice::from_ref(&(0..header.id.tokens.len())), data),
+        None => check_layer(header, layer, data),
+    }
 }
 
 /// Verifies the checksum of a layer.
-pub(crate) fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result<(), Problem> {
+fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result<(), Problem> {
     if blake3::hash(data.as_bytes()) == header.checksums[layer] {
         Ok(())
     } else {
@@ -178,30 +200,7 @@ pub(crate) fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result
     }
 }
 
-/// Reads what follows the header and verifies it, layers and blocks, in bounded memory.
+/// Reads what follows the header and verifies it, layers and blocks, a layer at a time.
 pub(crate) fn verify_layers(header: &Header, reader: &mut dyn Read) -> Result<(), Problem> {
-    let Layout { tensor, total, .. } = header.layout;
-    let mut piece = vec![0; PIECE.min(tensor)];
-    for (layer, checksum) in header.checksums.iter().enumerate() {
-        let mut hasher = blake3::Hasher::new();
-        let mut blocks = header.blocks.as_ref().map(Blocks::stream);
-        for half in [2 * layer, 2 * layer + 1] {
-            let mut read = 0;
-            while read < tensor {
-                let piece = &mut piece[..PIECE.min(tensor - read)];
-                let before = (tensor * half + read) as u64;
-                reader.read_exact(piece).map_err(|error| trouble(&error, total as u64, before))?;
-                hasher.update(piece);
-                if let Some(blocks) = &mut blocks {
-                    blocks.update(read, piece);
-                }
-                read += piece.len();
-            }
-        }
-        if hasher.finalize() != *checksum {
-            return Err(Problem::Checksum(layer));
-        }
-        blocks.map_or(Ok(()), |blocks| blocks.check(layer))?;
-    }
-    Ok(())
+    (0..header.id.layers).try_for_each(|layer| next_layer(header, reader, layer).map(drop))
 }

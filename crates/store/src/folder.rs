@@ -13,15 +13,18 @@ use refrain_kv::Summary;
 
 use crate::chunk::now;
 use crate::file::{Header, MAX_HEADER};
+use crate::index;
 use crate::layer::Layer;
-use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, summary};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, namespace, summary};
 
 const EXTENSION: &str = ".safetensors";
 const SUMMARY: &str = ".summary";
-const TEMPORARY: &str = ".tmp-";
+pub(crate) const TEMPORARY: &str = ".tmp-";
+/// Files of the store's own beside the chunks.
+const OWN: [&str; 4] = [index::FILE, index::LOCK, index::BROKEN, namespace::FILE];
 /// A temporary file younger than this may belong to a writer that has not locked it yet, and a summary to a chunk that
 /// is about to be written.
-const STALE: Duration = Duration::from_secs(60);
+pub(crate) const STALE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -29,6 +32,19 @@ pub(crate) struct Folder {
     /// Bytes that fit on the pretended disk.
     #[cfg(test)]
     pub(crate) room: std::sync::atomic::AtomicU64,
+}
+
+/// A file that is to be written.
+pub(crate) struct NewFile<'a> {
+    pub(crate) path: PathBuf,
+    header: Vec<u8>,
+    data: Vec<&'a [u8]>,
+}
+
+impl NewFile<'_> {
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.header.len() + self.data.iter().map(|part| part.len()).sum::<usize>()) as u64
+    }
 }
 
 /// Something in the folder.
@@ -48,6 +64,14 @@ impl Found {
             | Found::Summary(.., path)
             | Found::Temporary(path)
             | Found::Other(path) => path,
+        }
+    }
+
+    /// The chunk that it is of.
+    pub(crate) fn key(&self) -> Option<&ChunkKey> {
+        match self {
+            Found::Chunk(key, _) | Found::Summary(key, ..) => Some(key),
+            Found::Temporary(_) | Found::Other(_) => None,
         }
     }
 
@@ -74,13 +98,12 @@ impl Folder {
 
     /// Where the chunk is, or would be.
     pub(crate) fn path(&self, key: &ChunkKey) -> PathBuf {
-        let name = key.to_string();
-        self.root.join(&name[..2]).join(name + EXTENSION)
+        chunk_path(&self.root, key)
     }
 
     /// Where the summary is, or would be.
     pub(crate) fn summary_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
-        self.path(key).with_file_name(format!("{key}.{kind}{SUMMARY}"))
+        summary_path(&self.root, key, kind)
     }
 
     /// The chunk's file and its header, or nothing if there is no such file.
@@ -102,29 +125,35 @@ impl Folder {
         open_plain(&self.path(key))
     }
 
-    /// Writes a chunk and returns the bytes of its file.
-    pub(crate) fn write_chunk(&self, chunk: &Chunk) -> Result<u64> {
+    /// The file of a chunk.
+    pub(crate) fn chunk_file<'a>(&self, chunk: &'a Chunk) -> Result<NewFile<'a>> {
         let path = self.path(&chunk.key());
         let header = Header::of(chunk).encode();
         if header.len() > MAX_HEADER as usize {
             return Err(unwritten(&path, "its tokens or label exceed the format's 16 MiB of header"));
         }
-        self.write(&path, &header, chunk.data().iter().map(Layer::as_bytes))
+        Ok(NewFile { path, header, data: chunk.data().iter().map(Layer::as_bytes).collect() })
     }
 
-    /// Writes a summary and returns the bytes of its file.
-    pub(crate) fn write_summary(&self, key: &ChunkKey, kind: &str, summary: &Summary) -> Result<u64> {
+    /// The file of a summary.
+    pub(crate) fn summary_file<'a>(
+        &self,
+        key: &ChunkKey,
+        kind: &str,
+        summary: &'a Summary,
+    ) -> Result<NewFile<'a>> {
         let path = self.summary_path(key, kind);
         let header = summary::header(key, kind, now(), summary)
             .map_err(|problem| unwritten(&path, &problem.to_string()))?;
-        self.write(&path, &header, summary::data(summary))
+        Ok(NewFile { path, header, data: summary::data(summary).collect() })
     }
 
     /// Writes a file under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
     ///
     /// Whatever fails, the temporary file is removed.
-    fn write<'a>(&self, path: &Path, header: &'a [u8], data: impl Iterator<Item = &'a [u8]>) -> Result<u64> {
-        let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
+    pub(crate) fn write(&self, file: &NewFile<'_>) -> Result<u64> {
+        let NewFile { path, header, data } = file;
+        let failed = |source| StoreError::Io { action: "write", path: path.clone(), source };
         let dir = path.parent().unwrap_or(&self.root);
         create_dir(dir)?;
         let mut temporary = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(dir).map_err(failed)?;
@@ -132,7 +161,7 @@ impl Folder {
         let _ = temporary.as_file().try_lock();
         let mut out = self.disk(temporary.as_file_mut());
         let mut bytes = 0;
-        for part in std::iter::once(header).chain(data) {
+        for part in std::iter::once(header.as_slice()).chain(data.iter().copied()) {
             out.write_all(part).map_err(failed)?;
             bytes += part.len() as u64;
         }
@@ -158,40 +187,30 @@ impl Folder {
         let mut found = Vec::new();
         for (name, path) in entries(&self.root)? {
             let is_shard = name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-            if !is_shard || !path.is_dir() {
-                found.push(Found::Other(path));
+            if OWN.contains(&name.as_str()) {
                 continue;
             }
-            found.extend(entries(&path)?.into_iter().map(|(file, path)| self.classify(&file, path)));
+            if !is_shard || !path.is_dir() {
+                found.push(classify(&self.root, path));
+                continue;
+            }
+            found.extend(entries(&path)?.into_iter().map(|(_, path)| classify(&self.root, path)));
         }
         Ok(found)
     }
 
-    /// What a file in a folder below the root is, by its name.
-    fn classify(&self, file: &str, path: PathBuf) -> Found {
-        if let Some(Ok(key)) = file.strip_suffix(EXTENSION).map(str::parse::<ChunkKey>)
-            && path == self.path(&key)
-        {
-            return Found::Chunk(key, path);
-        }
-        if let Some((Ok(key), kind)) = file
-            .strip_suffix(SUMMARY)
-            .and_then(|stem| stem.split_once('.'))
-            .map(|(key, kind)| (key.parse::<ChunkKey>(), kind))
-            && summary::is_kind(kind)
-            && path == self.summary_path(&key, kind)
-        {
-            return Found::Summary(key, kind.to_owned(), path);
-        }
-        if file.starts_with(TEMPORARY) { Found::Temporary(path) } else { Found::Other(path) }
+    /// A chunk's file and its summaries', by their names alone.
+    pub(crate) fn files(&self, key: &ChunkKey) -> Result<Vec<Found>> {
+        let path = self.path(key);
+        let beside = entries(path.parent().unwrap_or(&self.root))?;
+        let found = beside.into_iter().map(|(_, path)| classify(&self.root, path));
+        Ok(found.filter(|found| found.key() == Some(key)).collect())
     }
 
     /// A chunk's summaries, by their names alone.
     pub(crate) fn summaries(&self, key: &ChunkKey) -> Result<Vec<Found>> {
-        let path = self.path(key);
-        let beside = entries(path.parent().unwrap_or(&self.root))?;
-        let found = beside.into_iter().map(|(file, path)| self.classify(&file, path));
-        Ok(found.filter(|found| matches!(found, Found::Summary(chunk, ..) if chunk == key)).collect())
+        let files = self.files(key)?.into_iter();
+        Ok(files.filter(|found| matches!(found, Found::Summary(..))).collect())
     }
 
     /// Keys of all chunk files, by their names alone.
@@ -199,6 +218,45 @@ impl Folder {
         let key = |found| if let Found::Chunk(key, _) = found { Some(key) } else { None };
         Ok(self.scan()?.into_iter().filter_map(key).collect())
     }
+}
+
+fn chunk_path(root: &Path, key: &ChunkKey) -> PathBuf {
+    let name = key.to_string();
+    root.join(&name[..2]).join(name + EXTENSION)
+}
+
+/// What a chunk's file, or its summary's of this kind, is called in any store.
+#[cfg(feature = "remote")]
+pub(crate) fn name(key: &ChunkKey, kind: Option<&str>) -> String {
+    let name = key.to_string();
+    match kind {
+        None => format!("{}/{name}{EXTENSION}", &name[..2]),
+        Some(kind) => format!("{}/{name}.{kind}{SUMMARY}", &name[..2]),
+    }
+}
+
+fn summary_path(root: &Path, key: &ChunkKey, kind: &str) -> PathBuf {
+    chunk_path(root, key).with_file_name(format!("{key}.{kind}{SUMMARY}"))
+}
+
+/// What a file below the folder `root` is, by its name.
+pub(crate) fn classify(root: &Path, path: PathBuf) -> Found {
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Some(Ok(key)) = file.strip_suffix(EXTENSION).map(str::parse::<ChunkKey>)
+        && path == chunk_path(root, &key)
+    {
+        return Found::Chunk(key, path);
+    }
+    if let Some((Ok(key), kind)) = file
+        .strip_suffix(SUMMARY)
+        .and_then(|stem| stem.split_once('.'))
+        .map(|(key, kind)| (key.parse::<ChunkKey>(), kind))
+        && summary::is_kind(kind)
+        && path == summary_path(root, &key, kind)
+    {
+        return Found::Summary(key, kind.to_owned(), path);
+    }
+    if file.starts_with(TEMPORARY) { Found::Temporary(path) } else { Found::Other(path) }
 }
 
 /// Opens a chunk file and reads its header, which must be that of a chunk with this key.
@@ -326,12 +384,12 @@ fn make_dir(dir: &Path) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn sync_dir(dir: &Path) -> Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync the folder", dir))
 }
 
 /// Other systems do not open folders.
 #[cfg(not(unix))]
-fn sync_dir(_: &Path) -> Result<()> {
+pub(crate) fn sync_dir(_: &Path) -> Result<()> {
     Ok(())
 }

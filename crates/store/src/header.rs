@@ -69,15 +69,15 @@ impl Raw {
         Ok(Raw { metadata, start: 8 + length, len })
     }
 
-    /// The entries of `__metadata__`, if it is a file of this format and version with a checksum that matches.
-    pub(crate) fn entries(&self, format: &str, version: u32) -> Result<Entries<'_>, Problem> {
+    /// The entries of `__metadata__`, if it is a file of this format, of one of these versions, with a checksum that matches.
+    pub(crate) fn entries(&self, format: &str, versions: &[u32]) -> Result<Entries<'_>, Problem> {
         let entries = self.metadata.metadata().as_ref();
         let entries = Entries(entries.ok_or_else(|| Problem::Header("it has no __metadata__".to_owned()))?);
         if entries.text("format")? != format {
             return Err(Problem::Header(format!("its format is not '{format}'")));
         }
         let found = entries.text("version")?;
-        if found != version.to_string() {
+        if versions.iter().all(|version| found != version.to_string()) {
             return Err(Problem::UnknownVersion(found.chars().take(20).collect()));
         }
         entries.check()?;
@@ -110,6 +110,10 @@ pub(crate) struct Entries<'a>(&'a HashMap<String, String>);
 impl Entries<'_> {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<&str, Problem> {

@@ -6,12 +6,14 @@ use std::str::FromStr;
 use refrain_kernels::Dtype;
 use serde::{Serialize, Serializer};
 
-use crate::{Result, StoreError};
+use crate::rest::Layout;
+use crate::{Encoding, Result, StoreError};
 
-/// Version of keys and of the chunk file.
-pub(crate) const VERSION: u32 = 1;
-/// Domain of the keyed hash. A new format version takes a new context, so that names never meet.
-const KEY_CONTEXT: &str = "refrain chunk key, format version 1";
+/// Versions of keys and of the chunk file, and the domain of the keyed hash of each, so that names never meet: what is
+/// as computed has the first, and what is encoded the second, which earlier programs leave alone.
+pub(crate) const VERSIONS: [u32; 2] = [1, 2];
+const KEY_CONTEXTS: [&str; 2] =
+    ["refrain chunk key, format version 1", "refrain chunk key, format version 2"];
 /// Most layers of a chunk: tensor names have three digits.
 const MAX_LAYERS: usize = 1000;
 
@@ -76,8 +78,10 @@ impl FromStr for BosPolicy {
 pub struct ChunkId {
     /// Fingerprint of the model's weights and config.
     pub model: [u8; 32],
-    /// Type of the stored elements.
+    /// Type of the elements as computed.
     pub dtype: Dtype,
+    /// How they lie at rest.
+    pub encoding: Encoding,
     /// Layers of the model, 1 to 1000.
     pub layers: usize,
     /// KV heads of a layer.
@@ -92,26 +96,19 @@ pub struct ChunkId {
     pub tokens: Vec<u32>,
 }
 
-/// Sizes of a chunk in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    /// Bytes of the keys of a token in a layer, and of its values.
-    pub(crate) row: usize,
-    /// Bytes of the keys of a layer, and of its values.
-    pub(crate) tensor: usize,
-    /// Bytes of all layers.
-    pub(crate) total: usize,
-}
-
 impl ChunkId {
     /// The name of the chunk: a keyed hash over all fields and the format version.
     ///
     /// Every field has a fixed width or is preceded by its length, so that no two identities are encoded alike.
     pub fn key(&self) -> ChunkKey {
-        let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXT);
-        hasher.update(&VERSION.to_le_bytes());
+        let format = self.format();
+        let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXTS[format]);
+        hasher.update(&VERSIONS[format].to_le_bytes());
         hasher.update(&self.model);
         hasher.update(&[dtype_tag(self.dtype), self.bos.tag()]);
+        if format > 0 {
+            hasher.update(&[self.encoding.tag()]);
+        }
         for size in [self.layers, self.kv_heads, self.head_dim, self.namespace.len()] {
             hasher.update(&(size as u64).to_le_bytes());
         }
@@ -123,21 +120,23 @@ impl ChunkId {
         ChunkKey(*hasher.finalize().as_bytes())
     }
 
-    /// Elements of the keys of a layer: tokens × KV heads × head size.
-    pub(crate) fn elements(&self) -> Result<usize> {
-        Ok(self.layout()?.tensor / self.dtype.size())
+    /// Which of the [`VERSIONS`] it has.
+    pub(crate) fn format(&self) -> usize {
+        usize::from(self.encoding != Encoding::Exact)
     }
 
+    /// What a layer is made of.
     pub(crate) fn layout(&self) -> Result<Layout> {
         let sizes = || {
-            if self.layers > MAX_LAYERS {
+            let sizes = [self.kv_heads, self.head_dim, self.tokens.len(), self.layers];
+            if self.layers > MAX_LAYERS || sizes.contains(&0) {
                 return None;
             }
-            let row = self.kv_heads.checked_mul(self.head_dim)?.checked_mul(self.dtype.size())?;
-            let tensor = self.tokens.len().checked_mul(row)?;
-            let total = tensor.checked_mul(2)?.checked_mul(self.layers)?;
+            let heads = (self.kv_heads, self.head_dim);
+            let layout = Layout::new(self.encoding, self.dtype, heads, self.tokens.len())?;
             // Room for the rounding of an allocation.
-            (1..=isize::MAX as usize - 64).contains(&total).then_some(Layout { row, tensor, total })
+            let total = layout.layer.checked_mul(self.layers)?;
+            (total <= isize::MAX as usize - 64).then_some(layout)
         };
         sizes().ok_or(StoreError::Shape {
             layers: self.layers,
@@ -152,6 +151,7 @@ impl ChunkId {
         let fields = [
             (self.model == other.model, "model"),
             (self.dtype == other.dtype, "element type"),
+            (self.encoding == other.encoding, "encoding"),
             (self.layers == other.layers, "number of layers"),
             (self.kv_heads == other.kv_heads, "number of KV heads"),
             (self.head_dim == other.head_dim, "head size"),

@@ -7,7 +7,28 @@ use serde::{Serialize, Serializer};
 
 use crate::file::Header;
 use crate::id::hex;
-use crate::{BosPolicy, Chunk, ChunkId, ChunkKey, Problem, StoreError};
+use crate::limits::Row;
+use crate::store::Held;
+use crate::{BosPolicy, ChunkId, ChunkKey, Encoding, Problem, StoreError};
+
+/// Whose chunks are meant. Chunks of one namespace are invisible to another, in content and in listings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope<'a> {
+    /// Everybody's: for whoever owns the folder.
+    All,
+    /// Those of one namespace.
+    Namespace(&'a str),
+}
+
+impl Scope<'_> {
+    pub(crate) fn has(&self, namespace: &str) -> bool {
+        match self {
+            Scope::All => true,
+            Scope::Namespace(own) => *own == namespace,
+        }
+    }
+}
 
 /// What is known about a chunk without its keys and values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,9 +43,12 @@ pub struct ChunkInfo {
     /// Fingerprint of the model that computed it.
     #[serde(serialize_with = "as_hex")]
     pub model: [u8; 32],
-    /// Type of its elements.
+    /// Type of its elements as computed.
     #[serde(serialize_with = "as_text")]
     pub dtype: Dtype,
+    /// How they lie at rest.
+    #[serde(serialize_with = "as_text")]
+    pub encoding: Encoding,
     /// What was done about the token that begins every text.
     #[serde(serialize_with = "as_text")]
     pub bos: BosPolicy,
@@ -42,21 +66,33 @@ pub struct ChunkInfo {
     pub label: String,
     /// When it was computed, in seconds since 1970.
     pub created: u64,
-    /// Bytes of its keys and values.
+    /// Bytes of its keys and values at rest.
     pub bytes: u64,
     /// Kinds of its summaries on disk or in memory, ascending.
     pub summaries: Vec<String>,
     /// Bytes of the summaries' files.
     pub summary_bytes: u64,
+    /// When it was last used, in seconds since 1970, as far as the index knows yet.
+    pub used: Option<u64>,
+    /// When its time is over, in seconds since 1970.
+    pub expires: Option<u64>,
+    /// Whether it stays whatever room is needed.
+    pub pinned: bool,
 }
 
 impl ChunkInfo {
-    pub(crate) fn of_chunk(chunk: &Chunk) -> ChunkInfo {
-        ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true)
+    pub(crate) fn of_held(held: &Held) -> ChunkInfo {
+        let (chunk, expires) = (&held.chunk, Some(held.expires).filter(|expires| *expires != 0));
+        ChunkInfo { expires, ..ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true) }
     }
 
-    pub(crate) fn of_header(header: &Header, path: PathBuf, in_memory: bool) -> ChunkInfo {
-        ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)
+    pub(crate) fn of_header(header: &Header, path: PathBuf, in_memory: bool, row: Option<&Row>) -> ChunkInfo {
+        ChunkInfo {
+            used: row.map(|row| row.used / 1000),
+            expires: row.map(|row| row.expires).filter(|expires| *expires != 0),
+            pinned: row.is_some_and(|row| row.pinned),
+            ..ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)
+        }
     }
 
     fn new(id: &ChunkId, label: &str, created: u64, path: Option<PathBuf>, in_memory: bool) -> ChunkInfo {
@@ -66,6 +102,7 @@ impl ChunkInfo {
             in_memory,
             model: id.model,
             dtype: id.dtype,
+            encoding: id.encoding,
             bos: id.bos,
             namespace: id.namespace.clone(),
             tokens: id.tokens.len(),
@@ -74,9 +111,12 @@ impl ChunkInfo {
             head_dim: id.head_dim,
             label: label.to_owned(),
             created,
-            bytes: id.layout().map_or(0, |layout| layout.total as u64),
+            bytes: id.layout().map_or(0, |layout| (layout.layer * id.layers) as u64),
             summaries: Vec::new(),
             summary_bytes: 0,
+            used: None,
+            expires: None,
+            pinned: false,
         }
     }
 
@@ -182,6 +222,12 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Bytes of chunk and summary files written.
     pub bytes_written: u64,
+    /// Chunks that went to make room on disk, or because their time was over.
+    pub evicted: u64,
+    /// Bytes of chunk and summary files on disk now, of all processes.
+    pub disk_bytes: u64,
+    /// Chunks on disk now.
+    pub disk_chunks: u64,
     /// Bytes of chunks in memory now, and what is kept about them.
     pub memory_bytes: u64,
     /// Chunks in memory now.

@@ -1,11 +1,13 @@
-//! One layer of a chunk in memory.
+//! One layer of a chunk in memory, as computed or as it lies at rest.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::sync::Arc;
 
-use refrain_kernels::{Dtype, Slice};
+use refrain_kernels::{Buffer, Dtype, Slice};
+
+use crate::rest::Layout;
 
 /// Keys before RoPE and values of one layer of a chunk. Immutable; clones share the memory.
 #[derive(Clone)]
@@ -13,19 +15,36 @@ pub struct Layer(Arc<Inner>);
 
 struct Inner {
     dtype: Dtype,
-    /// Keys, then values, equally many, from `start`: a multiple of [`ALIGN`] in memory.
-    bytes: Vec<u8>,
-    start: usize,
+    data: Data,
+    /// Bytes that it took at rest.
+    at_rest: usize,
+}
+
+enum Data {
+    /// Keys, then values, equally many, from `start`, a multiple of [`ALIGN`] in memory; or what lies at rest.
+    Bytes { bytes: Vec<u8>, start: usize },
+    /// Keys, then values, that were decoded.
+    Decoded(Buffer),
 }
 
 /// Every element type can be read where it lies.
 const ALIGN: usize = 8;
 
 impl Layer {
-    /// Copies keys and values of equal length and type.
-    pub(crate) fn copy(k: Slice<'_>, v: Slice<'_>) -> Layer {
+    /// Copies keys and values, each tokens × heads × head size, as they are to lie at rest.
+    pub(crate) fn encoded(layout: &Layout, k: Slice<'_>, v: Slice<'_>) -> Layer {
         debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));
-        Layer::join(k.dtype(), 2 * k.as_bytes().len(), [k.as_bytes(), v.as_bytes()].into_iter())
+        let bytes = layout.encode(k, v);
+        Layer::join(k.dtype(), bytes.len(), [bytes.as_slice()].into_iter())
+    }
+
+    /// Keys and values of what lies at rest.
+    pub(crate) fn decode(&self, layout: &Layout) -> Layer {
+        if layout.is_exact() {
+            return self.clone();
+        }
+        let (dtype, at_rest) = (self.0.dtype, self.0.at_rest);
+        Layer(Arc::new(Inner { dtype, data: Data::Decoded(layout.decode(self.as_bytes())), at_rest }))
     }
 
     /// Copies the given tokens, with `row` bytes of keys each, one after the other.
@@ -36,18 +55,28 @@ impl Layer {
         Layer::join(self.0.dtype, len, [k, v].into_iter().flat_map(tokens).map(|(half, place)| &half[place]))
     }
 
+    /// Parts of a layer that lies at rest, `len` bytes in all.
+    pub(crate) fn gathered<'a>(of: &Layer, len: usize, parts: impl Iterator<Item = &'a [u8]>) -> Layer {
+        Layer::join(of.0.dtype, len, parts)
+    }
+
     /// Copies parts of `len` bytes in all.
     fn join<'a>(dtype: Dtype, len: usize, parts: impl Iterator<Item = &'a [u8]>) -> Layer {
         let (mut bytes, start) = reserve(len);
         parts.for_each(|part| bytes.extend_from_slice(part));
-        Layer(Arc::new(Inner { dtype, bytes, start }))
+        Layer::new(dtype, bytes, start)
+    }
+
+    fn new(dtype: Dtype, bytes: Vec<u8>, start: usize) -> Layer {
+        let at_rest = bytes.len() - start;
+        Layer(Arc::new(Inner { dtype, data: Data::Bytes { bytes, start }, at_rest }))
     }
 
     /// Reads a layer of `len` bytes.
     pub(crate) fn read(reader: &mut dyn Read, dtype: Dtype, len: usize) -> io::Result<Layer> {
         let (mut bytes, start) = reserve(len);
         append(reader, &mut bytes, len)?;
-        Ok(Layer(Arc::new(Inner { dtype, bytes, start })))
+        Ok(Layer::new(dtype, bytes, start))
     }
 
     /// Reads parts of a file, each an offset and a number of bytes, one after the other.
@@ -61,7 +90,7 @@ impl Layer {
             file.seek(SeekFrom::Start(*offset))?;
             append(file, &mut bytes, *len)?;
         }
-        Ok(Layer(Arc::new(Inner { dtype, bytes, start })))
+        Ok(Layer::new(dtype, bytes, start))
     }
 
     /// Keys before RoPE: tokens × KV heads × head size.
@@ -79,9 +108,17 @@ impl Layer {
         self.as_bytes().len()
     }
 
-    /// Keys, then values.
+    /// Bytes of what they were made of: fewer where they were encoded at rest.
+    pub fn bytes_at_rest(&self) -> usize {
+        self.0.at_rest
+    }
+
+    /// Keys, then values; or what lies at rest.
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0.bytes[self.0.start..]
+        match &self.0.data {
+            Data::Bytes { bytes, start } => &bytes[*start..],
+            Data::Decoded(buffer) => buffer.as_slice().as_bytes(),
+        }
     }
 
     fn slice<'a>(&self, bytes: &'a [u8]) -> Slice<'a> {

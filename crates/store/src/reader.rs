@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::blocks::within;
 use crate::chunk::weight;
-use crate::file::{Header, check_layer, read_runs};
+use crate::file::{Header, check_quickly, read_runs};
 use crate::layer::Layer;
+use crate::rest::{GROUP, Layout};
+use crate::store::Held;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Store};
 
 /// A chunk whose layers are read as they are asked for, in any order and by any number of threads at once.
@@ -30,6 +32,8 @@ struct Disk {
     store: Store,
     key: ChunkKey,
     header: Header,
+    /// When its time is over, in seconds since 1970; 0 is never.
+    expires: u64,
     /// Offset of the first layer. The file is opened again for every layer: a prompt may have more chunks than a
     /// process may have open files.
     start: u64,
@@ -53,16 +57,16 @@ impl ChunkReader {
     pub(crate) fn open(
         store: Store,
         key: ChunkKey,
-        mut file: File,
-        header: Header,
+        (mut file, header, expires): (File, Header, u64),
     ) -> Result<ChunkReader, Problem> {
         let start = file.stream_position().map_err(|error| Problem::Io(error.to_string()))?;
         let layers = header.id.layers;
         Ok(ChunkReader(Source::Disk(Box::new(Disk {
             key,
+            expires,
             start,
             layers: (0..layers).map(|_| OnceLock::new()).collect(),
-            keep: weight(&header.id, &header.label, header.layout) <= store.memory_capacity(),
+            keep: weight(&header.id, &header.label, header.bytes()) <= store.memory_capacity(),
             missing: AtomicUsize::new(layers),
             broken: AtomicBool::new(false),
             read: AtomicU64::new(0),
@@ -94,8 +98,8 @@ impl ChunkReader {
     /// If there is no such layer.
     pub fn layer(&self, layer: usize) -> Option<Layer> {
         match &self.0 {
-            Source::Memory(chunk) => Some(chunk.data()[layer].clone()),
-            Source::Disk(disk) => disk.layer(layer),
+            Source::Memory(chunk) => Some(chunk.layer(layer)),
+            Source::Disk(disk) => Some(disk.layer(layer)?.decode(&disk.header.layout)),
         }
     }
 
@@ -114,7 +118,7 @@ impl ChunkReader {
         });
         assert!(end.is_some(), "{ranges:?} are not ascending, disjoint and within {tokens} tokens");
         match &self.0 {
-            Source::Memory(chunk) => Some(chunk.data()[layer].select(chunk.layout().row, ranges)),
+            Source::Memory(chunk) => Some(select(chunk.layout(), &chunk.data()[layer], ranges)),
             Source::Disk(disk) => disk.tokens(layer, ranges),
         }
     }
@@ -136,6 +140,28 @@ impl ChunkReader {
     }
 }
 
+/// Some tokens of a layer that lies at rest.
+fn select(layout: &Layout, layer: &Layer, ranges: &[Range<usize>]) -> Layer {
+    if layout.is_exact() {
+        return layer.select(layout.row(), ranges);
+    }
+    let tokens = ranges.iter().map(|range| range.start / GROUP * GROUP..range.end);
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for run in tokens.filter(|run| !run.is_empty()) {
+        match runs.last_mut() {
+            Some(last) if run.start <= last.end.next_multiple_of(GROUP) => last.end = run.end,
+            _ => runs.push(run),
+        }
+    }
+    // All but the last end where a group does, as they begin.
+    let count = runs.len();
+    runs.iter_mut().take(count.saturating_sub(1)).for_each(|run| run.end = run.end.next_multiple_of(GROUP));
+    let here = layout.only(&runs);
+    let parts = layout.places(&runs).map(|place| &layer.as_bytes()[place]);
+    let some = Layer::gathered(layer, here.layer, parts);
+    some.decode(&here).select(layout.row(), &within(ranges, &runs))
+}
+
 impl Disk {
     fn layer(&self, layer: usize) -> Option<Layer> {
         if let Some(Some(read)) = self.layers[layer].get() {
@@ -147,22 +173,22 @@ impl Disk {
     }
 
     fn tokens(&self, layer: usize, ranges: &[Range<usize>]) -> Option<Layer> {
-        let row = self.header.layout.row;
+        let layout = &self.header.layout;
         if let Some(Some(whole)) = self.layers[layer].get() {
-            return Some(whole.select(row, ranges));
+            return Some(select(layout, whole, ranges));
         }
         let Some(blocks) = &self.header.blocks else {
-            return Some(self.whole(layer)?.select(row, ranges));
+            return Some(select(layout, &self.whole(layer)?, ranges));
         };
         let runs = blocks.around(ranges);
         let data = self.read(layer, &runs, |data| blocks.check(layer, &runs, data))?;
-        Some(data.select(row, &within(ranges, &runs)))
+        Some(data.decode(&layout.only(&runs)).select(layout.row(), &within(ranges, &runs)))
     }
 
     /// Reads and verifies a layer.
     fn whole(&self, layer: usize) -> Option<Layer> {
         let tokens = 0..self.header.id.tokens.len();
-        self.read(layer, slice::from_ref(&tokens), |data| check_layer(&self.header, layer, data))
+        self.read(layer, slice::from_ref(&tokens), |data| check_quickly(&self.header, layer, data))
     }
 
     /// Reads and verifies the tokens `runs` of a layer, and sees to a file that is broken.
@@ -207,7 +233,8 @@ impl Disk {
         let first = self.layers[layer].set(self.keep.then(|| data.clone())).is_ok();
         // Acquire and release: whoever counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.store.read_from_disk(self.keep.then(|| self.chunk()).flatten());
+            let kept = self.keep.then(|| self.chunk()).flatten();
+            self.store.read_from_disk(kept.map(|chunk| Held { chunk, expires: self.expires }));
         }
     }
 

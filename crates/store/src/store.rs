@@ -1,25 +1,33 @@
-//! The store: memory before folder.
+//! The store: memory before disk.
 
+mod listing;
+mod memory;
+#[cfg(feature = "remote")]
+mod remote;
 mod summaries;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use quick_cache::sync::{Cache, DefaultLifecycle};
-use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+use quick_cache::sync::Cache;
 use refrain_kv::Summary;
 
+pub(crate) use self::memory::Held;
+use self::memory::{ByBytes, bounded};
 use self::summaries::Name;
+use crate::chunk::now;
+use crate::disk::Disk;
 use crate::file::Header;
-use crate::folder::{Folder, Found, open_chunk, remove};
+use crate::folder::{Folder, remove};
+use crate::limits::Row;
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkDetail, ChunkId, ChunkInfo, ChunkKey, ChunkReader, Listing, Problem, PutOutcome, Repair,
-    Result, Stats, StoreError, Unusable, VerifyProgress, VerifyReport,
+    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, Limits, Problem, PutOutcome, Repair, Result, Stats,
+    VerifyProgress, VerifyReport,
 };
 
 /// Most repairs remembered until somebody asks for them.
@@ -35,9 +43,11 @@ pub struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    memory: Cache<ChunkKey, Chunk, ByBytes>,
+    memory: Cache<ChunkKey, Held, ByBytes>,
     summaries: Cache<Name, Arc<Summary>, ByBytes>,
-    folder: Option<Folder>,
+    disk: Option<Arc<Disk>>,
+    #[cfg(feature = "remote")]
+    remote: Option<crate::remote::Remote>,
     counters: Counters,
     repairs: Mutex<VecDeque<Repair>>,
 }
@@ -55,41 +65,16 @@ struct Counters {
     bytes_written: AtomicU64,
 }
 
-#[derive(Clone, Debug)]
-struct ByBytes;
-
-impl Weighter<ChunkKey, Chunk> for ByBytes {
-    fn weight(&self, _: &ChunkKey, chunk: &Chunk) -> u64 {
-        chunk.weight()
-    }
-}
-
-/// A cache of at most `bytes`.
-fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
-where
-    ByBytes: Weighter<K, V>,
-{
-    // Only a guess for the size of tables: chunks take a megabyte and more.
-    let items = (bytes >> 20).clamp(16, 1 << 16);
-    // One shard: each would have its own share of the capacity, too small for a large chunk.
-    let options = OptionsBuilder::new()
-        .shards(1)
-        .estimated_items_capacity(items as usize)
-        .weight_capacity(bytes)
-        .build()
-        .expect("both capacities are given");
-    Cache::with_options(options, ByBytes, DefaultHashBuilder::default(), DefaultLifecycle::default())
-}
-
 impl Store {
-    /// Opens the store in `folder`, which is created if it is missing. At most `memory_bytes` of chunks are kept in
-    /// memory besides those in use, and at most a sixteenth of it of summaries; what is larger than that is read from
-    /// the folder every time.
+    /// Opens the store in `folder`, which is created if it is missing, within `limits` (a number of bytes bounds memory
+    /// alone). What is larger than memory may be is read from the folder every time.
     ///
     /// # Errors
     /// If the folder can be neither created nor read.
-    pub fn open(folder: impl AsRef<Path>, memory_bytes: u64) -> Result<Store> {
-        Ok(Store::new(Some(Folder::open(folder.as_ref())?), memory_bytes))
+    pub fn open(folder: impl AsRef<Path>, limits: impl Into<Limits>) -> Result<Store> {
+        let limits = limits.into();
+        let memory = limits.memory;
+        Ok(Store::new(Some(Arc::new(Disk::open(folder.as_ref(), limits, false)?)), memory))
     }
 
     /// A store without a folder, which forgets what exceeds `memory_bytes`, and summaries beyond a sixteenth of it.
@@ -97,11 +82,26 @@ impl Store {
         Store::new(None, memory_bytes)
     }
 
-    fn new(folder: Option<Folder>, memory_bytes: u64) -> Store {
+    fn new(disk: Option<Arc<Disk>>, memory_bytes: u64) -> Store {
+        Store::assemble(
+            disk,
+            #[cfg(feature = "remote")]
+            None,
+            memory_bytes,
+        )
+    }
+
+    fn assemble(
+        disk: Option<Arc<Disk>>,
+        #[cfg(feature = "remote")] remote: Option<crate::remote::Remote>,
+        memory_bytes: u64,
+    ) -> Store {
         Store(Arc::new(Inner {
+            #[cfg(feature = "remote")]
+            remote,
             memory: bounded(memory_bytes),
             summaries: bounded(memory_bytes / SUMMARIES),
-            folder,
+            disk,
             counters: Counters::default(),
             repairs: Mutex::default(),
         }))
@@ -109,7 +109,11 @@ impl Store {
 
     /// The folder, if the store has one.
     pub fn folder(&self) -> Option<&Path> {
-        self.0.folder.as_ref().map(Folder::root)
+        self.folder_on_disk().map(Folder::root)
+    }
+
+    pub(crate) fn folder_on_disk(&self) -> Option<&Folder> {
+        self.0.disk.as_ref().map(|disk| disk.folder())
     }
 
     /// The chunk from memory, else from disk with everything about it verified.
@@ -130,32 +134,63 @@ impl Store {
     pub fn reader(&self, id: &ChunkId) -> Result<Option<ChunkReader>> {
         id.layout()?;
         let key = id.key();
-        if let Some(chunk) = self.0.memory.get(&key) {
-            self.0.counters.memory_hits.fetch_add(1, Relaxed);
-            return Ok(Some(chunk.into()));
+        let found = self.local(id, &key);
+        #[cfg(feature = "remote")]
+        if found.is_none() && self.bring(&[id], &[]) > 0 {
+            return Ok(self.local(id, &key));
         }
-        let open = |folder: &Folder| {
-            let Some((file, header)) = folder.open_known(id, &key)? else { return Ok(None) };
-            ChunkReader::open(self.clone(), key, file, header).map(Some)
+        Ok(found)
+    }
+
+    /// The chunk from memory or disk.
+    fn local(&self, id: &ChunkId, key: &ChunkKey) -> Option<ChunkReader> {
+        if let Some(held) = self.held(key) {
+            self.0.counters.memory_hits.fetch_add(1, Relaxed);
+            self.touch(*key);
+            return Some(held.chunk.into());
+        }
+        let open = |disk: &Disk| {
+            let Some(opened) = disk.open_known(id, key)? else { return Ok(None) };
+            ChunkReader::open(self.clone(), *key, opened).map(Some)
         };
-        let problem = match self.0.folder.as_ref().map_or(Ok(None), open) {
-            Ok(Some(reader)) => return Ok(Some(reader)),
+        let problem = match self.0.disk.as_deref().map_or(Ok(None), open) {
+            Ok(Some(reader)) => {
+                self.touch(*key);
+                return Some(reader);
+            }
             Ok(None) => None,
             Err(problem) => Some(problem),
         };
-        self.missed(&key, problem);
-        Ok(None)
+        self.missed(key, problem);
+        None
+    }
+
+    /// The chunk in memory, unless its time is over.
+    fn held(&self, key: &ChunkKey) -> Option<Held> {
+        let held = self.0.memory.get(key)?;
+        if held.expires != 0 && held.expires <= now() {
+            self.0.memory.remove(key);
+            return None;
+        }
+        Some(held)
+    }
+
+    /// Remembers that a chunk is used now.
+    fn touch(&self, key: ChunkKey) {
+        if let Some(disk) = &self.0.disk {
+            disk.touch(key);
+        }
     }
 
     /// The chunk's file, if it is there.
     pub(crate) fn open_file(&self, key: &ChunkKey) -> Result<Option<File>, Problem> {
-        self.0.folder.as_ref().map_or(Ok(None), |folder| folder.open_file(key))
+        self.folder_on_disk().map_or(Ok(None), |folder| folder.open_file(key))
     }
 
     /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
     /// `header`, since another process has removed or replaced it meanwhile.
     pub(crate) fn confirm(&self, header: &Header, key: &ChunkKey, problem: Problem) -> Option<Problem> {
-        match self.0.folder.as_ref()?.open_known(&header.id, key) {
+        match self.folder_on_disk()?.open_known(&header.id, key) {
             Ok(Some((_, now))) => (now == *header).then_some(problem),
             Ok(None) => None,
             Err(problem) => Some(problem),
@@ -172,17 +207,17 @@ impl Store {
     }
 
     /// Counts a chunk that was read from disk, and keeps it in memory.
-    pub(crate) fn read_from_disk(&self, kept: Option<Chunk>) {
+    pub(crate) fn read_from_disk(&self, kept: Option<Held>) {
         self.0.counters.disk_hits.fetch_add(1, Relaxed);
-        if let Some(chunk) = kept {
-            self.0.memory.insert(chunk.key(), chunk);
+        if let Some(held) = kept {
+            self.0.memory.insert(held.chunk.key(), held);
         }
     }
 
     /// Counts a chunk that is not there, or is broken.
     pub(crate) fn missed(&self, key: &ChunkKey, problem: Option<Problem>) {
         self.0.counters.misses.fetch_add(1, Relaxed);
-        if let (Some(problem), Some(folder)) = (problem, &self.0.folder) {
+        if let (Some(problem), Some(folder)) = (problem, self.folder_on_disk()) {
             self.repair(folder.path(key), problem);
         }
     }
@@ -219,11 +254,7 @@ impl Store {
     /// [`Store::get`] may still find it broken.
     pub fn contains(&self, id: &ChunkId) -> bool {
         let key = id.key();
-        self.0.memory.contains_key(&key) || self.on_disk(&key)
-    }
-
-    fn on_disk(&self, key: &ChunkKey) -> bool {
-        self.0.folder.as_ref().is_some_and(|folder| matches!(folder.open_chunk(key), Ok(Some(_))))
+        self.held(&key).is_some() || self.0.disk.as_ref().is_some_and(|disk| disk.contains(&key))
     }
 
     /// Keeps the chunk in memory, and on disk if it is not there.
@@ -232,16 +263,39 @@ impl Store {
     /// None at present: a chunk that cannot be written is told by the outcome, and serves from memory.
     pub fn put(&self, chunk: Chunk) -> Result<PutOutcome> {
         let key = chunk.key();
-        let outcome = self
-            .write(|folder| if self.on_disk(&key) { Ok(None) } else { folder.write_chunk(&chunk).map(Some) });
-        self.0.memory.insert(key, chunk);
+        let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
+        let outcome = self.write(|disk| {
+            if disk.contains(&key) {
+                disk.renew(&key);
+                return Ok(None);
+            }
+            disk.write_chunk(&chunk).map(Some)
+        });
+        self.0.memory.insert(key, Held { chunk, expires });
         Ok(outcome)
     }
 
+    /// Without an object store nothing is fetched from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn bring(&self, _: &[&ChunkId], _: &[&str]) -> usize {
+        0
+    }
+
+    /// A chunk that is there is wanted again, as if it had been put: it was used now, and its time begins anew.
+    pub fn renew(&self, id: &ChunkId) {
+        if let Some(disk) = &self.0.disk {
+            disk.renew(&id.key());
+        }
+        #[cfg(feature = "remote")]
+        if let Some(remote) = &self.0.remote {
+            remote.wake();
+        }
+    }
+
     /// Writes something that says its bytes, or nothing if it was there, and counts it.
-    fn write(&self, write: impl FnOnce(&Folder) -> Result<Option<u64>>) -> PutOutcome {
+    fn write(&self, write: impl FnOnce(&Disk) -> Result<Option<u64>>) -> PutOutcome {
         let counters = &self.0.counters;
-        match self.0.folder.as_ref().map(write) {
+        let outcome = match self.0.disk.as_deref().map(write) {
             None => PutOutcome::MemoryOnly,
             Some(Ok(None)) => PutOutcome::Known,
             Some(Ok(Some(bytes))) => {
@@ -253,35 +307,16 @@ impl Store {
                 counters.not_stored.fetch_add(1, Relaxed);
                 PutOutcome::NotStored { error }
             }
+        };
+        #[cfg(feature = "remote")]
+        if let (Some(remote), PutOutcome::Stored { .. } | PutOutcome::Known) = (&self.0.remote, &outcome) {
+            remote.wake();
         }
+        outcome
     }
 
-    /// All chunks, of whatever model, from the headers of their files and from memory.
-    ///
-    /// # Errors
-    /// If the folder cannot be read.
-    pub fn list(&self) -> Result<Listing> {
-        let mut memory: BTreeMap<ChunkKey, Chunk> = self.0.memory.iter().collect();
-        let mut listing = Listing::default();
-        let found = self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::scan)?;
-        let mut beside = self.beside(&found);
-        for found in found {
-            let Found::Chunk(key, path) = found else { continue };
-            match open_chunk(&path, &key) {
-                Ok(Some((_, header))) => {
-                    let in_memory = memory.remove(&key).is_some();
-                    listing.chunks.push(ChunkInfo::of_header(&header, path, in_memory));
-                }
-                Ok(None) => {}
-                Err(problem) => listing.unusable.push(Unusable { path, problem }),
-            }
-        }
-        listing.chunks.extend(memory.values().map(ChunkInfo::of_chunk));
-        listing.chunks.sort_by_key(|info| info.key);
-        for info in &mut listing.chunks {
-            beside.remove(&info.key).unwrap_or_default().tell(info);
-        }
-        Ok(listing)
+    pub(super) fn rows(&self) -> BTreeMap<ChunkKey, Row> {
+        self.0.disk.as_ref().map_or_else(BTreeMap::new, |disk| disk.rows())
     }
 
     /// Removes a chunk and its summaries from memory and disk, and says whether the chunk was there. Chunks in use stay
@@ -290,61 +325,55 @@ impl Store {
     /// # Errors
     /// If a file cannot be removed.
     pub fn remove(&self, key: &ChunkKey) -> Result<bool> {
-        self.remove_summaries(key)?;
+        self.0.summaries.retain(|(chunk, _), _| chunk != key);
         let in_memory = self.0.memory.remove(key).is_some();
-        let on_disk = self.0.folder.as_ref().map_or(Ok(false), |folder| remove(&folder.path(key)))?;
+        let on_disk = self.0.disk.as_ref().map_or(Ok(false), |disk| disk.remove(key))?;
         Ok(in_memory || on_disk)
     }
 
-    /// The only key that begins with `prefix`, 1 to 64 hexadecimal digits.
+    /// Has a chunk on disk stay whatever room is needed, or go as others do, and says whether it is there.
     ///
     /// # Errors
-    /// If there is none, or several (the error lists them), or the prefix is not hexadecimal.
-    pub fn resolve(&self, prefix: &str) -> Result<ChunkKey> {
-        if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
+    /// If the index cannot be written.
+    pub fn pin(&self, key: &ChunkKey, pinned: bool) -> Result<bool> {
+        self.0.disk.as_ref().map_or(Ok(false), |disk| disk.change(key, |row| row.pinned = pinned))
+    }
+
+    /// Has a chunk on disk go at that time, in memory and on disk, or never, and says whether it is there. Other processes
+    /// that have it in memory may use it until it leaves there.
+    ///
+    /// # Errors
+    /// If the index cannot be written.
+    pub fn expire(&self, key: &ChunkKey, at: Option<SystemTime>) -> Result<bool> {
+        let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        // 0 is never, so what was over before 1970 is over one second later.
+        let expires = at.map_or(0, |at| seconds(at).max(1));
+        if let Some(held) = self.0.memory.peek(key) {
+            self.0.memory.insert(*key, Held { expires, ..held });
         }
-        let wanted = prefix.to_ascii_lowercase();
-        let on_disk = self.0.folder.as_ref().map_or(Ok(Vec::new()), Folder::keys)?;
-        let in_memory = self.0.memory.iter().map(|(key, _)| key);
-        let keys: BTreeSet<ChunkKey> =
-            on_disk.into_iter().chain(in_memory).filter(|key| key.to_string().starts_with(&wanted)).collect();
-        match keys.first() {
-            None => Err(StoreError::NoSuchChunk { prefix: prefix.to_owned() }),
-            Some(key) if keys.len() == 1 => Ok(*key),
-            Some(_) => Err(StoreError::Ambiguous {
-                prefix: prefix.to_owned(),
-                candidates: keys.into_iter().collect(),
-            }),
+        self.0.disk.as_ref().map_or(Ok(false), |disk| disk.change(key, |row| row.expires = expires))
+    }
+
+    /// Removes what is left of writers that died, summaries without their chunk, chunks whose time is over and, where the
+    /// folder holds more than it may, the least recently used; and has the index agree with the files.
+    ///
+    /// # Errors
+    /// If the folder cannot be read, a file cannot be removed, or the index cannot be written.
+    pub fn gc(&self) -> Result<GcReport> {
+        self.0.disk.as_ref().map_or_else(|| Ok(GcReport::default()), |disk| disk.gc())
+    }
+
+    /// Writes to the index which chunks were used lately, which otherwise happens every few seconds and at the end.
+    pub fn flush(&self) {
+        if let Some(disk) = &self.0.disk {
+            disk.flush();
         }
     }
 
-    /// What is known about a chunk, with its token ids.
-    ///
-    /// # Errors
-    /// If there is no such chunk, or its header cannot be used.
-    pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
-        let mut detail = self.detail(key)?;
-        let mut beside = self.beside(&self.summaries_on_disk(key)?);
-        beside.remove(key).unwrap_or_default().tell(&mut detail.info);
-        Ok(detail)
-    }
-
-    fn detail(&self, key: &ChunkKey) -> Result<ChunkDetail> {
-        let in_memory = self.0.memory.peek(key);
-        if let Some(folder) = &self.0.folder {
-            let path = folder.path(key);
-            let opened = match folder.open_chunk(key) {
-                Err(problem) if in_memory.is_none() => return Err(StoreError::Unusable { path, problem }),
-                opened => opened,
-            };
-            if let Ok(Some((_, header))) = opened {
-                let info = ChunkInfo::of_header(&header, path, in_memory.is_some());
-                return Ok(ChunkDetail { info, token_ids: header.id.tokens });
-            }
-        }
-        let chunk = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
-        Ok(ChunkDetail { info: ChunkInfo::of_chunk(&chunk), token_ids: chunk.tokens().to_vec() })
+    /// Why the index had to be made anew from the files, if it had since this was last asked: pins and times to live are
+    /// lost then.
+    pub fn take_set_aside(&self) -> Option<String> {
+        self.0.disk.as_ref().and_then(|disk| disk.take_set_aside())
     }
 
     /// Reads every file of the folder and verifies all of it. Removes broken files, summaries whose chunk is not there
@@ -354,17 +383,26 @@ impl Store {
     /// # Errors
     /// If the folder cannot be read or a broken file cannot be removed.
     pub fn verify(&self, progress: impl FnMut(VerifyProgress)) -> Result<VerifyReport> {
-        let Some(folder) = &self.0.folder else { return Ok(VerifyReport::default()) };
-        let report = verify(folder, progress)?;
+        let Some(disk) = &self.0.disk else { return Ok(VerifyReport::default()) };
+        let mut report = verify(disk.folder(), progress)?;
+        // The files are the truth: they were read, whatever becomes of the index.
+        match disk.settle_now() {
+            Ok(settled) => (report.entered, report.forgotten) = (settled.entered, settled.forgotten),
+            Err(error) => report.index_problem = Some(error.to_string()),
+        }
         report.failed.iter().cloned().for_each(|repair| self.record(repair));
         self.0.counters.bytes_read.fetch_add(report.bytes, Relaxed);
         Ok(report)
     }
 
-    /// Counts since the store was opened.
+    /// Counts since the store was opened, and what it holds now.
     pub fn stats(&self) -> Stats {
         let c = &self.0.counters;
+        let rows = self.rows();
         Stats {
+            disk_bytes: rows.values().map(|row| row.bytes).sum(),
+            disk_chunks: rows.len() as u64,
+            evicted: self.0.disk.as_ref().map_or(0, |disk| disk.evicted()),
             memory_hits: c.memory_hits.load(Relaxed),
             disk_hits: c.disk_hits.load(Relaxed),
             misses: c.misses.load(Relaxed),
@@ -381,6 +419,6 @@ impl Store {
 
     #[cfg(test)]
     pub(crate) fn disk(&self) -> &Folder {
-        self.0.folder.as_ref().expect("a store with a folder")
+        self.folder_on_disk().expect("a store with a folder")
     }
 }

@@ -131,7 +131,7 @@ impl Header {
         kind: &str,
     ) -> Result<Header, Problem> {
         let raw = Raw::read(reader, len, MAX_HEADER)?;
-        let entries = raw.entries(FORMAT, VERSION)?;
+        let entries = raw.entries(FORMAT, &[VERSION])?;
         let typed = |(name, dtype, shape): (String, String, Vec<usize>)| {
             Ok((name, dtype.parse().map_err(|_| bad_value("tensors"))?, shape))
         };

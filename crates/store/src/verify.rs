@@ -43,6 +43,12 @@ pub struct VerifyReport {
     pub in_progress: Vec<PathBuf>,
     /// What is not the store's, left alone.
     pub foreign: Vec<PathBuf>,
+    /// Chunk files that the index did not know, and does now.
+    pub entered: u64,
+    /// Chunks in the index whose files were gone, and that it has forgotten.
+    pub forgotten: u64,
+    /// Why the index cannot be used, if so: no chunk is lost by that, but none can be stored.
+    pub index_problem: Option<String>,
 }
 
 pub(crate) fn verify(folder: &Folder, mut progress: impl FnMut(VerifyProgress)) -> Result<VerifyReport> {
@@ -106,7 +112,7 @@ fn verify_file(folder: &Folder, found: &Found, report: &mut VerifyReport) -> Res
 fn verify_chunk(path: &Path, key: &ChunkKey) -> Result<Option<u64>, Problem> {
     let Some((mut file, header)) = open_chunk(path, key)? else { return Ok(None) };
     verify_layers(&header, &mut file)?;
-    Ok(Some(header.layout.total as u64))
+    Ok(Some(header.bytes() as u64))
 }
 
 /// Whether it is certain that there is no such file.

@@ -22,6 +22,9 @@ pub(crate) enum Bench {
     Kernels(Kernels),
     /// How near bf16 and q8 weights come to f32: KL divergence and same top token, on real prompts
     Precision(Precisions),
+    /// What chunks in fewer bits cost, and how fast chunks come back
+    #[command(after_help = examples::BENCH_STORE)]
+    Store(StoreBench),
     /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
     #[command(hide = true)]
     Probe,
@@ -157,6 +160,25 @@ pub(crate) struct Kernels {
     /// Print the table as Markdown
     #[arg(long)]
     pub(crate) markdown: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreBench {
+    /// File or folder that the questions are asked of; may be given several times [default: a built-in text]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// File of questions, one a line [default: 20 about the built-in text]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) questions: Option<PathBuf>,
+    /// Methods that reuse the chunks
+    #[arg(long, value_name = "METHODS", value_delimiter = ',', default_value = "pie,a3")]
+    pub(crate) methods: Vec<String>,
+    /// Most tokens of each answer that are compared
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) tokens: usize,
+    /// Rounds of loading that are measured
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: u32,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,7 @@
 //! `refrain bench precision`: how near bf16 and q8 come to f32.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context as _, Result};
 use refrain_engine::{Agreement, Document, Engine};
 use refrain_kernels::Precision;
@@ -31,20 +33,7 @@ struct Row {
 
 /// `refrain bench precision`
 pub(crate) fn run(context: &Context, args: &args::Precisions) -> Result<()> {
-    let questions = match &args.questions {
-        None => QUESTIONS.to_owned(),
-        Some(path) => std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the questions in {}", path.display()))?,
-    };
-    let questions: Vec<&str> = questions.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if questions.is_empty() {
-        return Err(Fail::new("there is no question to compare the precisions with").into());
-    }
-    let documents = if args.docs.is_empty() {
-        BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
-    } else {
-        read_documents(&args.docs)?
-    };
+    let (questions, documents) = (questions(args.questions.as_deref())?, documents(&args.docs)?);
     let open = |precision| {
         let mut context = context.clone();
         context.global.compute = args::Compute(Some(precision));
@@ -71,12 +60,35 @@ pub(crate) fn run(context: &Context, args: &args::Precisions) -> Result<()> {
     print(&format!("{about}\n\n{}", table(&rows).text()))
 }
 
+/// Those of a file, one a line; without one, those about the built-in documents.
+pub(super) fn questions(file: Option<&Path>) -> Result<Vec<String>> {
+    let text = match file {
+        None => QUESTIONS.to_owned(),
+        Some(path) => std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the questions in {}", path.display()))?,
+    };
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let questions: Vec<String> = lines.map(str::to_owned).collect();
+    if questions.is_empty() {
+        return Err(Fail::new("there is no question to compare with").into());
+    }
+    Ok(questions)
+}
+
+/// Those of files and folders; without any, the built-in ones.
+pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
+    if paths.is_empty() {
+        return Ok(BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec());
+    }
+    read_documents(paths)
+}
+
 fn compare(
     context: &Context,
     exact: &Engine,
     engine: &Engine,
     documents: &[Document],
-    questions: &[&str],
+    questions: &[String],
     tokens: usize,
 ) -> Result<Vec<Agreement>> {
     let bar = context.bar("comparing", "{pos}/{len} prompts");

@@ -58,7 +58,7 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
     let spec = compared["answers"][0]["method"].as_str().unwrap();
     assert!(spec.contains("selection=false") && spec.contains("update=overwrite"), "{spec}");
     assert_eq!(compared["answers"][0]["account"]["retained_tokens"], 101);
-    home.run(&["chunks", "verify"]).good();
+    home.run(&["store", "verify"]).good();
 }
 
 #[test]

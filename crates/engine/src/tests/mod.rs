@@ -9,6 +9,7 @@ mod loading;
 mod oracles;
 mod retrieval;
 mod sparse;
+mod store;
 
 use std::path::PathBuf;
 

@@ -228,7 +228,7 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
     let id = engine.chunk_id(&prompt.chunks[1].tokens);
     let chunk = engine.store().get(&id)?.expect("the run above stored it");
     let key = fresh[1].0.as_slice().range(rows(span));
-    let before = stats::deviation(key, chunk.k(1), shape.width(), stats::Distance::L2);
+    let before = stats::deviation(key, chunk.layer(1).k(), shape.width(), stats::Distance::L2);
     assert!(before.iter().sum::<f32>() > 1e-2);
     for (position, before) in span.positions().zip(before) {
         let width = shape.width();

@@ -10,7 +10,7 @@ use refrain_fusion::{
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::{Span, Summary};
 use refrain_model::Workspace;
-use refrain_store::Store;
+use refrain_store::{Scope, Store};
 
 use super::{
     engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny, tiny_engine,
@@ -612,7 +612,11 @@ fn parts_of_a_document_are_one_context() {
     let method = small_blocks();
     let found = forced(&engine, &cut, &method, Eviction::full());
     assert_eq!(found, forced(&engine, &whole, &method, Eviction::full()));
-    assert_eq!(engine.store().list().unwrap().chunks.len(), 3 + 1, "documents and the system part, no parts");
+    assert_eq!(
+        engine.store().list(Scope::All).unwrap().chunks.len(),
+        3 + 1,
+        "documents and the system part, no parts"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What methods keep beside chunks: memory before folder.
+//! What methods keep beside chunks: memory before disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use quick_cache::Weighter;
 use refrain_kv::Summary;
 
 use super::{ByBytes, Store};
-use crate::folder::{Folder, Found, open_summary, read_summary, remove};
+use crate::folder::{Folder, Found, open_summary, read_summary};
 use crate::{ChunkId, ChunkInfo, ChunkKey, PutOutcome, Result, StoreError, summary};
 
 /// Chunk and kind.
@@ -44,12 +44,12 @@ impl Store {
     pub fn put_summary(&self, id: &ChunkId, kind: &str, summary: Summary) -> Result<PutOutcome> {
         let name = name(id, kind);
         id.layout()?;
-        let outcome = self.write(|folder| {
-            let path = folder.summary_path(&name.0, kind);
+        let outcome = self.write(|disk| {
+            let path = disk.folder().summary_path(&name.0, kind);
             match open_summary(&path, &name.0, kind) {
                 Ok(Some(_)) => Ok(None),
                 Err(problem) if !problem.is_permanent() => Err(StoreError::Unusable { path, problem }),
-                _ => folder.write_summary(&name.0, kind, &summary).map(Some),
+                _ => disk.write_summary(id, kind, &summary).map(Some),
             }
         });
         self.0.summaries.insert(name, Arc::new(summary));
@@ -67,22 +67,31 @@ impl Store {
     pub fn summary(&self, id: &ChunkId, kind: &str) -> Result<Option<Arc<Summary>>> {
         let name = name(id, kind);
         id.layout()?;
-        if let Some(summary) = self.0.summaries.get(&name) {
-            return Ok(Some(summary));
+        let found = self.local_summary(&name);
+        #[cfg(feature = "remote")]
+        if found.is_none() && self.0.remote.is_some() {
+            self.bring(&[id], &[kind]);
+            return Ok(self.local_summary(&name));
         }
-        let Some(folder) = &self.0.folder else { return Ok(None) };
-        let path = folder.summary_path(&name.0, kind);
-        match read_summary(&path, &name.0, kind) {
-            Ok(Some(summary)) => {
-                let summary = Arc::new(summary);
+        Ok(found)
+    }
+
+    /// The summary from memory or disk.
+    fn local_summary(&self, name: &Name) -> Option<Arc<Summary>> {
+        if let Some(summary) = self.0.summaries.get(name) {
+            return Some(summary);
+        }
+        let path = self.folder_on_disk()?.summary_path(&name.0, &name.1);
+        match read_summary(&path, &name.0, &name.1) {
+            Ok(found) => {
+                let summary = Arc::new(found?);
                 self.count_read(summary.bytes() as u64);
-                self.0.summaries.insert(name, summary.clone());
-                Ok(Some(summary))
+                self.0.summaries.insert(name.clone(), summary.clone());
+                Some(summary)
             }
-            Ok(None) => Ok(None),
             Err(problem) => {
                 self.repair(path, problem);
-                Ok(None)
+                None
             }
         }
     }
@@ -96,7 +105,7 @@ impl Store {
         let name = name(id, kind);
         let on_disk = |folder: &Folder| open_summary(&folder.summary_path(&name.0, kind), &name.0, kind);
         self.0.summaries.contains_key(&name)
-            || self.0.folder.as_ref().is_some_and(|folder| matches!(on_disk(folder), Ok(Some(_))))
+            || self.folder_on_disk().is_some_and(|folder| matches!(on_disk(folder), Ok(Some(_))))
     }
 
     /// Whether there is a summary of this kind in memory.
@@ -107,15 +116,9 @@ impl Store {
         self.0.summaries.contains_key(&name(id, kind))
     }
 
-    /// Removes all summaries of a chunk.
-    pub(super) fn remove_summaries(&self, key: &ChunkKey) -> Result<()> {
-        self.0.summaries.retain(|(chunk, _), _| chunk != key);
-        self.summaries_on_disk(key)?.iter().try_for_each(|found| remove(found.path()).map(drop))
-    }
-
     /// The files of a chunk's summaries.
     pub(super) fn summaries_on_disk(&self, key: &ChunkKey) -> Result<Vec<Found>> {
-        self.0.folder.as_ref().map_or(Ok(Vec::new()), |folder| folder.summaries(key))
+        self.folder_on_disk().map_or(Ok(Vec::new()), |folder| folder.summaries(key))
     }
 
     /// The summaries in memory and in `found`, by chunk.

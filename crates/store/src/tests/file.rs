@@ -19,9 +19,9 @@ fn every_type_survives_the_round_trip() {
         assert_eq!(content(&read), content(&chunk));
         assert_eq!(read.key(), chunk.key());
         for layer in 0..2 {
-            assert_eq!(read.k(layer).dtype(), dtype);
-            assert_eq!(read.k(layer).len(), 3);
-            assert_eq!(read.v(layer).as_bytes(), chunk.v(layer).as_bytes());
+            assert_eq!(read.layer(layer).k().dtype(), dtype);
+            assert_eq!(read.layer(layer).k().len(), 3);
+            assert_eq!(read.layer(layer).v().as_bytes(), chunk.layer(layer).v().as_bytes());
         }
     }
 }
@@ -37,10 +37,10 @@ fn the_file_is_a_safetensors_file_with_contiguous_layers() {
     let mut names = Vec::new();
     for layer in 0..12 {
         let (k, v) = (format!("layer.{layer:03}.k"), format!("layer.{layer:03}.v"));
-        assert_eq!(tensors.tensor(&k).unwrap().data(), chunk.k(layer).as_bytes());
-        assert_eq!(tensors.tensor(&v).unwrap().data(), chunk.v(layer).as_bytes());
+        assert_eq!(tensors.tensor(&k).unwrap().data(), chunk.layer(layer).k().as_bytes());
+        assert_eq!(tensors.tensor(&v).unwrap().data(), chunk.layer(layer).v().as_bytes());
         assert_eq!(tensors.tensor(&k).unwrap().shape(), [3, 2, 4]);
-        let both = [chunk.k(layer).as_bytes(), chunk.v(layer).as_bytes()].concat();
+        let both = [chunk.layer(layer).k().as_bytes(), chunk.layer(layer).v().as_bytes()].concat();
         let entries = metadata.metadata().as_ref().unwrap();
         assert_eq!(entries[&format!("layer.{layer:03}.blake3")], blake3::hash(&both).to_hex().as_str());
         names.extend([k, v]);
@@ -58,7 +58,7 @@ fn bytes_stay_what_they_are() {
     let mut header = Header::of(&chunk());
     header.created = 1_700_000_000;
     let hash = |header: &Header| blake3::hash(&[header.encode(), raw(&chunk())].concat()).to_string();
-    assert_eq!(hash(&header), "926c69471315bc0d95374df38ef29e581baf4ad3d0262756422ed096b3bd5600");
+    assert_eq!(hash(&header), "5b506c75b104bada3299aa2b5cc56b3268345555aec0b19db4d2267f4f845597");
     // As it was before blocks had digests.
     header.blocks = None;
     assert_eq!(hash(&header), "bef61cc4d2985dde5ab02333792455a7525a4f9a26743924d94d88f312203ff2");
@@ -185,8 +185,11 @@ fn forged_headers_are_refused() {
 
 #[test]
 fn an_unknown_version_is_told_from_damage() {
-    let newer = forge(|j| j["__metadata__"]["version"] = "2".into()).unwrap_err();
-    assert_eq!(newer, Problem::UnknownVersion("2".into()));
+    let newer = forge(|j| j["__metadata__"]["version"] = "3".into()).unwrap_err();
+    assert_eq!(newer, Problem::UnknownVersion("3".into()));
+    // The second version is that of what is encoded, and says how.
+    let lacking = forge(|j| j["__metadata__"]["version"] = "2".into()).unwrap_err();
+    assert!(matches!(lacking, Problem::Header(_)), "{lacking}");
     assert!(!newer.is_permanent());
     assert!(Problem::Checksum(0).is_permanent());
     let (mut json, data) = parts(&chunk().to_bytes());
@@ -242,9 +245,9 @@ fn slices_are_numbers_where_they_lie() {
     keys.write_f32(0, &(0..24).map(|i| i as f32).collect::<Vec<_>>());
     let values = Buffer::zeros(Dtype::F32, 24);
     let chunk = Chunk::new(id(Dtype::F32), "", vec![(keys.clone(), values.clone()), (values, keys)]).unwrap();
-    assert!(matches!(chunk.k(0), Slice::F32(k) if k[23] == 23.0));
-    assert_eq!(chunk.k(1).get(5), 0.0);
-    assert_eq!(chunk.v(1).get(5), 5.0);
+    assert!(matches!(chunk.layer(0).k(), Slice::F32(k) if k[23] == 23.0));
+    assert_eq!(chunk.layer(1).k().get(5), 0.0);
+    assert_eq!(chunk.layer(1).v().get(5), 5.0);
     assert_eq!(chunk.bytes(), 4 * 24 * 4);
     assert_eq!(chunk.tokens(), [5, 70_000, u32::MAX]);
 }

@@ -1,7 +1,12 @@
 //! Tests of the store. What they share is here.
 
+mod crash;
 mod file;
+mod full_disk;
 mod id;
+mod limits;
+mod pack;
+mod rest;
 mod store;
 mod summary;
 mod tokens;
@@ -14,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use refrain_kernels::{Buffer, Dtype};
 use serde_json::Value;
 
-use crate::{BosPolicy, Chunk, ChunkId};
+use crate::{BosPolicy, Chunk, ChunkId, Encoding};
 
 /// A file on a disk with `room` bytes left.
 pub(crate) struct SmallDisk<'a> {
@@ -60,6 +65,7 @@ fn id(dtype: Dtype) -> ChunkId {
     ChunkId {
         model: [0xa5; 32],
         dtype,
+        encoding: Encoding::Exact,
         layers: 2,
         kv_heads: 2,
         head_dim: 4,

@@ -7,7 +7,7 @@ use refrain_kernels::{Buffer, Dtype, Slice};
 use tempfile::{TempDir, tempdir};
 
 use super::{chunk, chunk_of, content, id, numbered, raw};
-use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Store, StoreError};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Scope, Store, StoreError};
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +24,11 @@ pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() { files.extend(self::files(&path)) } else { files.push(path) }
+        if path.is_dir() {
+            files.extend(self::files(&path));
+        } else if !path.file_name().unwrap().to_string_lossy().starts_with("index.") {
+            files.push(path);
+        }
     }
     files
 }
@@ -66,9 +70,9 @@ fn a_store_without_a_folder_keeps_chunks_in_memory() {
     let store = Store::in_memory(MIB);
     assert!(matches!(store.put(chunk()).unwrap(), PutOutcome::MemoryOnly));
     assert_eq!(content(&store.get(chunk().id()).unwrap().unwrap()).3, raw(&chunk()));
-    assert_eq!(store.list().unwrap().chunks[0].path, None);
+    assert_eq!(store.list(Scope::All).unwrap().chunks[0].path, None);
     assert_eq!(store.show(&chunk().key()).unwrap().token_ids, chunk().tokens());
-    assert_eq!(store.resolve(&chunk().key().to_string()[..3]).unwrap(), chunk().key());
+    assert_eq!(store.resolve(&chunk().key().to_string()[..3], Scope::All).unwrap(), chunk().key());
     assert_eq!(store.verify(|_| ()).unwrap().whole, 0);
     assert!(store.remove(&chunk().key()).unwrap());
     assert!(store.get(chunk().id()).unwrap().is_none());
@@ -147,7 +151,7 @@ fn swapped_files_are_found() {
     fs::rename(path(&store, &b), path(&store, &a)).unwrap();
     fs::rename(&spare, path(&store, &b)).unwrap();
     assert!(!store.contains(a.id()));
-    assert_eq!(store.list().unwrap().unusable.len(), 2);
+    assert_eq!(store.list(Scope::All).unwrap().unusable.len(), 2);
     assert!(store.show(&a.key()).unwrap_err().to_string().contains("another key than its name"));
     for chunk in [&a, &b] {
         assert!(store.get(chunk.id()).unwrap().is_none());
@@ -208,7 +212,7 @@ fn a_full_disk_loses_nothing() {
         assert!(store.get(chunk.id()).unwrap().is_some());
         assert_eq!((store.stats().not_stored, store.stats().bytes_written), (1, 0));
         assert_eq!(files(dir.path()), [path(&store, &first)]);
-        assert_eq!(store.list().unwrap().chunks.len(), 2);
+        assert_eq!(store.list(Scope::All).unwrap().chunks.len(), 2);
         assert!(open(&dir).get(chunk.id()).unwrap().is_none());
     }
     let store = open(&dir);
@@ -266,7 +270,7 @@ fn chunks_are_listed_shown_and_removed() {
     }
     let store = open(&dir);
     store.get(foreign.id()).unwrap().unwrap();
-    let listing = store.list().unwrap();
+    let listing = store.list(Scope::All).unwrap();
     assert!(listing.chunks.is_sorted_by_key(|info| info.key) && listing.chunks.len() == 2);
     let info = listing.chunks.iter().find(|info| info.key == foreign.key()).unwrap();
     assert_eq!((info.model_hex(), info.dtype, info.in_memory), ("09".repeat(32), Dtype::F32, true));
@@ -279,7 +283,7 @@ fn chunks_are_listed_shown_and_removed() {
     assert!(store.remove(&foreign.key()).unwrap());
     assert!(!store.remove(&foreign.key()).unwrap());
     assert!(matches!(store.show(&foreign.key()), Err(StoreError::NoSuchChunk { .. })));
-    assert_eq!(store.list().unwrap().chunks.len(), 1);
+    assert_eq!(store.list(Scope::All).unwrap().chunks.len(), 1);
 }
 
 #[test]
@@ -296,21 +300,21 @@ fn a_unique_beginning_names_a_chunk() {
     keys.sort();
     let store = open(&dir);
     for key in &keys {
-        assert_eq!(store.resolve(&key.to_string()).unwrap(), *key);
-        assert_eq!(store.resolve(&key.short().to_string().to_uppercase()).unwrap(), *key);
+        assert_eq!(store.resolve(&key.to_string(), Scope::All).unwrap(), *key);
+        assert_eq!(store.resolve(&key.short().to_string().to_uppercase(), Scope::All).unwrap(), *key);
     }
     // 40 keys cannot have 40 different first digits.
     let shared = keys.windows(2).find(|w| w[0].to_string()[..1] == w[1].to_string()[..1]).unwrap();
     let prefix = &shared[0].to_string()[..1];
-    let error = store.resolve(prefix).unwrap_err();
+    let error = store.resolve(prefix, Scope::All).unwrap_err();
     assert!(error.to_string().contains(&shared[1].to_string()), "{error}");
     let StoreError::Ambiguous { candidates, .. } = error else { panic!() };
     assert!(candidates.iter().all(|key| key.to_string().starts_with(prefix)) && candidates.len() >= 2);
     let mut absent = keys[0].to_string();
     absent.replace_range(63.., if absent.ends_with('0') { "1" } else { "0" });
-    assert!(matches!(store.resolve(&absent), Err(StoreError::NoSuchChunk { .. })));
+    assert!(matches!(store.resolve(&absent, Scope::All), Err(StoreError::NoSuchChunk { .. })));
     for bad in ["", "xyz", "../", &"0".repeat(65), "é"] {
-        assert!(matches!(store.resolve(bad), Err(StoreError::BadKey { .. })), "{bad}");
+        assert!(matches!(store.resolve(bad, Scope::All), Err(StoreError::BadKey { .. })), "{bad}");
     }
 }
 
@@ -374,7 +378,7 @@ fn two_stores_on_one_folder_are_both_right() {
                     }
                     if random.below(16) == 0 {
                         store.verify(|_| ()).unwrap();
-                        store.list().unwrap();
+                        store.list(Scope::All).unwrap();
                     }
                 }
             });
@@ -428,8 +432,8 @@ fn layers_are_read_in_any_order_and_the_last_one_keeps_the_chunk() {
     assert_eq!(reader.id(), chunk.id());
     for (layer, seen) in [(1, 1), (1, 1), (0, 2)] {
         let read = reader.layer(layer).unwrap();
-        assert_eq!(read.k().as_bytes(), chunk.k(layer).as_bytes());
-        assert_eq!(read.v().as_bytes(), chunk.v(layer).as_bytes());
+        assert_eq!(read.k().as_bytes(), chunk.layer(layer).k().as_bytes());
+        assert_eq!(read.v().as_bytes(), chunk.layer(layer).v().as_bytes());
         assert_eq!(store.stats().bytes_read, seen * chunk.bytes() as u64 / 2);
         assert_eq!((reader.in_memory(), store.stats().memory_chunks), (seen == 2, seen / 2));
     }
@@ -460,7 +464,7 @@ fn a_layer_that_breaks_midway_is_told_once() {
         bytes.truncate(if truncate { last } else { last + 1 });
         // In place, as an accident on the disk would.
         fs::write(&path, bytes).unwrap();
-        assert_eq!(reader.layer(0).unwrap().k().as_bytes(), chunk.k(0).as_bytes());
+        assert_eq!(reader.layer(0).unwrap().k().as_bytes(), chunk.layer(0).k().as_bytes());
         std::thread::scope(|scope| {
             (0..4).for_each(|_| _ = scope.spawn(|| assert!(reader.layer(1).is_none())));
         });
@@ -494,7 +498,8 @@ fn layers_of_a_chunk_larger_than_the_memory_are_not_kept() {
 fn a_file_that_changes_hands_midway_is_not_called_broken() {
     let dir = tempdir().unwrap();
     let chunk = chunk();
-    let layers = (0..2).map(|layer| (buffer(chunk.k(layer)), buffer(chunk.v(layer)))).collect();
+    let layers =
+        (0..2).map(|layer| (buffer(chunk.layer(layer).k()), buffer(chunk.layer(layer).v()))).collect();
     let equal = Chunk::new(chunk.id().clone(), "another, longer label", layers).unwrap();
     for replace in [false, true] {
         stored(open(&dir).put(chunk.clone()).unwrap());

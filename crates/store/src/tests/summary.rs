@@ -16,7 +16,7 @@ use tempfile::{TempDir, tempdir};
 use super::store::{files, open, path, stored};
 use super::{Random, chunk, forged, mutate, numbered, parts};
 use crate::summary::{decode, encode};
-use crate::{Chunk, ChunkInfo, ChunkKey, Problem, PutOutcome, Store, StoreError};
+use crate::{Chunk, ChunkInfo, ChunkKey, Problem, PutOutcome, Scope, Store, StoreError};
 
 const KIND: &str = "sam_kv-64";
 
@@ -274,7 +274,7 @@ fn a_store_without_a_folder_keeps_summaries_in_memory() {
 
 /// The only chunk of a store.
 fn info(store: &Store) -> ChunkInfo {
-    let listing = store.list().unwrap();
+    let listing = store.list(Scope::All).unwrap();
     assert_eq!((listing.chunks.len(), listing.unusable.len()), (1, 0));
     assert_eq!(store.show(&listing.chunks[0].key).unwrap().info, listing.chunks[0]);
     listing.chunks[0].clone()
@@ -291,8 +291,11 @@ fn summaries_are_listed_and_go_with_their_chunk() {
         let info = info(store);
         assert_eq!((info.summaries, info.summary_bytes), (vec!["a".to_owned(), "b".to_owned()], bytes));
     }
-    assert_eq!(store.resolve(&chunk.key().to_string()).unwrap(), chunk.key());
-    assert!(matches!(store.resolve(&other.key().to_string()), Err(StoreError::NoSuchChunk { .. })));
+    assert_eq!(store.resolve(&chunk.key().to_string(), Scope::All).unwrap(), chunk.key());
+    assert!(matches!(
+        store.resolve(&other.key().to_string(), Scope::All),
+        Err(StoreError::NoSuchChunk { .. })
+    ));
     assert!(store.remove(&chunk.key()).unwrap());
     assert!(get(&store, &chunk, "a").is_none() && !store.has_summary(chunk.id(), "b"));
     // Those of others stay.

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use refrain_kernels::Dtype;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
+use twox_hash::XxHash3_128;
 
 use super::{Random, chunk_of, content, forged, id, raw};
 use crate::blocks::within;
@@ -29,7 +30,7 @@ fn long(tokens: usize, dtype: Dtype) -> Chunk {
 
 /// Bytes of the keys of a token.
 fn row(chunk: &Chunk) -> usize {
-    chunk.k(0).as_bytes().len() / chunk.tokens().len()
+    chunk.layer(0).k().as_bytes().len() / chunk.tokens().len()
 }
 
 /// The file as it was written before blocks had digests.
@@ -39,18 +40,20 @@ fn old(chunk: &Chunk) -> Vec<u8> {
 
 /// The digests of a layer's blocks as the format describes them.
 fn digests(chunk: &Chunk, layer: usize, block: usize) -> String {
-    let (k, v) = (chunk.k(layer).as_bytes(), chunk.v(layer).as_bytes());
+    let whole = chunk.layer(layer);
+    let (k, v) = (whole.k().as_bytes(), whole.v().as_bytes());
     let place = |b: usize| b * block * row(chunk)..k.len().min((b + 1) * block * row(chunk));
-    let digest = |b| blake3::hash(&[&k[place(b)], &v[place(b)]].concat()).to_hex()[..32].to_owned();
+    let digest = |b| format!("{:032x}", XxHash3_128::oneshot(&[&k[place(b)], &v[place(b)]].concat()));
     (0..chunk.tokens().len().div_ceil(block)).map(digest).collect()
 }
 
 /// The file with digests of blocks of another size.
 fn with_blocks_of(chunk: &Chunk, block: usize) -> Vec<u8> {
     forged(&chunk.to_bytes(), |json| {
-        json["__metadata__"]["block"] = block.to_string().into();
+        json["__metadata__"]["block.tokens"] = block.to_string().into();
         for layer in 0..chunk.layers() {
-            json["__metadata__"][format!("layer.{layer:03}.blocks")] = digests(chunk, layer, block).into();
+            json["__metadata__"][format!("layer.{layer:03}.blocks.xxh3")] =
+                digests(chunk, layer, block).into();
         }
     })
 }
@@ -69,7 +72,7 @@ fn reader(store: &Store, chunk: &Chunk) -> ChunkReader {
 }
 
 fn assert_tokens(found: &Layer, chunk: &Chunk, layer: usize, ranges: &[Range<usize>]) {
-    for (found, whole) in [(found.k(), chunk.k(layer)), (found.v(), chunk.v(layer))] {
+    for (found, whole) in [(found.k(), chunk.layer(layer).k()), (found.v(), chunk.layer(layer).v())] {
         let row = row(chunk);
         let expected: Vec<u8> =
             ranges.iter().flat_map(|r| &whole.as_bytes()[row * r.start..row * r.end]).copied().collect();
@@ -129,13 +132,15 @@ proptest! {
 
 #[test]
 fn headers_have_the_digests_of_blocks() {
+    // The value that XXH3's own specification has for nothing.
+    assert_eq!(XxHash3_128::oneshot(b""), 0x99aa_06d3_0147_98d8_6001_c324_468d_497f);
     for tokens in [1, 63, 64, 65, 128, 200] {
         let chunk = long(tokens, Dtype::F16);
         let (json, _) = super::parts(&chunk.to_bytes());
         let entries = &json["__metadata__"];
-        assert_eq!(entries["block"], "64");
+        assert_eq!(entries["block.tokens"], "64");
         for layer in 0..2 {
-            assert_eq!(entries[format!("layer.{layer:03}.blocks")], digests(&chunk, layer, BLOCK));
+            assert_eq!(entries[format!("layer.{layer:03}.blocks.xxh3")], digests(&chunk, layer, BLOCK));
         }
         assert_eq!(forged(&chunk.to_bytes(), |_| ()).len(), with_blocks_of(&chunk, 64).len());
     }
@@ -241,20 +246,22 @@ fn a_file_that_is_cut_midway_is_told() {
     assert!(matches!(repairs[0].problem, Problem::Length { .. }) && repairs[0].removed);
 }
 
-/// Digests that are wrong in themselves: a range, a whole chunk and `verify` find them, a whole layer needs none.
+/// Digests that are wrong in themselves: whatever is read by them finds it, and `verify`.
 #[test]
 fn wrong_digests_are_found() {
     let (dir, chunk) = (tempdir().unwrap(), long(200, Dtype::F16));
     let bytes = forged(&chunk.to_bytes(), |json| {
         let mut digests = digests(&chunk, 1, BLOCK);
         digests.replace_range(..1, if digests.starts_with('0') { "1" } else { "0" });
-        json["__metadata__"]["layer.001.blocks"] = digests.into();
+        json["__metadata__"]["layer.001.blocks.xxh3"] = digests.into();
     });
     assert_eq!(Chunk::from_bytes(&bytes).unwrap_err(), Problem::Checksum(1));
     let store = lying(&dir, &chunk, &bytes);
     let reader = reader(&store, &chunk);
     assert!(reader.layer(0).is_some() && reader.tokens(1, &[64..200]).is_some());
     assert!(reader.tokens(1, &[63..64]).is_none());
+    let store = lying(&dir, &chunk, &bytes);
+    assert!(self::reader(&store, &chunk).layer(1).is_none());
     let store = lying(&dir, &chunk, &bytes);
     assert_eq!(store.verify(|_| ()).unwrap().failed[0].problem, Problem::Checksum(1));
 }
@@ -271,13 +278,19 @@ fn malformed_digests_are_a_broken_header() {
     };
     let remove = |entries: &mut Value, name: &str| _ = entries.as_object_mut().unwrap().remove(name);
     for size in ["0", "-64", "", "x", "64.0", "18446744073709551616"] {
-        assert!(header(&|entries| entries["block"] = size.into()).contains("'block'"), "{size}");
+        assert!(
+            header(&|entries| entries["block.tokens"] = size.into()).contains("'block.tokens'"),
+            "{size}"
+        );
     }
     // Other sizes ask for other numbers of digests; blocks of 66 tokens are as many, with other digests.
     for size in ["1", "67", "18446744073709551615"] {
-        assert!(header(&|entries| entries["block"] = size.into()).contains("layer.000.blocks"), "{size}");
+        assert!(
+            header(&|entries| entries["block.tokens"] = size.into()).contains("layer.000.blocks.xxh3"),
+            "{size}"
+        );
     }
-    assert_eq!(read(&|entries| entries["block"] = "66".into()).unwrap_err(), Problem::Checksum(0));
+    assert_eq!(read(&|entries| entries["block.tokens"] = "66".into()).unwrap_err(), Problem::Checksum(0));
     let good = digests(&chunk, 1, BLOCK);
     for bad in [
         String::new(),
@@ -289,16 +302,16 @@ fn malformed_digests_are_a_broken_header() {
         format!("{}é", &good[2..]),
         format!("+{}", &good[1..]),
     ] {
-        let message = header(&|entries| entries["layer.001.blocks"] = bad.clone().into());
-        assert!(message.contains("layer.001.blocks"), "{message}");
+        let message = header(&|entries| entries["layer.001.blocks.xxh3"] = bad.clone().into());
+        assert!(message.contains("layer.001.blocks.xxh3"), "{message}");
     }
-    for name in ["block", "layer.000.blocks", "layer.001.blocks"] {
+    for name in ["block.tokens", "layer.000.blocks.xxh3", "layer.001.blocks.xxh3"] {
         assert!(header(&|entries| remove(entries, name)).contains(name));
     }
     // Without any of them it is a file of an earlier build.
-    let entries = ["block", "layer.000.blocks", "layer.001.blocks"];
+    let entries = ["block.tokens", "layer.000.blocks.xxh3", "layer.001.blocks.xxh3"];
     assert!(read(&|json| entries.iter().for_each(|name| remove(json, name))).is_ok());
-    assert!(read(&|json| json["layer.001.blocks"] = good.to_uppercase().into()).is_ok());
+    assert!(read(&|json| json["layer.001.blocks.xxh3"] = good.to_uppercase().into()).is_ok());
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! `refrain store export` and `import`.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use refrain_store::{Scope, Store, pack};
+
+use super::keys;
+use crate::output::{bytes, count, print, print_json, warn};
+use crate::settings::{Context, show as move_bar};
+
+pub(super) fn export(
+    context: &Context,
+    store: &Store,
+    file: &Path,
+    named: &[String],
+    all: bool,
+) -> Result<()> {
+    let keys = match (all, named.is_empty()) {
+        (true, _) => store.keys(Scope::All)?,
+        (false, own) => keys(context, store, named, own)?,
+    };
+    let bar = context.bar("exporting", "{bytes} of {total_bytes}, {eta} left");
+    let moved = |progress: pack::PackProgress| {
+        move_bar(&bar, progress.bytes_done, progress.bytes.unwrap_or(progress.bytes_done));
+    };
+    let report = if file == Path::new("-") {
+        pack::export(store, &keys, io::stdout().lock(), moved)?
+    } else {
+        // Under a name of its own until it is whole: an archive that is there is complete.
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let wrong = || format!("cannot write {}", file.display());
+        let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(wrong)?;
+        let report = pack::export(store, &keys, BufWriter::new(temporary.as_file_mut()), moved)?;
+        temporary.as_file().sync_all().with_context(wrong)?;
+        temporary.persist(file).with_context(wrong)?;
+        report
+    };
+    bar.finish_and_clear();
+    told(context, &report, "exported", file == Path::new("-"))
+}
+
+pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: bool) -> Result<()> {
+    let bar = context.bar("importing", "{bytes} of {total_bytes}, {eta} left");
+    let (archive, size): (Box<dyn Read>, u64) = if file == Path::new("-") {
+        (Box::new(io::stdin().lock()), 0)
+    } else {
+        let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let size = opened.metadata().map_or(0, |metadata| metadata.len());
+        (Box::new(BufReader::new(opened)), size)
+    };
+    let namespace = context.namespace()?;
+    let into = (!namespaces).then_some(namespace.as_str());
+    let report = pack::import(store, archive, into, |progress| {
+        move_bar(&bar, progress.bytes_done, size.max(progress.bytes_done));
+    })?;
+    bar.finish_and_clear();
+    told(context, &report, "imported", false)
+}
+
+/// What an export or import came to; on standard error where standard output is the archive.
+fn told(context: &Context, report: &pack::PackReport, done: &str, aside: bool) -> Result<()> {
+    for (name, why) in &report.left_out {
+        warn(&format!("left out: {}: {why}", name.display()));
+    }
+    if context.json && !aside {
+        return print_json(report);
+    }
+    let mut text = format!("{done} {}", count(report.chunks as usize, "chunk"));
+    if report.summaries > 0 {
+        text.push_str(&format!(" and {}", count(report.summaries as usize, "file")));
+        text.push_str(" of what methods keep beside them");
+    }
+    text.push_str(&format!(", {}", bytes(report.bytes)));
+    if report.known > 0 {
+        text.push_str(&format!("; {} there already", count(report.known as usize, "chunk")));
+    }
+    if aside {
+        context.say(&text);
+        return Ok(());
+    }
+    print(&format!("{text}\n"))
+}

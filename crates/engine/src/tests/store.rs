@@ -1,0 +1,145 @@
+//! What the store does for the engine: fewer bits at rest, namespaces, and nothing of one request in another.
+
+use std::path::Path;
+
+use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
+use refrain_kernels::Dtype;
+use refrain_store::{ChunkId, Encoding, Scope, Store};
+
+use super::{exact, prefill, random_prompt, tiny};
+use crate::{Engine, Prompt, PromptChunk, Settings};
+
+fn open(folder: &Path, settings: Settings) -> Engine {
+    Engine::open(&tiny("llama"), Store::open(folder, 1 << 24).unwrap(), settings, |_, _| ()).unwrap()
+}
+
+fn logits(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod) -> (Vec<f32>, usize) {
+    let prefilled = prefill(engine, prompt, method, prompt.len());
+    (prefilled.logits, prefilled.loaded.repaired)
+}
+
+/// Just computed, from memory, from disk, and computed again since a file was broken: the same bits, in fewer of them too.
+#[test]
+fn encoded_chunks_are_the_same_in_every_tier() {
+    let mut seen = Vec::new();
+    for at_rest in Encoding::ALL {
+        let settings = || Settings { at_rest, ..exact(Dtype::F16) };
+        for entry in refrain_fusion::METHODS.entries {
+            let method = entry.with([]).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let engine = open(folder.path(), settings());
+            let prompt = random_prompt(&engine, 5, &[100, 73], 9, 11);
+            let (fresh, computed) = logits(&engine, &prompt, method.as_ref());
+            assert_eq!(computed > 0, method.reuses());
+            assert_eq!(
+                logits(&engine, &prompt, method.as_ref()),
+                (fresh.clone(), 0),
+                "{} memory",
+                entry.name
+            );
+            let again = open(folder.path(), settings());
+            assert_eq!(logits(&again, &prompt, method.as_ref()), (fresh.clone(), 0), "{} disk", entry.name);
+            for info in again.store().list(Scope::All).unwrap().chunks {
+                let path = info.path.unwrap();
+                let mut bytes = std::fs::read(&path).unwrap();
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let broken = open(folder.path(), settings());
+            assert_eq!(logits(&broken, &prompt, method.as_ref()).0, fresh, "{} broken", entry.name);
+            if entry.name == "pie" {
+                seen.push(fresh);
+            }
+        }
+    }
+    assert!(seen[0] != seen[1] && seen[1] != seen[2], "they are not encoded at all");
+}
+
+#[test]
+fn what_is_encoded_is_near_what_is_exact() {
+    let engine = |at_rest| {
+        let settings = Settings { at_rest, ..exact(Dtype::F32) };
+        Engine::open(&tiny("llama"), Store::in_memory(1 << 24), settings, |_, _| ()).unwrap()
+    };
+    let exact = engine(Encoding::Exact);
+    let prompt = random_prompt(&exact, 5, &[120, 90], 9, 3);
+    let expected = logits(&exact, &prompt, &Pie).0;
+    let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    let error = |at_rest| {
+        let found = logits(&engine(at_rest), &prompt, &Pie).0;
+        found.iter().zip(&expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / scale
+    };
+    let (q8, q4) = (error(Encoding::Q8), error(Encoding::Q4));
+    assert!(q8 > 0.0 && q8 < 0.01, "{q8}");
+    assert!(q4 > q8 && q4 < 0.15, "{q4}");
+}
+
+#[test]
+fn chunks_of_one_namespace_are_invisible_to_another_unless_they_are_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = |namespace: &str, shared: Option<&str>| {
+        let shared = shared.map(str::to_owned);
+        open(folder.path(), Settings { namespace: namespace.to_owned(), shared, ..exact(Dtype::F16) })
+    };
+    let prompt = random_prompt(&engine("", None), 5, &[40, 33], 9, 11);
+    let (expected, computed) = logits(&engine("one", None), &prompt, &A3::default());
+    assert_eq!(computed, 3);
+    assert_eq!(logits(&engine("one", None), &prompt, &A3::default()).1, 0);
+    assert_eq!(logits(&engine("two", None), &prompt, &A3::default()), (expected.clone(), 3));
+    // What all share is used, and nothing of a request is stored there.
+    logits(&engine("shared", None), &prompt, &A3::default());
+    let three = engine("three", Some("shared"));
+    let listed = |namespace: &str| three.store().list(Scope::Namespace(namespace)).unwrap().chunks.len();
+    let before = listed("shared");
+    let (found, computed) = logits(&three, &prompt, &A3::default());
+    assert!(found == expected);
+    assert_eq!(computed, 0);
+    assert_eq!((listed("shared"), listed("three"), listed("one"), listed("two")), (before, 0, 3, 3));
+}
+
+/// What a request says, wherever it says it, changes no key or value that another request reads.
+#[test]
+fn a_request_changes_nothing_that_another_reads() {
+    let settings = || exact(Dtype::F16);
+    let alone = open(tempfile::tempdir().unwrap().path(), settings());
+    let prompt = random_prompt(&alone, 5, &[60, 45], 9, 7);
+    let methods: [&dyn FusionMethod; 3] = [&Vanilla, &Pie, &A3::default()];
+    let expected: Vec<_> = methods.iter().map(|method| logits(&alone, &prompt, *method).0).collect();
+    let chunk_text = prompt.chunks[1].tokens.clone();
+    let other = random_prompt(&alone, 7, &[50], 12, 99);
+    let requests = [
+        // The same documents in another order and among others, with another question.
+        Prompt {
+            chunks: vec![prompt.chunks[1].clone(), other.chunks[0].clone(), prompt.chunks[0].clone()],
+            ..other.clone()
+        },
+        // A document's text in the question, and in the system part.
+        Prompt { question: [other.question.clone(), chunk_text.clone()].concat(), ..other.clone() },
+        Prompt { system: [other.system.clone(), chunk_text.clone()].concat(), ..prompt.clone() },
+        // A document that begins, or ends, as another does.
+        Prompt {
+            chunks: vec![PromptChunk::whole(0, "longer", [chunk_text.clone(), vec![5, 6, 7]].concat())],
+            ..prompt.clone()
+        },
+    ];
+    for (number, request) in requests.iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = open(folder.path(), settings());
+        for method in methods {
+            logits(&engine, request, method);
+        }
+        for (method, expected) in methods.iter().zip(&expected) {
+            assert_eq!(&logits(&engine, &prompt, *method).0, expected, "after request {number}");
+        }
+        for chunk in &prompt.chunks {
+            let id: ChunkId = engine.chunk_id(&chunk.tokens);
+            let (here, there) = (engine.store().get(&id).unwrap(), alone.store().get(&id).unwrap());
+            let (here, there) = (here.unwrap(), there.unwrap());
+            for layer in 0..here.layers() {
+                let (here, there) = (here.layer(layer), there.layer(layer));
+                assert_eq!(here.k().as_bytes(), there.k().as_bytes(), "request {number}, layer {layer}");
+                assert_eq!(here.v().as_bytes(), there.v().as_bytes(), "request {number}, layer {layer}");
+            }
+        }
+    }
+}

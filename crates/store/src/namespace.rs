@@ -1,0 +1,90 @@
+//! Whose a chunk is: a namespace that follows from what its owner can prove, and from a key that only the program has.
+
+use std::fmt;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use crate::folder::{TEMPORARY, sync_dir};
+use crate::id::{hex, parse_hex};
+use crate::{Result, StoreError};
+
+/// The namespace of chunks that everybody may use, where the configuration allows it.
+pub const SHARED: &str = "shared";
+/// The key's file in the store's folder.
+pub(crate) const FILE: &str = "namespace.key";
+/// Domain of the keyed hash.
+const CONTEXT: &str = "refrain namespace, version 1";
+/// Bytes of a namespace's name before it is written in hexadecimal digits.
+const NAME: usize = 16;
+
+/// What namespaces are derived with. Programs with the same key, on one machine or several, give the same credential the
+/// same namespace; without it nobody can tell which credential a namespace belongs to.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NamespaceKey([u8; 32]);
+
+impl NamespaceKey {
+    /// The key of a store's folder, which is made, at random and readable by its owner only, if it is missing.
+    ///
+    /// # Errors
+    /// If it can be neither read nor made, or is no key.
+    pub fn of_folder(folder: &Path) -> Result<NamespaceKey> {
+        let path = folder.join(FILE);
+        let failed = |action| {
+            let path = path.clone();
+            move |source| StoreError::Io { action, path, source }
+        };
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                let no_key =
+                    || std::io::Error::new(ErrorKind::InvalidData, "it is not 64 hexadecimal digits");
+                text.trim().parse().map_err(|()| failed("use the key")(no_key()))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let mut key = [0; 32];
+                getrandom::fill(&mut key)
+                    .map_err(|error| failed("make the key")(std::io::Error::other(error)))?;
+                let mut file = tempfile::Builder::new()
+                    .prefix(TEMPORARY)
+                    .tempfile_in(folder)
+                    .map_err(failed("make the key"))?;
+                writeln!(file, "{}", hex(&key)).map_err(failed("make the key"))?;
+                file.as_file().sync_all().map_err(failed("make the key"))?;
+                match file.persist_noclobber(&path) {
+                    Ok(_) => sync_dir(folder).map(|()| NamespaceKey(key)),
+                    // Another process was faster.
+                    Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {
+                        NamespaceKey::of_folder(folder)
+                    }
+                    Err(error) => Err(failed("make the key")(error.error)),
+                }
+            }
+            Err(error) => Err(failed("read the key")(error)),
+        }
+    }
+
+    /// The namespace of whoever has this credential (an API key, say): 32 hexadecimal digits, BLAKE3 keyed with this key.
+    /// None without a credential is the namespace without a name.
+    pub fn namespace(&self, credential: Option<&str>) -> String {
+        let Some(credential) = credential else { return String::new() };
+        let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(CONTEXT, &self.0));
+        hasher.update(credential.as_bytes());
+        hex(&hasher.finalize().as_bytes()[..NAME])
+    }
+}
+
+impl std::str::FromStr for NamespaceKey {
+    type Err = ();
+
+    /// Reads 64 hexadecimal digits.
+    fn from_str(text: &str) -> Result<NamespaceKey, ()> {
+        parse_hex(text).and_then(|bytes| bytes.try_into().ok()).map(NamespaceKey).ok_or(())
+    }
+}
+
+/// A secret is not shown.
+impl fmt::Debug for NamespaceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NamespaceKey(…)")
+    }
+}

@@ -1,0 +1,173 @@
+//! Chunks in one file, to carry them elsewhere: a tar archive of chunk and summary files under the names they have in a
+//! store's folder, a chunk before its summaries.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::folder::{Found, classify, open_chunk};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Result, Store, StoreError, summary};
+
+/// How far an export or an import is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PackProgress {
+    /// Bytes to read; none where that is not known.
+    pub bytes: Option<u64>,
+    /// Bytes read.
+    pub bytes_done: u64,
+}
+
+/// What an export wrote, or an import brought.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PackReport {
+    /// Chunks written, or stored.
+    pub chunks: u64,
+    /// Summaries written, or stored.
+    pub summaries: u64,
+    /// Bytes of their files.
+    pub bytes: u64,
+    /// Chunks of an import that were there already.
+    pub known: u64,
+    /// What was left out, by its name, and why.
+    pub left_out: Vec<(PathBuf, String)>,
+}
+
+/// Writes the chunks `keys` of a store's folder with their summaries. Chunks that cannot be used are left out.
+///
+/// # Errors
+/// If the archive cannot be written or the folder cannot be read.
+pub fn export(
+    store: &Store,
+    keys: &[ChunkKey],
+    out: impl Write,
+    mut progress: impl FnMut(PackProgress),
+) -> Result<PackReport> {
+    let Some(folder) = store.folder_on_disk() else { return Ok(PackReport::default()) };
+    let mut files: Vec<(ChunkKey, Vec<Found>)> = Vec::new();
+    for key in keys {
+        let mut found = folder.files(key)?;
+        found.sort_by_key(|found| !matches!(found, Found::Chunk(..)));
+        files.push((*key, found));
+    }
+    let total = files.iter().flat_map(|(_, found)| found).map(Found::bytes).sum();
+    let mut state = PackProgress { bytes: Some(total), bytes_done: 0 };
+    let (mut archive, mut report) = (tar::Builder::new(out), PackReport::default());
+    for (key, found) in files {
+        let name = |path: &Path| path.strip_prefix(folder.root()).unwrap_or(path).to_owned();
+        match open_chunk(&folder.path(&key), &key) {
+            Ok(Some(_)) => {}
+            Ok(None) => continue,
+            Err(problem) => {
+                report.left_out.push((name(&folder.path(&key)), problem.to_string()));
+                continue;
+            }
+        }
+        for found in found {
+            let path = found.path();
+            let failed = |action| move |source| StoreError::Io { action, path: path.to_owned(), source };
+            let file = match File::open(path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed("read")(error)),
+            };
+            let size = file.metadata().map_err(failed("read"))?.len();
+            append(&mut archive, &name(path), size, file).map_err(failed("write to the archive"))?;
+            *if matches!(found, Found::Chunk(..)) { &mut report.chunks } else { &mut report.summaries } += 1;
+            report.bytes += size;
+            state.bytes_done += size;
+            progress(state);
+        }
+    }
+    let failed = |source| StoreError::Io { action: "write", path: "the archive".into(), source };
+    archive.into_inner().and_then(|mut out| out.flush()).map_err(failed)?;
+    Ok(report)
+}
+
+fn append(archive: &mut tar::Builder<impl Write>, name: &Path, size: u64, file: File) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(size);
+    header.set_mode(0o600);
+    archive.append_data(&mut header, name, file.take(size))
+}
+
+/// Stores what an archive holds, all of it verified. `into` is the namespace that its chunks are to have, if not their own.
+/// What is broken, of another version or no file of a store is left out, and told.
+///
+/// # Errors
+/// If the archive cannot be read, or a chunk cannot be stored.
+pub fn import(
+    store: &Store,
+    archive: impl Read,
+    into: Option<&str>,
+    mut progress: impl FnMut(PackProgress),
+) -> Result<PackReport> {
+    let failed = |source| StoreError::Io { action: "read", path: "the archive".into(), source };
+    let (mut report, mut state) = (PackReport::default(), PackProgress::default());
+    let mut archive = tar::Archive::new(archive);
+    // The chunk that came last: its key in the archive, and its identity here.
+    let mut last: Option<(ChunkKey, ChunkId)> = None;
+    for entry in archive.entries().map_err(failed)? {
+        let mut entry = entry.map_err(failed)?;
+        let name = entry.path().map_err(failed)?.into_owned();
+        let size = entry.size();
+        let found = classify(Path::new(""), name.clone());
+        // Others can say that they are large with few bytes.
+        let is_plain = entry.header().entry_type().is_file();
+        let outcome = match &found {
+            _ if !is_plain => Err(Problem::Header("it is no plain file".to_owned())),
+            Found::Chunk(key, _) => read(&mut entry, size).map_err(failed)?.and_then(|bytes| {
+                let chunk = Chunk::from_bytes(&bytes)?;
+                if chunk.key() != *key {
+                    return Err(Problem::Identity("key than its name"));
+                }
+                let chunk = match into {
+                    Some(namespace) => chunk.moved(namespace),
+                    None => chunk,
+                };
+                last = Some((*key, chunk.id().clone()));
+                Ok(store.put(chunk))
+            }),
+            Found::Summary(key, kind, _) => match last.as_ref().filter(|(last, _)| last == key) {
+                Some((_, id)) => read(&mut entry, size)
+                    .map_err(failed)?
+                    .and_then(|bytes| summary::decode(&bytes, key, kind))
+                    .map(|summary| store.put_summary(id, kind, summary)),
+                None => Err(Problem::Header("its chunk does not stand before it".to_owned())),
+            },
+            Found::Temporary(_) | Found::Other(_) => {
+                Err(Problem::Header("it is no chunk and no summary by its name".to_owned()))
+            }
+        };
+        state.bytes_done += size;
+        progress(state);
+        match outcome {
+            Ok(outcome) => match outcome? {
+                PutOutcome::NotStored { error } => return Err(error),
+                PutOutcome::Known => report.known += u64::from(matches!(found, Found::Chunk(..))),
+                PutOutcome::Stored { bytes } => report.count(&found, bytes),
+                PutOutcome::MemoryOnly => report.count(&found, size),
+            },
+            Err(problem) => report.left_out.push((name, problem.to_string())),
+        }
+    }
+    Ok(report)
+}
+
+impl PackReport {
+    fn count(&mut self, found: &Found, bytes: u64) {
+        *if matches!(found, Found::Chunk(..)) { &mut self.chunks } else { &mut self.summaries } += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// All of an entry. What an archive says about its size is not believed before the bytes are there.
+fn read(entry: &mut impl Read, size: u64) -> io::Result<Result<Vec<u8>, Problem>> {
+    let mut bytes = Vec::new();
+    entry.read_to_end(&mut bytes)?;
+    let found = bytes.len() as u64;
+    Ok(if found == size { Ok(bytes) } else { Err(Problem::Length { expected: size, found }) })
+}

@@ -1,0 +1,116 @@
+//! What the store tells about its chunks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Held, Store};
+use crate::folder::{Folder, Found, open_chunk};
+use crate::{ChunkDetail, ChunkInfo, ChunkKey, Listing, Result, Scope, StoreError, Unusable};
+
+impl Store {
+    /// The chunks in `scope`, of whatever model, from the headers of their files and from memory.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn list(&self, scope: Scope<'_>) -> Result<Listing> {
+        let mut memory: BTreeMap<ChunkKey, Held> = self.0.memory.iter().collect();
+        let mut listing = Listing::default();
+        let found = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::scan)?;
+        let rows = self.rows();
+        let mut beside = self.beside(&found);
+        for found in found {
+            let Found::Chunk(key, path) = found else { continue };
+            match open_chunk(&path, &key) {
+                Ok(Some((_, header))) => {
+                    let in_memory = memory.remove(&key).is_some();
+                    listing.chunks.push(ChunkInfo::of_header(&header, path, in_memory, rows.get(&key)));
+                }
+                Ok(None) => {}
+                // Whose it is nobody knows.
+                Err(problem) if scope == Scope::All => listing.unusable.push(Unusable { path, problem }),
+                Err(_) => {}
+            }
+        }
+        listing.chunks.extend(memory.values().map(ChunkInfo::of_held));
+        listing.chunks.retain(|info| scope.has(&info.namespace));
+        listing.chunks.sort_by_key(|info| info.key);
+        for info in &mut listing.chunks {
+            beside.remove(&info.key).unwrap_or_default().tell(info);
+        }
+        Ok(listing)
+    }
+
+    /// The only key of a chunk in `scope` that begins with `prefix`, 1 to 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// If there is none, or several (the error lists them), or the prefix is not hexadecimal.
+    pub fn resolve(&self, prefix: &str, scope: Scope<'_>) -> Result<ChunkKey> {
+        if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
+        }
+        let wanted = prefix.to_ascii_lowercase();
+        let on_disk = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::keys)?;
+        let in_memory = self.0.memory.iter().map(|(key, _)| key);
+        let keys: BTreeSet<ChunkKey> = on_disk
+            .into_iter()
+            .chain(in_memory)
+            .filter(|key| key.to_string().starts_with(&wanted) && self.is_in(key, scope))
+            .collect();
+        match keys.first() {
+            None => Err(StoreError::NoSuchChunk { prefix: prefix.to_owned() }),
+            Some(key) if keys.len() == 1 => Ok(*key),
+            Some(_) => Err(StoreError::Ambiguous {
+                prefix: prefix.to_owned(),
+                candidates: keys.into_iter().collect(),
+            }),
+        }
+    }
+
+    /// Whether a chunk is in the scope. One whose header cannot be read is in that of all.
+    fn is_in(&self, key: &ChunkKey, scope: Scope<'_>) -> bool {
+        let on_disk = || self.folder_on_disk()?.open_chunk(key).ok()?.map(|(_, header)| header.id.namespace);
+        let namespace = match self.0.memory.peek(key) {
+            Some(held) => Some(held.chunk.id().namespace.clone()),
+            None if scope == Scope::All => None,
+            None => on_disk(),
+        };
+        namespace.map_or(scope == Scope::All, |namespace| scope.has(&namespace))
+    }
+
+    /// What is known about a chunk, with its token ids.
+    ///
+    /// # Errors
+    /// If there is no such chunk, or its header cannot be used.
+    pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
+        let mut detail = self.detail(key)?;
+        let mut beside = self.beside(&self.summaries_on_disk(key)?);
+        beside.remove(key).unwrap_or_default().tell(&mut detail.info);
+        Ok(detail)
+    }
+
+    fn detail(&self, key: &ChunkKey) -> Result<ChunkDetail> {
+        let in_memory = self.0.memory.peek(key);
+        if let Some(folder) = self.folder_on_disk() {
+            let path = folder.path(key);
+            let opened = match folder.open_chunk(key) {
+                Err(problem) if in_memory.is_none() => return Err(StoreError::Unusable { path, problem }),
+                opened => opened,
+            };
+            if let Ok(Some((_, header))) = opened {
+                let rows = self.rows();
+                let info = ChunkInfo::of_header(&header, path, in_memory.is_some(), rows.get(key));
+                return Ok(ChunkDetail { info, token_ids: header.id.tokens });
+            }
+        }
+        let held = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
+        Ok(ChunkDetail { info: ChunkInfo::of_held(&held), token_ids: held.chunk.tokens().to_vec() })
+    }
+
+    /// The keys of all chunks in `scope` that are on disk, ascending.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn keys(&self, scope: Scope<'_>) -> Result<Vec<ChunkKey>> {
+        let chunks = self.list(scope)?.chunks.into_iter();
+        Ok(chunks.filter(|info| info.path.is_some()).map(|info| info.key).collect())
+    }
+}

@@ -1,0 +1,216 @@
+//! Keys and values in fewer bits.
+
+use std::fs;
+
+use refrain_kernels::{Buffer, Dtype};
+use tempfile::tempdir;
+
+use super::store::{open, path, stored};
+use super::{Random, content, id, parts, raw};
+use crate::{Chunk, ChunkId, Encoding, Layer, Problem, Store};
+
+const HEADS: usize = 2;
+const DIM: usize = 48;
+
+/// Keys with channels far from zero, as models with biases have them, and values of any size.
+fn kv(dtype: Dtype, tokens: usize, seed: u64) -> (Buffer, Buffer) {
+    let mut random = Random(seed | 1);
+    let mut noise = || random.next() as i32 as f32 / f32::from(i16::MAX) / 65_536.0;
+    let mut make = |spread: f32| {
+        let row = HEADS * DIM;
+        let values: Vec<f32> =
+            (0..tokens * row).map(|i| spread * ((i % row) as f32 - 40.0) + 3.0 * noise()).collect();
+        let mut buffer = Buffer::zeros(dtype, values.len());
+        buffer.write_f32(0, &values);
+        buffer
+    };
+    (make(0.5), make(0.0))
+}
+
+fn encoded(encoding: Encoding, dtype: Dtype, tokens: usize) -> (Chunk, Vec<(Buffer, Buffer)>) {
+    let layers: Vec<_> = (0..2).map(|layer| kv(dtype, tokens, 77 + layer)).collect();
+    let id = ChunkId {
+        encoding,
+        kv_heads: HEADS,
+        head_dim: DIM,
+        tokens: (0..tokens as u32).collect(),
+        ..id(dtype)
+    };
+    (Chunk::new(id, "label", layers.clone()).unwrap(), layers)
+}
+
+fn floats(slice: refrain_kernels::Slice<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; slice.len()];
+    slice.to_f32(&mut out);
+    out
+}
+
+/// The half of a step within which rounding stays, by the definition: `max |x| / 127` over a token's head.
+fn q8_bound(x: &[f32], at: usize) -> f32 {
+    let head = &x[at / DIM * DIM..][..DIM];
+    head.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 127.0 / 2.0
+}
+
+/// The same: a fifteenth of the span of a channel over 32 tokens (keys) or of 32 channels of a token's head (values).
+fn q4_bound(x: &[f32], at: usize, is_key: bool) -> f32 {
+    let row = HEADS * DIM;
+    let (token, channel) = (at / row, at % row);
+    let group: Vec<f32> = if is_key {
+        (0..32).map(|i| x[(token / 32 * 32 + i) * row + channel]).collect()
+    } else {
+        let (head, within) = (channel / DIM, channel % DIM);
+        let start = token * row + head * DIM + within / 32 * 32;
+        x[start..start + 32.min(DIM - within / 32 * 32)].to_vec()
+    };
+    let (low, high) = group.iter().fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(*x), h.max(*x)));
+    (high - low) / 15.0 / 2.0
+}
+
+#[test]
+fn rounding_stays_within_half_a_step_and_recent_tokens_are_exact() {
+    for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
+        for tokens in [1, 31, 32, 63, 64, 65, 100, 200] {
+            for encoding in [Encoding::Q8, Encoding::Q4] {
+                let (chunk, exact) = encoded(encoding, dtype, tokens);
+                let bound = tokens.saturating_sub(32) / 32 * 32;
+                for (layer, (k, v)) in exact.iter().enumerate() {
+                    let found = chunk.layer(layer);
+                    for (x, y, is_key) in [(k, found.k(), true), (v, found.v(), false)] {
+                        let (x, y) = (floats(x.as_slice()), floats(y));
+                        assert_eq!(x.len(), y.len());
+                        for at in 0..x.len() {
+                            let error = (x[at] - y[at]).abs();
+                            if encoding == Encoding::Q4 && at / (HEADS * DIM) >= bound {
+                                assert!(error == 0.0, "{encoding} {tokens} {at}");
+                                continue;
+                            }
+                            let half = match encoding {
+                                Encoding::Q8 => q8_bound(&x, at),
+                                _ => q4_bound(&x, at, is_key),
+                            };
+                            // The step itself is an f16, and what comes out is rounded to the type.
+                            let slack = half * 0.02
+                                + x[at].abs().max(1.0) * if dtype == Dtype::Bf16 { 0.01 } else { 0.002 };
+                            assert!(
+                                error <= half + slack,
+                                "{encoding} {dtype} {tokens} {at}: {error} > {half}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_few_values_comes_back_as_it_was() {
+    for encoding in [Encoding::Q8, Encoding::Q4] {
+        for value in [0.0, 1.0, -2.5, 60_000.0] {
+            let mut x = Buffer::zeros(Dtype::F16, 80 * HEADS * DIM);
+            x.write_f32(0, &vec![value; 80 * HEADS * DIM]);
+            let id = encoded(encoding, Dtype::F16, 80).0.id().clone();
+            let chunk = Chunk::new(id, "", vec![(x.clone(), x.clone()); 2]).unwrap();
+            let (found, tolerance) = (chunk.layer(1), value.abs() * 1e-3);
+            for found in [found.k(), found.v()] {
+                assert!(floats(found).iter().all(|y| (y - value).abs() <= tolerance), "{encoding} {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_encoded_chunk_takes_the_bytes_it_should() {
+    let bytes = |encoding| encoded(encoding, Dtype::F16, 512).0.bytes() as f64 / (2.0 * 512.0);
+    let exact = (2 * HEADS * DIM * 2) as f64;
+    assert_eq!(bytes(Encoding::Exact), exact);
+    // A byte an element and two a head.
+    assert_eq!(bytes(Encoding::Q8), (2 * HEADS * (DIM + 2)) as f64);
+    // Of 512 tokens 480 take half a byte an element, and their ranges: four bytes a channel and 32 tokens, and a group.
+    let quantised = (HEADS * DIM) as f64 + (HEADS * DIM * 4) as f64 / 32.0 + (HEADS * 2 * 4) as f64;
+    assert_eq!(bytes(Encoding::Q4), (480.0 * quantised + 32.0 * exact) / 512.0);
+}
+
+#[test]
+fn an_encoded_chunk_survives_the_store_and_is_another_than_the_exact_one() {
+    let dir = tempdir().unwrap();
+    for encoding in Encoding::ALL {
+        let (chunk, store) = (encoded(encoding, Dtype::F16, 200).0, open(&dir));
+        assert!(store.get(chunk.id()).unwrap().is_none(), "{encoding}");
+        stored(store.put(chunk.clone()).unwrap());
+        let again = open(&dir);
+        assert_eq!(content(&again.get(chunk.id()).unwrap().unwrap()), content(&chunk));
+        let file = fs::read(path(&store, &chunk)).unwrap();
+        let metadata = parts(&file).0["__metadata__"].clone();
+        let version = if encoding == Encoding::Exact { "1" } else { "2" };
+        assert_eq!(
+            (&metadata["version"], metadata.get("encoding").is_some()),
+            (&version.into(), version == "2")
+        );
+        assert_eq!(content(&Chunk::from_bytes(&file).unwrap()), content(&chunk));
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(tensors.len(), 2 * [2, 4, 6][encoding as usize]);
+        assert!(again.verify(|_| ()).unwrap().failed.is_empty());
+    }
+    assert_eq!(open(&dir).disk().keys().unwrap().len(), 3);
+}
+
+fn same(a: &Layer, b: &Layer) {
+    assert_eq!((a.k().as_bytes(), a.v().as_bytes()), (b.k().as_bytes(), b.v().as_bytes()));
+}
+
+#[test]
+fn some_tokens_are_those_of_the_whole_layer() {
+    let dir = tempdir().unwrap();
+    let mut random = Random(5);
+    for encoding in Encoding::ALL {
+        for tokens in [40, 64, 96, 130, 200] {
+            let chunk = encoded(encoding, Dtype::F16, tokens).0;
+            stored(open(&dir).put(chunk.clone()).unwrap());
+            for _ in 0..20 {
+                let (mut ranges, mut at) = (Vec::new(), 0);
+                while at < tokens {
+                    let start = at + random.below(40);
+                    let end = (start + random.below(50)).min(tokens);
+                    if start < end {
+                        ranges.push(start..end);
+                    }
+                    at = end.max(start) + random.below(3);
+                }
+                let whole = chunk.layer(1);
+                let row = HEADS * DIM * 2;
+                let expected = whole.select(row, &ranges);
+                let cold = open(&dir);
+                let reader = cold.reader(chunk.id()).unwrap().unwrap();
+                same(&reader.tokens(1, &ranges).unwrap(), &expected);
+                assert!(reader.bytes_read() > 0 || ranges.is_empty());
+                // From memory, and from a layer that was read whole.
+                same(&reader.layer(1).unwrap(), &whole);
+                same(&reader.tokens(1, &ranges).unwrap(), &expected);
+                let held = Store::in_memory(1 << 20);
+                held.put(chunk.clone()).unwrap();
+                same(&held.reader(chunk.id()).unwrap().unwrap().tokens(1, &ranges).unwrap(), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_an_encoded_chunk_is_found() {
+    let mut random = Random(9);
+    for encoding in [Encoding::Q8, Encoding::Q4] {
+        let chunk = encoded(encoding, Dtype::F16, 100).0;
+        let good = chunk.to_bytes();
+        for _ in 0..300 {
+            let mut bytes = good.clone();
+            bytes[random.below(good.len())] ^= 1 << random.below(8);
+            match Chunk::from_bytes(&bytes) {
+                Err(_) => {}
+                // A flip that changes nothing: white space for white space, say.
+                Ok(found) => assert_eq!(content(&found), content(&chunk)),
+            }
+        }
+        assert!(matches!(Chunk::from_bytes(&good[..good.len() - 1]), Err(Problem::Length { .. })));
+        assert_eq!(raw(&Chunk::from_bytes(&good).unwrap()), raw(&chunk));
+    }
+}

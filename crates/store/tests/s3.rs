@@ -1,0 +1,315 @@
+//! Chunks shared through a real S3 server (moto, from the Python package index), also through a network that delays, refuses
+//! and breaks connections. Skipped, saying so, where moto is not installed.
+#![cfg(feature = "remote")]
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use refrain_kernels::{Buffer, Dtype};
+use refrain_kv::Summary;
+use refrain_store::{BosPolicy, Chunk, ChunkId, Encoding, Limits, RemoteOptions, Store};
+use tempfile::{TempDir, tempdir};
+
+const BUCKET: &str = "chunks";
+
+/// A server, and the network before it.
+struct S3 {
+    server: Child,
+    network: Arc<Network>,
+}
+
+#[derive(Debug, Default)]
+struct Network {
+    port: AtomicU32,
+    server: AtomicU32,
+    /// Milliseconds before anything is passed on.
+    delay: AtomicU64,
+    /// Of a hundred connections, so many are answered with 500, broken half-way, or never answered.
+    refuse: AtomicU64,
+    cut: AtomicU64,
+    hang: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A server with an empty bucket; none where moto is not installed.
+fn s3() -> Option<S3> {
+    let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let has_moto = Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
+    if !has_moto.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
+        return None;
+    }
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = Command::new(&python)
+        .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &free.to_string()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let network = Arc::new(Network::default());
+    network.server.store(free.into(), Relaxed);
+    let s3 = S3 { server, network };
+    let began = Instant::now();
+    while TcpStream::connect(("127.0.0.1", free)).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    s3.network.port.store(listener.local_addr().unwrap().port().into(), Relaxed);
+    let network = s3.network.clone();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let network = network.clone();
+            thread::spawn(move || network.pass(client));
+        }
+    });
+    s3.request("PUT", &format!("/{BUCKET}"));
+    Some(s3)
+}
+
+impl Network {
+    /// What is to become of the next connection, by turns rather than by chance: a share of any hundred is exact.
+    fn turn(&self) -> u64 {
+        self.count.fetch_add(1, Relaxed).wrapping_mul(37) % 100
+    }
+
+    fn pass(&self, mut client: TcpStream) {
+        thread::sleep(Duration::from_millis(self.delay.load(Relaxed)));
+        let (turn, refuse) = (self.turn(), self.refuse.load(Relaxed));
+        let (cut, hang) = (refuse + self.cut.load(Relaxed), self.hang.load(Relaxed));
+        if turn < refuse {
+            let mut request = [0; 4096];
+            let _ = client.read(&mut request);
+            let answer =
+                b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = client.write_all(answer);
+            return;
+        }
+        if turn >= 100 - hang {
+            thread::sleep(Duration::from_secs(30));
+            return;
+        }
+        let server = TcpStream::connect(("127.0.0.1", self.server.load(Relaxed) as u16)).unwrap();
+        let (mut up, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let mut to_server = server.try_clone().unwrap();
+        thread::spawn(move || {
+            let _ = std::io::copy(&mut up, &mut to_server);
+            let _ = to_server.shutdown(Shutdown::Write);
+        });
+        let most = if turn < cut { 700 } else { u64::MAX };
+        let _ = std::io::copy(&mut Read::take(&mut down, most), &mut client);
+        let _ = client.shutdown(Shutdown::Both);
+        let _ = server.shutdown(Shutdown::Both);
+    }
+}
+
+impl S3 {
+    /// A request past the network: moto asks for no signature.
+    fn request(&self, method: &str, path: &str) -> String {
+        let mut server = TcpStream::connect(("127.0.0.1", self.network.server.load(Relaxed) as u16)).unwrap();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        server.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        server.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+        answer
+    }
+
+    /// Names of all objects.
+    fn objects(&self) -> BTreeSet<String> {
+        let answer = self.request("GET", &format!("/{BUCKET}?list-type=2"));
+        answer
+            .split("<Key>")
+            .skip(1)
+            .filter_map(|rest| Some(rest.split_once("</Key>")?.0.to_owned()))
+            .collect()
+    }
+
+    fn options(&self) -> RemoteOptions {
+        let mut options = RemoteOptions::new(format!("s3://{BUCKET}/library"));
+        let endpoint = format!("http://127.0.0.1:{}", self.network.port.load(Relaxed));
+        options.options = [
+            ("AWS_ENDPOINT", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        options.timeout = Duration::from_secs(1);
+        options
+    }
+
+    fn machine(&self) -> (TempDir, Store) {
+        let folder = tempdir().unwrap();
+        let store = Store::open_shared(folder.path(), Limits::memory(64 << 20), &self.options()).unwrap();
+        (folder, store)
+    }
+}
+
+fn chunk(n: u32) -> Chunk {
+    let id = ChunkId {
+        model: [7; 32],
+        dtype: Dtype::F16,
+        encoding: Encoding::Exact,
+        layers: 2,
+        kv_heads: 2,
+        head_dim: 8,
+        bos: BosPolicy::None,
+        namespace: String::new(),
+        tokens: (0..100).map(|t| n * 1000 + t).collect(),
+    };
+    let kv = |seed: u32| {
+        let mut buffer = Buffer::zeros(Dtype::F16, 100 * 16);
+        let values: Vec<f32> = (0..1600_u32).map(|i| (i * 31 + seed * 17 + n) as f32 % 97.0).collect();
+        buffer.write_f32(0, &values);
+        buffer
+    };
+    Chunk::new(id, format!("chunk {n}"), vec![(kv(1), kv(2)), (kv(3), kv(4))]).unwrap()
+}
+
+fn summary(n: u32) -> Summary {
+    let mut summary = Summary::default();
+    summary.push("t".to_owned(), vec![2], Buffer::F32(vec![n as f32, 1.0]));
+    summary
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn sent(store: &Store) {
+    wait_for("all is sent", || store.remote_stats().is_some_and(|stats| stats.pending == 0));
+}
+
+#[test]
+fn what_one_machine_stores_another_uses() {
+    let Some(s3) = s3() else { return };
+    let (_a, first) = s3.machine();
+    for n in 1..=5 {
+        first.put(chunk(n)).unwrap();
+    }
+    first.put_summary(chunk(2).id(), "test", summary(2)).unwrap();
+    sent(&first);
+    assert_eq!(s3.objects().len(), 6);
+    let (folder, second) = s3.machine();
+    let ids: Vec<_> = (1..=6).map(|n| chunk(n).id().clone()).collect();
+    assert_eq!(second.bring(&ids.iter().collect::<Vec<_>>(), &["test"]), 5);
+    for n in 1..=5 {
+        let found = second.get(chunk(n).id()).unwrap().unwrap();
+        assert_eq!(found.to_bytes(), first.get(chunk(n).id()).unwrap().unwrap().to_bytes());
+    }
+    assert!(second.get(chunk(6).id()).unwrap().is_none());
+    assert_eq!(*second.summary(chunk(2).id(), "test").unwrap().unwrap(), summary(2));
+    let stats = second.remote_stats().unwrap();
+    assert_eq!((stats.fetched, stats.pending, stats.sent, stats.failures), (6, 0, 0, 0), "{stats:?}");
+    // What was brought is on disk: no network is needed any more.
+    drop(second);
+    let alone = Store::open(folder.path(), 0).unwrap();
+    assert!((1..=5).all(|n| alone.get(chunk(n).id()).unwrap().is_some()));
+}
+
+#[test]
+fn a_broken_object_is_removed_and_replaced_and_never_used() {
+    let Some(s3) = s3() else { return };
+    s3.network.hang.store(100, Relaxed);
+    let (folder, first) = s3.machine();
+    first.put(chunk(1)).unwrap();
+    first.put(chunk(2)).unwrap();
+    drop(first);
+    // The file of one text under the name of another, as an accident of whoever tidies folders, and so it is shared.
+    let key = chunk(1).key().to_string();
+    let name = format!("{}/{key}.safetensors", &key[..2]);
+    std::fs::write(folder.path().join(&name), chunk(2).to_bytes()).unwrap();
+    s3.network.hang.store(0, Relaxed);
+    let first = Store::open_shared(folder.path(), Limits::memory(0), &s3.options()).unwrap();
+    sent(&first);
+    let objects = s3.objects();
+    assert!(
+        objects.len() == 2 && objects.contains(&format!("library/{name}")),
+        "{name} {objects:?} {:?}",
+        first.remote_stats()
+    );
+    drop((first, folder));
+    let (_folder, second) = s3.machine();
+    let found = (1..=2).filter(|n| second.get(chunk(*n).id()).unwrap().is_some()).count();
+    assert_eq!(found, 1);
+    wait_for("it is removed", || s3.objects().len() == 1);
+    assert_eq!(second.remote_stats().unwrap().broken, 1);
+    for n in 1..=2 {
+        second.put(chunk(n)).unwrap();
+    }
+    sent(&second);
+    assert_eq!(s3.objects().len(), 2);
+    let (_folder, third) = s3.machine();
+    assert!((1..=2).all(|n| third.get(chunk(n).id()).unwrap().is_some()));
+}
+
+/// Delays, errors and broken connections: whatever arrives is whole, and in the end all arrives.
+#[test]
+fn a_bad_network_breaks_nothing() {
+    let Some(s3) = s3() else { return };
+    s3.network.delay.store(30, Relaxed);
+    s3.network.refuse.store(20, Relaxed);
+    s3.network.cut.store(20, Relaxed);
+    let (_a, first) = s3.machine();
+    for n in 1..=8 {
+        first.put(chunk(n)).unwrap();
+    }
+    sent(&first);
+    assert_eq!(s3.objects().len(), 8);
+    let (_b, second) = s3.machine();
+    for n in 1..=8 {
+        wait_for("it is brought", || {
+            let found = second.get(chunk(n).id()).unwrap();
+            if let Some(found) = &found {
+                assert_eq!(found.to_bytes(), first.get(chunk(n).id()).unwrap().unwrap().to_bytes());
+            }
+            found.is_some()
+        });
+    }
+    assert_eq!(second.remote_stats().unwrap().broken, 0, "what is cut off is not taken for broken");
+}
+
+/// A server that never answers costs one wait, and what was put meanwhile is sent when it is back, also by another process.
+#[test]
+fn an_absent_server_slows_nothing_and_loses_nothing() {
+    let Some(s3) = s3() else { return };
+    s3.network.hang.store(100, Relaxed);
+    let (folder, store) = s3.machine();
+    let began = Instant::now();
+    for n in 1..=20 {
+        assert!(store.get(chunk(n).id()).unwrap().is_none());
+        store.put(chunk(n)).unwrap();
+        assert!(store.get(chunk(n).id()).unwrap().is_some());
+    }
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let stats = store.remote_stats().unwrap();
+    assert!(stats.down.is_some() && stats.skipped > 10 && stats.pending == 20, "{stats:?}");
+    drop(store);
+    assert_eq!(s3.objects().len(), 0);
+    s3.network.hang.store(0, Relaxed);
+    let store = Store::open_shared(folder.path(), Limits::memory(0), &s3.options()).unwrap();
+    sent(&store);
+    assert_eq!(s3.objects().len(), 20);
+}
