@@ -69,14 +69,14 @@ impl Home {
         serde_json::from_str(&self.run(&words).good().out).unwrap()
     }
 
-    /// Files of the chunk store.
+    /// Files of chunks and of what methods keep beside them.
     fn chunk_files(&self) -> Vec<PathBuf> {
         fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
                     walk(&path, found);
-                } else if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index.")) {
+                } else if path.extension().is_some_and(|e| e == "safetensors" || e == "summary") {
                     found.push(path);
                 }
             }

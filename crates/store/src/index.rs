@@ -24,6 +24,7 @@ use redb::{
 };
 
 use self::trouble::Trouble;
+use crate::folder::TEMPORARY;
 use crate::limits::{Limits, Row, victims};
 use crate::{ChunkKey, Result, StoreError};
 
@@ -378,9 +379,26 @@ fn all(table: &impl ReadableTable<Key, Value>) -> Result<BTreeMap<ChunkKey, Row>
     table.iter()?.map(row).collect()
 }
 
-/// Opens a database, or makes one. All of it is verified: it is small, and what nobody verifies may end the program.
+/// Opens a database, or makes one. A reader never sees one that is half made.
 fn open(path: &Path) -> Result<Database, Trouble> {
-    make(path).map_err(StorageError::Io)?;
+    if !path.exists() {
+        let root = path.parent().unwrap_or(Path::new("."));
+        // Readable by its owner only, as temporary files are.
+        let made = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(root).map_err(StorageError::Io)?;
+        drop(open_file(made.path())?);
+        match made.persist_noclobber(path) {
+            Err(error) if error.error.kind() != ErrorKind::AlreadyExists => {
+                return Err(StorageError::Io(error.error).into());
+            }
+            // Another process may have been faster.
+            _ => {}
+        }
+    }
+    open_file(path)
+}
+
+/// All of it is verified: it is small, and what nobody verifies may end the program.
+fn open_file(path: &Path) -> Result<Database, Trouble> {
     let create = || {
         Builder::new()
             .set_cache_size(CACHE)
@@ -399,16 +417,4 @@ fn open(path: &Path) -> Result<Database, Trouble> {
 fn stamp() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Makes an empty file that only its owner can read, if there is none.
-fn make(path: &Path) -> std::io::Result<()> {
-    let mut options = File::options();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
 }
