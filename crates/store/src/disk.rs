@@ -28,6 +28,16 @@ const FLUSH: Duration = Duration::from_secs(10);
 /// Most uses that wait for it.
 const TOUCHED: usize = 4096;
 
+/// Where what is written comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Computed, or imported: to be shared, if anything is.
+    Here,
+    /// From where it is shared.
+    #[cfg(feature = "remote")]
+    Remote,
+}
+
 /// Chunks and summaries on disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
@@ -171,27 +181,20 @@ impl Disk {
     }
 
     /// Writes a chunk and returns the bytes of its file.
-    pub(crate) fn write_chunk(&self, chunk: &Chunk) -> Result<u64> {
-        self.write(&chunk.key(), &chunk.id().namespace, &self.folder.chunk_file(chunk)?, self.notes)
-    }
-
-    /// The same for one that came from where it is shared.
-    #[cfg(feature = "remote")]
-    pub(crate) fn write_brought(&self, chunk: &Chunk) -> Result<u64> {
-        self.write(&chunk.key(), &chunk.id().namespace, &self.folder.chunk_file(chunk)?, false)
+    pub(crate) fn write_chunk(&self, chunk: &Chunk, origin: Origin) -> Result<u64> {
+        self.write(&chunk.key(), &chunk.id().namespace, &self.folder.chunk_file(chunk)?, origin)
     }
 
     /// Writes a summary and returns the bytes of its file.
-    pub(crate) fn write_summary(&self, id: &ChunkId, kind: &str, summary: &Summary) -> Result<u64> {
+    pub(crate) fn write_summary(
+        &self,
+        id: &ChunkId,
+        kind: &str,
+        summary: &Summary,
+        origin: Origin,
+    ) -> Result<u64> {
         let key = id.key();
-        self.write(&key, &id.namespace, &self.folder.summary_file(&key, kind, summary)?, self.notes)
-    }
-
-    /// The same for one that came from where it is shared.
-    #[cfg(feature = "remote")]
-    pub(crate) fn write_brought_summary(&self, id: &ChunkId, kind: &str, summary: &Summary) -> Result<u64> {
-        let key = id.key();
-        self.write(&key, &id.namespace, &self.folder.summary_file(&key, kind, summary)?, false)
+        self.write(&key, &id.namespace, &self.folder.summary_file(&key, kind, summary)?, origin)
     }
 
     /// Chunks that are not yet where they are shared.
@@ -220,7 +223,8 @@ impl Disk {
     }
 
     /// Makes room for a file of a chunk, and writes it.
-    fn write(&self, key: &ChunkKey, namespace: &str, file: &NewFile<'_>, note: bool) -> Result<u64> {
+    fn write(&self, key: &ChunkKey, namespace: &str, file: &NewFile<'_>, origin: Origin) -> Result<u64> {
+        let note = self.notes && origin == Origin::Here;
         let (now, used) = (now(), milliseconds());
         let mut entered = None;
         let row = |known: Option<Row>| {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::{
-    Builder, ConcurrencyMode, Database, ReadableDatabase, ReadableTable, StorageError, Table,
+    Builder, ConcurrencyMode, Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageError, Table,
     TableDefinition, TableError, TransactionError, WriteTransaction,
 };
 
@@ -93,39 +93,32 @@ impl Index {
         if self.complete.load(Relaxed) {
             return Ok(true);
         }
-        let complete = self.with("read", |database| {
-            let read = database.begin_read()?;
-            match read.open_table(COMPLETE) {
-                Ok(table) => Ok(table.get("")?.is_some_and(|complete| complete.value())),
-                Err(TableError::TableDoesNotExist(_)) => Ok(false),
-                Err(error) => Err(error.into()),
-            }
-        })?;
+        let complete =
+            self.read(COMPLETE, |table| Ok(table.get("")?.is_some_and(|complete| complete.value())))?;
         self.complete.store(complete, Relaxed);
         Ok(complete)
     }
 
     /// The row of a chunk.
     pub(crate) fn row(&self, key: &ChunkKey) -> Result<Option<Row>> {
-        self.with("read", |database| {
-            let read = database.begin_read()?;
-            match read.open_table(CHUNKS) {
-                Ok(table) => Ok(table.get(&key.0)?.map(|row| Row::of(row.value()))),
-                Err(TableError::TableDoesNotExist(_)) => Ok(None),
-                Err(error) => Err(error.into()),
-            }
-        })
+        self.read(CHUNKS, |table| Ok(table.get(&key.0)?.map(|row| Row::of(row.value()))))
     }
 
     /// All rows.
     pub(crate) fn rows(&self) -> Result<BTreeMap<ChunkKey, Row>> {
-        self.with("read", |database| {
-            let read = database.begin_read()?;
-            match read.open_table(CHUNKS) {
-                Ok(table) => all(&table),
-                Err(TableError::TableDoesNotExist(_)) => Ok(BTreeMap::new()),
-                Err(error) => Err(error.into()),
-            }
+        self.read(CHUNKS, all)
+    }
+
+    /// What a table says; one that nobody has written yet says nothing.
+    fn read<K: redb::Key + 'static, V: redb::Value + 'static, T: Default>(
+        &self,
+        table: TableDefinition<'static, K, V>,
+        read: impl FnOnce(&ReadOnlyTable<K, V>) -> Result<T, Trouble>,
+    ) -> Result<T> {
+        self.with("read", |database| match database.begin_read()?.open_table(table) {
+            Ok(table) => read(&table),
+            Err(TableError::TableDoesNotExist(_)) => Ok(T::default()),
+            Err(error) => Err(error.into()),
         })
     }
 
@@ -180,19 +173,12 @@ impl Index {
     /// Chunks that are not yet where they are shared, and when that was noted.
     #[cfg(feature = "remote")]
     pub(crate) fn pending(&self) -> Result<Vec<(ChunkKey, u64)>> {
-        self.with("read", |database| {
-            let read = database.begin_read()?;
-            match read.open_table(PENDING) {
-                Ok(table) => {
-                    let note = |entry: Result<_, StorageError>| {
-                        let (key, noted): (redb::AccessGuard<'_, Key>, redb::AccessGuard<'_, u64>) = entry?;
-                        Ok((ChunkKey(*key.value()), noted.value()))
-                    };
-                    table.iter()?.map(note).collect()
-                }
-                Err(TableError::TableDoesNotExist(_)) => Ok(Vec::new()),
-                Err(error) => Err(error.into()),
-            }
+        self.read(PENDING, |table| {
+            let note = |entry: Result<_, StorageError>| {
+                let (key, noted): (redb::AccessGuard<'_, Key>, redb::AccessGuard<'_, u64>) = entry?;
+                Ok((ChunkKey(*key.value()), noted.value()))
+            };
+            table.iter()?.map(note).collect()
         })
     }
 
@@ -282,9 +268,7 @@ impl Index {
     fn database(&self) -> Result<Arc<Database>> {
         let mut slot = self.lock();
         let now = identity(&self.path);
-        if let Some((database, opened)) = slot.as_ref().filter(|(_, opened)| now.is_some() && *opened == now)
-        {
-            let _ = opened;
+        if let Some((database, _)) = slot.as_ref().filter(|(_, opened)| now.is_some() && *opened == now) {
             return Ok(database.clone());
         }
         if slot.take().is_some() {

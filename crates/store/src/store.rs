@@ -20,7 +20,7 @@ pub(crate) use self::memory::Held;
 use self::memory::{ByBytes, bounded};
 use self::summaries::Name;
 use crate::chunk::now;
-use crate::disk::Disk;
+use crate::disk::{Disk, Origin};
 use crate::file::Header;
 use crate::folder::{Folder, remove};
 use crate::limits::Row;
@@ -269,7 +269,7 @@ impl Store {
                 disk.renew(&key);
                 return Ok(None);
             }
-            disk.write_chunk(&chunk).map(Some)
+            disk.write_chunk(&chunk, Origin::Here).map(Some)
         });
         self.0.memory.insert(key, Held { chunk, expires });
         Ok(outcome)

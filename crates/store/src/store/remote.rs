@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Held, Store};
-use crate::disk::Disk;
+use crate::disk::{Disk, Origin};
 use crate::file::MAX_HEADER;
 use crate::folder::{name, open_summary};
 use crate::remote::{Remote, Wanted};
@@ -81,7 +81,7 @@ impl Store {
         }
         let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
         // Where it cannot be written it serves from memory.
-        let _ = self.write(|disk| disk.write_brought(&chunk).map(Some));
+        let _ = self.write(|disk| disk.write_chunk(&chunk, Origin::Remote).map(Some));
         self.0.memory.insert(chunk.key(), Held { chunk, expires });
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Store {
         let summary = summary::decode(bytes, key, kind)?;
         let _ = self.write(|disk| match open_summary(&disk.folder().summary_path(key, kind), key, kind) {
             Err(problem) if !problem.is_permanent() => Ok(None),
-            _ => disk.write_brought_summary(id, kind, &summary).map(Some),
+            _ => disk.write_summary(id, kind, &summary, Origin::Remote).map(Some),
         });
         self.0.summaries.insert((*key, kind.to_owned()), Arc::new(summary));
         Ok(())

@@ -7,6 +7,7 @@ use quick_cache::Weighter;
 use refrain_kv::Summary;
 
 use super::{ByBytes, Store};
+use crate::disk::Origin;
 use crate::folder::{Folder, Found, open_summary, read_summary};
 use crate::{ChunkId, ChunkInfo, ChunkKey, PutOutcome, Result, StoreError, summary};
 
@@ -49,7 +50,7 @@ impl Store {
             match open_summary(&path, &name.0, kind) {
                 Ok(Some(_)) => Ok(None),
                 Err(problem) if !problem.is_permanent() => Err(StoreError::Unusable { path, problem }),
-                _ => disk.write_summary(id, kind, &summary).map(Some),
+                _ => disk.write_summary(id, kind, &summary, Origin::Here).map(Some),
             }
         });
         self.0.summaries.insert(name, Arc::new(summary));
