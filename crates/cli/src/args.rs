@@ -63,6 +63,25 @@ impl FromStr for Compute {
     }
 }
 
+/// Most bytes of a namespace, or of each that has no other.
+#[derive(Clone, Debug)]
+pub(crate) struct Quota {
+    pub(crate) namespace: Option<String>,
+    pub(crate) bytes: u64,
+}
+
+impl FromStr for Quota {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Quota, String> {
+        let (namespace, size) = match s.rsplit_once('=') {
+            Some((namespace, size)) => (Some(namespace.trim().to_owned()), size),
+            None => (None, s),
+        };
+        Ok(Quota { namespace, bytes: parse_size(size)? })
+    }
+}
+
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -84,9 +103,16 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size,
           hide_short_help = true)]
     pub(crate) disk: u64,
-    /// Most bytes of a namespace in the store's folder [default: no bound of its own]
-    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size, hide_short_help = true)]
-    pub(crate) quota: Option<u64>,
+    /// Most bytes of each namespace in the store's folder, or of one: 2GiB,shared=20GiB (`refrain store stats` names them)
+    /// [default: no bound of their own]
+    #[arg(
+        long,
+        global = true,
+        value_name = "[NAMESPACE=]SIZE",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
+    pub(crate) quota: Vec<Quota>,
     /// Object store that machines share chunks through: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER; its
     /// credentials are read from the environment (AWS_…, GOOGLE_…, AZURE_…)
     #[cfg(feature = "remote")]

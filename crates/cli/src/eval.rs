@@ -11,7 +11,7 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Going, Run, Step, Way, left, read};
 use refrain_eval::tasks::{Job, Model, TokenText, load, longwriter, names};
 use refrain_eval::{About, Machine, Matrix, ModelAbout, Scoring, TaskSpec};
-use refrain_store::Store;
+use refrain_store::{Encoding, Store};
 use serde_json::json;
 
 use crate::args;
@@ -111,7 +111,7 @@ fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
     Ok(matrix)
 }
 
-/// Methods × policies, vanilla with full attention first.
+/// Methods × policies × encodings, vanilla with full attention first.
 fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
     let first = |list: &[String], name: &str| {
         let mut all = vec![name.to_owned()];
@@ -120,16 +120,31 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
     };
     let (methods, policies) =
         context.flags.apply(&first(&matrix.methods, "vanilla"), &first(&matrix.policies, "full"))?;
-    let way = |policy: &crate::methods::Policy| {
-        let policy = policy.clone();
-        methods.iter().map(move |method| Way {
-            method: method.spec.clone(),
-            fusion: method.built.clone(),
-            policy: policy.spec.clone(),
-            eviction: policy.built.clone(),
-        })
-    };
-    Ok(policies.iter().flat_map(way).collect())
+    let mut at_rest = Vec::new();
+    for name in &matrix.at_rest {
+        at_rest.push(name.parse::<Encoding>()?);
+    }
+    if at_rest.is_empty() {
+        at_rest.push(context.global.at_rest);
+    }
+    let mut ways = Vec::new();
+    for (policy, method) in
+        policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
+    {
+        // Whoever reuses nothing does not see how it lies.
+        let exact = [Encoding::Exact];
+        for at_rest in if method.built.reuses() { at_rest.as_slice() } else { &exact } {
+            let spec = method.spec.clone();
+            ways.push(Way {
+                method: if *at_rest == Encoding::Exact { spec } else { format!("{spec}:at_rest={at_rest}") },
+                fusion: method.built.clone(),
+                at_rest: *at_rest,
+                policy: policy.spec.clone(),
+                eviction: policy.built.clone(),
+            });
+        }
+    }
+    Ok(ways)
 }
 
 /// One model's part of a run.

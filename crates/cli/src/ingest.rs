@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, IngestReport, rate};
+use refrain_engine::{Document, Engine, IngestProgress, IngestReport, rate};
 
 use crate::args;
 use crate::methods::Method;
@@ -15,7 +15,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let (method, _) = context.flags.apply_one(&args.method, "full")?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
-    let report = ingest(context, &engine, &documents, &method)?;
+    let report = ingest(context, |progress| engine.ingest_for(&documents, method.built.as_ref(), progress))?;
     if !context.json {
         print(&format!("{}\n", line(context, &report)))?;
     }
@@ -34,14 +34,10 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
 /// Computes what the store lacks, with a progress bar.
 fn ingest(
     context: &Context,
-    engine: &Engine,
-    documents: &[Document],
-    method: &Method,
+    work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain_engine::Result<IngestReport>,
 ) -> Result<IngestReport> {
     let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}, {eta} left");
-    let report = engine.ingest_for(documents, method.built.as_ref(), |progress| {
-        show(&bar, progress.done as u64, progress.total as u64);
-    })?;
+    let report = work(&mut |progress| show(&bar, progress.done as u64, progress.total as u64))?;
     bar.finish_and_clear();
     Ok(report)
 }
@@ -77,7 +73,8 @@ pub(crate) fn ingest_to_answer(
     documents: &[Document],
     method: &Method,
 ) -> Result<IngestReport> {
-    let report = ingest(context, engine, documents, method)?;
+    let report =
+        ingest(context, |progress| engine.ingest_to_answer(documents, method.built.as_ref(), progress))?;
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {

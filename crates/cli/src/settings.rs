@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 use refrain_engine::{Document, Engine, Settings};
 use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
-use crate::args::{Global, Shared};
+use crate::args::{Global, Quota, Shared};
 use crate::methods::Flags;
 use crate::output::Fail;
 use crate::{calibrate, models, output};
@@ -58,12 +58,23 @@ impl Context {
         Ok(Context { json, quiet, models, store, data_folder, flags, method_typed, max_tokens_given, global })
     }
 
-    /// The store that the options name.
-    pub(crate) fn open_store(&self) -> Result<Store> {
+    /// What the store may keep.
+    pub(crate) fn limits(&self) -> Limits {
         let mut limits = Limits::memory(self.global.memory);
         limits.disk = self.global.disk;
-        limits.quota = self.global.quota.unwrap_or(u64::MAX);
         limits.time_to_live = self.global.ttl;
+        for Quota { namespace, bytes } in self.global.quota.iter().cloned() {
+            match namespace {
+                None => limits.quota = bytes,
+                Some(namespace) => _ = limits.quotas.insert(namespace, bytes),
+            }
+        }
+        limits
+    }
+
+    /// The store that the options name.
+    pub(crate) fn open_store(&self) -> Result<Store> {
+        let limits = self.limits();
         #[cfg(feature = "remote")]
         if let Some(url) = &self.global.remote {
             let mut options = refrain_store::RemoteOptions::new(url);

@@ -77,15 +77,19 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
             expiring.add(info);
         }
     }
-    let limit = context.global.disk;
+    let limits = context.limits();
+    let limit = limits.disk;
+    let quota = |namespace: &str| Some(limits.quota_of(namespace)).filter(|quota| *quota != u64::MAX);
     if context.json {
         return print_json(&json!({
             "folder": context.store,
             "disk": { "chunks": stats.disk_chunks, "bytes": stats.disk_bytes, "limit": limit },
-            "quota": context.global.quota,
             "pinned": pinned,
             "expiring": expiring,
-            "namespaces": namespaces,
+            "namespaces": namespaces.iter().map(|(name, group)| {
+                let quota = quota(name);
+                (*name, json!({ "chunks": group.chunks, "tokens": group.tokens, "bytes": group.bytes, "quota": quota }))
+            }).collect::<BTreeMap<_, _>>(),
             "models": models,
         }));
     }
@@ -106,7 +110,8 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
     let mut table = Table::new(&["<of", "chunks", "tokens", "size", "<"]);
     for (namespace, group) in &namespaces {
         let name = if namespace.is_empty() { "(no name)".to_owned() } else { one_line(namespace) };
-        table.push(row(&format!("namespace {name}"), group.chunks, group.tokens, group.bytes, ""));
+        let quota = quota(namespace).map_or(String::new(), |quota| format!("of {}", bytes(quota)));
+        table.push(row(&format!("namespace {name}"), group.chunks, group.tokens, group.bytes, &quota));
     }
     for (model, group) in &models {
         let note = if current.as_ref() == Some(model) { context.global.model.as_str() } else { "" };

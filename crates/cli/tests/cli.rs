@@ -3,6 +3,7 @@
 mod eval;
 mod eviction;
 mod sparse;
+mod store;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -459,55 +460,6 @@ fn methods_stand_side_by_side() {
     assert!(a3["kl"].as_f64().unwrap() < 1e-3, "everything recomputed is vanilla: {a3}");
     assert_eq!(told["answers"].as_array().unwrap().len(), 3);
     assert!(told["answers"][2]["explanation"]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()));
-}
-
-#[test]
-fn chunks_can_be_looked_after() {
-    if !real_model() {
-        return;
-    }
-    let home = home_with_documents();
-    home.json(&["ingest", home.path("docs").to_str().unwrap()]);
-    let listed = home.json(&["store", "ls"]);
-    let chunks = listed["chunks"].as_array().unwrap();
-    assert_eq!((chunks.len(), &chunks[0]["current_model"]), (2, &true.into()));
-    let table = home.run(&["store", "ls"]).good().out;
-    assert!(table.contains("Torque") && table.contains("2 chunks"), "{table}");
-    let torque = chunks.iter().find(|chunk| chunk["label"] == "Torque").unwrap();
-    let key = torque["key"].as_str().unwrap();
-    let shown = home.run(&["store", "show", &key[..10]]).good().out;
-    assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
-    assert!(home.json(&["store", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
-    home.run(&["store", "show", "zz"]).failed(1, &["zz"]);
-    home.run(&["store", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
-    let verified = home.json(&["store", "verify"]);
-    assert_eq!((&verified["whole"], verified["failed"].as_array().unwrap().len()), (&2.into(), 0));
-    assert_eq!(home.json(&["store", "pin", &key[..12], "--keep", "30d"])["changed"], 1);
-    assert_eq!(home.json(&["store", "pin", &key[..12]])["changed"], 1);
-    let table = home.run(&["store", "ls"]).good().out;
-    assert!(table.contains("pinned, 29 d more") || table.contains("pinned, 30 d more"), "{table}");
-    let stats = home.json(&["store", "stats"]);
-    assert_eq!((&stats["disk"]["chunks"], &stats["pinned"]["chunks"]), (&2.into(), &1.into()));
-    // What is not pinned goes when there is room for one alone.
-    let half = stats["disk"]["bytes"].as_u64().unwrap() * 2 / 3;
-    let archive = home.path("chunks.tar");
-    assert_eq!(home.json(&["store", "export", archive.to_str().unwrap()])["chunks"], 2);
-    let report = home.json(&["store", "gc", "--disk", &half.to_string()]);
-    assert_eq!((&report["evicted"], &report["chunks"]), (&1.into(), &1.into()));
-    assert_eq!(home.json(&["store", "import", archive.to_str().unwrap()])["chunks"], 1);
-    // Another's are not seen, not even by their names.
-    let other = |words: &[&str]| home.run(&[words, &["--credential", "sk-other"]].concat());
-    assert!(other(&["store", "ls"]).good().out.contains("no chunks"));
-    other(&["store", "show", &key[..12]]).failed(1, &[&key[..12]]);
-    other(&["store", "rm", "--all", "--yes"]).good();
-    other(&["store", "import", archive.to_str().unwrap()]).good();
-    assert!(other(&["store", "ls"]).good().out.contains("2 chunks"));
-    other(&["store", "rm", "--all", "--yes"]).good();
-    assert_eq!(home.json(&["store", "ls"])["chunks"].as_array().unwrap().len(), 2);
-    assert_eq!(home.json(&["store", "rm", &key[..12]])["removed"], 1);
-    assert_eq!(home.chunk_files().len(), 1);
-    assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
-    assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub struct Account {
     pub bytes_loaded: u64,
     /// Bytes of keys, values and summaries that were read from the folder.
     pub bytes_read: u64,
-    /// Bytes of keys and values that the document chunks of the prompt have in the store.
+    /// Bytes of keys and values that the document chunks of the prompt have in the store, as they lie at rest.
     pub document_bytes: u64,
     /// Seconds that threads spent bringing them in (reading, verifying, rotating, placing), mostly beside the
     /// computing; summed over those threads.
@@ -271,7 +271,7 @@ impl Engine {
             repaired_chunks: loaded.repaired,
             bytes_loaded: loaded.bytes,
             bytes_read: loaded.read,
-            document_bytes: (documents * self.decoder.shape().token_bytes(self.settings.kv)) as u64,
+            document_bytes: prompt.chunks.iter().map(|chunk| self.chunk_id(&chunk.tokens).bytes()).sum(),
             load_seconds: loaded.busy.as_secs_f64(),
             kv_bytes_peak: work.kv_bytes_peak,
             ..Account::default()

@@ -92,10 +92,10 @@ impl Engine {
         }
         if !summaries.is_empty() {
             let contexts = prompt.contexts(self.longest_context());
-            self.ingest_parts(&contexts.chunks, 0, &summaries, |_| ())?;
+            self.ingest_parts(&contexts.chunks, 0, &summaries, true, |_| ())?;
         }
         if methods.iter().any(|method| method.reuses() && method.summarizes().is_empty()) {
-            self.ingest_parts(&prompt.chunks, 0, &[], |_| ())?;
+            self.ingest_parts(&prompt.chunks, 0, &[], true, |_| ())?;
         }
         Ok(())
     }

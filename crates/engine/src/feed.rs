@@ -152,7 +152,8 @@ impl<'a> Load<'a> {
     /// Reads what nobody needs of a layer from disk: only a chunk that was read and verified whole is kept in memory
     /// for later requests. It comes last, so that nobody waits for it. Says whether all of it is sound.
     fn rest(&self, layer: usize) -> bool {
-        let unused = |s: &&Segment| !self.places(layer, s) && !self.compares(layer) && !s.reader.in_memory();
+        let unused =
+            |s: &&Segment| !self.places(layer, s) && !self.compares(layer) && s.reader.would_be_kept();
         self.segments.iter().filter(unused).all(|segment| self.read(layer, segment).is_some())
     }
 

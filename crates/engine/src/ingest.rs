@@ -89,7 +89,7 @@ impl Engine {
         documents: &[Document],
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        self.ingest_parts(&self.chunks(documents)?, documents.len(), &[], progress)
+        self.ingest_parts(&self.chunks(documents)?, documents.len(), &[], true, progress)
     }
 
     /// The same for a method: one that keeps only parts of documents has these prefilled whole, and keeps a summary of each
@@ -103,13 +103,36 @@ impl Engine {
         method: &dyn FusionMethod,
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        let summaries = method.summarizes();
+        self.ingest_documents(documents, method, true, progress)
+    }
+
+    /// The same on the way to an answer: what comes from an object store is not waited for, but read while it comes.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_to_answer(
+        &self,
+        documents: &[Document],
+        method: &dyn FusionMethod,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        self.ingest_documents(documents, method, false, progress)
+    }
+
+    fn ingest_documents(
+        &self,
+        documents: &[Document],
+        method: &dyn FusionMethod,
+        whole: bool,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        let (summaries, chunks) = (method.summarizes(), self.chunks(documents)?);
         if summaries.is_empty() {
-            return self.ingest(documents, progress);
+            return self.ingest_parts(&chunks, documents.len(), &[], whole, progress);
         }
-        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        let prompt = Prompt { chunks, ..Prompt::default() };
         let contexts = prompt.contexts(self.longest_context()).chunks;
-        self.ingest_parts(&contexts, documents.len(), &summaries, progress)
+        self.ingest_parts(&contexts, documents.len(), &summaries, whole, progress)
     }
 
     /// Finds the layers over which SamKV averages, from documents, which are ingested for it; nothing if none of
@@ -146,12 +169,11 @@ impl Engine {
         chunks: &[PromptChunk],
         documents: usize,
         summaries: &[&dyn Summarize],
+        whole: bool,
         mut progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
         let started = Instant::now();
-        let broken = || self.store.stats().removed;
-        let broken_before = broken();
-        let evicted_before = self.store.stats().evicted;
+        let (broken_before, evicted_before) = (self.store.removed(), self.store.evicted());
         let mut missing: Vec<(&PromptChunk, ChunkId, bool)> = Vec::new();
         let mut seen = HashSet::new();
         let mut report = IngestReport {
@@ -160,12 +182,13 @@ impl Engine {
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        self.bring(chunks.iter().map(|chunk| chunk.tokens.as_slice()), summaries);
+        self.bring(chunks.iter().map(|chunk| chunk.tokens.as_slice()), summaries, whole);
         for chunk in chunks {
             let id = self.chunk_id(&chunk.tokens);
             let is_whole = |id: &ChunkId| summaries.iter().all(|of| self.store.has_summary(id, &of.kind()));
-            let stored = self.store.contains(&id);
-            let shared = || self.shared(&id).is_some_and(|id| self.store.contains(&id) && is_whole(&id));
+            let is_there = |id: &ChunkId| self.store.contains(id) || self.store.is_coming(id);
+            let stored = is_there(&id);
+            let shared = || self.shared(&id).is_some_and(|id| is_there(&id) && is_whole(&id));
             let whole = stored && is_whole(&id) || shared();
             if stored {
                 self.store.renew(&id);
@@ -178,7 +201,7 @@ impl Engine {
         }
         let total = missing.iter().map(|(chunk, ..)| chunk.tokens.len()).sum();
         report.computed = missing.len();
-        report.repaired = (broken() - broken_before) as usize;
+        report.repaired = (self.store.removed() - broken_before) as usize;
         report.computed_tokens = total;
         let mut done = 0;
         progress(IngestProgress { total, done });
@@ -192,7 +215,7 @@ impl Engine {
             done += chunk.tokens.len();
             progress(IngestProgress { total, done });
         }
-        report.evicted = (self.store.stats().evicted - evicted_before) as usize;
+        report.evicted = (self.store.evicted() - evicted_before) as usize;
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }

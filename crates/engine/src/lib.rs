@@ -58,6 +58,7 @@ pub use prompt::{Prompt, PromptChunk};
 pub use sampling::{Sampling, argmax};
 
 use std::path::Path;
+use std::sync::Arc;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
 use refrain_kv::Span;
@@ -127,18 +128,18 @@ impl Default for Instructions {
     }
 }
 
-/// A model, its tokenizer and chat template, and the store of its chunks.
-#[derive(Debug)]
+/// A model, its tokenizer and chat template, and the store of its chunks. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
 pub struct Engine {
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    decoder: Arc<Decoder>,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
     /// Layers that were found to be stable for this model.
     stable_layers: Option<Span>,
-    pool: forward::Pool,
+    pool: Arc<forward::Pool>,
 }
 
 impl Engine {
@@ -181,15 +182,20 @@ impl Engine {
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
         let fingerprint = identity(fingerprint, decoder.precision());
         Ok(Engine {
-            decoder,
-            tokenizer,
-            template,
+            decoder: Arc::new(decoder),
+            tokenizer: Arc::new(tokenizer),
+            template: template.map(Arc::new),
             store,
             settings,
             fingerprint,
             stable_layers: None,
-            pool: forward::Pool::default(),
+            pool: Arc::default(),
         })
+    }
+
+    /// The same engine with documents lying in the store in another way.
+    pub fn at_rest(&self, at_rest: Encoding) -> Engine {
+        Engine { settings: Settings { at_rest, ..self.settings.clone() }, ..self.clone() }
     }
 
     /// The decoder.

@@ -228,7 +228,7 @@ impl Engine {
             loaded.system_cached = true;
             return Ok(loaded);
         }
-        self.bring(prompt.chunks.iter().map(|chunk| chunk.tokens.as_slice()), &method.summarizes());
+        self.bring(prompt.chunks.iter().map(|chunk| chunk.tokens.as_slice()), &method.summarizes(), false);
         // A true prefix is exact only under the rotation that the whole request has.
         let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
         if self.keeps_system(prompt) && same_rope() {
@@ -279,13 +279,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the store fetch what it shares with others and lacks of these chunks, at once.
-    pub(crate) fn bring<'t>(&self, chunks: impl Iterator<Item = &'t [u32]>, summaries: &[&dyn Summarize]) {
+    /// Has the store fetch what it shares with others and lacks of these chunks, at once. Chunks are read while they come,
+    /// unless this is to wait until they are `whole`.
+    pub(crate) fn bring<'t>(
+        &self,
+        chunks: impl Iterator<Item = &'t [u32]>,
+        summaries: &[&dyn Summarize],
+        whole: bool,
+    ) {
         let own: Vec<ChunkId> = chunks.map(|tokens| self.chunk_id(tokens)).collect();
         let shared: Vec<ChunkId> = own.iter().filter_map(|id| self.shared(id)).collect();
         let kinds: Vec<String> = summaries.iter().map(|of| of.kind()).collect();
         let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-        self.store.bring(&own.iter().chain(&shared).collect::<Vec<_>>(), &kinds);
+        self.store.bring(&own.iter().chain(&shared).collect::<Vec<_>>(), &kinds, whole);
     }
 
     /// A chunk in the store, with the summaries that a method wants. One without them is as if it were not there.

@@ -16,6 +16,10 @@ pub struct Matrix {
     pub methods: Vec<String>,
     /// Eviction policies, with options if wanted. `full` is always among them.
     pub policies: Vec<String>,
+    /// How documents lie in the store, `exact`, `q8` or `q4`: every method that reuses chunks answers with each. The
+    /// engine's own if there is none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub at_rest: Vec<String>,
     /// Folder of the benchmarks' data; what is generated needs none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
@@ -47,6 +51,7 @@ impl Default for Matrix {
             models: Vec::new(),
             methods: vec!["vanilla".to_owned()],
             policies: vec!["full".to_owned()],
+            at_rest: Vec::new(),
             data: None,
             limit: None,
             max_tokens: None,

@@ -102,6 +102,9 @@ pub struct Cost {
     pub side_bytes: usize,
     /// Bytes of keys and values brought in from the store.
     pub bytes_loaded: u64,
+    /// Bytes of the document chunks' keys and values at rest.
+    #[serde(default)]
+    pub document_bytes: u64,
 }
 
 impl Cost {
@@ -124,6 +127,7 @@ impl Cost {
             kv_bytes_full: account.kv_bytes_full,
             side_bytes: account.side_bytes,
             bytes_loaded: account.bytes_loaded,
+            document_bytes: account.document_bytes,
         }
     }
 }

@@ -10,18 +10,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use refrain_engine::{Answer, Closeness, Engine, Parts, Prompt, Reference, Request, Sampling};
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
+use refrain_store::Encoding;
 
 use crate::scoring::Scorer;
 use crate::tasks::Job;
 use crate::{About, Cost, Error, Fidelity, Record, Result, Sample};
 
-/// A method with a policy, by the names that records have.
+/// A method with a policy, and how documents lie in the store, by the names that records have.
 #[derive(Clone, Debug)]
 pub struct Way {
     /// As it was asked for.
     pub method: String,
     /// The method.
     pub fusion: Arc<dyn FusionMethod>,
+    /// How the documents lie in the store.
+    pub at_rest: Encoding,
     /// As it was asked for.
     pub policy: String,
     /// The policy.
@@ -298,8 +301,11 @@ impl Asking<'_> {
             let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.going.forced) };
             let asked = Sampling { max_tokens: most, ..sampling.clone() };
             let reference = self.engine.reference(&prompt, &asked, self.going.forced, self.going.maps)?;
-            let methods: Vec<_> = self.ways.iter().map(|way| way.fusion.as_ref()).collect();
-            self.engine.ingest_prompt(&prompt, &methods)?;
+            for encoding in Encoding::ALL {
+                let ways = self.ways.iter().filter(|way| way.at_rest == encoding);
+                let methods: Vec<_> = ways.map(|way| way.fusion.as_ref()).collect();
+                self.engine.at_rest(encoding).ingest_prompt(&prompt, &methods)?;
+            }
             self.reference = Some((prompt, reference));
         }
         let Some((prompt, reference)) = &self.reference else {
@@ -311,7 +317,8 @@ impl Asking<'_> {
             (reference.answer.clone(), fidelity)
         } else {
             let request = Request { eviction: &way.eviction, ..Request::new(way.fusion.as_ref(), &sampling) };
-            let (answer, close) = self.engine.answer_beside(prompt, &request, reference)?;
+            let (answer, close) =
+                self.engine.at_rest(way.at_rest).answer_beside(prompt, &request, reference)?;
             (answer, fidelity(close))
         };
         if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {

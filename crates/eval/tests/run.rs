@@ -8,7 +8,7 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Going, Run, Way, read};
 use refrain_eval::tasks::{Job, Model, load};
 use refrain_eval::{About, Matrix, Record, TaskSpec};
-use refrain_store::Store;
+use refrain_store::{Encoding, Store};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -35,7 +35,8 @@ fn matrix() -> Matrix {
 fn ways(specs: &[(&str, &str)]) -> Vec<Way> {
     let way = |(method, policy): &(&str, &str)| Way {
         method: (*method).to_owned(),
-        fusion: refrain_fusion::METHODS.parse(method).unwrap(),
+        fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":at_rest=q4")).unwrap(),
+        at_rest: if method.ends_with(":at_rest=q4") { Encoding::Q4 } else { Encoding::Exact },
         policy: (*policy).to_owned(),
         eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
     };
@@ -49,8 +50,12 @@ fn about(jobs: &[Job]) -> About {
 
 /// Goes on with a run for at most so many answers; returns whether all is done.
 fn go_on(folder: &Path, engine: &Engine, jobs: &[Job], most: usize) -> bool {
-    let ways =
-        ways(&[("vanilla", "full"), ("pie", "full"), ("a3:ratio=0.3", "morph_kv:capacity=40:window=8")]);
+    let ways = ways(&[
+        ("vanilla", "full"),
+        ("pie", "full"),
+        ("pie:at_rest=q4", "full"),
+        ("a3:ratio=0.3", "morph_kv:capacity=40:window=8"),
+    ]);
     let going = Going { forced: 4, maps: true, seed: 42, until: None };
     let encode = |_: &str| Vec::new();
     let scorer = Scorer { judge: None, quality: None, encode: &encode };
@@ -85,7 +90,13 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     assert!(go_on(whole.path(), &engine, &jobs, usize::MAX));
     let (_, expected) = read(whole.path()).unwrap();
-    assert_eq!(expected.len(), 2 * 3 * 3, "two tasks, three samples, three ways");
+    assert_eq!(expected.len(), 2 * 3 * 4, "two tasks, three samples, four ways");
+    let of = |method: &str| {
+        let record = expected.iter().find(|record| record.method == method).unwrap();
+        (record.cost.as_ref().unwrap().document_bytes, record.fidelity.as_ref().unwrap().kl)
+    };
+    let (exact, q4) = (of("pie"), of("pie:at_rest=q4"));
+    assert!(q4.0 < exact.0 && q4.1 > 0.0 && q4.1 != exact.1, "{exact:?} {q4:?}");
     for record in &expected {
         assert_eq!(record.error, None);
         let (cost, close) = (record.cost.as_ref().unwrap(), record.fidelity.as_ref().unwrap());
@@ -93,12 +104,14 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
         assert!(record.scores.contains_key("score") && close.positions > 0);
         match record.method.as_str() {
             "vanilla" => assert_eq!((close.kl, close.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
-            "pie" => assert!(close.kl > 0.0 && cost.recompute_ratio == 0.0 && close.hit_rate_40.is_none()),
+            "pie" | "pie:at_rest=q4" => {
+                assert!(close.kl > 0.0 && cost.recompute_ratio == 0.0 && close.hit_rate_40.is_none())
+            }
             _ => assert!(cost.kv_bytes < cost.kv_bytes_full && close.hit_rate_40.is_some()),
         }
     }
     // The first sample of each task comes before the second of any.
-    let order: Vec<&str> = expected.iter().step_by(3).map(|record| record.benchmark.as_str()).collect();
+    let order: Vec<&str> = expected.iter().step_by(4).map(|record| record.benchmark.as_str()).collect();
     assert_eq!(order[..2], ["ruler", "needle"]);
 
     let results = parts.path().join("results.jsonl");
@@ -129,7 +142,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
     let (_, records) = read(folder.path()).unwrap();
     let failed: Vec<&Record> = records.iter().filter(|record| record.error.is_some()).collect();
-    assert_eq!((failed.len(), records.len()), (3, 18));
+    assert_eq!((failed.len(), records.len()), (4, 24));
     assert!(
         failed.iter().all(|record| record.error.as_ref().unwrap().contains("512")),
         "{:?}",
@@ -138,7 +151,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert!(failed.iter().all(|record| record.sample == jobs[0].samples[1].id && record.scores.is_empty()));
     // It is tried again, and nothing else is.
     assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
-    assert_eq!(read(folder.path()).unwrap().1.len(), 21);
+    assert_eq!(read(folder.path()).unwrap().1.len(), 28);
 }
 
 #[test]
@@ -183,6 +196,7 @@ fn the_example_matrices_name_what_there_is() {
         for method in &matrix.methods {
             refrain_fusion::METHODS.parse(method).unwrap();
         }
+        matrix.at_rest.iter().for_each(|name| _ = name.parse::<Encoding>().unwrap());
         for policy in &matrix.policies {
             refrain_eviction::POLICIES.parse(policy).unwrap();
         }

@@ -12,6 +12,8 @@ mod attention;
 mod backend;
 mod buffer;
 #[allow(unsafe_code)]
+mod codes;
+#[allow(unsafe_code)]
 mod convert;
 mod floats;
 #[allow(unsafe_code)]
@@ -40,6 +42,7 @@ pub use floats::Floats;
 pub use half::{bf16, f16};
 pub use linear::{Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
 pub use ops::softmax;
+pub use pages::advise as advise_huge_pages;
 pub use pool::Isa;
 pub use ranking::{exchange_row, lowest, raise_row, round_row};
 

@@ -5,7 +5,7 @@ const LARGE: usize = 4 << 20;
 
 /// Asks the system to back fresh memory with huge pages, where it has them and the memory is large. Only advice: what
 /// the memory holds, and whether it can be used, stays the same.
-pub(crate) fn advise<T>(memory: &[T]) {
+pub fn advise<T>(memory: &[T]) {
     let bytes = std::mem::size_of_val(memory);
     if bytes < LARGE {
         return;

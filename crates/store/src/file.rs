@@ -3,15 +3,17 @@
 //! Everything read here is untrusted: lengths are bounded by the bytes that remain before memory is taken for them.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Seek};
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 
+use bytes::BytesMut;
 use safetensors::tensor::TensorInfo;
 
 use crate::blocks::Blocks;
 use crate::header::{Entries, Raw, bad_value, encode, trouble};
 use crate::id::{VERSIONS, hex};
-use crate::layer::Layer;
+use crate::layer::{Layer, room};
 use crate::rest::Layout;
 use crate::{Chunk, ChunkId, Encoding, Problem};
 
@@ -143,31 +145,42 @@ fn checksum_name(layer: usize) -> String {
 
 /// Reads what follows the header, verifying each layer while it is in the CPU's cache.
 pub(crate) fn read_layers(header: Header, reader: &mut dyn Read) -> Result<Chunk, Problem> {
-    let data = (0..header.id.layers).map(|layer| next_layer(&header, reader, layer));
+    let rooms = room(header.layout.layer, header.id.layers).into_iter().enumerate();
+    let data = rooms.map(|(layer, room)| next_layer(&header, reader, layer, room));
     let data = data.collect::<Result<_, _>>()?;
     let Header { id, label, created, .. } = header;
     Chunk::from_parts(id, label, created, data).map_err(|error| Problem::Header(error.to_string()))
 }
 
-/// Reads the layer that comes next and verifies it and its blocks.
-fn next_layer(header: &Header, reader: &mut dyn Read, layer: usize) -> Result<Layer, Problem> {
-    let (len, whole) = (header.layout.layer, 0..header.id.tokens.len());
-    let data = Layer::read(reader, header.id.dtype, len)
-        .map_err(|error| trouble(&error, header.bytes() as u64, (len * layer) as u64))?;
+/// Reads the layer that comes next into `room` and verifies it.
+fn next_layer(
+    header: &Header,
+    reader: &mut dyn Read,
+    layer: usize,
+    mut room: BytesMut,
+) -> Result<Layer, Problem> {
+    let before = (room.len() * layer) as u64;
+    reader.read_exact(&mut room).map_err(|error| trouble(&error, header.bytes() as u64, before))?;
+    check_all(header, layer, Layer::new(header.id.dtype, room))
+}
+
+/// Verifies the checksum of a layer and its blocks.
+pub(crate) fn check_all(header: &Header, layer: usize, data: Layer) -> Result<Layer, Problem> {
     check_layer(header, layer, &data)?;
+    let whole = 0..header.id.tokens.len();
     let mut blocks = header.blocks.iter();
     blocks.try_for_each(|blocks| blocks.check(layer, std::slice::from_ref(&whole), &data))?;
     Ok(data)
 }
 
-/// Reads the tokens `runs` (ascending, disjoint) of a layer from a file whose layers begin at `start`. Nothing about
-/// them is verified.
+/// Reads the tokens `runs` (ascending, disjoint) of a layer from a file whose layers begin at `start`, into `room` if
+/// they fill it. Nothing about them is verified.
 pub(crate) fn read_runs(
     header: &Header,
-    file: &mut (impl Read + Seek),
-    start: u64,
+    (file, start): (&File, u64),
     layer: usize,
     runs: &[Range<usize>],
+    room: Option<BytesMut>,
 ) -> Result<Layer, Problem> {
     let from = header.layout.layer * layer;
     let mut parts: Vec<(u64, usize)> = Vec::with_capacity(2 * runs.len());
@@ -179,7 +192,7 @@ pub(crate) fn read_runs(
             _ => parts.push((offset, place.len())),
         }
     }
-    Layer::gather(file, header.id.dtype, &parts)
+    Layer::gather(file, header.id.dtype, &parts, room)
         .map_err(|error| trouble(&error, header.bytes() as u64, from as u64))
 }
 
@@ -202,5 +215,6 @@ fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result<(), Proble
 
 /// Reads what follows the header and verifies it, layers and blocks, a layer at a time.
 pub(crate) fn verify_layers(header: &Header, reader: &mut dyn Read) -> Result<(), Problem> {
-    (0..header.id.layers).try_for_each(|layer| next_layer(header, reader, layer).map(drop))
+    let room = || room(header.layout.layer, 1).pop().unwrap_or_default();
+    (0..header.id.layers).try_for_each(|layer| next_layer(header, reader, layer, room()).map(drop))
 }

@@ -43,6 +43,15 @@ pub(crate) fn encode(
     out
 }
 
+/// Bytes of the header that `bytes` begin with, once they tell.
+#[cfg(feature = "remote")]
+pub(crate) fn length(bytes: &[u8], most: u64) -> Result<Option<usize>, Problem> {
+    let Some(length) = bytes.first_chunk() else { return Ok(None) };
+    let length = u64::from_le_bytes(*length);
+    bound(length, most)?;
+    Ok(Some(8 + length as usize))
+}
+
 /// A header as safetensors sees it: tensors follow each other without gaps. What they mean is not looked at yet.
 pub(crate) struct Raw {
     metadata: Metadata,

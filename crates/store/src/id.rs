@@ -97,6 +97,11 @@ pub struct ChunkId {
 }
 
 impl ChunkId {
+    /// Bytes of the chunk's keys and values at rest; 0 if no chunk can have this identity.
+    pub fn bytes(&self) -> u64 {
+        self.layout().map_or(0, |layout| (layout.layer * self.layers) as u64)
+    }
+
     /// The name of the chunk: a keyed hash over all fields and the format version.
     ///
     /// Every field has a fixed width or is preceded by its length, so that no two identities are encoded alike.

@@ -1,11 +1,13 @@
 //! One layer of a chunk in memory, as computed or as it lies at rest.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use refrain_kernels::{Buffer, Dtype, Slice};
+use bytes::{Bytes, BytesMut};
+use refrain_kernels::{Buffer, Dtype, Slice, advise_huge_pages};
 
 use crate::rest::Layout;
 
@@ -21,14 +23,34 @@ struct Inner {
 }
 
 enum Data {
-    /// Keys, then values, equally many, from `start`, a multiple of [`ALIGN`] in memory; or what lies at rest.
-    Bytes { bytes: Vec<u8>, start: usize },
+    /// Keys, then values, equally many, from a multiple of [`ALIGN`] in memory on; or what lies at rest.
+    Bytes(Bytes),
     /// Keys, then values, that were decoded.
     Decoded(Buffer),
 }
 
-/// Every element type can be read where it lies.
-const ALIGN: usize = 8;
+/// Every element type can be read where it lies, and no two layers share a cache line.
+const ALIGN: usize = 64;
+
+/// Memory for `layers` layers of `len` bytes each, all zeros, taken from the system at once: in huge pages where it is
+/// large, since memory taken page by page costs several times as much as filling it.
+pub(crate) fn room(len: usize, layers: usize) -> Vec<BytesMut> {
+    let stride = len.next_multiple_of(ALIGN);
+    let mut rest = BytesMut::zeroed(stride * layers + ALIGN);
+    advise_huge_pages(&rest);
+    let _ = rest.split_to(rest.as_ptr().addr().wrapping_neg() % ALIGN);
+    let mut next = || {
+        let mut layer = rest.split_to(stride);
+        layer.truncate(len);
+        layer
+    };
+    (0..layers).map(|_| next()).collect()
+}
+
+/// Memory for one layer of `len` bytes.
+fn single(len: usize) -> BytesMut {
+    room(len, 1).pop().unwrap_or_default()
+}
 
 impl Layer {
     /// Copies keys and values, each tokens × heads × head size, as they are to lie at rest.
@@ -62,35 +84,33 @@ impl Layer {
 
     /// Copies parts of `len` bytes in all.
     fn join<'a>(dtype: Dtype, len: usize, parts: impl Iterator<Item = &'a [u8]>) -> Layer {
-        let (mut bytes, start) = reserve(len);
-        parts.for_each(|part| bytes.extend_from_slice(part));
-        Layer::new(dtype, bytes, start)
+        let mut bytes = single(len);
+        let mut rest = &mut bytes[..];
+        for part in parts {
+            rest.split_off_mut(..part.len()).expect("as many bytes as were said").copy_from_slice(part);
+        }
+        Layer::new(dtype, bytes)
     }
 
-    fn new(dtype: Dtype, bytes: Vec<u8>, start: usize) -> Layer {
-        let at_rest = bytes.len() - start;
-        Layer(Arc::new(Inner { dtype, data: Data::Bytes { bytes, start }, at_rest }))
+    /// What [`room`] has given, filled.
+    pub(crate) fn new(dtype: Dtype, bytes: BytesMut) -> Layer {
+        Layer(Arc::new(Inner { dtype, at_rest: bytes.len(), data: Data::Bytes(bytes.freeze()) }))
     }
 
-    /// Reads a layer of `len` bytes.
-    pub(crate) fn read(reader: &mut dyn Read, dtype: Dtype, len: usize) -> io::Result<Layer> {
-        let (mut bytes, start) = reserve(len);
-        append(reader, &mut bytes, len)?;
-        Ok(Layer::new(dtype, bytes, start))
-    }
-
-    /// Reads parts of a file, each an offset and a number of bytes, one after the other.
+    /// Reads parts of a file, each an offset and a number of bytes, one after the other; into `room`, if it is given.
     pub(crate) fn gather(
-        file: &mut (impl Read + Seek),
+        file: &File,
         dtype: Dtype,
         parts: &[(u64, usize)],
+        room: Option<BytesMut>,
     ) -> io::Result<Layer> {
-        let (mut bytes, start) = reserve(parts.iter().map(|(_, len)| len).sum());
+        let len = parts.iter().map(|(_, len)| len).sum();
+        let mut bytes = room.filter(|room| room.len() == len).unwrap_or_else(|| single(len));
+        let mut rest = &mut bytes[..];
         for (offset, len) in parts {
-            file.seek(SeekFrom::Start(*offset))?;
-            append(file, &mut bytes, *len)?;
+            read_at(file, rest.split_off_mut(..*len).expect("their sum"), *offset)?;
         }
-        Ok(Layer::new(dtype, bytes, start))
+        Ok(Layer::new(dtype, bytes))
     }
 
     /// Keys before RoPE: tokens × KV heads × head size.
@@ -116,7 +136,7 @@ impl Layer {
     /// Keys, then values; or what lies at rest.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0.data {
-            Data::Bytes { bytes, start } => &bytes[*start..],
+            Data::Bytes(bytes) => bytes,
             Data::Decoded(buffer) => buffer.as_slice().as_bytes(),
         }
     }
@@ -133,20 +153,19 @@ impl fmt::Debug for Layer {
     }
 }
 
-/// Reads `len` bytes into memory that nobody has filled before.
-fn append(mut reader: &mut dyn Read, bytes: &mut Vec<u8>, len: usize) -> io::Result<()> {
-    if Read::take(&mut reader, len as u64).read_to_end(bytes)? < len {
-        return Err(ErrorKind::UnexpectedEof.into());
-    }
-    Ok(())
+/// Fills `bytes` from `offset` of a file on, which several threads may read at once.
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
 }
 
-/// Room for `len` bytes from the returned index, which lies at a multiple of [`ALIGN`]; all before it is filled.
-///
-/// The room exceeds what is asked for, so that a reader never makes the vector grow, and move.
-fn reserve(len: usize) -> (Vec<u8>, usize) {
-    let mut bytes: Vec<u8> = Vec::with_capacity(len + ALIGN);
-    let start = bytes.as_ptr().addr().wrapping_neg() % ALIGN;
-    bytes.resize(start, 0);
-    (bytes, start)
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
 }

@@ -28,7 +28,7 @@ impl Limits {
     }
 
     /// Bytes that the files of a namespace may take.
-    fn quota(&self, namespace: &str) -> u64 {
+    pub fn quota_of(&self, namespace: &str) -> u64 {
         self.quotas.get(namespace).copied().unwrap_or(self.quota)
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn victims(
     namespaces.extend(new.map(|row| row.namespace.as_str()));
     namespaces.sort_unstable();
     namespaces.dedup();
-    let scopes = namespaces.into_iter().map(|namespace| (Some(namespace), limits.quota(namespace)));
+    let scopes = namespaces.into_iter().map(|namespace| (Some(namespace), limits.quota_of(namespace)));
     for (namespace, limit) in scopes.chain([(None, limits.disk)]) {
         let is_within = |row: &Row| namespace.is_none_or(|namespace| namespace == row.namespace);
         let own = new.filter(|row| is_within(row)).map_or(0, |row| row.bytes);

@@ -2,17 +2,24 @@
 
 use std::fs::File;
 use std::io::Seek;
+use std::mem;
 use std::ops::Range;
 use std::slice;
-use std::sync::OnceLock;
+#[cfg(feature = "remote")]
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use bytes::BytesMut;
 
 use crate::blocks::within;
 use crate::chunk::weight;
 use crate::file::{Header, check_quickly, read_runs};
-use crate::layer::Layer;
+use crate::layer::{Layer, room};
 use crate::rest::{GROUP, Layout};
-use crate::store::Held;
+#[cfg(feature = "remote")]
+use crate::store::Arriving;
+use crate::store::{Held, OpenFile};
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Store};
 
 /// A chunk whose layers are read as they are asked for, in any order and by any number of threads at once.
@@ -25,6 +32,9 @@ pub struct ChunkReader(Source);
 enum Source {
     Memory(Chunk),
     Disk(Box<Disk>),
+    /// On its way from the object store.
+    #[cfg(feature = "remote")]
+    Arriving(Arc<Header>, Arc<Arriving>),
 }
 
 #[derive(Debug)]
@@ -34,11 +44,14 @@ struct Disk {
     header: Header,
     /// When its time is over, in seconds since 1970; 0 is never.
     expires: u64,
-    /// Offset of the first layer. The file is opened again for every layer: a prompt may have more chunks than a
-    /// process may have open files.
+    /// Offset of the first layer.
     start: u64,
+    /// None where as many files are open as may be: it is opened again for every layer.
+    file: Option<OpenFile>,
     /// What was read; without the data if the chunk is too large for the store's memory anyway.
     layers: Vec<OnceLock<Option<Layer>>>,
+    /// Memory for the layers that are kept, from when the first is read until each is.
+    rooms: OnceLock<Mutex<Vec<BytesMut>>>,
     keep: bool,
     missing: AtomicUsize,
     broken: AtomicBool,
@@ -62,6 +75,8 @@ impl ChunkReader {
         let start = file.stream_position().map_err(|error| Problem::Io(error.to_string()))?;
         let layers = header.id.layers;
         Ok(ChunkReader(Source::Disk(Box::new(Disk {
+            file: store.keep_open(file),
+            rooms: OnceLock::new(),
             key,
             expires,
             start,
@@ -75,24 +90,32 @@ impl ChunkReader {
         }))))
     }
 
+    #[cfg(feature = "remote")]
+    pub(crate) fn arriving(header: Arc<Header>, arriving: Arc<Arriving>) -> ChunkReader {
+        ChunkReader(Source::Arriving(header, arriving))
+    }
+
     /// What the chunk is.
     pub fn id(&self) -> &ChunkId {
         match &self.0 {
             Source::Memory(chunk) => chunk.id(),
             Source::Disk(disk) => &disk.header.id,
+            #[cfg(feature = "remote")]
+            Source::Arriving(header, _) => &header.id,
         }
     }
 
-    /// Whether all of the chunk is in memory: nothing can fail any more.
-    pub fn in_memory(&self) -> bool {
+    /// Whether the store keeps the chunk in memory once the layers that are left have been read.
+    pub fn would_be_kept(&self) -> bool {
         match &self.0 {
-            Source::Memory(_) => true,
-            Source::Disk(disk) => disk.layers.iter().all(|layer| matches!(layer.get(), Some(Some(_)))),
+            Source::Disk(disk) => disk.keep && disk.missing.load(Ordering::Relaxed) > 0,
+            // It is there, or comes there by itself.
+            _ => false,
         }
     }
 
     /// A layer, its checksum verified; none if the file is broken. It is then removed, counted and told as by
-    /// [`Store::get`], once, and the caller computes the chunk again.
+    /// [`Store::get`], once, and the caller computes the chunk again. One that is still on its way is waited for.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -100,6 +123,8 @@ impl ChunkReader {
         match &self.0 {
             Source::Memory(chunk) => Some(chunk.layer(layer)),
             Source::Disk(disk) => Some(disk.layer(layer)?.decode(&disk.header.layout)),
+            #[cfg(feature = "remote")]
+            Source::Arriving(header, arriving) => Some(arriving.layer(layer)?.decode(&header.layout)),
         }
     }
 
@@ -120,14 +145,18 @@ impl ChunkReader {
         match &self.0 {
             Source::Memory(chunk) => Some(select(chunk.layout(), &chunk.data()[layer], ranges)),
             Source::Disk(disk) => disk.tokens(layer, ranges),
+            #[cfg(feature = "remote")]
+            Source::Arriving(header, arriving) => {
+                Some(select(&header.layout, &arriving.layer(layer)?, ranges))
+            }
         }
     }
 
-    /// Bytes of keys and values that this reader has read from disk so far; none for a chunk in memory.
+    /// Bytes of keys and values that this reader has read from disk so far; none for a chunk in memory or from elsewhere.
     pub fn bytes_read(&self) -> u64 {
         match &self.0 {
-            Source::Memory(_) => 0,
             Source::Disk(disk) => disk.read.load(Ordering::Relaxed),
+            _ => 0,
         }
     }
 
@@ -136,6 +165,8 @@ impl ChunkReader {
         match &self.0 {
             Source::Memory(chunk) => Some(chunk.clone()),
             Source::Disk(disk) => disk.chunk(),
+            #[cfg(feature = "remote")]
+            Source::Arriving(_, arriving) => arriving.chunk(),
         }
     }
 }
@@ -181,14 +212,22 @@ impl Disk {
             return Some(select(layout, &self.whole(layer)?, ranges));
         };
         let runs = blocks.around(ranges);
-        let data = self.read(layer, &runs, |data| blocks.check(layer, &runs, data))?;
+        let data = self.read(layer, &runs, None, |data| blocks.check(layer, &runs, data))?;
         Some(data.decode(&layout.only(&runs)).select(layout.row(), &within(ranges, &runs)))
     }
 
     /// Reads and verifies a layer.
     fn whole(&self, layer: usize) -> Option<Layer> {
         let tokens = 0..self.header.id.tokens.len();
-        self.read(layer, slice::from_ref(&tokens), |data| check_quickly(&self.header, layer, data))
+        let room = self.keep.then(|| self.room(layer));
+        self.read(layer, slice::from_ref(&tokens), room, |data| check_quickly(&self.header, layer, data))
+    }
+
+    /// Memory for a layer; less than that if somebody else has it.
+    fn room(&self, layer: usize) -> BytesMut {
+        let header = &self.header;
+        let rooms = self.rooms.get_or_init(|| Mutex::new(room(header.layout.layer, header.id.layers)));
+        mem::take(&mut rooms.lock().unwrap_or_else(PoisonError::into_inner)[layer])
     }
 
     /// Reads and verifies the tokens `runs` of a layer, and sees to a file that is broken.
@@ -196,14 +235,23 @@ impl Disk {
         &self,
         layer: usize,
         runs: &[Range<usize>],
+        room: Option<BytesMut>,
         check: impl FnOnce(&Layer) -> Result<(), Problem>,
     ) -> Option<Layer> {
         if self.broken.load(Ordering::Relaxed) {
             return None;
         }
         let read = || {
-            let Some(mut file) = self.store.open_file(&self.key)? else { return Ok(None) };
-            let data = read_runs(&self.header, &mut file, self.start, layer, runs)?;
+            let again;
+            let file = match &self.file {
+                Some(open) => &**open,
+                None => {
+                    let Some(file) = self.store.open_file(&self.key)? else { return Ok(None) };
+                    again = file;
+                    &again
+                }
+            };
+            let data = read_runs(&self.header, (file, self.start), layer, runs, room)?;
             check(&data)?;
             Ok(Some(data))
         };

@@ -1,31 +1,33 @@
 //! Chunks that several machines share, in any object store.
 //!
-//! Reading: what neither memory nor the folder has is fetched, several objects at once, verified like any file and put into the
-//! folder. Writing: what is put into the folder is noted in the index as not yet there, in the same transaction, and a task in
+//! Reading: what neither memory nor the folder has is fetched, several objects at once, verified like any file, a layer at a
+//! time, and put into the folder; layers are used while later ones still travel. Writing: what is put into the folder is noted in the index as not yet there, in the same transaction, and a task in
 //! the background brings it there. The notes are the queue, so nothing is lost with a process and no queue grows in memory.
 //!
 //! An object store that fails or hangs is left alone after a time, longer each time it fails again, and asked again by the
 //! background task alone: a request waits for it at most once.
 
+mod sending;
+
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, parse_url_opts};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::disk::Disk;
-use crate::{ChunkKey, Result, StoreError};
+use crate::{Problem, Result, StoreError};
 
 /// Objects that are fetched at once.
 const AT_ONCE: usize = 8;
@@ -137,14 +139,32 @@ struct Shared {
     /// When objects were found absent.
     absent: Mutex<HashMap<String, Instant>>,
     wake: Notify,
+    /// [`AT_ONCE`] of them.
+    turns: Semaphore,
 }
 
-/// An object that is wanted: its name, and the most bytes it can have.
-pub(crate) type Wanted = (String, u64);
+/// What an object's bytes are for. When it is dropped nothing comes any more.
+pub(crate) trait Taker: Send {
+    /// Most bytes that the object can have.
+    fn most(&self) -> u64;
+
+    /// Takes the bytes that come next, of an object that says it has `size` of them.
+    ///
+    /// # Errors
+    /// If the object is broken.
+    fn take(&mut self, size: u64, bytes: &[u8]) -> Result<(), Problem>;
+
+    /// All bytes have been taken.
+    ///
+    /// # Errors
+    /// If the object is broken.
+    fn end(&mut self) -> Result<(), Problem>;
+}
 
 /// Why an object did not come, or go.
 enum Failure {
     Absent,
+    Broken(Problem),
     /// The object store answers, and does not take it; or something here is in the way.
     Refused(String),
     /// It does not answer, or not as it should.
@@ -177,8 +197,9 @@ impl Remote {
             counters: Counters::default(),
             absent: Mutex::default(),
             wake: Notify::new(),
+            turns: Semaphore::new(AT_ONCE),
         });
-        runtime.spawn(send_all(shared.clone(), Arc::downgrade(disk)));
+        runtime.spawn(sending::send_all(shared.clone(), Arc::downgrade(disk)));
         Ok(Remote { runtime: Some(runtime), shared })
     }
 
@@ -187,25 +208,10 @@ impl Remote {
         self.shared.wake.notify_one();
     }
 
-    /// Hands over the objects that are there, by their place among those wanted, as they come. When one fails the rest is
-    /// left.
-    pub(crate) fn fetch(&self, wanted: &[Wanted], take: impl FnMut(usize, Vec<u8>)) {
-        let Some(runtime) = self.runtime.as_ref().filter(|_| !wanted.is_empty()) else { return };
-        if self.shared.is_down() {
-            self.shared.counters.skipped.fetch_add(wanted.len() as u64, Relaxed);
-            return;
-        }
-        runtime.block_on(self.shared.fetch(wanted, take));
-    }
-
-    /// Removes an object that is broken, so that a whole one can take its place.
-    pub(crate) fn discard(&self, name: &str) {
-        self.shared.counters.broken.fetch_add(1, Relaxed);
-        let path = self.shared.path(name);
+    /// Has an object brought to `taker`, which is dropped when nothing comes any more.
+    pub(crate) fn fetch(&self, name: String, taker: Box<dyn Taker>) {
         if let Some(runtime) = &self.runtime {
-            // Before anybody brings the whole one: it would be taken for what is there already.
-            let _ = runtime
-                .block_on(async { timeout(self.shared.timeout, self.shared.objects.delete(&path)).await });
+            runtime.spawn(self.shared.clone().fetch(name, taker));
         }
     }
 
@@ -292,58 +298,69 @@ impl Shared {
         self.timeout + Duration::from_secs(bytes >> 20)
     }
 
-    async fn fetch(&self, wanted: &[Wanted], mut take: impl FnMut(usize, Vec<u8>)) {
-        let is_new = |name: &String| {
-            let absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
-            absent.get(name).is_none_or(|since| since.elapsed() >= ABSENT)
+    /// Brings an object to its taker.
+    async fn fetch(self: Arc<Self>, name: String, mut taker: Box<dyn Taker>) {
+        let Ok(_turn) = self.turns.acquire().await else { return };
+        if self.is_down() {
+            self.counters.skipped.fetch_add(1, Relaxed);
+            return;
+        }
+        let absent = |absent: &Mutex<HashMap<String, Instant>>| {
+            let absent = absent.lock().unwrap_or_else(PoisonError::into_inner);
+            absent.get(&name).is_some_and(|since| since.elapsed() < ABSENT)
         };
-        let new = wanted.iter().enumerate().filter(|(_, (name, _))| is_new(name));
-        let requests = new.map(|(index, (name, most))| async move { (index, self.get(name, *most).await) });
-        let mut arriving = stream::iter(requests).buffer_unordered(AT_ONCE);
-        while let Some((index, outcome)) = arriving.next().await {
-            match outcome {
-                Ok(bytes) => {
-                    self.counters.fetched.fetch_add(1, Relaxed);
-                    self.counters.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
-                    take(index, bytes);
-                }
-                Err(Failure::Absent) => {
-                    self.counters.absent.fetch_add(1, Relaxed);
-                    let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
-                    if absent.len() >= ABSENTS {
-                        absent.clear();
-                    }
-                    absent.insert(wanted[index].0.clone(), Instant::now());
-                }
-                Err(Failure::Refused(why) | Failure::Failed(why)) => {
-                    self.failed(&why);
-                    return;
+        if absent(&self.absent) {
+            return;
+        }
+        match self.get(&name, taker.as_mut()).await {
+            Ok(bytes) => {
+                self.counters.fetched.fetch_add(1, Relaxed);
+                self.counters.fetched_bytes.fetch_add(bytes, Relaxed);
+                // It may write to the disk.
+                let ended = spawn_blocking(move || (taker.end(), taker)).await;
+                if let Ok((Err(problem), _taker)) = ended {
+                    self.discard(&name, &problem).await;
                 }
             }
+            Err(Failure::Broken(problem)) => self.discard(&name, &problem).await,
+            Err(Failure::Absent) => {
+                self.counters.absent.fetch_add(1, Relaxed);
+                let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
+                if absent.len() >= ABSENTS {
+                    absent.clear();
+                }
+                absent.insert(name, Instant::now());
+            }
+            Err(Failure::Refused(why) | Failure::Failed(why)) => self.failed(&why),
         }
     }
 
-    /// An object, or as much of it as is more than it can have.
-    async fn get(&self, name: &str, most: u64) -> Result<Vec<u8>, Failure> {
+    /// Removes an object that is broken, so that a whole one can take its place. What a newer program wrote is its own.
+    async fn discard(&self, name: &str, problem: &Problem) {
+        if problem.is_permanent() {
+            self.counters.broken.fetch_add(1, Relaxed);
+            let _ = timeout(self.timeout, self.objects.delete(&self.path(name))).await;
+        }
+    }
+
+    /// Hands an object over as it comes, and says its bytes.
+    async fn get(&self, name: &str, taker: &mut dyn Taker) -> Result<u64, Failure> {
         let found = self.within(self.timeout, self.objects.get(&self.path(name))).await?;
-        let longest = self.longest(found.meta.size.min(most));
+        let size = found.meta.size;
+        let longest = self.longest(size.min(taker.most()));
         // What it says about its size is not believed: memory is taken as bytes come.
-        let (mut bytes, mut pieces) = (Vec::new(), found.into_stream());
+        let (mut bytes, mut pieces) = (0, found.into_stream());
         let all = async {
             while let Some(piece) =
                 self.within(self.timeout, async { pieces.next().await.transpose() }).await?
             {
-                bytes.extend_from_slice(&piece);
-                if bytes.len() as u64 > most {
-                    break;
-                }
+                bytes += piece.len() as u64;
+                taker.take(size, &piece).map_err(Failure::Broken)?;
             }
-            Ok(())
+            Ok(bytes)
         };
-        match timeout(longest, all).await {
-            Ok(outcome) => outcome.map(|()| bytes),
-            Err(_) => Err(Failure::Failed(format!("not all of it came within {longest:?}"))),
-        }
+        let late = |_| Failure::Failed(format!("not all of it came within {longest:?}"));
+        timeout(longest, all).await.map_err(late)?
     }
 
     /// Brings an object there, unless it is there: what a name holds follows from it.
@@ -368,74 +385,9 @@ impl Shared {
             let Some(until) = until else { return };
             sleep(until.saturating_duration_since(Instant::now())).await;
             match self.within(self.timeout, self.objects.head(&self.path(PROBE))).await {
-                Ok(_) | Err(Failure::Absent | Failure::Refused(_)) => self.answered(),
                 Err(Failure::Failed(why)) => self.failed(&why),
+                _ => self.answered(),
             }
         }
     }
-}
-
-/// Brings what the index notes to the object store, until the store is closed.
-async fn send_all(shared: Arc<Shared>, disk: Weak<Disk>) {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        shared.recover().await;
-        let Some(disk) = disk.upgrade() else { return };
-        let trouble = send_pending(&shared, disk).await;
-        let is_stuck = trouble.is_some();
-        *shared.stuck() = trouble;
-        if is_stuck {
-            // Whatever is put meanwhile waits as well.
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        } else {
-            pause = FIRST_PAUSE;
-            shared.wake.notified().await;
-        }
-    }
-}
-
-/// Brings what is noted there now, and says what is in the way, if something is.
-async fn send_pending(shared: &Shared, disk: Arc<Disk>) -> Option<String> {
-    let pending = match aside(&disk, Disk::pending).await {
-        Ok(pending) => pending,
-        Err(why) => return Some(why),
-    };
-    let mut trouble = None;
-    for (key, noted) in pending {
-        match send_chunk(shared, &disk, key, noted).await {
-            Ok(()) => {}
-            // Another may go.
-            Err(Failure::Refused(why)) => trouble = Some(why),
-            Err(Failure::Failed(why)) => {
-                shared.failed(&why);
-                return Some(why);
-            }
-            Err(Failure::Absent) => trouble = Some("there is no such bucket".to_owned()),
-        }
-    }
-    trouble
-}
-
-async fn send_chunk(shared: &Shared, disk: &Arc<Disk>, key: ChunkKey, noted: u64) -> Result<(), Failure> {
-    let files = aside(disk, move |disk| disk.shared_files(&key)).await.map_err(Failure::Refused)?;
-    for (name, path) in files {
-        match tokio::fs::read(&path).await {
-            Ok(bytes) => shared.send(&name, bytes).await?,
-            // It went to make room meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::Refused(format!("cannot read {}: {error}", path.display()))),
-        }
-    }
-    aside(disk, move |disk| disk.sent(&key, noted)).await.map_err(Failure::Refused)
-}
-
-/// Does something with the disk, which may wait for other processes, where nobody waits for it.
-async fn aside<T: Send + 'static>(
-    disk: &Arc<Disk>,
-    work: impl FnOnce(&Disk) -> Result<T> + Send + 'static,
-) -> Result<T, String> {
-    let disk = disk.clone();
-    let done = tokio::task::spawn_blocking(move || work(&disk)).await;
-    done.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }

@@ -289,14 +289,9 @@ impl Layout {
                 }
             }
             Encoding::Q8 => {
-                let mut head = vec![0.0; self.head_dim];
                 for half in 0..2 {
-                    let scales = halves(part(2 * half));
-                    let codes = part(2 * half + 1).chunks(self.head_dim);
-                    for (at, (codes, scale)) in codes.zip(scales).enumerate() {
-                        head.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(*code as i8) * scale);
-                        out.write_f32(half * tokens * row + at * self.head_dim, &head);
-                    }
+                    let (scales, codes) = (halves(part(2 * half)), bytemuck::cast_slice(part(2 * half + 1)));
+                    out.write_runs(half * tokens * row, codes, (self.head_dim, self.head_dim), &[], &scales);
                 }
             }
             Encoding::Q4 => {
@@ -307,38 +302,32 @@ impl Layout {
                         out.write((half * tokens + bound) * row, slice);
                     }
                 }
-                self.decode_q4(&mut out, bound, part);
+                self.decode_q4(&mut out, part);
             }
         }
         out
     }
 
-    fn decode_q4<'a>(&self, out: &mut Buffer, bound: usize, part: impl Fn(usize) -> &'a [u8]) {
+    fn decode_q4<'a>(&self, out: &mut Buffer, part: impl Fn(usize) -> &'a [u8]) {
         let row = self.heads * self.head_dim;
-        let packed = row.div_ceil(2);
-        let (mut codes, mut values) = (vec![0.0; row], vec![0.0; row]);
-        let key_ranges: Vec<f32> = halves(part(2)).collect();
-        for token in 0..bound {
-            unpack(&part(4)[token * packed..][..packed], &mut codes);
-            let ranges = key_ranges[token / GROUP * row * 2..].chunks_exact(2);
-            for ((x, code), range) in values.iter_mut().zip(&codes).zip(ranges) {
-                *x = range[0] + code * range[1];
-            }
-            out.write_f32(token * row, &values);
+        let (mut codes, mut ranges) = (vec![0; GROUP * row], [vec![0.0; row], vec![0.0; row]]);
+        let key_ranges = halves(part(2));
+        let packed = GROUP * row.div_ceil(2);
+        for (group, (bytes, of)) in part(4).chunks(packed).zip(key_ranges.chunks(2 * row)).enumerate() {
+            let codes = unpack(bytes, row, &mut codes);
+            let [low, step] = split(of, &mut ranges);
+            out.write_columns(group * GROUP * row, codes, low, step);
         }
-        let groups = self.head_dim.div_ceil(CHANNELS);
-        let value_ranges: Vec<f32> = halves(part(3)).collect();
-        for token in 0..bound {
-            unpack(&part(5)[token * packed..][..packed], &mut codes);
-            for head in 0..self.heads {
-                let head_codes = codes[head * self.head_dim..][..self.head_dim].chunks(CHANNELS);
-                let head_values = values[head * self.head_dim..][..self.head_dim].chunks_mut(CHANNELS);
-                let ranges = value_ranges[(token * self.heads + head) * groups * 2..].chunks_exact(2);
-                for ((values, codes), range) in head_values.zip(head_codes).zip(ranges) {
-                    values.iter_mut().zip(codes).for_each(|(x, code)| *x = range[0] + code * range[1]);
-                }
-            }
-            out.write_f32((self.tokens + token) * row, &values);
+        let groups = self.heads * self.head_dim.div_ceil(CHANNELS);
+        let value_ranges = halves(part(3));
+        ranges.iter_mut().for_each(|range| range.resize(GROUP * groups, 0.0));
+        // As many tokens at once as keys have in a group.
+        for (group, (bytes, of)) in
+            part(5).chunks(packed).zip(value_ranges.chunks(2 * GROUP * groups)).enumerate()
+        {
+            let codes = unpack(bytes, row, &mut codes);
+            let [low, step] = split(of, &mut ranges);
+            out.write_runs((self.tokens + group * GROUP) * row, codes, (self.head_dim, CHANNELS), low, step);
         }
     }
 }
@@ -385,15 +374,36 @@ fn pack(codes: &[u8], out: &mut Vec<u8>) {
     out.extend(codes.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4));
 }
 
-fn unpack(bytes: &[u8], codes: &mut [f32]) {
-    for (pair, byte) in codes.chunks_mut(2).zip(bytes) {
-        pair[0] = f32::from(byte & 15);
-        if let Some(second) = pair.get_mut(1) {
-            *second = f32::from(byte >> 4);
+/// Codes of rows of `row`, each from a byte on.
+fn unpack<'a>(bytes: &[u8], row: usize, codes: &'a mut [i8]) -> &'a [i8] {
+    let rows = bytes.len() / row.div_ceil(2);
+    for (bytes, codes) in bytes.chunks(row.div_ceil(2)).zip(codes.chunks_mut(row)) {
+        let (pairs, last) = codes.as_chunks_mut::<2>();
+        pairs.iter_mut().zip(bytes).for_each(|(pair, byte)| *pair = [(byte & 15) as i8, (byte >> 4) as i8]);
+        if let ([last], Some(byte)) = (last, bytes.last()) {
+            *last = (byte & 15) as i8;
         }
     }
+    &codes[..rows * row]
 }
 
-fn halves(bytes: &[u8]) -> impl Iterator<Item = f32> {
-    bytes.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32())
+/// The minima and the steps of pairs of both.
+fn split<'a>(pairs: &[f32], [low, step]: &'a mut [Vec<f32>; 2]) -> [&'a [f32]; 2] {
+    let pairs = pairs.as_chunks::<2>().0;
+    for ((pair, low), step) in pairs.iter().zip(low.iter_mut()).zip(step.iter_mut()) {
+        [*low, *step] = *pair;
+    }
+    [&low[..pairs.len()], &step[..pairs.len()]]
+}
+
+fn halves(bytes: &[u8]) -> Vec<f32> {
+    let mut out = vec![0.0; bytes.len() / 2];
+    match Slice::from_bytes(Dtype::F16, bytes) {
+        Ok(slice) => slice.to_f32(&mut out),
+        Err(_) => {
+            let each = bytes.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32());
+            out.iter_mut().zip(each).for_each(|(out, x)| *out = x);
+        }
+    }
+    out
 }

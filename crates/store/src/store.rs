@@ -1,5 +1,8 @@
 //! The store: memory before disk.
 
+#[cfg(feature = "remote")]
+mod arriving;
+mod counters;
 mod listing;
 mod memory;
 #[cfg(feature = "remote")]
@@ -8,14 +11,18 @@ mod summaries;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use quick_cache::sync::Cache;
 use refrain_kv::Summary;
 
+#[cfg(feature = "remote")]
+pub(crate) use self::arriving::Arriving;
+use self::counters::Counters;
 pub(crate) use self::memory::Held;
 use self::memory::{ByBytes, bounded};
 use self::summaries::Name;
@@ -26,12 +33,14 @@ use crate::folder::{Folder, remove};
 use crate::limits::Row;
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, Limits, Problem, PutOutcome, Repair, Result, Stats,
+    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, Limits, Problem, PutOutcome, Repair, Result,
     VerifyProgress, VerifyReport,
 };
 
 /// Most repairs remembered until somebody asks for them.
 const REPAIRS: usize = 256;
+/// Most files that readers keep open: a prompt may have more chunks than a process may have files.
+const OPEN_FILES: usize = 256;
 /// Summaries in memory take at most this part of what chunks may take.
 const SUMMARIES: u64 = 16;
 
@@ -48,21 +57,29 @@ struct Inner {
     disk: Option<Arc<Disk>>,
     #[cfg(feature = "remote")]
     remote: Option<crate::remote::Remote>,
+    /// Chunks that are on their way from there.
+    #[cfg(feature = "remote")]
+    arriving: Mutex<BTreeMap<ChunkKey, Arc<Arriving>>>,
     counters: Counters,
     repairs: Mutex<VecDeque<Repair>>,
+    /// Files that readers have open.
+    open_files: Arc<()>,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    memory_hits: AtomicU64,
-    disk_hits: AtomicU64,
-    misses: AtomicU64,
-    removed: AtomicU64,
-    unusable: AtomicU64,
-    stored: AtomicU64,
-    not_stored: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
+/// A file that a reader keeps open.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    file: File,
+    /// Counts it.
+    _one: Arc<()>,
+}
+
+impl Deref for OpenFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
 }
 
 impl Store {
@@ -99,11 +116,14 @@ impl Store {
         Store(Arc::new(Inner {
             #[cfg(feature = "remote")]
             remote,
+            #[cfg(feature = "remote")]
+            arriving: Mutex::default(),
             memory: bounded(memory_bytes),
             summaries: bounded(memory_bytes / SUMMARIES),
             disk,
             counters: Counters::default(),
             repairs: Mutex::default(),
+            open_files: Arc::default(),
         }))
     }
 
@@ -136,8 +156,8 @@ impl Store {
         let key = id.key();
         let found = self.local(id, &key);
         #[cfg(feature = "remote")]
-        if found.is_none() && self.bring(&[id], &[]) > 0 {
-            return Ok(self.local(id, &key));
+        if found.is_none() && self.bring(&[id], &[], false) > 0 {
+            return Ok(self.reader_of_arriving(&key).or_else(|| self.local(id, &key)));
         }
         Ok(found)
     }
@@ -185,6 +205,12 @@ impl Store {
     /// The chunk's file, if it is there.
     pub(crate) fn open_file(&self, key: &ChunkKey) -> Result<Option<File>, Problem> {
         self.folder_on_disk().map_or(Ok(None), |folder| folder.open_file(key))
+    }
+
+    /// Keeps a file open, unless too many are.
+    pub(crate) fn keep_open(&self, file: File) -> Option<OpenFile> {
+        let one = self.0.open_files.clone();
+        (Arc::strong_count(&one) <= OPEN_FILES + 1).then(|| OpenFile { file, _one: one })
     }
 
     /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
@@ -277,8 +303,14 @@ impl Store {
 
     /// Without an object store nothing is fetched from one.
     #[cfg(not(feature = "remote"))]
-    pub fn bring(&self, _: &[&ChunkId], _: &[&str]) -> usize {
+    pub fn bring(&self, _: &[&ChunkId], _: &[&str], _: bool) -> usize {
         0
+    }
+
+    /// Without an object store nothing comes from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn is_coming(&self, _: &ChunkId) -> bool {
+        false
     }
 
     /// A chunk that is there is wanted again, as if it had been put: it was used now, and its time begins anew.
@@ -395,26 +427,10 @@ impl Store {
         Ok(report)
     }
 
-    /// Counts since the store was opened, and what it holds now.
-    pub fn stats(&self) -> Stats {
-        let c = &self.0.counters;
-        let rows = self.rows();
-        Stats {
-            disk_bytes: rows.values().map(|row| row.bytes).sum(),
-            disk_chunks: rows.len() as u64,
-            evicted: self.0.disk.as_ref().map_or(0, |disk| disk.evicted()),
-            memory_hits: c.memory_hits.load(Relaxed),
-            disk_hits: c.disk_hits.load(Relaxed),
-            misses: c.misses.load(Relaxed),
-            removed: c.removed.load(Relaxed),
-            unusable: c.unusable.load(Relaxed),
-            stored: c.stored.load(Relaxed),
-            not_stored: c.not_stored.load(Relaxed),
-            bytes_read: c.bytes_read.load(Relaxed),
-            bytes_written: c.bytes_written.load(Relaxed),
-            memory_bytes: self.0.memory.weight(),
-            memory_chunks: self.0.memory.len() as u64,
-        }
+    /// As many open files as there may be.
+    #[cfg(test)]
+    pub(crate) fn other_open_files(&self) -> Vec<Arc<()>> {
+        vec![self.0.open_files.clone(); OPEN_FILES]
     }
 
     #[cfg(test)]

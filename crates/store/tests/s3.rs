@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,10 @@ struct Network {
     refuse: AtomicU64,
     cut: AtomicU64,
     hang: AtomicU64,
+    /// Bytes of an answer after which the rest waits until this is 0 again; 0 passes all.
+    hold: AtomicU64,
+    /// Whether whoever wants to write is told that it may not.
+    read_only: AtomicBool,
     count: AtomicU64,
 }
 
@@ -105,11 +109,32 @@ impl Network {
         let server = TcpStream::connect(("127.0.0.1", self.server.load(Relaxed) as u16)).unwrap();
         let (mut up, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
         let mut to_server = server.try_clone().unwrap();
+        let mut refused = client.try_clone().unwrap();
+        let read_only = self.read_only.load(Relaxed);
         thread::spawn(move || {
-            let _ = std::io::copy(&mut up, &mut to_server);
+            let mut request = [0; 1 << 14];
+            while let Ok(read) = up.read(&mut request)
+                && read > 0
+            {
+                if read_only && request.starts_with(b"PUT ") {
+                    let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    let _ = refused.write_all(answer);
+                    break;
+                }
+                if to_server.write_all(&request[..read]).is_err() {
+                    break;
+                }
+            }
             let _ = to_server.shutdown(Shutdown::Write);
         });
         let most = if turn < cut { 700 } else { u64::MAX };
+        let hold = self.hold.load(Relaxed);
+        if hold > 0 {
+            let _ = std::io::copy(&mut Read::take(&mut down, hold), &mut client);
+            while self.hold.load(Relaxed) > 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
         let _ = std::io::copy(&mut Read::take(&mut down, most), &mut client);
         let _ = client.shutdown(Shutdown::Both);
         let _ = server.shutdown(Shutdown::Both);
@@ -214,7 +239,7 @@ fn what_one_machine_stores_another_uses() {
     assert_eq!(s3.objects().len(), 6);
     let (folder, second) = s3.machine();
     let ids: Vec<_> = (1..=6).map(|n| chunk(n).id().clone()).collect();
-    assert_eq!(second.bring(&ids.iter().collect::<Vec<_>>(), &["test"]), 5);
+    assert_eq!(second.bring(&ids.iter().collect::<Vec<_>>(), &["test"], true), 5);
     for n in 1..=5 {
         let found = second.get(chunk(n).id()).unwrap().unwrap();
         assert_eq!(found.to_bytes(), first.get(chunk(n).id()).unwrap().unwrap().to_bytes());
@@ -312,4 +337,71 @@ fn an_absent_server_slows_nothing_and_loses_nothing() {
     let store = Store::open_shared(folder.path(), Limits::memory(0), &s3.options()).unwrap();
     sent(&store);
     assert_eq!(s3.objects().len(), 20);
+}
+
+/// A layer is used while later ones still travel; whoever wants the same chunk meanwhile gets it from the same request, and
+/// what stops half-way is as if it were not there, and is fetched whole the next time.
+#[test]
+fn layers_are_used_while_later_ones_still_travel() {
+    let Some(s3) = s3() else { return };
+    let (_a, first) = s3.machine();
+    let (chunk, bytes) = (chunk(1), chunk(1).to_bytes().len() as u64);
+    first.put(chunk.clone()).unwrap();
+    sent(&first);
+    let (folder, second) = s3.machine();
+    // Nearly all of the last layer is missing: of what is held back the answer's own header is a part.
+    s3.network.hold.store(bytes - 4000, Relaxed);
+    let reader = second.reader(chunk.id()).unwrap().unwrap();
+    let other = second.reader(chunk.id()).unwrap().unwrap();
+    for reader in [&reader, &other] {
+        assert_eq!(reader.layer(0).unwrap().k().as_bytes(), chunk.layer(0).k().as_bytes());
+        let some = reader.tokens(0, &[5..7, 99..100]).unwrap();
+        let held = refrain_store::ChunkReader::from(chunk.clone());
+        assert_eq!(some.v().as_bytes(), held.tokens(0, &[5..7, 99..100]).unwrap().v().as_bytes());
+    }
+    assert!(!second.contains(chunk.id()) && !reader.would_be_kept() && reader.bytes_read() == 0);
+    thread::scope(|scope| {
+        let last = scope.spawn(|| reader.layer(1).unwrap().v().as_bytes().to_vec());
+        s3.network.hold.store(0, Relaxed);
+        assert_eq!(last.join().unwrap(), chunk.layer(1).v().as_bytes());
+    });
+    assert_eq!(other.chunk().unwrap().to_bytes(), chunk.to_bytes());
+    wait_for("it is stored", || second.contains(chunk.id()));
+    assert_eq!(second.remote_stats().unwrap().fetched, 1);
+    drop((reader, other, second));
+    assert!(Store::open(folder.path(), 0).unwrap().get(chunk.id()).unwrap().is_some());
+
+    let (_c, third) = s3.machine();
+    s3.network.hold.store(bytes - 4000, Relaxed);
+    let reader = third.reader(chunk.id()).unwrap().unwrap();
+    assert!(reader.layer(0).is_some());
+    let began = Instant::now();
+    assert!(reader.layer(1).is_none() && reader.chunk().is_none() && reader.layer(0).is_some());
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(third.take_repairs().is_empty() && third.get(chunk.id()).unwrap().is_none());
+    s3.network.hold.store(0, Relaxed);
+    wait_for("it is fetched again", || third.get(chunk.id()).unwrap().is_some());
+    assert_eq!(third.remote_stats().unwrap().broken, 0);
+}
+
+/// A library that may only be read is read, says what is in the way of writing, and takes what was put when it may be written.
+#[test]
+fn a_read_only_library_is_read_and_what_is_put_waits() {
+    let Some(s3) = s3() else { return };
+    let (_a, first) = s3.machine();
+    first.put(chunk(1)).unwrap();
+    sent(&first);
+    s3.network.read_only.store(true, Relaxed);
+    let (folder, second) = s3.machine();
+    second.put(chunk(2)).unwrap();
+    wait_for("it is refused", || second.remote_stats().unwrap().stuck.is_some());
+    assert!(second.get(chunk(1).id()).unwrap().is_some());
+    let stats = second.remote_stats().unwrap();
+    assert_eq!((stats.fetched, stats.pending, stats.down), (1, 1, None));
+    assert_eq!(s3.objects().len(), 1);
+    drop(second);
+    s3.network.read_only.store(false, Relaxed);
+    let second = Store::open_shared(folder.path(), Limits::memory(0), &s3.options()).unwrap();
+    sent(&second);
+    assert_eq!((s3.objects().len(), second.remote_stats().unwrap().stuck), (2, None));
 }

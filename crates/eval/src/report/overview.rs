@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
 
-use super::arm::base;
+use super::arm::{base, option};
 use super::data::Data;
 use super::figures;
 use super::measures::{
-    KEPT, KL, KV, KV_SHARE, Measure, RECOMPUTED, RELATIVE, TOP1, TPOT_SPEEDUP, TTFT_SPEEDUP,
+    AT_REST, KEPT, KL, KV, KV_SHARE, Measure, RECOMPUTED, RELATIVE, TOP1, TPOT_SPEEDUP, TTFT_SPEEDUP,
 };
 use super::stats::Stat;
 use super::table::{Block, Cell, Column, Row, Section, Table, Unit, counted, distinct};
@@ -182,7 +182,10 @@ pub(super) fn summary(data: &Data<'_>) -> Section {
         if lines.is_empty() {
             continue;
         }
-        let mut table = costs(data, model, &tasks, &lines, SUMMARY);
+        let encoded = lines.iter().any(|line| option(&data.arms[line.arm].method, "at_rest").is_some());
+        let mut measures = SUMMARY.to_vec();
+        measures.extend(encoded.then_some(AT_REST));
+        let mut table = costs(data, model, &tasks, &lines, &measures);
         table.title = format!("All tasks: {}", data.models[model]);
         blocks.extend(advice(data, model, &tasks).into_iter().map(Block::Text));
         blocks.push(Block::Table(table));

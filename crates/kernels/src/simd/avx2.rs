@@ -96,6 +96,11 @@ impl Simd for Set {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m256 {
+        x86!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: __m256) {
         x86!({
             let words = _mm256_srli_epi32::<16>(rounded(v));

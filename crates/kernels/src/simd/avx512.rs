@@ -138,6 +138,11 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        x86!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: __m512) {
         x86!({
             let words = _mm512_srli_epi32::<16>(rounded(v));

@@ -49,6 +49,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_f16(p: *const f16) -> Self::F;
     unsafe fn store_f16(p: *mut f16, v: Self::F);
     unsafe fn load_bf16(p: *const bf16) -> Self::F;
+    unsafe fn load_i8(p: *const i8) -> Self::F;
     /// Rounds to nearest even; keeps NaN and subnormals, as `half` does.
     unsafe fn store_bf16(p: *mut bf16, v: Self::F);
 

@@ -68,6 +68,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> F {
+        // SAFETY: the caller's.
+        unsafe { from_fn(|i| f32::from(*p.add(i))) }
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: F) {
         // SAFETY: the caller's.
         unsafe { p.cast::<[bf16; LANES]>().write_unaligned(v.map(bf16::from_f32)) }

@@ -1,14 +1,16 @@
 //! Chunks that several machines share.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use super::{Held, Store};
+use super::arriving::{Arriving, Receiver};
+use super::{Inner, Store};
 use crate::disk::{Disk, Origin};
-use crate::file::MAX_HEADER;
 use crate::folder::{name, open_summary};
-use crate::remote::{Remote, Wanted};
-use crate::{Chunk, ChunkId, ChunkKey, Limits, Problem, RemoteOptions, RemoteStats, Result, summary};
+use crate::remote::{Remote, Taker};
+use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, summary};
 
 /// Most bytes of a summary that are fetched.
 const LARGEST_SUMMARY: u64 = 1 << 30;
@@ -32,67 +34,76 @@ impl Store {
         Ok(Store::assemble(Some(disk), Some(remote), memory))
     }
 
-    /// Fetches the chunks that neither memory nor the folder has, several at once, with their summaries of these kinds, and
-    /// says how many chunks came. Where there is no object store, or it does not answer, none does.
+    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their summaries of these kinds, and
+    /// says how many chunks are coming, or, if it is to wait until they are `whole`, have come. Without that
+    /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
     ///
     /// # Panics
     /// If one is no kind.
-    pub fn bring(&self, ids: &[&ChunkId], kinds: &[&str]) -> usize {
+    pub fn bring(&self, ids: &[&ChunkId], kinds: &[&str], whole: bool) -> usize {
         let Some(remote) = &self.0.remote else { return 0 };
-        let mut wanted: Vec<(&ChunkId, ChunkKey, Option<&str>)> = Vec::new();
+        let (mut chunks, mut summaries) = (BTreeMap::new(), Vec::new());
         for id in ids.iter().filter(|id| id.layout().is_ok()) {
             let key = id.key();
-            if wanted.iter().any(|(_, other, _)| *other == key) {
+            if chunks.contains_key(&key) {
                 continue;
             }
             if !self.contains(id) {
-                wanted.push((id, key, None));
+                chunks.insert(key, self.receive(remote, id, key));
             }
-            let lacking = kinds.iter().filter(|kind| !self.has_summary(id, kind));
-            wanted.extend(lacking.map(|kind| (*id, key, Some(*kind))));
+            for kind in kinds.iter().filter(|kind| !self.has_summary(id, kind)) {
+                let gate = Arc::new(Arriving::default());
+                let (store, id, kind) = (Arc::downgrade(&self.0), (*id).clone(), (*kind).to_owned());
+                let object = name(&key, Some(&kind));
+                let taker = SummaryReceiver { store, id, kind, bytes: Vec::new(), gate: gate.clone() };
+                remote.fetch(object, Box::new(taker));
+                summaries.push(gate);
+            }
         }
-        let most = |(id, _, kind): &(&ChunkId, ChunkKey, Option<&str>)| match kind {
-            // Its layout was looked at above.
-            None => id.layout().map_or(0, |layout| (layout.layer * id.layers) as u64) + MAX_HEADER + 8,
-            Some(_) => LARGEST_SUMMARY,
+        summaries.iter().for_each(|summary| summary.wait());
+        let came = |chunk: &&Arc<Arriving>| match whole {
+            true => {
+                chunk.wait();
+                chunk.chunk().is_some()
+            }
+            false => chunk.header().is_some(),
         };
-        let objects: Vec<Wanted> =
-            wanted.iter().map(|wanted| (name(&wanted.1, wanted.2), most(wanted))).collect();
-        let (mut brought, mut broken) = (0, Vec::new());
-        remote.fetch(&objects, |index, bytes| {
-            let (id, key, kind) = wanted[index];
-            let taken = match kind {
-                None => self.take_chunk(id, &bytes).map(|()| brought += 1),
-                Some(kind) => self.take_summary(id, &key, kind, &bytes),
-            };
-            // What a newer program wrote is its own.
-            if taken.is_err_and(|problem| problem.is_permanent()) {
-                broken.push(index);
-            }
-        });
-        broken.into_iter().for_each(|index| remote.discard(&objects[index].0));
-        brought
+        chunks.values().filter(came).count()
     }
 
-    fn take_chunk(&self, id: &ChunkId, bytes: &[u8]) -> Result<(), Problem> {
-        let chunk = Chunk::from_bytes(bytes)?;
-        if let Some(field) = chunk.id().difference(id) {
-            return Err(Problem::Identity(field));
-        }
-        let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
-        // Where it cannot be written it serves from memory.
-        let _ = self.write(|disk| disk.write_chunk(&chunk, Origin::Remote).map(Some));
-        self.0.memory.insert(chunk.key(), Held { chunk, expires });
-        Ok(())
+    /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.
+    pub fn is_coming(&self, id: &ChunkId) -> bool {
+        self.reader_of_arriving(&id.key()).is_some()
     }
 
-    fn take_summary(&self, id: &ChunkId, key: &ChunkKey, kind: &str, bytes: &[u8]) -> Result<(), Problem> {
-        let summary = summary::decode(bytes, key, kind)?;
-        let _ = self.write(|disk| match open_summary(&disk.folder().summary_path(key, kind), key, kind) {
+    /// The chunk as it comes, fetched for whoever asked first.
+    fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<Arriving> {
+        let arriving = match self.arriving().entry(key) {
+            Entry::Occupied(known) => return known.get().clone(),
+            Entry::Vacant(new) => new.insert(Arc::default()).clone(),
+        };
+        remote.fetch(name(&key, None), Box::new(Receiver::new(self, id.clone(), arriving.clone())));
+        arriving
+    }
+
+    fn arriving(&self) -> MutexGuard<'_, BTreeMap<ChunkKey, Arc<Arriving>>> {
+        self.0.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reader of a chunk that is coming.
+    pub(super) fn reader_of_arriving(&self, key: &ChunkKey) -> Option<ChunkReader> {
+        let arriving = self.arriving().get(key).cloned()?;
+        Some(ChunkReader::arriving(arriving.header()?, arriving))
+    }
+
+    fn take_summary(&self, id: &ChunkId, kind: &str, bytes: &[u8]) -> Result<(), Problem> {
+        let key = id.key();
+        let summary = summary::decode(bytes, &key, kind)?;
+        let _ = self.write(|disk| match open_summary(&disk.folder().summary_path(&key, kind), &key, kind) {
             Err(problem) if !problem.is_permanent() => Ok(None),
             _ => disk.write_summary(id, kind, &summary, Origin::Remote).map(Some),
         });
-        self.0.summaries.insert((*key, kind.to_owned()), Arc::new(summary));
+        self.0.summaries.insert((key, kind.to_owned()), Arc::new(summary));
         Ok(())
     }
 
@@ -102,5 +113,41 @@ impl Store {
         let pending = self.0.disk.as_ref().and_then(|disk| disk.pending().ok());
         let pending = pending.map_or(0, |pending| pending.len() as u64);
         Some(RemoteStats { pending, ..remote.stats() })
+    }
+}
+
+/// What takes a summary's bytes as they come.
+struct SummaryReceiver {
+    store: Weak<Inner>,
+    id: ChunkId,
+    kind: String,
+    bytes: Vec<u8>,
+    /// Opens when nothing comes any more.
+    gate: Arc<Arriving>,
+}
+
+impl Taker for SummaryReceiver {
+    fn most(&self) -> u64 {
+        LARGEST_SUMMARY
+    }
+
+    fn take(&mut self, size: u64, bytes: &[u8]) -> Result<(), Problem> {
+        self.bytes.extend_from_slice(bytes);
+        let found = self.bytes.len() as u64;
+        if found > size.min(LARGEST_SUMMARY) {
+            return Err(Problem::Length { expected: size.min(LARGEST_SUMMARY), found });
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Problem> {
+        let store = self.store.upgrade().map(Store);
+        store.map_or(Ok(()), |store| store.take_summary(&self.id, &self.kind, &self.bytes))
+    }
+}
+
+impl Drop for SummaryReceiver {
+    fn drop(&mut self) {
+        self.gate.end();
     }
 }

@@ -71,7 +71,7 @@ impl Store {
         let found = self.local_summary(&name);
         #[cfg(feature = "remote")]
         if found.is_none() && self.0.remote.is_some() {
-            self.bring(&[id], &[kind]);
+            self.bring(&[id], &[kind], false);
             return Ok(self.local_summary(&name));
         }
         Ok(found)

@@ -1,0 +1,118 @@
+//! Looking after the store, and sharing it, through the program.
+
+use super::*;
+
+#[test]
+fn chunks_can_be_looked_after() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    home.json(&["ingest", home.path("docs").to_str().unwrap()]);
+    let listed = home.json(&["store", "ls"]);
+    let chunks = listed["chunks"].as_array().unwrap();
+    assert_eq!((chunks.len(), &chunks[0]["current_model"]), (2, &true.into()));
+    let table = home.run(&["store", "ls"]).good().out;
+    assert!(table.contains("Torque") && table.contains("2 chunks"), "{table}");
+    let torque = chunks.iter().find(|chunk| chunk["label"] == "Torque").unwrap();
+    let key = torque["key"].as_str().unwrap();
+    let shown = home.run(&["store", "show", &key[..10]]).good().out;
+    assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
+    assert!(home.json(&["store", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
+    home.run(&["store", "show", "zz"]).failed(1, &["zz"]);
+    home.run(&["store", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
+    let verified = home.json(&["store", "verify"]);
+    assert_eq!((&verified["whole"], verified["failed"].as_array().unwrap().len()), (&2.into(), 0));
+    assert_eq!(home.json(&["store", "pin", &key[..12], "--keep", "30d"])["changed"], 1);
+    assert_eq!(home.json(&["store", "pin", &key[..12]])["changed"], 1);
+    let table = home.run(&["store", "ls"]).good().out;
+    assert!(table.contains("pinned, 29 d more") || table.contains("pinned, 30 d more"), "{table}");
+    let stats = home.json(&["store", "stats"]);
+    assert_eq!((&stats["disk"]["chunks"], &stats["pinned"]["chunks"]), (&2.into(), &1.into()));
+    // What is not pinned goes when there is room for one alone.
+    let half = stats["disk"]["bytes"].as_u64().unwrap() * 2 / 3;
+    let archive = home.path("chunks.tar");
+    assert_eq!(home.json(&["store", "export", archive.to_str().unwrap()])["chunks"], 2);
+    let report = home.json(&["store", "gc", "--disk", &half.to_string()]);
+    assert_eq!((&report["evicted"], &report["chunks"]), (&1.into(), &1.into()));
+    assert_eq!(home.json(&["store", "import", archive.to_str().unwrap()])["chunks"], 1);
+    // Another's are not seen, not even by their names.
+    let other = |words: &[&str]| home.run(&[words, &["--credential", "sk-other"]].concat());
+    assert!(other(&["store", "ls"]).good().out.contains("no chunks"));
+    other(&["store", "show", &key[..12]]).failed(1, &[&key[..12]]);
+    other(&["store", "rm", "--all", "--yes"]).good();
+    other(&["store", "import", archive.to_str().unwrap()]).good();
+    assert!(other(&["store", "ls"]).good().out.contains("2 chunks"));
+    other(&["store", "rm", "--all", "--yes"]).good();
+    assert_eq!(home.json(&["store", "ls"])["chunks"].as_array().unwrap().len(), 2);
+    assert_eq!(home.json(&["store", "rm", &key[..12]])["removed"], 1);
+    assert_eq!(home.chunk_files().len(), 1);
+    assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
+    assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
+}
+
+/// Chunks of the shared namespace are used by whom the configuration lets, and by nobody else; quotas are of namespaces.
+#[test]
+fn what_is_shared_is_read_where_it_is_allowed() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let docs = docs.to_str().unwrap();
+    assert_eq!(home.json(&["ingest", docs, "--shared", "own"])["computed"], 2);
+    let ingested = |more: &[&str]| home.json(&[&["ingest", docs, "--credential", "sk-one"], more].concat());
+    assert_eq!(ingested(&["--shared", "read"])["computed"], 0);
+    let ask = |more: &[&str]| {
+        let words =
+            ["ask", "--docs", docs, "--method", "pie", "--max-tokens", "4", "How tight is a stem bolt?"];
+        home.json(&[&words, more].concat())["answers"][0].clone()
+    };
+    let shared = ask(&["--credential", "sk-one", "--shared", "read"]);
+    assert_eq!(shared["account"]["repaired_chunks"], 0, "{shared}");
+    // Where it is not allowed one has to compute one's own.
+    assert_eq!(ingested(&[])["computed"], 2);
+    assert_eq!(ask(&["--credential", "sk-one"])["tokens"], shared["tokens"]);
+    let stats = home.json(&["store", "stats", "--quota", "1GiB,shared=1"]);
+    let namespaces = stats["namespaces"].as_object().unwrap();
+    assert_eq!((namespaces.len(), &namespaces["shared"]["quota"]), (2, &1.into()));
+    let table = home.run(&["store", "stats", "--quota", "1GiB,shared=1"]).good().out;
+    assert!(table.contains("of 1 B") && table.contains("of 1.0 GiB"), "{table}");
+    // Only the namespace with too many goes.
+    assert_eq!(
+        home.json(&["store", "gc", "--quota", "1GiB,shared=1"])["evicted"],
+        namespaces["shared"]["chunks"]
+    );
+    assert_eq!(home.json(&["store", "stats"])["namespaces"].as_object().unwrap().len(), 1);
+    home.run(&["store", "gc", "--quota", "shared=lots"]).failed(2, &["shared=lots", "512MiB"]);
+}
+
+/// What one machine has prefilled another reads from an object store, here a folder; the answer is the same.
+#[test]
+fn machines_share_chunks_through_an_object_store() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let (docs, bucket, other) = (home.path("docs"), home.path("bucket"), home.path("other"));
+    std::fs::create_dir(&bucket).unwrap();
+    let remote = format!("file://{}", bucket.display());
+    let words = |store: Option<&str>, method: &str| {
+        let mut words =
+            vec!["ask", "--docs", docs.to_str().unwrap(), "--method", method, "--remote", &remote];
+        words.extend(store.iter().flat_map(|folder| ["--store", folder]));
+        words.extend(["--max-tokens", "8", "How tight is a stem bolt?"]);
+        home.json(&words)["answers"][0].clone()
+    };
+    for method in ["a3", "sam_kv"] {
+        home.json(&["ingest", docs.to_str().unwrap(), "--method", method, "--remote", &remote]);
+        let first = words(None, method);
+        let second = words(other.to_str(), method);
+        assert_eq!(second["account"]["repaired_chunks"], 0, "{second}");
+        assert_eq!((&first["tokens"], &first["text"]), (&second["tokens"], &second["text"]));
+    }
+    // And from now on it has them itself.
+    std::fs::remove_dir_all(&bucket).unwrap();
+    let alone = home.json(&["ingest", docs.to_str().unwrap(), "--store", other.to_str().unwrap()]);
+    assert_eq!(alone["computed"], 0);
+}

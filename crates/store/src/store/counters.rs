@@ -1,0 +1,54 @@
+//! What a store has done.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Store;
+use crate::Stats;
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) memory_hits: AtomicU64,
+    pub(super) disk_hits: AtomicU64,
+    pub(super) misses: AtomicU64,
+    pub(super) removed: AtomicU64,
+    pub(super) unusable: AtomicU64,
+    pub(super) stored: AtomicU64,
+    pub(super) not_stored: AtomicU64,
+    pub(super) bytes_read: AtomicU64,
+    pub(super) bytes_written: AtomicU64,
+}
+
+impl Store {
+    /// Broken files removed since the store was opened.
+    pub fn removed(&self) -> u64 {
+        self.0.counters.removed.load(Relaxed)
+    }
+
+    /// Chunks that went to make room, or because their time was over, since the store was opened.
+    pub fn evicted(&self) -> u64 {
+        self.0.disk.as_ref().map_or(0, |disk| disk.evicted())
+    }
+
+    /// Counts since the store was opened, and what it holds now.
+    pub fn stats(&self) -> Stats {
+        let c = &self.0.counters;
+        let rows = self.rows();
+        Stats {
+            disk_bytes: rows.values().map(|row| row.bytes).sum(),
+            disk_chunks: rows.len() as u64,
+            evicted: self.evicted(),
+            memory_hits: c.memory_hits.load(Relaxed),
+            disk_hits: c.disk_hits.load(Relaxed),
+            misses: c.misses.load(Relaxed),
+            removed: self.removed(),
+            unusable: c.unusable.load(Relaxed),
+            stored: c.stored.load(Relaxed),
+            not_stored: c.not_stored.load(Relaxed),
+            bytes_read: c.bytes_read.load(Relaxed),
+            bytes_written: c.bytes_written.load(Relaxed),
+            memory_bytes: self.0.memory.weight(),
+            memory_chunks: self.0.memory.len() as u64,
+        }
+    }
+}
