@@ -74,7 +74,7 @@ mod tests {
             recomputed,
         };
         let tokens = vec![token(" 5", true), token("\n", false)];
-        let text = explained(&Explanation { tokens, recomputed_share: 0.5 }, false);
+        let text = explained(&Explanation { tokens, recomputed_share: 0.5, chunks: Vec::new() }, false);
         assert!(
             text.contains(" 25.0 %  A manual of conside…th (2/3)  …the bolt takes [5] Nm [2J, no more…"),
             "{text}"

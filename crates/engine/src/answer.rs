@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::bounded::Bounded;
 use crate::forward::State;
+use crate::likely::Likely;
 use crate::load::{Loaded, Prefilled};
 use crate::prefill::{Watch, Work};
 use crate::retrieval::Retrieving;
@@ -110,6 +111,10 @@ pub struct Progress<'a> {
     pub text: &'a str,
     /// Tokens of the answer so far.
     pub tokens: usize,
+    /// The token that was written; none with the text that was held back until the end.
+    pub token: Option<u32>,
+    /// How likely it was, where that was asked for.
+    pub likely: Option<&'a Likely>,
     /// Tokens that each head's cache holds.
     pub retained: usize,
     /// Bytes allocated for keys and values.
@@ -145,11 +150,11 @@ pub struct Answer {
 }
 
 /// An answer whose first token is chosen.
-pub(crate) struct Begun<'a> {
-    pub(crate) state: State<'a>,
+pub(crate) struct Begun {
+    pub(crate) state: State,
     /// What the first token was chosen from.
     pub(crate) logits: Vec<f32>,
-    pub(crate) writing: Writing<'a>,
+    pub(crate) writing: Writing,
     pub(crate) token: u32,
     pub(crate) account: Account,
     pub(crate) work: Work,
@@ -163,12 +168,12 @@ pub(crate) struct Finished {
     pub(crate) logits: Vec<f32>,
 }
 
-impl Begun<'_> {
+impl Begun {
     /// Goes on from the first token to the end.
     pub(crate) fn finish(
         self,
         eviction: &Eviction,
-        stream: &mut impl FnMut(Progress<'_>) -> bool,
+        stream: &mut dyn FnMut(Progress<'_>) -> bool,
     ) -> Result<Finished> {
         let Begun { mut state, mut writing, token, mut account, work, .. } = self;
         let first = Instant::now();
@@ -201,13 +206,13 @@ impl Engine {
     }
 
     /// An answer up to its first token, with room for `steps` tokens; the logits of the first `recorded` are kept.
-    pub(crate) fn begin<'a>(
-        &'a self,
+    pub(crate) fn begin(
+        &self,
         prompt: &Prompt,
-        request: &Request<'a>,
+        request: &Request<'_>,
         watch: Watch,
         (steps, recorded): (usize, usize),
-    ) -> Result<Begun<'a>> {
+    ) -> Result<Begun> {
         let Request { method, eviction, sampling, .. } = *request;
         sampling.check()?;
         let started = Instant::now();
@@ -281,7 +286,7 @@ impl Engine {
 
 impl Account {
     /// Notes what the cache holds now.
-    pub(crate) fn count_cache(&mut self, state: &State<'_>, eviction: &Eviction) {
+    pub(crate) fn count_cache(&mut self, state: &State, eviction: &Eviction) {
         self.kv_bytes = state.kv_bytes();
         self.kv_bytes_held = state.kv_bytes_held();
         self.kv_bytes_peak = self.kv_bytes_peak.max(self.kv_bytes);

@@ -14,8 +14,8 @@ pub(crate) use prompt::PromptRows;
 
 /// The caches of one request's layers, bounded by a policy.
 #[derive(Debug)]
-pub(crate) struct Bounded<'a> {
-    eviction: &'a Eviction,
+pub(crate) struct Bounded {
+    eviction: Eviction,
     prompt: PromptSpans,
     /// Heads are those of the cache: KV heads, or query heads.
     shape: Shape,
@@ -80,9 +80,9 @@ struct Scratch {
     v: Buffer,
 }
 
-impl<'a> Bounded<'a> {
+impl Bounded {
     /// Another one that goes on from the same slots.
-    pub(crate) fn fork(&self) -> Bounded<'a> {
+    pub(crate) fn fork(&self) -> Bounded {
         let layer = |(layer, plan): (&Layer, &Plan)| {
             let slots: Vec<u32> = (0..layer.len as u32).collect();
             Layer {
@@ -95,7 +95,7 @@ impl<'a> Bounded<'a> {
             }
         };
         Bounded {
-            eviction: self.eviction,
+            eviction: self.eviction.clone(),
             prompt: self.prompt,
             shape: self.shape,
             dtype: self.dtype,
@@ -116,12 +116,12 @@ impl<'a> Bounded<'a> {
     pub(crate) fn new(
         config: &Config,
         rope: Rope,
-        eviction: &'a Eviction,
+        eviction: &Eviction,
         prompt: PromptSpans,
         dtype: Dtype,
         room: usize,
         sparse: bool,
-    ) -> crate::Result<Option<Bounded<'a>>> {
+    ) -> crate::Result<Option<Bounded>> {
         let budget = eviction.policy.budget(&prompt)?;
         // What can never be pruned is full attention, to the bit.
         let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
@@ -157,7 +157,7 @@ impl<'a> Bounded<'a> {
             v: Buffer::zeros(dtype, shape.width()),
         };
         Ok(Some(Bounded {
-            eviction,
+            eviction: eviction.clone(),
             prompt,
             shape,
             dtype,
@@ -402,7 +402,7 @@ impl<'a> Bounded<'a> {
 }
 
 #[cfg(test)]
-impl Bounded<'_> {
+impl Bounded {
     /// Positions of a head's tokens at a layer.
     pub(crate) fn positions(&self, layer: usize, head: usize) -> &[u32] {
         &self.layers[layer].positions[head * self.plans[layer].capacity..][..self.layers[layer].len]

@@ -58,7 +58,7 @@ pub(crate) struct AttentionMap {
 
 /// What the question's rows, the last `rows` of those projected, see at `layer`.
 pub(crate) fn question_keys<'a>(
-    state: &'a State<'_>,
+    state: &'a State,
     cache: &'a LayerCache,
     capacity: usize,
     (layer, rows): (usize, usize),

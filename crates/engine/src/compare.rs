@@ -113,7 +113,7 @@ impl Engine {
         prompt: &Prompt,
         (method, eviction): Way<'a>,
         room: usize,
-    ) -> Result<(Account, Prefilled<'a>)> {
+    ) -> Result<(Account, Prefilled)> {
         let started = Instant::now();
         let prefilled = self.prefill(prompt, method, eviction, room, Watch::Nothing)?;
         argmax(&prefilled.logits);

@@ -40,6 +40,9 @@ pub enum Error {
         /// The model's context.
         context: usize,
     },
+    /// Whoever asked wants no answer any more.
+    #[error("the request was cancelled")]
+    Cancelled,
     /// Chunks of no token.
     #[error("chunks of 0 tokens hold nothing; choose at least 1")]
     ChunkSize,

@@ -1,9 +1,10 @@
 //! What the question looked at, for people.
 
 use refrain_kv::top_k;
+use refrain_model::Detokenizer;
 use serde::Serialize;
 
-use crate::{Engine, Prompt};
+use crate::{Engine, Prompt, PromptChunk};
 
 /// A document token that the question attends to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,6 +34,22 @@ pub struct Explanation {
     pub tokens: Vec<Attended>,
     /// Share of the question's attention that fell on recomputed tokens.
     pub recomputed_share: f32,
+    /// Every document token, by chunk.
+    #[serde(skip)]
+    pub chunks: Vec<Shaded>,
+}
+
+/// A chunk with what the question gives to each of its tokens.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shaded {
+    /// Its label.
+    pub label: String,
+    /// Texts of its tokens.
+    pub tokens: Vec<String>,
+    /// Of each, its share of the question's attention to all document tokens.
+    pub shares: Vec<f32>,
+    /// Of each, whether it was computed at the deepest layer.
+    pub recomputed: Vec<bool>,
 }
 
 /// Most attended tokens that are shown.
@@ -61,7 +78,35 @@ impl Engine {
         Explanation {
             recomputed_share: share.fold(0.0, |sum, a| sum + a) / total,
             tokens: shown.into_iter().filter_map(attended).collect(),
+            chunks: self.shaded(prompt, |t| attention[t as usize] / total, recomputed),
         }
+    }
+
+    /// Every document token, counted from the first, with its share and whether it was recomputed.
+    fn shaded(
+        &self,
+        prompt: &Prompt,
+        share: impl Fn(u32) -> f32,
+        recomputed: impl Fn(u32) -> bool,
+    ) -> Vec<Shaded> {
+        let mut first = 0;
+        let mut chunk = |chunk: &PromptChunk| {
+            let own = first..first + chunk.tokens.len() as u32;
+            first = own.end;
+            Shaded {
+                label: chunk.label(),
+                tokens: self.texts(&chunk.tokens),
+                shares: own.clone().map(&share).collect(),
+                recomputed: own.map(&recomputed).collect(),
+            }
+        };
+        prompt.chunks.iter().map(&mut chunk).collect()
+    }
+
+    /// Texts of tokens: together they are the text of all. Where a character takes several, the last one has it.
+    fn texts(&self, tokens: &[u32]) -> Vec<String> {
+        let mut detokenizer = Detokenizer::default();
+        tokens.iter().map(|token| detokenizer.push(&self.tokenizer, *token).unwrap_or_default()).collect()
     }
 
     fn attended(&self, prompt: &Prompt, position: u32, share: f32, recomputed: bool) -> Option<Attended> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use refrain_kernels::{Cpu, Dtype};
 use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Shape};
 use refrain_store::Layer;
 
+use crate::Result;
 use crate::load::Segment;
 use crate::prefill::count_within;
 
@@ -25,6 +26,9 @@ pub(crate) struct Ready {
 
 /// More threads than this gain nothing: together they read faster than memory is written.
 const MOST_LOADERS: usize = 8;
+
+/// A layer that has not come after this time may come from afar.
+const LONG: Duration = Duration::from_millis(10);
 
 /// What one prefill loads; loader threads share it, each taking the next layer.
 ///
@@ -223,26 +227,29 @@ impl<'a> Feed<'a> {
         Feed { load, inbox, loaders, early: BTreeMap::new(), waited: Duration::ZERO }
     }
 
-    /// The next layer, as soon as it is ready; none if a segment is broken.
-    pub(crate) fn take(&mut self, layer: usize) -> Option<Ready> {
+    /// The next layer, as soon as it is ready; none if a segment is broken. While it waits long, it pauses for others.
+    pub(crate) fn take(&mut self, layer: usize, pause: impl Fn() -> Result<()>) -> Result<Option<Ready>> {
         let started = Instant::now();
         self.load.ask(layer);
-        let ready = self.wait(layer);
+        let ready = self.wait(layer, pause);
         self.waited += started.elapsed();
         ready
     }
 
-    fn wait(&mut self, layer: usize) -> Option<Ready> {
+    fn wait(&mut self, layer: usize, pause: impl Fn() -> Result<()>) -> Result<Option<Ready>> {
         // Where no thread can be started this one loads.
         if self.loaders == 0 {
-            return self.load.timed(|| self.load.layer(layer));
+            return Ok(self.load.timed(|| self.load.layer(layer)));
         }
         loop {
             if let Some(ready) = self.early.remove(&layer) {
-                return Some(ready);
+                return Ok(Some(ready));
             }
-            let (arrived, ready) = self.inbox.recv().ok()??;
-            self.early.insert(arrived, ready);
+            match self.inbox.recv_timeout(LONG) {
+                Ok(Some((arrived, ready))) => _ = self.early.insert(arrived, ready),
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => pause()?,
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use refrain_kernels::{Attention, Dtype, Floats, Report};
+use refrain_kernels::{Attention, Dtype, Floats, Report, Slice};
 use refrain_kv::{CachePool, KvCache, LayerCache, Lender, RopeTable};
 use refrain_model::{Decoder, Workspace};
 
@@ -12,11 +12,11 @@ use crate::retrieval::Retrieving;
 
 /// The KV cache of one request with the rotary table of its positions; slot = position, until it is bounded.
 #[derive(Debug)]
-pub(crate) struct State<'a> {
-    pub(crate) decoder: &'a Decoder,
+pub(crate) struct State {
+    pub(crate) decoder: Arc<Decoder>,
     pub(crate) cache: KvCache,
     /// What takes the cache's place after prefill, where tokens are evicted.
-    pub(crate) bounded: Option<Bounded<'a>>,
+    pub(crate) bounded: Option<Bounded>,
     pub(crate) table: Arc<RopeTable>,
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
@@ -28,7 +28,7 @@ pub(crate) struct State<'a> {
     /// Room for rows that are gathered.
     spare: Floats,
     /// Where the memory goes in the end.
-    pool: Option<&'a Pool>,
+    pool: Option<Arc<Pool>>,
     /// Rows whose memory the next ones use again.
     pub(crate) next: Rows,
 }
@@ -53,16 +53,16 @@ pub(crate) struct Rows {
     pub(crate) rotary: RopeTable,
 }
 
-impl<'a> State<'a> {
+impl State {
     /// Room for `capacity` tokens; rotary scaling is frozen for `total` tokens.
-    pub(crate) fn new(decoder: &'a Decoder, dtype: Dtype, capacity: usize, total: usize) -> State<'a> {
+    pub(crate) fn new(decoder: &Arc<Decoder>, dtype: Dtype, capacity: usize, total: usize) -> State {
         State::over(decoder, KvCache::new(decoder.shape(), dtype, capacity), total)
     }
 
     /// The same over a cache whose layers may be installed later.
-    pub(crate) fn over(decoder: &'a Decoder, cache: KvCache, total: usize) -> State<'a> {
+    pub(crate) fn over(decoder: &Arc<Decoder>, cache: KvCache, total: usize) -> State {
         State {
-            decoder,
+            decoder: decoder.clone(),
             bounded: None,
             retrieving: None,
             table: decoder.rope_table(total, cache.capacity()),
@@ -77,19 +77,19 @@ impl<'a> State<'a> {
     }
 
     /// The same in the memory of a request before, which is given to `pool` again in the end.
-    pub(crate) fn giving_to(mut self, pool: &'a Pool) -> State<'a> {
+    pub(crate) fn giving_to(mut self, pool: &Arc<Pool>) -> State {
         let used = pool.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((work, spare, next)) = used.filter(|used| used.0.k.dtype() == self.cache.dtype()) {
             (self.work, self.spare, self.next) = (work, spare, next);
         }
-        self.pool = Some(pool);
+        self.pool = Some(pool.clone());
         self
     }
 
     /// Another one that goes on from the same tokens.
-    pub(crate) fn fork(&self) -> State<'a> {
+    pub(crate) fn fork(&self) -> State {
         State {
-            decoder: self.decoder,
+            decoder: self.decoder.clone(),
             cache: self.cache.clone(),
             bounded: self.bounded.as_ref().map(Bounded::fork),
             table: self.table.clone(),
@@ -130,6 +130,11 @@ impl<'a> State<'a> {
     /// Projects the rows at `layer` and rotates their queries. Keys and values stay in `self.work`.
     pub(crate) fn project_queries(&mut self, layer: usize, rows: &Rows) {
         self.decoder.project(layer, &rows.x, &mut self.work);
+        self.turn(rows);
+    }
+
+    /// Rotates projected queries, of which retrieval wants the unrotated ones as well.
+    fn turn(&mut self, rows: &Rows) {
         if let Some(retrieving) = &mut self.retrieving {
             retrieving.raw.clear();
             retrieving.raw.extend_from_slice(&self.work.q);
@@ -170,11 +175,15 @@ impl<'a> State<'a> {
 
     /// Attention of the projected rows over the cache, then the rest of the layer. Row `i` sees `rows.visible[i]`.
     pub(crate) fn attend(&mut self, layer: usize, rows: &mut Rows) {
+        self.look(layer, rows);
+        self.finish(layer, rows);
+    }
+
+    fn look(&mut self, layer: usize, rows: &Rows) {
         match self.retrieving {
             Some(_) => self.retrieve(layer, rows),
             None => self.attention(layer, rows, Report::default()),
         }
-        self.finish(layer, rows);
     }
 
     /// The same for the last layer of a prompt, of which nobody needs but the last row's output.
@@ -201,7 +210,7 @@ impl<'a> State<'a> {
     fn attention(&mut self, layer: usize, rows: &Rows, report: Report<'_>) {
         self.work.attended.resize(self.work.q.len());
         let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
-        let attention = attention(self.decoder, cached, capacity, &self.work.q, &rows.visible);
+        let attention = attention(&self.decoder, cached, capacity, &self.work.q, &rows.visible);
         self.decoder.backend().attention_reporting(&attention, &mut self.work.attended, report);
     }
 
@@ -234,7 +243,8 @@ impl<'a> State<'a> {
         for layer in 0..self.decoder.config().layers {
             if self.bounded.is_some() {
                 self.project_queries(layer, &rows);
-                self.attend_bounded(layer, &mut rows);
+                self.attend_one(layer, &mut rows);
+                self.finish(layer, &mut rows);
                 continue;
             }
             self.project(layer, &rows);
@@ -247,14 +257,74 @@ impl<'a> State<'a> {
         Ok(&mut self.work.logits)
     }
 
-    /// Attention of one token over the bounded cache, then the rest of the layer.
-    fn attend_bounded(&mut self, layer: usize, rows: &mut Rows) {
+    /// One more token of each of several requests, in one pass over the weights; `work.logits` are `states × vocab` then.
+    /// A token comes to the same whatever others come with it.
+    pub(crate) fn extend_each(
+        states: &mut [&mut State],
+        tokens: &[u32],
+        x: &mut Floats,
+        work: &mut Workspace,
+    ) -> Result<()> {
+        let Some(decoder) = states.first().map(|state| state.decoder.clone()) else { return Ok(()) };
+        let config = decoder.config();
+        let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        work.each = true;
+        decoder.embed(tokens.iter().copied(), x)?;
+        for state in states.iter_mut() {
+            let position = state.len as u32;
+            state.next.positions.clear();
+            state.next.positions.push(position);
+            match &state.bounded {
+                Some(bounded) => bounded.rotary(position, &mut state.next.rotary),
+                None => state.table.gather(&[position], &mut state.next.rotary),
+            }
+        }
+        for layer in 0..config.layers {
+            decoder.project(layer, x, work);
+            work.attended.resize(work.q.len());
+            for (i, state) in states.iter_mut().enumerate() {
+                let (q, kv) = (i * q_width..(i + 1) * q_width, i * kv_width..(i + 1) * kv_width);
+                let mut rows = std::mem::take(&mut state.next);
+                state.take_row(
+                    &work.q[q.clone()],
+                    work.k.as_slice().range(kv.clone()),
+                    work.v.as_slice().range(kv),
+                );
+                state.turn(&rows);
+                state.attend_one(layer, &mut rows);
+                work.attended[q].copy_from_slice(&state.work.attended);
+                state.next = rows;
+            }
+            decoder.finish(layer, x, work);
+        }
+        states.iter_mut().for_each(|state| state.len += 1);
+        decoder.logits(x, work);
+        Ok(())
+    }
+
+    /// Takes over a projected row, none of it rotated.
+    fn take_row(&mut self, q: &[f32], k: Slice<'_>, v: Slice<'_>) {
+        self.work.q.resize(q.len());
+        self.work.q.copy_from_slice(q);
+        for (own, row) in [(&mut self.work.k, k), (&mut self.work.v, v)] {
+            if own.len() < row.len() {
+                own.resize(row.len());
+            }
+            own.write(0, row);
+        }
+    }
+
+    /// Attention of one token over the cache, which takes its key and value.
+    fn attend_one(&mut self, layer: usize, rows: &mut Rows) {
         if let Some(bounded) = &mut self.bounded {
             let (rotary, place) = (rows.rotary.slice(0, 1), rows.positions[0] - self.left_out);
             let (cpu, precision) = (self.decoder.backend(), self.decoder.precision());
             bounded.attend(cpu, precision, layer, place, rotary, &mut self.work);
-            self.finish(layer, rows);
+            return;
         }
+        self.place(layer, rows);
+        self.see_causally(layer, rows);
+        self.look(layer, rows);
     }
 
     /// Hands what stays of the prompt at `layer` over to the bounded cache, if there is one. `rows` are all that were
@@ -265,6 +335,14 @@ impl<'a> State<'a> {
             let whole = self.cache.layer(bounded.layers_held());
             bounded.take_in(self.decoder.backend(), whole, prompt, None, lender);
         }
+    }
+
+    /// Leaves memory that only many rows need to the next request.
+    pub(crate) fn lend(&mut self) {
+        let Some(pool) = &self.pool else { return self.slim() };
+        let work = std::mem::replace(&mut self.work, Workspace::new(self.cache.dtype()));
+        let (spare, next) = (std::mem::take(&mut self.spare), std::mem::take(&mut self.next));
+        *pool.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Some((work, spare, next));
     }
 
     /// Gives up memory that only many rows need.
@@ -313,15 +391,17 @@ pub(crate) fn attention<'a>(
     }
 }
 
-impl Drop for State<'_> {
+impl Drop for State {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool {
+        if let Some(pool) = self.pool.take() {
             if self.bounded.is_none() {
                 pool.caches.give(&mut self.cache);
             }
             let work = std::mem::replace(&mut self.work, Workspace::new(self.cache.dtype()));
             let (spare, next) = (std::mem::take(&mut self.spare), std::mem::take(&mut self.next));
-            *pool.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Some((work, spare, next));
+            // What has been lent may be larger.
+            let mut kept = pool.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.get_or_insert((work, spare, next));
         }
     }
 }

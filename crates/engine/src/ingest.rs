@@ -184,6 +184,7 @@ impl Engine {
         };
         self.bring(chunks.iter().map(|chunk| chunk.tokens.as_slice()), summaries, whole);
         for chunk in chunks {
+            self.pause()?;
             let id = self.chunk_id(&chunk.tokens);
             let is_whole = |id: &ChunkId| summaries.iter().all(|of| self.store.has_summary(id, &of.kind()));
             let is_there = |id: &ChunkId| self.store.contains(id) || self.store.is_coming(id);
@@ -224,6 +225,23 @@ impl Engine {
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer.bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
         ChunkId { encoding: self.settings.at_rest, ..self.id(bos, tokens) }
+    }
+
+    /// What a document's chunks are called in the store, and what they are called for a method that has documents whole.
+    ///
+    /// # Errors
+    /// If its text cannot be tokenised.
+    pub fn keys_of(&self, document: &Document, method: &dyn FusionMethod) -> Result<Vec<ChunkKey>> {
+        let chunks = self.chunks(std::slice::from_ref(document))?;
+        let prompt = Prompt { chunks, ..Prompt::default() };
+        let mut all = prompt.chunks.clone();
+        if !method.summarizes().is_empty() {
+            all.extend(prompt.contexts(self.longest_context()).chunks);
+        }
+        let mut keys: Vec<ChunkKey> = all.iter().map(|chunk| self.chunk_id(&chunk.tokens).key()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
     }
 
     /// What the same chunk is called in the namespace that is shared.
@@ -294,6 +312,7 @@ impl Engine {
         let local = summaries.iter().map(|of| of.local().min(ids.len() - dropped)).max().unwrap_or(0);
         let (mut queries, mut lse) = (Vec::new(), Vec::new());
         for layer in 0..config.layers {
+            self.pause()?;
             self.decoder.project(layer, &rows.x, &mut state.work);
             let query = config.heads * config.head_dim;
             if local > 0 {

@@ -22,6 +22,7 @@
 //! ```
 
 mod answer;
+mod batch;
 mod bounded;
 mod closeness;
 mod compare;
@@ -32,6 +33,7 @@ mod explain;
 mod feed;
 mod forward;
 mod ingest;
+mod likely;
 mod load;
 mod places;
 mod prefill;
@@ -46,17 +48,20 @@ mod tests;
 mod writing;
 
 pub use answer::{Account, Answer, Finish, Progress, Request};
+pub use batch::{Ongoing, Steps, step};
 pub use closeness::{Closeness, Hits, Reference};
 pub use compare::{Agreement, Comparison};
 pub use compose::Parts;
 pub use document::Document;
 pub use error::{Error, Result};
-pub use explain::{Attended, Explanation};
+pub use explain::{Attended, Explanation, Shaded};
 pub use ingest::{IngestProgress, IngestReport, rate};
+pub use likely::Likely;
 pub use probe::{AnswerTimes, DecodeTimes};
 pub use prompt::{Prompt, PromptChunk};
 pub use sampling::{Sampling, argmax};
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -140,6 +145,17 @@ pub struct Engine {
     /// Layers that were found to be stable for this model.
     stable_layers: Option<Span>,
     pool: Arc<forward::Pool>,
+    between: Option<Between>,
+}
+
+/// What is done between two layers of a prefill, and whether it goes on then.
+#[derive(Clone)]
+struct Between(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Between {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Between")
+    }
 }
 
 impl Engine {
@@ -190,12 +206,31 @@ impl Engine {
             fingerprint,
             stable_layers: None,
             pool: Arc::default(),
+            between: None,
         })
     }
 
     /// The same engine with documents lying in the store in another way.
     pub fn at_rest(&self, at_rest: Encoding) -> Engine {
         Engine { settings: Settings { at_rest, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    /// The same engine for the chunks of another namespace, with those of a shared one where it lacks its own.
+    pub fn in_namespace(&self, namespace: &str, shared: Option<&str>) -> Engine {
+        let (namespace, shared) = (namespace.to_owned(), shared.map(str::to_owned));
+        Engine { settings: Settings { namespace, shared, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    /// The same engine doing something between any two layers of a prefill, which says whether to go on. If not, what was
+    /// asked ends with [`Error::Cancelled`].
+    pub fn pausing(&self, between: impl Fn() -> bool + Send + Sync + 'static) -> Engine {
+        Engine { between: Some(Between(Arc::new(between))), ..self.clone() }
+    }
+
+    /// Called between two layers of a prefill.
+    pub(crate) fn pause(&self) -> Result<()> {
+        let goes_on = self.between.as_ref().is_none_or(|between| (between.0)());
+        if goes_on { Ok(()) } else { Err(Error::Cancelled) }
     }
 
     /// The decoder.
@@ -230,7 +265,12 @@ impl Engine {
 
     /// Whether a token ends an answer.
     pub fn is_end(&self, token: u32) -> bool {
-        self.decoder.config().eos.contains(&token) || self.tokenizer.eos_ids().contains(&token)
+        self.ends().any(|end| end == token)
+    }
+
+    /// Tokens that end an answer.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u32> {
+        self.decoder.config().eos.iter().chain(self.tokenizer.eos_ids()).copied()
     }
 
     /// Ids of a user's text; special tokens written in it are ordinary characters.

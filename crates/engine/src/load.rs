@@ -60,8 +60,8 @@ fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn Summarize
 }
 
 /// A prompt after prefill: the logits of its last token and the cache to decode in.
-pub(crate) struct Prefilled<'a> {
-    pub(crate) state: State<'a>,
+pub(crate) struct Prefilled {
+    pub(crate) state: State,
     pub(crate) logits: Vec<f32>,
     pub(crate) work: Work,
     pub(crate) loaded: Loaded,
@@ -69,14 +69,14 @@ pub(crate) struct Prefilled<'a> {
 
 impl Engine {
     /// Brings in the cached parts of a prompt and computes the rest, for `room` tokens in all.
-    pub(crate) fn prefill<'a>(
-        &'a self,
+    pub(crate) fn prefill(
+        &self,
         prompt: &Prompt,
         method: &dyn FusionMethod,
-        eviction: &'a Eviction,
+        eviction: &Eviction,
         room: usize,
         watch: Watch,
-    ) -> Result<Prefilled<'a>> {
+    ) -> Result<Prefilled> {
         let mut reach = self.reach(prompt, eviction, room)?;
         if method.sparse().is_some() {
             // Where keys are turned by their places, those of what was left out still lie between.
@@ -116,15 +116,15 @@ impl Engine {
     }
 
     /// Prefill with the segments as they are; nothing if one of them turns out broken.
-    fn attempt<'a>(
-        &'a self,
+    fn attempt(
+        &self,
         prompt: &Prompt,
         method: &dyn FusionMethod,
-        eviction: &'a Eviction,
+        eviction: &Eviction,
         (room, reach): (usize, usize),
         watch: Watch,
         loaded: &mut Loaded,
-    ) -> Result<Option<(State<'a>, Vec<f32>, Work)>> {
+    ) -> Result<Option<(State, Vec<f32>, Work)>> {
         let places = prompt.places(|i| loaded.chunk_cached[i]);
         let view = self.view(prompt, loaded.system_cached, &places);
         let plan = method.plan(&view)?;
@@ -143,7 +143,7 @@ impl Engine {
             loaded.count_read();
             return outcome;
         }
-        let prefill = Prefill { prompt, view, segments, method, plan: &plan, watch };
+        let prefill = Prefill { engine: self, prompt, view, segments, method, plan: &plan, watch };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
         let (config, rope) = (self.decoder.config(), self.decoder.rope(reach));

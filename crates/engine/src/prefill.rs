@@ -13,7 +13,7 @@ use crate::forward::{Rows, State};
 use crate::load::Segment;
 use crate::prompt::Prompt;
 use crate::retrieval::Retrieving;
-use crate::{Error, Result};
+use crate::{Engine, Error, Result};
 
 /// What prefill really did, measured while it ran.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +66,7 @@ impl Work {
 /// A prompt with its cached segments, ready to be computed.
 #[derive(Debug)]
 pub(crate) struct Prefill<'a> {
+    pub(crate) engine: &'a Engine,
     pub(crate) prompt: &'a Prompt,
     pub(crate) view: PromptView<'a>,
     pub(crate) segments: &'a [Segment],
@@ -82,7 +83,7 @@ impl Prefill<'_> {
     /// of the last token, or nothing if a segment turned out broken.
     pub(crate) fn run(
         &self,
-        state: &mut State<'_>,
+        state: &mut State,
         mut feed: Option<&mut Feed<'_>>,
         lender: &Lender<'_>,
     ) -> Result<Option<(Vec<f32>, Work)>> {
@@ -93,10 +94,11 @@ impl Prefill<'_> {
         let mut work = Work::default();
         let mut rows = state.embed(&ids, plan.rows.clone())?;
         for layer in 0..layers {
+            self.engine.pause()?;
             let mut raw = Vec::new();
             let fresh = match &mut feed {
                 Some(feed) => {
-                    let Some(ready) = feed.take(layer) else { return Ok(None) };
+                    let Some(ready) = feed.take(layer, || self.engine.pause())? else { return Ok(None) };
                     raw = ready.raw;
                     ready.cache
                 }
@@ -153,7 +155,7 @@ impl Prefill<'_> {
 
     /// Reports the question's attention, as far as it was asked for. Rows that retrieve have no map: they do not see what
     /// others do at its place.
-    fn watch(&self, state: &State<'_>, layer: usize, rows: &[u32], work: &mut Work) {
+    fn watch(&self, state: &State, layer: usize, rows: &[u32], work: &mut Work) {
         let last = state.decoder.config().layers - 1;
         match self.watch {
             Watch::Explain if layer == EXPLAIN_LAYER.min(last) => {
@@ -174,7 +176,7 @@ impl Prefill<'_> {
 
     fn layer_view<'a>(
         &'a self,
-        state: &'a State<'_>,
+        state: &'a State,
         layer: usize,
         rows: &'a [u32],
         cached: &'a [CachedSegment<'a>],
@@ -223,7 +225,7 @@ impl Prefill<'_> {
     }
 
     /// Lets each row see its slots at `layer`. `last` holds the rows before the last layer shrank them, or nothing.
-    fn see(&self, state: &State<'_>, layer: usize, mask: Mask, rows: &mut Rows, last: &[u32]) {
+    fn see(&self, state: &State, layer: usize, mask: Mask, rows: &mut Rows, last: &[u32]) {
         match mask {
             Mask::Absolute => state.see_causally(layer, rows),
             Mask::BottomRight => {

@@ -94,7 +94,7 @@ impl Engine {
                 }
             }
         }
-        let finish = |((state, _, mut times), eviction): ((State<'_>, _, AnswerTimes), &&Eviction)| {
+        let finish = |((state, _, mut times), eviction): ((State, _, AnswerTimes), &&Eviction)| {
             times.account.count_cache(&state, eviction);
             times
         };
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     /// Seconds of a prefill with room for `tokens` more, what to decode in, and the likeliest next token.
-    fn timed_prefill(&self, ids: &[u32], tokens: usize) -> Result<(f64, State<'_>, u32)> {
+    fn timed_prefill(&self, ids: &[u32], tokens: usize) -> Result<(f64, State, u32)> {
         let prompt = of_ids(ids);
         let room = self.room(&prompt, tokens, Eviction::full())?;
         let started = Instant::now();

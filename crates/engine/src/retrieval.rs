@@ -132,7 +132,7 @@ struct Part<'a> {
     local: usize,
 }
 
-impl State<'_> {
+impl State {
     /// Attention of the projected rows alone, each to what is near it and what is retrieved for it.
     pub(crate) fn retrieve(&mut self, layer: usize, rows: &Rows) {
         let Some(retrieving) = &mut self.retrieving else { return };
@@ -143,7 +143,7 @@ impl State<'_> {
         let before = rows.positions.partition_point(|p| *p < retrieving.asked);
         let (q, visible) = (&self.work.q[..before * width], &rows.visible[..before]);
         let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
-        let plain = attention(self.decoder, cached, capacity, q, visible);
+        let plain = attention(&self.decoder, cached, capacity, q, visible);
         self.decoder.backend().attention(&plain, &mut self.work.attended[..before * width]);
         retrieving.keys += seen(visible);
         let mut last = 0;
@@ -151,7 +151,7 @@ impl State<'_> {
             let to = (from + retrieving.sizes.rows).min(rows.positions.len());
             let Retrieving { sizes, budget, rope, layers, keys, raw, .. } = &mut *retrieving;
             let part = Part {
-                decoder: self.decoder,
+                decoder: &self.decoder,
                 cache: self.cache.layer(layer),
                 capacity: self.cache.capacity(),
                 positions: &rows.positions[from..to],

@@ -26,6 +26,8 @@ pub struct Sampling {
     pub max_tokens: usize,
     /// Texts that end the answer; they are not part of it.
     pub stop: Vec<String>,
+    /// With every token, how likely the model found it, and this many of the likeliest; none tells nothing.
+    pub logprobs: Option<usize>,
     /// Tokens before which nothing ends the answer: end tokens are not chosen, nor those that are a stop text, and no stop
     /// text counts.
     pub min_tokens: usize,
@@ -42,6 +44,7 @@ impl Default for Sampling {
             seed: 0,
             max_tokens: 256,
             stop: Vec::new(),
+            logprobs: None,
             min_tokens: 0,
         }
     }

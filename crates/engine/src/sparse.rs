@@ -78,7 +78,7 @@ impl Engine {
         always: &[u32],
         lender: &Lender<'_>,
         load: &mut Loading,
-    ) -> Result<Option<(State<'e>, Vec<f32>, Work)>> {
+    ) -> Result<Option<(State, Vec<f32>, Work)>> {
         let vacant = KvCache::vacant(self.decoder.shape(), self.settings.kv, request.asked.prompt.len());
         let mut state = State::over(&self.decoder, vacant, request.asked.reach).giving_to(&self.pool);
         let Some((mut run, selection)) = self.select_sparse(request, always, lender, load, &mut state)?
@@ -114,7 +114,7 @@ impl<'e> Run<'_, 'e> {
     }
 
     /// A cache of these places, filled with what was read.
-    fn cache(&self, state: &State<'_>, layer: usize, places: &Places) -> LayerCache {
+    fn cache(&self, state: &State, layer: usize, places: &Places) -> LayerCache {
         let shape = state.cache.shape();
         let mut cache = self.lender.take(shape, state.cache.dtype(), places.len());
         for piece in self.pieces[layer].iter() {
@@ -127,7 +127,7 @@ impl<'e> Run<'_, 'e> {
     }
 
     /// All layers over what was selected. Returns the logits of the last token; nothing if a segment is broken.
-    fn compute(&mut self, state: &mut State<'e>, selection: &Selection) -> Result<Option<Vec<f32>>> {
+    fn compute(&mut self, state: &mut State, selection: &Selection) -> Result<Option<Vec<f32>>> {
         let (prompt, layers) = (self.request.asked.prompt, selection.layers.len());
         let passes = selection.passes();
         self.bound(state, self.places(selection.layers[0].spans.iter().copied()).len())?;
@@ -140,6 +140,7 @@ impl<'e> Run<'_, 'e> {
         let mut rows = state.embed(&prompt.ids(), with_always(&passes[0].rows))?;
         let mut read = Places::default();
         for (layer, (kept, pass)) in selection.layers.iter().zip(&passes).enumerate() {
+            self.engine.pause()?;
             let padded = pass.padded.iter().map(|p| Span { start: *p, end: p + 1 });
             let spans = kept.spans.iter().copied().chain(padded);
             let (held, all) = (self.places(kept.spans.iter().copied()), self.places(spans));
@@ -173,12 +174,13 @@ impl<'e> Run<'_, 'e> {
     }
 
     /// Makes the cache that decoding goes on in: `held` tokens of the prompt, and room for the answer.
-    fn bound(&mut self, state: &mut State<'e>, held: usize) -> Result<()> {
+    fn bound(&mut self, state: &mut State, held: usize) -> Result<()> {
         let Asked { view, eviction, room, reach, .. } = self.request.asked;
         let left_out = view.len() - held;
         let asked = held - view.question.len();
         let spans = PromptSpans { system: view.system, question: Span::new(asked, held) };
-        let (config, dtype) = (state.decoder.config(), state.cache.dtype());
+        let decoder = state.decoder.clone();
+        let (config, dtype) = (decoder.config(), state.cache.dtype());
         let rope = state.decoder.rope(reach);
         state.bounded = Bounded::new(config, rope, eviction, spans, dtype, room - left_out, true)?;
         state.left_out = left_out as u32;
@@ -190,7 +192,7 @@ impl<'e> Run<'_, 'e> {
     /// tokens that are not computed anew at this layer stay as they were cached.
     fn place(
         &self,
-        state: &State<'_>,
+        state: &State,
         layer: usize,
         rows: &Rows,
         (kept, all): (&Kept, &Places),
@@ -241,13 +243,14 @@ impl<'e> Run<'_, 'e> {
     /// only what is (`held`). What is kept goes over to the cache that decoding goes on in.
     fn attend(
         &mut self,
-        state: &mut State<'_>,
+        state: &mut State,
         layer: usize,
         rows: &mut Rows,
         (held, all): (&Places, &Places),
         cache: LayerCache,
     ) {
-        let config = state.decoder.config();
+        let decoder = state.decoder.clone();
+        let config = decoder.config();
         let (shape, window) = (state.cache.shape(), config.window(layer));
         let (mut done, mut copied) = (0, 0);
         let mut cache = cache;
@@ -291,7 +294,7 @@ impl<'e> Run<'_, 'e> {
     }
 
     /// Reports attention of the question to the documents' tokens that are kept; there is none to the others.
-    fn watch(&mut self, state: &State<'_>, layer: usize, cache: &LayerCache, held: &Places) {
+    fn watch(&mut self, state: &State, layer: usize, cache: &LayerCache, held: &Places) {
         let watch = self.request.watch;
         let explained = EXPLAIN_LAYER.min(state.decoder.config().layers - 1);
         if watch == Watch::Nothing || (watch == Watch::Explain && layer != explained) {
@@ -328,7 +331,7 @@ fn see(rows: &mut Rows, places: &Places, window: Option<usize>) {
 
 /// Attention of some of the projected rows.
 fn attend(
-    state: &mut State<'_>,
+    state: &mut State,
     cache: &LayerCache,
     capacity: usize,
     rows: Range<usize>,
@@ -341,6 +344,6 @@ fn attend(
     }
     let elements = rows.start * width..rows.end * width;
     let attention =
-        attention(state.decoder, cache, capacity, &state.work.q[elements.clone()], &visible[rows]);
+        attention(&state.decoder, cache, capacity, &state.work.q[elements.clone()], &visible[rows]);
     state.decoder.backend().attention(&attention, &mut state.work.attended[elements]);
 }

@@ -46,6 +46,10 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Packed weights.
     type Linear: Debug + Send + Sync;
 
+    /// The same device, computing each row of a product as if it were alone: what rows of different requests come to
+    /// does not depend on how many there are.
+    fn each(&self) -> Self;
+
     /// An empty buffer.
     fn floats(&self) -> Self::Floats;
 
@@ -122,6 +126,10 @@ impl Backend for Cpu {
     type Floats = Floats;
     type Cache = Buffer;
     type Linear = Linear;
+
+    fn each(&self) -> Cpu {
+        Cpu { each: true, ..self.clone() }
+    }
 
     fn floats(&self) -> Floats {
         Floats::new()

@@ -48,4 +48,8 @@ pub use ranking::{exchange_row, lowest, raise_row, round_row};
 
 /// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]
-pub struct Cpu(std::sync::Arc<pool::Pool>);
+pub struct Cpu {
+    pool: std::sync::Arc<pool::Pool>,
+    /// Whether each row of a product is computed as if it were alone.
+    each: bool,
+}

@@ -238,12 +238,12 @@ impl Cpu {
             if threads == 0 { std::thread::available_parallelism().map_or(1, |n| n.get()) } else { threads };
         let threads = threads.min(MOST_THREADS);
         let isa = if isa.available() { isa } else { Isa::best() };
-        Cpu(Arc::new(Pool::new(threads, isa)))
+        Cpu { pool: Arc::new(Pool::new(threads, isa)), each: false }
     }
 
     /// Number of threads that share the work.
     pub fn threads(&self) -> usize {
-        self.0.workers.len() + 1
+        self.pool.workers.len() + 1
     }
 
     /// Number of threads that would share work begun now: inside a task it is done alone.
@@ -253,7 +253,7 @@ impl Cpu {
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
-        self.0.isa
+        self.pool.isa
     }
 
     /// Runs `f(0..tasks)`, each index exactly once, dynamically balanced over the pool; returns when all are done.
@@ -263,14 +263,14 @@ impl Cpu {
     /// # Panics
     /// With the panic of a task; the remaining tasks may then be left out.
     pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
-        let alone = tasks <= 1 || self.0.workers.is_empty() || INSIDE.get();
-        let caller = if alone { None } else { self.0.caller.try_lock().ok() };
+        let alone = tasks <= 1 || self.pool.workers.is_empty() || INSIDE.get();
+        let caller = if alone { None } else { self.pool.caller.try_lock().ok() };
         let Some(caller) = caller else {
             (0..tasks).for_each(f);
             return;
         };
         let job = Job { task: f, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
-        self.0.shared.run(&job);
+        self.pool.shared.run(&job);
         drop(caller);
         if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);

@@ -21,6 +21,8 @@ const EMBEDDINGS: &str = "model.embed_tokens.weight";
 #[derive(Debug)]
 pub struct Decoder<B: Backend = Cpu> {
     backend: B,
+    /// The same, for rows that are each computed as if they were alone.
+    each: B,
     files: ModelFiles,
     layers: Vec<Layer<B>>,
     norm: Vec<f32>,
@@ -55,6 +57,8 @@ pub struct Workspace<B: Backend = Cpu> {
     pub attended: B::Floats,
     /// The last logits, `m × vocab`.
     pub logits: B::Floats,
+    /// Whether rows are of different requests, and each is computed as if it were alone.
+    pub each: bool,
 }
 
 impl Workspace {
@@ -66,6 +70,7 @@ impl Workspace {
             v: Buffer::zeros(dtype, 0),
             attended: Floats::new(),
             logits: Floats::new(),
+            each: false,
         }
     }
 }
@@ -99,7 +104,16 @@ impl<B: Backend> Decoder<B> {
         let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
         let table = Mutex::default();
-        Ok(Decoder { backend: backend.clone(), files, layers, norm, head, precision, table })
+        Ok(Decoder {
+            backend: backend.clone(),
+            each: backend.each(),
+            files,
+            layers,
+            norm,
+            head,
+            precision,
+            table,
+        })
     }
 
     /// The resolved configuration.
@@ -167,7 +181,8 @@ impl<B: Backend> Decoder<B> {
         let kv_width = self.shape().width();
         let layer = &self.layers[layer];
         let norm = self.norm(&layer.attention_norm);
-        self.backend.project(x, norm, &layer.qkv, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        let backend = self.backend_of(work);
+        backend.project(x, norm, &layer.qkv, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
     /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`.
@@ -176,12 +191,16 @@ impl<B: Backend> Decoder<B> {
     pub fn finish(&self, layer: usize, x: &mut B::Floats, work: &mut Workspace<B>) {
         let layer = &self.layers[layer];
         let norm = self.norm(&layer.mlp_norm);
-        self.backend.finish(&work.attended, &layer.o, norm, &layer.gate_up, &layer.down, x);
+        self.backend_of(work).finish(&work.attended, &layer.o, norm, &layer.gate_up, &layer.down, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
     pub fn logits(&self, x: &B::Floats, work: &mut Workspace<B>) {
-        self.backend.logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+        self.backend_of(work).logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+    }
+
+    fn backend_of(&self, work: &Workspace<B>) -> &B {
+        if work.each { &self.each } else { &self.backend }
     }
 
     fn norm<'a>(&self, weight: &'a [f32]) -> Norm<'a> {

@@ -293,9 +293,9 @@ impl Shared {
         }
     }
 
-    /// How long an object may take: a MiB a second is the least.
+    /// How long an object may take: a MiB a second is the least, for all that travel at once together.
     fn longest(&self, bytes: u64) -> Duration {
-        self.timeout + Duration::from_secs(bytes >> 20)
+        self.timeout + Duration::from_secs((bytes >> 20) * AT_ONCE as u64)
     }
 
     /// Brings an object to its taker.
@@ -323,7 +323,8 @@ impl Shared {
                 }
             }
             Err(Failure::Broken(problem)) => self.discard(&name, &problem).await,
-            Err(Failure::Absent) => {
+            // Where a key may not be listed, one that is missing is refused.
+            Err(Failure::Absent | Failure::Refused(_)) => {
                 self.counters.absent.fetch_add(1, Relaxed);
                 let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
                 if absent.len() >= ABSENTS {
@@ -331,7 +332,7 @@ impl Shared {
                 }
                 absent.insert(name, Instant::now());
             }
-            Err(Failure::Refused(why) | Failure::Failed(why)) => self.failed(&why),
+            Err(Failure::Failed(why)) => self.failed(&why),
         }
     }
 

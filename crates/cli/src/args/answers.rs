@@ -141,6 +141,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
+            ..Sampling::default()
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct PromptRows<'a> {
     pub(crate) visible: &'a [(u32, u32)],
 }
 
-impl Bounded<'_> {
+impl Bounded {
     /// Takes over what stays of the prompt at the next layer; `cache` holds all of it, slot = place. `origins` are the places'
     /// positions where these differ, for a layer with a window; `lender` counts what is allocated.
     pub(crate) fn take_in(

@@ -37,7 +37,7 @@ impl Engine {
         always: &'a [u32],
         lender: &'a Lender<'a>,
         load: &'a mut Loading,
-        state: &mut State<'e>,
+        state: &mut State,
     ) -> Result<Option<(Run<'a, 'e>, Selection)>> {
         let Request { asked: Asked { view, segments, reach, .. }, sparse, .. } = request;
         let config = self.decoder.config();
@@ -73,14 +73,16 @@ impl Engine {
 
 impl Run<'_, '_> {
     /// The question over the base: its mean query before RoPE at each layer; nothing if a segment is broken.
-    fn draft(&mut self, state: &mut State<'_>) -> Result<Option<Vec<f32>>> {
+    fn draft(&mut self, state: &mut State) -> Result<Option<Vec<f32>>> {
         let (started, loading) = (Instant::now(), self.load.busy);
-        let config = state.decoder.config();
+        let decoder = state.decoder.clone();
+        let config = decoder.config();
         let places = self.places(self.request.sparse.base(&self.request.asked.view));
         let (question, width) = (self.request.asked.view.question.len(), config.heads * config.head_dim);
         let mut rows = state.embed(&self.request.asked.prompt.ids(), self.always.to_vec())?;
         let mut means = Vec::with_capacity(config.layers * width);
         for layer in 0..config.layers {
+            self.engine.pause()?;
             if !self.read(layer, &places) {
                 return Ok(None);
             }

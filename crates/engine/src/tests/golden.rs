@@ -1,5 +1,7 @@
 //! Logits against Hugging Face transformers in f32 (files made by `tools/golden.py`).
 
+use std::sync::Arc;
+
 use refrain_kernels::{Cpu, Dtype, Precision};
 use refrain_model::{Decoder, ModelFiles};
 use serde::Deserialize;
@@ -32,7 +34,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn check(name: &str, decoder: &Decoder, case: &Case) {
+fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
     let total = case.ids.len() + case.greedy.len();
     let mut state = State::new(decoder, Dtype::F32, total, total);
     let vocab = decoder.config().vocab;
@@ -51,8 +53,9 @@ fn check(name: &str, decoder: &Decoder, case: &Case) {
     }
 }
 
-fn decoder(path: &std::path::Path) -> Decoder {
-    Decoder::load(ModelFiles::open(path).unwrap(), &Cpu::new(0), Precision::F32, |_, _| ()).unwrap()
+fn decoder(path: &std::path::Path) -> Arc<Decoder> {
+    let files = ModelFiles::open(path).unwrap();
+    Arc::new(Decoder::load(files, &Cpu::new(0), Precision::F32, |_, _| ()).unwrap())
 }
 
 #[test]

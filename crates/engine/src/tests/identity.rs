@@ -111,7 +111,7 @@ fn steps_and_threads_do_not_change_bits() {
             let settings = Settings { threads, precision: Some(precision), ..small() };
             let engine = engine(&tiny("llama"), settings);
             let ids = random_prompt(&engine, 5, &[90], 9, 8).ids();
-            let mut state = State::new(engine.decoder(), Dtype::F16, ids.len(), ids.len());
+            let mut state = State::new(&engine.decoder, Dtype::F16, ids.len(), ids.len());
             let vocab = engine.decoder().config().vocab;
             let parts: Vec<f32> =
                 ids.chunks(step).flat_map(|ids| state.extend(ids).unwrap().to_vec()).collect();

@@ -25,11 +25,11 @@ fn prompt(engine: &Engine) -> Prompt {
     prompt
 }
 
-fn run<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled<'a> {
+fn run(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled {
     prefill(engine, prompt, method, prompt.len())
 }
 
-fn assert_same(a: &Prefilled<'_>, b: &Prefilled<'_>, what: &str) {
+fn assert_same(a: &Prefilled, b: &Prefilled, what: &str) {
     assert_eq!(a.logits, b.logits, "{what}: logits");
     assert_eq!(a.work.final_rows, b.work.final_rows, "{what}: rows");
     for layer in 0..a.state.cache.shape().layers {
@@ -248,7 +248,7 @@ fn speed_of_loading() {
         let load = Load::new(&loaded.segments, &plan, &table, &cache, &lender, ahead, backend);
         let layers = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, threads);
-            (0..cache.shape().layers).map(|layer| feed.take(layer).unwrap()).collect::<Vec<_>>()
+            (0..cache.shape().layers).map(|layer| feed.take(layer, || Ok(())).unwrap().unwrap()).collect::<Vec<_>>()
         });
         let wall = started.elapsed();
         drop(layers);

@@ -1,5 +1,6 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
+mod batch;
 mod closeness;
 mod documents;
 mod eviction;
@@ -87,7 +88,7 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
 }
 
 /// Prefill with full attention.
-fn prefill<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Prefilled<'a> {
+fn prefill(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Prefilled {
     engine.prefill(prompt, method, Eviction::full(), room, Watch::Nothing).unwrap()
 }
 

@@ -16,12 +16,12 @@ fn prompt(engine: &Engine) -> Prompt {
     random_prompt(engine, 5, &[24, 32, 19], 9, 1)
 }
 
-fn run<'a>(engine: &'a Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled<'a> {
+fn run(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled {
     prefill(engine, prompt, method, prompt.len())
 }
 
 /// Rotated keys and values of `positions` at a layer.
-fn kv(prefilled: &Prefilled<'_>, layer: usize, positions: impl IntoIterator<Item = u32>) -> Vec<f32> {
+fn kv(prefilled: &Prefilled, layer: usize, positions: impl IntoIterator<Item = u32>) -> Vec<f32> {
     let cache = &prefilled.state.cache;
     let (shape, capacity) = (cache.shape(), cache.capacity());
     let mut out = Vec::new();

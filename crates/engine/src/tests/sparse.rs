@@ -225,7 +225,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
 }
 
 /// Positions and keys of each layer of the cache that decoding goes on in must be those of the reference.
-fn same_cache(prefilled: &Prefilled<'_>, kept: &[Rows], d: usize) {
+fn same_cache(prefilled: &Prefilled, kept: &[Rows], d: usize) {
     let bounded = prefilled.state.bounded.as_ref().unwrap();
     for (layer, kept) in kept.iter().enumerate() {
         // A layer with a window holds what that reaches.
@@ -359,7 +359,7 @@ mod figure_5 {
         let (logits, kept) = reference(&engine, &prompt, &method, &[]);
         close(&after.logits, &logits);
         let d = engine.decoder().config().head_dim;
-        let of = |prefilled: &Prefilled<'_>, layer: usize| {
+        let of = |prefilled: &Prefilled, layer: usize| {
             prefilled
                 .state
                 .bounded

@@ -210,24 +210,56 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// y (32) = one row of activations times a panel.
-pub(super) struct Row<'a> {
+/// y (rows × 32) = rows of `words` activations times a panel. What a row comes to does not depend on the others.
+pub(super) struct PanelRows<'a> {
     pub(super) form: Form,
     pub(super) panel: &'a [u32],
     pub(super) x: &'a [u32],
+    pub(super) words: usize,
     pub(super) y: &'a mut [f32],
 }
 
-impl Kernel for Row<'_> {
+/// Rows that share what is read of a panel.
+const TOGETHER: usize = 4;
+
+impl Kernel for PanelRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        let PanelRows { form, panel, x, words, y } = self;
         #[cfg(target_arch = "x86_64")]
         if S::LANES == 16 && is_x86_feature_detected!("avx512vnni") {
-            // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
-            return unsafe { avx512::row(self) };
+            let (mut x, mut y) = (x.chunks_exact(words), y.chunks_exact_mut(PANEL));
+            while x.len() >= TOGETHER {
+                let rows = std::array::from_fn::<_, TOGETHER, _>(|_| x.next().unwrap_or_default());
+                let out = std::array::from_fn::<_, TOGETHER, _>(|_| y.next().unwrap_or_default());
+                // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
+                unsafe { avx512::rows(form, panel, rows, out) };
+            }
+            for (x, y) in x.zip(y) {
+                // SAFETY: as above.
+                unsafe { avx512::rows(form, panel, [x], [y]) };
+            }
+            return;
         }
+        for (x, y) in x.chunks_exact(words).zip(y.chunks_exact_mut(PANEL)) {
+            Row { form, panel, x, y }.run::<S>();
+        }
+    }
+}
+
+/// y (32) = one row of activations times a panel.
+struct Row<'a> {
+    form: Form,
+    panel: &'a [u32],
+    x: &'a [u32],
+    y: &'a mut [f32],
+}
+
+impl Row<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self) {
         let Row { form, panel, x, y } = self;
         let mut sums = [0.0f32; PANEL];
         for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
@@ -280,7 +312,7 @@ mod avx512 {
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
-    use super::{BLOCK, Form, HALVES, PANEL, QUADS, Row, Unpack, X_WORDS};
+    use super::{BLOCK, Form, HALVES, PANEL, QUADS, Unpack, X_WORDS};
 
     /// The 16 `f16` of half `i` of row `row` of a block.
     ///
@@ -342,57 +374,64 @@ mod avx512 {
         }
     }
 
+    /// y (N × 32) = N rows of activations times a panel.
+    ///
     /// # Safety
     /// AVX-512 F, BW and VNNI must be there.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    pub(super) unsafe fn row(r: Row) {
-        let Row { form, panel, x, y } = r;
-        assert!(y.len() >= PANEL);
+    pub(super) unsafe fn rows<const N: usize>(form: Form, panel: &[u32], x: [&[u32]; N], y: [&mut [f32]; N]) {
+        let blocks = panel.len() / form.words();
+        assert!(y.iter().all(|y| y.len() >= PANEL) && x.iter().all(|x| x.len() >= blocks * X_WORDS));
         let low = _mm512_set1_epi8(0x0f);
-        let mut sums = [_mm512_setzero_ps(); 2];
-        for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
+        let mut sums = [[_mm512_setzero_ps(); 2]; N];
+        for (index, block) in panel.chunks_exact(form.words()).enumerate() {
             let block = block.as_ptr();
-            let x_sum = x[QUADS + 1] as i32;
-            // SAFETY: a block has head and quads as `form` says.
-            unsafe {
-                let x_scale = _mm512_set1_ps(f32::from_bits(x[QUADS]));
-                let word = |t: usize, i: usize| {
-                    _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast())
-                };
-                let x_at = |t: usize| _mm512_set1_epi32(x[t] as i32);
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let (mut a, mut b);
+            for i in 0..2 {
+                // SAFETY: a block has head and quads as `form` says, and every row as many blocks as the panel.
+                unsafe {
+                    let word =
+                        |t: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
+                    let mut weights = [_mm512_setzero_si512(); QUADS];
                     match form {
-                        Form::Bytes => {
-                            (a, b) = (_mm512_set1_epi32(-128 * x_sum), _mm512_setzero_si512());
-                            for t in 0..QUADS / 2 {
-                                a = _mm512_dpbusd_epi32(a, word(2 * t, i), x_at(2 * t));
-                                b = _mm512_dpbusd_epi32(b, word(2 * t + 1, i), x_at(2 * t + 1));
-                            }
-                        }
-                        Form::Nibbles => {
-                            (a, b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-                            for t in 0..QUADS / 2 {
-                                let w = word(t, i);
-                                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
-                                a = _mm512_dpbusd_epi32(a, _mm512_and_si512(w, low), x_at(t));
-                                b = _mm512_dpbusd_epi32(b, high, x_at(QUADS / 2 + t));
-                            }
-                        }
+                        Form::Bytes => (0..QUADS).for_each(|t| weights[t] = word(t)),
+                        Form::Nibbles => (0..QUADS / 2).for_each(|t| {
+                            let w = word(t);
+                            weights[t] = _mm512_and_si512(w, low);
+                            weights[QUADS / 2 + t] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
+                        }),
                     }
-                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
-                    *sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(half(block, 0, i), x_scale), *sum);
-                    if form == Form::Nibbles {
-                        let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
-                        *sum = _mm512_fmadd_ps(half(block, 1, i), x_sum, *sum);
+                    let scale = half(block, 0, i);
+                    let min = if form == Form::Nibbles { half(block, 1, i) } else { _mm512_setzero_ps() };
+                    for (x, sums) in x.iter().zip(&mut sums) {
+                        let x = x.as_ptr().add(index * X_WORDS);
+                        let (x_scale, x_sum) =
+                            (_mm512_set1_ps(f32::from_bits(*x.add(QUADS))), *x.add(QUADS + 1) as i32);
+                        let start = if form == Form::Bytes { -128 * x_sum } else { 0 };
+                        let (mut a, mut b) = (_mm512_set1_epi32(start), _mm512_setzero_si512());
+                        for t in (0..QUADS).step_by(2) {
+                            a = _mm512_dpbusd_epi32(a, weights[t], _mm512_set1_epi32(*x.add(t) as i32));
+                            b = _mm512_dpbusd_epi32(
+                                b,
+                                weights[t + 1],
+                                _mm512_set1_epi32(*x.add(t + 1) as i32),
+                            );
+                        }
+                        let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
+                        sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, x_scale), sums[i]);
+                        if form == Form::Nibbles {
+                            let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
+                            sums[i] = _mm512_fmadd_ps(min, x_sum, sums[i]);
+                        }
                     }
                 }
             }
         }
-        // SAFETY: `y` has 32 floats by the assertion.
-        unsafe {
-            _mm512_storeu_ps(y.as_mut_ptr(), sums[0]);
-            _mm512_storeu_ps(y.as_mut_ptr().add(16), sums[1]);
+        for (y, sums) in y.into_iter().zip(sums) {
+            // SAFETY: `y` has 32 floats by the assertion.
+            unsafe {
+                _mm512_storeu_ps(y.as_mut_ptr(), sums[0]);
+                _mm512_storeu_ps(y.as_mut_ptr().add(16), sums[1]);
+            }
         }
     }
 }

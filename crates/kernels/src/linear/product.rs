@@ -24,6 +24,8 @@ const PACKED: usize = 2 << 20;
 const CHUNK: usize = 8;
 /// Rows that are multiplied one by one with blocks of bytes as they lie.
 const BYTE_ROWS: usize = 4;
+/// Most rows of a task where each is multiplied as if it were alone: a panel is read once for all of them.
+const EACH_ROWS: usize = 64;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
 
@@ -71,7 +73,7 @@ impl Cpu {
         if y.is_empty() {
             return;
         }
-        let blocking = Blocking::of(w, self.isa(), m);
+        let blocking = Blocking::of(w, self, m);
         let rows = (PACKED / blocking.words).max(blocking.rows) / blocking.rows * blocking.rows;
         let mut scratch = scratch::lend(&X, blocking.words * m.min(rows).next_multiple_of(blocking.strip));
         for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * width)) {
@@ -161,10 +163,12 @@ pub(super) struct Blocking {
 }
 
 impl Blocking {
-    fn of(w: &Linear, isa: Isa, m: usize) -> Blocking {
-        if w.precision == Precision::Q8 && m <= BYTE_ROWS {
+    fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
+        let isa = cpu.isa();
+        if w.precision == Precision::Q8 && (m <= BYTE_ROWS || cpu.each) {
             let words = w.inputs.div_ceil(blocks::BLOCK) * blocks::X_WORDS;
-            return Blocking { way: Way::Bytes, strip: BYTE_ROWS, words, rows: BYTE_ROWS, steps: w.steps() };
+            let rows = m.clamp(BYTE_ROWS, EACH_ROWS);
+            return Blocking { way: Way::Bytes, strip: rows, words, rows, steps: w.steps() };
         }
         // Blocks are unpacked once for all rows of a task.
         let more = if w.precision == Precision::Q8 { 4 } else { 1 };
@@ -271,15 +275,14 @@ impl Kernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// Multiplies the panels row by row.
+    /// Multiplies the panels by rows, each as if it were alone.
     #[inline(always)]
     fn rows<S: Simd>(&self, cells: &mut [f32]) {
         let words = self.blocking.words;
         for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
-            for (row, y) in self.rows.clone().zip(cell.chunks_exact_mut(PANEL)) {
-                let x = &self.packed[row * words..(row + 1) * words];
-                blocks::Row { form: self.w.form, panel: self.w.panel(p), x, y }.run::<S>();
-            }
+            let x = &self.packed[self.rows.start * words..self.rows.end * words];
+            let y = &mut cell[..self.rows.len() * PANEL];
+            blocks::PanelRows { form: self.w.form, panel: self.w.panel(p), x, words, y }.run::<S>();
         }
     }
 

@@ -35,7 +35,7 @@ impl Store {
     }
 
     /// Has the chunks that neither memory nor the folder has fetched, several at once, with their summaries of these kinds, and
-    /// says how many chunks are coming, or, if it is to wait until they are `whole`, have come. Without that
+    /// says how many chunks are asked for, or, if it is to wait until they are `whole`, have come. Without that
     /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
     ///
     /// # Panics
@@ -61,14 +61,11 @@ impl Store {
             }
         }
         summaries.iter().for_each(|summary| summary.wait());
-        let came = |chunk: &&Arc<Arriving>| match whole {
-            true => {
-                chunk.wait();
-                chunk.chunk().is_some()
-            }
-            false => chunk.header().is_some(),
+        let came = |chunk: &&Arc<Arriving>| {
+            chunk.wait();
+            chunk.chunk().is_some()
         };
-        chunks.values().filter(came).count()
+        if whole { chunks.values().filter(came).count() } else { chunks.len() }
     }
 
     /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.

@@ -49,7 +49,7 @@ fn forced<'a>(
     method: &dyn FusionMethod,
     eviction: &'a Eviction,
     tokens: usize,
-    mut each: impl FnMut(&Prefilled<'a>),
+    mut each: impl FnMut(&Prefilled),
 ) -> Vec<f32> {
     // More room than is used: a cache that holds all of it would not be bounded at all.
     let room = engine.room(prompt, tokens + SPARE, eviction).unwrap();

@@ -37,12 +37,7 @@ impl Given {
     }
 
     /// The cache after the prompt, with room for `room` tokens.
-    pub(super) fn prefilled<'a>(
-        &self,
-        cpu: &Cpu,
-        eviction: &'a Eviction,
-        room: usize,
-    ) -> crate::Result<Bounded<'a>> {
+    pub(super) fn prefilled(&self, cpu: &Cpu, eviction: &Eviction, room: usize) -> crate::Result<Bounded> {
         let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let rope = Rope::new(vec![0.0; head_dim / 2], 1.0);
