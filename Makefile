@@ -107,9 +107,9 @@ eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=fo
 	    --within $(EVAL_WITHIN) --out '$(EVAL_OUT)' $(EVAL_ARGS)
 	$(REFRAIN) eval report '$(EVAL_OUT)'
 
-# A real S3 server for the tests of shared chunks, which use it where PYTHONPATH names its folder.
-.s3/installed: tools/requirements-s3.txt
-	python3 -m pip install --quiet --disable-pip-version-check --target .s3 -r $<
+# A real S3 server and real clients for tests, which use them where PYTHONPATH names their folder.
+.python-tests/installed: tools/requirements-tests.txt
+	python3 -m pip install --quiet --disable-pip-version-check --target .python-tests -r $<
 	@touch $@
 
 # -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
@@ -133,4 +133,4 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .s3 .venv .venv-bench fuzz/target
+	rm -rf .python-tests .venv .venv-bench fuzz/target

@@ -3,6 +3,7 @@
 mod answers;
 mod bench;
 mod eval;
+mod serve;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,8 +18,11 @@ use refrain_registry::{Kind, OptionSpec};
 use refrain_store::Encoding;
 
 pub(crate) use answers::{Ask, Chat, Generate};
-pub(crate) use bench::{Bench, Decode, Group, Kernels, Memory, Policies, Precisions, StoreBench, Ttft};
+pub(crate) use bench::{
+    Bench, Decode, Group, Kernels, Memory, Policies, Precisions, ServeBench, StoreBench, Ttft,
+};
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
+pub(crate) use serve::{Key, Serve};
 
 use crate::output::{parse_duration, parse_size};
 use crate::{examples, methods};
@@ -200,6 +204,12 @@ pub(crate) enum Command {
     /// Benchmarks: what each method costs in quality
     #[command(subcommand)]
     Eval(Eval),
+    /// Serve answers and documents by HTTP, with OpenAI's interface
+    #[command(after_help = examples::SERVE)]
+    Serve(Box<Serve>),
+    /// Make API keys for the server
+    #[command(subcommand)]
+    Key(Key),
     /// Show the fusion methods, the eviction policies and their options
     #[command(after_help = examples::METHODS)]
     Methods(Methods),

@@ -19,6 +19,7 @@ mod methods;
 mod models;
 mod output;
 mod probe;
+mod serve;
 mod settings;
 mod store;
 mod table;
@@ -72,12 +73,15 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Bench(Bench::Memory(args)) => bench::memory(&context, args),
         Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
         Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
+        Command::Bench(Bench::Serve(args)) => bench::serve(&context, args),
         Command::Bench(Bench::Store(args)) => bench::store(&context, args),
         Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Eval(Eval::Run(args)) => eval::run(&context, args),
         Command::Eval(Eval::Report(args)) => eval::report(&context, args),
         Command::Eval(Eval::Tasks) => eval::tasks(&context),
         Command::Eval(Eval::Fetch) => eval::fetch(&context),
+        Command::Serve(args) => serve::run(&context, args),
+        Command::Key(args) => serve::key(&context, args),
         Command::Methods(args) => methods::run(&context, args),
         Command::Completions(args) => completions(args),
     }

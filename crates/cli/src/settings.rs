@@ -93,7 +93,7 @@ impl Context {
         }
     }
 
-    fn namespace_key(&self) -> Result<NamespaceKey> {
+    pub(crate) fn namespace_key(&self) -> Result<NamespaceKey> {
         match &self.global.namespace_key {
             None => {
                 std::fs::create_dir_all(&self.store)

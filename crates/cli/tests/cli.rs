@@ -2,6 +2,7 @@
 
 mod eval;
 mod eviction;
+mod serve;
 mod sparse;
 mod store;
 

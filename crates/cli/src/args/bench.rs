@@ -1,10 +1,12 @@
 //! Options of `refrain bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 use crate::examples;
+use crate::output::parse_duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
@@ -25,6 +27,9 @@ pub(crate) enum Bench {
     /// What chunks in fewer bits cost, and how fast chunks come back
     #[command(after_help = examples::BENCH_STORE)]
     Store(StoreBench),
+    /// Many clients of the server at once: time to first token, tokens a second, and the highest rate within a limit
+    #[command(after_help = examples::BENCH_SERVE)]
+    Serve(ServeBench),
     /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
     #[command(hide = true)]
     Probe,
@@ -179,6 +184,46 @@ pub(crate) struct StoreBench {
     /// Rounds of loading that are measured
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeBench {
+    /// File or folder of the documents that requests draw from; may be given several times [default: a built-in text]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) docs: Vec<PathBuf>,
+    /// File of questions, one a line [default: 20 about the built-in text]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) questions: Option<PathBuf>,
+    /// Methods, one after the other
+    #[arg(long, value_name = "METHODS", value_delimiter = ',', default_value = "vanilla,a3")]
+    pub(crate) methods: Vec<String>,
+    /// Eviction policy
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub(crate) evict: String,
+    /// Clients at once, each asking again as soon as it is answered
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8")]
+    pub(crate) clients: Vec<usize>,
+    /// How long each number of clients, and each rate, is kept up
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub(crate) seconds: Duration,
+    /// Finds the highest rate at which 95 % of first tokens come within this time
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) limit: Option<Duration>,
+    /// Documents of a request: 3 % of them get 60 % of all requests
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) per_request: usize,
+    /// Tokens of each answer
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) tokens: usize,
+    /// Share of the requests whose client goes away before the answer ends
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(crate) leave: f64,
+    /// Most answers decoded together
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) answers: usize,
+    /// Seed of what is drawn
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub(crate) seed: u64,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod memory;
 mod policies;
 mod precision;
 mod roofline;
+mod serve;
 mod store;
 mod ttft;
 mod work;
@@ -18,6 +19,7 @@ pub(crate) use decode::run as decode;
 pub(crate) use kernels::run as kernels;
 pub(crate) use memory::run as memory;
 pub(crate) use precision::run as precision;
+pub(crate) use serve::run as serve;
 pub(crate) use store::run as store;
 pub(crate) use ttft::run as ttft;
 

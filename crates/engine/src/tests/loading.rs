@@ -248,7 +248,9 @@ fn speed_of_loading() {
         let load = Load::new(&loaded.segments, &plan, &table, &cache, &lender, ahead, backend);
         let layers = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, threads);
-            (0..cache.shape().layers).map(|layer| feed.take(layer, || Ok(())).unwrap().unwrap()).collect::<Vec<_>>()
+            (0..cache.shape().layers)
+                .map(|layer| feed.take(layer, || Ok(())).unwrap().unwrap())
+                .collect::<Vec<_>>()
         });
         let wall = started.elapsed();
         drop(layers);

@@ -1,0 +1,120 @@
+//! `refrain serve` and `refrain key`.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use refrain_server::{App, Keys, Limits, Listener, Options, tls};
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{self, Key};
+use crate::output::{Fail, count, print, print_json};
+use crate::settings::{Context, read_documents};
+
+/// `refrain serve`
+pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
+    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
+    let filter = EnvFilter::try_new(&args.log).map_err(|error| {
+        Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
+    })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if context.json {
+        log.json().init();
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).with_target(false).init();
+    }
+    if args.api_keys.is_some() && !args.docs.is_empty() {
+        return Err(Fail::usage(
+            "--docs are kept for who needs no key, and --api-keys lets nobody in without one",
+        )
+        .hint("start without --docs, and bring them with a key: POST /v1/documents")
+        .into());
+    }
+    let documents = read_documents(&args.docs)?;
+    let engine = context.open_engine()?;
+    let mut options = Options::new(args.name.clone().unwrap_or_else(|| context.global.model.clone()));
+    (options.method, options.evict) = (method.spec, policy.spec);
+    options.limits = Limits::default();
+    options.limits.answers = args.answers.max(1);
+    (options.limits.queue, options.limits.deadline) = (args.queue, args.deadline);
+    options.limits.kv_bytes = usize::try_from(args.kv_cache).unwrap_or(usize::MAX);
+    options.body = usize::try_from(args.body).unwrap_or(usize::MAX);
+    (options.documents, options.arrival, options.drain) = (args.documents, args.arrival, args.drain);
+    options.cors.clone_from(&args.cors);
+    options.folder = Some(context.store.clone());
+    if let Some(path) = &args.api_keys {
+        options.keys = Keys::read(path)?;
+        if options.keys.is_empty() {
+            return Err(Fail::new(format!("{} holds no key", path.display()))
+                .hint("`refrain key new NAME` makes one")
+                .into());
+        }
+        options.namespace_key = Some(context.namespace_key()?);
+    }
+    let open = options.keys.is_empty();
+    let encrypted = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificates), Some(key)) => Some(tls(certificates, key)?),
+        _ => None,
+    };
+    let scheme = if encrypted.is_some() { "https" } else { "http" };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the threads that serve")?;
+    runtime.block_on(async {
+        let listener = Listener::bind(SocketAddr::new(args.host, args.port), encrypted).await?;
+        let address = listener.address()?;
+        let app = App::new(engine, options)?;
+        if !documents.is_empty() {
+            let kept = app.keep(documents).await.map_err(|problem| anyhow::anyhow!("{problem}"))?;
+            context.say(&format!("{} kept", count(kept, "document")));
+        }
+        if open && !args.host.is_loopback() {
+            tracing::warn!(
+                "everybody who can reach {address} may ask: --api-keys lets in only who has a key"
+            );
+        }
+        let url = format!("{scheme}://{address}");
+        if context.json {
+            print_json(&json!({ "url": url, "model": context.global.model }))?;
+        } else {
+            print(&format!("{} at {url}/v1 (Ctrl-C ends it)\n", context.global.model))?;
+        }
+        listener.serve(app, stopped()).await;
+        context.say("stopped");
+        anyhow::Ok(())
+    })?;
+    // What still runs aside is nobody's any more.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+/// Waits until the program is told to stop, by Ctrl-C or SIGTERM.
+async fn stopped() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}
+
+/// `refrain key`
+pub(crate) fn key(context: &Context, command: &Key) -> Result<()> {
+    let Key::New { name, file } = command;
+    let key = Keys::add(file, name)?;
+    if context.json {
+        return print_json(&json!({ "name": name, "key": key, "file": file }));
+    }
+    context.say(&format!("{name}'s key; only its hash is in {}, so keep it now", file.display()));
+    print(&format!("{key}\n"))
+}

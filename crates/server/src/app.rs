@@ -1,0 +1,283 @@
+//! What all requests share, and who asks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::{HeaderMap, StatusCode, header};
+use refrain_engine::{Document, Engine, Instructions, PromptChunk};
+use refrain_eviction::{Eviction, POLICIES};
+use refrain_fusion::{FusionMethod, METHODS};
+use refrain_store::NamespaceKey;
+
+use crate::error::{Problem, Result};
+use crate::keys::{self, Keys};
+use crate::library::{Kept, Library};
+use crate::metrics::Metrics;
+use crate::schedule::{Limits, Scheduler, Work};
+use crate::search::Search;
+use crate::{Error, api};
+
+/// How a server serves.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// What the model is called.
+    pub model: String,
+    /// Fusion method of requests that name none, such as `a3:ratio=0.2`.
+    pub method: String,
+    /// Eviction policy of requests that name none, such as `full`.
+    pub evict: String,
+    /// How much there may be at once.
+    pub limits: Limits,
+    /// Most bytes of a request's body.
+    pub body: usize,
+    /// Most documents of a request.
+    pub documents: usize,
+    /// How long a request's head and body may take to arrive.
+    pub arrival: Duration,
+    /// How long answers under way have when the server is told to stop.
+    pub drain: Duration,
+    /// Who is let in; nobody has to show a key if it is empty.
+    pub keys: Keys,
+    /// What the namespaces of keys are derived with.
+    pub namespace_key: Option<NamespaceKey>,
+    /// Where documents are kept; in memory if there is none.
+    pub folder: Option<PathBuf>,
+    /// Origins of pages that may ask, `*` for all; none by default.
+    pub cors: Vec<String>,
+}
+
+impl Options {
+    /// For a model of this name, with everything else as it is by default.
+    pub fn new(model: impl Into<String>) -> Options {
+        Options {
+            model: model.into(),
+            method: "a3".to_owned(),
+            evict: "full".to_owned(),
+            limits: Limits::default(),
+            body: 16 << 20,
+            documents: 256,
+            arrival: Duration::from_secs(30),
+            drain: Duration::from_secs(30),
+            keys: Keys::default(),
+            namespace_key: None,
+            folder: None,
+            cors: Vec::new(),
+        }
+    }
+}
+
+/// What all requests share. Cheap to clone.
+#[derive(Clone)]
+pub struct App(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) options: Options,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) library: Library,
+    pub(crate) search: Search,
+    pub(crate) metrics: Metrics,
+    pub(crate) started: u64,
+    stopping: AtomicBool,
+}
+
+/// Who asks: the engine sees the chunks of their namespace, and no others.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) engine: Engine,
+    pub(crate) name: String,
+}
+
+impl Caller {
+    pub(crate) fn namespace(&self) -> &str {
+        &self.engine.settings().namespace
+    }
+}
+
+/// A fusion method.
+pub(crate) type Method = Arc<dyn FusionMethod>;
+
+/// A method or a policy as a request asks for it, with how it could be asked for again.
+pub(crate) struct Chosen<T> {
+    pub(crate) spec: String,
+    pub(crate) built: T,
+}
+
+impl App {
+    /// A server of an engine, ready to answer.
+    ///
+    /// # Errors
+    /// If its documents cannot be opened, an option makes no sense, or no thread can be started.
+    pub fn new(engine: Engine, options: Options) -> std::result::Result<App, Error> {
+        METHODS.parse(&options.method)?;
+        POLICIES.parse(&options.evict)?;
+        if !options.keys.is_empty() && options.namespace_key.is_none() {
+            return Err(Error::NoNamespaceKey);
+        }
+        let metrics = Metrics::new();
+        let scheduler = Scheduler::start(options.limits.clone(), metrics.clone()).map_err(Error::Thread)?;
+        let library = Library::open(options.folder.as_deref())?;
+        let search = Search::new().map_err(|problem| Error::Documents(problem.message))?;
+        let app = App(Arc::new(Shared {
+            engine,
+            options,
+            scheduler,
+            library,
+            search,
+            metrics,
+            started: seconds(),
+            stopping: AtomicBool::new(false),
+        }));
+        app.index_all().map_err(|problem| Error::Documents(problem.message))?;
+        Ok(app)
+    }
+
+    /// Enters all documents into the search.
+    fn index_all(&self) -> Result<()> {
+        let mut by_namespace: std::collections::BTreeMap<String, Vec<Kept>> = Default::default();
+        for (namespace, kept) in self.0.library.all()? {
+            by_namespace.entry(namespace).or_default().push(kept);
+        }
+        for (namespace, kept) in by_namespace {
+            self.index(&namespace, &kept)?;
+        }
+        Ok(())
+    }
+
+    /// Enters documents into the search.
+    pub(crate) fn index(&self, namespace: &str, kept: &[Kept]) -> Result<()> {
+        let mut entries = Vec::with_capacity(kept.len());
+        for kept in kept {
+            let chunks = self.0.engine.chunks(std::slice::from_ref(&kept.document))?;
+            let texts = chunks.iter().map(|chunk| self.text(chunk)).collect();
+            entries.push((kept.id.as_str(), texts));
+        }
+        self.0.search.add(namespace, entries)
+    }
+
+    /// The text of a chunk.
+    pub(crate) fn text(&self, chunk: &PromptChunk) -> String {
+        self.0.engine.tokenizer().decode(&chunk.tokens, false)
+    }
+
+    /// Who asks, by the key that they show.
+    ///
+    /// # Errors
+    /// If it is none that is let in.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller> {
+        let Shared { engine, options, .. } = &*self.0;
+        if options.keys.is_empty() {
+            return Ok(Caller { engine: engine.clone(), name: String::new() });
+        }
+        let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let key = shown.and_then(|value| value.split_once(' '));
+        let key = key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
+        let refused = |message: &str| Problem {
+            code: Some("invalid_api_key"),
+            ..Problem::new(StatusCode::UNAUTHORIZED, message)
+        };
+        let key = key.ok_or_else(|| refused("an API key is needed: Authorization: Bearer KEY"))?;
+        let name = options.keys.name(key).ok_or_else(|| refused("the API key is not known here"))?;
+        let namespace = options.namespace_key.as_ref().map(|of| keys::namespace(of, key)).unwrap_or_default();
+        let engine = engine.in_namespace(&namespace, engine.settings().shared.as_deref());
+        Ok(Caller { engine, name: name.to_owned() })
+    }
+
+    /// The method and policy that a request asks for by `refrain`, or the server's own.
+    ///
+    /// # Errors
+    /// If a name or an option is not known, or a value does not fit.
+    pub(crate) fn chosen(
+        &self,
+        method: Option<&str>,
+        evict: Option<&str>,
+        given: &[(String, String)],
+    ) -> Result<(Chosen<Method>, Chosen<Eviction>)> {
+        let mut method = method.unwrap_or(&self.0.options.method).to_owned();
+        let mut evict = evict.unwrap_or(&self.0.options.evict).to_owned();
+        let base = |spec: &str| spec.split(':').next().unwrap_or_default().trim().to_owned();
+        let wrong = |error: refrain_registry::Error| Problem::field("refrain", error.to_string());
+        let fusion = METHODS.entry(&base(&method)).map_err(wrong)?;
+        let eviction = POLICIES.entry(&base(&evict)).map_err(wrong)?;
+        for (name, value) in given {
+            let is_its =
+                |options: &[refrain_registry::OptionSpec]| options.iter().any(|option| option.name == *name);
+            match (is_its(fusion.options), is_its(eviction.options)) {
+                (false, false) => {
+                    let names = fusion.options.iter().chain(eviction.options).map(|option| option.name);
+                    let names: Vec<&str> =
+                        ["method", "evict", "explain", "search"].into_iter().chain(names).collect();
+                    let message =
+                        format!("refrain.{name} is no option of {method} or {evict}: {}", names.join(", "));
+                    return Err(Problem::field(&format!("refrain.{name}"), message));
+                }
+                (own, other) => {
+                    if own {
+                        method.push_str(&format!(":{name}={value}"));
+                    }
+                    if other {
+                        evict.push_str(&format!(":{name}={value}"));
+                    }
+                }
+            }
+        }
+        let built = METHODS.parse(&method).map_err(wrong)?;
+        let policy = POLICIES.parse(&evict).map_err(wrong)?;
+        Ok((Chosen { spec: method, built }, Chosen { spec: evict, built: policy }))
+    }
+
+    /// Prefills documents and keeps them for everybody who needs no key; says how many.
+    ///
+    /// # Errors
+    /// If they cannot be prefilled or kept.
+    pub async fn keep(&self, documents: Vec<Document>) -> std::result::Result<usize, Problem> {
+        let caller = Caller { engine: self.0.engine.clone(), name: String::new() };
+        let (method, _) = self.chosen(None, None, &[])?;
+        let (events, received) = tokio::sync::mpsc::unbounded_channel();
+        let work = Work::Ingest { documents: documents.clone(), method: method.built.clone() };
+        // It takes as long as it takes.
+        let forever = std::time::Duration::from_secs(365 * 24 * 3600);
+        self.0.scheduler.submit_within(caller.engine.clone(), work, events, forever)?;
+        let count = documents.len();
+        api::keep(self.clone(), caller, (documents, method.built), received).await?;
+        Ok(count)
+    }
+
+    /// Whether the server is about to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.stopping.load(Relaxed)
+    }
+
+    /// Takes no more work, and waits until what is there is done, or [`Options::drain`] is over.
+    pub fn drain(&self) {
+        self.0.stopping.store(true, Relaxed);
+        self.0.scheduler.drain(self.0.options.drain);
+        self.0.engine.store().flush();
+    }
+}
+
+/// What stands around documents and question in a chat.
+pub(crate) fn instructions(system: Option<String>, history: Vec<refrain_model::Message>) -> Instructions {
+    Instructions {
+        system,
+        before_documents: "Answer the question from these documents.\n\n".to_owned(),
+        before_question: "Answer the question from the documents above.\nQuestion: ".to_owned(),
+        history,
+    }
+}
+
+/// A document's title, or the beginning of its text.
+pub(crate) fn title(document: &Document) -> String {
+    let title = document.title.trim();
+    let title =
+        if title.is_empty() { document.text.trim().lines().next().unwrap_or_default() } else { title };
+    title.trim_start_matches('#').trim().chars().take(80).collect()
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

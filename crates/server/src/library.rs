@@ -1,0 +1,223 @@
+//! The documents that callers have brought: their texts, so that they can be listed, searched and cited.
+//!
+//! A document's id follows from its title and text. It belongs to a namespace, and no other sees it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redb::backends::InMemoryBackend;
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
+use refrain_engine::Document;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Problem, Result};
+
+/// File of the documents in the server's folder.
+const FILE: &str = "documents.redb";
+/// `NAMESPACE/ID` to the document as JSON.
+const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("documents, version 1");
+
+/// A document that is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub(crate) id: String,
+    pub(crate) document: Document,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) pinned: bool,
+    /// Tokens of all chunks.
+    pub(crate) tokens: usize,
+    /// Its chunks' names in the store.
+    pub(crate) chunks: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Library(Database);
+
+/// Why the library cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {path}: {why}")]
+#[non_exhaustive]
+pub struct LibraryError {
+    path: String,
+    why: String,
+}
+
+/// The id of a document.
+pub(crate) fn id_of(document: &Document) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("refrain document, version 1");
+    hasher.update(&(document.title.len() as u64).to_le_bytes());
+    hasher.update(document.title.as_bytes()).update(document.text.as_bytes());
+    format!("doc-{}", &hasher.finalize().to_hex()[..24])
+}
+
+fn failed(error: impl Into<redb::Error>) -> Problem {
+    Problem::internal(&error.into())
+}
+
+impl Library {
+    /// Opens the library of a folder, or one in memory.
+    pub(crate) fn open(folder: Option<&Path>) -> std::result::Result<Library, LibraryError> {
+        let path = folder.map(|folder| folder.join(FILE));
+        let fail = |why: String| LibraryError {
+            path: path.as_ref().map_or(FILE.to_owned(), |path| path.display().to_string()),
+            why,
+        };
+        let database = match &path {
+            None => Builder::new().create_with_backend(InMemoryBackend::new()),
+            Some(path) => {
+                if let Some(folder) = path.parent() {
+                    std::fs::create_dir_all(folder).map_err(|error| fail(error.to_string()))?;
+                }
+                Database::create(path)
+            }
+        };
+        let database = database.map_err(|error| match error {
+            redb::DatabaseError::DatabaseAlreadyOpen => {
+                fail("another server has it open; give this one another --store".to_owned())
+            }
+            error => fail(error.to_string()),
+        })?;
+        let library = Library(database);
+        library.write(|_| Ok(())).map_err(|problem| fail(problem.message))?;
+        Ok(library)
+    }
+
+    fn write<T>(&self, work: impl FnOnce(&mut redb::Table<'_, &str, &[u8]>) -> Result<T>) -> Result<T> {
+        let transaction = self.0.begin_write().map_err(failed)?;
+        let done = work(&mut transaction.open_table(TABLE).map_err(failed)?)?;
+        transaction.commit().map_err(failed)?;
+        Ok(done)
+    }
+
+    fn read<T>(
+        &self,
+        work: impl FnOnce(&redb::ReadOnlyTable<&'static str, &'static [u8]>) -> Result<T>,
+    ) -> Result<T> {
+        let transaction = self.0.begin_read().map_err(failed)?;
+        work(&transaction.open_table(TABLE).map_err(failed)?)
+    }
+
+    /// Keeps a document. One that is there keeps its time and its pin.
+    pub(crate) fn put(
+        &self,
+        namespace: &str,
+        document: &Document,
+        (tokens, chunks): (usize, Vec<String>),
+    ) -> Result<Kept> {
+        let id = id_of(document);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        self.write(|table| {
+            let known = table.get(key(namespace, &id).as_str()).map_err(failed)?;
+            let known = known.map(|known| parse(known.value())).transpose()?;
+            let (created, pinned) = known.map_or((now, false), |known| (known.created, known.pinned));
+            let kept = Kept { id: id.clone(), document: document.clone(), created, pinned, tokens, chunks };
+            let json = serde_json::to_vec(&kept).map_err(|error| Problem::internal(&error))?;
+            table.insert(key(namespace, &id).as_str(), json.as_slice()).map_err(failed)?;
+            Ok(kept)
+        })
+    }
+
+    pub(crate) fn get(&self, namespace: &str, id: &str) -> Result<Kept> {
+        let found = self.read(|table| {
+            let found = table.get(key(namespace, id).as_str()).map_err(failed)?;
+            found.map(|found| parse(found.value())).transpose()
+        })?;
+        found.ok_or_else(|| Problem::not_found("document", id))
+    }
+
+    /// All documents of a namespace, ascending by id.
+    pub(crate) fn list(&self, namespace: &str) -> Result<Vec<Kept>> {
+        // `0` follows `/`.
+        let (from, to) = (key(namespace, ""), format!("{namespace}0"));
+        self.read(|table| {
+            let range = table.range(from.as_str()..to.as_str()).map_err(failed)?;
+            range.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+        })
+    }
+
+    /// Every document with its namespace.
+    pub(crate) fn all(&self) -> Result<Vec<(String, Kept)>> {
+        self.read(|table| {
+            let entries = table.iter().map_err(failed)?;
+            let entry = |entry: std::result::Result<_, redb::StorageError>| {
+                let (key, value): (redb::AccessGuard<'_, &str>, redb::AccessGuard<'_, &[u8]>) =
+                    entry.map_err(failed)?;
+                let namespace = key.value().rsplit_once('/').map_or("", |(namespace, _)| namespace);
+                Ok((namespace.to_owned(), parse(value.value())?))
+            };
+            entries.map(entry).collect()
+        })
+    }
+
+    pub(crate) fn pin(&self, namespace: &str, id: &str, pinned: bool) -> Result<Kept> {
+        self.write(|table| {
+            let found = table.get(key(namespace, id).as_str()).map_err(failed)?;
+            let found = found.map(|found| parse(found.value())).transpose()?;
+            let kept = Kept { pinned, ..found.ok_or_else(|| Problem::not_found("document", id))? };
+            let json = serde_json::to_vec(&kept).map_err(|error| Problem::internal(&error))?;
+            table.insert(key(namespace, id).as_str(), json.as_slice()).map_err(failed)?;
+            Ok(kept)
+        })
+    }
+
+    /// Removes a document, and says which of its chunks are no other's of this namespace.
+    pub(crate) fn remove(&self, namespace: &str, id: &str) -> Result<(Kept, Vec<String>)> {
+        let kept = self.get(namespace, id)?;
+        self.write(|table| {
+            table.remove(key(namespace, id).as_str()).map_err(failed)?;
+            Ok(())
+        })?;
+        let others: BTreeSet<String> =
+            self.list(namespace)?.into_iter().flat_map(|kept| kept.chunks).collect();
+        let own = kept.chunks.iter().filter(|chunk| !others.contains(*chunk)).cloned().collect();
+        Ok((kept, own))
+    }
+}
+
+fn key(namespace: &str, id: &str) -> String {
+    format!("{namespace}/{id}")
+}
+
+fn parse(json: &[u8]) -> Result<Kept> {
+    serde_json::from_slice(json).map_err(|error| Problem::internal(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(title: &str, text: &str) -> Document {
+        Document { title: title.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = Library::open(Some(folder.path())).unwrap();
+        let put = |namespace, document: &Document, chunks: &[&str]| {
+            let chunks = chunks.iter().map(|chunk| (*chunk).to_owned()).collect();
+            library.put(namespace, document, (7, chunks)).unwrap()
+        };
+        let (one, two) = (document("a", "bc"), document("ab", "c"));
+        let (first, second) = (put("x", &one, &["1", "2"]), put("x", &two, &["2", "3"]));
+        assert_ne!(first.id, second.id, "a title is no text");
+        put("", &one, &["9"]);
+        put("xy", &one, &["8"]);
+        assert!(library.pin("x", &first.id, true).unwrap().pinned);
+        let again = put("x", &one, &["1", "2"]);
+        assert_eq!((again.pinned, again.created), (true, first.created));
+        assert_eq!(library.get("y", &first.id).unwrap_err().status, 404);
+        assert_eq!(library.list("x").unwrap().len(), 2);
+        assert_eq!(library.all().unwrap().len(), 4);
+        assert!(Library::open(Some(folder.path())).unwrap_err().to_string().contains("another server"));
+        drop(library);
+        let library = Library::open(Some(folder.path())).unwrap();
+        let (removed, own) = library.remove("x", &first.id).unwrap();
+        assert_eq!((removed.document, own), (one, vec!["1".to_owned()]));
+        assert_eq!(library.remove("x", &first.id).unwrap_err().status, 404);
+        assert_eq!((library.list("x").unwrap().len(), library.list("").unwrap().len()), (1, 1));
+        assert_eq!(library.list("xy").unwrap()[0].chunks, ["8"]);
+    }
+}

@@ -1,0 +1,551 @@
+//! The routes without a socket, on a tiny model.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use axum::response::Response;
+use http_body_util::BodyExt;
+use refrain_engine::{Engine, Settings};
+use refrain_server::{App, Keys, Options, router};
+use refrain_store::{NamespaceKey, Store};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tower::ServiceExt;
+
+const MODEL: &str = "tiny";
+
+fn engine(store: Store) -> Engine {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let settings = Settings { chunk_tokens: 64, ..Settings::default() };
+    Engine::open(&path, store, settings, |_, _| ()).unwrap()
+}
+
+fn app(change: impl FnOnce(&mut Options)) -> App {
+    let mut options = Options::new(MODEL);
+    change(&mut options);
+    App::new(engine(Store::in_memory(1 << 28)), options).unwrap()
+}
+
+fn server() -> Router {
+    router(app(|_| ()))
+}
+
+async fn ask(router: &Router, method: &str, path: &str, key: Option<&str>, body: Value) -> Response {
+    let mut request =
+        Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    if let Some(key) = key {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+    }
+    let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+    router.clone().oneshot(request.body(body).unwrap()).await.unwrap()
+}
+
+async fn text(response: Response) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+async fn value(response: Response) -> Value {
+    let status = response.status();
+    let text = text(response).await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+async fn post(router: &Router, path: &str, body: Value) -> Value {
+    value(ask(router, "POST", path, None, body).await).await
+}
+
+/// The status and the error of a request that is refused.
+async fn refused(response: Response) -> (u16, Value) {
+    let status = response.status().as_u16();
+    let error: Value = serde_json::from_str(&text(response).await).unwrap();
+    (status, error["error"].clone())
+}
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({
+        "model": MODEL,
+        "messages": [{ "role": "user", "content": "How tight is a stem bolt?" }],
+        "documents": [{ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." }, { "text": "Other things." }],
+        "max_tokens": 8,
+    });
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The data of a stream's events, `[DONE]` left out.
+async fn events(response: Response) -> Vec<Value> {
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+    let text = text(response).await;
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let (last, events) = lines.split_last().unwrap();
+    assert_eq!(*last, "[DONE]");
+    events.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_chat_is_answered_whole_and_as_a_stream_alike() {
+    let router = server();
+    let whole = post(&router, "/v1/chat/completions", chat(json!({ "refrain": { "method": "pie" } }))).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(
+        (&whole["object"], &choice["message"]["role"]),
+        (&json!("chat.completion"), &json!("assistant"))
+    );
+    assert_eq!(choice["finish_reason"], "length");
+    let (usage, account) = (&whole["usage"], &whole["refrain"]["account"]);
+    assert_eq!((&usage["completion_tokens"], &account["answer_tokens"]), (&json!(8), &json!(8)));
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], account["cached_tokens"]);
+    assert_eq!(whole["refrain"]["documents"][0]["title"], "Torque");
+    // The first request has prefilled the documents, the second finds them.
+    assert_eq!(account["repaired_chunks"], 3);
+    let body = chat(
+        json!({ "refrain": { "method": "pie" }, "stream": true, "stream_options": { "include_usage": true } }),
+    );
+    let events = events(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
+    let of = |event: &Value, name: &str| {
+        event["choices"][0]["delta"][name].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(of(&events[0], "role"), "assistant");
+    let content: String = events.iter().map(|event| of(event, "content")).collect();
+    assert_eq!(json!(content), choice["message"]["content"]);
+    let [.., last, used] = events.as_slice() else { panic!() };
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!((&last["refrain"]["account"]["repaired_chunks"], &used["choices"]), (&json!(0), &json!([])));
+    assert_eq!(used["usage"], whole["usage"]);
+    let ids: std::collections::BTreeSet<_> = events.iter().map(|event| event["id"].to_string()).collect();
+    assert_eq!(ids.len(), 1);
+}
+
+#[tokio::test]
+async fn text_is_gone_on_with_and_tokens_say_how_likely_they_were() {
+    let router = server();
+    let body = json!({ "prompt": "The bolt", "max_tokens": 3, "logprobs": 2 });
+    let answer = post(&router, "/v1/completions", body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (&answer["object"], choice["logprobs"]["tokens"].as_array().unwrap().len()),
+        (&json!("text_completion"), 3)
+    );
+    let tokens: String = choice["logprobs"]["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_str().unwrap())
+        .collect();
+    assert_eq!(choice["text"], tokens);
+    let body = chat(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 2 }));
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!((content.len(), content[0]["top_logprobs"].as_array().unwrap().len()), (2, 2));
+    // Greedy: the token is the likeliest.
+    assert_eq!(content[0]["top_logprobs"][0]["logprob"], content[0]["logprob"]);
+    assert!(content[0]["logprob"].as_f64().unwrap() < 0.0);
+    let seeds = |seed: u64| chat(json!({ "temperature": 1.5, "seed": seed, "max_tokens": 12 }));
+    let mut said = Vec::new();
+    for seed in [1, 1, 2] {
+        said.push(
+            post(&router, "/v1/chat/completions", seeds(seed)).await["choices"][0]["message"]["content"]
+                .clone(),
+        );
+    }
+    assert!(said[0] == said[1] && said[0] != said[2], "{said:?}");
+}
+
+#[tokio::test]
+async fn documents_are_brought_listed_searched_pinned_and_removed() {
+    let router = server();
+    let body = json!({ "documents": [
+        { "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." },
+        { "title": "Wheels", "text": "The rear wheel has 28 spokes. ".repeat(12) },
+    ]});
+    let added = post(&router, "/v1/documents", body.clone()).await;
+    assert_eq!((added["data"].as_array().unwrap().len(), &added["ingest"]["documents"]), (2, &json!(2)));
+    let wheels = added["data"][1].clone();
+    assert!(wheels["chunks"].as_u64().unwrap() > 1);
+    // Again: nothing is computed, and progress can be followed.
+    let mut again = body;
+    again["stream"] = json!(true);
+    let events = events(ask(&router, "POST", "/v1/documents", None, again).await).await;
+    assert_eq!(events[0]["object"], "document.progress");
+    assert_eq!(events.last().unwrap()["ingest"]["computed"], 0);
+    let id = wheels["id"].as_str().unwrap().to_owned();
+    let body = chat(json!({ "documents": "search", "refrain": { "search": 2 }, "messages": [
+        { "role": "user", "content": "How many spokes has the rear wheel?" }] }));
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    let cited = &answer["refrain"]["documents"];
+    assert_eq!((&cited[0]["id"], cited[0]["chunks"].as_array().unwrap().len()), (&json!(id), 2));
+    assert!(cited[0]["chunks"][0]["score"].as_f64().unwrap() > 0.0);
+    assert_eq!(answer["refrain"]["account"]["repaired_chunks"], 1, "the system part alone");
+    let by_id = chat(json!({ "documents": [{ "id": id }] }));
+    let answer = post(&router, "/v1/chat/completions", by_id).await;
+    assert_eq!(
+        (&answer["refrain"]["documents"][0]["title"], &answer["refrain"]["account"]["repaired_chunks"]),
+        (&json!("Wheels"), &json!(0))
+    );
+    let listed = value(ask(&router, "GET", "/v1/documents?limit=1", None, Value::Null).await).await;
+    assert_eq!((listed["data"].as_array().unwrap().len(), &listed["has_more"]), (1, &json!(true)));
+    let path = format!("/v1/documents?after={}", listed["last_id"].as_str().unwrap());
+    let rest = value(ask(&router, "GET", &path, None, Value::Null).await).await;
+    assert_eq!((rest["data"].as_array().unwrap().len(), &rest["has_more"]), (1, &json!(false)));
+    let path = format!("/v1/documents/{id}");
+    let shown = value(ask(&router, "GET", &path, None, Value::Null).await).await;
+    assert!(shown["text"].as_str().unwrap().starts_with("The rear wheel"));
+    assert_eq!(post(&router, &format!("{path}/pin"), json!({})).await["pinned"], true);
+    assert_eq!(post(&router, &format!("{path}/pin"), json!({ "pinned": false })).await["pinned"], false);
+    assert_eq!(value(ask(&router, "DELETE", &path, None, Value::Null).await).await["deleted"], true);
+    assert_eq!(refused(ask(&router, "GET", &path, None, Value::Null).await).await.0, 404);
+    let body = chat(json!({ "documents": "search", "messages": [{ "role": "user", "content": "spokes" }] }));
+    assert_eq!(post(&router, "/v1/chat/completions", body).await["refrain"]["documents"], json!([]));
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
+    let router = router(app(|options| options.documents = 2));
+    for (body, status, param) in [
+        (chat(json!({ "tools": [{}] })), 400, "tools"),
+        (chat(json!({ "model": "gpt-4o" })), 404, "model"),
+        (chat(json!({ "messages": [] })), 400, "messages"),
+        (chat(json!({ "messages": [{ "role": "user", "content": "  " }] })), 400, "messages"),
+        (chat(json!({ "max_tokens": 4000 })), 400, "messages"),
+        (chat(json!({ "temperature": -1 })), 400, "temperature"),
+        (chat(json!({ "documents": "everything" })), 400, "documents"),
+        (chat(json!({ "documents": [{ "text": "a" }, { "text": "b" }, { "text": "c" }] })), 400, "documents"),
+        (chat(json!({ "documents": [{ "text": " " }] })), 400, "documents"),
+        (chat(json!({ "refrain": { "method": "magic" } })), 400, "refrain"),
+        (chat(json!({ "refrain": { "method": "pie", "ratio": 0.1 } })), 400, "refrain.ratio"),
+        (chat(json!({ "refrain": { "method": "a3", "ratio": 7 } })), 400, "refrain"),
+        (chat(json!({ "refrain": { "evict": "morph_kv:capacity=0" } })), 400, "refrain"),
+    ] {
+        let (found, error) =
+            refused(ask(&router, "POST", "/v1/chat/completions", None, body.clone()).await).await;
+        assert_eq!((found, error["param"].as_str().unwrap_or_default()), (status, param), "{body} {error}");
+        assert!(!error["message"].as_str().unwrap().is_empty() && error["type"] == "invalid_request_error");
+    }
+    for (method, path, body, status) in [
+        ("GET", "/nothing", Value::Null, 404),
+        ("GET", "/v1/chat/completions", Value::Null, 405),
+        ("GET", "/v1/models/other", Value::Null, 404),
+        ("POST", "/v1/chat/completions", json!("text"), 400),
+        ("POST", "/v1/chat/completions", Value::Null, 400),
+        ("POST", "/v1/documents", json!({}), 400),
+        ("POST", "/v1/documents", json!({ "documents": [] }), 400),
+        ("POST", "/v1/completions", json!({ "prompt": ["a", "b"] }), 400),
+        ("POST", "/v1/documents/doc-0/pin", json!({}), 404),
+    ] {
+        let (found, error) = refused(ask(&router, method, path, None, body).await).await;
+        assert_eq!(found, status, "{method} {path} {error}");
+    }
+}
+
+/// A page of another origin may send text without asking first: it is not taken.
+#[tokio::test]
+async fn bodies_must_say_that_they_are_json() {
+    let router = server();
+    for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
+        let request = Request::post("/v1/documents").header(header::CONTENT_TYPE, kind);
+        let body = Body::from(json!({ "text": "planted" }).to_string());
+        assert_eq!(refused(router.clone().oneshot(request.body(body).unwrap()).await.unwrap()).await.0, 415);
+    }
+}
+
+/// An answer whose first token ends it is a whole stream.
+#[tokio::test]
+async fn an_answer_of_no_text_is_streamed_to_its_end() {
+    let router = server();
+    // Whatever comes first, it is a stop text.
+    let first = post(&router, "/v1/completions", json!({ "prompt": "The bolt", "max_tokens": 1 })).await;
+    let stop = first["choices"][0]["text"].clone();
+    let body = json!({ "prompt": "The bolt", "max_tokens": 9, "stop": stop, "stream": true });
+    let events = events(ask(&router, "POST", "/v1/completions", None, body).await).await;
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    assert!(events.iter().all(|event| event.get("error").is_none()), "{events:?}");
+}
+
+#[tokio::test]
+async fn bodies_are_bounded() {
+    let router = router(app(|options| options.body = 1000));
+    let large = chat(json!({ "user": "x".repeat(2000) }));
+    let response = ask(&router, "POST", "/v1/chat/completions", None, large.clone()).await;
+    assert_eq!(refused(response).await.0, 413);
+    // Of unknown length, in pieces.
+    let pieces: Vec<Result<String, std::io::Error>> = (0..30).map(|_| Ok("x".repeat(100))).collect();
+    let body = Body::from_stream(futures_util::stream::iter(pieces));
+    let request = Request::post("/v1/chat/completions")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(body)
+        .unwrap();
+    assert_eq!(refused(router.clone().oneshot(request).await.unwrap()).await.0, 413);
+    // What is nested without end is no danger.
+    let request = Request::post("/v1/chat/completions")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from("[".repeat(900)))
+        .unwrap();
+    assert_eq!(refused(router.clone().oneshot(request).await.unwrap()).await.0, 400);
+}
+
+/// A server with keys, the folder that its chunks are in, and the keys of two callers.
+fn guarded() -> (Router, TempDir, [String; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let keys = ["anna", "bob"].map(|name| Keys::add(&path, name).unwrap());
+    let mut options = Options::new(MODEL);
+    options.keys = Keys::read(&path).unwrap();
+    options.namespace_key = Some(NamespaceKey::of_folder(folder.path()).unwrap());
+    options.folder = Some(folder.path().to_owned());
+    let store = Store::open(folder.path().join("chunks"), 1 << 28).unwrap();
+    (router(App::new(engine(store), options).unwrap()), folder, keys)
+}
+
+#[tokio::test]
+async fn who_has_no_key_is_kept_out_and_who_has_one_sees_only_their_own() {
+    let (router, _folder, [anna, bob]) = guarded();
+    for key in [None, Some("sk-refrain-0"), Some("")] {
+        for (method, path) in
+            [("POST", "/v1/chat/completions"), ("GET", "/v1/documents"), ("GET", "/v1/models")]
+        {
+            let response = ask(&router, method, path, key, Value::Null).await;
+            assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
+            assert_eq!(refused(response).await.1["type"], "authentication_error");
+        }
+    }
+    assert_eq!(ask(&router, "GET", "/health", None, Value::Null).await.status(), 200);
+    let secret = json!({ "title": "Secret", "text": "The treasure lies under the old oak." });
+    let added = value(ask(&router, "POST", "/v1/documents", Some(&anna), secret.clone()).await).await;
+    let path = format!("/v1/documents/{}", added["data"][0]["id"].as_str().unwrap());
+    assert_eq!(ask(&router, "GET", &path, Some(&anna), Value::Null).await.status(), 200);
+    for method in ["GET", "DELETE"] {
+        assert_eq!(refused(ask(&router, method, &path, Some(&bob), Value::Null).await).await.0, 404);
+    }
+    let listed = value(ask(&router, "GET", "/v1/documents", Some(&bob), Value::Null).await).await;
+    assert_eq!(listed["data"], json!([]));
+    let search =
+        chat(json!({ "documents": "search", "messages": [{ "role": "user", "content": "treasure" }] }));
+    for (key, found) in [(&anna, 1), (&bob, 0)] {
+        let answer =
+            value(ask(&router, "POST", "/v1/chat/completions", Some(key), search.clone()).await).await;
+        assert_eq!(answer["refrain"]["documents"].as_array().unwrap().len(), found);
+    }
+    // Not even that it is there can be told: the same text has to be prefilled again.
+    let again = value(ask(&router, "POST", "/v1/documents", Some(&bob), secret).await).await;
+    assert_eq!(again["ingest"]["computed"], 1);
+}
+
+#[tokio::test]
+async fn documents_are_there_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut options = Options::new(MODEL);
+        options.folder = Some(folder.path().to_owned());
+        router(App::new(engine(Store::open(folder.path(), 1 << 28).unwrap()), options).unwrap())
+    };
+    let router = start();
+    let text = json!({ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." });
+    post(&router, "/v1/documents", text.clone()).await;
+    drop(router);
+    // Its thread has the library for a moment more.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let router = start();
+    let body = chat(json!({ "documents": "search" }));
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    assert_eq!(answer["refrain"]["documents"][0]["title"], "Torque");
+    assert_eq!(post(&router, "/v1/documents", text).await["ingest"]["computed"], 0);
+}
+
+/// Answers asked for at once are those asked for one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_get_what_each_would_alone() {
+    let app = app(|options| options.limits.answers = 5);
+    let router = router(app);
+    let body = |i: usize| {
+        let method = ["vanilla", "pie", "a3", "cache_blend"][i % 4];
+        chat(json!({
+            "messages": [{ "role": "user", "content": format!("Question {i}: how tight?") }],
+            "max_tokens": 4 + i, "temperature": if i.is_multiple_of(3) { 0.9 } else { 0.0 }, "seed": i,
+            "refrain": { "method": method, "evict": if i % 5 == 4 { "morph_kv:capacity=40:window=8" } else { "full" } },
+        }))
+    };
+    let (mut alone, mut tokens) = (Vec::new(), 0.0);
+    for i in 0..16 {
+        let answer = post(&router, "/v1/chat/completions", body(i)).await;
+        tokens += 2.0 * answer["usage"]["completion_tokens"].as_f64().unwrap();
+        alone.push(answer["choices"][0]["message"]["content"].clone());
+    }
+    let started: Vec<_> = (0..16)
+        .map(|i| {
+            let (router, body) = (router.clone(), body(i));
+            tokio::spawn(async move { post(&router, "/v1/chat/completions", body).await })
+        })
+        .collect();
+    for (i, task) in started.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap()["choices"][0]["message"]["content"], alone[i], "{i}");
+    }
+    let metrics = text(ask(&router, "GET", "/metrics", None, Value::Null).await).await;
+    let number = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("refrain:{name} "))).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!((number("request_success_total"), number("time_to_first_token_seconds_count")), (32.0, 32.0));
+    assert_eq!((number("generation_tokens_total"), number("num_requests_waiting")), (tokens, 0.0));
+    assert!(number("prefix_cache_hits_total") > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_and_a_stop_are_told() {
+    let app = app(|options| {
+        (options.limits.answers, options.limits.queue) = (1, 1);
+        options.drain = Duration::from_millis(300);
+    });
+    let router = router(app.clone());
+    let long = json!({ "prompt": "x", "max_tokens": 480, "min_tokens": 480 });
+    let started: Vec<_> = (0..12)
+        .map(|_| {
+            let (router, long) = (router.clone(), long.clone());
+            tokio::spawn(async move { ask(&router, "POST", "/v1/completions", None, long).await })
+        })
+        .collect();
+    let (mut answered, mut turned_away) = (0, 0);
+    for task in started {
+        let response = task.await.unwrap();
+        if response.status() == 200 {
+            answered += 1;
+            continue;
+        }
+        assert!(response.headers().contains_key(header::RETRY_AFTER));
+        let (status, error) = refused(response).await;
+        assert_eq!((status, &error["type"]), (429, &json!("rate_limit_error")));
+        turned_away += 1;
+    }
+    assert!(answered >= 1 && turned_away >= 1, "{answered} {turned_away}");
+    let began = Instant::now();
+    tokio::task::spawn_blocking(move || app.drain()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(3));
+    let (status, _) =
+        refused(ask(&router, "POST", "/v1/chat/completions", None, chat(json!({}))).await).await;
+    assert_eq!(status, 503);
+    assert_eq!(ask(&router, "GET", "/ready", None, Value::Null).await.status(), 503);
+    assert_eq!(ask(&router, "GET", "/health", None, Value::Null).await.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_too_long_or_too_much_is_refused() {
+    let late = router(app(|options| options.limits.deadline = Duration::from_micros(1)));
+    assert_eq!(refused(ask(&late, "POST", "/v1/chat/completions", None, chat(json!({}))).await).await.0, 504);
+    let small = router(app(|options| options.limits.kv_bytes = 20_000));
+    let body = chat(json!({ "documents": [], "max_tokens": 300 }));
+    let (status, error) = refused(ask(&small, "POST", "/v1/chat/completions", None, body).await).await;
+    assert!(status == 413 && error["message"].as_str().unwrap().contains("20000"), "{error}");
+    let bounded = chat(json!({
+        "documents": [], "max_tokens": 300, "refrain": { "evict": "streaming_llm", "capacity": 16, "sinks": 2 }
+    }));
+    assert_eq!(ask(&small, "POST", "/v1/chat/completions", None, bounded).await.status(), 200);
+}
+
+/// Whoever goes away leaves their place to the next, at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_away_frees_its_place() {
+    let router = router(app(|options| options.limits.answers = 1));
+    let long = json!({ "prompt": "x", "max_tokens": 500, "min_tokens": 500, "stream": true });
+    for _ in 0..20 {
+        // It has had its first token, and is dropped.
+        let response = ask(&router, "POST", "/v1/completions", None, long.clone()).await;
+        assert_eq!(response.status(), 200);
+    }
+    let metrics = text(ask(&router, "GET", "/metrics", None, Value::Null).await).await;
+    let cancelled = metrics.lines().find(|line| line.starts_with("refrain:request_cancelled_total")).unwrap();
+    let cancelled: u32 = cancelled.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(cancelled >= 15, "{cancelled}");
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_may_ask_only_where_that_is_set() {
+    let preflight = |router: Router| async move {
+        let request = Request::options("/v1/models")
+            .header(header::ORIGIN, "https://a.example")
+            .header(header::ACCESS_CONTROL_REQUEST_METHOD, "GET");
+        router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    };
+    let closed = preflight(server()).await;
+    assert!(!closed.headers().contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN));
+    let open = preflight(router(app(|options| options.cors = vec!["https://a.example".to_owned()]))).await;
+    assert_eq!(open.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://a.example");
+}
+
+#[tokio::test]
+async fn every_request_has_a_name() {
+    let router = server();
+    let named = |name: &'static str| {
+        Request::get("/health").header("x-request-id", name).body(Body::empty()).unwrap()
+    };
+    let kept = router.clone().oneshot(named("mine-1")).await.unwrap();
+    assert_eq!(kept.headers()["x-request-id"], "mine-1");
+    let new = router.clone().oneshot(named("not mine\"")).await.unwrap();
+    assert!(new.headers()["x-request-id"].to_str().unwrap().starts_with("req-"));
+}
+
+/// What is described is what there is.
+#[tokio::test]
+async fn the_description_names_every_route() {
+    let described = value(ask(&server(), "GET", "/openapi.json", None, Value::Null).await).await;
+    let paths: Vec<&String> = described["paths"].as_object().unwrap().keys().collect();
+    for path in [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/documents",
+        "/v1/documents/{id}",
+        "/v1/documents/{id}/pin",
+        "/v1/methods",
+        "/health",
+        "/ready",
+        "/metrics",
+    ] {
+        assert!(paths.iter().any(|known| *known == path), "{path}");
+    }
+}
+
+/// The page loads nothing from elsewhere, and what it asks for is there.
+#[tokio::test]
+async fn the_page_needs_nothing_but_this_server() {
+    let router = server();
+    let response = ask(&router, "GET", "/", None, Value::Null).await;
+    assert!(
+        response.headers()[header::CONTENT_SECURITY_POLICY]
+            .to_str()
+            .unwrap()
+            .starts_with("default-src 'none'")
+    );
+    let page = text(response).await;
+    let script = text(ask(&router, "GET", "/page.js", None, Value::Null).await).await;
+    let style = text(ask(&router, "GET", "/page.css", None, Value::Null).await).await;
+    for part in [&page, &script, &style] {
+        assert!(!part.contains("//cdn") && !part.contains("https://") && !part.contains("http://"));
+    }
+    for place in
+        page.split("src=\"").chain(page.split("href=\"")).skip(1).filter_map(|rest| rest.split('"').next())
+    {
+        let there =
+            place.starts_with("data:") || ["page.js", "page.css"].contains(&place) || place.starts_with('<');
+        assert!(there, "{place}");
+    }
+    let methods = value(ask(&router, "GET", "/v1/methods", None, Value::Null).await).await;
+    assert!(methods["methods"].as_array().unwrap().iter().any(|method| method["name"] == "a3"));
+    let body = chat(json!({ "refrain": { "method": "a3", "explain": "tokens" } }));
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    let chunks = answer["refrain"]["explanation"]["chunks"].as_array().unwrap();
+    let text: String =
+        chunks[0]["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert!(text.starts_with("Torque\nA stem bolt is tightened"), "{text}");
+    let all = |name: &str| {
+        chunks.iter().flat_map(|chunk| chunk[name].as_array().unwrap()).cloned().collect::<Vec<_>>()
+    };
+    let total: f64 = all("shares").iter().map(|share| share.as_f64().unwrap()).sum();
+    assert!((total - 1.0).abs() < 1e-3 && all("recomputed").contains(&json!(true)), "{total}");
+}
