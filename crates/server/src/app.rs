@@ -12,7 +12,7 @@ use refrain_fusion::{FusionMethod, METHODS};
 use refrain_store::NamespaceKey;
 
 use crate::error::{Problem, Result};
-use crate::keys::{self, Keys};
+use crate::keys::Keys;
 use crate::library::{Kept, Library};
 use crate::metrics::Metrics;
 use crate::schedule::{Limits, Scheduler, Work};
@@ -181,7 +181,7 @@ impl App {
         };
         let key = key.ok_or_else(|| refused("an API key is needed: Authorization: Bearer KEY"))?;
         let name = options.keys.name(key).ok_or_else(|| refused("the API key is not known here"))?;
-        let namespace = options.namespace_key.as_ref().map(|of| keys::namespace(of, key)).unwrap_or_default();
+        let namespace = options.namespace_key.as_ref().map(|of| of.namespace(Some(key))).unwrap_or_default();
         let engine = engine.in_namespace(&namespace, engine.settings().shared.as_deref());
         Ok(Caller { engine, name: name.to_owned() })
     }

@@ -1,13 +1,11 @@
 //! API keys: who asks, and which namespace is theirs.
 //!
 //! A file has a line `NAME HASH` for each key; the key itself is stored nowhere. It is 256 random bits, so that a plain
-//! hash keeps it. A namespace follows from the key (see [`NamespaceKey`]), and never from what a request says.
+//! hash keeps it. A namespace follows from the key (see [`refrain_store::NamespaceKey`]), and never from what a request says.
 
 use std::fs;
 use std::io;
 use std::path::Path;
-
-use refrain_store::NamespaceKey;
 
 /// What keys begin with.
 const PREFIX: &str = "sk-refrain-";
@@ -115,11 +113,6 @@ impl Keys {
             .iter()
             .fold(None, |found, known| if known.hash == presented { Some(&known.name) } else { found })
     }
-}
-
-/// The namespace of whoever has this key.
-pub(crate) fn namespace(of: &NamespaceKey, key: &str) -> String {
-    of.namespace(Some(key))
 }
 
 fn io(path: &Path, source: io::Error) -> KeysError {

@@ -285,8 +285,7 @@ impl Shared {
         while let Some(job) = queue.jobs.front() {
             let late = job.deadline <= Instant::now();
             if job.events.is_closed() || late || self.abandon.load(Relaxed) {
-                let reason = if late { late_problem() } else { cut_off() };
-                let _ = job.events.send(Event::Failed(reason));
+                let _ = job.events.send(cut_off(job.deadline));
                 queue.jobs.pop_front();
                 continue;
             }
@@ -340,8 +339,7 @@ impl Shared {
             }
             Ok(Err(EngineError::Cancelled)) => {
                 self.metrics.cancelled.inc();
-                let late = deadline <= now;
-                let _ = events.send(Event::Failed(if late { late_problem() } else { cut_off() }));
+                let _ = events.send(cut_off(deadline));
             }
             Ok(Err(error)) => _ = events.send(Event::Failed(error.into())),
             Err(_) => _ = events.send(Event::Failed(Problem::internal(&"a computation panicked"))),
@@ -416,8 +414,7 @@ impl Shared {
         let Running { ongoing, events, deadline, .. } = answer;
         if finish == Finish::Cancelled {
             self.metrics.cancelled.inc();
-            let late = deadline <= Instant::now();
-            let _ = events.send(Event::Failed(if late { late_problem() } else { cut_off() }));
+            let _ = events.send(cut_off(deadline));
             return;
         }
         let answer = ongoing.finish(finish, &mut |progress| send(&events, &progress));
@@ -438,16 +435,13 @@ fn send(events: &UnboundedSender<Event>, progress: &Progress<'_>) -> bool {
     events.send(Event::Token(token)).is_ok()
 }
 
-fn late_problem() -> Problem {
-    Problem {
-        code: Some("deadline"),
-        ..Problem::new(StatusCode::GATEWAY_TIMEOUT, "the request took too long")
-    }
-}
-
-fn cut_off() -> Problem {
-    Problem {
-        retry_after: Some(5),
-        ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
-    }
+/// Why there is no answer to what had until `deadline`: that was over, or the server stops.
+fn cut_off(deadline: Instant) -> Event {
+    Event::Failed(if deadline <= Instant::now() {
+        let message = "the request took too long";
+        Problem { code: Some("deadline"), ..Problem::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    } else {
+        let message = "the server is shutting down";
+        Problem { retry_after: Some(5), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    })
 }
