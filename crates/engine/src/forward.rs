@@ -53,6 +53,9 @@ pub(crate) struct Rows {
     pub(crate) rotary: RopeTable,
 }
 
+/// Tokens up to which a row's attention is not worth being shared among threads.
+const ALONE: usize = 512;
+
 impl State {
     /// Room for `capacity` tokens; rotary scaling is frozen for `total` tokens.
     pub(crate) fn new(decoder: &Arc<Decoder>, dtype: Dtype, capacity: usize, total: usize) -> State {
@@ -268,6 +271,10 @@ impl State {
         let Some(decoder) = states.first().map(|state| state.decoder.clone()) else { return Ok(()) };
         let config = decoder.config();
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let cpu = decoder.backend();
+        let seen = || states.iter().map(|state| state.retained());
+        let longest = seen().max().unwrap_or(0);
+        let apart = longest <= ALONE || longest * cpu.threads() <= seen().sum();
         work.each = true;
         decoder.embed(tokens.iter().copied(), x)?;
         for state in states.iter_mut() {
@@ -282,18 +289,22 @@ impl State {
         for layer in 0..config.layers {
             decoder.project(layer, x, work);
             work.attended.resize(work.q.len());
-            for (i, state) in states.iter_mut().enumerate() {
-                let (q, kv) = (i * q_width..(i + 1) * q_width, i * kv_width..(i + 1) * kv_width);
+            let Workspace { q, k, v, attended, .. } = &mut *work;
+            let (q, k, v) = (&**q, k.as_slice(), v.as_slice());
+            let one = |i: usize, state: &mut State, attended: &mut [f32]| {
+                let (own, kv) = (i * q_width..(i + 1) * q_width, i * kv_width..(i + 1) * kv_width);
                 let mut rows = std::mem::take(&mut state.next);
-                state.take_row(
-                    &work.q[q.clone()],
-                    work.k.as_slice().range(kv.clone()),
-                    work.v.as_slice().range(kv),
-                );
+                state.take_row(&q[own], k.range(kv.clone()), v.range(kv));
                 state.turn(&rows);
                 state.attend_one(layer, &mut rows);
-                work.attended[q].copy_from_slice(&state.work.attended);
+                attended.copy_from_slice(&state.work.attended);
                 state.next = rows;
+            };
+            let mut each: Vec<_> = states.iter_mut().zip(attended.chunks_exact_mut(q_width)).collect();
+            if apart {
+                cpu.parallel_each(&mut each, &|i, (state, attended)| one(i, state, attended));
+            } else {
+                each.iter_mut().enumerate().for_each(|(i, (state, attended))| one(i, state, attended));
             }
             decoder.finish(layer, x, work);
         }

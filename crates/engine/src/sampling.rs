@@ -67,6 +67,9 @@ impl Sampling {
     }
 }
 
+/// Tokens among which the likeliest of `top_p` are looked for first.
+const SORTED: usize = 256;
+
 /// Chooses the tokens of one answer.
 #[derive(Debug)]
 pub(crate) struct Sampler {
@@ -120,19 +123,29 @@ impl Sampler {
             order.select_nth_unstable_by(top_k - 1, likelier);
             order.truncate(top_k);
         }
-        order.sort_unstable_by(likelier);
         let probability = |token: &u32| logits[*token as usize];
         if self.options.top_p < 1.0 {
             let total: f32 = order.iter().map(probability).sum();
-            let mut sum = 0.0;
-            let within = order.iter().position(|token| {
-                sum += probability(token);
-                sum >= self.options.top_p * total
-            });
-            order.truncate(within.map_or(order.len(), |last| last + 1));
+            let (mut sum, mut kept) = (0.0, 0);
+            // Most of the vocabulary is never put into order.
+            for some in [SORTED, usize::MAX] {
+                let some = some.min(order.len());
+                if some < order.len() {
+                    order.select_nth_unstable_by(some - 1, likelier);
+                }
+                order[kept..some].sort_unstable_by(likelier);
+                while kept < some && sum < self.options.top_p * total {
+                    sum += probability(&order[kept]);
+                    kept += 1;
+                }
+                if kept < some {
+                    break;
+                }
+            }
+            order.truncate(kept);
         }
-        let least = self.options.min_p * order.first().map_or(0.0, probability);
-        order.retain(|token| probability(token) >= least);
+        let highest = order.iter().map(probability).fold(0.0, f32::max);
+        order.retain(|token| probability(token) >= self.options.min_p * highest);
         let total: f64 = order.iter().map(|token| f64::from(probability(token))).sum();
         let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * total;
@@ -148,8 +161,15 @@ impl Sampler {
 
 /// Index of the highest value, ties to the lower index.
 pub fn argmax(values: &[f32]) -> u32 {
-    let best = |best: usize, i: usize| if values[i] > values[best] { i } else { best };
-    (0..values.len()).reduce(best).unwrap_or(0) as u32
+    // Two simple passes, the first of them with vectors, are quicker than one that carries the index.
+    let mut highest = [f32::NEG_INFINITY; 16];
+    for values in values.chunks(highest.len()) {
+        for (highest, value) in highest.iter_mut().zip(values) {
+            *highest = if *value > *highest { *value } else { *highest };
+        }
+    }
+    let highest = highest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    values.iter().position(|value| *value == highest).unwrap_or(0) as u32
 }
 
 #[cfg(test)]
@@ -185,11 +205,37 @@ mod tests {
             tokens
         };
         assert_eq!(only(Sampling { top_k: 2, ..base.clone() }), [1, 2]);
+        assert_eq!(only(Sampling { top_k: 3, top_p: 0.5, ..base.clone() }), [1]);
         assert_eq!(only(Sampling { top_p: 0.79, ..base.clone() }), [1, 2]);
         assert_eq!(only(Sampling { min_p: 0.5, ..base.clone() }), [1, 2]);
         assert_eq!(only(Sampling { top_p: 0.01, ..base.clone() }), [1]);
         assert_eq!(only(Sampling { temperature: 1e-38, ..base.clone() }), [1]);
         assert_eq!(only(base), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn the_likeliest_are_found_among_many() {
+        // Likelier by a tenth of a per cent, one after the other; some stand for what is put into order later.
+        let logits: Vec<f32> = (0..2000).map(|i| ((i * 7919) % 2000) as f32 / 1000.0).collect();
+        for top_p in [0.01, 0.2, 0.7, 1.0] {
+            let mut sorted: Vec<usize> = (0..2000).collect();
+            sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            let total: f32 = logits.iter().map(|l| l.exp()).sum();
+            let mut sum = 0.0;
+            let within = sorted.iter().position(|i| {
+                sum += logits[*i].exp() / total;
+                sum > top_p + 1e-4
+            });
+            let least = logits[sorted[within.unwrap_or(1999)]];
+            let options = Sampling { temperature: 1.0, top_p, ..Sampling::default() };
+            let drawn = draws(options, &logits, 4000);
+            assert!(drawn.iter().all(|token| logits[*token as usize] >= least), "{top_p}");
+            // All of them, as far as chance reaches.
+            let lowest = drawn.iter().map(|token| logits[*token as usize]).fold(f32::MAX, f32::min);
+            assert!(lowest < least + 0.02, "{top_p}: {lowest}, {least}");
+        }
+        assert_eq!(argmax(&logits), logits.iter().position(|l| *l == 1.999).unwrap() as u32);
+        assert_eq!((argmax(&[1.0, 3.0, 3.0]), argmax(&[f32::NEG_INFINITY; 20]), argmax(&[])), (1, 0, 0));
     }
 
     #[test]

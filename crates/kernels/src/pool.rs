@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::Cpu;
+use crate::{Cpu, shared};
 
 /// Instruction set used by the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -275,6 +275,18 @@ impl Cpu {
         if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
         }
+    }
+
+    /// Runs `f` on each of the items, exactly once, as [`Cpu::parallel`] runs tasks.
+    ///
+    /// # Panics
+    /// As [`Cpu::parallel`].
+    pub fn parallel_each<T: Send>(&self, items: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
+        let (tasks, items) = (items.len(), shared::Shared::new(items));
+        self.parallel(tasks, &|i| {
+            // SAFETY: item `i` belongs to task `i`.
+            unsafe { items.part(i..i + 1) }.iter_mut().for_each(|item| f(i, item));
+        });
     }
 
     /// Runs the tasks here, one after the other, where they are too small to be worth waking anybody.

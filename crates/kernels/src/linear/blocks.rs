@@ -16,8 +16,14 @@ pub(super) const BLOCK: usize = 32;
 const QUADS: usize = BLOCK / 4;
 /// Words of 32 `f16`.
 const HALVES: usize = PANEL / 2;
-/// Words of one block of activations: 32 bytes, scale, sum.
-pub(super) const X_WORDS: usize = QUADS + 2;
+/// Words of one block of activations: 32 bytes, then what follows.
+pub(super) const X_WORDS: usize = QUADS + 3;
+/// Where the scale of a block of activations stands (`f32`).
+const X_SCALE: usize = QUADS;
+/// −128 times the sum of its bytes (`i32`): what products with bytes begin with.
+const X_START: usize = QUADS + 1;
+/// The sum of what its bytes stand for (`f32`), which the minima of nibbles are multiplied by.
+const X_SUM: usize = QUADS + 2;
 
 /// Thirty-two weights of four bits: `scale · q + min`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -181,6 +187,11 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if S::LANES == 16 {
+            // SAFETY: sets of 16 lanes are AVX-512.
+            return unsafe { avx512::quantize(self) };
+        }
         for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
@@ -200,12 +211,18 @@ impl Kernel for Quantize<'_> {
                 }
                 scale
             };
-            // Integers in −127 ..= 127, or what the cast makes of a NaN: 0.
-            let q: [i8; BLOCK] = rounded.map(|q| q as i8);
-            let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+            // Integers in −127 ..= 127, or what the cast makes of a NaN: 0. Loops, since closures know nothing of the
+            // instruction set.
+            let (mut q, mut sum) = ([0i8; BLOCK], 0);
+            for (q, rounded) in q.iter_mut().zip(rounded) {
+                let rounded = rounded as i32;
+                *q = rounded as i8;
+                sum += rounded;
+            }
             out[..QUADS].copy_from_slice(bytemuck::cast_slice(&q));
-            out[QUADS] = scale.to_bits();
-            out[QUADS + 1] = sum as u32;
+            out[X_SCALE] = scale.to_bits();
+            out[X_START] = (-128 * sum) as u32;
+            out[X_SUM] = (sum as f32 * scale).to_bits();
         }
     }
 }
@@ -219,9 +236,6 @@ pub(super) struct PanelRows<'a> {
     pub(super) y: &'a mut [f32],
 }
 
-/// Rows that share what is read of a panel.
-const TOGETHER: usize = 4;
-
 impl Kernel for PanelRows<'_> {
     type Output = ();
 
@@ -230,17 +244,8 @@ impl Kernel for PanelRows<'_> {
         let PanelRows { form, panel, x, words, y } = self;
         #[cfg(target_arch = "x86_64")]
         if S::LANES == 16 && is_x86_feature_detected!("avx512vnni") {
-            let (mut x, mut y) = (x.chunks_exact(words), y.chunks_exact_mut(PANEL));
-            while x.len() >= TOGETHER {
-                let rows = std::array::from_fn::<_, TOGETHER, _>(|_| x.next().unwrap_or_default());
-                let out = std::array::from_fn::<_, TOGETHER, _>(|_| y.next().unwrap_or_default());
-                // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
-                unsafe { avx512::rows(form, panel, rows, out) };
-            }
-            for (x, y) in x.zip(y) {
-                // SAFETY: as above.
-                unsafe { avx512::rows(form, panel, [x], [y]) };
-            }
+            // SAFETY: sets of 16 lanes are AVX-512, and VNNI is there.
+            unsafe { avx512::rows(form, panel, x, words, y) };
             return;
         }
         for (x, y) in x.chunks_exact(words).zip(y.chunks_exact_mut(PANEL)) {
@@ -263,13 +268,12 @@ impl Row<'_> {
         let Row { form, panel, x, y } = self;
         let mut sums = [0.0f32; PANEL];
         for (block, x) in panel.chunks_exact(form.words()).zip(x.chunks_exact(X_WORDS)) {
-            let (scale, x_scale) = (halves::<S>(block, 0), f32::from_bits(x[QUADS]));
-            let x_sum = x[QUADS + 1] as i32;
+            let (scale, x_scale) = (halves::<S>(block, 0), f32::from_bits(x[X_SCALE]));
             let quads = block[form.head()..].chunks_exact(PANEL);
             let mut dots = [0i32; PANEL];
             match form {
                 Form::Bytes => {
-                    dots.fill(-128 * x_sum);
+                    dots.fill(x[X_START] as i32);
                     quads.zip(&x[..QUADS]).for_each(|(quad, x)| dot(quad, 0, 0xff, *x, &mut dots));
                 }
                 Form::Nibbles => {
@@ -283,7 +287,7 @@ impl Row<'_> {
                 sums[c] += dots[c] as f32 * (scale[c] * x_scale);
             }
             if form == Form::Nibbles {
-                let (min, x_sum) = (halves::<S>(block, 1), x_sum as f32 * x_scale);
+                let (min, x_sum) = (halves::<S>(block, 1), f32::from_bits(x[X_SUM]));
                 sums.iter_mut().zip(min).for_each(|(sum, min)| *sum += min * x_sum);
             }
         }
@@ -312,7 +316,10 @@ mod avx512 {
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
-    use super::{BLOCK, Form, HALVES, PANEL, QUADS, Unpack, X_WORDS};
+    use super::{BLOCK, Form, HALVES, PANEL, QUADS, Quantize, Unpack, X_SCALE, X_START, X_SUM, X_WORDS};
+
+    /// Words from what is worked on to what is fetched.
+    const AHEAD: usize = 768;
 
     /// The 16 `f16` of half `i` of row `row` of a block.
     ///
@@ -374,63 +381,94 @@ mod avx512 {
         }
     }
 
-    /// y (N × 32) = N rows of activations times a panel.
+    /// # Safety
+    /// AVX-512 F must be there.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn quantize(q: Quantize) {
+        let Quantize { x, out } = q;
+        for (x, out) in x.chunks(BLOCK).zip(out.chunks_exact_mut(X_WORDS)) {
+            let there = ((1u64 << x.len()) - 1) as u32;
+            // SAFETY: what is loaded of the block is there; its bytes fit the first words of `out`.
+            unsafe {
+                let x = [
+                    _mm512_maskz_loadu_ps(there as u16, x.as_ptr()),
+                    _mm512_maskz_loadu_ps((there >> 16) as u16, x.as_ptr().wrapping_add(16)),
+                ];
+                let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
+                let scale = largest / 127.0;
+                let inverse = _mm512_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+                // To the nearest, ties to even; the lowest byte of what a NaN becomes is 0.
+                let q = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
+                let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
+                let to = out.as_mut_ptr().cast::<__m128i>();
+                _mm_storeu_si128(to, _mm512_cvtepi32_epi8(q[0]));
+                _mm_storeu_si128(to.add(1), _mm512_cvtepi32_epi8(q[1]));
+                out[X_SCALE] = scale.to_bits();
+                out[X_START] = sum.wrapping_mul(-128) as u32;
+                out[X_SUM] = (sum as f32 * scale).to_bits();
+            }
+        }
+    }
+
+    /// y (rows × 32) = rows of `words` activations times a panel. Weights of a block stay in registers while all rows pass.
     ///
     /// # Safety
     /// AVX-512 F, BW and VNNI must be there.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    pub(super) unsafe fn rows<const N: usize>(form: Form, panel: &[u32], x: [&[u32]; N], y: [&mut [f32]; N]) {
-        let blocks = panel.len() / form.words();
-        assert!(y.iter().all(|y| y.len() >= PANEL) && x.iter().all(|x| x.len() >= blocks * X_WORDS));
+    pub(super) unsafe fn rows(form: Form, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
+        let (blocks, rows) = (panel.len() / form.words(), y.len() / PANEL);
+        assert!(words >= blocks * X_WORDS && x.len() >= rows * words);
         let low = _mm512_set1_epi8(0x0f);
-        let mut sums = [[_mm512_setzero_ps(); 2]; N];
+        y.fill(0.0);
         for (index, block) in panel.chunks_exact(form.words()).enumerate() {
             let block = block.as_ptr();
+            for line in (0..form.words()).step_by(16) {
+                _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line).cast());
+            }
+            let mut weights = [[_mm512_setzero_si512(); 2]; QUADS];
+            let (mut scale, mut min) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
             for i in 0..2 {
-                // SAFETY: a block has head and quads as `form` says, and every row as many blocks as the panel.
+                // SAFETY: a block has head and quads as `form` says.
                 unsafe {
                     let word =
                         |t: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
-                    let mut weights = [_mm512_setzero_si512(); QUADS];
                     match form {
-                        Form::Bytes => (0..QUADS).for_each(|t| weights[t] = word(t)),
+                        Form::Bytes => (0..QUADS).for_each(|t| weights[t][i] = word(t)),
                         Form::Nibbles => (0..QUADS / 2).for_each(|t| {
                             let w = word(t);
-                            weights[t] = _mm512_and_si512(w, low);
-                            weights[QUADS / 2 + t] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
+                            weights[t][i] = _mm512_and_si512(w, low);
+                            weights[QUADS / 2 + t][i] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
                         }),
                     }
-                    let scale = half(block, 0, i);
-                    let min = if form == Form::Nibbles { half(block, 1, i) } else { _mm512_setzero_ps() };
-                    for (x, sums) in x.iter().zip(&mut sums) {
-                        let x = x.as_ptr().add(index * X_WORDS);
-                        let (x_scale, x_sum) =
-                            (_mm512_set1_ps(f32::from_bits(*x.add(QUADS))), *x.add(QUADS + 1) as i32);
-                        let start = if form == Form::Bytes { -128 * x_sum } else { 0 };
-                        let (mut a, mut b) = (_mm512_set1_epi32(start), _mm512_setzero_si512());
-                        for t in (0..QUADS).step_by(2) {
-                            a = _mm512_dpbusd_epi32(a, weights[t], _mm512_set1_epi32(*x.add(t) as i32));
-                            b = _mm512_dpbusd_epi32(
-                                b,
-                                weights[t + 1],
-                                _mm512_set1_epi32(*x.add(t + 1) as i32),
-                            );
-                        }
-                        let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(a, b));
-                        sums[i] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, x_scale), sums[i]);
-                        if form == Form::Nibbles {
-                            let x_sum = _mm512_mul_ps(_mm512_set1_ps(x_sum as f32), x_scale);
-                            sums[i] = _mm512_fmadd_ps(min, x_sum, sums[i]);
-                        }
+                    scale[i] = half(block, 0, i);
+                    if form == Form::Nibbles {
+                        min[i] = half(block, 1, i);
                     }
                 }
             }
-        }
-        for (y, sums) in y.into_iter().zip(sums) {
-            // SAFETY: `y` has 32 floats by the assertion.
-            unsafe {
-                _mm512_storeu_ps(y.as_mut_ptr(), sums[0]);
-                _mm512_storeu_ps(y.as_mut_ptr().add(16), sums[1]);
+            for (r, y) in y.chunks_exact_mut(PANEL).enumerate() {
+                // SAFETY: every row has as many blocks as the panel, and `y` 32 floats.
+                unsafe {
+                    let (x, y) = (x.as_ptr().add(r * words + index * X_WORDS), y.as_mut_ptr());
+                    let number = |at: usize| _mm512_set1_epi32(*x.add(at) as i32);
+                    let float = |at: usize| _mm512_castsi512_ps(number(at));
+                    let mut dots =
+                        [if form == Form::Bytes { number(X_START) } else { _mm512_setzero_si512() }; 2];
+                    for (t, weights) in weights.iter().enumerate() {
+                        let x = number(t);
+                        dots[0] = _mm512_dpbusd_epi32(dots[0], weights[0], x);
+                        dots[1] = _mm512_dpbusd_epi32(dots[1], weights[1], x);
+                    }
+                    for i in 0..2 {
+                        let y = y.add(i * 16);
+                        let scale = _mm512_mul_ps(scale[i], float(X_SCALE));
+                        let mut sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), scale, _mm512_loadu_ps(y));
+                        if form == Form::Nibbles {
+                            sum = _mm512_fmadd_ps(min[i], float(X_SUM), sum);
+                        }
+                        _mm512_storeu_ps(y, sum);
+                    }
+                }
             }
         }
     }
