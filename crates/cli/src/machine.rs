@@ -53,13 +53,6 @@ pub(crate) fn all_memory() -> Option<u64> {
     memory("MemTotal:")
 }
 
-/// Bytes of memory that this process has now.
-pub(crate) fn own_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
 fn memory(entry: &str) -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix(entry))?;

@@ -1,5 +1,6 @@
 //! Options of `refrain bench`.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -188,6 +189,9 @@ pub(crate) struct StoreBench {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeBench {
+    /// A server that runs already, in place of one in this process
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) url: Option<String>,
     /// File or folder of the documents that requests draw from; may be given several times [default: a built-in text]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
@@ -203,15 +207,18 @@ pub(crate) struct ServeBench {
     /// Clients at once, each asking again as soon as it is answered
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8")]
     pub(crate) clients: Vec<usize>,
-    /// How long each number of clients, and each rate, is kept up
+    /// How long each number of clients is kept up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub(crate) seconds: Duration,
     /// Finds the highest rate at which 95 % of first tokens come within this time
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) limit: Option<Duration>,
-    /// Documents of a request: 3 % of them get 60 % of all requests
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) per_request: usize,
+    /// Requests of each rate that is tried; they are the same for all
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub(crate) requests: usize,
+    /// Documents of a request, or from how many to how many (0-10): 3 % of them get 60 % of all requests
+    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_range)]
+    pub(crate) per_request: RangeInclusive<usize>,
     /// Tokens of each answer
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(crate) tokens: usize,
@@ -237,4 +244,13 @@ pub(crate) struct Precisions {
     /// Most tokens of each answer that are compared
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) tokens: usize,
+}
+
+/// `3`, or `0-10`.
+fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    match (least.trim().parse(), most.trim().parse()) {
+        (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
+        _ => Err("a number, or two as in 0-10".to_owned()),
+    }
 }
