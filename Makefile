@@ -18,16 +18,19 @@ EVAL_WITHIN ?= 45m
 EVAL_MODELS ?= smollm2-135m qwen2.5-coder-$(if $(LARGE),1.5b,0.5b)
 EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
+# Checked and tested with all that the program can be built with.
+FEATURES := --features refrain-cli/otlp
 COMMA := ,
 SPACE := $(subst ,, )
 CRASHES ?= 1000
+LOAD_ARGS ?=
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
 MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test check bench bench-ttft eval-small fuzz golden crash clean
+.PHONY: help setup build demo test check bench bench-ttft eval-small load fuzz golden crash clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,23 +59,27 @@ test: setup ## Run all tests, the engine's under each instruction set (real-mode
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
 	else \
-	    cargo run --quiet -p refrain-cli -- pull $(MODEL) </dev/null || \
+	    cargo run --quiet -p refrain-cli $(FEATURES) -- pull $(MODEL) </dev/null || \
 	        echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
 	fi
 	@if cargo nextest --version >/dev/null 2>&1; then \
-	    echo 'cargo test --workspace --doc' && cargo test --workspace --doc && \
-	    echo 'cargo nextest run --workspace' && cargo nextest run --workspace && \
+	    echo 'cargo test --workspace $(FEATURES) --doc' && cargo test --workspace $(FEATURES) --doc && \
+	    echo 'cargo nextest run --workspace $(FEATURES)' && cargo nextest run --workspace $(FEATURES) && \
 	    for isa in avx2 portable; do \
-	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine) and kind(lib)'" && \
-	        REFRAIN_CPU=$$isa cargo nextest run --workspace -E 'package(refrain-engine) and kind(lib)' || exit 1; \
+	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace $(FEATURES) -E 'package(refrain-engine) and kind(lib)'" && \
+	        REFRAIN_CPU=$$isa cargo nextest run --workspace $(FEATURES) -E 'package(refrain-engine) and kind(lib)' || exit 1; \
 	    done; \
 	else \
-	    echo 'cargo test --workspace' && cargo test --workspace && \
+	    echo 'cargo test --workspace $(FEATURES)' && cargo test --workspace $(FEATURES) && \
 	    for isa in avx2 portable; do \
 	        echo "REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib" && \
 	        REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib || exit 1; \
 	    done; \
 	fi
+
+load: build ## 64 clients at once for a minute, some of whom leave (LOAD_ARGS adds options)
+	$(REFRAIN) pull $(MODEL)
+	$(REFRAIN) bench serve --model $(MODEL) --methods a3 --clients 64 --seconds 60s --per-request 0-3 --leave 0.2 $(LOAD_ARGS)
 
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
 	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture
@@ -81,8 +88,8 @@ check: setup ## Format, lints, docs, dependencies, import rule and style; all of
 	cargo fmt --all --check
 	tools/check-imports
 	tools/check-style
-	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps $(FEATURES)
 	tools/deny
 
 bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, and the methods with one another (some 3 GB, hours)

@@ -17,6 +17,8 @@ mod ingest;
 mod machine;
 mod methods;
 mod models;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod output;
 mod probe;
 mod serve;

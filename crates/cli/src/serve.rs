@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use refrain_server::{App, Keys, Limits, Listener, Options, tls};
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::args::{self, Key};
 use crate::output::{Fail, count, print, print_json};
@@ -19,12 +21,17 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     let filter = EnvFilter::try_new(&args.log).map_err(|error| {
         Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if context.json {
-        log.json().init();
-    } else {
-        log.with_ansi(std::io::stderr().is_terminal()).with_target(false).init();
-    }
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = match context.json {
+        true => log.json().boxed(),
+        false => log.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+    };
+    let log = tracing_subscriber::registry().with(log.with_filter(filter));
+    #[cfg(feature = "otlp")]
+    let export = args.otlp.as_deref().map(crate::otlp::Export::new).transpose()?;
+    #[cfg(feature = "otlp")]
+    let log = log.with(export.as_ref().map(crate::otlp::Export::layer));
+    log.init();
     if args.api_keys.is_some() && !args.docs.is_empty() {
         return Err(Fail::usage(
             "--docs are kept for who needs no key, and --api-keys lets nobody in without one",
@@ -38,11 +45,14 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     (options.method, options.evict) = (method.spec, policy.spec);
     options.limits = Limits::default();
     options.limits.answers = args.answers.max(1);
-    (options.limits.queue, options.limits.deadline) = (args.queue, args.deadline);
+    (options.limits.queue, options.limits.deadline) = (args.queue.max(1), args.deadline);
     options.limits.kv_bytes = usize::try_from(args.kv_cache).unwrap_or(usize::MAX);
     options.body = usize::try_from(args.body).unwrap_or(usize::MAX);
     (options.documents, options.arrival, options.drain) = (args.documents, args.arrival, args.drain);
+    options.limits.tokens = args.tokens;
     options.cors.clone_from(&args.cors);
+    (options.local, options.library) = (args.host.is_loopback(), args.library);
+    options.hosts = args.hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
     options.folder = Some(context.store.clone());
     if let Some(path) = &args.api_keys {
         options.keys = Keys::read(path)?;
@@ -89,11 +99,23 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     })?;
     // What still runs aside is nobody's any more.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    #[cfg(feature = "otlp")]
+    if let Some(export) = export {
+        export.end();
+    }
     Ok(())
 }
 
-/// Waits until the program is told to stop, by Ctrl-C or SIGTERM.
+/// Waits until the program is told to stop, by Ctrl-C or SIGTERM. Told again, it ends at once.
 async fn stopped() {
+    told_to_stop().await;
+    tokio::spawn(async {
+        told_to_stop().await;
+        std::process::exit(130);
+    });
+}
+
+async fn told_to_stop() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

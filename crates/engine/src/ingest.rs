@@ -58,6 +58,9 @@ type Kv = (Buffer, Buffer);
 /// Most characters of a title that name its chunks.
 const LABEL: usize = 60;
 
+/// How long what waits for an object store does not look after others.
+const PATIENCE: Duration = Duration::from_millis(5);
+
 impl Engine {
     /// Cuts documents into chunks of at most [`Settings::chunk_tokens`](crate::Settings::chunk_tokens); a chunk
     /// never crosses a document.
@@ -182,7 +185,8 @@ impl Engine {
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        self.bring(chunks.iter().map(|chunk| chunk.tokens.as_slice()), summaries, whole);
+        let ids: Vec<ChunkId> = chunks.iter().map(|chunk| self.chunk_id(&chunk.tokens)).collect();
+        self.bring(&ids, summaries, whole)?;
         for chunk in chunks {
             self.pause()?;
             let id = self.chunk_id(&chunk.tokens);
@@ -221,27 +225,60 @@ impl Engine {
         Ok(report)
     }
 
+    /// Has the store fetch what it shares with others and lacks of these chunks, at once, and waits until it is known which of
+    /// them come. They are read while they come, unless this is to wait until they are `whole`.
+    pub(crate) fn bring(&self, own: &[ChunkId], summaries: &[&dyn Summarize], whole: bool) -> Result<()> {
+        let shared: Vec<ChunkId> = own.iter().filter_map(|id| self.shared(id)).collect();
+        let kinds: Vec<String> = summaries.iter().map(|of| of.kind()).collect();
+        let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+        let all: Vec<&ChunkId> = own.iter().chain(&shared).collect();
+        self.patiently(|| {
+            self.store.bring(&all, &kinds, whole);
+            all.iter().for_each(|id| _ = self.store.is_coming(id));
+        })
+    }
+
+    /// Does what may wait for an object store, and meanwhile pauses for others.
+    pub(crate) fn patiently<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        if !self.store.fetches() {
+            return Ok(work());
+        }
+        let this = std::thread::current();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                let done = work();
+                this.unpark();
+                done
+            });
+            let mut goes_on = Ok(());
+            while !working.is_finished() {
+                std::thread::park_timeout(PATIENCE);
+                // The others go on even if this is not wanted any more.
+                goes_on = goes_on.and(self.pause());
+            }
+            let done = working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            goes_on.map(|()| done)
+        })
+    }
+
     /// The identity of a document chunk under this model and these settings.
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer.bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
         ChunkId { encoding: self.settings.at_rest, ..self.id(bos, tokens) }
     }
 
-    /// What a document's chunks are called in the store, and what they are called for a method that has documents whole.
-    ///
-    /// # Errors
-    /// If its text cannot be tokenised.
-    pub fn keys_of(&self, document: &Document, method: &dyn FusionMethod) -> Result<Vec<ChunkKey>> {
-        let chunks = self.chunks(std::slice::from_ref(document))?;
-        let prompt = Prompt { chunks, ..Prompt::default() };
+    /// What a document's chunks are called in the store, and if `whole`, what they are called for methods that have documents
+    /// whole.
+    pub fn keys_of(&self, chunks: &[PromptChunk], whole: bool) -> Vec<ChunkKey> {
+        let prompt = Prompt { chunks: chunks.to_vec(), ..Prompt::default() };
         let mut all = prompt.chunks.clone();
-        if !method.summarizes().is_empty() {
+        if whole {
             all.extend(prompt.contexts(self.longest_context()).chunks);
         }
         let mut keys: Vec<ChunkKey> = all.iter().map(|chunk| self.chunk_id(&chunk.tokens).key()).collect();
         keys.sort_unstable();
         keys.dedup();
-        Ok(keys)
+        keys
     }
 
     /// What the same chunk is called in the namespace that is shared.

@@ -59,6 +59,7 @@ pub use ingest::{IngestProgress, IngestReport, rate};
 pub use likely::Likely;
 pub use probe::{AnswerTimes, DecodeTimes};
 pub use prompt::{Prompt, PromptChunk};
+pub use refrain_kernels::give_back;
 pub use sampling::{Sampling, argmax};
 
 use std::fmt;

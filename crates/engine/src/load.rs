@@ -228,10 +228,15 @@ impl Engine {
             loaded.system_cached = true;
             return Ok(loaded);
         }
-        self.bring(prompt.chunks.iter().map(|chunk| chunk.tokens.as_slice()), &method.summarizes(), false);
         // A true prefix is exact only under the rotation that the whole request has.
         let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
-        if self.keeps_system(prompt) && same_rope() {
+        let keeps_system = self.keeps_system(prompt) && same_rope();
+        if keeps_system {
+            self.bring(&[self.system_id(&prompt.system)], &[], false)?;
+        }
+        let ids: Vec<ChunkId> = prompt.chunks.iter().map(|chunk| self.chunk_id(&chunk.tokens)).collect();
+        self.bring(&ids, &method.summarizes(), false)?;
+        if keeps_system {
             self.open_part(prompt, method, None, prompt.system_span(), &mut loaded)?;
         }
         for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
@@ -277,21 +282,6 @@ impl Engine {
         let segment = Segment { chunk, span, reader, summaries, summary_read, computed, first_position };
         loaded.segments.push(segment);
         Ok(())
-    }
-
-    /// Has the store fetch what it shares with others and lacks of these chunks, at once. Chunks are read while they come,
-    /// unless this is to wait until they are `whole`.
-    pub(crate) fn bring<'t>(
-        &self,
-        chunks: impl Iterator<Item = &'t [u32]>,
-        summaries: &[&dyn Summarize],
-        whole: bool,
-    ) {
-        let own: Vec<ChunkId> = chunks.map(|tokens| self.chunk_id(tokens)).collect();
-        let shared: Vec<ChunkId> = own.iter().filter_map(|id| self.shared(id)).collect();
-        let kinds: Vec<String> = summaries.iter().map(|of| of.kind()).collect();
-        let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-        self.store.bring(&own.iter().chain(&shared).collect::<Vec<_>>(), &kinds, whole);
     }
 
     /// A chunk in the store, with the summaries that a method wants. One without them is as if it were not there.
@@ -341,7 +331,7 @@ impl Engine {
         loaded.read_before = loaded.read;
         for mut segment in std::mem::take(&mut loaded.segments) {
             let started = Instant::now();
-            let mut found = segment.reader.chunk();
+            let mut found = self.patiently(|| segment.reader.chunk())?;
             if found.is_none() {
                 // The same chunk further up may have been repaired just now.
                 found = self.store.get(segment.reader.id())?;

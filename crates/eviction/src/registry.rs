@@ -54,6 +54,9 @@ const CAPACITY: OptionSpec = OptionSpec {
     default: "1024",
 };
 
+/// Most neighbours over which scores are pooled.
+const MOST_POOLED: usize = 1023;
+
 const KERNEL: OptionSpec = OptionSpec {
     name: "kernel",
     help: "neighbours over which scores are pooled (odd; 1 for none)",
@@ -289,8 +292,8 @@ fn given(options: &Options<'_>, name: &str) -> Result<Option<usize>> {
 
 fn pooling(options: &Options<'_>) -> Result<(usize, Pool)> {
     let kernel: usize = options.get("kernel")?;
-    if kernel.is_multiple_of(2) {
-        return Err(options.bad("kernel", "an odd number of tokens"));
+    if kernel.is_multiple_of(2) || kernel > MOST_POOLED {
+        return Err(options.bad("kernel", "an odd number of tokens, 1023 at most"));
     }
     Ok((kernel, options.pick("pool", &[Pool::Avg, Pool::Max])))
 }
@@ -317,6 +320,8 @@ mod tests {
             ("h2o:capacity=2000000", "2000000", "1048576"),
             ("keyformer:tau=3", "from 3", "to 2"),
             ("snap_kv:kernel=4", "kernel", "odd"),
+            ("snap_kv:kernel=1025", "kernel", "1023"),
+            ("scissorhands:capacity=8000:history=4000", "4000 rows", "at most"),
         ] {
             let error = POLICIES.parse(wrong).unwrap_err().to_string();
             assert!(error.contains(first) && error.contains(second), "{wrong}: {error}");

@@ -28,6 +28,9 @@ impl Default for Scissorhands {
     }
 }
 
+/// Most rows of the history times tokens of the cache: each is a bit, for every head.
+const BITS: usize = 1 << 22;
+
 impl EvictionPolicy for Scissorhands {
     fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
         let Scissorhands { capacity, recent, history, .. } = *self;
@@ -41,6 +44,12 @@ impl EvictionPolicy for Scissorhands {
         }
         if history == 0 {
             let clash = "a history of 0 leaves no row to look back at: choose a longer one".to_owned();
+            return Err(Error::Clash { owner: "scissorhands", clash });
+        }
+        if history.saturating_mul(capacity) > BITS {
+            let clash = format!(
+                "a history of {history} rows of {capacity} tokens is more than is looked back at for every token that goes: {BITS} in all at most"
+            );
             return Err(Error::Clash { owner: "scissorhands", clash });
         }
         Ok(Some(Budget { keep, most: capacity, decoding: true }))

@@ -125,8 +125,8 @@ const ENTRIES: &[Entry<Arc<dyn FusionMethod>>] = &[
         ],
         build: |options| {
             let smoothing: usize = options.get("smoothing")?;
-            if smoothing.is_multiple_of(2) {
-                return Err(options.bad("smoothing", "an odd number of tokens"));
+            if smoothing.is_multiple_of(2) || smoothing > 1023 {
+                return Err(options.bad("smoothing", "an odd number of tokens, 1023 at most"));
             }
             Ok(Arc::new(A3 {
                 ratio: options.get("ratio")?,

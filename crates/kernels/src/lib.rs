@@ -42,7 +42,7 @@ pub use floats::Floats;
 pub use half::{bf16, f16};
 pub use linear::{Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
 pub use ops::softmax;
-pub use pages::advise as advise_huge_pages;
+pub use pages::{advise as advise_huge_pages, give_back};
 pub use pool::Isa;
 pub use ranking::{exchange_row, lowest, raise_row, round_row};
 

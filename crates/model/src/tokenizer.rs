@@ -173,6 +173,14 @@ impl Tokenizer {
         self.pipeline.vocab_size()
     }
 
+    /// The bytes that a token stands for within a text, perhaps a part of a character; none for an unknown id.
+    #[must_use]
+    pub fn bytes_of(&self, id: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.push_bytes(id, &mut bytes);
+        bytes
+    }
+
     /// The text of tokens. Bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
     #[must_use]
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {

@@ -241,6 +241,8 @@ fn characters_are_never_split() {
             }
         }
         assert_eq!((said.as_str(), detokenizer.finish()), (text, None));
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.bytes_of(*id)).collect();
+        assert_eq!(String::from_utf8(bytes).unwrap().trim_start(), text);
         // Cut inside the emoji: whatever is missing is one U+FFFD at the end.
         let cut = plain(&tokenizer, "x😀");
         assert_eq!(stream(&tokenizer, &cut[..cut.len() - 1]), "x\u{FFFD}");

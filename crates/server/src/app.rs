@@ -1,23 +1,30 @@
 //! What all requests share, and who asks.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
 use refrain_engine::{Document, Engine, Instructions, PromptChunk};
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
 use refrain_store::NamespaceKey;
+use tokio::sync::Semaphore;
 
 use crate::error::{Problem, Result};
 use crate::keys::Keys;
 use crate::library::{Kept, Library};
 use crate::metrics::Metrics;
-use crate::schedule::{Limits, Scheduler, Work};
+use crate::schedule::Scheduler;
 use crate::search::Search;
+use crate::work::Limits;
 use crate::{Error, api};
+
+/// What tokenises or parses at a time.
+const PREPARING: usize = 2;
 
 /// How a server serves.
 #[derive(Debug)]
@@ -45,6 +52,12 @@ pub struct Options {
     pub namespace_key: Option<NamespaceKey>,
     /// Where documents are kept; in memory if there is none.
     pub folder: Option<PathBuf>,
+    /// Whether requests come from this machine alone. Then pages that other names lead here are refused, unless keys are needed.
+    pub local: bool,
+    /// Names beside `localhost` that the server goes by.
+    pub hosts: Vec<String>,
+    /// Most bytes of the texts that are kept for one key.
+    pub library: u64,
     /// Origins of pages that may ask, `*` for all; none by default.
     pub cors: Vec<String>,
 }
@@ -64,6 +77,9 @@ impl Options {
             keys: Keys::default(),
             namespace_key: None,
             folder: None,
+            local: true,
+            hosts: Vec::new(),
+            library: 1 << 30,
             cors: Vec::new(),
         }
     }
@@ -81,7 +97,17 @@ pub(crate) struct Shared {
     pub(crate) search: Search,
     pub(crate) metrics: Metrics,
     pub(crate) started: u64,
+    /// Bytes of bodies that are on their way.
+    pub(crate) arriving: AtomicUsize,
+    /// Places of what tokenises or parses.
+    preparing: Semaphore,
     stopping: AtomicBool,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.scheduler.end();
+    }
 }
 
 /// Who asks: the engine sees the chunks of their namespace, and no others.
@@ -118,8 +144,8 @@ impl App {
             return Err(Error::NoNamespaceKey);
         }
         let metrics = Metrics::new();
+        let library = Library::open(options.folder.as_deref(), options.library)?;
         let scheduler = Scheduler::start(options.limits.clone(), metrics.clone()).map_err(Error::Thread)?;
-        let library = Library::open(options.folder.as_deref())?;
         let search = Search::new().map_err(|problem| Error::Documents(problem.message))?;
         let app = App(Arc::new(Shared {
             engine,
@@ -129,6 +155,8 @@ impl App {
             search,
             metrics,
             started: seconds(),
+            arriving: AtomicUsize::new(0),
+            preparing: Semaphore::new(PREPARING),
             stopping: AtomicBool::new(false),
         }));
         app.index_all().map_err(|problem| Error::Documents(problem.message))?;
@@ -142,25 +170,48 @@ impl App {
             by_namespace.entry(namespace).or_default().push(kept);
         }
         for (namespace, kept) in by_namespace {
-            self.index(&namespace, &kept)?;
+            let mut entries = Vec::with_capacity(kept.len());
+            for kept in kept {
+                let chunks = self.0.engine.chunks(std::slice::from_ref(&kept.document))?;
+                entries.push((kept.id, chunks.iter().map(|chunk| self.text(chunk)).collect()));
+            }
+            self.0.search.add(&namespace, entries)?;
         }
         Ok(())
-    }
-
-    /// Enters documents into the search.
-    pub(crate) fn index(&self, namespace: &str, kept: &[Kept]) -> Result<()> {
-        let mut entries = Vec::with_capacity(kept.len());
-        for kept in kept {
-            let chunks = self.0.engine.chunks(std::slice::from_ref(&kept.document))?;
-            let texts = chunks.iter().map(|chunk| self.text(chunk)).collect();
-            entries.push((kept.id.as_str(), texts));
-        }
-        self.0.search.add(namespace, entries)
     }
 
     /// The text of a chunk.
     pub(crate) fn text(&self, chunk: &PromptChunk) -> String {
         self.0.engine.tokenizer().decode(&chunk.tokens, false)
+    }
+
+    /// Does what takes memory and time before there is work for the schedule; few at once, on threads that may wait.
+    pub(crate) async fn prepared<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // It is never closed.
+        let _place = self.0.preparing.acquire().await.map_err(|error| Problem::internal(&error))?;
+        api::aside(work).await
+    }
+
+    /// Refuses what came by a name that others have led here: a page of theirs could read all that needs no key.
+    ///
+    /// # Errors
+    /// If it did.
+    pub(crate) fn check_host(&self, headers: &HeaderMap) -> Result<()> {
+        let Options { local, keys, hosts, .. } = &self.0.options;
+        let Some(host) = headers.get(header::HOST).filter(|_| *local && keys.is_empty()) else {
+            return Ok(());
+        };
+        let authority = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+        let name = authority.as_ref().map_or("", |authority| authority.host()).to_ascii_lowercase();
+        let is_address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        if is_address || name == "localhost" || name.ends_with(".localhost") || hosts.contains(&name) {
+            return Ok(());
+        }
+        let message = format!("this server does not go by the name {name:?}; --hosts gives it further ones");
+        Err(Problem { code: Some("unknown_host"), ..Problem::new(StatusCode::FORBIDDEN, message) })
     }
 
     /// Who asks, by the key that they show.
@@ -236,13 +287,9 @@ impl App {
     pub async fn keep(&self, documents: Vec<Document>) -> std::result::Result<usize, Problem> {
         let caller = Caller { engine: self.0.engine.clone(), name: String::new() };
         let (method, _) = self.chosen(None, None, &[])?;
-        let (events, received) = tokio::sync::mpsc::unbounded_channel();
-        let work = Work::Ingest { documents: documents.clone(), method: method.built.clone() };
-        // It takes as long as it takes.
-        let forever = std::time::Duration::from_secs(365 * 24 * 3600);
-        self.0.scheduler.submit_within(caller.engine.clone(), work, events, forever)?;
         let count = documents.len();
-        api::keep(self.clone(), caller, (documents, method.built), received).await?;
+        let ingest = api::Ingest::submit(self.clone(), caller, documents, method.built, true).await?;
+        ingest.kept().await?;
         Ok(count)
     }
 

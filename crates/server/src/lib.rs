@@ -13,9 +13,13 @@ mod listen;
 mod metrics;
 mod schedule;
 mod search;
+mod work;
 
 use std::io;
 use std::net::SocketAddr;
+
+/// Target of log lines that have prompts and answers.
+const TEXTS: &str = "refrain::text";
 
 pub use api::router;
 pub use app::{App, Options};
@@ -23,7 +27,7 @@ pub use error::Problem;
 pub use keys::{Keys, KeysError};
 pub use library::LibraryError;
 pub use listen::{Listener, tls};
-pub use schedule::Limits;
+pub use work::Limits;
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]

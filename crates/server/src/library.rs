@@ -2,10 +2,12 @@
 //!
 //! A document's id follows from its title and text. It belongs to a namespace, and no other sees it.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::http::StatusCode;
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
 use refrain_engine::Document;
@@ -32,8 +34,14 @@ pub(crate) struct Kept {
     pub(crate) chunks: Vec<String>,
 }
 
+/// Documents by namespace.
 #[derive(Debug)]
-pub(crate) struct Library(Database);
+pub(crate) struct Library {
+    database: Database,
+    /// Most bytes of a namespace's texts, and how many there are.
+    most: u64,
+    held: Mutex<HashMap<String, u64>>,
+}
 
 /// Why the library cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +66,7 @@ fn failed(error: impl Into<redb::Error>) -> Problem {
 
 impl Library {
     /// Opens the library of a folder, or one in memory.
-    pub(crate) fn open(folder: Option<&Path>) -> std::result::Result<Library, LibraryError> {
+    pub(crate) fn open(folder: Option<&Path>, most: u64) -> std::result::Result<Library, LibraryError> {
         let path = folder.map(|folder| folder.join(FILE));
         let fail = |why: String| LibraryError {
             path: path.as_ref().map_or(FILE.to_owned(), |path| path.display().to_string()),
@@ -79,13 +87,16 @@ impl Library {
             }
             error => fail(error.to_string()),
         })?;
-        let library = Library(database);
+        let library = Library { database, most, held: Mutex::default() };
         library.write(|_| Ok(())).map_err(|problem| fail(problem.message))?;
+        for (namespace, kept) in library.all().map_err(|problem| fail(problem.message))? {
+            *library.held().entry(namespace).or_default() += bytes(&kept.document);
+        }
         Ok(library)
     }
 
     fn write<T>(&self, work: impl FnOnce(&mut redb::Table<'_, &str, &[u8]>) -> Result<T>) -> Result<T> {
-        let transaction = self.0.begin_write().map_err(failed)?;
+        let transaction = self.database.begin_write().map_err(failed)?;
         let done = work(&mut transaction.open_table(TABLE).map_err(failed)?)?;
         transaction.commit().map_err(failed)?;
         Ok(done)
@@ -95,7 +106,7 @@ impl Library {
         &self,
         work: impl FnOnce(&redb::ReadOnlyTable<&'static str, &'static [u8]>) -> Result<T>,
     ) -> Result<T> {
-        let transaction = self.0.begin_read().map_err(failed)?;
+        let transaction = self.database.begin_read().map_err(failed)?;
         work(&transaction.open_table(TABLE).map_err(failed)?)
     }
 
@@ -110,9 +121,25 @@ impl Library {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         self.write(|table| {
             let known = table.get(key(namespace, &id).as_str()).map_err(failed)?;
-            let known = known.map(|known| parse(known.value())).transpose()?;
-            let (created, pinned) = known.map_or((now, false), |known| (known.created, known.pinned));
-            let kept = Kept { id: id.clone(), document: document.clone(), created, pinned, tokens, chunks };
+            let known: Option<Kept> = known.map(|known| parse(known.value())).transpose()?;
+            if known.is_none() {
+                self.make_room(namespace, document)?;
+            }
+            let mut kept = Kept {
+                id: id.clone(),
+                document: document.clone(),
+                created: now,
+                pinned: false,
+                tokens,
+                chunks,
+            };
+            if let Some(known) = known {
+                // It may have been brought for another method, or cut otherwise.
+                kept.chunks.extend(known.chunks);
+                kept.chunks.sort_unstable();
+                kept.chunks.dedup();
+                (kept.created, kept.pinned) = (known.created, known.pinned);
+            }
             let json = serde_json::to_vec(&kept).map_err(|error| Problem::internal(&error))?;
             table.insert(key(namespace, &id).as_str(), json.as_slice()).map_err(failed)?;
             Ok(kept)
@@ -127,13 +154,24 @@ impl Library {
         found.ok_or_else(|| Problem::not_found("document", id))
     }
 
-    /// All documents of a namespace, ascending by id.
-    pub(crate) fn list(&self, namespace: &str) -> Result<Vec<Kept>> {
+    /// Tells the documents of a namespace, ascending by id, from the first after `after` on, until it is enough; whether
+    /// these were all.
+    pub(crate) fn each(
+        &self,
+        namespace: &str,
+        after: &str,
+        mut told: impl FnMut(Kept) -> bool,
+    ) -> Result<bool> {
         // `0` follows `/`.
-        let (from, to) = (key(namespace, ""), format!("{namespace}0"));
+        let (from, to) = (key(namespace, after), format!("{namespace}0"));
         self.read(|table| {
-            let range = table.range(from.as_str()..to.as_str()).map_err(failed)?;
-            range.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+            for entry in table.range(from.as_str()..to.as_str()).map_err(failed)? {
+                let kept: Kept = parse(entry.map_err(failed)?.1.value())?;
+                if kept.id != after && !told(kept) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
         })
     }
 
@@ -162,18 +200,48 @@ impl Library {
         })
     }
 
-    /// Removes a document, and says which of its chunks are no other's of this namespace.
-    pub(crate) fn remove(&self, namespace: &str, id: &str) -> Result<(Kept, Vec<String>)> {
-        let kept = self.get(namespace, id)?;
+    /// Removes a document, and says which of its chunks, and of those in `own`, are no other's of this namespace.
+    pub(crate) fn remove(&self, namespace: &str, kept: Kept, mut own: Vec<String>) -> Result<Vec<String>> {
         self.write(|table| {
-            table.remove(key(namespace, id).as_str()).map_err(failed)?;
-            Ok(())
+            let there = table.remove(key(namespace, &kept.id).as_str()).map_err(failed)?.is_some();
+            there.then_some(()).ok_or_else(|| Problem::not_found("document", &kept.id))
         })?;
-        let others: BTreeSet<String> =
-            self.list(namespace)?.into_iter().flat_map(|kept| kept.chunks).collect();
-        let own = kept.chunks.iter().filter(|chunk| !others.contains(*chunk)).cloned().collect();
-        Ok((kept, own))
+        if let Some(held) = self.held().get_mut(namespace) {
+            *held = held.saturating_sub(bytes(&kept.document));
+        }
+        own.extend(kept.chunks);
+        self.each(namespace, "", |other| {
+            own.retain(|chunk| !other.chunks.contains(chunk));
+            !own.is_empty()
+        })?;
+        Ok(own)
     }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a new document, if there is room for it.
+    fn make_room(&self, namespace: &str, document: &Document) -> Result<()> {
+        let mut held = self.held();
+        let held = held.entry(namespace.to_owned()).or_default();
+        if *held + bytes(document) > self.most {
+            let message = format!(
+                "the documents kept have {held} bytes, and may have {}: remove some of them first",
+                self.most
+            );
+            return Err(Problem {
+                code: Some("library_full"),
+                ..Problem::new(StatusCode::INSUFFICIENT_STORAGE, message)
+            });
+        }
+        *held += bytes(document);
+        Ok(())
+    }
+}
+
+fn bytes(document: &Document) -> u64 {
+    (document.title.len() + document.text.len()) as u64
 }
 
 fn key(namespace: &str, id: &str) -> String {
@@ -192,10 +260,21 @@ mod tests {
         Document { title: title.to_owned(), text: text.to_owned() }
     }
 
+    fn list(library: &Library, namespace: &str) -> Vec<Kept> {
+        let mut all = Vec::new();
+        library
+            .each(namespace, "", |kept| {
+                all.push(kept);
+                true
+            })
+            .unwrap();
+        all
+    }
+
     #[test]
     fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
         let folder = tempfile::tempdir().unwrap();
-        let library = Library::open(Some(folder.path())).unwrap();
+        let library = Library::open(Some(folder.path()), 15).unwrap();
         let put = |namespace, document: &Document, chunks: &[&str]| {
             let chunks = chunks.iter().map(|chunk| (*chunk).to_owned()).collect();
             library.put(namespace, document, (7, chunks)).unwrap()
@@ -209,15 +288,33 @@ mod tests {
         let again = put("x", &one, &["1", "2"]);
         assert_eq!((again.pinned, again.created), (true, first.created));
         assert_eq!(library.get("y", &first.id).unwrap_err().status, 404);
-        assert_eq!(library.list("x").unwrap().len(), 2);
+        assert_eq!(list(&library, "x").len(), 2);
+        let first_two = list(&library, "x");
+        let mut after = Vec::new();
+        assert!(!library.each("x", "", |_| false).unwrap());
+        assert!(
+            library
+                .each("x", &first_two[0].id, |kept| {
+                    after.push(kept);
+                    true
+                })
+                .unwrap()
+        );
+        assert_eq!(after, first_two[1..]);
         assert_eq!(library.all().unwrap().len(), 4);
-        assert!(Library::open(Some(folder.path())).unwrap_err().to_string().contains("another server"));
+        assert!(Library::open(Some(folder.path()), 15).unwrap_err().to_string().contains("another server"));
         drop(library);
-        let library = Library::open(Some(folder.path())).unwrap();
-        let (removed, own) = library.remove("x", &first.id).unwrap();
-        assert_eq!((removed.document, own), (one, vec!["1".to_owned()]));
-        assert_eq!(library.remove("x", &first.id).unwrap_err().status, 404);
-        assert_eq!((library.list("x").unwrap().len(), library.list("").unwrap().len()), (1, 1));
-        assert_eq!(library.list("xy").unwrap()[0].chunks, ["8"]);
+        let library = Library::open(Some(folder.path()), 6).unwrap();
+        // Brought for another method, it has the chunks of both.
+        library.put("x", &one, (7, vec!["4".to_owned()])).unwrap();
+        let full = library.put("x", &document("", "d"), (1, Vec::new())).unwrap_err();
+        assert_eq!((full.status.as_u16(), full.code), (507, Some("library_full")));
+        let first = library.get("x", &first.id).unwrap();
+        let own = library.remove("x", first.clone(), vec!["5".to_owned()]).unwrap();
+        assert_eq!((&first.document, own), (&one, ["5", "1", "4"].map(str::to_owned).to_vec()));
+        assert_eq!(library.remove("x", first, Vec::new()).unwrap_err().status, 404);
+        library.put("x", &document("", "d"), (1, Vec::new())).unwrap();
+        assert_eq!((list(&library, "x").len(), list(&library, "").len()), (2, 1));
+        assert_eq!(list(&library, "xy")[0].chunks, ["8"]);
     }
 }

@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use refrain_engine::{Account, Answer};
+use refrain_engine::Account;
 use refrain_store::Store;
 
 /// vLLM's buckets, in seconds.
@@ -39,8 +39,9 @@ pub(crate) struct Metrics {
     recomputed_tokens: Counter,
     repaired_chunks: Counter,
     bytes_loaded: Counter,
-    answers: Counter,
+    pub(crate) answers: Counter,
     store: StoreMetrics,
+    memory: Gauge,
 }
 
 /// What the store says when it is asked.
@@ -90,6 +91,12 @@ impl Metrics {
                 Gauge::default()
             ),
         };
+        let memory = Gauge::default();
+        registry.register(
+            "process_resident_memory_bytes",
+            "Bytes of memory that the process holds",
+            memory.clone(),
+        );
         Metrics {
             running: metric!("num_requests_running", "Answers under way", Gauge::default()),
             waiting: metric!("num_requests_waiting", "Requests in the queue", Gauge::default()),
@@ -148,6 +155,7 @@ impl Metrics {
             ),
             answers: metric!("request_success", "Answers that ended", Counter::default()),
             store,
+            memory,
             registry: Arc::new(registry),
         }
     }
@@ -162,14 +170,12 @@ impl Metrics {
         self.bytes_loaded.inc_by(account.bytes_loaded);
     }
 
-    /// A token was written, so long after the one before.
-    pub(crate) fn token(&self, since: Duration) {
-        self.token_seconds.observe(since.as_secs_f64());
+    /// A token was written, so long after the one before, if there is one.
+    pub(crate) fn token(&self, since: Option<Duration>) {
+        if let Some(since) = since {
+            self.token_seconds.observe(since.as_secs_f64());
+        }
         self.generation_tokens.inc();
-    }
-
-    pub(crate) fn answered(&self, _: &Answer) {
-        self.answers.inc();
     }
 
     /// In Prometheus' text format.
@@ -186,6 +192,9 @@ impl Metrics {
         ] {
             gauge.set(value as i64);
         }
+        if let Some(bytes) = resident() {
+            self.memory.set(bytes);
+        }
         #[cfg(feature = "remote")]
         if let Some(remote) = store.remote_stats() {
             own.pending.set(remote.pending as i64);
@@ -195,4 +204,11 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
+}
+
+/// Bytes of memory that this process holds, where the system tells.
+fn resident() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<i64>().ok().map(|kib| kib * 1024)
 }

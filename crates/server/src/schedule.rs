@@ -13,81 +13,15 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use refrain_engine::{
-    Answer, Document, Engine, Error as EngineError, Finish, IngestProgress, IngestReport, Ongoing, Progress,
-    Prompt, Request, Sampling, Steps, step,
+    Account, Engine, Error as EngineError, Finish, IngestProgress, Ongoing, Request, Steps, step,
 };
-use refrain_eviction::Eviction;
-use refrain_fusion::FusionMethod;
 use tokio::sync::mpsc::UnboundedSender;
+use tracing::{Span, info_span};
 
+use crate::TEXTS;
 use crate::error::{Problem, Result};
 use crate::metrics::Metrics;
-
-/// How much there may be at once.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Limits {
-    /// Answers decoded together.
-    pub answers: usize,
-    /// Requests that wait.
-    pub queue: usize,
-    /// Bytes of keys and values of the answers under way.
-    pub kv_bytes: usize,
-    /// How long a request may take, from when it came.
-    pub deadline: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { answers: 32, queue: 256, kv_bytes: 4 << 30, deadline: Duration::from_secs(600) }
-    }
-}
-
-/// What is to be computed.
-pub(crate) enum Work {
-    /// Documents to keep.
-    Ingest { documents: Vec<Document>, method: Arc<dyn FusionMethod> },
-    /// A prompt to answer.
-    Answer(Box<Asked>),
-}
-
-/// A prompt to answer, and how.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) prompt: Prompt,
-    pub(crate) method: Arc<dyn FusionMethod>,
-    pub(crate) eviction: Eviction,
-    pub(crate) sampling: Sampling,
-    pub(crate) explain: bool,
-}
-
-/// What a request hears of its work.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// Tokens of documents that are computed.
-    Ingested(IngestProgress),
-    /// Documents are kept.
-    Kept(Box<IngestReport>),
-    /// A token.
-    Token(Token),
-    /// The answer is whole.
-    Done(Box<Answer>),
-    /// There is none.
-    Failed(Problem),
-}
-
-/// A token of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Token {
-    /// Text that can be shown now.
-    pub(crate) text: String,
-    /// Its id; none with text that was held back until the end.
-    pub(crate) id: Option<u32>,
-    pub(crate) likely: Option<refrain_engine::Likely>,
-    /// Tokens that each head's cache holds, and bytes of it.
-    pub(crate) retained: usize,
-    pub(crate) kv_bytes: usize,
-}
+use crate::work::{Asked, Event, Limits, Work, cut_off, send};
 
 /// Work with what it needs.
 struct Job {
@@ -98,6 +32,9 @@ struct Job {
     deadline: Instant,
     /// Bytes of keys and values that it will hold.
     bytes: usize,
+    /// The request's, and that of its time in the queue.
+    span: Span,
+    waits: Span,
 }
 
 /// An answer under way.
@@ -106,7 +43,11 @@ struct Running {
     events: UnboundedSender<Event>,
     deadline: Instant,
     bytes: usize,
-    last: Instant,
+    /// When its last token was written.
+    last: Option<Instant>,
+    /// The request's, and that of its decoding.
+    span: Span,
+    decodes: Span,
 }
 
 /// The queue and the thread behind it. Cheap to clone.
@@ -144,6 +85,9 @@ struct Batch {
 /// While a prompt is computed, a step comes after this many times its own length: a quarter of the time is for answers.
 const SHARE: u32 = 3;
 
+/// How long there is nothing to do before memory is given back.
+const REST: Duration = Duration::from_secs(1);
+
 impl Scheduler {
     /// Starts the thread.
     pub(crate) fn start(limits: Limits, metrics: Metrics) -> std::io::Result<Scheduler> {
@@ -160,27 +104,36 @@ impl Scheduler {
         Ok(Scheduler(shared))
     }
 
-    /// Puts work into the queue.
+    /// Refuses what has too many tokens.
+    ///
+    /// # Errors
+    /// If it has.
+    pub(crate) fn bound_tokens(&self, tokens: usize) -> Result<()> {
+        let most = self.0.limits.tokens;
+        if tokens <= most {
+            return Ok(());
+        }
+        let message = format!("{tokens} tokens are asked for, and a request may have {most}");
+        Err(Problem { code: Some("too_large"), ..Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message) })
+    }
+
+    /// Puts work into the queue; `deadline` is how long it may take, if that is not as usual.
     ///
     /// # Errors
     /// If it can never fit, the queue is full, or the server is shutting down.
-    pub(crate) fn submit(&self, engine: Engine, work: Work, events: UnboundedSender<Event>) -> Result<()> {
-        self.submit_within(engine, work, events, self.0.limits.deadline)
-    }
-
-    /// The same with a time of its own.
-    pub(crate) fn submit_within(
+    pub(crate) fn submit(
         &self,
         engine: Engine,
         work: Work,
         events: UnboundedSender<Event>,
-        deadline: Duration,
+        deadline: Option<Duration>,
     ) -> Result<()> {
-        let Limits { queue: most, kv_bytes, .. } = self.0.limits;
+        let deadline = deadline.unwrap_or(self.0.limits.deadline);
+        let kv_bytes = self.0.limits.kv_bytes;
         let bytes = match &work {
             Work::Ingest { .. } => 0,
             Work::Answer(asked) => {
-                asked.sampling.check()?;
+                self.bound_tokens(asked.prompt.len().saturating_add(asked.sampling.max_tokens))?;
                 engine.kv_bytes(&asked.prompt, asked.sampling.max_tokens, &asked.eviction)?
             }
         };
@@ -195,6 +148,27 @@ impl Scheduler {
             });
         }
         let mut queue = self.0.queue();
+        self.admit(&mut queue)?;
+        let (came, span) = (Instant::now(), Span::current());
+        let waits = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
+        let deadline = came + deadline;
+        queue.jobs.push_back(Job { engine, work, events, came, deadline, bytes, span, waits });
+        self.0.metrics.waiting.set(queue.jobs.len() as i64);
+        drop(queue);
+        self.0.changed.notify_all();
+        Ok(())
+    }
+
+    /// Refuses early what [`Scheduler::submit`] would refuse for want of a place.
+    ///
+    /// # Errors
+    /// If the queue is full, or the server is shutting down.
+    pub(crate) fn has_room(&self) -> Result<()> {
+        self.admit(&mut self.0.queue())
+    }
+
+    fn admit(&self, queue: &mut Queue) -> Result<()> {
+        let most = self.0.limits.queue;
         if queue.closed {
             let message = "the server is shutting down";
             return Err(Problem {
@@ -204,7 +178,9 @@ impl Scheduler {
         }
         if queue.jobs.len() >= most {
             // Whoever has gone needs no place.
+            let all = queue.jobs.len();
             queue.jobs.retain(|job| !job.events.is_closed());
+            self.0.metrics.cancelled.inc_by((all - queue.jobs.len()) as u64);
         }
         if queue.jobs.len() >= most {
             self.0.metrics.rejected.inc();
@@ -214,11 +190,6 @@ impl Scheduler {
                 Problem { code: Some("queue_full"), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, message) };
             return Err(Problem { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..problem });
         }
-        let came = Instant::now();
-        queue.jobs.push_back(Job { engine, work, events, came, deadline: came + deadline, bytes });
-        self.0.metrics.waiting.set(queue.jobs.len() as i64);
-        drop(queue);
-        self.0.changed.notify_all();
         Ok(())
     }
 
@@ -232,6 +203,12 @@ impl Scheduler {
         };
         let waited = self.0.changed.wait_timeout_while(queue, most, busy);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.end();
+    }
+
+    /// Cuts off what is under way, and ends the thread.
+    pub(crate) fn end(&self) {
+        self.0.queue().closed = true;
         self.0.abandon.store(true, Relaxed);
         self.0.changed.notify_all();
     }
@@ -248,21 +225,35 @@ impl Shared {
 
     /// The thread: begins what fits, and else steps.
     fn run(self: Arc<Self>) {
+        let mut worked = None;
         while !self.abandon.load(Relaxed) || !self.running().answers.is_empty() {
             // Whatever happens, there is a next request.
-            let turn = AssertUnwindSafe(|| self.turn());
+            let turn = AssertUnwindSafe(|| self.turn(&mut worked));
             if catch_unwind(turn).is_err() {
                 tracing::error!("a turn of the schedule panicked");
             }
         }
+        // Who still waits is told why there is no answer.
+        for job in self.queue().jobs.drain(..) {
+            let _ = job.events.send(cut_off(job.deadline));
+        }
     }
 
-    fn turn(self: &Arc<Self>) {
+    /// `worked` is when there was something to do; none once it was tidied up after.
+    fn turn(self: &Arc<Self>, worked: &mut Option<Instant>) {
         match self.next() {
             Some(job) => self.begin(job),
-            None if self.running().answers.is_empty() => self.wait(),
+            None if self.running().answers.is_empty() => {
+                self.wait();
+                if worked.is_some_and(|worked| worked.elapsed() > REST) {
+                    *worked = None;
+                    refrain_engine::give_back();
+                }
+                return;
+            }
             None => {}
         }
+        *worked = Some(Instant::now());
         self.step();
     }
 
@@ -286,6 +277,7 @@ impl Shared {
             let late = job.deadline <= Instant::now();
             if job.events.is_closed() || late || self.abandon.load(Relaxed) {
                 let _ = job.events.send(cut_off(job.deadline));
+                self.metrics.cancelled.inc();
                 queue.jobs.pop_front();
                 continue;
             }
@@ -305,7 +297,8 @@ impl Shared {
 
     /// Computes a job up to the first token of its answer.
     fn begin(self: &Arc<Self>, job: Job) {
-        let Job { engine, work, events, came, deadline, bytes } = job;
+        let Job { engine, work, events, came, deadline, bytes, span, waits } = job;
+        drop(waits);
         let began = Instant::now();
         self.metrics.queue_seconds.observe((began - came).as_secs_f64());
         let engine = {
@@ -318,7 +311,8 @@ impl Shared {
         let begun = catch_unwind(AssertUnwindSafe(|| match work {
             Work::Ingest { documents, method } => {
                 let told = |progress: IngestProgress| _ = events.send(Event::Ingested(progress));
-                let report = engine.ingest_for(&documents, method.as_ref(), told)?;
+                let ingests = info_span!(parent: &span, "ingest", documents = documents.len());
+                let report = ingests.in_scope(|| engine.ingest_for(&documents, method.as_ref(), told))?;
                 let _ = events.send(Event::Kept(Box::new(report)));
                 Ok(None)
             }
@@ -326,16 +320,18 @@ impl Shared {
                 let Asked { prompt, method, eviction, sampling, explain } = *asked;
                 let request =
                     Request { eviction: &eviction, explain, ..Request::new(method.as_ref(), &sampling) };
-                let ongoing = engine.start(&prompt, &request)?;
+                let prefills = info_span!(parent: &span, "prefill", tokens = prompt.len());
+                let ongoing = prefills.in_scope(|| engine.start(&prompt, &request))?;
                 self.metrics.first_token(came.elapsed(), ongoing.account());
                 Ok(Some(ongoing))
             }
         }));
-        let now = Instant::now();
         match begun {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(ongoing))) => {
-                self.running().answers.push(Running { ongoing, events, deadline, bytes, last: now });
+                let decodes = info_span!(parent: &span, "decode");
+                let running = Running { ongoing, events, deadline, bytes, last: None, span, decodes };
+                self.running().answers.push(running);
             }
             Ok(Err(EngineError::Cancelled)) => {
                 self.metrics.cancelled.inc();
@@ -370,9 +366,17 @@ impl Shared {
         let started = Instant::now();
         let mut left = Vec::with_capacity(answers.len());
         for mut answer in answers.drain(..) {
-            match self.write(&mut answer) {
-                None => left.push(answer),
-                Some(finish) => self.end(answer, finish),
+            let events = answer.events.clone();
+            let written = catch_unwind(AssertUnwindSafe(|| match self.write(&mut answer) {
+                None => Some(answer),
+                Some(finish) => {
+                    self.end(answer, finish);
+                    None
+                }
+            }));
+            match written {
+                Ok(answer) => left.extend(answer),
+                Err(_) => _ = events.send(Event::Failed(Problem::internal(&"an answer panicked"))),
             }
         }
         *answers = left;
@@ -405,43 +409,25 @@ impl Shared {
             told = send(events, &progress);
             told && !late
         });
-        self.metrics.token(last.elapsed());
-        *last = Instant::now();
+        self.metrics.token(last.replace(Instant::now()).map(|last| last.elapsed()));
         if !told { Some(Finish::Cancelled) } else { finish }
     }
 
     fn end(&self, answer: Running, finish: Finish) {
-        let Running { ongoing, events, deadline, .. } = answer;
+        let Running { ongoing, events, deadline, span, decodes, .. } = answer;
+        drop(decodes);
+        let _within = span.entered();
         if finish == Finish::Cancelled {
             self.metrics.cancelled.inc();
             let _ = events.send(cut_off(deadline));
             return;
         }
         let answer = ongoing.finish(finish, &mut |progress| send(&events, &progress));
-        self.metrics.answered(&answer);
+        self.metrics.answers.inc();
+        let Account { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.account;
+        let tokens = answer.tokens.len();
+        tracing::info!(prompt_tokens, cached_tokens, recomputed_tokens, tokens, ttft, tpot, "answered");
+        tracing::trace!(target: TEXTS, answer = answer.text);
         let _ = events.send(Event::Done(Box::new(answer)));
     }
-}
-
-/// Whether anybody listens.
-fn send(events: &UnboundedSender<Event>, progress: &Progress<'_>) -> bool {
-    let token = Token {
-        text: progress.text.to_owned(),
-        id: progress.token,
-        likely: progress.likely.cloned(),
-        retained: progress.retained,
-        kv_bytes: progress.kv_bytes,
-    };
-    events.send(Event::Token(token)).is_ok()
-}
-
-/// Why there is no answer to what had until `deadline`: that was over, or the server stops.
-fn cut_off(deadline: Instant) -> Event {
-    Event::Failed(if deadline <= Instant::now() {
-        let message = "the request took too long";
-        Problem { code: Some("deadline"), ..Problem::new(StatusCode::GATEWAY_TIMEOUT, message) }
-    } else {
-        let message = "the server is shutting down";
-        Problem { retry_after: Some(5), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-    })
 }

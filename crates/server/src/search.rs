@@ -5,8 +5,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tantivy::collector::{Count, TopDocs};
 use tantivy::query::{Bm25StatisticsProvider, BooleanQuery, Occur, Query, TermQuery};
-use tantivy::schema::{Field, INDEXED, IndexRecordOption, STORED, STRING, Schema, TEXT, Value};
+use tantivy::schema::{
+    Field, INDEXED, IndexRecordOption, STORED, STRING, Schema, TextFieldIndexing, TextOptions, Value,
+};
+use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 use tantivy::{Index, IndexReader, IndexWriter, ReloadPolicy, Searcher, TantivyDocument, Term, doc};
+use unicode_segmentation::UnicodeSegmentation;
 
 use crate::error::{Problem, Result};
 
@@ -15,6 +19,53 @@ const WRITER: usize = 16 << 20;
 
 /// Most words of a question that count.
 const WORDS: usize = 256;
+
+/// Name of [`Words`] in the index.
+const TOKENIZER: &str = "words";
+/// Most bytes of a word that counts.
+const WORD: usize = 128;
+
+/// Words by UAX #29, in lower case: of scripts without spaces, such as Chinese, each character is one.
+#[derive(Clone, Debug)]
+struct Words;
+
+/// Words that were found.
+struct Found {
+    words: Vec<Token>,
+    /// The next one.
+    next: usize,
+}
+
+impl Tokenizer for Words {
+    type TokenStream<'a> = Found;
+
+    fn token_stream<'a>(&'a mut self, text: &'a str) -> Found {
+        let words = text.unicode_word_indices().filter(|(_, word)| word.len() <= WORD).enumerate();
+        let words = words.map(|(position, (from, word))| Token {
+            offset_from: from,
+            offset_to: from + word.len(),
+            position,
+            text: word.to_lowercase(),
+            position_length: 1,
+        });
+        Found { words: words.collect(), next: 0 }
+    }
+}
+
+impl TokenStream for Found {
+    fn advance(&mut self) -> bool {
+        self.next += 1;
+        self.next <= self.words.len()
+    }
+
+    fn token(&self) -> &Token {
+        &self.words[self.next - 1]
+    }
+
+    fn token_mut(&mut self) -> &mut Token {
+        &mut self.words[self.next - 1]
+    }
+}
 
 /// A chunk of a document that answers a question.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,33 +132,36 @@ fn failed(error: tantivy::TantivyError) -> Problem {
 
 impl Search {
     pub(crate) fn new() -> Result<Search> {
+        let words = TextFieldIndexing::default().set_tokenizer(TOKENIZER);
+        let words = words.set_index_option(IndexRecordOption::WithFreqs);
         let mut schema = Schema::builder();
         let fields = Fields {
             document: schema.add_text_field("document", STRING | STORED),
             namespace: schema.add_text_field("namespace", STRING),
             part: schema.add_u64_field("part", INDEXED | STORED),
-            text: schema.add_text_field("text", TEXT),
+            text: schema.add_text_field("text", TextOptions::default().set_indexing_options(words)),
         };
         let index = Index::create_in_ram(schema.build());
+        index.tokenizers().register(TOKENIZER, Words);
         let writer = index.writer_with_num_threads(1, WRITER).map_err(failed)?;
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into().map_err(failed)?;
         Ok(Search { index, reader, writer: Mutex::new(writer), words: Mutex::default(), fields })
     }
 
     /// Enters documents, each with the texts of its chunks; those that are there are replaced.
-    pub(crate) fn add<'a>(
+    pub(crate) fn add(
         &self,
         namespace: &str,
-        documents: impl IntoIterator<Item = (&'a str, Vec<String>)>,
+        documents: impl IntoIterator<Item = (String, Vec<String>)>,
     ) -> Result<()> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Fields { document, namespace: of, part, text } = self.fields;
         for (id, chunks) in documents {
-            let name = name(namespace, id);
+            let name = name(namespace, &id);
             writer.delete_term(Term::from_field_text(document, &name));
             let words = chunks.iter().map(|chunk| self.words_of(chunk).map(|words| words.len() as u64));
             let words = words.sum::<Result<u64>>()?;
-            self.words().entry(namespace.to_owned()).or_default().insert(id.to_owned(), words);
+            self.words().entry(namespace.to_owned()).or_default().insert(id, words);
             for (index, chunk) in chunks.into_iter().enumerate() {
                 let entry =
                     doc!(document => name.clone(), of => key(namespace), part => index as u64, text => chunk);
@@ -206,12 +260,15 @@ mod tests {
             .add(
                 "",
                 [
-                    ("torque", texts(&["A stem bolt is tightened to 5 Nm.", "Carbon paste helps."])),
-                    ("wheels", texts(&["The rear wheel has 28 spokes."])),
+                    (
+                        "torque".to_owned(),
+                        texts(&["A stem bolt is tightened to 5 Nm.", "Carbon paste helps."]),
+                    ),
+                    ("wheels".to_owned(), texts(&["The rear wheel has 28 spokes."])),
                 ],
             )
             .unwrap();
-        search.add("other", [("secret", texts(&["How tight is a stem bolt? Very."]))]).unwrap();
+        search.add("other", [("secret".to_owned(), texts(&["How tight is a stem bolt? Very."]))]).unwrap();
         let best = |namespace, question, most| search.best(namespace, question, most).unwrap();
         let hits = best("", "How tight is a STEM bolt?", 5);
         assert_eq!((hits[0].document.as_str(), hits[0].part), ("torque", 0));
@@ -225,12 +282,24 @@ mod tests {
         );
         // What others keep changes no score.
         let before = best("", "stem bolt", 5);
-        search.add("other", [("more", texts(&["bolt bolt bolt", "a stem", "stem stem bolt"]))]).unwrap();
+        search
+            .add("other", [("more".to_owned(), texts(&["bolt bolt bolt", "a stem", "stem stem bolt"]))])
+            .unwrap();
         assert_eq!(best("", "stem bolt", 5), before);
         // What stands in a question is never a query's language.
         assert!(best("", "\"stem AND (NOT text:*", 5).len() == 1);
-        search.add("", [("torque", texts(&["Nothing of it is left."]))]).unwrap();
+        search.add("", [("torque".to_owned(), texts(&["Nothing of it is left."]))]).unwrap();
         assert!(best("", "stem", 5).is_empty());
+        // Scripts without spaces, and words with marks and capitals.
+        let foreign = [
+            ("bolt", "螺栓用五牛米的力矩拧紧。请使用碳纤维膏。"),
+            ("wheel", "後輪には二十八本のスポークがあります。"),
+            ("straße", "Die STRASSE über Köln, ÇA VA."),
+        ];
+        search.add("", foreign.map(|(id, text)| (id.to_owned(), texts(&[text])))).unwrap();
+        assert_eq!(best("", "螺栓的力矩是多少？", 1)[0].document, "bolt");
+        assert_eq!(best("", "後輪のスポーク", 1)[0].document, "wheel");
+        assert_eq!(best("", "köln ça", 1)[0].document, "straße");
         search.remove("", "wheels").unwrap();
         assert!(best("", "spokes", 5).is_empty());
     }

@@ -133,13 +133,20 @@ async fn text_is_gone_on_with_and_tokens_say_how_likely_they_were() {
         (&answer["object"], choice["logprobs"]["tokens"].as_array().unwrap().len()),
         (&json!("text_completion"), 3)
     );
-    let tokens: String = choice["logprobs"]["tokens"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|token| token.as_str().unwrap())
-        .collect();
-    assert_eq!(choice["text"], tokens);
+    // Each token stands in the text, or is a part of a character; where it begins is the same whole and streamed.
+    let (text, mut at) = (choice["text"].as_str().unwrap(), 0);
+    let offsets = choice["logprobs"]["text_offset"].as_array().unwrap().clone();
+    for (offset, token) in offsets.iter().zip(choice["logprobs"]["tokens"].as_array().unwrap()) {
+        let token = token.as_str().unwrap();
+        assert!(text.contains(token) || token.starts_with("bytes:\\x"), "{token:?} of {text:?}");
+        assert_eq!(*offset, at);
+        at += if token.starts_with("bytes:") { 0 } else { token.chars().count() };
+    }
+    let body = json!({ "prompt": "The bolt", "max_tokens": 3, "logprobs": 2, "stream": true });
+    let events = events(ask(&router, "POST", "/v1/completions", None, body).await).await;
+    let streamed =
+        events.iter().filter_map(|event| event["choices"][0]["logprobs"]["text_offset"][0].as_u64());
+    assert_eq!(streamed.map(|offset| json!(offset)).collect::<Vec<_>>(), offsets);
     let body = chat(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 2 }));
     let answer = post(&router, "/v1/chat/completions", body).await;
     let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
@@ -349,7 +356,7 @@ async fn documents_are_there_after_a_restart() {
     let text = json!({ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." });
     post(&router, "/v1/documents", text.clone()).await;
     drop(router);
-    // Its thread has the library for a moment more.
+    // Threads of its own end first.
     tokio::time::sleep(Duration::from_millis(600)).await;
     let router = start();
     let body = chat(json!({ "documents": "search" }));
@@ -509,6 +516,16 @@ async fn the_description_names_every_route() {
     ] {
         assert!(paths.iter().any(|known| *known == path), "{path}");
     }
+    // And all that it describes are there.
+    let router = server();
+    for (path, methods) in described["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+            let path = path.replace("{model}", MODEL).replace("{id}", "doc-0");
+            let response = ask(&router, &method.to_uppercase(), &path, None, Value::Null).await;
+            let (status, said) = (response.status(), text(response).await);
+            assert!(status != 405 && !said.contains("there is no path"), "{method} {path}: {status} {said}");
+        }
+    }
 }
 
 /// The page loads nothing from elsewhere, and what it asks for is there.
@@ -548,4 +565,127 @@ async fn the_page_needs_nothing_but_this_server() {
     };
     let total: f64 = all("shares").iter().map(|share| share.as_f64().unwrap()).sum();
     assert!((total - 1.0).abs() < 1e-3 && all("recomputed").contains(&json!(true)), "{total}");
+}
+
+#[tokio::test]
+async fn requests_have_a_bound_of_tokens() {
+    let router = router(app(|options| options.limits.tokens = 60));
+    let long = json!({ "text": "A stem bolt is tightened to 5 Nm. ".repeat(20) });
+    let (status, error) = refused(ask(&router, "POST", "/v1/documents", None, long).await).await;
+    assert_eq!((status, &error["code"]), (413, &json!("too_large")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("60"), "{error}");
+    let body = json!({ "prompt": "The bolt", "max_tokens": 60 });
+    assert_eq!(refused(ask(&router, "POST", "/v1/completions", None, body).await).await.0, 413);
+    let body = json!({ "prompt": "The bolt", "max_tokens": 5 });
+    assert_eq!(ask(&router, "POST", "/v1/completions", None, body).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_not_called_too_large() {
+    let router = server();
+    let pieces = [Ok("{\"prompt\": "), Err(std::io::Error::other("gone"))];
+    let body = Body::from_stream(futures_util::stream::iter(pieces));
+    let request = Request::builder().method("POST").uri("/v1/completions");
+    let request = request.header(header::CONTENT_TYPE, "application/json").body(body).unwrap();
+    let (status, error) = refused(router.clone().oneshot(request).await.unwrap()).await;
+    assert_eq!(status, 400, "{error}");
+    assert!(error["message"].as_str().unwrap().contains("broke off"), "{error}");
+}
+
+/// Who waits when the time to end is over is told so, like those who are answered just then.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_who_waits_is_forgotten_at_the_end() {
+    let app = app(|options| {
+        options.limits.answers = 1;
+        options.drain = Duration::from_millis(50);
+    });
+    let router = router(app.clone());
+    let long = json!({ "prompt": "x", "max_tokens": 500, "min_tokens": 500 });
+    let asked: Vec<_> = (0..6)
+        .map(|_| {
+            let (router, long) = (router.clone(), long.clone());
+            tokio::spawn(async move { ask(&router, "POST", "/v1/completions", None, long).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    tokio::task::spawn_blocking(move || app.drain()).await.unwrap();
+    let mut told = Vec::new();
+    for task in asked {
+        let response = tokio::time::timeout(Duration::from_secs(20), task).await.unwrap().unwrap();
+        told.push(response.status().as_u16());
+    }
+    assert!(told.iter().all(|status| [200, 503].contains(status)) && told.contains(&503), "{told:?}");
+}
+
+#[tokio::test]
+async fn names_that_others_lead_here_are_refused_where_no_key_is_needed() {
+    let get = |host: &str| {
+        Request::builder().uri("/v1/documents").header(header::HOST, host).body(Body::empty()).unwrap()
+    };
+    let open = router(app(|options| options.hosts = vec!["box.lan".to_owned()]));
+    for (host, status) in [
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("localhost", 200),
+        ("Box.LAN:80", 200),
+        ("evil.example:8080", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+    ] {
+        assert_eq!(open.clone().oneshot(get(host)).await.unwrap().status(), status, "{host}");
+    }
+    let reached = router(app(|options| options.local = false));
+    assert_eq!(reached.oneshot(get("server.example")).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn pages_of_origins_that_are_named_may_ask_with_headers_of_their_clients() {
+    let router = router(app(|options| options.cors = vec!["https://app.example".to_owned()]));
+    let asks = Request::builder()
+        .method("OPTIONS")
+        .uri("/v1/chat/completions")
+        .header(header::ORIGIN, "https://app.example")
+        .header(header::ACCESS_CONTROL_REQUEST_METHOD, "POST")
+        .header(header::ACCESS_CONTROL_REQUEST_HEADERS, "authorization,content-type,x-stainless-os");
+    let response = router.clone().oneshot(asks.body(Body::empty()).unwrap()).await.unwrap();
+    let allowed = response.headers()[header::ACCESS_CONTROL_ALLOW_HEADERS].to_str().unwrap();
+    assert!(allowed.contains("x-stainless-os"), "{allowed}");
+    assert_eq!(response.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://app.example");
+}
+
+#[tokio::test]
+async fn a_document_that_comes_with_its_text_may_have_an_id_of_its_own() {
+    let router = server();
+    let body = chat(json!({ "documents": [{ "id": "7", "text": "A stem bolt is tightened to 5 Nm." }] }));
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    assert_eq!(answer["refrain"]["documents"][0]["title"], "A stem bolt is tightened to 5 Nm.");
+    let told = post(&router, "/v1/documents", json!({ "text": "Something else." })).await;
+    assert!(told["ingest"]["evicted"].is_null() && told["ingest"]["not_stored"] == false, "{told}");
+}
+
+/// A document that is brought for another method has chunks by other names as well, and takes all of them along.
+#[tokio::test]
+async fn what_is_removed_leaves_no_chunk_behind() {
+    let app = app(|_| ());
+    let router = router(app);
+    let keys = async |id: &str| -> usize {
+        let shown = value(ask(&router, "GET", &format!("/v1/documents/{id}"), None, Value::Null).await).await;
+        shown["chunk_keys"].as_array().unwrap().len()
+    };
+    let text = "Spokes are laced. ".repeat(30);
+    let first = post(&router, "/v1/documents", json!({ "text": text, "method": "a3" })).await;
+    let id = first["data"][0]["id"].as_str().unwrap().to_owned();
+    let before = keys(&id).await;
+    post(&router, "/v1/documents", json!({ "text": text, "method": "sam_kv:block=16" })).await;
+    assert!(keys(&id).await > before);
+    post(&router, "/v1/documents", json!({ "text": text, "method": "a3" })).await;
+    assert!(keys(&id).await > before, "it was brought for both");
+    ask(&router, "DELETE", &format!("/v1/documents/{id}"), None, Value::Null).await;
+    let metrics = text_of(&router).await;
+    let held = metrics.lines().find_map(|line| line.strip_prefix("refrain:store_memory_bytes "));
+    assert_eq!(held, Some("0"), "{metrics}");
+}
+
+async fn text_of(router: &Router) -> String {
+    text(ask(router, "GET", "/metrics", None, Value::Null).await).await
 }

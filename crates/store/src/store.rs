@@ -307,6 +307,12 @@ impl Store {
         0
     }
 
+    /// Without an object store nothing is fetched from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn fetches(&self) -> bool {
+        false
+    }
+
     /// Without an object store nothing comes from one.
     #[cfg(not(feature = "remote"))]
     pub fn is_coming(&self, _: &ChunkId) -> bool {

@@ -37,6 +37,10 @@ pub(crate) struct Serve {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Names that the server goes by, beside localhost and addresses; others are refused while it listens on this machine alone
+    /// and no key is needed
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) hosts: Vec<String>,
     /// Origins of web pages that may ask, * for all
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) cors: Vec<String>,
@@ -61,10 +65,21 @@ pub(crate) struct Serve {
     /// Most bytes of a request
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     pub(crate) body: u64,
+    /// Most bytes of the texts that are kept for one key
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    pub(crate) library: u64,
     /// Most documents of a request
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) documents: usize,
-    /// What is logged: error, warn, info, debug, or by module as in `info,tantivy=warn`
+    /// OpenTelemetry collector that spans of requests are sent to by OTLP over HTTP, such as http://localhost:4318
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_hint = ValueHint::Url)]
+    pub(crate) otlp: Option<String>,
+    /// Most tokens of a request: of its documents, or of its prompt and answer
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    pub(crate) tokens: usize,
+    /// What is logged: error, warn, info, debug, or by module as in `info,tantivy=warn`; `info,refrain::text=trace` has
+    /// prompts and answers as well
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,
 }

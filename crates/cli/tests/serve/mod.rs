@@ -12,7 +12,7 @@ struct Server {
     child: Child,
     /// `127.0.0.1:PORT`
     address: String,
-    _home: Home,
+    home: Home,
 }
 
 impl Drop for Server {
@@ -24,14 +24,21 @@ impl Drop for Server {
 
 impl Server {
     fn start(home: Home, more: &[&str]) -> Server {
-        let words = [&["serve", "--port", "0", "--json", "--log", "warn"], more].concat();
-        let mut child = home.command(&words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Server::start_in(home, more, &[])
+    }
+
+    fn start_in(home: Home, more: &[&str], environment: &[(&str, &str)]) -> Server {
+        let words = [&["serve", "--port", "0", "--json"], more].concat();
+        let log = std::fs::File::create(home.path("log")).unwrap();
+        let mut command = home.command(&words);
+        command.envs(environment.iter().copied());
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut text = String::new();
         while !text.contains('}') && output.read_line(&mut text).unwrap() > 0 {}
         let said: Value = serde_json::from_str(&text).unwrap();
         let address = said["url"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned();
-        Server { child, address, _home: home }
+        Server { child, address, home }
     }
 
     fn connect(&self) -> TcpStream {
@@ -53,11 +60,14 @@ impl Server {
     fn post(&self, body: &str) -> String {
         let head =
             format!("content-type: application/json\r\ncontent-length: {}\r\nconnection: close", body.len());
-        self.send(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n{body}").as_bytes())
+        self.send(
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}")
+                .as_bytes(),
+        )
     }
 
     fn is_alive(&self) -> bool {
-        self.send(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").contains("\"ok\"")
+        self.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").contains("\"ok\"")
     }
 }
 
@@ -74,15 +84,224 @@ fn official_clients_drive_the_server() {
     let keys = home.path("keys");
     let key = home.run(&["key", "new", "anna", "--file", keys.to_str().unwrap()]).good().out;
     let server = Server::start(home, &["--api-keys", keys.to_str().unwrap()]);
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/clients.py");
-    let ran = Command::new(python())
-        .args([script.to_str().unwrap(), &format!("http://{}", server.address), key.trim()])
-        .output()
-        .unwrap();
+    drive("clients.py", &[&format!("http://{}", server.address), key.trim()]);
+}
+
+/// Runs a script of `tests/e2e`, which is skipped where what it needs is not there.
+fn drive(script: &str, arguments: &[&str]) {
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e").join(script);
+    let ran = Command::new(python()).arg(script).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
     match ran.status.code() {
         Some(77) => eprintln!("{said}"),
         code => assert_eq!(code, Some(0), "{said}"),
+    }
+}
+
+#[test]
+fn the_page_is_used_by_keyboard_and_can_be_read() {
+    if !real_model() {
+        return;
+    }
+    let server = Server::start(Home::new(), &[]);
+    drive("page.py", &[&format!("http://{}", server.address)]);
+}
+
+/// Bytes of memory that the server holds, when it has been left alone for a while.
+#[cfg(target_os = "linux")]
+fn memory(server: &Server) -> u64 {
+    std::thread::sleep(Duration::from_secs(3));
+    let text = server.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    assert!(text.contains("refrain:num_requests_running 0\n"), "{text}");
+    let line = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_back_at_its_level_after_a_crowd() {
+    if !real_model() {
+        return;
+    }
+    let server = Server::start(Home::new(), &["--answers", "8"]);
+    let crowd = || {
+        std::thread::scope(|scope| {
+            for client in 0..12 {
+                let server = &server;
+                scope.spawn(move || {
+                    for turn in 0..2 {
+                        let (n, tokens) = (1 + (client + turn) % 4, 4 + 3 * (client % 5));
+                        let document = |i: usize| format!(r#"{{"text":"{}"}}"#, format!("Wheel {i} has spokes. ").repeat(20 * i));
+                        let documents = (1..=n).map(document).collect::<Vec<_>>().join(",");
+                        let body = format!(
+                            r#"{{"messages":[{{"role":"user","content":"How many?"}}],"max_tokens":{tokens},"documents":[{documents}]}}"#
+                        );
+                        if (client + turn) % 5 > 0 {
+                            let answer = server.post(&body);
+                            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+                            continue;
+                        }
+                        // Some do not wait.
+                        let mut stream = server.connect();
+                        let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
+                        write!(stream, "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
+                        std::thread::sleep(Duration::from_millis(30));
+                    }
+                });
+            }
+        });
+        memory(&server)
+    };
+    let (level, after) = (crowd(), [crowd(), crowd()]);
+    let most = level + level / 10 + (32 << 20);
+    eprintln!("{level} bytes at first, then {after:?}");
+    assert!(after[1] <= most, "{level} bytes at first, then {after:?}");
+}
+
+/// An object store that has nothing, and is silent from then on that it is told to be.
+#[cfg(feature = "remote")]
+fn object_store(silent: &'static std::sync::atomic::AtomicBool) -> String {
+    let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", store.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for mut stream in store.incoming().map_while(Result::ok) {
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            if silent.load(std::sync::atomic::Ordering::Relaxed) {
+                held.push(stream);
+                continue;
+            }
+            let _ =
+                stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        }
+    });
+    url
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn whoever_waits_for_an_object_store_holds_up_nobody_else() {
+    static SILENT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    if !real_model() {
+        return;
+    }
+    let url = object_store(&SILENT);
+    let environment = [
+        ("AWS_ENDPOINT", url.as_str()),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "y"),
+    ];
+    let remote = ["--remote", "s3://chunks/refrain", "--remote-timeout", "4s"];
+    let server = Server::start_in(Home::new(), &remote, &environment);
+    let mut stream = server.connect();
+    let body = r#"{"messages":[{"role":"user","content":"Tell me of the sea."}],"max_tokens":1500,"min_tokens":1500,"stream":true}"#;
+    let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
+    write!(stream, "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let mut tokens = || lines.by_ref().find(|line| line.contains("\"retained\""));
+    tokens().unwrap();
+    SILENT.store(true, std::sync::atomic::Ordering::Relaxed);
+    let began = Instant::now();
+    let (mut meanwhile, answer) = std::thread::scope(|scope| {
+        let asks = r#"{"messages":[{"role":"user","content":"How many?"}],"max_tokens":2,"documents":[{"text":"28 spokes."}]}"#;
+        let other = scope.spawn(|| server.post(asks));
+        let mut meanwhile = 0;
+        while !other.is_finished() && tokens().is_some() {
+            meanwhile += 1;
+        }
+        (meanwhile, other.join().unwrap())
+    });
+    let waited = began.elapsed();
+    assert!(answer.starts_with("HTTP/1.1 200") && waited > Duration::from_secs(3), "{waited:?} {answer}");
+    // Those that came before the other was begun are no proof.
+    meanwhile -= 20;
+    assert!(meanwhile > 20, "{meanwhile} tokens while the other waited {waited:?}");
+}
+
+const SECRET: &str = "The vault opens with 4711.";
+
+#[test]
+fn logs_have_what_was_said_only_where_that_is_asked_for() {
+    if !real_model() {
+        return;
+    }
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":"How does it open?"}}],"max_tokens":2,"documents":[{{"text":"{SECRET}"}}]}}"#
+    );
+    for (filter, told) in [("debug", false), ("info,refrain::text=trace", true)] {
+        let home = Home::new();
+        let keys = home.path("keys");
+        let key = home.run(&["key", "new", "anna", "--file", keys.to_str().unwrap()]).good().out;
+        let server = Server::start(home, &["--log", filter, "--api-keys", keys.to_str().unwrap()]);
+        let head = format!(
+            "content-type: application/json\r\ncontent-length: {}\r\nauthorization: Bearer {}\r\nx-request-id: mine-1\r\nconnection: close",
+            body.len(),
+            key.trim()
+        );
+        let request =
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}");
+        let answer = server.send(request.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-request-id: mine-1"), "{answer}");
+        let log = std::fs::read_to_string(server.home.path("log")).unwrap();
+        let answered = log.lines().find(|line| line.contains("answered")).unwrap();
+        assert!(answered.contains("mine-1") && answered.contains("anna"), "{answered}");
+        assert!(!log.contains(key.trim()), "{log}");
+        assert_eq!(log.contains("4711"), told, "{log}");
+    }
+}
+
+/// A collector gets the spans of a request, by its name.
+#[cfg(all(feature = "otlp", unix))]
+#[test]
+fn spans_go_to_a_collector() {
+    if !real_model() {
+        return;
+    }
+    let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let (told, collected) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = collector.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut got = Vec::new();
+        let mut piece = [0; 1 << 16];
+        while let Ok(n @ 1..) = stream.read(&mut piece) {
+            got.extend(&piece[..n]);
+            let text = String::from_utf8_lossy(&got);
+            let head = text.find("\r\n\r\n").map(|end| text[..end].to_lowercase());
+            let length =
+                head.as_deref().and_then(|head| head.split("content-length:").nth(1)?.lines().next());
+            let whole = length.map(|length| length.trim().parse::<usize>().unwrap());
+            let end = got.windows(4).position(|part| part == b"\r\n\r\n").unwrap_or(0) + 4;
+            if whole.is_some_and(|whole| got.len() >= end + whole) {
+                stream
+                    .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                    .unwrap();
+                break;
+            }
+        }
+        told.send(String::from_utf8_lossy(&got).into_owned())
+    });
+    let mut server = Server::start(Home::new(), &["--otlp", &url]);
+    let body = r#"{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4,"min_tokens":4}"#;
+    let head = format!(
+        "content-type: application/json\r\nx-request-id: followed-1\r\ncontent-length: {}",
+        body.len()
+    );
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}\r\n\r\n{body}"
+    );
+    assert!(server.send(request.as_bytes()).starts_with("HTTP/1.1 200"));
+    let pid = server.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(server.child.wait().unwrap().success());
+    let spans = collected.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(spans.starts_with("POST /v1/traces "), "{spans}");
+    for part in ["refrain", "followed-1", "request", "queue", "prefill", "decode", "/v1/chat/completions"] {
+        assert!(spans.contains(part), "{part}: {spans}");
     }
 }
 
@@ -93,11 +312,11 @@ fn clients_that_mean_no_good_are_refused_and_the_server_lives() {
     }
     let server = Server::start(Home::new(), &["--arrival", "1s", "--body", "1MiB"]);
     // A hundred megabytes, announced and unannounced.
-    let announced = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
+    let announced = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
     assert!(server.send(announced.as_bytes()).starts_with("HTTP/1.1 413"));
     let mut stream = server.connect();
     stream
-        .write_all(b"POST /v1/documents HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        .write_all(b"POST /v1/documents HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
         .unwrap();
     let piece = format!("10000\r\n{}\r\n", "x".repeat(1 << 16));
     let sent = (0..1600).take_while(|_| stream.write_all(piece.as_bytes()).is_ok()).count();
@@ -111,7 +330,7 @@ fn clients_that_mean_no_good_are_refused_and_the_server_lives() {
     for (index, stream) in slow.iter_mut().enumerate() {
         let part: &[u8] = match index % 2 {
             0 => b"GET /health HTTP/1.1\r\nx-slow: ",
-            _ => b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+            _ => b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
         };
         stream.write_all(part).unwrap();
     }
@@ -138,7 +357,7 @@ fn clients_that_mean_no_good_are_refused_and_the_server_lives() {
         let head =
             format!("content-type: application/json\r\ncontent-length: {}\r\nconnection: close", body.len());
         let mut bytes =
-            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n").into_bytes();
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n").into_bytes();
         bytes.extend(body);
         let answer = server.send(&bytes);
         let status: u16 = answer.split(' ').nth(1).unwrap_or("0").parse().unwrap_or(0);
@@ -160,7 +379,7 @@ fn a_server_that_is_told_to_stop_ends_its_answers_first() {
         r#"{"messages":[{"role":"user","content":"Tell me of the sea."}],"max_tokens":120,"min_tokens":120}"#;
     let head =
         format!("content-type: application/json\r\ncontent-length: {}\r\nconnection: close", body.len());
-    write!(stream, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n{body}").unwrap();
+    write!(stream, "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
     std::thread::sleep(Duration::from_millis(500));
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());

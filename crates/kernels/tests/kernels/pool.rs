@@ -29,6 +29,17 @@ fn each_task_runs_once() {
 }
 
 #[test]
+fn each_item_is_changed_once_by_its_index() {
+    for threads in [1, 2, 5] {
+        let cpu = Cpu::new(threads);
+        let mut items: Vec<String> = (0..300).map(|i| format!("{i}:")).collect();
+        cpu.parallel_each(&mut items, &|i, item| item.push_str(&i.to_string()));
+        assert!(items.iter().enumerate().all(|(i, item)| *item == format!("{i}:{i}")));
+        cpu.parallel_each(&mut [(); 0], &|_, ()| panic!("there is none"));
+    }
+}
+
+#[test]
 fn nested_calls_run_inline() {
     let cpu = Cpu::new(3);
     let sum = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
 //! Answers: `/v1/chat/completions` and `/v1/completions`, whole or as a stream of server-sent events.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -18,7 +18,7 @@ use super::{Json, json as answer_json, random_id};
 use crate::app::{App, Caller, instructions, seconds, title};
 use crate::error::{Problem, Result};
 use crate::library::id_of;
-use crate::schedule::{Asked as Scheduled, Event, Token, Work};
+use crate::work::{Asked as Scheduled, Event, Token, Work};
 
 /// Chunks that a search takes if the request says nothing.
 const SEARCHED: usize = 5;
@@ -49,7 +49,11 @@ pub(super) async fn completions(
     caller: Caller,
     Json(asked): Json<Asked>,
 ) -> Result<Response> {
-    answer(app, caller, asked, Kind::Text).await
+    let named = |problem: Problem| match problem.param.as_deref() {
+        Some("messages") => Problem { param: Some("prompt".to_owned()), ..problem },
+        _ => problem,
+    };
+    answer(app, caller, asked, Kind::Text).await.map_err(named)
 }
 
 /// A document that an answer is drawn from.
@@ -61,7 +65,6 @@ struct Source {
 }
 
 /// An answer's frame.
-#[derive(Clone)]
 struct Frame {
     kind: Kind,
     id: String,
@@ -69,11 +72,13 @@ struct Frame {
     model: String,
     method: String,
     evict: String,
-    sources: Arc<Vec<Value>>,
+    sources: Vec<Value>,
     engine: Engine,
     logprobs: bool,
     usage: bool,
     explain: Explain,
+    /// Characters of the tokens whose likelihoods are told.
+    told: Cell<usize>,
 }
 
 async fn answer(app: App, caller: Caller, asked: Asked, kind: Kind) -> Result<Response> {
@@ -83,14 +88,12 @@ async fn answer(app: App, caller: Caller, asked: Asked, kind: Kind) -> Result<Re
         asked.refrain.evict.as_deref(),
         &asked.refrain.options()?,
     )?;
-    let streams = asked.streams();
+    app.0.scheduler.has_room()?;
+    let (streams, usage, explain) = (asked.streams(), asked.wants_usage(), asked.refrain.explain);
     // Tokenising and searching take their time.
-    let made = {
-        let app = app.clone();
-        tokio::task::spawn_blocking(move || prepare(&app, caller, &asked, kind).map(|made| (made, asked)))
-    };
-    let ((engine, prompt, sampling, sources), asked) =
-        made.await.map_err(|error| Problem::internal(&error))??;
+    let of = app.clone();
+    let (engine, prompt, sampling, sources) =
+        app.prepared(move || prepare(&of, caller, &asked, kind)).await?;
     let frame = Frame {
         kind,
         id: random_id(if kind == Kind::Chat { "chatcmpl" } else { "cmpl" }),
@@ -98,11 +101,12 @@ async fn answer(app: App, caller: Caller, asked: Asked, kind: Kind) -> Result<Re
         model: app.0.options.model.clone(),
         method: method.spec,
         evict: policy.spec,
-        sources: Arc::new(sources),
+        sources,
         engine: engine.clone(),
         logprobs: sampling.logprobs.is_some(),
-        usage: asked.wants_usage(),
-        explain: asked.refrain.explain,
+        usage,
+        explain,
+        told: Cell::new(0),
     };
     let (events, mut received) = unbounded_channel();
     let work = Scheduled {
@@ -110,9 +114,12 @@ async fn answer(app: App, caller: Caller, asked: Asked, kind: Kind) -> Result<Re
         method: method.built,
         eviction: policy.built,
         sampling,
-        explain: asked.refrain.explain != Explain::Most(false),
+        explain: explain != Explain::Most(false),
     };
-    app.0.scheduler.submit(engine, Work::Answer(Box::new(work)), events)?;
+    let (method, evict, documents) = (&frame.method, &frame.evict, frame.sources.len());
+    tracing::info!(method, evict, documents, tokens = work.prompt.len(), "asked");
+    tracing::trace!(target: crate::TEXTS, prompt = app.0.engine.tokenizer().decode(&work.prompt.ids(), false));
+    app.0.scheduler.submit(engine, Work::Answer(Box::new(work)), events, None)?;
     if streams {
         // What goes wrong before the first token has a status of its own.
         let first = received.recv().await.ok_or_else(|| Problem::internal(&"an answer was lost"))?;
@@ -262,7 +269,7 @@ impl Frame {
     /// What the answer took, and what it is drawn from.
     fn account(&self, answer: &Answer) -> Value {
         let mut value = json!({
-            "method": self.method, "evict": self.evict, "account": answer.account, "documents": *self.sources,
+            "method": self.method, "evict": self.evict, "account": answer.account, "documents": self.sources,
         });
         if let Some(explanation) = &answer.explanation {
             value["explanation"] = json!(explanation);
@@ -300,10 +307,13 @@ impl Frame {
         if !self.logprobs || tokens.is_empty() {
             return Value::Null;
         }
-        let text = |id: u32| self.engine.tokenizer().decode(&[id], false);
+        let bytes = |id: u32| self.engine.tokenizer().bytes_of(id);
         match self.kind {
             Kind::Chat => {
-                let one = |id: u32, logprob: f32| json!({ "token": text(id), "logprob": logprob, "bytes": text(id).as_bytes() });
+                let one = |id: u32, logprob: f32| {
+                    let bytes = bytes(id);
+                    json!({ "token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes })
+                };
                 let token = |(id, likely): &(u32, &refrain_engine::Likely)| {
                     let mut value = one(*id, likely.logprob);
                     value["top_logprobs"] =
@@ -313,10 +323,22 @@ impl Frame {
                 json!({ "content": tokens.iter().map(token).collect::<Vec<_>>(), "refusal": null })
             }
             Kind::Text => {
+                // A part of a character is told as OpenAI does.
+                let text = |id: u32| {
+                    String::from_utf8(bytes(id)).unwrap_or_else(|part| {
+                        let hex = part.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
+                        format!("bytes:{}", hex.collect::<String>())
+                    })
+                };
                 let top = |likely: &refrain_engine::Likely| -> Value {
                     likely.top.iter().map(|(id, logprob)| (text(*id), Value::from(*logprob))).collect()
                 };
+                // In characters, of which each counts with its first byte.
+                let characters = |id: u32| bytes(id).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+                let offsets =
+                    tokens.iter().map(|(id, _)| self.told.replace(self.told.get() + characters(*id)));
                 json!({
+                    "text_offset": offsets.collect::<Vec<_>>(),
                     "tokens": tokens.iter().map(|(id, _)| text(*id)).collect::<Vec<_>>(),
                     "token_logprobs": tokens.iter().map(|(_, likely)| likely.logprob).collect::<Vec<_>>(),
                     "top_logprobs": tokens.iter().map(|(_, likely)| top(likely)).collect::<Vec<_>>(),

@@ -5,29 +5,9 @@ use std::collections::BTreeMap;
 use refrain_engine::{Document, Sampling};
 use refrain_model::Message;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::error::{Problem, Result};
-
-/// Fields that OpenAI has and this server has not, each with the values that ask for nothing.
-const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("audio", &[]),
-    ("best_of", &["1"]),
-    ("echo", &["false"]),
-    ("frequency_penalty", &["0", "0.0"]),
-    ("function_call", &["\"none\""]),
-    ("functions", &["[]"]),
-    ("logit_bias", &["{}"]),
-    ("modalities", &["[\"text\"]"]),
-    ("n", &["1"]),
-    ("prediction", &[]),
-    ("presence_penalty", &["0", "0.0"]),
-    ("response_format", &["{\"type\":\"text\"}"]),
-    ("suffix", &["\"\""]),
-    ("tool_choice", &["\"none\"", "\"auto\""]),
-    ("tools", &["[]"]),
-    ("web_search_options", &[]),
-];
 
 /// Most stop texts.
 const STOPS: usize = 16;
@@ -65,9 +45,23 @@ pub(crate) struct Asked {
     stop: Option<OneOrMany>,
     logprobs: Option<Value>,
     top_logprobs: Option<usize>,
-    /// Everything else, to name what is not supported.
-    #[serde(flatten)]
-    rest: Map<String, Value>,
+    // Not supported, unless they ask for nothing; they are named when they are refused.
+    audio: Option<Value>,
+    best_of: Option<Value>,
+    echo: Option<Value>,
+    frequency_penalty: Option<Value>,
+    function_call: Option<Value>,
+    functions: Option<Value>,
+    logit_bias: Option<Value>,
+    modalities: Option<Value>,
+    n: Option<Value>,
+    prediction: Option<Value>,
+    presence_penalty: Option<Value>,
+    response_format: Option<Value>,
+    suffix: Option<Value>,
+    tool_choice: Option<Value>,
+    tools: Option<Value>,
+    web_search_options: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -119,8 +113,11 @@ pub(crate) enum Documents {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Named {
-    Id { id: String },
+    /// One that has both is as it is: its id is the client's own.
     Text(Document),
+    Id {
+        id: String,
+    },
 }
 
 /// `refrain: {…}`: how the prompt is computed and kept.
@@ -193,8 +190,8 @@ pub(crate) struct Conversation {
 impl Asked {
     /// Refuses what is not supported, by its name.
     pub(crate) fn check(&self, model: &str) -> Result<()> {
-        for (name, nothing) in UNSUPPORTED {
-            let asked = self.rest.get(*name).filter(|value| !value.is_null()).map(Value::to_string);
+        for (name, value, nothing) in self.unsupported() {
+            let asked = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
             if asked.is_some_and(|asked| !nothing.contains(&asked.as_str())) {
                 let problem = Problem::field(name, format!("{name} is not supported"));
                 return Err(Problem { code: Some("unsupported_parameter"), ..problem });
@@ -208,6 +205,28 @@ impl Asked {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// OpenAI's fields that are not supported, as they are given, and the values of them that ask for nothing.
+    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 16] {
+        [
+            ("audio", &self.audio, &[]),
+            ("best_of", &self.best_of, &["1"]),
+            ("echo", &self.echo, &["false"]),
+            ("frequency_penalty", &self.frequency_penalty, &["0", "0.0"]),
+            ("function_call", &self.function_call, &["\"none\""]),
+            ("functions", &self.functions, &["[]"]),
+            ("logit_bias", &self.logit_bias, &["{}"]),
+            ("modalities", &self.modalities, &["[\"text\"]"]),
+            ("n", &self.n, &["1"]),
+            ("prediction", &self.prediction, &[]),
+            ("presence_penalty", &self.presence_penalty, &["0", "0.0"]),
+            ("response_format", &self.response_format, &["{\"type\":\"text\"}"]),
+            ("suffix", &self.suffix, &["\"\""]),
+            ("tool_choice", &self.tool_choice, &["\"none\"", "\"auto\""]),
+            ("tools", &self.tools, &["[]"]),
+            ("web_search_options", &self.web_search_options, &[]),
+        ]
     }
 
     pub(crate) fn streams(&self) -> bool {

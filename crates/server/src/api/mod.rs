@@ -5,20 +5,23 @@ mod asked;
 mod documents;
 mod other;
 
-pub(crate) use documents::keep;
+pub(crate) use documents::Ingest;
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+use tracing::{Instrument as _, Span};
 
 use crate::app::{App, Caller};
 use crate::error::Problem;
@@ -60,8 +63,10 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         origins => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
     };
     let methods = [Method::GET, Method::POST, Method::DELETE];
-    let headers = [header::AUTHORIZATION, header::CONTENT_TYPE];
-    Some(CorsLayer::new().allow_origin(allowed).allow_methods(methods).allow_headers(headers))
+    // Clients send headers of their own.
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods(methods);
+    let layer = layer.allow_headers(AllowHeaders::mirror_request());
+    Some(layer.expose_headers([REQUEST_ID, header::RETRY_AFTER]))
 }
 
 async fn missing(uri: Uri) -> Problem {
@@ -86,16 +91,13 @@ async fn note(State(app): State<App>, mut request: Request, next: Next) -> Respo
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let who = app.caller(request.headers()).map_or_else(|_| "?".to_owned(), |caller| caller.name);
-    let mut response = next.run(request).await;
-    tracing::info!(
-        id = id.to_str().unwrap_or_default(),
-        who,
-        %method,
-        path,
-        status = response.status().as_u16(),
-        ms = started.elapsed().as_millis() as u64,
-        "request"
-    );
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), who, %method, path);
+    let mut response = match app.check_host(request.headers()) {
+        Ok(()) => next.run(request).instrument(span.clone()).await,
+        Err(problem) => problem.into_response(),
+    };
+    let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
+    span.in_scope(|| tracing::info!(status, ms, "begun"));
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
@@ -116,10 +118,35 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
+/// Bytes of a body that is parsed where it arrives.
+const SMALL: usize = 64 << 10;
+/// Bytes of all bodies that are arriving, or twice the most of one if that is more.
+const BODIES: usize = 256 << 20;
+
+/// What has come of a body, counted among those of all others.
+struct Arriving<'a> {
+    all: &'a AtomicUsize,
+    bytes: Vec<u8>,
+}
+
+impl Arriving<'_> {
+    /// Takes a piece, and says how many bytes there are of all bodies.
+    fn take(&mut self, piece: &[u8]) -> usize {
+        self.bytes.extend_from_slice(piece);
+        self.all.fetch_add(piece.len(), Relaxed) + piece.len()
+    }
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes.len(), Relaxed);
+    }
+}
+
 /// A body of JSON, within the server's bounds of bytes and time.
 pub(crate) struct Json<T>(pub(crate) T);
 
-impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request<Body>, app: &App) -> Result<Json<T>, Problem> {
@@ -139,19 +166,54 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         if length.is_some_and(|length| length > most as u64) {
             return Err(too_large());
         }
-        let read = tokio::time::timeout(time, to_bytes(request.into_body(), most)).await;
+        let mut arriving = Arriving { all: &app.0.arriving, bytes: Vec::new() };
+        let most_of_all = BODIES.max(2 * most);
+        let read = async {
+            let mut body = request.into_body().into_data_stream();
+            while let Some(piece) = body.next().await {
+                let piece = piece.map_err(|error| {
+                    Problem::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+                })?;
+                if arriving.bytes.len() + piece.len() > most {
+                    return Err(too_large());
+                }
+                if arriving.take(&piece) > most_of_all {
+                    let message = "too many large requests are arriving";
+                    let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                    return Err(Problem { retry_after: Some(1), ..problem });
+                }
+            }
+            Ok(())
+        };
         let late =
             |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {time:?}"));
-        // What fails here is its length, or the connection.
-        let bytes = read.map_err(late)?.map_err(|_| too_large())?;
-        serde_json::from_slice(&bytes).map(Json).map_err(|error| Problem {
-            code: Some("invalid_json"),
-            ..Problem::new(
-                StatusCode::BAD_REQUEST,
-                format!("the body is not what is asked for here: {error}"),
-            )
-        })
+        tokio::time::timeout(time, read).await.map_err(late)??;
+        let parse = |bytes: &[u8]| {
+            serde_json::from_slice(bytes).map(Json).map_err(|error| Problem {
+                code: Some("invalid_json"),
+                ..Problem::new(
+                    StatusCode::BAD_REQUEST,
+                    format!("the body is not what is asked for here: {error}"),
+                )
+            })
+        };
+        if arriving.bytes.len() <= SMALL {
+            return parse(&arriving.bytes);
+        }
+        // What is made of a body may take many times its bytes: few at a time.
+        let bytes = std::mem::take(&mut arriving.bytes);
+        arriving.all.fetch_sub(bytes.len(), Relaxed);
+        app.prepared(move || parse(&bytes)).await
     }
+}
+
+/// Does what takes its time on a thread that may wait.
+pub(crate) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let span = Span::current();
+    let done = tokio::task::spawn_blocking(move || span.in_scope(work)).await;
+    done.map_err(|error| Problem::internal(&error))?
 }
 
 /// As [`axum::Json`], for answers.

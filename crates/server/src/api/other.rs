@@ -8,7 +8,7 @@ use refrain_fusion::METHODS;
 use refrain_registry::{Entry, Kind};
 use serde_json::{Value, json};
 
-use super::json as answer_json;
+use super::{aside, json as answer_json};
 use crate::app::{App, Caller};
 use crate::error::{Problem, Result};
 
@@ -72,8 +72,7 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
 
 /// `GET /metrics`
 pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
-    let text = move || app.0.metrics.text(app.0.engine.store());
-    let text = tokio::task::spawn_blocking(text).await.map_err(|error| Problem::internal(&error))?;
+    let text = aside(move || Ok(app.0.metrics.text(app.0.engine.store()))).await?;
     Ok(([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
         .into_response())
 }

@@ -139,14 +139,13 @@ class Answer {
   }
 
   show() {
-    const { account, documents, explanation } = this.account ?? {};
+    const { account, explanation } = this.account ?? {};
     if (!account) return;
-    this.source = documents;
     for (const part of explanation?.chunks ?? []) {
       const most = Math.max(...part.shares, 1e-9);
       const words = part.tokens.map((text, i) => {
         const word = make("span", { textContent: text, title: `${(100 * part.shares[i]).toFixed(2)} % of the question's attention${part.recomputed[i] ? ", recomputed" : ""}` });
-        word.style.setProperty("--a", (.75 * Math.sqrt(part.shares[i] / most)).toFixed(2));
+        word.style.setProperty("--a", (.6 * Math.sqrt(part.shares[i] / most)).toFixed(2));
         if (part.recomputed[i]) word.className = "again";
         return word;
       });
@@ -216,12 +215,14 @@ $("question").onkeydown = (event) => {
 };
 
 async function start() {
-  const { methods, policies, default_method: own } = await (await request("v1/methods")).json();
+  const { methods, policies, default_method: own, default_evict: policy } = await (await request("v1/methods")).json();
   const base = own.split(":")[0];
   const tick = ({ name, summary }) => make("label", { title: summary },
     make("input", { type: "checkbox", value: name === base ? own : name, checked: ["vanilla", base].includes(name) }), ` ${name}`);
   $("methods").append(...methods.map(tick));
   $("evict").append(...policies.map(({ name, summary }) => make("option", { value: name, textContent: name, title: summary })));
+  $("evict").value = policy.split(":")[0];
+  $("capacity").value = policy.match(/capacity=(\d+)/)?.[1] ?? 512;
   bounds();
   const { data: [model] } = await (await request("v1/models")).json();
   $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens`;

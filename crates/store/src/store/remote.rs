@@ -68,6 +68,11 @@ impl Store {
         if whole { chunks.values().filter(came).count() } else { chunks.len() }
     }
 
+    /// Whether there is an object store that chunks are fetched from.
+    pub fn fetches(&self) -> bool {
+        self.0.remote.is_some()
+    }
+
     /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.
     pub fn is_coming(&self, id: &ChunkId) -> bool {
         self.reader_of_arriving(&id.key()).is_some()

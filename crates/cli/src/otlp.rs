@@ -1,0 +1,85 @@
+//! Spans of requests for a collector, by OTLP over HTTP.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing::Subscriber;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::registry::LookupSpan;
+
+/// How long a collector may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of a collector's answer.
+const ANSWER: u64 = 1 << 20;
+
+/// What sends spans; what is left goes when it is [ended](Export::end).
+#[derive(Debug)]
+pub(crate) struct Export(SdkTracerProvider);
+
+impl Export {
+    /// To the collector at `url`, such as `http://localhost:4318`.
+    pub(crate) fn new(url: &str) -> Result<Export> {
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_protocol(Protocol::HttpBinary)
+            .with_http_client(Client(
+                ureq::Agent::config_builder()
+                    .timeout_global(Some(PATIENCE))
+                    .http_status_as_error(false)
+                    .build()
+                    .new_agent(),
+            ))
+            .with_endpoint(format!("{}/v1/traces", url.trim_end_matches('/')))
+            .build()
+            .with_context(|| format!("cannot send spans to {url}"))?;
+        let resource = Resource::builder().with_service_name("refrain").build();
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+        Ok(Export(provider))
+    }
+
+    /// The layer that takes spans of requests, and nobody else's.
+    pub(crate) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(&self) -> impl Layer<S> + use<S> {
+        let own = Targets::new().with_target("refrain_server", tracing::Level::INFO);
+        tracing_opentelemetry::layer().with_tracer(self.0.tracer("refrain")).with_filter(own)
+    }
+
+    /// Sends what is left.
+    pub(crate) fn end(self) {
+        if let Err(error) = self.0.shutdown() {
+            tracing::warn!(%error, "not all spans were sent");
+        }
+    }
+}
+
+/// The program's own client of HTTP. It is called on a thread of the exporter's, which may wait.
+#[derive(Debug)]
+struct Client(ureq::Agent);
+
+impl Client {
+    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let mut response = self.0.run(request.map(|body| body.to_vec()))?;
+        let body = response.body_mut().with_config().limit(ANSWER).read_to_vec()?;
+        Ok(response.map(|_| body.into()))
+    }
+}
+
+impl HttpClient for Client {
+    fn send_bytes<'a, 'b>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(std::future::ready(self.send(request)))
+    }
+}
