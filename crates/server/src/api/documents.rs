@@ -175,15 +175,16 @@ impl Ingest {
         let work = move || {
             let (shared, namespace) = (&self.app.0, self.caller.namespace());
             let (mut all, mut texts) = (Vec::new(), Vec::new());
-            for cut in self.cut {
+            let mut enter = |cut: Cut| {
                 let kept = shared.library.put(namespace, &cut.document, (cut.tokens, cut.keys))?;
-                if kept.pinned {
-                    pin_chunks(&self.caller, &kept, true)?;
-                }
                 texts.push((kept.id.clone(), cut.texts));
                 all.push(told(&kept));
-            }
+                if kept.pinned { pin_chunks(&self.caller, &kept, true) } else { Ok(()) }
+            };
+            let entered = self.cut.into_iter().try_for_each(&mut enter);
+            // What there was room for is found as well.
             shared.search.add(namespace, texts)?;
+            entered?;
             // What happened to others' chunks, and where files are, is nobody's business.
             let mut told = json!(report);
             for name in ["evicted", "repaired"] {
