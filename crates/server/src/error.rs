@@ -31,6 +31,17 @@ impl Problem {
         Problem { param: Some(param.to_owned()), ..Problem::new(StatusCode::BAD_REQUEST, message) }
     }
 
+    /// More is asked for than is allowed.
+    pub(crate) fn too_large(message: impl Into<String>) -> Problem {
+        Problem { code: Some("too_large"), ..Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
+    }
+
+    /// The server takes no more work.
+    pub(crate) fn stopping() -> Problem {
+        let message = "the server is shutting down";
+        Problem { retry_after: Some(5), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub(crate) fn not_found(what: &str, name: &str) -> Problem {
         Problem {
             code: Some("not_found"),

@@ -114,7 +114,7 @@ impl Scheduler {
             return Ok(());
         }
         let message = format!("{tokens} tokens are asked for, and a request may have {most}");
-        Err(Problem { code: Some("too_large"), ..Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message) })
+        Err(Problem::too_large(message))
     }
 
     /// Puts work into the queue; `deadline` is how long it may take, if that is not as usual.
@@ -142,10 +142,7 @@ impl Scheduler {
                 "the answer may take {bytes} bytes of keys and values, and all answers together have {kv_bytes}: send less, \
                  ask for a lower max_tokens, or bound it with refrain.evict"
             );
-            return Err(Problem {
-                code: Some("too_large"),
-                ..Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-            });
+            return Err(Problem::too_large(message));
         }
         let mut queue = self.0.queue();
         self.admit(&mut queue)?;
@@ -170,11 +167,7 @@ impl Scheduler {
     fn admit(&self, queue: &mut Queue) -> Result<()> {
         let most = self.0.limits.queue;
         if queue.closed {
-            let message = "the server is shutting down";
-            return Err(Problem {
-                retry_after: Some(5),
-                ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message)
-            });
+            return Err(Problem::stopping());
         }
         if queue.jobs.len() >= most {
             // Whoever has gone needs no place.

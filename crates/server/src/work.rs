@@ -103,7 +103,6 @@ pub(crate) fn cut_off(deadline: Instant) -> Event {
         let message = "the request took too long";
         Problem { code: Some("deadline"), ..Problem::new(StatusCode::GATEWAY_TIMEOUT, message) }
     } else {
-        let message = "the server is shutting down";
-        Problem { retry_after: Some(5), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+        Problem::stopping()
     })
 }

@@ -393,7 +393,7 @@ async fn many_at_once_get_what_each_would_alone() {
     for (i, task) in started.into_iter().enumerate() {
         assert_eq!(task.await.unwrap()["choices"][0]["message"]["content"], alone[i], "{i}");
     }
-    let metrics = text(ask(&router, "GET", "/metrics", None, Value::Null).await).await;
+    let metrics = metrics_of(&router).await;
     let number = |name: &str| -> f64 {
         let line = metrics.lines().find(|line| line.starts_with(&format!("refrain:{name} "))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
@@ -411,12 +411,7 @@ async fn a_full_queue_and_a_stop_are_told() {
     });
     let router = router(app.clone());
     let long = json!({ "prompt": "x", "max_tokens": 480, "min_tokens": 480 });
-    let started: Vec<_> = (0..12)
-        .map(|_| {
-            let (router, long) = (router.clone(), long.clone());
-            tokio::spawn(async move { ask(&router, "POST", "/v1/completions", None, long).await })
-        })
-        .collect();
+    let started = crowd(&router, 12, &long);
     let (mut answered, mut turned_away) = (0, 0);
     for task in started {
         let response = task.await.unwrap();
@@ -464,7 +459,7 @@ async fn a_client_that_goes_away_frees_its_place() {
         let response = ask(&router, "POST", "/v1/completions", None, long.clone()).await;
         assert_eq!(response.status(), 200);
     }
-    let metrics = text(ask(&router, "GET", "/metrics", None, Value::Null).await).await;
+    let metrics = metrics_of(&router).await;
     let cancelled = metrics.lines().find(|line| line.starts_with("refrain:request_cancelled_total")).unwrap();
     let cancelled: u32 = cancelled.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(cancelled >= 15, "{cancelled}");
@@ -601,12 +596,7 @@ async fn nobody_who_waits_is_forgotten_at_the_end() {
     });
     let router = router(app.clone());
     let long = json!({ "prompt": "x", "max_tokens": 500, "min_tokens": 500 });
-    let asked: Vec<_> = (0..6)
-        .map(|_| {
-            let (router, long) = (router.clone(), long.clone());
-            tokio::spawn(async move { ask(&router, "POST", "/v1/completions", None, long).await })
-        })
-        .collect();
+    let asked = crowd(&router, 6, &long);
     tokio::time::sleep(Duration::from_millis(30)).await;
     tokio::task::spawn_blocking(move || app.drain()).await.unwrap();
     let mut told = Vec::new();
@@ -681,11 +671,20 @@ async fn what_is_removed_leaves_no_chunk_behind() {
     post(&router, "/v1/documents", json!({ "text": text, "method": "a3" })).await;
     assert!(keys(&id).await > before, "it was brought for both");
     ask(&router, "DELETE", &format!("/v1/documents/{id}"), None, Value::Null).await;
-    let metrics = text_of(&router).await;
+    let metrics = metrics_of(&router).await;
     let held = metrics.lines().find_map(|line| line.strip_prefix("refrain:store_memory_bytes "));
     assert_eq!(held, Some("0"), "{metrics}");
 }
 
-async fn text_of(router: &Router) -> String {
+/// The same text gone on with by so many at once.
+fn crowd(router: &Router, many: usize, body: &Value) -> Vec<tokio::task::JoinHandle<Response>> {
+    let one = |_| {
+        let (router, body) = (router.clone(), body.clone());
+        tokio::spawn(async move { ask(&router, "POST", "/v1/completions", None, body).await })
+    };
+    (0..many).map(one).collect()
+}
+
+async fn metrics_of(router: &Router) -> String {
     text(ask(router, "GET", "/metrics", None, Value::Null).await).await
 }

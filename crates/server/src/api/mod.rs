@@ -135,11 +135,17 @@ impl Arriving<'_> {
         self.bytes.extend_from_slice(piece);
         self.all.fetch_add(piece.len(), Relaxed) + piece.len()
     }
+
+    /// All that has come, counted no longer.
+    fn release(&mut self) -> Vec<u8> {
+        self.all.fetch_sub(self.bytes.len(), Relaxed);
+        std::mem::take(&mut self.bytes)
+    }
 }
 
 impl Drop for Arriving<'_> {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes.len(), Relaxed);
+        self.release();
     }
 }
 
@@ -151,10 +157,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request<Body>, app: &App) -> Result<Json<T>, Problem> {
         let (most, time) = (app.0.options.body, app.0.options.arrival);
-        let too_large = || Problem {
-            code: Some("too_large"),
-            ..Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body may have {most} bytes"))
-        };
+        let too_large = || Problem::too_large(format!("the body may have {most} bytes"));
         // Pages of other origins may send other types without asking.
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with("application/json")) {
@@ -201,8 +204,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             return parse(&arriving.bytes);
         }
         // What is made of a body may take many times its bytes: few at a time.
-        let bytes = std::mem::take(&mut arriving.bytes);
-        arriving.all.fetch_sub(bytes.len(), Relaxed);
+        let bytes = arriving.release();
         app.prepared(move || parse(&bytes)).await
     }
 }
