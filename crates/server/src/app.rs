@@ -144,7 +144,7 @@ impl App {
             return Err(Error::NoNamespaceKey);
         }
         let metrics = Metrics::new();
-        let library = Library::open(options.folder.as_deref(), options.library)?;
+        let (library, kept) = Library::open(options.folder.as_deref(), options.library)?;
         let scheduler = Scheduler::start(options.limits.clone(), metrics.clone()).map_err(Error::Thread)?;
         let search = Search::new().map_err(|problem| Error::Documents(problem.message))?;
         let app = App(Arc::new(Shared {
@@ -159,14 +159,14 @@ impl App {
             preparing: Semaphore::new(PREPARING),
             stopping: AtomicBool::new(false),
         }));
-        app.index_all().map_err(|problem| Error::Documents(problem.message))?;
+        app.index_all(kept).map_err(|problem| Error::Documents(problem.message))?;
         Ok(app)
     }
 
     /// Enters all documents into the search.
-    fn index_all(&self) -> Result<()> {
+    fn index_all(&self, all: Vec<(String, Kept)>) -> Result<()> {
         let mut by_namespace: std::collections::BTreeMap<String, Vec<Kept>> = Default::default();
-        for (namespace, kept) in self.0.library.all()? {
+        for (namespace, kept) in all {
             by_namespace.entry(namespace).or_default().push(kept);
         }
         for (namespace, kept) in by_namespace {

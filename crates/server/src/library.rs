@@ -65,8 +65,11 @@ fn failed(error: impl Into<redb::Error>) -> Problem {
 }
 
 impl Library {
-    /// Opens the library of a folder, or one in memory.
-    pub(crate) fn open(folder: Option<&Path>, most: u64) -> std::result::Result<Library, LibraryError> {
+    /// Opens the library of a folder, or one in memory, and gives every document with its namespace.
+    pub(crate) fn open(
+        folder: Option<&Path>,
+        most: u64,
+    ) -> std::result::Result<(Library, Vec<(String, Kept)>), LibraryError> {
         let path = folder.map(|folder| folder.join(FILE));
         let fail = |why: String| LibraryError {
             path: path.as_ref().map_or(FILE.to_owned(), |path| path.display().to_string()),
@@ -89,10 +92,11 @@ impl Library {
         })?;
         let library = Library { database, most, held: Mutex::default() };
         library.write(|_| Ok(())).map_err(|problem| fail(problem.message))?;
-        for (namespace, kept) in library.all().map_err(|problem| fail(problem.message))? {
-            *library.held().entry(namespace).or_default() += bytes(&kept.document);
+        let all = library.all().map_err(|problem| fail(problem.message))?;
+        for (namespace, kept) in &all {
+            *library.held().entry(namespace.clone()).or_default() += bytes(&kept.document);
         }
-        Ok(library)
+        Ok((library, all))
     }
 
     fn write<T>(&self, work: impl FnOnce(&mut redb::Table<'_, &str, &[u8]>) -> Result<T>) -> Result<T> {
@@ -176,7 +180,7 @@ impl Library {
     }
 
     /// Every document with its namespace.
-    pub(crate) fn all(&self) -> Result<Vec<(String, Kept)>> {
+    fn all(&self) -> Result<Vec<(String, Kept)>> {
         self.read(|table| {
             let entries = table.iter().map_err(failed)?;
             let entry = |entry: std::result::Result<_, redb::StorageError>| {
@@ -274,7 +278,8 @@ mod tests {
     #[test]
     fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
         let folder = tempfile::tempdir().unwrap();
-        let library = Library::open(Some(folder.path()), 15).unwrap();
+        let (library, none) = Library::open(Some(folder.path()), 15).unwrap();
+        assert!(none.is_empty());
         let put = |namespace, document: &Document, chunks: &[&str]| {
             let chunks = chunks.iter().map(|chunk| (*chunk).to_owned()).collect();
             library.put(namespace, document, (7, chunks)).unwrap()
@@ -304,7 +309,8 @@ mod tests {
         assert_eq!(library.all().unwrap().len(), 4);
         assert!(Library::open(Some(folder.path()), 15).unwrap_err().to_string().contains("another server"));
         drop(library);
-        let library = Library::open(Some(folder.path()), 6).unwrap();
+        let (library, all) = Library::open(Some(folder.path()), 6).unwrap();
+        assert_eq!(all, library.all().unwrap());
         // Brought for another method, it has the chunks of both.
         library.put("x", &one, (7, vec!["4".to_owned()])).unwrap();
         let full = library.put("x", &document("", "d"), (1, Vec::new())).unwrap_err();
