@@ -151,7 +151,7 @@ class Answer {
       });
       this.sources.append(make("details", { className: "source" }, make("summary", { textContent: part.label }), make("p", { className: "shaded" }, ...words)));
     }
-    if (explanation) this.sources.prepend(make("p", { className: "strip", textContent: "Darker: more of the question's attention. Underlined: recomputed." }));
+    if (explanation) this.sources.prepend(make("p", { className: "strip", textContent: "More shade: more of the question's attention. Underlined: recomputed." }));
   }
 }
 
