@@ -86,6 +86,7 @@ crash: setup ## Kill processes at a thousand moments while they store, evict and
 
 check: setup ## Format, lints, docs, dependencies, import rule and style; all of them as errors
 	cargo fmt --all --check
+	python3 -m unittest discover --quiet --start-directory tools
 	tools/check-imports
 	tools/check-style
 	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
