@@ -20,6 +20,10 @@ EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
 # Checked and tested with all that the program can be built with.
 FEATURES := --features refrain-cli/otlp
+# The engine's tests. With the program among the packages, dependencies have the features that all tests were built with.
+ENGINE_TESTS := --package refrain-engine --package refrain-cli $(FEATURES) --lib
+# The program that tests were built with.
+TEST_REFRAIN := $(or $(CARGO_TARGET_DIR),target)/debug/refrain
 COMMA := ,
 SPACE := $(subst ,, )
 CRASHES ?= 1000
@@ -56,26 +60,17 @@ demo: build ## Fetch a small model, ingest examples/docs, ask three questions wi
 	    '$(MODELS)/' 'the model' 'refrain store ls' 'lists the stored chunks'
 
 test: setup ## Run all tests, the engine's under each instruction set (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
+	cargo test --workspace $(FEATURES) --no-run
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
 	else \
-	    cargo run --quiet -p refrain-cli $(FEATURES) -- pull $(MODEL) </dev/null || \
-	        echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
+	    $(TEST_REFRAIN) pull $(MODEL) </dev/null || echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
 	fi
-	@if cargo nextest --version >/dev/null 2>&1; then \
-	    echo 'cargo test --workspace $(FEATURES) --doc' && cargo test --workspace $(FEATURES) --doc && \
-	    echo 'cargo nextest run --workspace $(FEATURES)' && cargo nextest run --workspace $(FEATURES) && \
-	    for isa in avx2 portable; do \
-	        echo "REFRAIN_CPU=$$isa cargo nextest run --workspace $(FEATURES) -E 'package(refrain-engine) and kind(lib)'" && \
-	        REFRAIN_CPU=$$isa cargo nextest run --workspace $(FEATURES) -E 'package(refrain-engine) and kind(lib)' || exit 1; \
-	    done; \
-	else \
-	    echo 'cargo test --workspace $(FEATURES)' && cargo test --workspace $(FEATURES) && \
-	    for isa in avx2 portable; do \
-	        echo "REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib" && \
-	        REFRAIN_CPU=$$isa cargo test -p refrain-engine --lib || exit 1; \
-	    done; \
-	fi
+	cargo test --workspace $(FEATURES) --doc
+	@run=test; if cargo nextest --version >/dev/null 2>&1; then run='nextest run'; fi; \
+	set -ex; \
+	cargo $$run --workspace $(FEATURES); \
+	for isa in avx2 portable; do REFRAIN_CPU=$$isa cargo $$run $(ENGINE_TESTS); done
 
 load: build ## 64 clients at once for a minute, some of whom leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
