@@ -17,7 +17,7 @@ real  Prompt, logits, greedy continuation, tokenizer cases and rendered chats of
 
 golden.json of a tiny model:
   seed, dtype, exercises      how it was made and what it is there for
-  ignoring                    config keys that leave the feature out (or "biases": all zero), how far the logits
+  ignoring                    config keys that leave the feature out (or "biases": all zero, "head norms": skipped), how far the logits
                               of each case move then, and the first position that moves
   cases[]                     ids; positions; logits (positions, vocab); argmax (at positions);
                               greedy (64 ids after the prompt, no KV cache); min_margin (smallest
@@ -184,11 +184,15 @@ def ignoring(folder, spec, cases, wanted):
     if "ignore" not in spec:
         return None
     changes = spec["ignore"]
-    other = load(folder, **({} if changes == "biases" else changes))
+    other = load(folder, **({} if isinstance(changes, str) else changes))
     if changes == "biases":
         for name, p in other.named_parameters():
             if name.endswith("bias"):
                 p.data.zero_()
+    elif changes == "head norms":
+        for module in other.modules():
+            if hasattr(module, "q_norm"):
+                module.q_norm = module.k_norm = torch.nn.Identity()
     moved = [(logits_of(other, ids) - w).abs().max(dim=1).values for ids, w in zip(cases, wanted)]
     if max(m.max() for m in moved) < MIN_IGNORING:
         raise SystemExit(f"{folder.name}: {changes} changes nothing")

@@ -54,7 +54,7 @@ LONGROPE_CASES = (
 # old        rewrite config.json to the keys of transformers 4
 # old_extra  further keys old configs of the family have
 # prompts    lengths, one a case; positions: where logits are kept, one list a case
-# ignore     config changes that leave the family's feature out (or "biases": zero them)
+# ignore     config changes that leave the family's feature out (or "biases": zero them, "head norms": skip them)
 FAMILIES = {
     "llama": dict(
         exercises="grouped-query attention, separate lm_head, two shards with an index, byte-level BPE tokenizer",
@@ -128,6 +128,26 @@ FAMILIES = {
         prompts=[40],
         positions=[[0, 1, 20, 38, 39]],
         ignore="biases",
+    ),
+    "qwen3": dict(
+        exercises="norms of query and key heads; heads of 16 although hidden_size / heads is 12; layers with a sliding "
+        "window of 16 between layers without one",
+        config=config(
+            "qwen3",
+            hidden_size=48,
+            head_dim=16,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            rms_norm_eps=1e-6,
+            use_sliding_window=True,
+            sliding_window=16,
+            layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            rope_parameters=PLAIN_ROPE | {"rope_theta": 1e6},
+        ),
+        dtype="bfloat16",
+        prompts=[60],
+        positions=[[0, 1, 14, 15, 16, 17, 31, 32, 59]],
+        ignore="head norms",
     ),
     "phi3": dict(
         exercises="fused qkv_proj and gate_up_proj, no grouping, sliding_window null, SentencePiece-like tokenizer",

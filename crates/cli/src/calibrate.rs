@@ -42,7 +42,7 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let found = found.ok_or_else(|| {
         Fail::new("no document is long enough to tell layers apart").hint("give some of at least 350 tokens")
     })?;
-    let layers = engine.decoder().config().layers;
+    let layers = engine.decoder().config().num_layers();
     let file = args.output.clone().map_or_else(|| file(context, &engine), Ok)?;
     let stable = found.stable_layers.clone();
     let kept = Kept {
@@ -120,7 +120,7 @@ fn read(file: &Path, engine: &Engine) -> Result<Range<usize>> {
     if kept.fingerprint != fingerprint(engine) {
         bail!("it is of {}, or of another precision", kept.model);
     }
-    let layers = engine.decoder().config().layers;
+    let layers = engine.decoder().config().num_layers();
     let (first, last) = (kept.first_stable_layer, kept.last_stable_layer);
     if first == 0 || first > last || last > layers {
         bail!("its stable layers are {first} to {last}, but the model has {layers}");

@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
 impl Shape {
     pub(crate) fn of(config: &Config) -> Shape {
         let sizes = [
-            config.layers,
+            config.num_layers(),
             config.hidden,
             config.heads,
             config.kv_heads,

@@ -239,7 +239,7 @@ fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs
         name: context.global.model.clone(),
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         fingerprint: hex(&engine.fingerprint()),
-        layers: config.layers,
+        layers: config.num_layers(),
         heads: config.heads,
         kv_heads: config.kv_heads,
         context: config.context,

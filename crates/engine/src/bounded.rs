@@ -7,8 +7,8 @@ mod prompt;
 
 use refrain_eviction::{Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Statistics};
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Noise, Precision};
-use refrain_kv::{LayerCache, Rope, RopeTable, Shape, survivors};
-use refrain_model::{Config, Workspace};
+use refrain_kv::{LayerCache, RopeTables, Ropes, Shape, survivors};
+use refrain_model::{Config, LayerSpec, Workspace};
 
 pub(crate) use prompt::PromptRows;
 
@@ -24,7 +24,7 @@ pub(crate) struct Bounded {
     group: usize,
     /// Heads of the cache for each KV head.
     copies: usize,
-    rope: Rope,
+    ropes: Ropes,
     /// Tokens of prompt and answer at most.
     room: usize,
     plans: Vec<Plan>,
@@ -42,6 +42,8 @@ struct Plan {
     capacity: usize,
     /// Whether the layer's own window bounds it, and not the policy.
     window: bool,
+    /// Factor of the layer's attention logits.
+    scale: f32,
 }
 
 /// One layer's cache.
@@ -101,7 +103,7 @@ impl Bounded {
             dtype: self.dtype,
             group: self.group,
             copies: self.copies,
-            rope: self.rope.clone(),
+            ropes: self.ropes.clone(),
             room: self.room,
             plans: self.plans.clone(),
             layers: self.layers.iter().zip(&self.plans).map(layer).collect(),
@@ -115,7 +117,7 @@ impl Bounded {
     /// what is kept, then.
     pub(crate) fn new(
         config: &Config,
-        rope: Rope,
+        ropes: Ropes,
         eviction: &Eviction,
         prompt: PromptSpans,
         dtype: Dtype,
@@ -133,18 +135,23 @@ impl Bounded {
             true => (config.heads, 1),
             false => (config.kv_heads, config.heads / config.kv_heads),
         };
-        let shape = Shape { layers: config.layers, kv_heads: heads, head_dim: config.head_dim };
+        let shape = Shape { layers: config.num_layers(), kv_heads: heads, head_dim: config.head_dim };
         let n = prompt.len();
         let slots = if budget.decoding { budget.most + 1 } else { budget.keep.min(n) + room - n };
-        let plan = |layer| match config.window(layer) {
+        let plan = |layer: &LayerSpec| match layer.window {
             // A window that the slots could hold is a bound of its own, and an exact one.
             Some(window) if window <= slots || (sparse && eviction.is_full()) => {
                 let capacity = window.min(room).min(slots);
-                Plan { budget: Budget::constant(window - 1), capacity, window: true }
+                Plan {
+                    budget: Budget::constant(window - 1),
+                    capacity,
+                    window: true,
+                    scale: layer.attention_scale,
+                }
             }
-            _ => Plan { budget, capacity: slots.min(room), window: false },
+            _ => Plan { budget, capacity: slots.min(room), window: false, scale: layer.attention_scale },
         };
-        let plans: Vec<Plan> = (0..config.layers).map(plan).collect();
+        let plans: Vec<Plan> = config.layers.iter().map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
         let reports = match eviction.policy.observes(&prompt) {
             Observation::Nothing | Observation::Prompt { .. } | Observation::Queries { .. } => 0,
@@ -163,7 +170,7 @@ impl Bounded {
             dtype,
             group,
             copies: heads / config.kv_heads,
-            rope,
+            ropes,
             room,
             plans,
             layers: Vec::new(),
@@ -172,9 +179,9 @@ impl Bounded {
         }))
     }
 
-    /// Makes `table` that of one token's position.
-    pub(crate) fn rotary(&self, position: u32, table: &mut RopeTable) {
-        self.rope.fill([position], table);
+    /// Makes `tables` those of one token's position.
+    pub(crate) fn rotary(&self, position: u32, tables: &mut RopeTables) {
+        self.ropes.fill([position], tables);
     }
 
     /// Layers that the prompt has been taken in of.
@@ -243,7 +250,7 @@ impl Bounded {
             head_dim: d,
             capacity: plan.capacity,
             visible: &visible,
-            scale: (d as f32).sqrt().recip(),
+            scale: plan.scale,
             precision,
         };
         work.attended.resize(work.q.len());
@@ -269,7 +276,7 @@ impl Bounded {
     /// Drops what the layer's own window does not reach from the token at place `next`, where places are not positions: of a
     /// prompt of which only a part is kept.
     fn leave_window(&mut self, layer: usize, next: u32) {
-        let (Plan { budget, capacity, window }, d) = (self.plans[layer], self.shape.head_dim);
+        let (Plan { budget, capacity, window, .. }, d) = (self.plans[layer], self.shape.head_dim);
         let held = &mut self.layers[layer];
         if !window || held.origins.is_empty() {
             return;
@@ -309,6 +316,7 @@ impl Bounded {
             heads,
             group: self.group,
             head_dim: self.shape.head_dim,
+            scale: self.plans[layer].scale,
             capacity: self.plans[layer].capacity,
             len: *len,
             positions,
@@ -330,6 +338,7 @@ impl Bounded {
                 heads: self.shape.kv_heads,
                 group: self.group,
                 head_dim: d,
+                scale: self.plans[layer].scale,
                 capacity,
                 len: held.len,
                 positions: &held.positions,
@@ -393,7 +402,7 @@ impl Bounded {
             }
             kept
         });
-        let turn = self.rope.turn(by, sinks);
+        let turn = self.ropes.layer(layer).turn(by, sinks);
         let (cos, sin) = turn.slice(0, sinks);
         let slots: Vec<u32> = (0..sinks as u32).collect();
         let rotary_dim = 2 * cos.len() / sinks;

@@ -71,7 +71,8 @@ pub(crate) fn question_keys<'a>(
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         capacity,
-        window: config.window(layer),
+        window: config.layers[layer].window,
+        scale: config.layers[layer].attention_scale,
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{KeyPositions, Plan};
 use refrain_kernels::{Cpu, Dtype};
-use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Shape};
+use refrain_kv::{KvCache, LayerCache, Lender, RopeTables, Shape};
 use refrain_store::Layer;
 
 use crate::Result;
@@ -37,7 +37,7 @@ const LONG: Duration = Duration::from_millis(10);
 pub(crate) struct Load<'a> {
     segments: &'a [Segment],
     plan: &'a Plan,
-    table: &'a RopeTable,
+    tables: &'a RopeTables,
     shape: Shape,
     dtype: Dtype,
     capacity: usize,
@@ -56,12 +56,12 @@ pub(crate) struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// Layers for `cache`. The rows of `plan` are those of the layers up to its first narrowing; `table` is that of
+    /// Layers for `cache`. The rows of `plan` are those of the layers up to its first narrowing; `tables` are those of
     /// the cache's slots; `ahead` layers may be loaded beyond the one that is computed.
     pub(crate) fn new(
         segments: &'a [Segment],
         plan: &'a Plan,
-        table: &'a RopeTable,
+        tables: &'a RopeTables,
         cache: &KvCache,
         lender: &'a Lender<'a>,
         ahead: usize,
@@ -70,7 +70,7 @@ impl<'a> Load<'a> {
         Load {
             segments,
             plan,
-            table,
+            tables,
             shape: cache.shape(),
             dtype: cache.dtype(),
             capacity: cache.capacity(),
@@ -135,20 +135,20 @@ impl<'a> Load<'a> {
             }
             let data = self.read(layer, segment)?;
             if places {
-                self.place(segment, &data, &mut cache);
+                self.place(layer, segment, &data, &mut cache);
             }
             raw.extend(compares.then_some(data));
         }
         Some(Ready { cache, raw })
     }
 
-    /// Rotates and places the keys and values of a segment.
-    fn place(&self, segment: &Segment, data: &Layer, cache: &mut LayerCache) {
+    /// Rotates and places the keys and values of a segment at `layer`.
+    fn place(&self, layer: usize, segment: &Segment, data: &Layer, cache: &mut LayerCache) {
         let from = match self.plan.positions {
             KeyPositions::Global => segment.span.start,
             KeyPositions::ChunkLocal => segment.first_position,
         } as usize;
-        let rotary = self.table.slice(from, from + segment.span.len());
+        let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
         let slots: Vec<u32> = segment.span.positions().collect();
         cache.place(&self.cpu, self.shape, (data.k(), data.v()), rotary, &slots);
     }

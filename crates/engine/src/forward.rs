@@ -3,21 +3,21 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{Attention, Dtype, Floats, Report, Slice};
-use refrain_kv::{CachePool, KvCache, LayerCache, Lender, RopeTable};
+use refrain_kv::{CachePool, KvCache, LayerCache, Lender, RopeTables};
 use refrain_model::{Decoder, Workspace};
 
 use crate::Result;
 use crate::bounded::{Bounded, PromptRows};
 use crate::retrieval::Retrieving;
 
-/// The KV cache of one request with the rotary table of its positions; slot = position, until it is bounded.
+/// The KV cache of one request with the rotary tables of its positions; slot = position, until it is bounded.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) decoder: Arc<Decoder>,
     pub(crate) cache: KvCache,
     /// What takes the cache's place after prefill, where tokens are evicted.
     pub(crate) bounded: Option<Bounded>,
-    pub(crate) table: Arc<RopeTable>,
+    pub(crate) tables: Arc<RopeTables>,
     pub(crate) work: Workspace,
     /// Tokens whose keys and values are in place.
     pub(crate) len: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Rows {
     /// What each sees at the present layer: a half-open range of slots.
     pub(crate) visible: Vec<(u32, u32)>,
     /// Cosines and sines of the positions, one after the other.
-    pub(crate) rotary: RopeTable,
+    pub(crate) rotary: RopeTables,
 }
 
 /// Tokens up to which a row's attention is not worth being shared among threads.
@@ -68,7 +68,7 @@ impl State {
             decoder: decoder.clone(),
             bounded: None,
             retrieving: None,
-            table: decoder.rope_table(total, cache.capacity()),
+            tables: decoder.rope_tables(total, cache.capacity()),
             work: Workspace::new(cache.dtype()),
             cache,
             len: 0,
@@ -95,7 +95,7 @@ impl State {
             decoder: self.decoder.clone(),
             cache: self.cache.clone(),
             bounded: self.bounded.as_ref().map(Bounded::fork),
-            table: self.table.clone(),
+            tables: self.tables.clone(),
             work: Workspace::new(self.cache.dtype()),
             len: self.len,
             retrieving: self.retrieving.clone(),
@@ -110,7 +110,7 @@ impl State {
     pub(crate) fn embed(&mut self, ids: &[u32], positions: Vec<u32>) -> Result<Rows> {
         let mut rows = Rows { positions, ..std::mem::take(&mut self.next) };
         self.decoder.embed(rows.positions.iter().map(|p| ids[*p as usize]), &mut rows.x)?;
-        self.table.gather(&rows.positions, &mut rows.rotary);
+        self.tables.gather(&rows.positions, &mut rows.rotary);
         Ok(rows)
     }
 
@@ -124,7 +124,7 @@ impl State {
     /// Writes the keys and values of projected rows into the cache.
     pub(crate) fn place(&mut self, layer: usize, rows: &Rows) {
         let (config, cpu) = (self.decoder.config(), self.decoder.backend());
-        let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
+        let (cos, sin) = rows.rotary.layer(layer).all();
         let width = rows.positions.len() * config.kv_heads * config.head_dim;
         let (k, v) = (self.work.k.as_slice().range(0..width), self.work.v.as_slice().range(0..width));
         self.cache.place(cpu, layer, k, v, (cos, sin), &rows.positions);
@@ -133,23 +133,23 @@ impl State {
     /// Projects the rows at `layer` and rotates their queries. Keys and values stay in `self.work`.
     pub(crate) fn project_queries(&mut self, layer: usize, rows: &Rows) {
         self.decoder.project(layer, &rows.x, &mut self.work);
-        self.turn(rows);
+        self.turn(layer, rows);
     }
 
     /// Rotates projected queries, of which retrieval wants the unrotated ones as well.
-    fn turn(&mut self, rows: &Rows) {
+    fn turn(&mut self, layer: usize, rows: &Rows) {
         if let Some(retrieving) = &mut self.retrieving {
             retrieving.raw.clear();
             retrieving.raw.extend_from_slice(&self.work.q);
         }
-        self.rotate_queries(rows);
+        self.rotate_queries(layer, rows);
     }
 
     /// Rotates projected queries to the rows' positions.
-    pub(crate) fn rotate_queries(&mut self, rows: &Rows) {
+    pub(crate) fn rotate_queries(&mut self, layer: usize, rows: &Rows) {
         let config = self.decoder.config();
-        let (cos, sin) = rows.rotary.slice(0, rows.rotary.len());
-        let rotary_dim = config.rope.rotary_dim;
+        let table = rows.rotary.layer(layer);
+        let ((cos, sin), rotary_dim) = (table.all(), table.rotary_dim());
         self.decoder.backend().rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, rotary_dim);
     }
 
@@ -173,7 +173,7 @@ impl State {
             std::mem::swap(x, &mut self.spare);
         }
         rows.positions = kept;
-        self.table.gather(&rows.positions, &mut rows.rotary);
+        self.tables.gather(&rows.positions, &mut rows.rotary);
     }
 
     /// Attention of the projected rows over the cache, then the rest of the layer. Row `i` sees `rows.visible[i]`.
@@ -213,7 +213,7 @@ impl State {
     fn attention(&mut self, layer: usize, rows: &Rows, report: Report<'_>) {
         self.work.attended.resize(self.work.q.len());
         let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
-        let attention = attention(&self.decoder, cached, capacity, &self.work.q, &rows.visible);
+        let attention = attention(&self.decoder, layer, (cached, capacity), &self.work.q, &rows.visible);
         self.decoder.backend().attention_reporting(&attention, &mut self.work.attended, report);
     }
 
@@ -224,7 +224,7 @@ impl State {
 
     /// Lets each row see all positions up to its own, within the sliding window of `layer`.
     pub(crate) fn see_causally(&self, layer: usize, rows: &mut Rows) {
-        let window = self.decoder.config().window(layer).map_or(u32::MAX, |window| window as u32);
+        let window = self.decoder.config().layers[layer].window.map_or(u32::MAX, |window| window as u32);
         let seen = rows.positions.iter().map(|p| ((p + 1).saturating_sub(window), p + 1));
         rows.visible.clear();
         rows.visible.extend(seen);
@@ -241,9 +241,9 @@ impl State {
         match &self.bounded {
             // The table ends with the prompt: an answer may be long.
             Some(bounded) => bounded.rotary(rows.positions[0], &mut rows.rotary),
-            None => self.table.gather(&rows.positions, &mut rows.rotary),
+            None => self.tables.gather(&rows.positions, &mut rows.rotary),
         }
-        for layer in 0..self.decoder.config().layers {
+        for layer in 0..self.decoder.config().num_layers() {
             if self.bounded.is_some() {
                 self.project_queries(layer, &rows);
                 self.attend_one(layer, &mut rows);
@@ -283,10 +283,10 @@ impl State {
             state.next.positions.push(position);
             match &state.bounded {
                 Some(bounded) => bounded.rotary(position, &mut state.next.rotary),
-                None => state.table.gather(&[position], &mut state.next.rotary),
+                None => state.tables.gather(&[position], &mut state.next.rotary),
             }
         }
-        for layer in 0..config.layers {
+        for layer in 0..config.num_layers() {
             decoder.project(layer, x, work);
             work.attended.resize(work.q.len());
             let Workspace { q, k, v, attended, .. } = &mut *work;
@@ -295,7 +295,7 @@ impl State {
                 let (own, kv) = (i * q_width..(i + 1) * q_width, i * kv_width..(i + 1) * kv_width);
                 let mut rows = std::mem::take(&mut state.next);
                 state.take_row(&q[own], k.range(kv.clone()), v.range(kv));
-                state.turn(&rows);
+                state.turn(layer, &rows);
                 state.attend_one(layer, &mut rows);
                 attended.copy_from_slice(&state.work.attended);
                 state.next = rows;
@@ -328,7 +328,7 @@ impl State {
     /// Attention of one token over the cache, which takes its key and value.
     fn attend_one(&mut self, layer: usize, rows: &mut Rows) {
         if let Some(bounded) = &mut self.bounded {
-            let (rotary, place) = (rows.rotary.slice(0, 1), rows.positions[0] - self.left_out);
+            let (rotary, place) = (rows.rotary.layer(layer).all(), rows.positions[0] - self.left_out);
             let (cpu, precision) = (self.decoder.backend(), self.decoder.precision());
             bounded.attend(cpu, precision, layer, place, rotary, &mut self.work);
             return;
@@ -379,11 +379,11 @@ impl State {
     }
 }
 
-/// Attention of rows with queries `q` over a layer's cache of `capacity` slots.
+/// Attention of rows with queries `q` over the cache of `layer`, of `capacity` slots.
 pub(crate) fn attention<'a>(
     decoder: &Decoder,
-    cache: &'a LayerCache,
-    capacity: usize,
+    layer: usize,
+    (cache, capacity): (&'a LayerCache, usize),
     q: &'a [f32],
     visible: &'a [(u32, u32)],
 ) -> Attention<'a> {
@@ -397,7 +397,7 @@ pub(crate) fn attention<'a>(
         head_dim: config.head_dim,
         capacity,
         visible,
-        scale: (config.head_dim as f32).sqrt().recip(),
+        scale: config.layers[layer].attention_scale,
         precision: decoder.precision(),
     }
 }

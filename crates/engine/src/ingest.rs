@@ -344,32 +344,33 @@ impl Engine {
         let mut rows = state.embed(ids, (0..ids.len() as u32).collect())?;
         let width = config.kv_heads * config.head_dim;
         let kept = dropped * width..ids.len() * width;
-        let mut kv = Vec::with_capacity(config.layers);
+        let mut kv = Vec::with_capacity(config.num_layers());
         let mut made = vec![Summary::default(); summaries.len()];
         let local = summaries.iter().map(|of| of.local().min(ids.len() - dropped)).max().unwrap_or(0);
         let (mut queries, mut lse) = (Vec::new(), Vec::new());
-        for layer in 0..config.layers {
+        for layer in 0..config.num_layers() {
             self.pause()?;
             self.decoder.project(layer, &rows.x, &mut state.work);
             let query = config.heads * config.head_dim;
             if local > 0 {
                 queries = state.work.q[(ids.len() - local) * query..].to_vec();
             }
-            state.rotate_queries(&rows);
+            state.rotate_queries(layer, &rows);
             state.place(layer, &rows);
             let copy = |buffer: &Buffer| owned(buffer.as_slice().range(kept.clone()));
             kv.push((copy(&state.work.k), copy(&state.work.v)));
             state.see_causally(layer, &mut rows);
-            let last = layer + 1 == config.layers;
+            let last = layer + 1 == config.num_layers();
             if !summaries.is_empty() {
                 lse.resize(ids.len() * config.heads, 0.0);
                 state.attend_reporting(layer, &rows, &mut lse);
                 let cached = state.cache.layer(layer);
-                let attention = attention(&self.decoder, cached, ids.len(), &state.work.q, &rows.visible);
+                let attention =
+                    attention(&self.decoder, layer, (cached, ids.len()), &state.work.q, &rows.visible);
                 let view = ContextLayer {
                     cpu: self.decoder.backend(),
                     layer,
-                    layers: config.layers,
+                    layers: config.num_layers(),
                     attention,
                     lse: &lse,
                     first: dropped,

@@ -146,8 +146,8 @@ impl Engine {
         let prefill = Prefill { engine: self, prompt, view, segments, method, plan: &plan, watch };
         let (shape, dtype) = (self.decoder.shape(), self.settings.kv);
         let spans = PromptSpans { system: prompt.system_span(), question: prompt.question_span() };
-        let (config, rope) = (self.decoder.config(), self.decoder.rope(reach));
-        let bounded = Bounded::new(config, rope, eviction, spans, dtype, room, false)?;
+        let (config, ropes) = (self.decoder.config(), self.decoder.ropes(reach));
+        let bounded = Bounded::new(config, ropes, eviction, spans, dtype, room, false)?;
         let capacity = if bounded.is_some() { prompt.len() } else { room };
         // A layer that waits is the request's own cache, or, where that is bounded, more than it.
         let ahead = if bounded.is_some() { self.decoder.backend().threads() } else { shape.layers };
@@ -172,8 +172,8 @@ impl Engine {
             let outcome = prefill.run(&mut state, None, &lender)?;
             return Ok(outcome.map(|(logits, work)| (state, logits, work.after(&before))));
         }
-        let table = state.table.clone();
-        let load = Load::new(segments, &plan, &table, &state.cache, &lender, ahead, self.decoder.backend());
+        let tables = state.tables.clone();
+        let load = Load::new(segments, &plan, &tables, &state.cache, &lender, ahead, self.decoder.backend());
         let (outcome, mut waited, computed) = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, &load, self.decoder.backend().threads());
             let outcome = prefill.run(&mut state, Some(&mut feed), &lender);
@@ -196,7 +196,7 @@ impl Engine {
         chunks: &'a [refrain_fusion::ChunkPlace],
     ) -> PromptView<'a> {
         PromptView {
-            layers: self.decoder.config().layers,
+            layers: self.decoder.config().num_layers(),
             system: prompt.system_span(),
             system_cached,
             chunks,
@@ -229,7 +229,7 @@ impl Engine {
             return Ok(loaded);
         }
         // A true prefix is exact only under the rotation that the whole request has.
-        let same_rope = || self.decoder.rope(prompt.system.len()) == self.decoder.rope(reach);
+        let same_rope = || self.decoder.ropes(prompt.system.len()) == self.decoder.ropes(reach);
         let keeps_system = self.keeps_system(prompt) && same_rope();
         if keeps_system {
             self.bring(&[self.system_id(&prompt.system)], &[], false)?;

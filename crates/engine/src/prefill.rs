@@ -90,7 +90,7 @@ impl Prefill<'_> {
         let plan = self.plan;
         self.check(&plan.rows, None)?;
         let ids = self.prompt.ids();
-        let layers = state.decoder.config().layers;
+        let layers = state.decoder.config().num_layers();
         let mut work = Work::default();
         let mut rows = state.embed(&ids, plan.rows.clone())?;
         for layer in 0..layers {
@@ -156,7 +156,7 @@ impl Prefill<'_> {
     /// Reports the question's attention, as far as it was asked for. Rows that retrieve have no map: they do not see what
     /// others do at its place.
     fn watch(&self, state: &State, layer: usize, rows: &[u32], work: &mut Work) {
-        let last = state.decoder.config().layers - 1;
+        let last = state.decoder.config().num_layers() - 1;
         match self.watch {
             Watch::Explain if layer == EXPLAIN_LAYER.min(last) => {
                 let view = self.layer_view(state, layer, rows, &[]);
@@ -197,7 +197,8 @@ impl Prefill<'_> {
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             capacity: state.cache.capacity(),
-            window: config.window(layer),
+            window: config.layers[layer].window,
+            scale: config.layers[layer].attention_scale,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use refrain_fusion::{FusionMethod, KnownBlock, Retrieval, representative};
 use refrain_kernels::{Buffer, Cpu, Report};
-use refrain_kv::{LayerCache, Lender, Rope, Shape, Span, stats, top_k};
+use refrain_kv::{LayerCache, Lender, Rope, Ropes, Shape, Span, stats, top_k};
 use refrain_model::Decoder;
 
 use crate::forward::{Rows, State, attention};
@@ -18,7 +18,7 @@ pub(crate) struct Retrieving {
     budget: Budget,
     /// Rows from this position on retrieve; those before see everything.
     asked: u32,
-    rope: Rope,
+    ropes: Ropes,
     layers: Vec<Blocks>,
     /// Queries before RoPE of the projected rows, `rows × H × d`.
     pub(crate) raw: Vec<f32>,
@@ -53,7 +53,7 @@ impl Retrieving {
     /// before.
     fn new(
         (sizes, budget): (Retrieval, Budget),
-        rope: Rope,
+        ropes: Ropes,
         shape: Shape,
         known: &[KnownBlock],
         (asked, room): (u32, usize),
@@ -67,7 +67,7 @@ impl Retrieving {
             Blocks { spans, keys: keys.concat(), next: sizes.initial.max(asked as usize), received }
         };
         let layers = (0..shape.layers).map(layer).collect();
-        Retrieving { sizes, budget, asked, rope, layers, raw: Vec::new(), seen: 0, keys: 0 }
+        Retrieving { sizes, budget, asked, ropes, layers, raw: Vec::new(), seen: 0, keys: 0 }
     }
 
     /// Keys that rows have seen together since this was last asked.
@@ -113,8 +113,8 @@ impl Engine {
         let shape = self.decoder.shape();
         let known = retrieval.known(&view, &summaries(segments, view.chunks.len(), 0), shape.width())?;
         let asked = if method.reuses() { view.question.start } else { 0 };
-        let rope = self.decoder.rope(reach);
-        let retrieving = Retrieving::new((sizes, budget), rope, shape, &known, (asked, room));
+        let ropes = self.decoder.ropes(reach);
+        let retrieving = Retrieving::new((sizes, budget), ropes, shape, &known, (asked, room));
         Ok(Some((Some(retrieving), work)))
     }
 }
@@ -122,6 +122,7 @@ impl Engine {
 /// Rows that retrieve together at a layer.
 struct Part<'a> {
     decoder: &'a Decoder,
+    layer: usize,
     cache: &'a LayerCache,
     capacity: usize,
     positions: &'a [u32],
@@ -139,19 +140,21 @@ impl State {
         let config = self.decoder.config();
         let width = config.heads * config.head_dim;
         self.work.attended.resize(self.work.q.len());
-        let local = config.window(layer).map_or(retrieving.sizes.local, |w| w.min(retrieving.sizes.local));
+        let local =
+            config.layers[layer].window.map_or(retrieving.sizes.local, |w| w.min(retrieving.sizes.local));
         let before = rows.positions.partition_point(|p| *p < retrieving.asked);
         let (q, visible) = (&self.work.q[..before * width], &rows.visible[..before]);
         let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
-        let plain = attention(&self.decoder, cached, capacity, q, visible);
+        let plain = attention(&self.decoder, layer, (cached, capacity), q, visible);
         self.decoder.backend().attention(&plain, &mut self.work.attended[..before * width]);
         retrieving.keys += seen(visible);
         let mut last = 0;
         for from in (before..rows.positions.len()).step_by(retrieving.sizes.rows) {
             let to = (from + retrieving.sizes.rows).min(rows.positions.len());
-            let Retrieving { sizes, budget, rope, layers, keys, raw, .. } = &mut *retrieving;
+            let Retrieving { sizes, budget, ropes, layers, keys, raw, .. } = &mut *retrieving;
             let part = Part {
                 decoder: &self.decoder,
+                layer,
                 cache: self.cache.layer(layer),
                 capacity: self.cache.capacity(),
                 positions: &rows.positions[from..to],
@@ -160,7 +163,7 @@ impl State {
                 local,
             };
             let out = &mut self.work.attended[from * width..to * width];
-            let all = layers[layer].attend(&part, (sizes, *budget), rope, out);
+            let all = layers[layer].attend(&part, (sizes, *budget), ropes.layer(layer), out);
             *keys += all.0;
             last = all.1;
         }
@@ -182,7 +185,7 @@ impl Blocks {
         let near: Vec<(u32, u32)> = part.positions.iter().map(|p| (first_local(*p), p + 1)).collect();
         let (left, last) = (near[0].0 as usize, near[near.len() - 1].0 as usize);
         self.close(part, sizes, rope, left);
-        let local = attention(part.decoder, part.cache, part.capacity, part.q, &near);
+        let local = attention(part.decoder, part.layer, (part.cache, part.capacity), part.q, &near);
         let mut lse = vec![0.0; near.len() * config.heads];
         cpu.attention_reporting(&local, out, Report { lse: Some(&mut lse), ..Report::default() });
         let mut far = (0, 0);
@@ -301,7 +304,7 @@ impl Blocks {
         let mut q = part.raw[none * width..].to_vec();
         // Keys are as before RoPE here: the scale that it would give them is the queries' to bear.
         rotate(part.decoder, &rope.squared(), part.local, &mut q);
-        let attention = attention(part.decoder, &cache, far.len(), &q, &visible);
+        let attention = attention(part.decoder, part.layer, (&cache, far.len()), &q, &visible);
         let (mut other, mut other_lse) = (vec![0.0; q.len()], vec![0.0; visible.len() * heads]);
         let report = Report { lse: Some(&mut other_lse), ..Report::default() };
         cpu.attention_reporting(&attention, &mut other, report);
@@ -316,7 +319,7 @@ fn rotate(decoder: &Decoder, rope: &Rope, local: usize, q: &mut [f32]) {
     let rows = q.len() / (config.heads * config.head_dim);
     let table = rope.table(std::iter::repeat_n(local as u32 - 1, rows));
     let (cos, sin) = table.slice(0, rows);
-    decoder.backend().rope(q, config.heads, config.head_dim, cos, sin, config.rope.rotary_dim);
+    decoder.backend().rope(q, config.heads, config.head_dim, cos, sin, table.rotary_dim());
 }
 
 /// The keys of some positions before RoPE, `Hkv × positions × d`.
@@ -334,7 +337,7 @@ fn turned_back(part: &Part<'_>, rope: &Rope, places: &Places) -> Buffer {
             let (cos, sin) = table.slice(first as usize, first as usize + span.len());
             let from = (head * part.capacity + span.start as usize) * d;
             let keys = keys.range(from..from + span.len() * d);
-            cpu.place_keys(keys, 1, d, cos, sin, config.rope.rotary_dim, &slots, &mut one);
+            cpu.place_keys(keys, 1, d, cos, sin, table.rotary_dim(), &slots, &mut one);
         }
         all.write(head * places.len() * d, one.as_slice());
     }

@@ -118,7 +118,7 @@ impl<'e> Run<'_, 'e> {
         let shape = state.cache.shape();
         let mut cache = self.lender.take(shape, state.cache.dtype(), places.len());
         for piece in self.pieces[layer].iter() {
-            let rotary = state.table.slice(piece.span.range().start, piece.span.range().end);
+            let rotary = state.tables.layer(layer).slice(piece.span.range().start, piece.span.range().end);
             let first = places.before(piece.span.start);
             let slots: Vec<u32> = (first..first + piece.span.len() as u32).collect();
             cache.place(state.decoder.backend(), shape, piece.kv(shape.width()), rotary, &slots);
@@ -181,8 +181,8 @@ impl<'e> Run<'_, 'e> {
         let spans = PromptSpans { system: view.system, question: Span::new(asked, held) };
         let decoder = state.decoder.clone();
         let (config, dtype) = (decoder.config(), state.cache.dtype());
-        let rope = state.decoder.rope(reach);
-        state.bounded = Bounded::new(config, rope, eviction, spans, dtype, room - left_out, true)?;
+        let ropes = state.decoder.ropes(reach);
+        state.bounded = Bounded::new(config, ropes, eviction, spans, dtype, room - left_out, true)?;
         state.left_out = left_out as u32;
         self.work.kept_tokens = held;
         Ok(())
@@ -228,9 +228,9 @@ impl<'e> Run<'_, 'e> {
             }
         }
         let mut rotary = RopeTable::default();
-        state.table.gather(&positions, &mut rotary);
+        state.tables.layer(layer).gather(&positions, &mut rotary);
         let slots: Vec<u32> = positions.iter().map(|p| all.before(*p)).collect();
-        let turned = rotary.slice(0, rotary.len());
+        let turned = rotary.all();
         cache.place(state.decoder.backend(), shape, (k.as_slice(), v.as_slice()), turned, &slots);
     }
 
@@ -251,13 +251,13 @@ impl<'e> Run<'_, 'e> {
     ) {
         let decoder = state.decoder.clone();
         let config = decoder.config();
-        let (shape, window) = (state.cache.shape(), config.window(layer));
+        let (shape, window) = (state.cache.shape(), config.layers[layer].window);
         let (mut done, mut copied) = (0, 0);
         let mut cache = cache;
         if held.len() < all.len() {
             done = rows.positions.partition_point(|p| *p < self.request.asked.view.question.start);
             see(rows, all, window);
-            attend(state, &cache, all.len(), 0..done, &rows.visible);
+            attend(state, layer, (&cache, all.len()), 0..done, &rows.visible);
             let slots: Vec<u32> =
                 held.spans().iter().flat_map(|s| all.before(s.start)..all.before(s.end)).collect();
             let kept = cache.gather(shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, held.len());
@@ -279,13 +279,13 @@ impl<'e> Run<'_, 'e> {
             let origins = window.map(|_| held.spans().iter().flat_map(|span| span.positions()).collect());
             bounded.take_in(state.decoder.backend(), &cache, prompt, origins, self.lender);
         }
-        if layer + 1 == config.layers {
+        if layer + 1 == config.num_layers() {
             // Nobody needs the others' output.
             state.narrow(rows, vec![self.request.asked.view.len() as u32 - 1]);
             see(rows, held, window);
             done = 0;
         }
-        attend(state, &cache, held.len(), done..rows.positions.len(), &rows.visible);
+        attend(state, layer, (&cache, held.len()), done..rows.positions.len(), &rows.visible);
         self.work.operations += operations(config, 0, 0, seen(&rows.visible[done..]));
         match copied {
             0 => self.lender.give(cache),
@@ -296,7 +296,7 @@ impl<'e> Run<'_, 'e> {
     /// Reports attention of the question to the documents' tokens that are kept; there is none to the others.
     fn watch(&mut self, state: &State, layer: usize, cache: &LayerCache, held: &Places) {
         let watch = self.request.watch;
-        let explained = EXPLAIN_LAYER.min(state.decoder.config().layers - 1);
+        let explained = EXPLAIN_LAYER.min(state.decoder.config().num_layers() - 1);
         if watch == Watch::Nothing || (watch == Watch::Explain && layer != explained) {
             return;
         }
@@ -332,8 +332,8 @@ fn see(rows: &mut Rows, places: &Places, window: Option<usize>) {
 /// Attention of some of the projected rows.
 fn attend(
     state: &mut State,
-    cache: &LayerCache,
-    capacity: usize,
+    layer: usize,
+    (cache, capacity): (&LayerCache, usize),
     rows: Range<usize>,
     visible: &[(u32, u32)],
 ) {
@@ -344,6 +344,6 @@ fn attend(
     }
     let elements = rows.start * width..rows.end * width;
     let attention =
-        attention(&state.decoder, cache, capacity, &state.work.q[elements.clone()], &visible[rows]);
+        attention(&state.decoder, layer, (cache, capacity), &state.work.q[elements.clone()], &visible[rows]);
     state.decoder.backend().attention(&attention, &mut state.work.attended[elements]);
 }

@@ -74,6 +74,7 @@ impl Run<'_> {
             heads: HEADS,
             group: GROUP,
             head_dim: HEAD_DIM,
+            scale: (HEAD_DIM as f32).sqrt().recip(),
             capacity: layer.capacity,
             len: layer.len,
             positions: &layer.positions,

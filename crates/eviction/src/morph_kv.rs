@@ -196,8 +196,8 @@ impl Queries {
         }
         let keys = layer.keys.range(head * layer.capacity * d..(head + 1) * layer.capacity * d);
         let mut rows = vec![0.0; recent.len() * layer.len];
-        let scale = (d as f32).sqrt().recip();
-        layer.cpu.concat_logits(&q, heads, 1, d, keys, layer.capacity, 0..layer.len, scale, &mut rows);
+        let (capacity, len, scale) = (layer.capacity, layer.len, layer.scale);
+        layer.cpu.concat_logits(&q, heads, 1, d, keys, capacity, 0..len, scale, &mut rows);
         for row in rows.chunks_exact_mut(layer.len) {
             for (logit, position) in row.iter_mut().zip(layer.head(head)) {
                 if layer.is_recent(*position, self.policy.window) {

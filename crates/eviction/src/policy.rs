@@ -111,6 +111,8 @@ pub struct LayerView<'a> {
     pub group: usize,
     /// Elements of a head, `d`.
     pub head_dim: usize,
+    /// Factor of the layer's attention logits q·k.
+    pub scale: f32,
     /// Slots of a head.
     pub capacity: usize,
     /// Slots in use, from 0; the same number in every head.

@@ -207,7 +207,7 @@ mod tests {
                 positions[len] = step as u32;
                 len += 1;
                 let layer = LayerView {
-                    cpu: &cpu, heads: 1, group: 1, head_dim: 1, capacity: CAPACITY, len,
+                    cpu: &cpu, heads: 1, group: 1, head_dim: 1, scale: 1.0, capacity: CAPACITY, len,
                     positions: &positions, keys: Slice::F32(&[]), next: step as u32 + 1,
                 };
                 ring.push(step as u32, |_| &weights[..len], &layer);

@@ -1,7 +1,7 @@
 //! What every fusion method must keep to, whatever it selects by. A new method runs it in one line.
 
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
-use refrain_kv::{Rope, Span, Summary};
+use refrain_kv::{Rope, Ropes, Span, Summary};
 
 use crate::{
     CachedSegment, ChunkPlace, ContextLayer, Draft, Error, FusionMethod, LayerView, PromptView, SparseMethod,
@@ -120,7 +120,7 @@ fn select(method: &dyn FusionMethod, sparse: &dyn SparseMethod) {
         heads: HEADS,
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
-        rope: &Rope::new(vec![0.5; HEAD_DIM / 2], 1.0),
+        ropes: &Ropes::shared(Rope::new(vec![0.5; HEAD_DIM / 2], 1.0), LAYERS),
         stable_layers: None,
     };
     let selection =
@@ -234,6 +234,7 @@ fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows
         head_dim: HEAD_DIM,
         capacity: prompt.len(),
         window: None,
+        scale: (HEAD_DIM as f32).sqrt().recip(),
     };
     method.narrow(&view).unwrap_or_else(|error| panic!("{method:?} refuses a layer: {error}"))
 }

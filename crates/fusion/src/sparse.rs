@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use refrain_kernels::{Attention, Cpu, Slice};
-use refrain_kv::{Rope, Span, Summary};
+use refrain_kv::{Ropes, Span, Summary};
 
 use crate::{PromptView, Result};
 
@@ -151,8 +151,8 @@ pub struct Draft<'a> {
     pub kv_heads: usize,
     /// Elements of a head, `d`.
     pub head_dim: usize,
-    /// Rotary frequencies of the request.
-    pub rope: &'a Rope,
+    /// Rotary frequencies of the request, by layer.
+    pub ropes: &'a Ropes,
     /// Layers that were found to be stable for this model, if that was looked for.
     pub stable_layers: Option<Span>,
 }

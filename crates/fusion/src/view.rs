@@ -45,6 +45,8 @@ pub struct LayerView<'a> {
     pub capacity: usize,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
+    /// Factor of the layer's attention logits q·k.
+    pub scale: f32,
 }
 
 impl LayerView<'_> {
@@ -60,6 +62,7 @@ impl LayerView<'_> {
             head_dim: self.head_dim,
             capacity: self.capacity,
             window: self.window,
+            scale: self.scale,
         };
         stats::question_attention(self.cpu, &keys, self.prompt.documents(), question, softmax)
     }

@@ -5,7 +5,7 @@ use refrain_fusion::{
     Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
 };
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
-use refrain_kv::{Rope, Span, Summary};
+use refrain_kv::{Rope, Ropes, Span, Summary};
 
 const LAYERS: usize = 6;
 const HEADS: usize = 6;
@@ -279,7 +279,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
                 heads: HEADS,
                 kv_heads: KV_HEADS,
                 head_dim: D,
-                rope: &rope,
+                ropes: &Ropes::shared(rope.clone(), LAYERS),
                 stable_layers: None,
             };
             let selection = method.select(&draft).unwrap();
@@ -336,7 +336,7 @@ fn switches_take_out_selection_and_recomputation() {
             heads,
             kv_heads,
             head_dim,
-            rope: &rope,
+            ropes: &Ropes::shared(rope.clone(), LAYERS),
             stable_layers: None,
         };
         method.select(&draft).unwrap()
@@ -551,7 +551,7 @@ fn a_summary_of_other_sizes_is_refused_by_name() {
         heads: HEADS,
         kv_heads: KV_HEADS,
         head_dim: D,
-        rope: &Rope::new(vec![1.0; D / 2], 1.0),
+        ropes: &Ropes::shared(Rope::new(vec![1.0; D / 2], 1.0), LAYERS),
         stable_layers: None,
     };
     let error = method.select(&draft).unwrap_err().to_string();

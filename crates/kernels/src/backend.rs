@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::fmt::Debug;
 use std::ops::Range;
 
-use crate::ops::Round;
+use crate::ops::{RmsNorm, Round};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
 use crate::simd::Elem;
-use crate::{Buffer, Cpu, Floats, Linear, Precision, Rows};
+use crate::{Activation, Buffer, Cpu, Floats, Linear, Precision, Rows};
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
 const BLOCK: usize = 512;
@@ -22,6 +22,8 @@ thread_local! {
     static NORMED: Cell<Words> = const { Cell::new(Words::new()) };
     /// Rows between two products.
     static WIDE: Cell<Words> = const { Cell::new(Words::new()) };
+    /// A residual branch before its post-norm, or one row's keys after their norm.
+    static BRANCH: Cell<Words> = const { Cell::new(Words::new()) };
 }
 
 /// A root-mean-square norm: weights and what is added to the mean square.
@@ -31,6 +33,35 @@ pub struct Norm<'a> {
     pub weight: &'a [f32],
     /// Added to the mean square.
     pub eps: f32,
+}
+
+/// Norms of the single heads of queries and keys, applied between their projection and their rotation (Qwen3, Gemma 3).
+/// Each weight is as long as a head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// Norm of each query head.
+    pub q: Norm<'a>,
+    /// Norm of each key head.
+    pub k: Norm<'a>,
+}
+
+/// The weights of a layer's second half, from attention's output to the next layer.
+#[derive(Debug)]
+pub struct LayerTail<'a, L> {
+    /// Attention's output projection O.
+    pub output: &'a L,
+    /// Norm of O's result before it joins the residual stream, in layers with norms on both sides of a branch.
+    pub attention_post_norm: Option<Norm<'a>>,
+    /// Norm of the MLP's input.
+    pub mlp_norm: Norm<'a>,
+    /// Gate and up projection, packed by [`Backend::pack_gated`].
+    pub gate_up: &'a L,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Down projection.
+    pub down: &'a L,
+    /// Norm of the down projection's result before it joins the residual stream.
+    pub mlp_post_norm: Option<Norm<'a>>,
 }
 
 /// The steps of a decoder layer, coarse enough for any device. Activations are `f32`, row-major, in the device's own
@@ -94,29 +125,24 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Bytes of packed weights.
     fn bytes(&self, w: &Self::Linear) -> usize;
 
-    /// \[q | k | v\] = norm(x) · Wᵀ + b; `k` and `v`, m × `kv_width`, are rounded to their type and only grow.
+    /// \[q | k | v\] = norm(x) · Wᵀ + b, then each head of q and k is normed where `heads` is given; `k` and `v`,
+    /// m × `kv_width`, are rounded to their type and only grow.
     #[allow(clippy::too_many_arguments)]
     fn project(
         &self,
         x: &Self::Floats,
         norm: Norm<'_>,
         w: &Self::Linear,
+        heads: Option<HeadNorms<'_>>,
         kv_width: usize,
         q: &mut Self::Floats,
         k: &mut Self::Cache,
         v: &mut Self::Cache,
     );
 
-    /// x += attended · Oᵀ + b, then x += down(silu(gate(norm(x))) · up(norm(x)))
-    fn finish(
-        &self,
-        attended: &Self::Floats,
-        output: &Self::Linear,
-        norm: Norm<'_>,
-        gate_up: &Self::Linear,
-        down: &Self::Linear,
-        x: &mut Self::Floats,
-    );
+    /// x += post(attended · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
+    /// the layer lacks is the identity.
+    fn finish(&self, attended: &Self::Floats, tail: &LayerTail<'_, Self::Linear>, x: &mut Self::Floats);
 
     /// out (m × outputs) = norm(x) · Wᵀ
     fn logits(&self, x: &Self::Floats, norm: Norm<'_>, w: &Self::Linear, out: &mut Self::Floats);
@@ -177,6 +203,7 @@ impl Backend for Cpu {
         x: &Floats,
         norm: Norm<'_>,
         w: &Linear,
+        heads: Option<HeadNorms<'_>>,
         kv_width: usize,
         q: &mut Floats,
         k: &mut Buffer,
@@ -192,36 +219,31 @@ impl Backend for Cpu {
             }
         }
         match (k, v) {
-            (Buffer::F32(k), Buffer::F32(v)) => self.project_to(x, norm, w, q, k, v),
-            (Buffer::F16(k), Buffer::F16(v)) => self.project_to(x, norm, w, q, k, v),
-            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_to(x, norm, w, q, k, v),
+            (Buffer::F32(k), Buffer::F32(v)) => self.project_to(x, norm, w, heads, q, k, v),
+            (Buffer::F16(k), Buffer::F16(v)) => self.project_to(x, norm, w, heads, q, k, v),
+            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_to(x, norm, w, heads, q, k, v),
             (k, v) => panic!("keys are {} and values {}", k.dtype(), v.dtype()),
         }
     }
 
-    fn finish(
-        &self,
-        attended: &Floats,
-        output: &Linear,
-        norm: Norm<'_>,
-        gate_up: &Linear,
-        down: &Linear,
-        x: &mut Floats,
-    ) {
-        let (hidden, width) = (norm.weight.len(), gate_up.outputs());
+    fn finish(&self, attended: &Floats, tail: &LayerTail<'_, Linear>, x: &mut Floats) {
+        let (hidden, width) = (tail.mlp_norm.weight.len(), tail.gate_up.outputs());
         let rows = x.len() / hidden;
-        let attended_width = output.inputs();
+        let attended_width = tail.output.inputs();
         assert_eq!(x.len(), rows * hidden, "x is rows of the norm's length");
         assert_eq!(attended.len(), rows * attended_width, "as many rows are attended");
         let x = Shared::new(x);
         self.by_blocks(rows, &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
-            self.linear_add(output, &attended[r.start * attended_width..r.end * attended_width], x);
+            let attended = &attended[r.start * attended_width..r.end * attended_width];
+            self.add_branch(tail.output, attended, tail.attention_post_norm, x);
             let mut wide = scratch::lend(&WIDE, r.len() * width);
             let active = &mut wide.words.floats_mut()[..r.len() * width];
-            self.normed(x, norm, |normed| self.linear_swiglu(gate_up, normed, active));
-            self.linear_add(down, active, x);
+            self.normed(x, tail.mlp_norm, |normed| {
+                self.linear_gated(tail.gate_up, tail.activation, normed, active);
+            });
+            self.add_branch(tail.down, active, tail.mlp_post_norm, x);
         });
     }
 
@@ -245,12 +267,31 @@ impl Cpu {
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
     }
 
+    /// x += post(input · Wᵀ + b)
+    fn add_branch(&self, w: &Linear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
+        let Some(post) = post else { return self.linear_add(w, input, x) };
+        let mut branch = scratch::lend(&BRANCH, x.len());
+        let branch = &mut branch.words.floats_mut()[..x.len()];
+        self.linear(w, input, branch);
+        let (width, x) = (post.weight.len(), Shared::new(x));
+        self.normed(branch, post, |normed| {
+            self.by_rows(normed.len() / width, width, &|r| {
+                let r = r.start * width..r.end * width;
+                // SAFETY: these rows belong to this task.
+                let x = unsafe { x.part(r.clone()) };
+                x.iter_mut().zip(&normed[r]).for_each(|(x, y)| *x += y);
+            });
+        });
+    }
+
     /// [`Backend::project`] into keys and values of one type.
+    #[allow(clippy::too_many_arguments)]
     fn project_to<E: Elem>(
         &self,
         x: &[f32],
         norm: Norm<'_>,
         w: &Linear,
+        heads: Option<HeadNorms<'_>>,
         q: &mut [f32],
         k: &mut [E],
         v: &mut [E],
@@ -275,9 +316,27 @@ impl Cpu {
                             v.part(at * kv_width..(at + 1) * kv_width),
                         )
                     };
-                    q.copy_from_slice(&row[..q_width]);
-                    self.isa().run(Round { src: &row[q_width..q_width + kv_width], out: k });
-                    self.isa().run(Round { src: &row[q_width + kv_width..], out: v });
+                    let (q_row, kv_row) = row.split_at(q_width);
+                    let (k_row, v_row) = kv_row.split_at(kv_width);
+                    match heads {
+                        None => {
+                            q.copy_from_slice(q_row);
+                            self.isa().run(Round { src: k_row, out: k });
+                        }
+                        Some(HeadNorms { q: q_norm, k: k_norm }) => {
+                            self.isa().run(RmsNorm {
+                                x: q_row,
+                                weight: q_norm.weight,
+                                eps: q_norm.eps,
+                                y: q,
+                            });
+                            let mut normed = scratch::lend(&BRANCH, kv_width);
+                            let y = &mut normed.words.floats_mut()[..kv_width];
+                            self.isa().run(RmsNorm { x: k_row, weight: k_norm.weight, eps: k_norm.eps, y });
+                            self.isa().run(Round { src: y, out: k });
+                        }
+                    }
+                    self.isa().run(Round { src: v_row, out: v });
                 }
             });
         });

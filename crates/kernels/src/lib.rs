@@ -36,11 +36,11 @@ mod shared;
 mod simd;
 
 pub use attention::{Attention, Noise, Report};
-pub use backend::{Backend, Norm};
+pub use backend::{Backend, HeadNorms, LayerTail, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use floats::Floats;
 pub use half::{bf16, f16};
-pub use linear::{Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
+pub use linear::{Activation, Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
 pub use ops::softmax;
 pub use pages::{advise as advise_huge_pages, give_back};
 pub use pool::Isa;

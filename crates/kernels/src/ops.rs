@@ -48,11 +48,13 @@ impl Kernel for Softmax<'_> {
 }
 
 /// y = x / √(mean x² + eps) · weight, row by row.
-struct RmsNorm<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    eps: f32,
-    y: &'a mut [f32],
+pub(crate) struct RmsNorm<'a> {
+    /// Rows of `weight.len()`.
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    /// As long as `x`.
+    pub(crate) y: &'a mut [f32],
 }
 
 impl Kernel for RmsNorm<'_> {

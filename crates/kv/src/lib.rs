@@ -11,7 +11,7 @@ pub mod stats;
 mod summary;
 
 pub use cache::{CachePool, KvCache, LayerCache, Lender, Shape};
-pub use rope::{Rope, RopeTable};
+pub use rope::{Rope, RopeTable, RopeTables, Ropes};
 pub use select::{survivors, top_count, top_k, weakest};
 pub use span::Span;
 pub use summary::{Summary, Tensor};

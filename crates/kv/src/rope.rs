@@ -1,4 +1,9 @@
-//! Rotary position embedding: frequencies and the table of cosines and sines of positions.
+//! Rotary position embedding: frequencies, and tables of the cosines and sines of positions.
+//!
+//! [`Rope`] and [`RopeTable`] belong to one set of frequencies, [`Ropes`] and [`RopeTables`] to all layers of a model,
+//! which share sets or have their own.
+
+use std::sync::Arc;
 
 /// Rotary frequencies, frozen for one request (length-dependent scalings choose theirs beforehand).
 #[derive(Clone, Debug, PartialEq)]
@@ -27,12 +32,12 @@ impl Rope {
         Rope { frequencies, scale }
     }
 
-    /// What turns keys that are rotated already `by` positions further: a table of `tokens` equal entries.
+    /// The table that rotates keys, rotated already, `by` positions further: `tokens` equal entries.
     pub fn turn(&self, by: u32, tokens: usize) -> RopeTable {
         Rope { frequencies: self.frequencies.clone(), scale: 1.0 }.table(std::iter::repeat_n(by, tokens))
     }
 
-    /// What turns keys that are rotated to `positions` back to what they were.
+    /// The table that undoes the rotation of keys at `positions`, and their scaling.
     pub fn back(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
         let inverse = Rope { frequencies: self.frequencies.clone(), scale: self.scale.recip() };
         let mut table = inverse.table(positions);
@@ -40,7 +45,8 @@ impl Rope {
         table
     }
 
-    /// The same with its scale twice: for queries that meet keys as they are before rotation.
+    /// These frequencies with the squared scale, for queries that meet keys from before RoPE: the queries then bear the
+    /// scale of both.
     pub fn squared(&self) -> Rope {
         Rope { frequencies: self.frequencies.clone(), scale: self.scale * self.scale }
     }
@@ -52,7 +58,7 @@ impl Rope {
         table
     }
 
-    /// Makes `table` that of `positions`.
+    /// Overwrites `table` with the cosines and sines of `positions`.
     pub fn fill(&self, positions: impl IntoIterator<Item = u32>, table: &mut RopeTable) {
         table.half = self.frequencies.len();
         table.cos.clear();
@@ -78,9 +84,19 @@ impl RopeTable {
         self.cos.len().checked_div(self.half).unwrap_or(0)
     }
 
-    /// Whether it holds no position.
+    /// Whether the table holds no position.
     pub fn is_empty(&self) -> bool {
         self.cos.is_empty()
+    }
+
+    /// Elements of a head that the table rotates: two for each cosine of a position.
+    pub fn rotary_dim(&self) -> usize {
+        2 * self.half
+    }
+
+    /// All cosines and sines.
+    pub fn all(&self) -> (&[f32], &[f32]) {
+        (&self.cos, &self.sin)
     }
 
     /// Cosines and sines of entries `from..to`.
@@ -89,7 +105,7 @@ impl RopeTable {
         (&self.cos[range.clone()], &self.sin[range])
     }
 
-    /// Makes `table` the entries at `indices`.
+    /// Overwrites `table` with the entries at `indices`.
     pub fn gather(&self, indices: &[u32], table: &mut RopeTable) {
         table.half = self.half;
         table.cos.clear();
@@ -102,9 +118,111 @@ impl RopeTable {
     }
 }
 
+/// Rotary frequencies of one request by layer: the distinct ones once, and which of them each layer uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ropes {
+    distinct: Arc<[Rope]>,
+    of_layer: Arc<[usize]>,
+}
+
+/// Tables of the same positions by layer: one table for each distinct set of frequencies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RopeTables {
+    distinct: Vec<RopeTable>,
+    of_layer: Arc<[usize]>,
+}
+
+impl Ropes {
+    /// Layer `l` uses `distinct[of_layer[l]]`.
+    ///
+    /// # Panics
+    /// If an entry of `of_layer` is no index into `distinct`.
+    pub fn new(distinct: Vec<Rope>, of_layer: Vec<usize>) -> Ropes {
+        assert!(
+            of_layer.iter().all(|rope| *rope < distinct.len()),
+            "every layer has one of {}",
+            distinct.len()
+        );
+        Ropes { distinct: distinct.into(), of_layer: of_layer.into() }
+    }
+
+    /// One set of frequencies for all of `layers`.
+    pub fn shared(rope: Rope, layers: usize) -> Ropes {
+        Ropes::new(vec![rope], vec![0; layers])
+    }
+
+    /// The frequencies of `layer`.
+    pub fn layer(&self, layer: usize) -> &Rope {
+        &self.distinct[self.of_layer[layer]]
+    }
+
+    /// Cosines and sines for `positions`.
+    pub fn tables(&self, positions: impl IntoIterator<Item = u32> + Clone) -> RopeTables {
+        let mut tables = RopeTables::default();
+        self.fill(positions, &mut tables);
+        tables
+    }
+
+    /// Overwrites `tables` with the cosines and sines of `positions`, in the memory that they have.
+    pub fn fill(&self, positions: impl IntoIterator<Item = u32> + Clone, tables: &mut RopeTables) {
+        tables.adopt(self.distinct.len(), &self.of_layer);
+        for (rope, table) in self.distinct.iter().zip(&mut tables.distinct) {
+            rope.fill(positions.clone(), table);
+        }
+    }
+}
+
+impl RopeTables {
+    /// The table of `layer`.
+    pub fn layer(&self, layer: usize) -> &RopeTable {
+        &self.distinct[self.of_layer[layer]]
+    }
+
+    /// Number of positions, the same at every layer.
+    pub fn len(&self) -> usize {
+        self.distinct.first().map_or(0, RopeTable::len)
+    }
+
+    /// Whether the tables hold no position.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Overwrites `tables` with the entries at `indices`, in the memory that they have.
+    pub fn gather(&self, indices: &[u32], tables: &mut RopeTables) {
+        tables.adopt(self.distinct.len(), &self.of_layer);
+        for (from, to) in self.distinct.iter().zip(&mut tables.distinct) {
+            from.gather(indices, to);
+        }
+    }
+
+    /// Takes over which layer uses which of `distinct` tables.
+    fn adopt(&mut self, distinct: usize, of_layer: &Arc<[usize]>) {
+        self.distinct.resize_with(distinct, RopeTable::default);
+        self.of_layer.clone_from(of_layer);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_share_tables_or_have_their_own() {
+        let (near, far) = (Rope::new(vec![1.0, 0.25], 1.0), Rope::new(vec![0.5, 0.125], 1.0));
+        let ropes = Ropes::new(vec![near.clone(), far.clone()], vec![0, 0, 1, 0]);
+        assert_eq!((ropes.layer(1), ropes.layer(2)), (&near, &far));
+        let tables = ropes.tables([0, 3, 7]);
+        assert_eq!((tables.len(), tables.layer(2).rotary_dim()), (3, 4));
+        assert_eq!(tables.layer(3), &near.table([0, 3, 7]));
+        assert_eq!(tables.layer(2), &far.table([0, 3, 7]));
+        assert!(std::ptr::eq(tables.layer(0), tables.layer(3)), "one table for each set of frequencies");
+        let mut gathered = Ropes::shared(far.clone(), 1).tables([5, 6]);
+        tables.gather(&[2, 0], &mut gathered);
+        assert_eq!(gathered, ropes.tables([7, 0]));
+        assert!(RopeTables::default().is_empty());
+        assert_ne!(ropes, Ropes::shared(near, 4));
+    }
 
     #[test]
     fn table_holds_cosines_of_position_times_frequency() {

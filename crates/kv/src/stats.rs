@@ -33,6 +33,8 @@ pub struct QuestionKeys<'a> {
     pub capacity: usize,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
+    /// Factor of the logits q·k, the layer's attention scale.
+    pub scale: f32,
 }
 
 impl<'a> QuestionKeys<'a> {
@@ -47,7 +49,7 @@ impl<'a> QuestionKeys<'a> {
             head_dim: self.head_dim,
             capacity: self.capacity,
             visible,
-            scale: (self.head_dim as f32).sqrt().recip(),
+            scale: self.scale,
             precision: Precision::F32,
         }
     }
@@ -241,6 +243,7 @@ mod tests {
             head_dim: d,
             capacity: n,
             window: Some(window),
+            scale: (d as f32).sqrt().recip(),
         };
         let got = question_map(&Cpu::new(1), &keys, documents, question);
         for j in question.range() {
@@ -311,6 +314,7 @@ mod tests {
             head_dim: 2,
             capacity: 5,
             window: None,
+            scale: 2f32.sqrt().recip(),
         };
         let got = question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated);
         let mut expected = [0f64; 2];

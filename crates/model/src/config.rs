@@ -3,14 +3,14 @@
 //! The raw forms, GGUF metadata and Hugging Face's `config.json`, are read in the modules below; everything
 //! else in the program sees only [`Config`], whose values are checked against each other.
 
+mod checks;
 mod gguf;
 mod hf;
 
-use std::path::Path;
+use std::fmt::Display;
 
-use serde::Serialize;
-
-use crate::error::{ModelError, Result};
+use refrain_kernels::Activation;
+use serde::{Serialize, Serializer};
 
 /// A family of models; they differ by data, not by code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -23,19 +23,19 @@ pub enum Family {
     Mistral,
     /// Qwen2 and Qwen2.5.
     Qwen2,
+    /// Qwen3, dense.
+    Qwen3,
     /// Phi-3 and Phi-4.
     Phi3,
 }
 
 /// A model's resolved configuration. All counts are checked: none is zero, `heads` is a multiple of
-/// `kv_heads`, `rope.rotary_dim` is even and at most `head_dim`, factors are finite and positive and as many
-/// as they must be.
+/// `kv_heads`, every layer's rope exists, every `rotary_dim` is even and at most `head_dim`, factors are finite and
+/// positive and as many as they must be.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
     /// The family.
     pub family: Family,
-    /// Transformer layers (`num_hidden_layers`).
-    pub layers: usize,
     /// Width of the hidden state (`hidden_size`).
     pub hidden: usize,
     /// Query heads (`num_attention_heads`).
@@ -50,30 +50,97 @@ pub struct Config {
     pub vocab: usize,
     /// Epsilon of the RMS norms.
     pub rms_eps: f32,
-    /// Rotary position embedding.
-    pub rope: RopeConfig,
-    /// A query at position p sees the keys at positions in (p − window, p], itself included; `None`: all up
-    /// to p. Windows of at least `context` are resolved to `None`. See [`Config::window`].
-    pub sliding_window: Option<usize>,
-    /// The first layer that has the sliding window; layers before it see everything. 0 but for some Qwen2.
-    pub sliding_from_layer: usize,
+    /// One entry for each transformer layer, `num_hidden_layers` of them.
+    pub layers: Vec<LayerSpec>,
+    /// The distinct rotary embeddings, to which [`LayerSpec::rope`] points. All rotate equally many values of a head.
+    pub ropes: Vec<RopeSpec>,
     /// Longest sequence the model was made for, in tokens.
     pub context: usize,
     /// Whether the output projection is the embedding matrix (no `lm_head.weight` is to be read).
     pub tied_embeddings: bool,
     /// Whether the first layer's query projection, fused or not, has a bias in the file.
     pub attention_bias: bool,
-    /// The token that begins a sequence, if the files name one. Whether prompts get it is the tokenizer's
-    /// rule.
+    /// The token that begins a sequence, if the files name one. The tokenizer decides whether prompts get it.
     pub bos: Option<u32>,
     /// Tokens that end an answer, ascending, without duplicates; may be empty.
     pub eos: Vec<u32>,
 }
 
+/// Facts of one transformer layer. Sizes are the same for all layers and stand in [`Config`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerSpec {
+    /// A query at position p sees the keys at positions in (p − window, p], itself included; `None`: all up
+    /// to p. Windows of at least [`Config::context`] are resolved to `None`.
+    pub window: Option<usize>,
+    /// Index into [`Config::ropes`].
+    pub rope: usize,
+    /// Norms around attention and MLP.
+    pub norms: BranchNorms,
+    /// Activation of the MLP's gate.
+    #[serde(serialize_with = "as_text")]
+    pub activation: Activation,
+    /// Whether an RMS norm over each head of queries and keys stands between projection and rotation.
+    pub qk_norm: bool,
+    /// Factor of the attention logits q·k.
+    pub attention_scale: f32,
+}
+
+/// The RMS norms of a residual branch: attention or MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchNorms {
+    /// Of the branch's input: x += branch(norm(x)).
+    Pre,
+    /// Of its input and of its result: x += norm(branch(norm(x))).
+    PrePost,
+}
+
+/// Names of the supported families in both kinds of files, for error messages.
+const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, phi3";
+
+impl Family {
+    /// The family that `config.json`'s `model_type` or GGUF's `general.architecture` names.
+    fn named(name: &str) -> Option<Family> {
+        Some(match name {
+            // Mistral's own converter to GGUF writes `llama`.
+            "llama" => Family::Llama,
+            "mistral" => Family::Mistral,
+            "qwen2" => Family::Qwen2,
+            "qwen3" => Family::Qwen3,
+            "phi3" => Family::Phi3,
+            _ => return None,
+        })
+    }
+
+    /// Whether layers of the family norm each head of queries and keys.
+    fn has_qk_norm(self) -> bool {
+        self == Family::Qwen3
+    }
+}
+
+impl LayerSpec {
+    /// A layer as Llama has it: everything visible, the first rope, norms before the branches, SiLU, no norms of heads,
+    /// attention logits divided by √`head_dim`.
+    pub(crate) fn llama(head_dim: usize) -> LayerSpec {
+        LayerSpec {
+            window: None,
+            rope: 0,
+            norms: BranchNorms::Pre,
+            activation: Activation::Silu,
+            qk_norm: false,
+            attention_scale: (head_dim as f32).sqrt().recip(),
+        }
+    }
+}
+
+fn as_text<T: Display, S: Serializer>(value: &T, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
 /// Rotary position embedding: pairs (i, i + rotary_dim/2) of a head are rotated by position × frequency,
 /// frequency being theta^(−2i/rotary_dim), scaled.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RopeConfig {
+pub struct RopeSpec {
     /// Base of the frequencies.
     pub theta: f64,
     /// Leading values of a head that are rotated; the others pass.
@@ -122,11 +189,10 @@ pub enum RopeScaling {
 }
 
 impl Config {
-    /// The sliding window of `layer`, in positions, the query's own included; `None` if it sees all before
-    /// it.
+    /// Number of transformer layers.
     #[must_use]
-    pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| layer >= self.sliding_from_layer)
+    pub fn num_layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// The configuration as canonical bytes: JSON with the fields in their declared order. Equal
@@ -135,128 +201,6 @@ impl Config {
     #[must_use]
     pub fn canonical_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers, strings and lists always serialise")
-    }
-
-    /// Checks everything that the type's documentation promises; `path` is the file to name.
-    pub(crate) fn validated(mut self, path: &Path) -> Result<Self> {
-        self.sliding_window = self.sliding_window.filter(|w| *w < self.context);
-        self.eos.retain(|&id| (id as usize) < self.vocab);
-        self.eos.sort_unstable();
-        self.eos.dedup();
-        let check = Check(path);
-        check.sizes(&self)?;
-        check.heads(&self)?;
-        check.rope(&self)?;
-        if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 0.1) {
-            return Err(
-                check.wrong(format!("the RMS norm's epsilon is {}, not between 0 and 0.1", self.rms_eps))
-            );
-        }
-        if let Some(0) = self.sliding_window {
-            return Err(check.wrong("sliding_window is 0".into()));
-        }
-        if let Some(bos) = self.bos.filter(|&id| id as usize >= self.vocab) {
-            return Err(
-                check.wrong(format!("the BOS token {bos} lies outside the vocabulary of {}", self.vocab))
-            );
-        }
-        Ok(self)
-    }
-}
-
-/// The checks of [`Config::validated`], with the file that their errors name.
-struct Check<'a>(&'a Path);
-
-impl Check<'_> {
-    fn wrong(&self, message: String) -> ModelError {
-        ModelError::Config { path: self.0.to_owned(), message }
-    }
-
-    /// Bounds far above every model there is; products of two of these fit in 64 bits with ease.
-    fn sizes(&self, c: &Config) -> Result<()> {
-        for (name, value, max) in [
-            ("the number of layers", c.layers, 1 << 12),
-            ("the hidden size", c.hidden, 1 << 20),
-            ("the number of attention heads", c.heads, 1 << 14),
-            ("the number of key-value heads", c.kv_heads, 1 << 14),
-            ("the head dimension", c.head_dim, 1 << 14),
-            ("the intermediate size", c.intermediate, 1 << 22),
-            ("the vocabulary size", c.vocab, 1 << 24),
-            ("the context length", c.context, 1 << 30),
-        ] {
-            if value == 0 || value > max {
-                return Err(self.wrong(format!("{name} is {value}, not between 1 and {max}")));
-            }
-        }
-        Ok(())
-    }
-
-    fn heads(&self, c: &Config) -> Result<()> {
-        if !c.heads.is_multiple_of(c.kv_heads) {
-            let Config { heads, kv_heads, .. } = c;
-            return Err(
-                self.wrong(format!("{heads} attention heads are no multiple of {kv_heads} key-value heads"))
-            );
-        }
-        let (dim, head) = (c.rope.rotary_dim, c.head_dim);
-        if dim == 0 || dim > head || !dim.is_multiple_of(2) {
-            return Err(
-                self.wrong(format!("the rotary dimension is {dim}, not even and between 2 and {head}"))
-            );
-        }
-        Ok(())
-    }
-
-    fn rope(&self, c: &Config) -> Result<()> {
-        self.positive("rope_theta", &[c.rope.theta])?;
-        let half = c.rope.rotary_dim / 2;
-        match &c.rope.scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => self.positive("the rope factor", &[*factor]),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                self.positive("a rope factor", &[*factor, *low_freq_factor, *high_freq_factor])?;
-                self.original(*original_context)?;
-                if low_freq_factor >= high_freq_factor {
-                    let message =
-                        format!("low_freq_factor {low_freq_factor} is not below {high_freq_factor}");
-                    return Err(self.wrong(message));
-                }
-                Ok(())
-            }
-            RopeScaling::LongRope { short, long, original_context, attention_factor } => {
-                self.positive("the rope attention factor", &[*attention_factor])?;
-                self.original(*original_context)?;
-                self.count("short rope factors", short.len(), half)?;
-                self.count("long rope factors", long.len(), half)?;
-                self.positive("a short rope factor", short)?;
-                self.positive("a long rope factor", long)
-            }
-            RopeScaling::Factors(factors) => {
-                self.count("rope factors", factors.len(), half)?;
-                self.positive("a rope factor", &factors.iter().map(|&f| f.into()).collect::<Vec<_>>())
-            }
-        }
-    }
-
-    fn original(&self, context: usize) -> Result<()> {
-        if context == 0 || context > 1 << 30 {
-            return Err(self.wrong(format!("the rope scaling's original context is {context}")));
-        }
-        Ok(())
-    }
-
-    fn count(&self, what: &str, found: usize, expected: usize) -> Result<()> {
-        if found != expected {
-            return Err(self.wrong(format!("there are {found} {what}, expected {expected}")));
-        }
-        Ok(())
-    }
-
-    fn positive(&self, what: &str, values: &[f64]) -> Result<()> {
-        match values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-            Some(v) => Err(self.wrong(format!("{what} is {v}, not a positive number"))),
-            None => Ok(()),
-        }
     }
 }
 

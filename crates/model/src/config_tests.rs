@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::gguf::Gguf;
 use crate::testing::{GgufBuilder, TestFolder, real_model, tiny_gguf};
@@ -45,10 +46,17 @@ fn hf_error(changes: Value) -> String {
 #[test]
 fn a_plain_llama() {
     let config = hf(json!({})).unwrap();
-    let rope = RopeConfig { theta: 10_000.0, rotary_dim: 16, scaling: RopeScaling::None };
+    let rope = RopeSpec { theta: 10_000.0, rotary_dim: 16, scaling: RopeScaling::None };
+    let layer = LayerSpec {
+        window: None,
+        rope: 0,
+        norms: BranchNorms::Pre,
+        activation: Activation::Silu,
+        qk_norm: false,
+        attention_scale: 0.25,
+    };
     let expected = Config {
         family: Family::Llama,
-        layers: 3,
         hidden: 64,
         heads: 4,
         kv_heads: 2,
@@ -56,9 +64,8 @@ fn a_plain_llama() {
         intermediate: 96,
         vocab: 256,
         rms_eps: 1e-5,
-        rope,
-        sliding_window: None,
-        sliding_from_layer: 0,
+        layers: vec![layer; 3],
+        ropes: vec![rope],
         context: 512,
         tied_embeddings: true,
         attention_bias: false,
@@ -67,6 +74,54 @@ fn a_plain_llama() {
     };
     assert_eq!(config, expected);
     assert_eq!(config.canonical_bytes(), expected.canonical_bytes());
+}
+
+#[test]
+fn qwen3_norms_its_heads() {
+    let config = hf(json!({"model_type": "qwen3"})).unwrap();
+    let layer = LayerSpec { qk_norm: true, ..LayerSpec::llama(128) };
+    assert_eq!((config.head_dim, &config.layers), (128, &vec![layer; 3]), "heads of 128 if nothing is said");
+    let config = hf(json!({"model_type": "qwen3", "head_dim": 16})).unwrap();
+    assert_eq!(config.layers[0].attention_scale, 0.25);
+    let config = gguf(&tiny_gguf("qwen3").u32("qwen3.attention.key_length", 16)).unwrap();
+    assert_eq!((config.family, config.head_dim), (Family::Qwen3, 16));
+    assert!(config.layers.iter().all(|layer| layer.qk_norm));
+}
+
+#[test]
+fn layers_of_differing_kinds_are_checked_and_told_apart() {
+    let config = hf(json!({})).unwrap();
+    let far = RopeSpec { theta: 1e6, ..config.ropes[0].clone() };
+    let check = |config: Config| config.validated(std::path::Path::new("config.json"));
+    let two_ropes = Config { ropes: vec![config.ropes[0].clone(), far], ..config.clone() };
+    type Change = fn(&mut LayerSpec);
+    let changes: [Change; 6] = [
+        |layer| layer.window = Some(16),
+        |layer| layer.rope = 1,
+        |layer| layer.norms = BranchNorms::PrePost,
+        |layer| layer.activation = Activation::GeluTanh,
+        |layer| layer.qk_norm = true,
+        |layer| layer.attention_scale = 0.5,
+    ];
+    for change in changes {
+        let mut changed = two_ropes.clone();
+        change(&mut changed.layers[1]);
+        let checked = check(changed.clone()).unwrap();
+        assert_eq!(checked, changed);
+        assert_ne!(checked.canonical_bytes(), two_ropes.canonical_bytes());
+    }
+    let fails = |change: Change, part: &str| {
+        let mut changed = two_ropes.clone();
+        change(&mut changed.layers[2]);
+        let message = check(changed).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    };
+    fails(|layer| layer.rope = 2, "rope 2 of 2");
+    fails(|layer| layer.window = Some(0), "sliding_window is 0");
+    fails(|layer| layer.attention_scale = f32::INFINITY, "the attention scale is inf");
+    let mut mixed = two_ropes.clone();
+    mixed.ropes[1].rotary_dim = 8;
+    assert!(check(mixed).unwrap_err().to_string().contains("differ by layer"));
 }
 
 #[test]
@@ -93,7 +148,7 @@ fn end_tokens_come_from_both_files() {
 
 #[test]
 fn rope_of_both_styles() {
-    let rope = |changes: Value| hf(changes).unwrap().rope;
+    let rope = |changes: Value| hf(changes).unwrap().ropes.remove(0);
     assert_eq!(rope(json!({"rope_theta": 5e5})).theta, 5e5);
     assert_eq!(rope(json!({"rope_parameters": {"rope_theta": 7e5, "rope_type": "default"}})).theta, 7e5);
     let linear = RopeScaling::Linear { factor: 2.5 };
@@ -109,7 +164,7 @@ fn rope_of_both_styles() {
     assert_eq!(rope(json!({"rope_scaling": llama3})).scaling, expected);
     assert_eq!(
         rope(json!({"rope_parameters": llama3})),
-        RopeConfig { theta: 5e5, rotary_dim: 16, scaling: expected }
+        RopeSpec { theta: 5e5, rotary_dim: 16, scaling: expected }
     );
 }
 
@@ -120,10 +175,10 @@ fn longrope_of_both_styles() {
     let old = json!({"model_type": "phi3", "partial_rotary_factor": 0.75, "rope_scaling": factors,
         "original_max_position_embeddings": 128, "num_key_value_heads": "null", "rms_norm_eps": null});
     let config = hf(old.clone()).unwrap();
-    assert_eq!((config.rope.rotary_dim, config.kv_heads, config.rms_eps), (12, 4, 1e-5));
-    let RopeScaling::LongRope { short, long, original_context, attention_factor } = &config.rope.scaling
+    assert_eq!((config.ropes[0].rotary_dim, config.kv_heads, config.rms_eps), (12, 4, 1e-5));
+    let RopeScaling::LongRope { short, long, original_context, attention_factor } = &config.ropes[0].scaling
     else {
-        panic!("{:?}", config.rope);
+        panic!("{:?}", config.ropes);
     };
     assert_eq!((short[1], long[5], *original_context), (1.1, 2.5, 128));
     assert!((attention_factor - (1.0 + 4f64.ln() / 128f64.ln()).sqrt()).abs() < 1e-12);
@@ -136,7 +191,9 @@ fn longrope_of_both_styles() {
         "original_max_position_embeddings": 128, "num_key_value_heads": null});
     assert_eq!(hf(changes.clone()).unwrap(), config);
     changes["rope_parameters"]["attention_factor"] = 1.5.into();
-    let RopeScaling::LongRope { attention_factor, .. } = hf(changes).unwrap().rope.scaling else { panic!() };
+    let RopeScaling::LongRope { attention_factor, .. } = hf(changes).unwrap().ropes.remove(0).scaling else {
+        panic!()
+    };
     assert_eq!(attention_factor, 1.5);
 
     for kind in ["su", "yarn"] {
@@ -154,7 +211,7 @@ fn longrope_of_both_styles() {
 fn sliding_windows() {
     let window = |changes: Value| {
         let config = hf(changes).unwrap();
-        (0..config.layers).map(|l| config.window(l)).collect::<Vec<_>>()
+        config.layers.iter().map(|layer| layer.window).collect::<Vec<_>>()
     };
     let mistral = json!({"model_type": "mistral", "sliding_window": 16});
     assert_eq!(window(mistral), [Some(16); 3]);
@@ -175,14 +232,21 @@ fn sliding_windows() {
     let (full, sliding) = ("full_attention", "sliding_attention");
     assert_eq!(window(qwen(json!({"layer_types": [full, sliding, sliding]}))), [None, Some(16), Some(16)]);
     assert_eq!(window(qwen(json!({"layer_types": [full, full, full]}))), [None; 3]);
-    assert!(hf_error(qwen(json!({"layer_types": [sliding, full, full]}))).contains("layer_types"));
+    assert_eq!(window(qwen(json!({"layer_types": [sliding, full, sliding]}))), [Some(16), None, Some(16)]);
+    let qwen3 = |types: Value| qwen(json!({"model_type": "qwen3", "layer_types": types}));
+    assert_eq!(window(qwen3(json!([full, sliding, full]))), [None, Some(16), None]);
+    assert!(hf_error(qwen(json!({"layer_types": [sliding, full]}))).contains("2 entries for 3 layers"));
+    assert!(hf_error(qwen3(json!([sliding, full, "chunked_attention"]))).contains("'chunked_attention'"));
     assert!(hf_error(json!({"model_type": "phi3", "sliding_window": 0})).contains("sliding_window is 0"));
 }
 
 #[test]
 fn bad_hugging_face_configurations_are_errors() {
     let unknown = hf_error(json!({"model_type": "mamba", "hidden_size": null}));
-    assert!(unknown.contains("'mamba'") && unknown.contains("llama, mistral, qwen2, phi3"), "{unknown}");
+    assert!(
+        unknown.contains("'mamba'") && unknown.contains("llama, mistral, qwen2, qwen3, phi3"),
+        "{unknown}"
+    );
     for (changes, part) in [
         (json!({"hidden_size": null}), "missing field `hidden_size`"),
         (json!({"hidden_size": 0}), "the hidden size is 0"),
@@ -218,24 +282,24 @@ fn a_plain_gguf() {
     let config = gguf(&tiny_gguf("llama")).unwrap();
     assert_eq!(config.family, Family::Llama);
     assert_eq!(
-        (config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim),
+        (config.num_layers(), config.hidden, config.heads, config.kv_heads, config.head_dim),
         (2, 32, 4, 2, 8)
     );
     assert_eq!((config.intermediate, config.vocab, config.context, config.rms_eps), (64, 6, 128, 1e-5));
-    assert_eq!(config.rope, RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling: RopeScaling::None });
-    assert!(config.tied_embeddings && !config.attention_bias && config.sliding_window.is_none());
+    assert_eq!(config.ropes, [RopeSpec { theta: 10_000.0, rotary_dim: 8, scaling: RopeScaling::None }]);
+    assert!(config.tied_embeddings && !config.attention_bias && config.layers[1].window.is_none());
     // 5 is named; 2, <|im_end|>, is a control token; 4, <|end|>, is ordinary text here.
     assert_eq!((config.bos, config.eos.as_slice()), (Some(0), &[2, 5][..]));
 
     let more = tiny_gguf("qwen2").counting("output.weight", &[6, 32]).counting("blk.0.attn_q.bias", &[32]);
     let config = gguf(&more.u32("qwen2.attention.sliding_window", 16)).unwrap();
     assert!(config.family == Family::Qwen2 && !config.tied_embeddings && config.attention_bias);
-    assert_eq!(config.sliding_window, Some(16));
+    assert!(config.layers.iter().all(|layer| layer.window == Some(16) && !layer.qk_norm));
 }
 
 #[test]
 fn rope_scaling_of_gguf_files() {
-    let rope = |builder: &GgufBuilder| gguf(builder).unwrap().rope;
+    let rope = |builder: &GgufBuilder| gguf(builder).unwrap().ropes.remove(0);
     let linear =
         tiny_gguf("llama").str("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 4.0);
     assert_eq!(rope(&linear).scaling, RopeScaling::Linear { factor: 4.0 });
@@ -267,7 +331,10 @@ fn rope_scaling_of_gguf_files() {
 #[test]
 fn bad_gguf_configurations_are_errors() {
     let unknown = gguf(&GgufBuilder::new().str("general.architecture", "rwkv")).unwrap_err().to_string();
-    assert!(unknown.contains("'rwkv'") && unknown.contains("llama, mistral, qwen2, phi3"), "{unknown}");
+    assert!(
+        unknown.contains("'rwkv'") && unknown.contains("llama, mistral, qwen2, qwen3, phi3"),
+        "{unknown}"
+    );
     let missing = gguf(&GgufBuilder::new().str("general.architecture", "llama")).unwrap_err().to_string();
     assert!(missing.contains("'llama.embedding_length' is missing"), "{missing}");
     let tiny = || tiny_gguf("llama");
@@ -292,7 +359,7 @@ fn bad_gguf_configurations_are_errors() {
 fn canonical_bytes_tell_configurations_apart() {
     let config = hf(json!({})).unwrap();
     let mut other = config.clone();
-    other.rope.theta += 1.0;
+    other.ropes[0].theta += 1.0;
     assert_ne!(config.canonical_bytes(), other.canonical_bytes());
     for scaling in [
         RopeScaling::None,
@@ -306,11 +373,11 @@ fn canonical_bytes_tell_configurations_apart() {
         },
         RopeScaling::Factors(vec![1.0, 2.0]),
     ] {
-        other.rope.scaling = scaling;
+        other.ropes[0].scaling = scaling;
         assert_ne!(config.canonical_bytes(), other.canonical_bytes());
     }
     let text = String::from_utf8(config.canonical_bytes()).unwrap();
-    assert!(text.starts_with(r#"{"family":"llama","layers":3,"#), "{text}");
+    assert!(text.starts_with(r#"{"family":"llama","hidden":64,"#), "{text}");
 }
 
 #[test]
@@ -330,7 +397,7 @@ fn tiny_models_of_every_family_are_read() {
         eprintln!("{}: {}", path.display(), String::from_utf8(config.canonical_bytes()).unwrap());
         weights.matrix_of("model.embed_tokens.weight", config.vocab, config.hidden).unwrap();
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        for layer in 0..config.layers {
+        for layer in 0..config.num_layers() {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             if weights.has(&name("self_attn.qkv_proj.weight")) {
                 weights.matrix_of(&name("self_attn.qkv_proj.weight"), q + 2 * kv, config.hidden).unwrap();
@@ -348,9 +415,9 @@ fn tiny_models_of_every_family_are_read() {
 fn real_gguf_files_resolve() {
     if let Some(path) = real_model("SmolLM2-135M-Instruct.Q4_1.gguf") {
         let config = ModelFiles::open(path).unwrap().config().clone();
-        assert_eq!((config.layers, config.hidden, config.heads, config.kv_heads), (30, 576, 9, 3));
+        assert_eq!((config.num_layers(), config.hidden, config.heads, config.kv_heads), (30, 576, 9, 3));
         assert_eq!(
-            (config.head_dim, config.vocab, config.context, config.rope.theta),
+            (config.head_dim, config.vocab, config.context, config.ropes[0].theta),
             (64, 49152, 8192, 1e5)
         );
         assert!(config.tied_embeddings && !config.attention_bias);
@@ -358,8 +425,8 @@ fn real_gguf_files_resolve() {
     }
     if let Some(path) = real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") {
         let config = ModelFiles::open(path).unwrap().config().clone();
-        assert_eq!((config.layers, config.hidden, config.heads, config.kv_heads), (24, 896, 14, 2));
-        assert_eq!((config.head_dim, config.context, config.rope.theta), (64, 32768, 1e6));
+        assert_eq!((config.num_layers(), config.hidden, config.heads, config.kv_heads), (24, 896, 14, 2));
+        assert_eq!((config.head_dim, config.context, config.ropes[0].theta), (64, 32768, 1e6));
         assert!(!config.tied_embeddings && config.attention_bias);
         assert!([151_643, 151_645].iter().all(|id| config.eos.contains(id)), "{:?}", config.eos);
     }

@@ -1,14 +1,16 @@
-//! One decoder for all families: Llama, Mistral, Qwen2 and Phi-3 differ by data, not by code.
+//! One decoder for all families: Llama, Mistral, Qwen2, Qwen3 and Phi-3 differ by data, not by code.
 //!
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use refrain_kernels::{Backend, Buffer, Cpu, Dtype, Floats, Norm, Precision, Rows};
-use refrain_kv::{Rope, RopeTable, Shape};
+use refrain_kernels::{
+    Activation, Backend, Buffer, Cpu, Dtype, Floats, HeadNorms, LayerTail, Norm, Precision, Rows,
+};
+use refrain_kv::{RopeTables, Ropes, Shape};
 
-use crate::config::Config;
+use crate::config::{BranchNorms, Config};
 use crate::error::{ModelError, Result};
 use crate::files::ModelFiles;
 use crate::rope;
@@ -21,24 +23,29 @@ const EMBEDDINGS: &str = "model.embed_tokens.weight";
 #[derive(Debug)]
 pub struct Decoder<B: Backend = Cpu> {
     backend: B,
-    /// The same, for rows that are each computed as if they were alone.
+    /// The device that computes each row as if it were alone.
     each: B,
     files: ModelFiles,
     layers: Vec<Layer<B>>,
     norm: Vec<f32>,
     head: B::Linear,
     precision: Precision,
-    /// The last rotary table that was asked for.
-    table: Mutex<Option<(Rope, Arc<RopeTable>)>>,
+    /// The rotary tables that were asked for last, with their frequencies.
+    tables: Mutex<Option<(Ropes, Arc<RopeTables>)>>,
 }
 
 #[derive(Debug)]
 struct Layer<B: Backend> {
     attention_norm: Vec<f32>,
+    /// Norms of a query head and of a key head, `d` each, where heads are normed.
+    head_norms: Option<[Vec<f32>; 2]>,
     /// `(H + 2·Hkv)·d × D`: queries, keys, values.
     qkv: B::Linear,
     o: B::Linear,
+    /// Norms of what attention and MLP add, where it is normed.
+    post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
+    activation: Activation,
     /// Gate and up, both `F × D`.
     gate_up: B::Linear,
     down: B::Linear,
@@ -88,12 +95,12 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Decoder<B>> {
         let (config, weights) = (files.config(), files.weights());
         let pack = Pack { config, weights, backend, precision };
-        let mut layers = Vec::with_capacity(config.layers);
-        for index in 0..config.layers {
+        let mut layers = Vec::with_capacity(config.num_layers());
+        for index in 0..config.num_layers() {
             layers.push(pack.layer(index)?);
             // The file and its packed weights are never in memory together.
             weights.release_pages();
-            progress(index + 1, config.layers);
+            progress(index + 1, config.num_layers());
         }
         let norm = weights.vector("model.norm.weight", config.hidden)?;
         let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
@@ -103,7 +110,6 @@ impl<B: Backend> Decoder<B> {
         };
         let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
-        let table = Mutex::default();
         Ok(Decoder {
             backend: backend.clone(),
             each: backend.each(),
@@ -112,7 +118,7 @@ impl<B: Backend> Decoder<B> {
             norm,
             head,
             precision,
-            table,
+            tables: Mutex::default(),
         })
     }
 
@@ -133,8 +139,8 @@ impl<B: Backend> Decoder<B> {
 
     /// Sizes of keys and values.
     pub fn shape(&self) -> Shape {
-        let Config { layers, kv_heads, head_dim, .. } = *self.config();
-        Shape { layers, kv_heads, head_dim }
+        let config = self.config();
+        Shape { layers: config.num_layers(), kv_heads: config.kv_heads, head_dim: config.head_dim }
     }
 
     /// Bytes of packed weights.
@@ -143,21 +149,23 @@ impl<B: Backend> Decoder<B> {
         matrices.chain([&self.head]).map(|w| self.backend.bytes(w)).sum()
     }
 
-    /// Rotary frequencies for a request of `total` tokens, prompt and answer.
-    pub fn rope(&self, total: usize) -> Rope {
-        rope::rope(&self.config().rope, total)
+    /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.
+    pub fn ropes(&self, total: usize) -> Ropes {
+        let Config { ropes, layers, .. } = self.config();
+        let distinct = ropes.iter().map(|spec| rope::rope(spec, total)).collect();
+        Ropes::new(distinct, layers.iter().map(|layer| layer.rope).collect())
     }
 
-    /// Cosines and sines of at least the first `slots` positions, for a request of `total` tokens.
-    pub fn rope_table(&self, total: usize, slots: usize) -> Arc<RopeTable> {
-        let rope = self.rope(total);
-        let mut kept = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Cosines and sines of at least the first `slots` positions, by layer, for a request of `total` tokens.
+    pub fn rope_tables(&self, total: usize, slots: usize) -> Arc<RopeTables> {
+        let ropes = self.ropes(total);
+        let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some((of, table)) if *of == rope && table.len() >= slots => table.clone(),
+            Some((of, tables)) if *of == ropes && tables.len() >= slots => tables.clone(),
             _ => {
-                let table = Arc::new(rope.table(0..slots as u32));
-                *kept = Some((rope, table.clone()));
-                table
+                let tables = Arc::new(ropes.tables(0..slots as u32));
+                *kept = Some((ropes, tables.clone()));
+                tables
             }
         }
     }
@@ -176,22 +184,34 @@ impl<B: Backend> Decoder<B> {
         self.backend.upload(rows, self.config().hidden, row, x)
     }
 
-    /// Queries, keys and values of `x` (`m × D`) at `layer`, none of them rotated, into `work.q`, `work.k`, `work.v`.
+    /// Queries, keys and values of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: heads normed where the layer
+    /// norms them, nothing rotated.
     pub fn project(&self, layer: usize, x: &B::Floats, work: &mut Workspace<B>) {
         let kv_width = self.shape().width();
         let layer = &self.layers[layer];
         let norm = self.norm(&layer.attention_norm);
+        let heads = layer.head_norms.as_ref().map(|[q, k]| HeadNorms { q: self.norm(q), k: self.norm(k) });
         let backend = self.backend_of(work);
-        backend.project(x, norm, &layer.qkv, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        backend.project(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
-    /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`.
+    /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
+    /// where the layer has them.
     ///
     /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
     pub fn finish(&self, layer: usize, x: &mut B::Floats, work: &mut Workspace<B>) {
         let layer = &self.layers[layer];
-        let norm = self.norm(&layer.mlp_norm);
-        self.backend_of(work).finish(&work.attended, &layer.o, norm, &layer.gate_up, &layer.down, x);
+        let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
+        let tail = LayerTail {
+            output: &layer.o,
+            attention_post_norm: post_norm(0),
+            mlp_norm: self.norm(&layer.mlp_norm),
+            gate_up: &layer.gate_up,
+            activation: layer.activation,
+            down: &layer.down,
+            mlp_post_norm: post_norm(1),
+        };
+        self.backend_of(work).finish(&work.attended, &tail, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
@@ -220,6 +240,24 @@ impl<B: Backend> Pack<'_, B> {
         let Config { hidden, heads, kv_heads, head_dim, intermediate, .. } = *self.config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let spec = &self.config.layers[index];
+        let vector = |part: &str, len| self.weights.vector(&name(part), len);
+        let head_norm = |part: &str| vector(part, head_dim);
+        // Gemma's layers have four norms, of which Hugging Face calls the second what others call the MLP's.
+        let (mlp_norm, post_norms) = match spec.norms {
+            BranchNorms::Pre => ("post_attention_layernorm.weight", None),
+            BranchNorms::PrePost => (
+                "pre_feedforward_layernorm.weight",
+                Some([
+                    vector("post_attention_layernorm.weight", hidden)?,
+                    vector("post_feedforward_layernorm.weight", hidden)?,
+                ]),
+            ),
+        };
+        let head_norms = match spec.qk_norm {
+            true => Some([head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?]),
+            false => None,
+        };
         let mlp = [("mlp.gate_proj.weight", intermediate), ("mlp.up_proj.weight", intermediate)];
         let attention = [
             ("self_attn.q_proj.weight", q),
@@ -233,10 +271,13 @@ impl<B: Backend> Pack<'_, B> {
             if self.weights.has(&name(fused)) { vec![(name(fused), rows)] } else { named(parts) }
         };
         Ok(Layer {
-            attention_norm: self.weights.vector(&name("input_layernorm.weight"), hidden)?,
+            attention_norm: vector("input_layernorm.weight", hidden)?,
+            head_norms,
             qkv: self.linear(&parts("self_attn.qkv_proj.weight", &attention), hidden)?,
             o: self.linear(&[(name("self_attn.o_proj.weight"), hidden)], q)?,
-            mlp_norm: self.weights.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            post_norms,
+            mlp_norm: vector(mlp_norm, hidden)?,
+            activation: spec.activation,
             gate_up: self.gated(&parts("mlp.gate_up_proj.weight", &mlp), intermediate, hidden)?,
             down: self.linear(&[(name("mlp.down_proj.weight"), hidden)], intermediate)?,
         })
@@ -249,7 +290,7 @@ impl<B: Backend> Pack<'_, B> {
         stacked.pack(self.precision, |rows| self.backend.pack(self.precision, outputs, inputs, bias, rows))
     }
 
-    /// The same for gates and, below them, what they open.
+    /// Packs the matrices of a gated MLP: gates and, below them, what they open.
     fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<B::Linear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let bias = stacked.bias.clone();

@@ -17,11 +17,12 @@ mod tokenizer;
 mod weights;
 
 pub use chat_template::{ChatTemplate, Layout, Message, Piece, PromptParts};
-pub use config::{Config, Family, RopeConfig, RopeScaling};
+pub use config::{BranchNorms, Config, Family, LayerSpec, RopeScaling, RopeSpec};
 pub use decoder::{Decoder, Workspace};
 pub use error::{ModelError, Result};
 pub use files::ModelFiles;
 pub use gguf::{Array, Gguf, TensorInfo, Value};
 pub use quant::{DType, dequantize};
+pub use refrain_kernels::Activation;
 pub use tokenizer::{Detokenizer, Specials, Tokenizer};
 pub use weights::{Matrix, Weights};

@@ -28,6 +28,8 @@ pub(crate) fn ggml_name(name: &str) -> Option<String> {
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.qkv_proj" => "attn_qkv",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
         "self_attn.o_proj" => "attn_output",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",

@@ -1,20 +1,20 @@
-//! Rotary frequencies of a configuration, with its scaling.
+//! Rotary frequencies of a specification, with its scaling.
 
 use std::f64::consts::TAU;
 
 use refrain_kv::Rope;
 
-use crate::config::{RopeConfig, RopeScaling};
+use crate::config::{RopeScaling, RopeSpec};
 
 /// Frequencies for a request of `total` tokens (prompt and answer), frozen for all of it.
 ///
-/// `θ_i = base^(−2i/rotary_dim)`, scaled as the configuration says. LongRoPE picks its long factors where `total`
+/// `θ_i = base^(−2i/rotary_dim)`, scaled as the specification says. LongRoPE picks its long factors where `total`
 /// passes the original context.
-pub(crate) fn rope(config: &RopeConfig, total: usize) -> Rope {
-    let half = config.rotary_dim / 2;
-    let plain = |i: usize| config.theta.powf(-((2 * i) as f64) / config.rotary_dim as f64);
+pub(crate) fn rope(spec: &RopeSpec, total: usize) -> Rope {
+    let half = spec.rotary_dim / 2;
+    let plain = |i: usize| spec.theta.powf(-((2 * i) as f64) / spec.rotary_dim as f64);
     let mut scale = 1.0;
-    let frequencies: Vec<f64> = match &config.scaling {
+    let frequencies: Vec<f64> = match &spec.scaling {
         RopeScaling::None => (0..half).map(plain).collect(),
         RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
         RopeScaling::Factors(factors) => {

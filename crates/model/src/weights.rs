@@ -55,7 +55,7 @@ impl Weights {
                 heads: config.heads,
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
-                rotary_dim: config.rope.rotary_dim,
+                rotary_dim: config.ropes[0].rotary_dim,
             });
         Ok(Self { source: Source::Gguf { gguf, interleaved } })
     }

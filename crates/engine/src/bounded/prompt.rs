@@ -32,7 +32,7 @@ impl Bounded {
         lender: &Lender<'_>,
     ) {
         let layer = self.layers.len();
-        let Plan { budget, capacity, window } = self.plans[layer];
+        let Plan { budget, capacity, window, scale } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
         let expanded = self.eviction.expanded.then(|| cache.gather(d, n, &self.identity, self.copies, n));
         let copied = expanded.as_ref().map_or(0, LayerCache::bytes);
@@ -43,6 +43,7 @@ impl Bounded {
             heads,
             group: self.group,
             head_dim: d,
+            scale,
             capacity: n,
             len: n,
             positions: &self.identity,
@@ -154,7 +155,7 @@ impl Bounded {
             head_dim: view.head_dim,
             capacity: view.capacity,
             visible,
-            scale: (view.head_dim as f32).sqrt().recip(),
+            scale: view.scale,
             precision: Precision::F32,
         }
     }

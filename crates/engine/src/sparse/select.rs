@@ -43,7 +43,7 @@ impl Engine {
         let config = self.decoder.config();
         let missing = view.chunks.iter().filter(|context| !context.cached).map(|context| context.span);
         let fixed = [view.system, view.question].into_iter().chain(missing).collect();
-        let pieces = vec![Pieces::default(); config.layers];
+        let pieces = vec![Pieces::default(); config.num_layers()];
         let mut run =
             Run { request, engine: self, always, fixed, lender, load, pieces, work: Work::default() };
         let queries = match sparse.asks(&view) {
@@ -60,7 +60,7 @@ impl Engine {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            rope: &self.decoder.rope(reach),
+            ropes: &self.decoder.ropes(reach),
             stable_layers: self.stable_layers,
         };
         let selection = sparse.select(&draft)?;
@@ -80,8 +80,8 @@ impl Run<'_, '_> {
         let places = self.places(self.request.sparse.base(&self.request.asked.view));
         let (question, width) = (self.request.asked.view.question.len(), config.heads * config.head_dim);
         let mut rows = state.embed(&self.request.asked.prompt.ids(), self.always.to_vec())?;
-        let mut means = Vec::with_capacity(config.layers * width);
-        for layer in 0..config.layers {
+        let mut means = Vec::with_capacity(config.num_layers() * width);
+        for layer in 0..config.num_layers() {
             self.engine.pause()?;
             if !self.read(layer, &places) {
                 return Ok(None);
@@ -89,20 +89,20 @@ impl Run<'_, '_> {
             state.decoder.project(layer, &rows.x, &mut state.work);
             let asked = &state.work.q[(rows.positions.len() - question) * width..];
             means.extend(stats::mean(asked, width));
-            if layer + 1 == config.layers {
+            if layer + 1 == config.num_layers() {
                 self.work.operations += operations(config, rows.positions.len(), 0, 0);
                 break;
             }
-            state.rotate_queries(&rows);
+            state.rotate_queries(layer, &rows);
             let mut cache = self.cache(state, layer, &places);
             let slots: Vec<u32> = rows.positions.iter().map(|p| places.before(*p)).collect();
             let kv = rows.positions.len() * config.kv_heads * config.head_dim;
             let (k, v) = (state.work.k.as_slice().range(0..kv), state.work.v.as_slice().range(0..kv));
-            let rotary = rows.rotary.slice(0, rows.rotary.len());
+            let rotary = rows.rotary.layer(layer).all();
             cache.place(state.decoder.backend(), state.cache.shape(), (k, v), rotary, &slots);
-            see(&mut rows, &places, config.window(layer));
+            see(&mut rows, &places, config.layers[layer].window);
             self.work.operations += operations(config, slots.len(), slots.len(), seen(&rows.visible));
-            attend(state, &cache, places.len(), 0..rows.positions.len(), &rows.visible);
+            attend(state, layer, (&cache, places.len()), 0..rows.positions.len(), &rows.visible);
             state.finish(layer, &mut rows);
             self.lender.give(cache);
         }

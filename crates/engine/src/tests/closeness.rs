@@ -74,7 +74,7 @@ fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
         };
         let own = close("vanilla");
         assert_eq!((own.agreement.kl, own.agreement.top1), (0.0, 1.0));
-        assert_eq!(own.attention_l2, vec![0.0; engine.decoder().config().layers]);
+        assert_eq!(own.attention_l2, vec![0.0; engine.decoder().config().num_layers()]);
         assert_eq!(own.hits.map(|hits| (hits.best, hits.as_many)), Some((1.0, 1.0)));
         let all = close("a3:ratio=1");
         assert!(all.agreement.kl < 1e-6 && all.attention_l2.iter().all(|l2| *l2 < 1e-4), "{all:?}");
@@ -87,7 +87,7 @@ fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
         let some = close("a3:ratio=0.3").hits.unwrap();
         assert!(some.best > 0.0 && some.best < 1.0 && some.as_many <= 1.0, "{some:?}");
         let sparse = close("sam_kv:block=8");
-        assert_eq!(sparse.attention_l2.len(), engine.decoder().config().layers);
+        assert_eq!(sparse.attention_l2.len(), engine.decoder().config().num_layers());
         assert!(close("inf_llm:local=16:initial=4:block=4").attention_l2.is_empty());
     });
 }

@@ -34,7 +34,7 @@ fn a_cached_key_at_its_place_has_vanillas_bits() {
 fn accounts_are_counted() {
     let engine = engine(&tiny("llama"), exact(Dtype::F16));
     let prompt = random_prompt(&engine, 5, &[60, 40], 10, 4);
-    let layers = engine.decoder().config().layers as f64;
+    let layers = engine.decoder().config().num_layers() as f64;
     let account = |method: &dyn FusionMethod| engine.measure(&prompt, method, Eviction::full()).unwrap();
     let vanilla = account(&Vanilla);
     assert_eq!((vanilla.prompt_tokens, vanilla.document_tokens, vanilla.cached_tokens), (115, 100, 0));

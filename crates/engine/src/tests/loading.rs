@@ -240,7 +240,7 @@ fn speed_of_loading() {
         let opened = started.elapsed();
         let plan = Pie.plan(&engine.view(&prompt, true, &prompt.places(|_| true))).unwrap();
         let cache = KvCache::vacant(engine.decoder().shape(), Dtype::F16, room);
-        let table = engine.decoder().rope(room).table(0..room as u32);
+        let table = engine.decoder().ropes(room).tables(0..room as u32);
         let planned = started.elapsed();
         let pool = CachePool::default();
         let (lender, ahead) = (Lender::new(&pool), cache.shape().layers);

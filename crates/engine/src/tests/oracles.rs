@@ -78,7 +78,7 @@ fn oracle_1_layer_0_and_the_system_part_are_exact_from_the_cache() {
         let (vanilla, pie) = (run(engine, &prompt, &Vanilla), run(engine, &prompt, &Pie));
         let reused = 0..prompt.question_span().start;
         assert_eq!(kv(&vanilla, 0, reused.clone()), kv(&pie, 0, reused));
-        for layer in 0..engine.decoder().config().layers {
+        for layer in 0..engine.decoder().config().num_layers() {
             let system = || prompt.system_span().positions();
             let error = max_difference(&kv(&vanilla, layer, system()), &kv(&pie, layer, system()));
             assert!(error <= 1e-5, "layer {layer}: {error}");
@@ -148,7 +148,7 @@ fn oracle_5_a_wholly_recomputed_first_chunk_is_vanilla_at_every_layer() {
             let error = |mask| {
                 let forced = Forced { method: method.as_ref(), rows: rows.clone(), mask };
                 let got = run(engine, &prompt, &forced);
-                let layers = 0..engine.decoder().config().layers;
+                let layers = 0..engine.decoder().config().num_layers();
                 let at = |layer| {
                     max_difference(&kv(&vanilla, layer, 0..first.end), &kv(&got, layer, 0..first.end))
                 };
@@ -173,7 +173,7 @@ fn oracle_6_recomputed_rows_do_not_feel_what_comes_later() {
                 let forced =
                     Forced { method: method.as_ref(), rows: with_question(&prompt, rows.clone()), mask };
                 let (a, b) = (run(engine, &prompt, &forced), run(engine, &changed, &forced));
-                (0..engine.decoder().config().layers)
+                (0..engine.decoder().config().num_layers())
                     .any(|l| kv(&a, l, rows.clone()) != kv(&b, l, rows.clone()))
             };
             assert!(!moved(Mask::Absolute), "{method:?}");
@@ -196,7 +196,7 @@ fn oracle_7_layers_0_and_1_are_true_and_deeper_ones_are_the_cache() {
             let untouched: Vec<u32> =
                 all().filter(|p| got.work.final_rows.binary_search(p).is_err()).collect();
             assert!(untouched.len() > prompt.document_tokens() / 2);
-            for layer in 2..engine.decoder().config().layers {
+            for layer in 2..engine.decoder().config().num_layers() {
                 assert_eq!(kv(&got, layer, untouched.clone()), kv(&pie, layer, untouched.clone()));
                 let rows = got.work.final_rows.clone();
                 assert_ne!(kv(&got, layer, rows.clone()), kv(&pie, layer, rows));

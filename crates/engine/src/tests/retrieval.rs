@@ -41,7 +41,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &Retrieval, steps: &[u32])
     let (group, width) = (heads / kv_heads, kv_heads * d);
     let ids = [prompt.ids(), steps.to_vec()].concat();
     let (n, m) = (prompt.len(), ids.len());
-    let table = decoder.rope(n + 40).table(0..(m + sizes.local) as u32);
+    let table = decoder.ropes(n + 40).layer(0).table(0..(m + sizes.local) as u32);
     let turn = |row: &[f32], t: usize| -> Vec<f64> {
         let (cos, sin) = table.slice(t, t + 1);
         let mut out: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
@@ -56,7 +56,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &Retrieval, steps: &[u32])
     };
     let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
     decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
-    for layer in 0..config.layers {
+    for layer in 0..config.num_layers() {
         decoder.project(layer, &x, &mut work);
         let (q, k, v) = (work.q.to_vec(), floats(&work.k), floats(&work.v));
         let mut received = vec![vec![0.0f64; m]; kv_heads];
@@ -239,12 +239,13 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
     engine.decoder().embed(ids.clone().into_iter(), &mut x).unwrap();
     engine.decoder().project(0, &x, &mut work);
-    let (raw, table) = (floats(&work.k), engine.decoder().rope(ids.len()).table(0..ids.len() as u32));
+    let (raw, table) =
+        (floats(&work.k), engine.decoder().ropes(ids.len()).layer(0).table(0..ids.len() as u32));
     let (cos, sin) = table.slice(0, ids.len());
     let cpu = engine.decoder().backend();
     let (mut q, mut k) = (work.q.to_vec(), raw.clone());
-    cpu.rope(&mut q, heads, d, cos, sin, config.rope.rotary_dim);
-    cpu.rope(&mut k, kv_heads, d, cos, sin, config.rope.rotary_dim);
+    cpu.rope(&mut q, heads, d, cos, sin, table.rotary_dim());
+    cpu.rope(&mut k, kv_heads, d, cos, sin, table.rotary_dim());
     for g in 0..kv_heads {
         let mut received = vec![0.0f64; ids.len()];
         for row in 0..ids.len() {

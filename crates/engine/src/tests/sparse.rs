@@ -91,13 +91,13 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let (d, heads, kv_heads) = (config.head_dim, config.heads, config.kv_heads);
     let (width, n) = (kv_heads * d, prompt.len() as u32);
     let ids = prompt.ids();
-    let table = decoder.rope(prompt.len()).table(0..n);
+    let table = decoder.ropes(prompt.len()).layer(0).table(0..n);
     let floats = |buffer: &Buffer| {
         let mut out = vec![0.0; buffer.len()];
         buffer.as_slice().to_f32(&mut out);
         out
     };
-    let mut cached: Vec<Rows> = vec![Rows::new(); config.layers];
+    let mut cached: Vec<Rows> = vec![Rows::new(); config.num_layers()];
     let mut add = |first: u32, kv: Vec<(Buffer, Buffer)>| {
         for (rows, (k, v)) in cached.iter_mut().zip(kv) {
             let (k, v) = (floats(&k), floats(&v));
@@ -119,7 +119,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let always: BTreeSet<u32> =
         missing.iter().flat_map(|i| spans[*i].positions()).chain(question.positions()).collect();
     let layers = &method.selection.layers;
-    let deepest = |t: u32| (0..config.layers).rev().find(|l| layers[*l].fresh.contains(&t));
+    let deepest = |t: u32| (0..config.num_layers()).rev().find(|l| layers[*l].fresh.contains(&t));
     let mut x: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
     let first: BTreeSet<u32> =
         always.iter().copied().chain((0..n).filter(|t| deepest(*t).is_some())).collect();
@@ -143,7 +143,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     };
     let mut work = Workspace::new(Dtype::F32);
     let mut all_kept = Vec::new();
-    for layer in 0..config.layers {
+    for layer in 0..config.num_layers() {
         let rows: Vec<u32> = x.keys().copied().collect();
         buffer.resize(rows.len() * config.hidden);
         for (to, row) in buffer.chunks_mut(config.hidden).zip(x.values()) {
@@ -174,7 +174,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             .filter(|t| deepest(**t).is_some_and(|deep| deep > layer) && !held.contains_key(t))
             .map(|t| (*t, cached[layer][t].clone()))
             .collect();
-        let last = layer + 1 == config.layers;
+        let last = layer + 1 == config.num_layers();
         let on: Vec<u32> = match last {
             true => vec![n - 1],
             false => rows
@@ -192,7 +192,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
                 keys.extend(padding.iter().map(|(t, row)| (*t, row)));
             }
             keys.retain(|(s, _)| {
-                s <= t && config.window(layer).is_none_or(|w| *s as usize + w > *t as usize)
+                s <= t && config.layers[layer].window.is_none_or(|w| *s as usize + w > *t as usize)
             });
             for head in 0..heads {
                 let g = head / (heads / kv_heads) * d;
@@ -229,7 +229,7 @@ fn same_cache(prefilled: &Prefilled, kept: &[Rows], d: usize) {
     let bounded = prefilled.state.bounded.as_ref().unwrap();
     for (layer, kept) in kept.iter().enumerate() {
         // A layer with a window holds what that reaches.
-        let windowed = prefilled.state.decoder.config().window(layer).is_some();
+        let windowed = prefilled.state.decoder.config().layers[layer].window.is_some();
         for head in 0..if windowed { 0 } else { kept.values().next().unwrap().0.len() / d } {
             let keys = bounded.keys(layer, head);
             assert_eq!(bounded.positions(layer, head).len(), kept.len(), "layer {layer}");
@@ -301,7 +301,7 @@ fn any_selection_is_computed_by_its_rules() {
                 engine.compute_chunk(id, "cached", &[&method]).unwrap();
             }
             for _ in 0..3 {
-                let layers = engine.decoder().config().layers;
+                let layers = engine.decoder().config().num_layers();
                 let selection = random_selection(&mut random, &prompt, layers, &missing);
                 let padded = selection.passes().iter().any(|pass| !pass.padded.is_empty());
                 let narrows = selection.passes().windows(2).any(|p| p[1].rows.len() < p[0].rows.len());
@@ -347,7 +347,7 @@ mod figure_5 {
     fn outcome(fresh: impl Fn(usize) -> Vec<u32>) -> (Vec<Vec<(u32, bool)>>, Vec<usize>) {
         let engine = engine(&tiny("llama"), exact(Dtype::F32));
         let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
-        let layers = engine.decoder().config().layers;
+        let layers = engine.decoder().config().num_layers();
         let cached = |selection: &Selection| {
             let unchanged = selection.layers.iter().map(|kept| Kept { fresh: Vec::new(), ..kept.clone() });
             Fixed { selection: Selection { layers: unchanged.collect(), undecided: 0 }, merging: None }
@@ -440,7 +440,7 @@ fn oracle_13_all_blocks_and_tokens_overwritten_are_vanilla_to_the_bit() {
             let vanilla = forced(engine, &prompt, &Vanilla, Eviction::full());
             assert_eq!(vanilla, forced(engine, &prompt, &all_of_it(), Eviction::full()), "{documents:?}");
             // A large model need not show all of it.
-            if engine.decoder().config().layers > 10 {
+            if engine.decoder().config().num_layers() > 10 {
                 return;
             }
             // Any of the switches back on must show, where documents are long enough for it.
@@ -481,7 +481,7 @@ fn the_same_rows_over_all_of_the_cache_are_lego_link() {
             spans: prompt.chunk_spans(),
             fresh: prompt.chunk_spans().into_iter().flat_map(ends).collect(),
         };
-        let layers = vec![kept; engine.decoder().config().layers];
+        let layers = vec![kept; engine.decoder().config().num_layers()];
         let method = Fixed { selection: Selection { layers, undecided: 0 }, merging: None };
         let found = forced(engine, &prompt, &method, Eviction::full());
         assert_eq!(found, forced(engine, &prompt, &lego, Eviction::full()));
@@ -492,7 +492,7 @@ fn the_same_rows_over_all_of_the_cache_are_lego_link() {
 fn a_selection_that_cannot_be_computed_is_refused() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
-    let layers = engine.decoder().config().layers;
+    let layers = engine.decoder().config().num_layers();
     let kept = |spans: &[(usize, usize)], fresh: &[u32]| Kept {
         spans: spans.iter().map(|(a, b)| Span::new(*a, *b)).collect(),
         fresh: fresh.to_vec(),

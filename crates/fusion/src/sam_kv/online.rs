@@ -183,13 +183,13 @@ impl<'a> Contexts<'a> {
         let score = |(context, query): (&Context<'_>, Vec<f32>)| {
             let mut query = self.grouped(&query);
             let asked = self.draft.prompt.question;
-            self.turn(&mut query, (asked.start + asked.end) / 2);
+            self.turn(layer, &mut query, (asked.start + asked.end) / 2);
             let mut scores = Scores::default();
             for block in 0..context.blocks {
                 let at = (layer * context.blocks + block) * width;
                 context.means.data.as_slice().range(at..at + width).to_f32(&mut key);
                 let span = self.method.span(context.span, block);
-                self.turn(&mut key, (span.start + span.end) / 2);
+                self.turn(layer, &mut key, (span.start + span.end) / 2);
                 scores.raw.push(dot(&query, &key));
                 let normal = if self.method.normalise { cosine(&query, &key) } else { dot(&query, &key) };
                 scores.normal.push(normal);
@@ -238,12 +238,12 @@ impl<'a> Contexts<'a> {
     }
 
     /// Rotates a vector of heads to `position`, if they are compared there.
-    fn turn(&self, x: &mut [f32], position: u32) {
+    fn turn(&self, layer: usize, x: &mut [f32], position: u32) {
         if self.method.rotation == Rotation::None {
             return;
         }
-        let table = self.draft.rope.table([position]);
-        let (cos, sin) = table.slice(0, 1);
+        let table = self.draft.ropes.layer(layer).table([position]);
+        let (cos, sin) = table.all();
         let half = cos.len();
         for head in x.chunks_exact_mut(self.draft.head_dim) {
             for i in 0..half {

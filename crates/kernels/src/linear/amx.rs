@@ -116,7 +116,7 @@ impl Task<'_> {
         let simple = match self.end {
             End::Store => true,
             End::Add => self.w.bias.is_none(),
-            End::Swiglu => false,
+            End::Gated(_) => false,
         };
         simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
     }

@@ -37,6 +37,26 @@ impl fmt::Display for Precision {
     }
 }
 
+/// The activation of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x / (1 + e^−x), also called swish; the MLP is SwiGLU then.
+    Silu,
+    /// The tanh approximation of GELU, x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³))); the MLP is GeGLU then.
+    ///
+    /// Hendrycks and Gimpel, <https://arxiv.org/abs/1606.08415>.
+    GeluTanh,
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activation::Silu => "silu",
+            Activation::GeluTanh => "gelu_tanh",
+        })
+    }
+}
+
 /// A name that is none of `f32`, `bf16` and `q8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

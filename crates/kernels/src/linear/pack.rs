@@ -59,7 +59,7 @@ impl Linear {
         pack(cpu, precision, outputs, inputs, bias, None, rows)
     }
 
-    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_swiglu`. `rows` gives the rows of
+    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_gated`. `rows` gives the rows of
     /// \[G | U\], and the bias is as long.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::amx;
 use super::blocks;
 use super::pack::PackStrip;
-use super::{Linear, Precision};
+use super::{Activation, Linear, Precision};
 use crate::scratch::{self, Words};
 use crate::shared::Shared;
 use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
@@ -44,7 +44,7 @@ impl Cpu {
     /// # Panics
     /// If the lengths do not fit, or the weights are gated.
     pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        assert!(w.gated.is_none(), "gated weights are for `linear_swiglu`");
+        assert!(w.gated.is_none(), "gated weights are for `linear_gated`");
         self.product(w, x, y, End::Store);
     }
 
@@ -53,17 +53,17 @@ impl Cpu {
     /// # Panics
     /// As [`Cpu::linear`].
     pub fn linear_add(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
-        assert!(w.gated.is_none(), "gated weights are for `linear_swiglu`");
+        assert!(w.gated.is_none(), "gated weights are for `linear_gated`");
         self.product(w, x, y, End::Add);
     }
 
-    /// y (m × width) = silu(x · Gᵀ + b) · (x · Uᵀ + c), weights packed by [`Linear::pack_gated`].
+    /// y (m × width) = activation(x · Gᵀ + b) · (x · Uᵀ + c), weights packed by [`Linear::pack_gated`].
     ///
     /// # Panics
     /// If the lengths do not fit, or the weights are not gated.
-    pub fn linear_swiglu(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
+    pub fn linear_gated(&self, w: &Linear, activation: Activation, x: &[f32], y: &mut [f32]) {
         assert!(w.gated.is_some(), "the weights hold gates and what they open");
-        self.product(w, x, y, End::Swiglu);
+        self.product(w, x, y, End::Gated(activation));
     }
 
     fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], end: End) {
@@ -116,7 +116,7 @@ impl Cpu {
         // Enough tasks that threads end at about the same time.
         let chunk = (panels * blocks / (8 * self.sharing())).clamp(1, limit);
         // A gate's panel and what it opens stay together.
-        let chunk = if end == End::Swiglu { chunk.next_multiple_of(2) } else { chunk };
+        let chunk = if matches!(end, End::Gated(_)) { chunk.next_multiple_of(2) } else { chunk };
         let chunks = panels.div_ceil(chunk);
         let y = Shared::new(y);
         // Some ten microseconds of arithmetic or of reading weights.
@@ -244,7 +244,7 @@ pub(super) struct Task<'a> {
 pub(super) enum End {
     Store,
     Add,
-    Swiglu,
+    Gated(Activation),
 }
 
 impl Kernel for Task<'_> {
@@ -376,7 +376,7 @@ impl Task<'_> {
             return match self.end {
                 End::Store => self.w.bias.is_some(),
                 End::Add => self.w.bias.is_none(),
-                End::Swiglu => false,
+                End::Gated(_) => false,
             };
         }
         false
@@ -387,7 +387,7 @@ impl Task<'_> {
     pub(super) fn finish<S: Simd>(&self, s: usize, cells: &[f32]) {
         match self.end {
             End::Store | End::Add => self.store::<S>(s, cells),
-            End::Swiglu => self.swiglu::<S>(s, cells),
+            End::Gated(activation) => self.gated::<S>(activation, s, cells),
         }
     }
 
@@ -418,7 +418,7 @@ impl Task<'_> {
 
     /// Panels of gates and of what they open take turns.
     #[inline(always)]
-    fn swiglu<S: Simd>(&self, s: usize, cells: &[f32]) {
+    fn gated<S: Simd>(&self, activation: Activation, s: usize, cells: &[f32]) {
         let width = self.w.outputs();
         let columns = self.panels.start / 2 * PANEL..(self.panels.end / 2 * PANEL).min(width);
         for (r, row) in self.strip(s).enumerate() {
@@ -435,7 +435,11 @@ impl Task<'_> {
                         gate = S::add(gate, S::load(bias[..S::LANES].as_ptr()));
                         up = S::add(up, S::load(bias[PANEL..][..S::LANES].as_ptr()));
                     }
-                    store_part::<S, f32>(y.as_mut_ptr(), S::mul(S::silu(gate), up), y.len());
+                    let active = match activation {
+                        Activation::Silu => S::silu(gate),
+                        Activation::GeluTanh => S::gelu_tanh(gate),
+                    };
+                    store_part::<S, f32>(y.as_mut_ptr(), S::mul(active, up), y.len());
                 }
             }
         }

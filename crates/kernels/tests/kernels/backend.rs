@@ -1,4 +1,6 @@
-use refrain_kernels::{Backend, Buffer, Cpu, Dtype, Linear, Norm, Precision, Rows};
+use refrain_kernels::{
+    Activation, Backend, Buffer, Cpu, Dtype, HeadNorms, LayerTail, Linear, Norm, Precision, Rows,
+};
 
 use crate::{Rng, bits, cpus};
 
@@ -6,10 +8,13 @@ const HIDDEN: usize = 96;
 const Q: usize = 64;
 const KV: usize = 32;
 const INTERMEDIATE: usize = 160;
+const HEAD: usize = 16;
 
 /// One layer's weights.
 struct Layer {
     norm: Vec<f32>,
+    q_norm: Vec<f32>,
+    k_norm: Vec<f32>,
     qkv: Linear,
     output: Linear,
     gate_up: Linear,
@@ -19,7 +24,7 @@ struct Layer {
 impl Layer {
     fn new(cpu: &Cpu, precision: Precision) -> Layer {
         let mut rng = Rng::new(31);
-        let norm = rng.floats(HIDDEN);
+        let (norm, q_norm, k_norm) = (rng.floats(HIDDEN), rng.floats(HEAD), rng.floats(HEAD));
         let mut pack = |outputs: usize, inputs: usize, biased: bool, gated: bool| {
             let w = rng.floats(outputs * inputs);
             let bias = biased.then(|| rng.floats(outputs));
@@ -37,18 +42,45 @@ impl Layer {
         let output = pack(HIDDEN, Q, false, false);
         let gate_up = pack(2 * INTERMEDIATE, HIDDEN, false, true);
         let down = pack(HIDDEN, INTERMEDIATE, false, false);
-        Layer { norm, qkv, output, gate_up, down }
+        Layer { norm, q_norm, k_norm, qkv, output, gate_up, down }
     }
 
     fn norm(&self) -> Norm<'_> {
         Norm { weight: &self.norm, eps: 1e-5 }
     }
+
+    fn heads(&self) -> HeadNorms<'_> {
+        let norm = |weight| Norm { weight, eps: 1e-5 };
+        HeadNorms { q: norm(&self.q_norm), k: norm(&self.k_norm) }
+    }
+
+    /// The layer's second half, with or without norms after its branches.
+    fn tail(&self, activation: Activation, post: bool) -> LayerTail<'_, Linear> {
+        let post_norm = post.then(|| self.norm());
+        LayerTail {
+            output: &self.output,
+            attention_post_norm: post_norm,
+            mlp_norm: self.norm(),
+            gate_up: &self.gate_up,
+            activation,
+            down: &self.down,
+            mlp_post_norm: post_norm,
+        }
+    }
 }
 
-fn normed(cpu: &Cpu, layer: &Layer, x: &[f32]) -> Vec<f32> {
+fn normed(cpu: &Cpu, weight: &[f32], x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
-    cpu.rms_norm(x, &layer.norm, 1e-5, &mut y);
+    cpu.rms_norm(x, weight, 1e-5, &mut y);
     y
+}
+
+/// x += post(input · Wᵀ)
+fn add_branch(cpu: &Cpu, w: &Linear, input: &[f32], post: Option<&[f32]>, x: &mut [f32]) {
+    let Some(post) = post else { return cpu.linear_add(w, input, x) };
+    let mut branch = vec![0.0; x.len()];
+    cpu.linear(w, input, &mut branch);
+    x.iter_mut().zip(normed(cpu, post, &branch)).for_each(|(x, y)| *x += y);
 }
 
 /// Columns `from .. from + n` of rows of `width`.
@@ -67,31 +99,54 @@ fn steps_are_their_kernels_in_turn() {
                 for rows in [0, 1, 127, 130, 300, 700] {
                     let what = format!("{rows} rows, {precision}, {threads} threads, {:?}", cpu.isa());
                     let start = rng.floats(rows * HIDDEN);
-                    let (mut x, mut q, mut attended) = (cpu.floats(), cpu.floats(), cpu.floats());
-                    x.resize(rows * HIDDEN);
-                    x.copy_from_slice(&start);
-                    let (mut k, mut v) = (Buffer::zeros(dtype, 5), Buffer::zeros(dtype, 5));
-                    cpu.project(&x, layer.norm(), &layer.qkv, KV, &mut q, &mut k, &mut v);
-                    let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
-                    cpu.linear(&layer.qkv, &normed(&cpu, &layer, &start), &mut qkv);
-                    assert_eq!(bits(&q), bits(&columns(&qkv, Q + 2 * KV, 0, Q)), "{what}: queries");
-                    for (found, from) in [(&k, Q), (&v, Q + KV)] {
-                        let mut should = Buffer::zeros(dtype, rows * KV);
-                        should.write_f32(0, &columns(&qkv, Q + 2 * KV, from, KV));
-                        let found = found.as_slice().range(0..rows * KV);
-                        assert_eq!(found.as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
+                    for (extra, activation) in [(false, Activation::Silu), (true, Activation::GeluTanh)] {
+                        let what = format!("{what}, extra norms {extra}");
+                        steps(&cpu, &layer, (extra, activation), dtype, &start, &what);
                     }
-                    attended.resize(rows * Q);
-                    attended.copy_from_slice(&q);
-                    cpu.finish(&attended, &layer.output, layer.norm(), &layer.gate_up, &layer.down, &mut x);
-                    let mut should = start;
-                    cpu.linear_add(&layer.output, &q, &mut should);
-                    let mut active = vec![0.0; rows * INTERMEDIATE];
-                    cpu.linear_swiglu(&layer.gate_up, &normed(&cpu, &layer, &should), &mut active);
-                    cpu.linear_add(&layer.down, &active, &mut should);
-                    assert_eq!(bits(&x), bits(&should), "{what}: hidden states");
                 }
             }
         }
     }
+}
+
+/// Projects `start` and finishes the layer, against the kernels one after the other. `extra` stands for norms of heads and
+/// norms after the branches.
+fn steps(
+    cpu: &Cpu,
+    layer: &Layer,
+    (extra, activation): (bool, Activation),
+    dtype: Dtype,
+    start: &[f32],
+    what: &str,
+) {
+    let rows = start.len() / HIDDEN;
+    let (mut x, mut q, mut attended) = (cpu.floats(), cpu.floats(), cpu.floats());
+    x.resize(rows * HIDDEN);
+    x.copy_from_slice(start);
+    let (mut k, mut v) = (Buffer::zeros(dtype, 5), Buffer::zeros(dtype, 5));
+    let heads = extra.then(|| layer.heads());
+    cpu.project(&x, layer.norm(), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
+    let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
+    cpu.linear(&layer.qkv, &normed(cpu, &layer.norm, start), &mut qkv);
+    let part = |from, n, norm: &[f32]| match columns(&qkv, Q + 2 * KV, from, n) {
+        part if extra && !norm.is_empty() => normed(cpu, norm, &part),
+        part => part,
+    };
+    assert_eq!(bits(&q), bits(&part(0, Q, &layer.q_norm)), "{what}: queries");
+    for (found, from, norm) in [(&k, Q, &layer.k_norm[..]), (&v, Q + KV, &[])] {
+        let mut should = Buffer::zeros(dtype, rows * KV);
+        should.write_f32(0, &part(from, KV, norm));
+        let found = found.as_slice().range(0..rows * KV);
+        assert_eq!(found.as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
+    }
+    attended.resize(rows * Q);
+    attended.copy_from_slice(&q);
+    cpu.finish(&attended, &layer.tail(activation, extra), &mut x);
+    let mut should = start.to_vec();
+    let post = extra.then_some(&layer.norm[..]);
+    add_branch(cpu, &layer.output, &q, post, &mut should);
+    let mut active = vec![0.0; rows * INTERMEDIATE];
+    cpu.linear_gated(&layer.gate_up, activation, &normed(cpu, &layer.norm, &should), &mut active);
+    add_branch(cpu, &layer.down, &active, post, &mut should);
+    assert_eq!(bits(&x), bits(&should), "{what}: hidden states");
 }

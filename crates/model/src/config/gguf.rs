@@ -2,12 +2,11 @@
 //!
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
-use super::{Config, Family, RopeConfig, RopeScaling, longrope_attention_factor};
+use super::checks::checked_layers;
+use super::{Config, Family, LayerSpec, RopeScaling, RopeSpec, SUPPORTED, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::quant::dequantize;
-
-const SUPPORTED: &str = "llama, mistral, qwen2, phi3";
 
 /// Tokens that end a turn in the supported families' chat templates.
 const END_TOKENS: [&str; 6] =
@@ -25,20 +24,11 @@ impl Config {
     /// [`ModelError::Config`] for values that contradict each other.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         let architecture = gguf.get_str("general.architecture")?;
-        let family = match architecture {
-            // Mistral's own converter writes `llama`.
-            "llama" => Family::Llama,
-            "mistral" => Family::Mistral,
-            "qwen2" => Family::Qwen2,
-            "phi3" => Family::Phi3,
-            other => {
-                return Err(ModelError::Architecture {
-                    path: gguf.path().to_owned(),
-                    architecture: other.to_owned(),
-                    supported: SUPPORTED,
-                });
-            }
-        };
+        let family = Family::named(architecture).ok_or_else(|| ModelError::Architecture {
+            path: gguf.path().to_owned(),
+            architecture: architecture.to_owned(),
+            supported: SUPPORTED,
+        })?;
         Resolver { gguf, architecture }.resolve(family)?.validated(gguf.path())
     }
 }
@@ -94,10 +84,16 @@ impl Resolver<'_> {
                 self.wrong(format!("{EMBEDDING} has shape {:?}, not two dimensions", embedding.shape))
             );
         };
+        let layers = checked_layers(gguf.path(), self.size("block_count")?)?;
+        let layer = LayerSpec {
+            // Converters write 0 for none.
+            window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
+            qk_norm: family.has_qk_norm(),
+            ..LayerSpec::llama(head_dim)
+        };
         let has = |name: &str| gguf.tensors().contains_key(name);
         Ok(Config {
             family,
-            layers: self.size("block_count")?,
             hidden,
             heads,
             kv_heads: self.opt_size("attention.head_count_kv")?.unwrap_or(heads),
@@ -105,14 +101,12 @@ impl Resolver<'_> {
             intermediate: self.size("feed_forward_length")?,
             vocab,
             rms_eps: gguf.get_f32(&self.key("attention.layer_norm_rms_epsilon"))?,
-            rope: RopeConfig {
+            layers: vec![layer; layers],
+            ropes: vec![RopeSpec {
                 theta: self.opt_number("rope.freq_base")?.unwrap_or(10_000.0),
                 rotary_dim: self.opt_size("rope.dimension_count")?.unwrap_or(head_dim),
                 scaling: self.scaling(context)?,
-            },
-            // Converters write 0 for none.
-            sliding_window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
-            sliding_from_layer: 0,
+            }],
             context,
             tied_embeddings: !has("output.weight"),
             attention_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),

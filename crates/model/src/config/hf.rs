@@ -6,11 +6,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{Config, Family, RopeConfig, RopeScaling, longrope_attention_factor};
+use super::checks::checked_layers;
+use super::{Config, Family, LayerSpec, RopeScaling, RopeSpec, SUPPORTED, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::safetensors::{SafetensorsFolder, read_json};
-
-const SUPPORTED: &str = "llama, mistral, qwen2, phi3";
 
 /// `config.json`, with Hugging Face's names.
 #[derive(Debug, Deserialize)]
@@ -106,12 +105,8 @@ impl Config {
             model_type: Option<String>,
         }
         let kind = read_json::<Kind>(&path)?.model_type.unwrap_or_default();
-        let family = match kind.as_str() {
-            "llama" => Family::Llama,
-            "mistral" => Family::Mistral,
-            "qwen2" => Family::Qwen2,
-            "phi3" => Family::Phi3,
-            _ => return Err(ModelError::Architecture { path, architecture: kind, supported: SUPPORTED }),
+        let Some(family) = Family::named(&kind) else {
+            return Err(ModelError::Architecture { path, architecture: kind, supported: SUPPORTED });
         };
         let raw: Raw = read_json(&path)?;
         let generation = folder.join("generation_config.json");
@@ -148,6 +143,8 @@ impl Resolver<'_> {
         }
         let head_dim = match raw.head_dim {
             Some(dim) => dim,
+            // Qwen3's class has 128 whatever the hidden size.
+            None if self.family == Family::Qwen3 => 128,
             None if raw.num_attention_heads > 0
                 && raw.hidden_size.is_multiple_of(raw.num_attention_heads) =>
             {
@@ -161,12 +158,10 @@ impl Resolver<'_> {
                 return Err(self.wrong(message));
             }
         };
-        let (sliding_window, sliding_from_layer) = self.window()?;
         let eos = [&raw.eos_token_id, &generation.eos_token_id];
         let first = "model.layers.0.self_attn";
         Ok(Config {
             family: self.family,
-            layers: raw.num_hidden_layers,
             hidden: raw.hidden_size,
             heads: raw.num_attention_heads,
             kv_heads: self.kv_heads()?,
@@ -174,9 +169,8 @@ impl Resolver<'_> {
             intermediate: raw.intermediate_size,
             vocab: raw.vocab_size,
             rms_eps: raw.rms_norm_eps.unwrap_or(if self.family == Family::Phi3 { 1e-5 } else { 1e-6 }),
-            rope: self.rope(head_dim)?,
-            sliding_window,
-            sliding_from_layer,
+            layers: self.layers(head_dim)?,
+            ropes: vec![self.rope(head_dim)?],
             context: raw.max_position_embeddings,
             tied_embeddings: raw.tie_word_embeddings.unwrap_or(!weights.has("lm_head.weight")),
             attention_bias: ["q_proj", "qkv_proj"].iter().any(|p| weights.has(&format!("{first}.{p}.bias"))),
@@ -193,33 +187,46 @@ impl Resolver<'_> {
         }
     }
 
-    /// The window and the first layer that has it.
-    fn window(&self) -> Result<(Option<usize>, usize)> {
+    fn layers(&self, head_dim: usize) -> Result<Vec<LayerSpec>> {
+        let layer = LayerSpec { qk_norm: self.family.has_qk_norm(), ..LayerSpec::llama(head_dim) };
+        let windows = self.windows(checked_layers(self.path, self.raw.num_hidden_layers)?)?;
+        Ok(windows.into_iter().map(|window| LayerSpec { window, ..layer.clone() }).collect())
+    }
+
+    /// The sliding window of each of `layers` layers.
+    fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
         let raw = self.raw;
+        // In Qwen's models only some layers have the window, and a flag turns it on.
+        let qwen = matches!(self.family, Family::Qwen2 | Family::Qwen3);
         let size = match (self.family, raw.sliding_window) {
             (Family::Llama, _) => None,
             (Family::Mistral, None) => Some(4096),
-            (Family::Qwen2, _) if raw.use_sliding_window != Some(true) => None,
-            (Family::Qwen2, None) => Some(4096),
+            _ if qwen && raw.use_sliding_window != Some(true) => None,
+            (_, None) if qwen => Some(4096),
             (_, window) => window.flatten(),
         };
-        if size.is_none() || self.family != Family::Qwen2 {
-            return Ok((size, 0));
+        if size.is_none() || !qwen {
+            return Ok(vec![size; layers]);
         }
         let Some(types) = &raw.layer_types else {
             let first = raw.max_window_layers.unwrap_or(28);
-            return Ok((size.filter(|_| first < raw.num_hidden_layers), first));
+            return Ok((0..layers).map(|layer| size.filter(|_| layer >= first)).collect());
         };
-        let first = types.iter().take_while(|t| *t == "full_attention").count();
-        if types.len() != raw.num_hidden_layers || types[first..].iter().any(|t| t != "sliding_attention") {
-            let message = "layer_types is not supported unless all full_attention layers come before \
-                           all sliding_attention layers";
-            return Err(self.wrong(message.into()));
+        if types.len() != layers {
+            let message = format!("layer_types has {} entries for {layers} layers", types.len());
+            return Err(self.wrong(message));
         }
-        Ok((size.filter(|_| first < types.len()), first))
+        let window = |kind: &String| match kind.as_str() {
+            "full_attention" => Ok(None),
+            "sliding_attention" => Ok(size),
+            other => Err(self.wrong(format!(
+                "layer_types: '{other}' is not supported; supported are full_attention and sliding_attention"
+            ))),
+        };
+        types.iter().map(window).collect()
     }
 
-    fn rope(&self, head_dim: usize) -> Result<RopeConfig> {
+    fn rope(&self, head_dim: usize) -> Result<RopeSpec> {
         let raw = self.raw;
         let rope = raw.rope_scaling.as_ref().or(raw.rope_parameters.as_ref()).cloned().unwrap_or_default();
         if rope.full_attention.is_some() || rope.sliding_attention.is_some() {
@@ -229,7 +236,7 @@ impl Resolver<'_> {
         if !(partial > 0.0 && partial <= 1.0) {
             return Err(self.wrong(format!("partial_rotary_factor is {partial}, not above 0 and at most 1")));
         }
-        Ok(RopeConfig {
+        Ok(RopeSpec {
             theta: rope.rope_theta.or(raw.rope_theta).unwrap_or(10_000.0),
             rotary_dim: (head_dim as f64 * partial) as usize,
             scaling: self.scaling(rope)?,

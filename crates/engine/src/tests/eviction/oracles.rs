@@ -106,7 +106,7 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
             let capacity = if evicts { prompt.len() - 1 } else { most };
             let got = logits(engine, &prompt, &policy(&format!("{spec}:capacity={capacity}")), 12);
             let same = got.iter().zip(&full).all(|(a, b)| a.to_bits() == b.to_bits());
-            let window = engine.decoder().config().sliding_window.is_some();
+            let window = engine.decoder().config().layers.iter().any(|layer| layer.window.is_some());
             if window && !evicts {
                 // A layer with a window keeps just that, in other slots than full attention has them.
                 assert!(max_difference(&got, &full) <= 2e-2, "{spec}");
@@ -163,7 +163,7 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
         let n = prompt.len();
         for spec in POLICIES {
             // The real model takes its time: it goes the way that people go.
-            let real = engine.decoder().config().layers > 10;
+            let real = engine.decoder().config().num_layers() > 10;
             let all = [&A3::default() as &dyn FusionMethod, &Vanilla, &Pie];
             for method in &all[..if real { 1 } else { 3 }] {
                 let eviction = policy(spec);
@@ -185,8 +185,9 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
                 forced(engine, &prompt, *method, &eviction, 40, |prefilled| {
                     let bounded = prefilled.state.bounded.as_ref().unwrap();
                     bytes.insert((bounded.bytes(), bounded.side_bytes()));
-                    for layer in 0..engine.decoder().config().layers {
-                        let window = engine.decoder().config().window(layer).is_some_and(|w| w <= capacity);
+                    for layer in 0..engine.decoder().config().num_layers() {
+                        let window =
+                            engine.decoder().config().layers[layer].window.is_some_and(|w| w <= capacity);
                         for head in 0..engine.decoder().config().kv_heads {
                             let positions: BTreeSet<usize> =
                                 bounded.positions(layer, head).iter().map(|p| *p as usize).collect();
@@ -261,7 +262,7 @@ fn oracle_11_policies_that_are_one_another() {
             // H2O and Keyformer make their sums in different orders, and equal scores are rare.
             assert!(max_difference(&one, &other) <= 1e-4 * f32::from(one != other), "they differ");
         }
-        if engine.decoder().config().sliding_window.is_some() {
+        if engine.decoder().config().layers.iter().any(|layer| layer.window.is_some()) {
             return;
         }
         for other in ["keyformer:capacity=40:recent_share=0.5:noise_seed=1", "h2o:capacity=40:recent=19"] {
@@ -276,7 +277,7 @@ fn oracle_11_policies_that_are_one_another() {
 #[test]
 fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
     everywhere(|engine| {
-        if engine.decoder().config().sliding_window.is_some() {
+        if engine.decoder().config().layers.iter().any(|layer| layer.window.is_some()) {
             return;
         }
         let prompt = prompt(engine);
@@ -286,7 +287,7 @@ fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
             forced(engine, &prompt, &Vanilla, &eviction, 0, |prefilled| {
                 let bounded = prefilled.state.bounded.as_ref().unwrap();
                 let config = engine.decoder().config();
-                for layer in 0..config.layers {
+                for layer in 0..config.num_layers() {
                     let heads = 0..config.kv_heads;
                     sets.extend(heads.map(|head| bounded.positions(layer, head).iter().copied().collect()));
                 }
@@ -369,7 +370,7 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
         assert_eq!((kv.kv_accounting, query.kv_accounting), ("kv_head", "query_head"));
         assert_eq!(query.kv_bytes, group * kv.kv_bytes);
         // Beside the bounded caches there is a layer of the prompt, and a copy of it for every query head.
-        let layer = prompt.len() * engine.decoder().shape().token_bytes(Dtype::F32) / config.layers;
+        let layer = prompt.len() * engine.decoder().shape().token_bytes(Dtype::F32) / config.num_layers();
         assert!(query.kv_bytes_peak >= query.kv_bytes + (1 + group) * layer, "{query:?}");
         assert_eq!((kv.retained_tokens, query.retained_tokens), (41, 41));
         assert!(
@@ -408,7 +409,7 @@ fn the_account_says_what_is_held() {
     assert_eq!((morph.kv_bytes, morph.kv_bytes_full), (41 * token, (n + 49) * token));
     assert!(morph.side_bytes > 0 && morph.kv_bytes_peak > morph.kv_bytes);
     // The prompt is held a few layers at a time beside the bounded cache.
-    let layers = engine.decoder().config().layers;
+    let layers = engine.decoder().config().num_layers();
     assert!(morph.kv_bytes_peak <= (41 + n + 50) * token, "{layers} layers");
     let (snap, _) = answer("snap_kv:capacity=40:window=8");
     assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_kv::{CachePool, KvCache, Lender, Rope, RopeTable, Shape, Span};
-use refrain_model::{Config, ModelFiles, Workspace};
+use refrain_kv::{CachePool, KvCache, Lender, Rope, RopeTable, Ropes, Shape, Span};
+use refrain_model::{Config, LayerSpec, ModelFiles, Workspace};
 
 use super::policy;
 use crate::bounded::{Bounded, PromptRows};
@@ -33,15 +33,17 @@ impl Given {
     fn config(&self) -> Config {
         let Given { heads, kv_heads, head_dim, .. } = *self;
         let tiny = ModelFiles::open(tiny("llama")).unwrap().config().clone();
-        Config { layers: 1, heads, kv_heads, head_dim, sliding_window: None, ..tiny }
+        let attention_scale = (head_dim as f32).sqrt().recip();
+        let layers = vec![LayerSpec { window: None, attention_scale, ..tiny.layers[0].clone() }];
+        Config { layers, heads, kv_heads, head_dim, ..tiny }
     }
 
     /// The cache after the prompt, with room for `room` tokens.
     pub(super) fn prefilled(&self, cpu: &Cpu, eviction: &Eviction, room: usize) -> crate::Result<Bounded> {
         let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
-        let rope = Rope::new(vec![0.0; head_dim / 2], 1.0);
-        let mut bounded = Bounded::new(&self.config(), rope, eviction, prompt, dtype, room, false)?.unwrap();
+        let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
+        let mut bounded = Bounded::new(&self.config(), ropes, eviction, prompt, dtype, room, false)?.unwrap();
         let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
         let mut layer = cache.take(0);
         layer.k.resize(kv_heads * n * head_dim);
