@@ -198,7 +198,10 @@ fn model(context: &Context) -> Option<ModelFiles> {
 /// What names the chunks of a model under these options.
 fn identity(context: &Context, files: &ModelFiles) -> Option<[u8; 32]> {
     let precision = context.global.compute.0.map_or_else(|| files.native_precision(), Ok).ok()?;
-    Some(refrain_engine::identity(files.fingerprint(), precision))
+    let bar = context.bar("hashing the model", "{percent}%");
+    let fingerprint = files.fingerprint(|done, total| move_bar(&bar, done as u64, total as u64));
+    bar.finish_and_clear();
+    Some(refrain_engine::identity(fingerprint, precision))
 }
 
 fn list(context: &Context, store: &Store, all: bool) -> Result<()> {

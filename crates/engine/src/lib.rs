@@ -160,7 +160,8 @@ impl fmt::Debug for Between {
 }
 
 impl Engine {
-    /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as weights are packed.
+    /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as large files are hashed for
+    /// the first time, and then as weights are packed.
     ///
     /// # Errors
     /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
@@ -168,12 +169,12 @@ impl Engine {
         path: &Path,
         store: Store,
         settings: Settings,
-        progress: impl FnMut(usize, usize),
+        mut progress: impl FnMut(usize, usize),
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
-        let fingerprint = files.fingerprint();
+        let fingerprint = files.fingerprint(&mut progress);
         let cpu = Cpu::new(settings.threads);
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
         let decoder = Decoder::load(files, &cpu, precision, progress)?;

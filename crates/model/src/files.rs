@@ -6,6 +6,7 @@ use refrain_kernels::Precision;
 
 use crate::config::Config;
 use crate::error::{ModelError, Result};
+use crate::fingerprint;
 use crate::gguf::Gguf;
 use crate::safetensors::SafetensorsFolder;
 use crate::weights::Weights;
@@ -97,19 +98,23 @@ impl ModelFiles {
     /// A fingerprint of the model, stable across runs and machines: what the chunk store keys its entries
     /// with.
     ///
-    /// BLAKE3 over the configuration's canonical bytes and, for each tensor in the order of the names: its
-    /// name, shape, type, length in bytes, and three samples of its data (the first, the middle and the last
-    /// 4 KiB). Reading some 12 KiB a tensor instead of everything keeps this at milliseconds; two models that
-    /// agree in all of it but differ elsewhere do not arise by training or quantising, only by an edit made
-    /// on purpose.
-    #[must_use]
-    pub fn fingerprint(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_derive_key("refrain model fingerprint v1");
-        let config = self.config.canonical_bytes();
-        hasher.update(&(config.len() as u64).to_le_bytes());
-        hasher.update(&config);
-        self.weights.hash_into(&mut hasher);
-        *hasher.finalize().as_bytes()
+    /// BLAKE3 over the configuration's canonical bytes and over every byte of the files, so that an edit of a single
+    /// row gives other keys. A large file is hashed once, at some GB/s: its hash is remembered in
+    /// `~/.cache/refrain/file-hashes.json` by its path, size, inode and times of modification and change. A memory that
+    /// is missing, damaged or not writable costs time and is no error. An edit goes unnoticed only if it leaves all of
+    /// these as they were: on systems without inodes one that keeps the size and sets the time of modification back.
+    ///
+    /// `progress(done, total)` is called while large files are hashed.
+    pub fn fingerprint(&self, progress: impl FnMut(usize, usize)) -> [u8; 32] {
+        self.fingerprint_remembered(fingerprint::default_memory().as_deref(), progress)
+    }
+
+    /// [`ModelFiles::fingerprint`] with hashes remembered in `memory`.
+    fn fingerprint_remembered(&self, memory: Option<&Path>, progress: impl FnMut(usize, usize)) -> [u8; 32] {
+        let (config, index) = (self.config.canonical_bytes(), self.weights.index());
+        let hash = fingerprint::of(&[&config, index.as_bytes()], &self.weights.files(), memory, progress);
+        self.weights.release_pages();
+        hash
     }
 }
 

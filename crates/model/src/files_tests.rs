@@ -36,8 +36,9 @@ fn what_is_no_model_is_an_error() {
 #[test]
 fn the_fingerprint_follows_the_model() {
     let folder = TestFolder::new();
-    let print =
-        |name: &str, bytes: Vec<u8>| ModelFiles::open(folder.write(name, bytes)).unwrap().fingerprint();
+    let print = |name: &str, bytes: Vec<u8>| {
+        ModelFiles::open(folder.write(name, bytes)).unwrap().fingerprint(|_, _| ())
+    };
     let bytes = tiny_gguf("llama").build();
     let first = print("a.gguf", bytes.clone());
     assert_eq!(first, print("b.gguf", bytes.clone()), "the name of the file does not matter");
@@ -47,24 +48,27 @@ fn the_fingerprint_follows_the_model() {
     assert_ne!(first, print("d.gguf", tiny_gguf("qwen2").build()));
     assert_ne!(first, print("e.gguf", tiny_gguf("llama").counting("x", &[1]).build()));
 
-    // Of a large tensor beginning, middle and end count.
+    // Every byte of a tensor counts.
     let large = |at: usize| {
         let mut data = vec![0; 4 * 100_000];
         data[at] = 1;
         print("large.gguf", tiny_gguf("llama").tensor("x", &[100_000], 0, &data).build())
     };
-    let prints = [large(0), large(200_001), large(399_999), large(100_000)];
+    let prints = [large(0), large(200_001), large(399_999), large(100_000), large(300_000)];
     for (i, a) in prints.iter().enumerate() {
         assert!(prints[..i].iter().all(|b| a != b));
     }
 }
 
 #[test]
-fn a_real_models_fingerprint_is_quick() {
+fn a_real_models_fingerprint_is_remembered() {
     let Some(path) = real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") else { return };
     let start = std::time::Instant::now();
     let files = ModelFiles::open(path).unwrap();
     let opened = start.elapsed();
-    let _ = files.fingerprint();
-    eprintln!("opened in {opened:?}, fingerprint in {:?}", start.elapsed() - opened);
+    let _ = files.fingerprint(|_, _| ());
+    let first = start.elapsed() - opened;
+    let again = std::time::Instant::now();
+    let _ = files.fingerprint(|_, _| panic!("a remembered file is not hashed"));
+    eprintln!("opened in {opened:?}, fingerprint in {first:?}, then in {:?}", again.elapsed());
 }

@@ -71,6 +71,11 @@ impl Gguf {
         &self.path
     }
 
+    /// The whole file.
+    pub(crate) fn bytes(&self) -> &FileBytes {
+        &self.bytes
+    }
+
     /// All metadata by key, in the order of the keys.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, Value> {

@@ -167,7 +167,7 @@ fn exercise(bytes: Vec<u8>) {
         }
     }
     let Ok(files) = ModelFiles::from_gguf(gguf) else { return };
-    let _ = files.fingerprint();
+    let _ = files.fingerprint(|_, _| ());
     for name in ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"] {
         let Ok(matrix) = files.weights().matrix(name) else { continue };
         matrix.row(matrix.rows() - 1, &mut vec![0.0; matrix.cols()]).unwrap();

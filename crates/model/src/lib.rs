@@ -5,6 +5,7 @@ mod config;
 mod decoder;
 mod error;
 mod files;
+mod fingerprint;
 mod gguf;
 mod map;
 mod names;

@@ -72,9 +72,14 @@ impl SafetensorsFolder {
         &self.folder
     }
 
-    /// All tensors, in the order of their names.
-    pub(crate) fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
-        &self.tensors
+    /// The files, in the order of their names.
+    pub(crate) fn shards(&self) -> &[FileBytes] {
+        &self.shards
+    }
+
+    /// Names of all tensors, in their order, and the index of the shard that each is taken from.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.shard))
     }
 
     /// Whether there is a tensor `name`.
@@ -83,7 +88,7 @@ impl SafetensorsFolder {
     }
 
     /// The data of a tensor of this folder.
-    pub(crate) fn data(&self, tensor: &StoredTensor) -> &[u8] {
+    fn data(&self, tensor: &StoredTensor) -> &[u8] {
         &self.shards[tensor.shard][tensor.range.clone()]
     }
 

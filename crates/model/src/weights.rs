@@ -7,6 +7,7 @@ use refrain_kernels::Nibbles;
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
+use crate::map::FileBytes;
 use crate::names::ggml_name;
 use crate::quant::{self, DType, dequantize};
 use crate::safetensors::SafetensorsFolder;
@@ -136,19 +137,20 @@ impl Weights {
         }
     }
 
-    /// Feeds the directory and samples of the data to `hasher`; see `ModelFiles::fingerprint`.
-    pub(crate) fn hash_into(&self, hasher: &mut blake3::Hasher) {
+    /// The files, in the order of their names.
+    pub(crate) fn files(&self) -> Vec<&FileBytes> {
         match &self.source {
-            Source::Gguf { gguf, .. } => {
-                for (name, info) in gguf.tensors() {
-                    let data = gguf.tensor(name).map_or(&[][..], |(_, _, data)| data);
-                    hash_tensor(hasher, name, &info.shape, &info.ggml_type.to_string(), data);
-                }
-            }
+            Source::Gguf { gguf, .. } => vec![gguf.bytes()],
+            Source::Safetensors(folder) => folder.shards().iter().collect(),
+        }
+    }
+
+    /// Which of the files each tensor is taken from, where files besides those decide it; else nothing.
+    pub(crate) fn index(&self) -> String {
+        match &self.source {
+            Source::Gguf { .. } => String::new(),
             Source::Safetensors(folder) => {
-                for (name, info) in folder.tensors() {
-                    hash_tensor(hasher, name, &info.shape, &info.dtype_name(), folder.data(info));
-                }
+                folder.places().map(|(name, shard)| format!("{shard} {name:?}\n")).collect()
             }
         }
     }
@@ -328,29 +330,6 @@ fn stored_name(gguf: &Gguf, name: &str) -> Option<String> {
         _ => true,
     };
     right.then_some(own)
-}
-
-/// Feeds one tensor to the fingerprint.
-fn hash_tensor(hasher: &mut blake3::Hasher, name: &str, shape: &[usize], dtype: &str, data: &[u8]) {
-    const SAMPLE: usize = 4096;
-    let mut number = |n: usize| {
-        hasher.update(&(n as u64).to_le_bytes());
-    };
-    number(name.len());
-    number(shape.len());
-    shape.iter().for_each(|&d| number(d));
-    number(dtype.len());
-    number(data.len());
-    hasher.update(name.as_bytes());
-    hasher.update(dtype.as_bytes());
-    if data.len() <= 3 * SAMPLE {
-        hasher.update(data);
-    } else {
-        let middle = data.len() / 2;
-        hasher.update(&data[..SAMPLE]);
-        hasher.update(&data[middle..middle + SAMPLE]);
-        hasher.update(&data[data.len() - SAMPLE..]);
-    }
 }
 
 #[cfg(test)]
