@@ -133,6 +133,8 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/pip install --quiet -r tools/requirements.txt
 	.venv/bin/python tools/golden.py tiny
 	.venv/bin/python tools/golden.py real $(GOLDEN_FILES)
+	.venv/bin/python tools/golden_quants.py
+	.venv/bin/python tools/golden_quants.py $(GOLDEN_FILES)
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean

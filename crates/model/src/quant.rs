@@ -1,6 +1,6 @@
 //! Number formats of weights, and their values as f32.
 //!
-//! Layouts are ggml's (`ggml-common.h`, all little-endian); the results are bit-for-bit those of candle's and
+//! Layouts are ggml's (`ggml-common.h`, all little-endian); the results are bit-for-bit those of
 //! ggml's reference loops, because every value is formed by the same operations in the same order.
 
 use std::fmt;

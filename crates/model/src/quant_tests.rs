@@ -1,82 +1,61 @@
-use candle_core::quantized::{GgmlDType, QStorage, QTensor};
-use candle_core::{Device, Tensor};
+use serde_json::Value;
 
 use super::*;
+use crate::testing::{checksum, golden, random_bytes};
 
-const ALL: [(DType, GgmlDType); 11] = [
-    (DType::F32, GgmlDType::F32),
-    (DType::F16, GgmlDType::F16),
-    (DType::BF16, GgmlDType::BF16),
-    (DType::Q8_0, GgmlDType::Q8_0),
-    (DType::Q4_0, GgmlDType::Q4_0),
-    (DType::Q4_1, GgmlDType::Q4_1),
-    (DType::Q5_0, GgmlDType::Q5_0),
-    (DType::Q5_1, GgmlDType::Q5_1),
-    (DType::Q4K, GgmlDType::Q4K),
-    (DType::Q5K, GgmlDType::Q5K),
-    (DType::Q6K, GgmlDType::Q6K),
-];
-
-/// xorshift64*: deterministic bytes.
-fn random_bytes(n: usize, seed: u64) -> Vec<u8> {
-    let mut s = seed | 1;
-    (0..n)
-        .map(|_| {
-            s ^= s >> 12;
-            s ^= s << 25;
-            s ^= s >> 27;
-            (s.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 56) as u8
-        })
-        .collect()
+/// The formats and, of each, what the `gguf` package's own code reads (`tools/golden_quants.py`).
+fn all() -> Vec<(DType, Value)> {
+    let golden = golden("quants.json");
+    let formats = golden["formats"].as_object().unwrap();
+    let known = (0..64).filter_map(DType::from_ggml);
+    let all: Vec<_> = known.map(|dtype| (dtype, formats[&dtype.to_string()].clone())).collect();
+    assert_eq!((all.len(), formats.len()), (11, 11));
+    all
 }
 
-fn candle(dtype: GgmlDType, bytes: &[u8], values: usize) -> Vec<f32> {
-    let storage = QStorage::from_data(bytes.into(), &Device::Cpu, dtype).unwrap();
-    let tensor: Tensor = QTensor::new(storage, values).unwrap().dequantize(&Device::Cpu).unwrap();
-    tensor.to_vec1().unwrap()
-}
-
-/// Equal bits, where every NaN counts as the same (its payload is not defined by IEEE).
-fn assert_same(ours: &[f32], theirs: &[f32], what: &str) {
-    assert_eq!(ours.len(), theirs.len());
-    for (i, (a, b)) in ours.iter().zip(theirs).enumerate() {
-        assert!(
-            a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
-            "{what}: value {i}: {a:e} and {b:e}"
-        );
-    }
+fn dequantized(dtype: DType, values: usize, seed: u64) -> Vec<f32> {
+    let bytes = random_bytes(dtype.bytes_for(values).unwrap(), seed);
+    let mut out = vec![0.0; values];
+    dequantize(dtype, &bytes, &mut out).unwrap();
+    out
 }
 
 #[test]
-fn random_blocks_are_bit_for_bit_candles() {
-    for (ours, theirs) in ALL {
-        assert_eq!(ours.block_bytes(), theirs.type_size(), "{ours}");
-        assert_eq!(ours.block_len(), theirs.block_size(), "{ours}");
-        for seed in 1..=20 {
-            let values = 256 * 37;
-            let bytes = random_bytes(ours.bytes_for(values).unwrap(), seed);
-            let mut out = vec![0.0; values];
-            dequantize(ours, &bytes, &mut out).unwrap();
-            assert_same(&out, &candle(theirs, &bytes, values), &format!("{ours}, seed {seed}"));
+fn random_blocks_are_bit_for_bit_ggmls() {
+    for (dtype, golden) in all() {
+        assert_eq!(golden["block_bytes"], dtype.block_bytes(), "{dtype}");
+        assert_eq!(golden["block_len"], dtype.block_len(), "{dtype}");
+        let values = 256 * 37;
+        let first = dequantized(dtype, values, 1);
+        for (i, (ours, expected)) in first.iter().zip(golden["values"].as_array().unwrap()).enumerate() {
+            let expected = f32::from_bits(expected.as_u64().unwrap() as u32);
+            let same = ours.to_bits() == expected.to_bits() || (ours.is_nan() && expected.is_nan());
+            assert!(same, "{dtype}: value {i}: {ours:e} and {expected:e}");
         }
+        let sums: Vec<String> = (1..=20).map(|seed| checksum(&dequantized(dtype, values, seed))).collect();
+        assert_eq!(golden["checksums"], serde_json::json!(sums), "{dtype}");
     }
 }
 
 #[test]
 fn a_ragged_row_of_floats_is_read_whole() {
-    for (ours, theirs) in &ALL[..3] {
-        for values in [1, 2, 63, 64, 65, 129] {
-            let bytes = random_bytes(ours.bytes_for(values).unwrap(), 7);
-            let mut out = vec![0.0; values];
-            dequantize(*ours, &bytes, &mut out).unwrap();
-            assert_same(&out, &candle(*theirs, &bytes, values), &format!("{ours}, {values} values"));
+    let mut rows = 0;
+    for (dtype, golden) in all() {
+        for (values, expected) in golden["ragged"].as_object().unwrap() {
+            assert_eq!(
+                *expected,
+                checksum(&dequantized(dtype, values.parse().unwrap(), 7)),
+                "{dtype}: {values}"
+            );
+            rows += 1;
         }
     }
+    assert_eq!(rows, 3 * 6);
 }
 
 #[test]
 fn wrong_lengths_are_errors() {
-    for (dtype, _) in ALL {
+    for (dtype, _) in all() {
         let bytes = vec![0; dtype.block_bytes()];
         let mut out = vec![0.0; dtype.block_len()];
         dequantize(dtype, &bytes, &mut out).unwrap();

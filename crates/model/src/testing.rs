@@ -154,6 +154,26 @@ impl Random {
     }
 }
 
+/// xorshift64*: the bytes that `tools/golden_quants.py` makes of the same seed.
+pub(crate) fn random_bytes(n: usize, seed: u64) -> Vec<u8> {
+    Random::new(seed).bytes(n)
+}
+
+/// A golden file, `path` being below `tests/golden`.
+pub(crate) fn golden(path: &str) -> serde_json::Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path);
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The checksum of `tools/golden_quants.py`.
+pub(crate) fn checksum(values: &[f32]) -> String {
+    let bits = |x: &f32| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() };
+    let weight = |i: u64| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let term = |(i, x): (u64, &f32)| u64::from(bits(x)).wrapping_mul(weight(i));
+    let sum = (0..).zip(values).map(term).fold(0, u64::wrapping_add);
+    format!("{sum:016x}")
+}
+
 /// A folder that is removed when dropped.
 #[derive(Debug)]
 pub(crate) struct TestFolder(PathBuf);

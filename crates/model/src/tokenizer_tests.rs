@@ -4,13 +4,7 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::error::ModelError;
-use crate::testing::{GgufBuilder, Random, TestFolder, array, real_model};
-
-fn golden(path: &str) -> Json {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path);
-    serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
-        .unwrap()
-}
+use crate::testing::{GgufBuilder, Random, TestFolder, array, golden, real_model};
 
 fn ids_of(value: &Json) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
