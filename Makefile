@@ -50,8 +50,8 @@ demo: build ## Fetch a small model, ingest examples/docs, ask three questions wi
 	$(REFRAIN) ingest --model $(MODEL) examples/docs
 	@set -e; set -- $(DEMO_FOLDERS); \
 	while IFS= read -r question; do \
-	    printf '\n$$ refrain ask --docs examples/docs/%s --compare vanilla,a3 "%s"\n' "$$1" "$$question"; \
-	    $(REFRAIN) ask --model $(MODEL) --docs "examples/docs/$$1" --compare vanilla,a3 "$$question" </dev/null; \
+	    printf "\n$$ refrain ask --docs examples/docs/%s --compare 'vanilla;a3' \"%s\"\n" "$$1" "$$question"; \
+	    $(REFRAIN) ask --model $(MODEL) --docs "examples/docs/$$1" --compare 'vanilla;a3' "$$question" </dev/null; \
 	    shift; \
 	done < examples/questions.txt
 	@printf '\n%s\n' 'Where things are:'

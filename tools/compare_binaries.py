@@ -85,7 +85,9 @@ class Program:
         """Results of one benchmark."""
         words = ["bench", bench, "--json", "--store", self.store, *self.common]
         for what, value in options.items():
-            words += [self.option(bench, what), value]
+            # A list is the option several times: programs differ in what separates its members.
+            for one in value if isinstance(value, list) else [value]:
+                words += [self.option(bench, what), one]
         said = json.loads(self.run([*words, *self.extra.get(bench, [])]))
         self.about = said.get("about", {})
         return said["results"]
@@ -124,7 +126,7 @@ def ttft_case(args, length):
         for method, result in zip(args.methods, expect(results, len(args.methods))):
             yield f"ttft {method} {length}", "s", figure(result, "ttft")
 
-    options = {"methods": ",".join(args.methods), "lengths": str(length), "rounds": "1"}
+    options = {"methods": args.methods, "lengths": str(length), "rounds": "1"}
     return Case(f"ttft {length}", "ttft", options, rows)
 
 
@@ -138,7 +140,7 @@ def decode_case(args):
             yield f"decode {policy} tpot, last quarter", "s", statistics.median(seconds[-quarter:])
 
     options = {
-        "policies": ",".join(args.policies),
+        "policies": args.policies,
         "prompt": str(args.decode_prompt),
         "answer": str(args.decode_tokens),
         "short": "10",
@@ -157,7 +159,7 @@ def serve_case(args):
             yield f"{name} itl", "s", figure(result, "itl")[0]
 
     options = {
-        "methods": ",".join(args.serve_methods),
+        "methods": args.serve_methods,
         "clients": ",".join(map(str, args.clients)),
         "duration": args.serve_duration,
     }

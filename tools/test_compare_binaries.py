@@ -30,7 +30,7 @@ class Compare(unittest.TestCase):
                 elif "{rounds_option}" not in words:
                     sys.exit("error: no {rounds_option}")
                 else:
-                    methods = words[words.index("--methods") + 1].split(",")
+                    methods = [word for option, word in zip(words, words[1:]) if option == "--methods"]
                     results = [{{"method": method, "ttft": {{"median": {factor} * (i + 1)}}}} for i, method in enumerate(methods)]
                     print(json.dumps({{"about": {{"threads": 2}}, "results": results}}))
                 """

@@ -1,4 +1,4 @@
-//! The command line: what clap derives, and what is added to it from the registry of methods.
+//! The command line: what clap derives, and an environment variable for each option with a value.
 
 mod answers;
 mod bench;
@@ -10,11 +10,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
-use refrain_fusion::METHODS;
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
-use refrain_registry::{Kind, OptionSpec};
 use refrain_store::Encoding;
 
 pub(crate) use answers::{Ask, Chat, Generate};
@@ -24,14 +21,11 @@ pub(crate) use bench::{
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 pub(crate) use serve::{Key, Serve};
 
+use crate::examples;
 use crate::output::{parse_duration, parse_size};
-use crate::{examples, methods};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
-
-/// Options of methods and policies that the short help shows.
-const SHORT_HELP: [&str; 5] = ["ratio", "window", "update", "capacity", "fuse"];
 
 /// Most tokens of what `generate` writes.
 pub(crate) const LONG_ANSWER: &str = "4096";
@@ -353,20 +347,9 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// The whole command line with the methods' options and the environment variables.
+/// The whole command line with the environment variables.
 pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
-    for path in [
-        &["ask"][..],
-        &["chat"],
-        &["generate"],
-        &["bench", "ttft"],
-        &["bench", "decode"],
-        &["bench", "memory"],
-        &["eval", "run"],
-    ] {
-        command = at(command, path, add_method_options);
-    }
     command = at(command, &["generate"], |generate| {
         generate.mut_arg("max_tokens", |arg| arg.default_value(LONG_ANSWER))
     });
@@ -381,43 +364,6 @@ fn at(
     match path {
         [] => change(command),
         [first, rest @ ..] => command.mut_subcommand(first, |sub| at(sub, rest, change)),
-    }
-}
-
-fn add_method_options(command: clap::Command) -> clap::Command {
-    methods::options().iter().fold(command, |command, owners| command.arg(method_option(owners)))
-}
-
-/// The flag of an option, with the help of each that takes it.
-fn method_option(owners: &[(&'static str, OptionSpec)]) -> Arg {
-    let spec = owners[0].1;
-    let eviction = METHODS.entries.iter().all(|entry| entry.name != owners[0].0);
-    let mut helps: Vec<(OptionSpec, Vec<&str>)> = Vec::new();
-    for (owner, option) in owners {
-        match helps.iter_mut().find(|(known, _)| (known.help, known.default) == (option.help, option.default))
-        {
-            Some((_, owners)) => owners.push(owner),
-            None => helps.push((*option, vec![owner])),
-        }
-    }
-    let help = helps.iter().map(|(option, owners)| {
-        format!("{} [{}; default: {}]", option.help, owners.join(", "), option.default)
-    });
-    let help = help.collect::<Vec<_>>().join("; ");
-    let (first, rest) = help.split_at(help.chars().next().map_or(0, char::len_utf8));
-    let arg = Arg::new(spec.name)
-        .long(spec.name.replace('_', "-"))
-        .help(format!("{}{rest}", first.to_uppercase()))
-        .help_heading(if eviction { "Eviction options" } else { "Method options" })
-        .hide_short_help(!SHORT_HELP.contains(&spec.name));
-    match spec.kind {
-        Kind::Ratio => arg.value_name("RATIO"),
-        Kind::Number => arg.value_name("X"),
-        Kind::Count => arg.value_name("N"),
-        Kind::Switch => {
-            arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
-        }
-        Kind::Choice(words) => arg.value_name("CHOICE").value_parser(PossibleValuesParser::new(words)),
     }
 }
 
@@ -447,14 +393,7 @@ pub(crate) fn innermost(matches: &ArgMatches) -> &ArgMatches {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_command_line_is_consistent_and_every_method_option_is_a_flag() {
+    fn the_command_line_is_consistent() {
         super::command().debug_assert();
-        let command = super::command();
-        let ask = command.find_subcommand("ask").unwrap();
-        for owners in crate::methods::options() {
-            assert!(owners.iter().all(|(_, option)| option.kind == owners[0].1.kind), "{}", owners[0].1.name);
-            let flag = owners[0].1.name.replace('_', "-");
-            assert!(ask.get_arguments().any(|arg| arg.get_long() == Some(&flag)), "{flag}");
-        }
     }
 }

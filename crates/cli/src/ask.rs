@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::args;
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
-use crate::methods::{Method, Policy};
+use crate::methods::{self, Method, Policy};
 use crate::output::{Fail, bytes, colours, count, number, paint, percent, plain, print, print_json, seconds};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
@@ -23,7 +23,7 @@ const METHOD: &str = "a3";
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let question = asked_text(&args.question, "question")?;
-    let (answering, compared, policy) = methods(context, args)?;
+    let (answering, compared, policy) = selected(context, args)?;
     let sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.prompt.docs)?;
@@ -112,15 +112,14 @@ pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
 
 /// Methods whose answers are shown, methods that are compared, and the eviction policy. Whoever compares and names no
 /// method wants to see what each of them answers.
-fn methods(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Method>, Policy)> {
+fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Method>, Policy)> {
     let named = args.method.as_ref().filter(|_| args.compare.is_empty() || context.method_typed);
     let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| METHOD.to_owned());
     let mut specs = args.compare.clone();
     if args.compare.is_empty() || named.is_some() {
         specs.insert(0, alone);
     }
-    let (mut answering, mut policies) = context.flags.apply(&specs, std::slice::from_ref(&args.evict))?;
-    let policy = policies.pop().context("no eviction policy was given")?;
+    let (mut answering, policy) = (methods::methods(&specs)?, methods::policy(&args.evict)?);
     let compared = match (args.compare.is_empty(), named) {
         (true, _) => Vec::new(),
         (false, Some(_)) => answering.split_off(1),
@@ -200,7 +199,7 @@ pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> Str
     if policy.built.is_full() {
         return line;
     }
-    let heads = if policy.built.expanded { "query head" } else { "KV head" };
+    let heads = if policy.built.per_query_head { "query head" } else { "KV head" };
     line.push_str(&format!(
         "\n{}: {} tokens retained for each {heads}",
         policy.spec, account.retained_tokens

@@ -10,7 +10,7 @@ use refrain_model::Message;
 use crate::args;
 use crate::ask::{answer, as_json};
 use crate::ingest::ingest_to_answer;
-use crate::methods::{Method, Policy};
+use crate::methods::{self, Method, Policy};
 use crate::output::{count, paint, print, print_json, report};
 use crate::settings::{Context, read_documents};
 
@@ -27,7 +27,7 @@ const HELP: &str = "\
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
-    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
+    let (method, policy) = (methods::method(&args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(&args.prompt.docs)?;
     let engine = context.open_engine()?;
     let around = args.prompt.instructions();
@@ -80,12 +80,12 @@ impl Chat<'_> {
                 self.context.say("a new conversation");
             }
             "/method" if !rest.is_empty() => {
-                (self.method, _) = self.context.flags.lenient().apply_one(rest.trim(), "full")?;
+                self.method = methods::method(rest.trim())?;
                 self.ingest(&self.documents)?;
                 self.context.say(&self.state());
             }
             "/evict" if !rest.is_empty() => {
-                (_, self.policy) = self.context.flags.lenient().apply_one("vanilla", rest.trim())?;
+                self.policy = methods::policy(rest.trim())?;
                 self.context.say(&self.state());
             }
             "/docs" if !rest.is_empty() => {

@@ -42,11 +42,11 @@ impl Shape {
 
     /// The bound of a method's speed-up over vanilla; none if it is not known.
     pub(crate) fn speedup(&self, sizes: Sizes, asked: &Method) -> Option<f64> {
-        let number = |name: &str| asked.option(name)?.parse::<f64>().ok();
-        let set = |name: &str| asked.option(name).is_some_and(|value| value == "true");
+        let number = |name: &str| asked.options.get(name)?.as_f64();
+        let set = |name: &str| asked.options.get(name).is_some_and(|value| value == true);
         let vanilla = self.layers * self.full_layer(sizes);
         let question = sizes.question as f64;
-        let cost = match asked.name() {
+        let cost = match asked.name {
             "vanilla" => vanilla,
             "pie" | "full_reuse" => self.layers * self.rows(sizes, question),
             "lego_link" => {
@@ -106,7 +106,6 @@ fn chunk_ends(sizes: Sizes, ends: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::methods::Flags;
 
     const LLAMA_8B: [f64; 6] = [32.0, 4096.0, 32.0, 8.0, 128.0, 14336.0];
     const QWEN_HALF_B: [f64; 6] = [24.0, 896.0, 14.0, 2.0, 64.0, 4864.0];
@@ -126,7 +125,7 @@ mod tests {
         ] {
             let sizes = Sizes { prompt, question: 60, chunk: 512 };
             let bound = |spec| {
-                let (asked, _) = Flags::default().apply_one(spec, "full").unwrap();
+                let asked = crate::methods::method(spec).unwrap();
                 Shape::from(shape).speedup(sizes, &asked).unwrap()
             };
             let close = |found: f64, expected: f64, step: f64| {

@@ -18,7 +18,7 @@ use crate::args;
 use crate::output::{self, Fail, age, count, print, print_json, seconds};
 use crate::settings::{Context, tilde};
 use crate::table::Table;
-use crate::{machine, models};
+use crate::{machine, methods, models};
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
 const MEMORY: u64 = 4 << 30;
@@ -118,8 +118,8 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
         all.extend(list.iter().filter(|spec| *spec != name).cloned());
         all
     };
-    let (methods, policies) =
-        context.flags.apply(&first(&matrix.methods, "vanilla"), &first(&matrix.policies, "full"))?;
+    let methods = methods::methods(&first(&matrix.methods, "vanilla"))?;
+    let policies = methods::policies(&first(&matrix.policies, "full"))?;
     let mut at_rest = Vec::new();
     for name in &matrix.at_rest {
         at_rest.push(name.parse::<Encoding>()?);
@@ -136,7 +136,11 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
         for at_rest in if method.built.reuses() { at_rest.as_slice() } else { &exact } {
             let spec = method.spec.clone();
             ways.push(Way {
-                method: if *at_rest == Encoding::Exact { spec } else { format!("{spec}:at_rest={at_rest}") },
+                method: match at_rest {
+                    Encoding::Exact => spec,
+                    _ if spec.contains(':') => format!("{spec},at_rest={at_rest}"),
+                    _ => format!("{spec}:at_rest={at_rest}"),
+                },
                 fusion: method.built.clone(),
                 at_rest: *at_rest,
                 policy: policy.spec.clone(),

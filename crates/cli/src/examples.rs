@@ -5,7 +5,7 @@ Examples:
   refrain pull smollm2-135m
   refrain ingest docs/
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --compare vanilla,pie,a3 \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --compare 'vanilla;pie;a3' \"How tight is a stem bolt?\"
 
 Every option with a value can also be given as an environment variable (--chunk-tokens \
 as REFRAIN_CHUNK_TOKENS) and in the configuration file: options of all commands at its \
@@ -45,20 +45,20 @@ last eighth of the layers, at least four.";
 pub(crate) const ASK: &str = "\
 Examples:
   refrain ask --docs docs/ \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --method a3 --ratio 0.3 --explain \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --compare vanilla,pie,a3,a3:ratio=0.3 \"How tight is a stem bolt?\"
-  refrain ask --docs docs/ --evict morph_kv --capacity 600 --window 30 --fuse sum \"How tight …?\"
+  refrain ask --docs docs/ --method a3:ratio=0.3 --explain \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --compare 'vanilla;pie;a3;a3:ratio=0.3' \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ --evict morph_kv:capacity=600,window=30,fuse=max \"How tight …?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
-The answer goes to standard output, its account to standard error. Method options given \
-as flags hold for every method and policy of the command that has them and does not set them \
-itself. --evict bounds the KV cache that is decoded in; `refrain methods` lists the policies.";
+The answer goes to standard output, its account to standard error. Options of a \
+method or policy stand after its name, NAME:OPTION=VALUE,…; `refrain methods` lists them. \
+--evict bounds the KV cache that is decoded in.";
 
 pub(crate) const GENERATE: &str = "\
 Examples:
   refrain generate \"Write a long story about a lighthouse.\"
   refrain generate --docs docs/ --max-tokens 8000 \"Write a handbook from these documents.\"
-  refrain generate --evict morph_kv --capacity 2048 --window 32 \"Explain …\" > answer.md
+  refrain generate --evict morph_kv:capacity=2048,window=32 \"Explain …\" > answer.md
   refrain generate --evict streaming_llm --ignore-end --max-tokens 50000 \"Count.\"
 
 The text goes to standard output; at a terminal, lines are broken at its width and a line below \
@@ -95,7 +95,7 @@ anything is timed; by Zipf's law 3 % of them get 60 % of the requests, as RAGCac
 pub(crate) const BENCH_STORE: &str = "\
 Examples:
   refrain bench store
-  refrain bench store --docs docs/ --questions questions.txt --methods pie,cache_blend,a3 --json
+  refrain bench store --docs docs/ --questions questions.txt --methods 'pie;cache_blend;a3' --json
 
 Every question is answered over chunks that lie as computed, in 8 and in 4 bits, and each answer is held \
 against vanilla's, teacher-forced. Then the chunks are loaded, every layer read, verified and decoded, from files \
@@ -104,7 +104,7 @@ that the system has in memory and from the store's memory, beside copies of as m
 pub(crate) const BENCH_TTFT: &str = "\
 Examples:
   refrain bench ttft
-  refrain bench ttft --docs docs/ --methods vanilla,a3:ratio=0.1,a3 --lengths 2048,4096 --runs 9
+  refrain bench ttft --docs docs/ --methods 'vanilla;a3:ratio=0.1;a3' --lengths 2048,4096 --runs 9
   refrain bench ttft --markdown > ttft.md
 
 Prompts are the documents' text, repeated and cut to the length. All methods take turns in \
@@ -115,8 +115,8 @@ saved (keys and values resident, language head ignored).";
 pub(crate) const BENCH_DECODE: &str = "\
 Examples:
   refrain bench decode
-  refrain bench decode --tokens 12000 --policies full,morph_kv --svg decode.svg --csv decode.csv
-  refrain bench decode --policies full,morph_kv:capacity=600,morph_kv:capacity=4000:fuse=max
+  refrain bench decode --tokens 12000 --policies 'full;morph_kv' --svg decode.svg --csv decode.csv
+  refrain bench decode --policies 'full;morph_kv:capacity=600;morph_kv:capacity=4000,fuse=max'
 
 Every policy answers the same prompt for --tokens tokens, past any end token, greedily; policies \
 take turns of 32 tokens. The curve is the median time a token of each twentieth of the answer. Short answers \
@@ -126,10 +126,10 @@ pub(crate) const BENCH_MEMORY: &str = "\
 Examples:
   refrain bench memory
   refrain bench memory --tokens 12000 --svg memory.svg --csv memory.csv
-  refrain bench memory --policies full,full:expanded,morph_kv,morph_kv:expanded
+  refrain bench memory --policies 'full;full:per_query_head;morph_kv;morph_kv:per_query_head'
 
 Bytes are those allocated for keys and values, those that a policy keeps beside them, and what the \
-operating system counts as the program's resident memory, each while the answer grows. `expanded` \
+operating system counts as the program's resident memory, each while the answer grows. `per_query_head` \
 gives every query head a cache of its own, as the papers' figures count.";
 
 pub(crate) const BENCH_KERNELS: &str = "\
@@ -148,9 +148,9 @@ lower peaks and kernels alike, and not by the same amount.";
 
 pub(crate) const EVAL_RUN: &str = "\
 Examples:
-  refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 --methods pie,cache_blend,a3
-  refrain eval run --tasks longbench/a3 --data data/ --methods full_reuse,pie,cache_blend,lego_link,a3
-  refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies snap_kv,morph_kv:capacity=2048
+  refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 --methods 'pie;cache_blend;a3'
+  refrain eval run --tasks longbench/a3 --data data/ --methods 'full_reuse;pie;cache_blend;lego_link;a3'
+  refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies 'snap_kv;morph_kv:capacity=2048'
   refrain eval run matrix.toml --within 45m
 
 A matrix is TOML: models, methods, policies, data, limit, max_tokens, max_prompt_tokens, seed, forced, maps, \
@@ -174,8 +174,8 @@ Examples:
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"How tight is a stem bolt?\"}], \"documents\": \"search\"}'
   refrain key new anna && refrain serve --host 0.0.0.0 --api-keys refrain-keys --tls-cert cert.pem --tls-key key.pem
 
-Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method, evict, and
-their options) beside them; /openapi.json describes all of it.";
+Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
+text or as objects with their options) beside them; /openapi.json describes all of it.";
 pub(crate) const METHODS: &str = "\
 Examples:
   refrain methods

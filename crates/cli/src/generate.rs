@@ -10,13 +10,14 @@ use refrain_engine::{Instructions, Progress, Request};
 use crate::args;
 use crate::ask::{account, as_json, asked_text};
 use crate::ingest::ingest_to_answer;
+use crate::methods;
 use crate::output::{bytes, number, paint, percent, plain, print_json};
 use crate::settings::{Context, read_documents};
 
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let text = asked_text(&args.prompt, "prompt")?;
-    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
+    let (method, policy) = (methods::method(&args.method)?, methods::policy(&args.evict)?);
     let mut sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.docs)?;

@@ -6,13 +6,13 @@ use anyhow::Result;
 use refrain_engine::{Document, Engine, IngestProgress, IngestReport, rate};
 
 use crate::args;
-use crate::methods::Method;
+use crate::methods::{self, Method};
 use crate::output::{self, Fail, bytes, count, print, print_json, seconds};
 use crate::settings::{Context, read_documents, show, tilde};
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
-    let (method, _) = context.flags.apply_one(&args.method, "full")?;
+    let method = methods::method(&args.method)?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
     let report = ingest(context, |progress| engine.ingest_for(&documents, method.built.as_ref(), progress))?;

@@ -12,12 +12,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::args::{self, Key};
+use crate::methods;
 use crate::output::{Fail, count, print, print_json};
 use crate::settings::{Context, read_documents};
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
-    let (method, policy) = context.flags.apply_one(&args.method, &args.evict)?;
+    let (method, policy) = (methods::method(&args.method)?, methods::policy(&args.evict)?);
     let filter = EnvFilter::try_new(&args.log).map_err(|error| {
         Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
     })?;

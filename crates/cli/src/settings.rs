@@ -10,7 +10,6 @@ use refrain_engine::{Document, Engine, Settings};
 use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
 use crate::args::{Global, Quota, Shared};
-use crate::methods::Flags;
 use crate::output::Fail;
 use crate::{calibrate, models, output};
 
@@ -26,8 +25,6 @@ pub(crate) struct Context {
     pub(crate) store: PathBuf,
     /// Folder of the user's data of this program, if it is known.
     pub(crate) data_folder: Option<PathBuf>,
-    /// Options of methods and policies given as flags.
-    pub(crate) flags: Flags,
     /// Whether the method was given on the command line, not by environment or file.
     pub(crate) method_typed: bool,
     /// Whether the most tokens of an answer were given, and not left at their default.
@@ -53,9 +50,8 @@ impl Context {
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
-        let flags = Flags::of(matches);
         let data_folder = data_folder();
-        Ok(Context { json, quiet, models, store, data_folder, flags, method_typed, max_tokens_given, global })
+        Ok(Context { json, quiet, models, store, data_folder, method_typed, max_tokens_given, global })
     }
 
     /// What the store may keep.

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A home of its own: no configuration, an empty store.
@@ -174,10 +174,19 @@ fn every_command_has_help_with_examples_and_global_options() {
     for command in ["stats", "ls", "show", "rm", "verify", "gc", "pin", "export", "import"] {
         home.run(&["store", command, "--help"]).good();
     }
-    let ask = home.run(&["ask", "--help"]).good().out;
-    let methods = refrain_fusion::METHODS.entries.iter().flat_map(|entry| entry.options);
-    for option in methods.chain(refrain_eviction::POLICIES.entries.iter().flat_map(|entry| entry.options)) {
-        assert!(ask.contains(&format!("--{}", option.name.replace('_', "-"))), "{}", option.name);
+    // Every option of a method is told where the method is.
+    let methods = refrain_fusion::METHODS.entries.iter().map(|entry| (entry.name, entry.options()));
+    let policies = refrain_eviction::POLICIES.entries.iter().map(|entry| (entry.name, entry.options()));
+    for (name, options) in methods.chain(policies) {
+        let shown = home.run(&["methods", name]).good().out;
+        for option in options {
+            let first = option.help.split(' ').next().unwrap();
+            assert!(
+                shown.contains(&option.name) && shown.contains(first),
+                "{name}: {}: {shown}",
+                option.name
+            );
+        }
     }
     assert!(home.run(&["--version"]).good().out.starts_with("refrain "));
     home.run(&[]).failed(2, &["Usage"]);
@@ -194,14 +203,23 @@ fn methods_are_listed_and_wrong_ones_name_what_is_known() {
     let policies = refrain_eviction::POLICIES.entries.iter().map(|entry| entry.name);
     let known: Vec<&str> = methods.chain(policies).collect();
     assert_eq!(names, known);
-    assert_eq!(home.json(&["methods", "a3"])["options"][0]["default"], "0.15");
+    assert_eq!(
+        home.json(&["methods", "a3"])["options"][0],
+        json!({
+            "name": "ratio", "type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.15,
+            "description": "Share of the tokens before the question that is recomputed.",
+        })
+    );
     assert!(home.run(&["methods"]).good().out.contains("smoothing=5"));
     home.run(&["methods", "a4"]).failed(2, &["a4", "cache_blend"]);
     home.run(&["ask", "--method", "a4", "why"]).failed(2, &["a4", "cache_blend"]);
-    home.run(&["ask", "--method", "pie", "--ratio", "0.3", "why"]).failed(2, &["pie", "ratio"]);
-    home.run(&["ask", "--method", "a3", "--ratio", "7", "why"]).failed(2, &["ratio", "0 to 1"]);
-    home.run(&["ask", "--compare", "vanilla,a3:colour=1", "why"]).failed(2, &["colour", "smoothing"]);
-    home.run(&["bench", "ttft", "--methods", "a3,a9"]).failed(2, &["a9"]);
+    home.run(&["ask", "--method", "pie:ratio=0.3", "why"]).failed(2, &["pie", "ratio"]);
+    home.run(&["ask", "--method", "a3:ratio=7", "why"]).failed(2, &["ratio", "0 to 1"]);
+    home.run(&["ask", "--ratio", "0.3", "why"]).failed(2, &["--ratio"]);
+    home.run(&["ask", "--compare", "vanilla,a3", "why"]).failed(2, &["vanilla,a3", "separated by `;`"]);
+    home.run(&["ask", "--compare", "vanilla", "--compare", "a5", "why"]).failed(2, &["a5", "a3"]);
+    home.run(&["ask", "--compare", "vanilla;a3:colour=1", "why"]).failed(2, &["colour", "smoothing"]);
+    home.run(&["bench", "ttft", "--methods", "a3;a9"]).failed(2, &["a9"]);
     home.run(&["bench", "kernels", "--only", "ops,sums"]).failed(2, &["sums", "products"]);
     home.run(&["bench", "kernels", "--runs", "0"]).failed(2, &["--runs"]);
 }
@@ -282,7 +300,7 @@ fn flags_go_before_environment_before_file_before_default() {
     let place = |ran: Ran| ran.good().out;
     assert!(place(home.run(&["store", "ls"])).contains("data/refrain/chunks"));
     let [file, variable, flag] = ["from-file", "from-variable", "from-flag"].map(|name| home.path(name));
-    home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nratio = 0.3\n"));
+    home.write("config/refrain/config.toml", format!("store = {file:?}\n[ask]\nmin-tokens = 3\n"));
     assert!(place(home.run(&["store", "ls"])).contains("from-file"));
     let with_variable =
         |words: &[&str]| Ran::of(home.command(words).env("REFRAIN_STORE", &variable).output().unwrap());
@@ -309,11 +327,11 @@ fn configuration_files_are_checked() {
 }
 
 #[test]
-fn completions_know_commands_and_method_options() {
+fn completions_know_commands_and_options() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = home.run(&["completions", shell]).good().out;
-        assert!(script.contains("smoothing") && script.contains("ingest"), "{shell}");
+        assert!(script.contains("compare-tokens") && script.contains("ingest"), "{shell}");
     }
     home.run(&["completions", "basic"]).failed(2, &["basic"]);
 }
@@ -440,7 +458,7 @@ fn methods_stand_side_by_side() {
         "--max-tokens",
         "8",
         "--compare",
-        "vanilla,pie,a3:ratio=1",
+        "vanilla;pie;a3:ratio=1",
         "--compare-tokens",
         "6",
         "--explain",
@@ -551,7 +569,7 @@ fn time_to_first_token_is_measured() {
         "--lengths",
         "150,250",
         "--methods",
-        "vanilla,pie,a3",
+        "vanilla;pie;a3",
         "--runs",
         "1",
         "--chunk-tokens",

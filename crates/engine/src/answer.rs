@@ -294,6 +294,6 @@ impl Account {
         let retrieving = state.retrieving.as_ref().map_or(0, Retrieving::side_bytes);
         self.side_bytes = state.bounded.as_ref().map_or(retrieving, Bounded::side_bytes);
         self.retained_tokens = state.retained();
-        self.kv_accounting = if eviction.expanded { "query_head" } else { "kv_head" };
+        self.kv_accounting = if eviction.per_query_head { "query_head" } else { "kv_head" };
     }
 }

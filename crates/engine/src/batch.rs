@@ -63,7 +63,7 @@ impl Engine {
             None => room,
         };
         let config = self.decoder.config();
-        let copies = if eviction.expanded { config.heads / config.kv_heads } else { 1 };
+        let copies = if eviction.per_query_head { config.heads / config.kv_heads } else { 1 };
         Ok(held * copies * self.decoder.shape().token_bytes(self.settings.kv))
     }
 }

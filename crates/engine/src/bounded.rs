@@ -127,11 +127,11 @@ impl Bounded {
         let budget = eviction.policy.budget(&prompt)?;
         // What can never be pruned is full attention, to the bit.
         let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
-        if budget.is_none() && !eviction.expanded && !sparse {
+        if budget.is_none() && !eviction.per_query_head && !sparse {
             return Ok(None);
         }
         let budget = budget.unwrap_or(Budget::once(room));
-        let (heads, group) = match eviction.expanded {
+        let (heads, group) = match eviction.per_query_head {
             true => (config.heads, 1),
             false => (config.kv_heads, config.heads / config.kv_heads),
         };
@@ -368,7 +368,7 @@ impl Bounded {
         let slots = [*len as u32];
         let kv_width = self.shape.width() / self.copies;
         let (k, v) = (work.k.as_slice().range(0..kv_width), work.v.as_slice().range(0..kv_width));
-        if !self.eviction.expanded {
+        if !self.eviction.per_query_head {
             return cache.place(cpu, self.shape, (k, v), rotary, &slots);
         }
         let d = self.shape.head_dim;

@@ -82,7 +82,7 @@ fn no_operation_of_decoding_allocates() {
             let (ten, forty) = (asked(10), asked(40));
             assert_eq!(forty - ten, 30, "{precision}, {threads} threads");
             for policy in
-                ["morph_kv:capacity=40:window=6", "morph_kv:capacity=40:window=6:fuse=max", "h2o:capacity=40"]
+                ["morph_kv:capacity=40,window=6", "morph_kv:capacity=40,window=6,fuse=max", "h2o:capacity=40"]
             {
                 bounded(&engine, &context, policy, precision);
             }

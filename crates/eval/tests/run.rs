@@ -54,7 +54,7 @@ fn go_on(folder: &Path, engine: &Engine, jobs: &[Job], most: usize) -> bool {
         ("vanilla", "full"),
         ("pie", "full"),
         ("pie:at_rest=q4", "full"),
-        ("a3:ratio=0.3", "morph_kv:capacity=40:window=8"),
+        ("a3:ratio=0.3", "morph_kv:capacity=40,window=8"),
     ]);
     let going = Going { forced: 4, maps: true, seed: 42, until: None };
     let encode = |_: &str| Vec::new();

@@ -3,21 +3,28 @@
 //! The question's rows score the documents' tokens; system part, question and the top `C − |S| − |Q|` of them stay.
 //! Where `|S| + |Q| ≥ C`, the system part and the question's last `C − |S|` tokens do.
 
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use crate::snap_kv::{Pool, PromptScores};
+use crate::snap_kv::{Pool, PromptScores, check_kernel};
 use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics};
 
 /// Keep system part, question, and the documents' tokens that the question attends to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct A3Ex {
-    /// Tokens of the prompt that stay, `C`.
+    /// Tokens of the prompt that stay in the cache.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// Rows of the question's end that score; all of them, but at most `C/2`, if not given.
+    /// Tokens of the question's end whose attention scores the others; 0 for all, but at most half the capacity.
+    #[serde(with = "zero_is_none")]
+    #[schemars(with = "usize", range(max = MAX_COUNT))]
     pub window: Option<usize>,
-    /// Neighbours that are pooled (odd), `κ`.
+    /// Neighbours over which scores are pooled: an odd number, 1 for none.
+    #[schemars(range(min = 1, max = 1023))]
     pub kernel: usize,
-    /// How they are pooled.
+    /// Pool scores by mean or by maximum.
     pub pool: Pool,
 }
 
@@ -27,15 +34,23 @@ impl Default for A3Ex {
     }
 }
 
+impl Options for A3Ex {
+    const NAME: &'static str = "a3_ex";
+
+    fn validate(&self) -> Result<()> {
+        check_kernel(Self::NAME, self.kernel)
+    }
+}
+
 impl EvictionPolicy for A3Ex {
     fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
         let system = prompt.system.len();
         if prompt.len() > self.capacity && system >= self.capacity {
-            let clash = format!(
+            let conflict = format!(
                 "capacity {} does not hold the system part, earlier turns included, of {system} tokens and a token of the question: choose more than {system}",
                 self.capacity
             );
-            return Err(Error::Clash { owner: "a3_ex", clash });
+            return Err(Error::conflict(Self::NAME, conflict));
         }
         Ok((prompt.len() > self.capacity).then_some(Budget::once(self.capacity)))
     }

@@ -1,10 +1,18 @@
 //! Full attention: nothing is evicted.
 
+use refrain_registry::Options;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Recent, Result, Sizes, Statistics};
 
 /// Keep every token.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Full;
+
+impl Options for Full {
+    const NAME: &'static str = "full";
+}
 
 impl EvictionPolicy for Full {
     fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {

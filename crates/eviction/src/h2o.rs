@@ -1,45 +1,83 @@
 //! H2O, heavy-hitter oracle (arXiv 2306.14048): the tokens that received most attention over all rows so far, and the
 //! most recent ones. The score of an evicted token is lost.
 
-use refrain_registry::Error;
+use refrain_kv::Span;
+use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::sums::Sums;
 use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics};
 
+/// What the numbers of heavy hitters and recent tokens are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum H2oBudget {
+    /// Numbers of tokens, for any prompt.
+    RealDrop,
+    /// Shares of the prompt's tokens, as in the published code.
+    Hf,
+}
+
 /// Keep heavy hitters and recent tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct H2o {
-    /// Tokens that stay: `recent` and `capacity − recent` heavy hitters.
+    /// Tokens that stay in the cache: the recent ones, and heavy hitters.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// The most recent tokens, which always stay; half of the capacity if not given.
+    /// Most recent tokens among those that stay; 0 for half of the capacity.
+    #[serde(with = "zero_is_none")]
+    #[schemars(with = "usize", range(max = MAX_COUNT))]
     pub recent: Option<usize>,
-    /// Shares of the prompt's tokens for heavy hitters and recent tokens, instead of the numbers above (the published
-    /// code's `hf` mode).
-    pub ratios: Option<(f64, f64)>,
+    /// Numbers of tokens (real_drop), or shares of the prompt as in the published code (hf).
+    pub budget: H2oBudget,
+    /// Share of the prompt's tokens that stay for their attention, with budget=hf.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub heavy_ratio: f64,
+    /// Share of the prompt's tokens that stay as recent, with budget=hf.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub recent_ratio: f64,
     /// Divide a token's sum by the rows that could see it, as kvpress does.
     pub normalise: bool,
 }
 
 impl Default for H2o {
     fn default() -> Self {
-        H2o { capacity: 1024, recent: None, ratios: None, normalise: false }
+        H2o {
+            capacity: 1024,
+            recent: None,
+            budget: H2oBudget::RealDrop,
+            heavy_ratio: 0.1,
+            recent_ratio: 0.1,
+            normalise: false,
+        }
+    }
+}
+
+impl Options for H2o {
+    const NAME: &'static str = "h2o";
+
+    fn validate(&self) -> Result<()> {
+        // Shares of a prompt do not contradict one another.
+        self.parts(&PromptSpans { system: Span::new(0, 0), question: Span::new(0, 1) }).map(drop)
     }
 }
 
 impl H2o {
     /// Heavy hitters and recent tokens after this prompt.
     fn parts(&self, prompt: &PromptSpans) -> Result<(usize, usize)> {
-        if let Some((heavy, recent)) = self.ratios {
+        if self.budget == H2oBudget::Hf {
             let share = |ratio| refrain_kv::top_count(ratio, prompt.len(), prompt.len());
-            return Ok((share(heavy), share(recent).max(1)));
+            return Ok((share(self.heavy_ratio), share(self.recent_ratio).max(1)));
         }
         let recent = self.recent.unwrap_or((self.capacity / 2).max(1));
         if recent > self.capacity || self.capacity == 0 {
-            let clash = format!(
+            let conflict = format!(
                 "capacity {} is below the {recent} recent tokens: choose at least as many",
                 self.capacity
             );
-            return Err(Error::Clash { owner: "h2o", clash });
+            return Err(Error::conflict(Self::NAME, conflict));
         }
         Ok((self.capacity - recent, recent))
     }

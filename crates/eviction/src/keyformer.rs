@@ -3,55 +3,93 @@
 //!
 //! `acc[t] += Σ softmax((logit + g) / τ)`, `g = −ln(−ln U)`.
 
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::sums::Sums;
 use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics, Tau};
 
 /// Keep key tokens by noisy attention, and recent tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Keyformer {
-    /// Share of the prompt's tokens that stay, `B = floor(n·ratio)`; fixed with the prompt.
-    pub ratio: f64,
-    /// Tokens that stay, instead of a share.
+    /// Share of the prompt's tokens that stay in the cache.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub keep: f64,
+    /// Tokens that stay in the cache, instead of a share; 0 for the share.
+    #[serde(with = "zero_is_none")]
+    #[schemars(with = "usize", range(max = MAX_COUNT))]
     pub capacity: Option<usize>,
-    /// Share of them that are the most recent, `floor(recent·B)`, one at least.
-    pub recent: f64,
-    /// Temperature.
-    pub tau: Tau,
-    /// Seed of the noise; none for no noise.
-    pub seed: Option<u64>,
+    /// Share of the tokens that stay for the most recent, at least one.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub recent_share: f64,
+    /// Temperature of the scoring softmax for the prompt.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub tau: f64,
+    /// What is added to the temperature at each step.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub tau_step: f64,
+    /// The highest temperature.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub tau_end: f64,
+    /// Add Gumbel noise to logits.
+    pub noise: bool,
+    /// Seed of the noise.
+    #[schemars(range(max = MAX_COUNT))]
+    pub noise_seed: u64,
 }
 
 impl Default for Keyformer {
     fn default() -> Self {
-        let tau = Tau { start: 1.0, step: 0.01, end: 2.0 };
-        Keyformer { ratio: 0.6, capacity: None, recent: 0.3, tau, seed: Some(0) }
+        Keyformer {
+            keep: 0.6,
+            capacity: None,
+            recent_share: 0.3,
+            tau: 1.0,
+            tau_step: 0.01,
+            tau_end: 2.0,
+            noise: true,
+            noise_seed: 0,
+        }
+    }
+}
+
+impl Options for Keyformer {
+    const NAME: &'static str = "keyformer";
+
+    fn validate(&self) -> Result<()> {
+        let Tau { start, step, end } = self.temperature();
+        if !(start > 0.0 && step >= 0.0 && end >= start) {
+            let conflict = format!(
+                "temperatures go from {start} to {end} by {step}: choose a start above 0, a step not below 0 and an end not below the start"
+            );
+            return Err(Error::conflict(Self::NAME, conflict));
+        }
+        Ok(())
     }
 }
 
 impl Keyformer {
+    fn temperature(&self) -> Tau {
+        Tau { start: self.tau as f32, step: self.tau_step as f32, end: self.tau_end as f32 }
+    }
+
     fn parts(&self, prompt: &PromptSpans) -> (usize, usize) {
-        let share = refrain_kv::top_count(self.ratio, prompt.len(), prompt.len());
+        let share = refrain_kv::top_count(self.keep, prompt.len(), prompt.len());
         let kept = self.capacity.unwrap_or(share).max(1);
-        (kept, refrain_kv::top_count(self.recent, kept, kept).max(1))
+        (kept, refrain_kv::top_count(self.recent_share, kept, kept).max(1))
     }
 }
 
 impl EvictionPolicy for Keyformer {
     fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
-        let Tau { start, step, end } = self.tau;
-        if !(start > 0.0 && step >= 0.0 && end >= start) {
-            let clash = format!(
-                "temperatures go from {start} to {end} by {step}: choose a start above 0, a step not below 0 and an end not below the start"
-            );
-            return Err(Error::Clash { owner: "keyformer", clash });
-        }
+        self.validate()?;
         Ok(Some(Budget::constant(self.parts(prompt).0)))
     }
 
     fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::NoisySums { seed: self.seed, tau: self.tau }
+        Observation::NoisySums { seed: self.noise.then_some(self.noise_seed), tau: self.temperature() }
     }
 
     fn statistics(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {

@@ -22,7 +22,7 @@ mod sums;
 
 pub use a3_ex::A3Ex;
 pub use full::Full;
-pub use h2o::H2o;
+pub use h2o::{H2o, H2oBudget};
 pub use keyformer::Keyformer;
 pub use morph_kv::{Fuse, MorphKv, Profile};
 pub use policy::{
@@ -32,4 +32,4 @@ pub use refrain_registry::{Error, Result};
 pub use registry::{Eviction, POLICIES};
 pub use scissorhands::Scissorhands;
 pub use snap_kv::{Pool, SnapKv};
-pub use streaming_llm::StreamingLlm;
+pub use streaming_llm::{SinkPositions, StreamingLlm};

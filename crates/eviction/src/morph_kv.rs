@@ -6,7 +6,9 @@
 //! has no say.
 
 use refrain_kernels::{Buffer, Dtype, softmax};
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::ring::Ring;
 use crate::{
@@ -14,7 +16,8 @@ use crate::{
 };
 
 /// How the rows of the recent tokens are fused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Fuse {
     /// Their sum.
     Sum,
@@ -23,7 +26,8 @@ pub enum Fuse {
 }
 
 /// What the recent tokens' rows are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Profile {
     /// Softmax over all cached tokens when the row was computed, summed over the group (the paper's).
     Paper,
@@ -35,17 +39,21 @@ pub enum Profile {
 }
 
 /// Keep recent tokens and what they attend to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct MorphKv {
-    /// Tokens that stay, `cap`.
+    /// Tokens that stay in the cache.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// The most recent tokens, `R`, which stay and whose attention ranks the others.
+    /// Most recent tokens that stay and whose attention ranks the others.
+    #[schemars(range(max = MAX_COUNT))]
     pub window: usize,
-    /// How their attention is fused.
+    /// How the attention of recent tokens is fused.
     pub fuse: Fuse,
-    /// What is fused.
+    /// What is fused: the paper's weights, or those of the code published for Llama, or for Mistral, Qwen and Phi.
     pub profile: Profile,
-    /// Prune only when the cache is this many times `cap + 1`; at least 1.
+    /// Prune only when the cache is this many times its capacity, at least 1.
+    #[schemars(range(min = 1.0, max = 1e6))]
     pub evict_after: f64,
 }
 
@@ -55,21 +63,33 @@ impl Default for MorphKv {
     }
 }
 
-impl EvictionPolicy for MorphKv {
-    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+impl Options for MorphKv {
+    const NAME: &'static str = "morph_kv";
+
+    fn validate(&self) -> Result<()> {
         let MorphKv { capacity, window, evict_after, .. } = *self;
-        let clash = |clash| Err(Error::Clash { owner: "morph_kv", clash });
+        let conflict = |conflict| Err(Error::conflict(Self::NAME, conflict));
         if capacity <= window {
-            return clash(format!(
+            return conflict(format!(
                 "capacity {capacity} is not above the window of {window}: choose a larger capacity or a smaller window"
             ));
         }
         if window == 0 || (window == 1 && self.profile == Profile::CodeMistral) {
-            return clash(format!("a window of {window} leaves no row to rank by: choose a larger window"));
+            return conflict(format!(
+                "a window of {window} leaves no row to rank by: choose a larger window"
+            ));
         }
         if !(1.0..=1e6).contains(&evict_after) {
-            return clash(format!("evict_after {evict_after} is not from 1 to 1000000"));
+            return conflict(format!("evict_after {evict_after} is not from 1 to 1000000"));
         }
+        Ok(())
+    }
+}
+
+impl EvictionPolicy for MorphKv {
+    fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
+        self.validate()?;
+        let MorphKv { capacity, evict_after, .. } = *self;
         // Pruned when the cache, the present token included, has come to (cap + 1) · evict_after.
         let at = (capacity.saturating_add(1) as f64 * evict_after - 1e-9).ceil() as usize;
         Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))

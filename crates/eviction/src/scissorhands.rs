@@ -3,22 +3,29 @@
 //!
 //! `I[t] = Σ_w 1[a_t < 1/len]`; the last `r` tokens stay, and `m` with the largest `I` go.
 
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
 };
 
 /// Drop what was often unimportant.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Scissorhands {
-    /// Tokens that are there at most, `B`.
+    /// Tokens that are in the cache at most.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// Rows that are looked back at, `w`.
+    /// Attention rows that are looked back at.
+    #[schemars(range(max = MAX_COUNT))]
     pub history: usize,
-    /// The most recent tokens, which stay, `r`.
+    /// Most recent tokens that stay.
+    #[schemars(range(max = MAX_COUNT))]
     pub recent: usize,
-    /// Share of the capacity that is dropped at a time, `m/B`.
+    /// Share of the capacity that is dropped at a time.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub drop: f64,
 }
 
@@ -28,31 +35,49 @@ impl Default for Scissorhands {
     }
 }
 
+impl Options for Scissorhands {
+    const NAME: &'static str = "scissorhands";
+
+    fn validate(&self) -> Result<()> {
+        let Scissorhands { capacity, recent, history, .. } = *self;
+        let conflict = |conflict| Err(Error::conflict(Self::NAME, conflict));
+        if self.keep() <= recent || capacity == 0 {
+            return conflict(format!(
+                "capacity {capacity} less the {} dropped at a time leaves no token beside the {recent} recent ones: choose a larger capacity or a smaller drop",
+                self.dropped()
+            ));
+        }
+        if history == 0 {
+            return conflict("a history of 0 leaves no row to look back at: choose a longer one".to_owned());
+        }
+        if history.saturating_mul(capacity) > BITS {
+            return conflict(format!(
+                "a history of {history} rows of {capacity} tokens is more than is looked back at for every token that goes: {BITS} in all at most"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Scissorhands {
+    /// Tokens dropped at a time.
+    fn dropped(&self) -> usize {
+        refrain_kv::top_count(self.drop, self.capacity, self.capacity).max(1)
+    }
+
+    /// Tokens that dropping leaves.
+    fn keep(&self) -> usize {
+        self.capacity.saturating_add(1).saturating_sub(self.dropped())
+    }
+}
+
 /// Most rows of the history times tokens of the cache: each is a bit, for every head.
 const BITS: usize = 1 << 22;
 
 impl EvictionPolicy for Scissorhands {
     fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
-        let Scissorhands { capacity, recent, history, .. } = *self;
-        let dropped = refrain_kv::top_count(self.drop, capacity, capacity).max(1);
-        let keep = capacity.saturating_add(1).saturating_sub(dropped);
-        if keep <= recent || capacity == 0 {
-            let clash = format!(
-                "capacity {capacity} less the {dropped} dropped at a time leaves no token beside the {recent} recent ones: choose a larger capacity or a smaller drop"
-            );
-            return Err(Error::Clash { owner: "scissorhands", clash });
-        }
-        if history == 0 {
-            let clash = "a history of 0 leaves no row to look back at: choose a longer one".to_owned();
-            return Err(Error::Clash { owner: "scissorhands", clash });
-        }
-        if history.saturating_mul(capacity) > BITS {
-            let clash = format!(
-                "a history of {history} rows of {capacity} tokens is more than is looked back at for every token that goes: {BITS} in all at most"
-            );
-            return Err(Error::Clash { owner: "scissorhands", clash });
-        }
-        Ok(Some(Budget { keep, most: capacity, decoding: true }))
+        self.validate()?;
+        Ok(Some(Budget { keep: self.keep(), most: self.capacity, decoding: true }))
     }
 
     fn observes(&self, _: &PromptSpans) -> Observation {

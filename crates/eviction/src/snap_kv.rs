@@ -5,14 +5,17 @@
 use std::ops::Range;
 
 use refrain_kv::{Span, stats};
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
 };
 
 /// How a score takes in those of its neighbours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Pool {
     /// Their mean, the divisor being the kernel also at the edges.
     Avg,
@@ -21,15 +24,19 @@ pub enum Pool {
 }
 
 /// Keep what the prompt's end attends to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct SnapKv {
-    /// Tokens of the prompt that stay, `C`; what is decoded stays as well.
+    /// Tokens of the prompt that stay in the cache; what is decoded stays as well.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// Rows at the prompt's end that score the others, and stay, `W`.
+    /// Tokens at the prompt's end whose attention scores the others, and that stay.
+    #[schemars(range(max = MAX_COUNT))]
     pub window: usize,
-    /// Neighbours that are pooled (odd), `κ`.
+    /// Neighbours over which scores are pooled: an odd number, 1 for none.
+    #[schemars(range(min = 1, max = 1023))]
     pub kernel: usize,
-    /// How they are pooled.
+    /// Pool scores by mean or by maximum.
     pub pool: Pool,
 }
 
@@ -39,19 +46,42 @@ impl Default for SnapKv {
     }
 }
 
-impl EvictionPolicy for SnapKv {
-    fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
+impl Options for SnapKv {
+    const NAME: &'static str = "snap_kv";
+
+    fn validate(&self) -> Result<()> {
         let SnapKv { capacity, window, .. } = *self;
         if capacity <= window {
-            let clash = format!(
-                "capacity {capacity} is not above the window of {window}: choose a larger capacity or a smaller window"
-            );
-            return Err(Error::Clash { owner: "snap_kv", clash });
+            return Err(Error::conflict(
+                Self::NAME,
+                format!(
+                    "capacity {capacity} is not above the window of {window}: choose a larger capacity or a smaller window"
+                ),
+            ));
         }
         if window == 0 {
-            let clash = "a window of 0 leaves no row to score by: choose a larger window".to_owned();
-            return Err(Error::Clash { owner: "snap_kv", clash });
+            let conflict = "a window of 0 leaves no row to score by: choose a larger window";
+            return Err(Error::conflict(Self::NAME, conflict));
         }
+        check_kernel(Self::NAME, self.kernel)
+    }
+}
+
+/// Checks the number of neighbours that are pooled.
+///
+/// # Errors
+/// If it is even.
+pub(crate) fn check_kernel(owner: &'static str, kernel: usize) -> Result<()> {
+    match kernel % 2 {
+        0 => Err(Error::bad_value(owner, "kernel", kernel, "an odd number of tokens, 1023 at most")),
+        _ => Ok(()),
+    }
+}
+
+impl EvictionPolicy for SnapKv {
+    fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>> {
+        self.validate()?;
+        let capacity = self.capacity;
         Ok((prompt.len() > capacity).then_some(Budget::once(capacity)))
     }
 

@@ -1,36 +1,60 @@
 //! StreamingLLM (arXiv 2309.17453): the first tokens, which attention uses as sinks, and the most recent ones.
 
-use refrain_registry::Error;
+use refrain_registry::{Error, MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Recent, Result, Sizes, Statistics};
 
+/// The positions by which cached keys are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SinkPositions {
+    /// Their places in the cache (the paper's).
+    Reindex,
+    /// Their positions in the text (kvpress's).
+    Original,
+}
+
 /// Keep the first `sinks` and the most recent tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct StreamingLlm {
-    /// Tokens that stay, `C`: `sinks` and the last `C − sinks`.
+    /// Tokens that stay in the cache: the sinks, and the most recent ones.
+    #[schemars(range(max = MAX_COUNT))]
     pub capacity: usize,
-    /// Tokens at the start.
+    /// Tokens at the start that stay.
+    #[schemars(range(max = MAX_COUNT))]
     pub sinks: usize,
-    /// Rotate keys by their places in the cache (the paper's), or leave them at their positions (kvpress's).
-    pub reindex: bool,
+    /// Rotate keys by their places in the cache (the paper's), or by their original positions.
+    pub positions: SinkPositions,
 }
 
 impl Default for StreamingLlm {
     fn default() -> Self {
-        StreamingLlm { capacity: 1024, sinks: 4, reindex: true }
+        StreamingLlm { capacity: 1024, sinks: 4, positions: SinkPositions::Reindex }
+    }
+}
+
+impl Options for StreamingLlm {
+    const NAME: &'static str = "streaming_llm";
+
+    fn validate(&self) -> Result<()> {
+        let StreamingLlm { capacity, sinks, .. } = *self;
+        if sinks >= capacity {
+            let conflict = format!(
+                "capacity {capacity} leaves no room beside {sinks} sinks: choose a capacity above the sinks"
+            );
+            return Err(Error::conflict(Self::NAME, conflict));
+        }
+        Ok(())
     }
 }
 
 impl EvictionPolicy for StreamingLlm {
     fn budget(&self, _: &PromptSpans) -> Result<Option<Budget>> {
-        let StreamingLlm { capacity, sinks, .. } = *self;
-        if sinks >= capacity {
-            let clash = format!(
-                "capacity {capacity} leaves no room beside {sinks} sinks: choose a capacity above the sinks"
-            );
-            return Err(Error::Clash { owner: "streaming_llm", clash });
-        }
-        Ok(Some(Budget::constant(capacity)))
+        self.validate()?;
+        Ok(Some(Budget::constant(self.capacity)))
     }
 
     fn observes(&self, _: &PromptSpans) -> Observation {
@@ -42,6 +66,6 @@ impl EvictionPolicy for StreamingLlm {
     }
 
     fn sinks(&self) -> Option<usize> {
-        self.reindex.then_some(self.sinks)
+        (self.positions == SinkPositions::Reindex).then_some(self.sinks)
     }
 }

@@ -2,33 +2,31 @@
 
 use refrain_eviction::{Budget, POLICIES, PromptSpans, conformance};
 use refrain_kv::Span;
-use refrain_registry::Kind;
+use refrain_registry::OptionType;
 
 #[test]
 fn every_registered_policy_conforms() {
     for entry in POLICIES.entries {
         conformance::check(&entry.with([]).unwrap());
         // Small enough to be at work in short prompts.
-        let has = |name: &str| entry.options.iter().any(|option| option.name == name);
+        let options = entry.options();
+        let has = |name: &str| options.iter().any(|option| option.name == name);
         let mut small = Vec::new();
         small.extend(has("capacity").then_some(("capacity", "24")));
         small.extend(has("window").then_some(("window", "5")));
-        let with = |more: (&'static str, &'static str)| {
-            entry.with(small.iter().copied().chain([more])).unwrap_or_else(|error| panic!("{error}"))
+        let with = |name: &str, value: &str| {
+            entry.with(small.iter().copied().chain([(name, value)])).unwrap_or_else(|error| panic!("{error}"))
         };
         conformance::check(&entry.with(small.iter().copied()).unwrap());
-        for option in entry.options {
-            match option.kind {
-                Kind::Choice(words) => {
-                    words.iter().for_each(|word| conformance::check(&with((option.name, word))))
-                }
-                Kind::Switch => {
-                    ["true", "false"].iter().for_each(|word| conformance::check(&with((option.name, word))))
-                }
-                Kind::Number if option.name == "evict_after" => {
-                    conformance::check(&with(("evict_after", "1.4")))
-                }
-                _ => {}
+        for option in &options {
+            let values = match &option.value_type {
+                OptionType::Choice(words) => words.iter().map(String::as_str).collect(),
+                OptionType::Boolean => vec!["true", "false"],
+                OptionType::Number { .. } if option.name == "evict_after" => vec!["1.4"],
+                _ => continue,
+            };
+            for value in values {
+                conformance::check(&with(&option.name, value));
             }
         }
     }
@@ -46,14 +44,14 @@ fn budgets_are_those_of_the_definitions() {
     assert_eq!(budget("morph_kv", 5000), constant(600));
     // Pruned when the present token makes it (cap + 1) · evict_after, to cap + 1 with it.
     assert_eq!(
-        budget("morph_kv:capacity=9:window=2:evict_after=1.5", 50),
+        budget("morph_kv:capacity=9,window=2,evict_after=1.5", 50),
         Some(Budget { keep: 9, most: 13, decoding: true })
     );
     assert_eq!(
-        budget("morph_kv:capacity=9:window=2:evict_after=2", 50),
+        budget("morph_kv:capacity=9,window=2,evict_after=2", 50),
         Some(Budget { keep: 9, most: 18, decoding: true })
     );
-    assert_eq!(budget("h2o:capacity=100:recent=30", 5000), constant(100));
+    assert_eq!(budget("h2o:capacity=100,recent=30", 5000), constant(100));
     assert_eq!(budget("h2o:budget=hf", 5000), constant(1000));
     assert_eq!(budget("streaming_llm:capacity=100", 5000), constant(100));
     assert_eq!(

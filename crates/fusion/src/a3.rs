@@ -6,25 +6,49 @@
 //! smoothed over 5 tokens. The `p = floor(r·(n−|Q|))` best go on with the question.
 
 use refrain_kv::stats::{Softmax, smooth};
+use refrain_registry::{MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, FusionMethod, LayerView, Plan, PromptView, Result};
 
 /// Recompute the tokens that the question attends to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct A3 {
-    /// Recompute ratio `r` of the tokens before the question.
+    /// Share of the tokens before the question that is recomputed.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
-    /// Taps (odd) of the moving average over scores; 1 for none.
+    /// Tokens of the moving average over scores: an odd number, 1 for none.
+    #[schemars(range(min = 1, max = 1023))]
     pub smoothing: usize,
     /// One softmax over concatenated heads (the paper's), or one a head.
     pub softmax: Softmax,
-    /// The layer whose attention is scored.
+    /// The layer whose attention is scored, from 0.
+    #[schemars(range(max = MAX_COUNT))]
     pub check_layer: usize,
 }
 
 impl Default for A3 {
     fn default() -> Self {
         A3 { ratio: 0.15, smoothing: 5, softmax: Softmax::Concatenated, check_layer: 1 }
+    }
+}
+
+impl Options for A3 {
+    const NAME: &'static str = "a3";
+
+    fn validate(&self) -> refrain_registry::Result<()> {
+        if self.smoothing.is_multiple_of(2) {
+            let expected = "an odd number of tokens, 1023 at most";
+            return Err(refrain_registry::Error::bad_value(
+                Self::NAME,
+                "smoothing",
+                self.smoothing,
+                expected,
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -4,31 +4,39 @@
 //! `p = floor(r·(n−|Q|))` tokens of highest Δ go on with the question.
 
 use refrain_kv::stats::Distance;
+use refrain_registry::Options;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{FusionMethod, LayerView, Mask, Plan, PromptView, Result};
 
 /// What deviation is measured on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Metric {
     /// Values, squared differences (the authors' code).
     #[default]
+    #[serde(rename = "v_l2")]
     ValueL2,
     /// Keys, squared differences (LMCache). Rotation does not change it.
+    #[serde(rename = "k_l2")]
     KeyL2,
     /// Keys, absolute differences (UCM).
+    #[serde(rename = "k_l1")]
     KeyL1,
 }
 
 /// Recompute the tokens that deviate most.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct CacheBlend {
-    /// Recompute ratio `r` of the tokens before the question.
+    /// Share of the tokens before the question that is recomputed.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
-    /// What deviation is measured on.
+    /// What deviation is measured on: values or keys, by squared or absolute differences.
     pub metric: Metric,
-    /// Shrink the set from 1.25·r at layer 2 to 0.75·r at the last, measuring Δ again at each layer.
+    /// Shrink the recomputed set with depth, from 1.25 to 0.75 of the ratio, measuring deviation again at each layer.
     pub gradual: bool,
-    /// Causal mask; [`Mask::BottomRight`] only for comparing with published code.
+    /// Causal mask; bottom_right lets rows see later keys, only to compare with published code.
     pub mask: Mask,
 }
 
@@ -36,6 +44,10 @@ impl Default for CacheBlend {
     fn default() -> Self {
         CacheBlend { ratio: 0.15, metric: Metric::default(), gradual: false, mask: Mask::default() }
     }
+}
+
+impl Options for CacheBlend {
+    const NAME: &'static str = "cache_blend";
 }
 
 /// The layer at which deviation is measured.

@@ -4,20 +4,44 @@
 //! A block that leaves the local window is represented by the mean of those of its keys that received most attention
 //! while they were in it. 512 rows retrieve together: `Σ_h ⟨q̄_h, rep_{h/G}⟩`, the same blocks for all heads.
 
+use refrain_registry::{MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{FusionMethod, Plan, PromptView, Result, Retrieval, RetrievalMethod};
 
 /// Compute everything, attend to what is retrieved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct InfLlm {
-    /// Sizes.
-    pub sizes: Retrieval,
+    /// Tokens of a block.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
+    pub block: usize,
+    /// Tokens at the beginning that every row sees.
+    #[schemars(range(max = MAX_COUNT))]
+    pub initial: usize,
+    /// Tokens near a row that it sees.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
+    pub local: usize,
+    /// Blocks that are retrieved.
+    #[schemars(range(max = MAX_COUNT))]
+    pub topk: usize,
+    /// Keys whose mean stands for a block.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
+    pub representatives: usize,
+    /// Rows that retrieve together.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
+    pub rows: usize,
 }
 
 impl Default for InfLlm {
     fn default() -> Self {
-        let (initial, local, block, rows) = (128, 4096, 128, 512);
-        InfLlm { sizes: Retrieval { initial, local, block, blocks: Some(16), representatives: 4, rows } }
+        InfLlm { block: 128, initial: 128, local: 4096, topk: 16, representatives: 4, rows: 512 }
     }
+}
+
+impl Options for InfLlm {
+    const NAME: &'static str = "inf_llm";
 }
 
 impl FusionMethod for InfLlm {
@@ -37,6 +61,7 @@ impl FusionMethod for InfLlm {
 
 impl RetrievalMethod for InfLlm {
     fn retrieval(&self, _: &PromptView<'_>) -> Retrieval {
-        self.sizes
+        let InfLlm { block, initial, local, topk, representatives, rows } = *self;
+        Retrieval { initial, local, block, blocks: Some(topk), representatives, rows }
     }
 }

@@ -2,14 +2,20 @@
 //!
 //! A³ compares with the first and last 20 tokens; EPIC's own code takes the first only (`head_only`).
 
+use refrain_registry::{MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{FusionMethod, Plan, PromptView, Result};
 
 /// Recompute the first `w` and last `w` tokens of every chunk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct LegoLink {
-    /// Tokens at each end, `w`.
+    /// Tokens recomputed at each end of a chunk.
+    #[schemars(range(max = MAX_COUNT))]
     pub window: usize,
-    /// Only the first `w`.
+    /// Recompute only the first tokens of a chunk.
     pub head_only: bool,
 }
 
@@ -17,6 +23,10 @@ impl Default for LegoLink {
     fn default() -> Self {
         LegoLink { window: 20, head_only: false }
     }
+}
+
+impl Options for LegoLink {
+    const NAME: &'static str = "lego_link";
 }
 
 impl FusionMethod for LegoLink {

@@ -31,12 +31,17 @@ pub use pie::Pie;
 pub use prompt::{ChunkPlace, PromptView};
 pub use registry::METHODS;
 pub use retrieval::{KnownBlock, Retrieval, RetrievalMethod, representative};
-pub use sam_kv::{Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update};
+pub use sam_kv::{
+    Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update,
+};
 pub use sparse::{ContextLayer, Draft, Kept, Pass, Selection, SparseMethod, Summarize};
 pub use vanilla::Vanilla;
 pub use view::{CachedSegment, LayerView};
 
 use std::fmt::Debug;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// By which positions the keys of reused tokens are rotated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +54,8 @@ pub enum KeyPositions {
 }
 
 /// Which keys a row sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Mask {
     /// Key `j` is seen by row `i` iff `j <= i`, by absolute position.
     #[default]

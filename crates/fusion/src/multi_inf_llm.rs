@@ -6,6 +6,9 @@
 
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::{Span, Summary};
+use refrain_registry::{MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::retrieval::representative;
 use crate::{
@@ -19,19 +22,26 @@ const VERSION: u32 = 1;
 const REPRESENTATIVES: &str = "k_representative";
 
 /// Retrieve blocks of all documents as if they were one context.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct MultiInfLlm {
     /// Tokens of a block.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
     pub block: usize,
     /// Tokens at the beginning that are always seen; the system part is in any case.
+    #[schemars(range(max = MAX_COUNT))]
     pub initial: usize,
-    /// Tokens that a row sees as they are; as many as the question has if that is more.
+    /// Tokens near a row that it sees, at least as many as the question has.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
     pub local: usize,
     /// Blocks that are retrieved; 0 for as many as SamKV's sequence ratio allows.
+    #[schemars(range(max = MAX_COUNT))]
     pub topk: usize,
     /// Keys whose mean stands for a block.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
     pub representatives: usize,
-    /// What decides how many tokens of blocks are retrieved, if `topk` does not.
+    /// The method that decides how many tokens of blocks are retrieved where `topk` is 0.
+    #[serde(skip)]
     pub like: SamKv,
 }
 
@@ -40,6 +50,10 @@ impl Default for MultiInfLlm {
         let (block, initial, local, topk, representatives) = (64, 64, 128, 0, 4);
         MultiInfLlm { block, initial, local, topk, representatives, like: SamKv::default() }
     }
+}
+
+impl Options for MultiInfLlm {
+    const NAME: &'static str = "multi_inf_llm";
 }
 
 impl FusionMethod for MultiInfLlm {

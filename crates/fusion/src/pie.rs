@@ -3,11 +3,19 @@
 //! The paper turns already rotated keys by one more constant angle; rotating keys that are stored unrotated is the
 //! same mathematics with one rounding less. Only the question is computed.
 
+use refrain_registry::Options;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::{FusionMethod, Plan, PromptView, Result};
 
 /// Reuse with positions recovered.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pie;
+
+impl Options for Pie {
+    const NAME: &'static str = "pie";
+}
 
 impl FusionMethod for Pie {
     fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {

@@ -14,6 +14,9 @@ mod offline;
 mod online;
 
 use refrain_kv::{Span, Summary};
+use refrain_registry::{MAX_COUNT, Options};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     ContextLayer, Draft, FusionMethod, Kept, Plan, PromptView, Result, Selection, SparseMethod, Summarize,
@@ -25,7 +28,8 @@ use online::Contexts;
 const VERSION: u32 = 1;
 
 /// What becomes of cached keys and values where new ones are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Update {
     /// They are merged (eq. 4).
     Fusion,
@@ -34,7 +38,8 @@ pub enum Update {
 }
 
 /// What eq. 4's θ is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Theta {
     /// The cosine over a token's whole key (or value).
     Token,
@@ -45,7 +50,8 @@ pub enum Theta {
 }
 
 /// What is recomputed of what is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Initial and local blocks, and the marked tokens of the others.
     Marked,
@@ -56,7 +62,8 @@ pub enum Recompute {
 }
 
 /// Whether queries and keys are compared as they are before rotation, or at the centres of question and block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Rotation {
     /// Before rotation.
     None,
@@ -65,7 +72,8 @@ pub enum Rotation {
 }
 
 /// What one cosine of eq. 1 is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Cosine {
     /// A query head.
     Head,
@@ -74,7 +82,8 @@ pub enum Cosine {
 }
 
 /// How a fraction of blocks becomes a number of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Rounding {
     /// Down.
     Floor,
@@ -85,7 +94,8 @@ pub enum Rounding {
 }
 
 /// What the filter across documents divides by their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Quota {
     /// The blocks retrieved.
     Retrieved,
@@ -94,7 +104,8 @@ pub enum Quota {
 }
 
 /// Where the block of highest and that of lowest score come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Extremes {
     /// From the document's own attention, once.
     Offline,
@@ -102,44 +113,72 @@ pub enum Extremes {
     Online,
 }
 
+/// What eq. 2 gives where the kept blocks' score is not above the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Below {
+    /// No blocks.
+    Zero,
+    /// All blocks.
+    One,
+}
+
+impl Below {
+    /// The value of eq. 2.
+    pub fn value(self) -> f64 {
+        match self {
+            Below::Zero => 0.0,
+            Below::One => 1.0,
+        }
+    }
+}
+
 /// Keep what question and documents point at, and recompute it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct SamKv {
     /// Tokens of a block.
+    #[schemars(range(min = 1, max = MAX_COUNT))]
     pub block: usize,
     /// Blocks kept at a document's beginning.
+    #[serde(rename = "initial_blocks")]
+    #[schemars(range(max = MAX_COUNT))]
     pub initial: usize,
-    /// Blocks kept at its end, at least one.
+    /// Blocks kept at a document's end.
+    #[serde(rename = "local_blocks")]
+    #[schemars(range(min = 1, max = MAX_COUNT))]
     pub local: usize,
-    /// Whether blocks in between are selected.
+    /// Select blocks between a document's beginning and end.
     pub selection: bool,
-    /// Whether queries lean towards the other documents (eq. 1).
+    /// Let queries lean towards the other documents (eq. 1).
     pub bias: bool,
-    /// What is recomputed.
+    /// What is recomputed: ends and marked tokens, all that is kept, or nothing.
     pub recompute: Recompute,
-    /// Whether blocks are filtered across documents.
+    /// Filter the selected blocks across documents.
     pub filter: bool,
-    /// What the filter's number is a share of.
+    /// The blocks that the filter divides by the number of documents: those retrieved, or all.
     pub quota: Quota,
-    /// Share of a document's blocks that is retrieved, instead of eq. 2's; 0 for eq. 2.
+    /// Share of a document's blocks that is selected, instead of eq. 2; 0 for eq. 2.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub share: f64,
-    /// `P` where the kept blocks' score is not above the lowest.
-    pub below: f64,
-    /// Fractions of blocks.
+    /// The value of eq. 2 where the kept blocks' score is not above the lowest.
+    pub below: Below,
+    /// How fractions of blocks are rounded.
     pub rounding: Rounding,
-    /// Where the highest and the lowest block come from.
+    /// Highest and lowest block: by the document's own attention (offline), or by score (online).
     pub extremes: Extremes,
-    /// How queries and keys are compared.
+    /// Compare queries and keys unrotated, or rotated to the centres of question and block.
     pub rotation: Rotation,
-    /// What a cosine is over.
+    /// One cosine of eq. 1 over each query head, or over all heads of a layer.
     pub cosine: Cosine,
-    /// Whether scores are divided by the lengths of query and key before they are filtered across documents.
+    /// Divide scores by the lengths of query and key before the filter.
     pub normalise: bool,
-    /// What becomes of cached keys and values.
+    /// Merge recomputed with cached keys and values (eq. 4), or overwrite them.
     pub update: Update,
-    /// What eq. 4's θ is.
+    /// One weight of eq. 4 a token, one a head, or 0.9.
     pub theta: Theta,
-    /// Layers at the end that eq. 3 averages over; 0 for those found by calibration, else the last `max(4, L/8)`.
+    /// Layers at the end that eq. 3 averages over; 0 for calibrated ones, else the last max(4, L/8).
+    #[schemars(range(max = MAX_COUNT))]
     pub stable_layers: usize,
 }
 
@@ -155,7 +194,7 @@ impl Default for SamKv {
             filter: true,
             quota: Quota::Retrieved,
             share: 0.0,
-            below: 0.0,
+            below: Below::Zero,
             rounding: Rounding::Floor,
             extremes: Extremes::Offline,
             rotation: Rotation::None,
@@ -166,6 +205,10 @@ impl Default for SamKv {
             stable_layers: 0,
         }
     }
+}
+
+impl Options for SamKv {
+    const NAME: &'static str = "sam_kv";
 }
 
 impl FusionMethod for SamKv {

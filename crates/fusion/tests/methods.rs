@@ -2,20 +2,20 @@
 
 use refrain_fusion::{ChunkPlace, FusionMethod, LegoLink, METHODS, PromptView, conformance};
 use refrain_kv::Span;
-use refrain_registry::Kind;
+use refrain_registry::OptionType;
 
 #[test]
 fn every_registered_method_conforms() {
     for entry in METHODS.entries {
         conformance::check(entry.with([]).unwrap().as_ref());
-        for option in entry.options {
-            if let Kind::Choice(words) = option.kind {
-                for word in words {
-                    conformance::check(entry.with([(option.name, *word)]).unwrap().as_ref());
-                }
-            }
-            if option.kind == Kind::Switch {
-                conformance::check(entry.with([(option.name, "true")]).unwrap().as_ref());
+        for option in entry.options() {
+            let words = match &option.value_type {
+                OptionType::Choice(words) => words.iter().map(String::as_str).collect(),
+                OptionType::Boolean => vec!["true", "false"],
+                _ => continue,
+            };
+            for word in words {
+                conformance::check(entry.with([(option.name.as_str(), word)]).unwrap().as_ref());
             }
         }
     }

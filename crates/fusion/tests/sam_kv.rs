@@ -1,8 +1,8 @@
 //! SamKV against a plain f64 evaluation of its equations on random numbers.
 
 use refrain_fusion::{
-    ChunkPlace, ContextLayer, Cosine, Draft, Extremes, FusionMethod, PromptView, Quota, Recompute, Rotation,
-    Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
+    Below, ChunkPlace, ContextLayer, Cosine, Draft, Extremes, FusionMethod, PromptView, Quota, Recompute,
+    Rotation, Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
 };
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
 use refrain_kv::{Rope, Ropes, Span, Summary};
@@ -179,7 +179,7 @@ fn direct(
                 let anchor = kept.iter().sum::<f64>() / kept.len() as f64;
                 gap = gap.min((anchor - min).abs()).min((anchor - max).abs());
                 if anchor <= min {
-                    method.below
+                    method.below.value()
                 } else if anchor <= max {
                     (max - anchor) / (max - min)
                 } else {
@@ -233,7 +233,7 @@ fn methods() -> Vec<SamKv> {
         SamKv { bias: false, ..base },
         SamKv { filter: false, ..base },
         SamKv { quota: Quota::All, share: 0.5, ..base },
-        SamKv { below: 1.0, ..base },
+        SamKv { below: Below::One, ..base },
         SamKv { rounding: Rounding::Nearest, ..base },
         SamKv { rounding: Rounding::Ceil, ..base },
         SamKv { extremes: Extremes::Online, ..base },

@@ -1,6 +1,8 @@
 //! Per-token statistics that methods select by.
 
 use refrain_kernels::{Attention, Cpu, Precision, Slice};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::Span;
 
@@ -8,7 +10,8 @@ use crate::Span;
 const ROWS: usize = 64;
 
 /// How the question's attention is normalised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Softmax {
     /// All heads concatenated into one softmax (A³, arXiv 2511.17560, eq. 3).
     Concatenated,

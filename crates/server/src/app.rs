@@ -11,7 +11,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use refrain_engine::{Document, Engine, Instructions, PromptChunk};
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
+use refrain_registry::Selected;
 use refrain_store::NamespaceKey;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::error::{Problem, Result};
@@ -126,12 +128,6 @@ impl Caller {
 /// A fusion method.
 pub(crate) type Method = Arc<dyn FusionMethod>;
 
-/// A method or a policy as a request asks for it, with how it could be asked for again.
-pub(crate) struct Chosen<T> {
-    pub(crate) spec: String,
-    pub(crate) built: T,
-}
-
 impl App {
     /// A server of an engine, ready to answer.
     ///
@@ -237,47 +233,28 @@ impl App {
         Ok(Caller { engine, name: name.to_owned() })
     }
 
-    /// The method and policy that a request asks for by `refrain`, or the server's own.
+    /// The fusion method that a request gives in `field`, or the server's own.
     ///
     /// # Errors
-    /// If a name or an option is not known, or a value does not fit.
-    pub(crate) fn chosen(
-        &self,
-        method: Option<&str>,
-        evict: Option<&str>,
-        given: &[(String, String)],
-    ) -> Result<(Chosen<Method>, Chosen<Eviction>)> {
-        let mut method = method.unwrap_or(&self.0.options.method).to_owned();
-        let mut evict = evict.unwrap_or(&self.0.options.evict).to_owned();
-        let base = |spec: &str| spec.split(':').next().unwrap_or_default().trim().to_owned();
-        let wrong = |error: refrain_registry::Error| Problem::field("refrain", error.to_string());
-        let fusion = METHODS.entry(&base(&method)).map_err(wrong)?;
-        let eviction = POLICIES.entry(&base(&evict)).map_err(wrong)?;
-        for (name, value) in given {
-            let is_its =
-                |options: &[refrain_registry::OptionSpec]| options.iter().any(|option| option.name == *name);
-            match (is_its(fusion.options), is_its(eviction.options)) {
-                (false, false) => {
-                    let names = fusion.options.iter().chain(eviction.options).map(|option| option.name);
-                    let names: Vec<&str> =
-                        ["method", "evict", "explain", "search"].into_iter().chain(names).collect();
-                    let message =
-                        format!("refrain.{name} is no option of {method} or {evict}: {}", names.join(", "));
-                    return Err(Problem::field(&format!("refrain.{name}"), message));
-                }
-                (own, other) => {
-                    if own {
-                        method.push_str(&format!(":{name}={value}"));
-                    }
-                    if other {
-                        evict.push_str(&format!(":{name}={value}"));
-                    }
-                }
-            }
-        }
-        let built = METHODS.parse(&method).map_err(wrong)?;
-        let policy = POLICIES.parse(&evict).map_err(wrong)?;
-        Ok((Chosen { spec: method, built }, Chosen { spec: evict, built: policy }))
+    /// If the name or an option is not known, or a value does not fit.
+    pub(crate) fn method(&self, field: &str, given: Option<&Value>) -> Result<Selected<Method>> {
+        let selected = match given {
+            Some(value) => METHODS.select_json(value),
+            None => METHODS.select(&self.0.options.method),
+        };
+        selected.map_err(|error| Problem::field(field, error.to_string()))
+    }
+
+    /// The eviction policy that a request gives in `field`, or the server's own.
+    ///
+    /// # Errors
+    /// If the name or an option is not known, or a value does not fit.
+    pub(crate) fn policy(&self, field: &str, given: Option<&Value>) -> Result<Selected<Eviction>> {
+        let selected = match given {
+            Some(value) => POLICIES.select_json(value),
+            None => POLICIES.select(&self.0.options.evict),
+        };
+        selected.map_err(|error| Problem::field(field, error.to_string()))
     }
 
     /// Prefills documents and keeps them for everybody who needs no key; says how many.
@@ -286,7 +263,7 @@ impl App {
     /// If they cannot be prefilled or kept.
     pub async fn keep(&self, documents: Vec<Document>) -> std::result::Result<usize, Problem> {
         let caller = Caller { engine: self.0.engine.clone(), name: String::new() };
-        let (method, _) = self.chosen(None, None, &[])?;
+        let method = self.method("method", None)?;
         let count = documents.len();
         let ingest = api::Ingest::submit(self.clone(), caller, documents, method.built, true).await?;
         ingest.kept().await?;

@@ -225,10 +225,12 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         (chat(json!({ "documents": "everything" })), 400, "documents"),
         (chat(json!({ "documents": [{ "text": "a" }, { "text": "b" }, { "text": "c" }] })), 400, "documents"),
         (chat(json!({ "documents": [{ "text": " " }] })), 400, "documents"),
-        (chat(json!({ "refrain": { "method": "magic" } })), 400, "refrain"),
+        (chat(json!({ "refrain": { "method": "magic" } })), 400, "refrain.method"),
         (chat(json!({ "refrain": { "method": "pie", "ratio": 0.1 } })), 400, "refrain.ratio"),
-        (chat(json!({ "refrain": { "method": "a3", "ratio": 7 } })), 400, "refrain"),
-        (chat(json!({ "refrain": { "evict": "morph_kv:capacity=0" } })), 400, "refrain"),
+        (chat(json!({ "refrain": { "method": { "name": "pie", "ratio": 0.1 } } })), 400, "refrain.method"),
+        (chat(json!({ "refrain": { "method": { "ratio": 0.1 } } })), 400, "refrain.method"),
+        (chat(json!({ "refrain": { "method": { "name": "a3", "ratio": 7 } } })), 400, "refrain.method"),
+        (chat(json!({ "refrain": { "evict": "morph_kv:capacity=0" } })), 400, "refrain.evict"),
     ] {
         let (found, error) =
             refused(ask(&router, "POST", "/v1/chat/completions", None, body.clone()).await).await;
@@ -375,7 +377,7 @@ async fn many_at_once_get_what_each_would_alone() {
         chat(json!({
             "messages": [{ "role": "user", "content": format!("Question {i}: how tight?") }],
             "max_tokens": 4 + i, "temperature": if i.is_multiple_of(3) { 0.9 } else { 0.0 }, "seed": i,
-            "refrain": { "method": method, "evict": if i % 5 == 4 { "morph_kv:capacity=40:window=8" } else { "full" } },
+            "refrain": { "method": method, "evict": if i % 5 == 4 { "morph_kv:capacity=40,window=8" } else { "full" } },
         }))
     };
     let (mut alone, mut tokens) = (Vec::new(), 0.0);
@@ -444,7 +446,7 @@ async fn what_takes_too_long_or_too_much_is_refused() {
     let (status, error) = refused(ask(&small, "POST", "/v1/chat/completions", None, body).await).await;
     assert!(status == 413 && error["message"].as_str().unwrap().contains("20000"), "{error}");
     let bounded = chat(json!({
-        "documents": [], "max_tokens": 300, "refrain": { "evict": "streaming_llm", "capacity": 16, "sinks": 2 }
+        "documents": [], "max_tokens": 300, "refrain": { "evict": { "name": "streaming_llm", "capacity": 16, "sinks": 2 } }
     }));
     assert_eq!(ask(&small, "POST", "/v1/chat/completions", None, bounded).await.status(), 200);
 }

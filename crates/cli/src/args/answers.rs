@@ -12,14 +12,14 @@ pub(crate) struct Ask {
     pub(crate) question: String,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Fusion method, with options if wanted: a3, pie, a3:ratio=0.2:softmax=per_head [default: a3]
+    /// Fusion method, with options if wanted: a3, pie, a3:ratio=0.2,softmax=per_head [default: a3]
     #[arg(long, value_name = "METHOD")]
     pub(crate) method: Option<String>,
     /// Eviction policy, with options if wanted: morph_kv, snap_kv:capacity=512 [default: full]
     #[arg(long, value_name = "POLICY", default_value = "full", hide_default_value = true)]
     pub(crate) evict: String,
-    /// Compare methods with vanilla, side by side
-    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    /// Compare methods with vanilla, side by side: 'pie;a3:ratio=0.3', or given several times
+    #[arg(long, value_name = "METHODS", value_delimiter = ';')]
     pub(crate) compare: Vec<String>,
     /// Tokens of vanilla's answer over which methods are compared
     #[arg(long, value_name = "N", default_value_t = 32, hide_short_help = true,

@@ -45,8 +45,8 @@ pub(crate) struct Ttft {
     #[arg(
         long,
         value_name = "METHODS",
-        value_delimiter = ',',
-        default_value = "vanilla,pie,lego_link,cache_blend,a3"
+        value_delimiter = ';',
+        default_value = "vanilla;pie;lego_link;cache_blend;a3"
     )]
     pub(crate) methods: Vec<String>,
     /// Eviction policy, which acts on the prompt's cache before the first token
@@ -85,8 +85,8 @@ pub(crate) struct Policies {
     #[arg(
         long,
         value_name = "POLICIES",
-        value_delimiter = ',',
-        default_value = "full,morph_kv,snap_kv,h2o,streaming_llm,scissorhands"
+        value_delimiter = ';',
+        default_value = "full;morph_kv;snap_kv;h2o;streaming_llm;scissorhands"
     )]
     pub(crate) policies: Vec<String>,
     /// Fusion method
@@ -177,7 +177,7 @@ pub(crate) struct StoreBench {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) questions: Option<PathBuf>,
     /// Methods that reuse the chunks
-    #[arg(long, value_name = "METHODS", value_delimiter = ',', default_value = "pie,a3")]
+    #[arg(long, value_name = "METHODS", value_delimiter = ';', default_value = "pie;a3")]
     pub(crate) methods: Vec<String>,
     /// Most tokens of each answer that are compared
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -199,7 +199,7 @@ pub(crate) struct ServeBench {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) questions: Option<PathBuf>,
     /// Methods, one after the other
-    #[arg(long, value_name = "METHODS", value_delimiter = ',', default_value = "vanilla,a3")]
+    #[arg(long, value_name = "METHODS", value_delimiter = ';', default_value = "vanilla;a3")]
     pub(crate) methods: Vec<String>,
     /// Eviction policy
     #[arg(long, value_name = "POLICY", default_value = "full")]

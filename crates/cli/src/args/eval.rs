@@ -37,10 +37,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TASKS", value_delimiter = ',')]
     pub(crate) tasks: Vec<String>,
     /// Fusion methods, with options if wanted; vanilla is always among them
-    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    #[arg(long, value_name = "METHODS", value_delimiter = ';')]
     pub(crate) methods: Vec<String>,
     /// Eviction policies, with options if wanted; full is always among them
-    #[arg(long, value_name = "POLICIES", value_delimiter = ',')]
+    #[arg(long, value_name = "POLICIES", value_delimiter = ';')]
     pub(crate) policies: Vec<String>,
     /// Folder of the benchmarks' data; what is generated needs none
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]

@@ -9,7 +9,7 @@ use super::Spread;
 use super::chart::{Axis, Chart, Series, Unit};
 use super::policies::{About, engine, prompts, title, write};
 use crate::args;
-use crate::methods::Policy;
+use crate::methods::{self, Policy};
 use crate::output::{Fail, bytes, number, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
@@ -53,8 +53,8 @@ struct Short {
 
 /// `refrain bench decode`
 pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
-    let (methods, policies) =
-        context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
+    let method = methods::method(&args.policies.method)?;
+    let policies = methods::policies(&args.policies.policies)?;
     if args.policies.tokens < 2 {
         return Err(Fail::usage("an answer of fewer than 2 tokens has no time a token").into());
     }
@@ -67,7 +67,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     let mut accounts = Vec::new();
     let evictions: Vec<&Eviction> = policies.iter().map(|policy| &policy.built).collect();
     for _ in 0..args.runs {
-        let method = methods[0].built.as_ref();
+        let method = method.built.as_ref();
         let answers = engine.time_policies(&prompt, method, &evictions, args.policies.tokens, |tokens| {
             bar.inc(tokens as u64)
         })?;
@@ -89,8 +89,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         .zip(times.iter().zip(&accounts))
         .map(|(policy, (times, account))| row(policy, times, account, &args.short))
         .collect();
-    let about =
-        About::new(context, &engine, &methods[0].spec, (prompt.len(), args.policies.tokens), args.runs);
+    let about = About::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
     write(&args.policies, "Decoding under eviction policies", &about, &charts(&rows))?;
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
@@ -98,7 +97,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     let ([machine, what], table) = (about.lines(), table(&rows));
     let crossing = about.weight_bytes / about.token_bytes;
     let note = format!(
-        "Bytes are of one cache a KV head, but where a policy is `expanded`, a query head.\nKeys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
+        "Bytes are of one cache a KV head, but with `per_query_head` a query head.\nKeys and values of full attention take more bytes than the weights ({}) from {crossing} tokens on.\n",
         bytes(about.weight_bytes as u64)
     );
     print(&match args.policies.markdown {

@@ -11,7 +11,7 @@ use super::chart::{Axis, Chart, Series, Unit};
 use super::policies::{About, answer, engine, prompts, title, write};
 use crate::args;
 use crate::machine::resident_memory;
-use crate::methods::{Method, Policy};
+use crate::methods::{self, Method, Policy};
 use crate::output::{Fail, bytes, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
@@ -51,18 +51,15 @@ struct Point {
 /// `refrain bench memory`
 pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     if let Some(policy) = &args.alone {
-        let (methods, policies) = context
-            .flags
-            .lenient()
-            .apply(std::slice::from_ref(&args.policies.method), std::slice::from_ref(policy))?;
-        return print_json(&measure(context, args, &methods[0], &policies[0])?);
+        let (method, policy) = (methods::method(&args.policies.method)?, methods::policy(policy)?);
+        return print_json(&measure(context, args, &method, &policy)?);
     }
-    let (methods, policies) =
-        context.flags.apply(std::slice::from_ref(&args.policies.method), &args.policies.policies)?;
+    let method = methods::method(&args.policies.method)?;
+    let policies = methods::policies(&args.policies.policies)?;
     let (engine, folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     prompts(&engine, &args.policies, &args.lengths, 1)?;
-    let about = About::new(context, &engine, &methods[0].spec, (prompt.len(), args.policies.tokens), 1);
+    let about = About::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), 1);
     drop((engine, folder));
     let bar = context.bar("measuring", "{pos}/{len} policies");
     bar.set_length(policies.len() as u64);
@@ -105,7 +102,7 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     let (engine, _folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     let config = engine.decoder().config();
-    let copies = if policy.built.expanded { config.heads / config.kv_heads } else { 1 };
+    let copies = if policy.built.per_query_head { config.heads / config.kv_heads } else { 1 };
     let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
     // What every request touches is touched before.
     answer(&engine, &prompt, (method, policy), args.policies.tokens.min(8), |_| ())?;

@@ -18,6 +18,7 @@ use self::traffic::{FEW, HOT, Outcome, Traffic, shares};
 use super::About;
 use super::precision::{documents, questions};
 use crate::args;
+use crate::methods;
 use crate::output::{bytes, count, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
@@ -51,7 +52,7 @@ struct Row {
 
 /// `refrain bench serve`
 pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
-    let (methods, policies) = context.flags.apply(&args.methods, std::slice::from_ref(&args.evict))?;
+    let (methods, policy) = (methods::methods(&args.methods)?, methods::policy(&args.evict)?);
     let (questions, documents) = (questions(args.questions.as_deref())?, documents(&args.docs)?);
     let folder = tempfile::Builder::new().prefix("refrain-bench-").tempdir()?;
     let (server, url, about) = match &args.url {
@@ -92,7 +93,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
         for method in &methods {
             bar.set_message(format!("{}, {}", method.spec, count(*clients, "client")));
             traffic.begin_again();
-            let body = |index| traffic.body(&method.spec, &policies[0].spec, index);
+            let body = |index| traffic.body(&method.spec, &policy.spec, index);
             let began = Instant::now();
             let outcomes = traffic.closed(*clients, args.seconds, &body);
             // Answers go on past the end, and count.
@@ -102,7 +103,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
     }
     if let Some(limit) = args.limit {
         for method in &methods {
-            let body = |index| traffic.body(&method.spec, &policies[0].spec, index);
+            let body = |index| traffic.body(&method.spec, &policy.spec, index);
             let (best, tried) = highest(&traffic, &method.spec, limit, args.requests, &body, |rate| {
                 bar.set_message(format!("{}, {rate:.2} requests a second", method.spec));
             });

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::precision::{documents, questions};
 use super::{About, Spread};
 use crate::args;
-use crate::methods::Method;
+use crate::methods::{self, Method};
 use crate::output::{bytes, count, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
@@ -51,7 +51,7 @@ struct Near {
 /// `refrain bench store`
 pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
     let (questions, documents) = (questions(args.questions.as_deref())?, documents(&args.docs)?);
-    let (methods, policies) = context.flags.apply(&args.methods, &["full".to_owned()])?;
+    let (methods, policy) = (methods::methods(&args.methods)?, methods::policy("full")?);
     let mut rows = Vec::new();
     let mut about = None;
     for encoding in Encoding::ALL {
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
         context.global.at_rest = encoding;
         let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
         about.get_or_insert_with(|| About::new(engine.decoder().backend(), args.runs));
-        let near = nearness(&context, &engine, &documents, &questions, &methods, &policies[0], args.tokens)?;
+        let near = nearness(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
         rows.push(Row::new(encoding, &engine, folder.path(), near, args.runs)?);
     }
     let Some(about) = about else { return Ok(()) };

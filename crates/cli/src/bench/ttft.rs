@@ -13,7 +13,7 @@ use super::Spread;
 use crate::args;
 use crate::cost::{Shape, Sizes};
 use crate::machine;
-use crate::methods::Method;
+use crate::methods::{self, Method};
 use crate::output::{Fail, bytes, count, print, print_json, seconds};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
@@ -67,8 +67,8 @@ struct Row {
 
 /// `refrain bench ttft`
 pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
-    let (asked, policies) = context.flags.apply(&args.methods, std::slice::from_ref(&args.evict))?;
-    let eviction = &policies[0].built;
+    let (asked, policy) = (methods::methods(&args.methods)?, methods::policy(&args.evict)?);
+    let eviction = &policy.built;
     let folder = tempfile::Builder::new()
         .prefix("refrain-bench-")
         .tempdir()
@@ -85,7 +85,7 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     for prompt in &prompts {
         rows.extend(measure(context, &engine, prompt, (&asked, eviction), args.runs)?);
     }
-    let about = About::new(context, &engine, &policies[0].spec, args.runs);
+    let about = About::new(context, &engine, &policy.spec, args.runs);
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
@@ -183,7 +183,7 @@ fn measure(
     }
     bar.finish_and_clear();
     let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| account.ttft)).collect();
-    let vanilla = asked.iter().position(|asked| asked.name() == "vanilla");
+    let vanilla = asked.iter().position(|asked| asked.name == "vanilla");
     let (fresh, all_operations) =
         (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
     let shape = Shape::of(engine.decoder().config());

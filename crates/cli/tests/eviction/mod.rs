@@ -7,19 +7,17 @@ fn wrong_policies_and_options_say_what_is_right() {
     let home = Home::new();
     home.run(&["ask", "--evict", "morph", "why"])
         .failed(2, &["eviction policy `morph`", "morph_kv", "refrain methods"]);
-    let clash = ["ask", "--evict", "morph_kv", "--capacity", "30", "--window", "30", "why"];
+    let clash = ["ask", "--evict", "morph_kv:capacity=30,window=30", "why"];
     home.run(&clash).failed(2, &["capacity 30", "window of 30"]);
     home.run(&["generate", "--evict", "streaming_llm:capacity=4", "why"])
         .failed(2, &["capacity 4", "4 sinks"]);
-    // A flag that nothing takes is an error that says who would.
-    home.run(&["ask", "--capacity", "600", "why"])
-        .failed(2, &["`full` takes no option `capacity`", "--evict"]);
-    home.run(&["ask", "--method", "pie", "--evict", "morph_kv", "--ratio", "0.3", "why"])
-        .failed(2, &["pie", "ratio"]);
-    home.run(&["bench", "decode", "--policies", "full,h3o"]).failed(2, &["h3o", "h2o"]);
-    home.run(&["bench", "memory", "--fuse", "product"]).failed(2, &["product", "sum"]);
+    home.run(&["ask", "--evict", "full:capacity=600", "why"])
+        .failed(2, &["`full` takes no option `capacity`", "--evict morph_kv"]);
+    home.run(&["ask", "--capacity", "600", "why"]).failed(2, &["--capacity"]);
+    home.run(&["bench", "decode", "--policies", "full;h3o"]).failed(2, &["h3o", "h2o"]);
+    home.run(&["bench", "memory", "--policies", "morph_kv:fuse=product"]).failed(2, &["product", "sum"]);
     let shown = home.run(&["methods", "morph_kv"]).good().out;
-    assert!(shown.contains("2503.00979") && shown.contains("--evict morph_kv --capacity 600"), "{shown}");
+    assert!(shown.contains("2503.00979") && shown.contains("--evict morph_kv:capacity=600"), "{shown}");
     assert_eq!(home.json(&["methods", "snap-kv"])["kind"], "eviction");
 }
 
@@ -32,7 +30,7 @@ fn an_answer_in_a_bounded_cache_says_what_it_holds() {
     let docs = home.path("docs");
     let question = "How tall is the lighthouse?";
     let mut words = vec!["ask", "--docs", docs.to_str().unwrap(), question, "--max-tokens", "12"];
-    words.extend(["--evict", "morph_kv", "--capacity", "64", "--window", "8", "--fuse", "max"]);
+    words.extend(["--evict", "morph_kv:capacity=64,window=8,fuse=max"]);
     let said = home.run(&words).good().err;
     assert!(
         said.contains("morph_kv:") && said.contains("capacity=64") && said.contains("fuse=max"),
@@ -68,10 +66,8 @@ fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
         "Count from one to a hundred.",
         "--max-tokens",
         "90",
-        "--capacity",
-        "48",
-        "--window",
-        "8",
+        "--evict",
+        "morph_kv:capacity=48,window=8",
         // How soon a small model ends by itself depends on the machine's rounding.
         "--ignore-end",
     ];
@@ -99,7 +95,7 @@ fn curves_of_policies_are_measured_and_drawn() {
     let home = Home::new();
     let (svg, csv) = (home.path("curves.svg"), home.path("curves.csv"));
     let files = ["--svg", svg.to_str().unwrap(), "--csv", csv.to_str().unwrap()];
-    let policies = ["--policies", "full,full:expanded,morph_kv:capacity=80", "--prompt", "100"];
+    let policies = ["--policies", "full;full:per_query_head;morph_kv:capacity=80", "--prompt", "100"];
     let words =
         [&["bench", "memory", "--tokens", "60", "--lengths", "120,300"][..], &policies, &files].concat();
     let measured = home.json(&words);
@@ -113,7 +109,7 @@ fn curves_of_policies_are_measured_and_drawn() {
     assert_eq!((&last["tokens"], &last["retained"]), (&60.into(), &81.into()));
     assert_eq!(row(2)["prompts"][1][1], 81 * token);
     let drawn = std::fs::read_to_string(&svg).unwrap();
-    assert!(drawn.starts_with("<svg") && drawn.contains("full:expanded"), "{drawn}");
+    assert!(drawn.starts_with("<svg") && drawn.contains("full:per_query_head=true"), "{drawn}");
     assert!(std::fs::read_to_string(&csv).unwrap().lines().count() > 60);
     let words =
         [&["bench", "decode", "--tokens", "60", "--runs", "1", "--short", "10,50"][..], &policies, &files]

@@ -34,7 +34,8 @@ impl Bounded {
         let layer = self.layers.len();
         let Plan { budget, capacity, window, scale } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
-        let expanded = self.eviction.expanded.then(|| cache.gather(d, n, &self.identity, self.copies, n));
+        let expanded =
+            self.eviction.per_query_head.then(|| cache.gather(d, n, &self.identity, self.copies, n));
         let copied = expanded.as_ref().map_or(0, LayerCache::bytes);
         lender.count(copied);
         let whole = expanded.as_ref().unwrap_or(cache);

@@ -27,10 +27,10 @@ fn asked(engine: &Engine) -> Vec<Asked> {
     let specs = [
         ("vanilla", "full", 0.0, 9),
         ("a3", "full", 0.8, 14),
-        ("pie", "morph_kv:capacity=40:window=8", 0.0, 6),
+        ("pie", "morph_kv:capacity=40,window=8", 0.0, 6),
         ("sam_kv:block=16", "full", 0.0, 11),
-        ("inf_llm:local=32:block=16:topk=2:representatives=2", "full", 0.0, 12),
-        ("cache_blend", "h2o:capacity=48:expanded=true", 1.2, 13),
+        ("inf_llm:local=32,block=16,topk=2,representatives=2", "full", 0.0, 12),
+        ("cache_blend", "h2o:capacity=48,per_query_head=true", 1.2, 13),
         ("vanilla", "streaming_llm:capacity=32", 0.0, 1),
         ("lego_link", "snap_kv:capacity=64", 0.0, 10),
         ("full_reuse", "keyformer:capacity=50", 0.0, 8),
@@ -168,7 +168,7 @@ fn an_answer_of_a_real_model_is_the_same_whatever_runs_beside_it() {
 fn a_prefill_that_nobody_wants_any_more_ends_between_two_layers() {
     let engine = engine(&tiny("llama"), small());
     for (method, least) in
-        [("vanilla", 1), ("a3", 1), ("sam_kv:block=16", 2), ("inf_llm:local=32:block=16:topk=2", 1)]
+        [("vanilla", 1), ("a3", 1), ("sam_kv:block=16", 2), ("inf_llm:local=32,block=16,topk=2", 1)]
     {
         let prompt = random_prompt(&engine, 6, &[60, 60], 6, 5);
         let (method, sampling) = (METHODS.parse(method).unwrap(), Sampling::default());

@@ -13,8 +13,8 @@ const WAYS: [(&str, &str); 9] = [
     ("pie", "full"),
     ("a3:ratio=0.3", "full"),
     ("sam_kv:block=16", "full"),
-    ("inf_llm:local=32:initial=8:block=8", "full"),
-    ("vanilla", "morph_kv:capacity=60:window=8"),
+    ("inf_llm:local=32,initial=8,block=8", "full"),
+    ("vanilla", "morph_kv:capacity=60,window=8"),
     ("a3", "h2o:capacity=60"),
     ("pie", "streaming_llm:capacity=60"),
     ("pie", "a3_ex:capacity=100"),
@@ -88,7 +88,7 @@ fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
         assert!(some.best > 0.0 && some.best < 1.0 && some.as_many <= 1.0, "{some:?}");
         let sparse = close("sam_kv:block=8");
         assert_eq!(sparse.attention_l2.len(), engine.decoder().config().num_layers());
-        assert!(close("inf_llm:local=16:initial=4:block=4").attention_l2.is_empty());
+        assert!(close("inf_llm:local=16,initial=4,block=4").attention_l2.is_empty());
     });
 }
 

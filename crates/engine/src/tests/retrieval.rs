@@ -1,7 +1,7 @@
 //! Attention to retrieved blocks: oracle 14, and a plain evaluation of the definition.
 
 use refrain_eviction::{Eviction, POLICIES};
-use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, Retrieval, SamKv, Vanilla};
+use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, SamKv, Vanilla};
 use refrain_kernels::{Buffer, Dtype};
 use refrain_model::Workspace;
 
@@ -9,7 +9,7 @@ use super::{STEPS, engine, everywhere, exact, forced, max_difference, prefill, r
 use crate::{Engine, Prompt, Request, Sampling};
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
-    InfLlm { sizes: Retrieval { initial, local, block, blocks: Some(blocks), representatives: 4, rows } }
+    InfLlm { initial, local, block, topk: blocks, representatives: 4, rows }
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn floats(buffer: &Buffer) -> Vec<f32> {
 }
 
 /// InfLLM by its definition: rows one block after the other, attention in f64, keys before RoPE kept as they are.
-fn reference(engine: &Engine, prompt: &Prompt, sizes: &Retrieval, steps: &[u32]) -> Vec<f32> {
+fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) -> Vec<f32> {
     let (decoder, config) = (engine.decoder(), engine.decoder().config());
     let (d, heads, kv_heads) = (config.head_dim, config.heads, config.kv_heads);
     let (group, width) = (heads / kv_heads, kv_heads * d);
@@ -94,7 +94,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &Retrieval, steps: &[u32])
             };
             let mut order: Vec<usize> = (0..blocks.len()).collect();
             order.sort_by(|a, b| score(&blocks[*b].1).total_cmp(&score(&blocks[*a].1)).then(a.cmp(b)));
-            order.truncate(sizes.blocks.unwrap());
+            order.truncate(sizes.topk);
             for row in start..end {
                 let seen = |t: usize| {
                     let block = (t >= sizes.initial).then(|| (t - sizes.initial) / sizes.block);
@@ -159,7 +159,7 @@ fn rows_see_what_the_definition_says_in_the_prompt_and_in_the_answer() {
         ] {
             let prompt = random_prompt(&engine, 5, &[60, 45], 9, seed);
             let found = forced(&engine, &prompt, &method, Eviction::full());
-            let expected = reference(&engine, &prompt, &method.sizes, &STEPS);
+            let expected = reference(&engine, &prompt, &method, &STEPS);
             close(&found, &expected, &format!("{name} {method:?}"));
         }
     }
@@ -278,7 +278,7 @@ fn policies_go_on_after_it_and_answers_say_what_was_seen() {
     let engine = engine(&tiny("llama"), small());
     let prompt = random_prompt(&engine, 5, &[120, 150], 9, 3);
     for spec in
-        ["inf_llm:local=40:block=16:initial=8:topk=2:rows=32", "multi_inf_llm:block=16:local=20:topk=2"]
+        ["inf_llm:local=40,block=16,initial=8,topk=2,rows=32", "multi_inf_llm:block=16,local=20,topk=2"]
     {
         let method = METHODS.parse(spec).unwrap();
         let sampling = Sampling { max_tokens: 8, ..Sampling::default() };
@@ -288,7 +288,7 @@ fn policies_go_on_after_it_and_answers_say_what_was_seen() {
         assert!(answer.account.sequence_ratio < 0.6, "{spec}: {}", answer.account.sequence_ratio);
         assert_eq!(answer.account.retained_tokens, prompt.len() + 7, "everything is held");
         assert!(answer.account.side_bytes > 0);
-        let policy = POLICIES.parse("morph_kv:capacity=60:window=8").unwrap();
+        let policy = POLICIES.parse("morph_kv:capacity=60,window=8").unwrap();
         let bounded = engine.answer(&prompt, &Request { eviction: &policy, ..request }, |_| true).unwrap();
         assert_eq!(bounded.tokens[0], answer.tokens[0], "the first token is the same");
         assert!(bounded.account.retained_tokens <= 61);

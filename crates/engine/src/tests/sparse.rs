@@ -629,7 +629,8 @@ fn every_policy_goes_on_after_it() {
         let kept = prefill(&engine, &prompt, &method, prompt.len() + 1).work.kept_tokens;
         assert!(kept > 60 && kept < prompt.len());
         for entry in POLICIES.entries.iter().filter(|entry| entry.name != "full") {
-            let has = |name: &str| entry.options.iter().any(|option| option.name == name);
+            let options = entry.options();
+            let has = |name: &str| options.iter().any(|option| option.name == name);
             let (small, large) = match entry.name {
                 "keyformer" => (vec![("keep", "0.5")], vec![("keep", "1")]),
                 "a3_ex" => (vec![("capacity", "40")], vec![("capacity", "400")]),
@@ -652,7 +653,7 @@ fn every_policy_goes_on_after_it() {
                 assert!(prefilled.state.retained() <= most, "{}: {}", entry.name, prefilled.state.retained());
             }
             // Also where each query head has a cache of its own.
-            let expanded = entry.with([("expanded", "true")]).unwrap();
+            let expanded = entry.with([("per_query_head", "true")]).unwrap();
             close(&forced(&engine, &prompt, &method, &expanded)[..full.len() / 7], &full[..full.len() / 7]);
             if entry.name != "keyformer" {
                 let roomy = entry.with(known(large)).unwrap();
@@ -668,7 +669,7 @@ fn answers_say_what_was_kept_read_and_recomputed() {
     let engine = engine(&tiny("llama"), small());
     let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
     let sampling = Sampling { max_tokens: 5, ..Sampling::default() };
-    let method = METHODS.parse("sam_kv:block=8:share=0.4").unwrap();
+    let method = METHODS.parse("sam_kv:block=8,share=0.4").unwrap();
     let request = Request { explain: true, ..Request::new(method.as_ref(), &sampling) };
     engine.answer(&prompt, &request, |_| true).unwrap();
     let answer = engine.answer(&prompt, &request, |_| true).unwrap();

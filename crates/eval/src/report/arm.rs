@@ -2,9 +2,9 @@
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
-use refrain_registry::Registry;
+use refrain_registry::{Registry, join, split, value_text};
 
-/// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE]…` without options that are at their defaults.
+/// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE,…]` without options that are at their defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Arm {
     pub method: String,
@@ -53,7 +53,7 @@ impl Arm {
 pub(super) fn label(asked: &str) -> String {
     let (name, options) = asked.split_once(':').unwrap_or((asked, ""));
     let label = LABELS.iter().find(|(known, _)| *known == name).map_or(name, |(_, label)| label);
-    if options.is_empty() { label.to_owned() } else { format!("{label} ({})", options.replace(':', ", ")) }
+    if options.is_empty() { label.to_owned() } else { format!("{label} ({})", options.replace(',', ", ")) }
 }
 
 /// The name without options, of each part of `METHOD+POLICY`.
@@ -63,44 +63,47 @@ pub(super) fn base(name: &str) -> String {
 
 /// The value of an option that is given.
 pub(super) fn option<'a>(name: &'a str, option: &str) -> Option<&'a str> {
-    name.split(['+', ':'])
+    name.split(['+', ':', ','])
         .filter_map(|word| word.split_once('='))
         .find(|(key, _)| *key == option)
         .map(|(_, value)| value)
 }
 
 /// The value of an option that is not given, of the first part that has it.
-pub(super) fn default(name: &str, option: &str) -> Option<&'static str> {
+pub(super) fn default(name: &str, option: &str) -> Option<String> {
     name.split('+').find_map(|part| {
         let name = base(part);
-        let options = METHODS.entry(&name).map(|entry| entry.options);
-        let options = options.or_else(|_| POLICIES.entry(&name).map(|entry| entry.options)).ok()?;
-        Some(options.iter().find(|spec| spec.name == option)?.default)
+        let options = METHODS.entry(&name).map(|entry| entry.options());
+        let options = options.or_else(|_| POLICIES.entry(&name).map(|entry| entry.options())).ok()?;
+        Some(value_text(&options.iter().find(|spec| spec.name == option)?.default))
     })
 }
 
-/// The same without an option.
+/// The name without an option.
 pub(super) fn without(name: &str, option: &str) -> String {
-    let other = |word: &&str| word.split_once('=').is_none_or(|(key, _)| key != option);
-    by_part(name, |part| part.split(':').filter(other).collect::<Vec<_>>().join(":"))
+    by_part(name, |part| {
+        let (name, options) = split(part);
+        join(name, options.filter(|(key, _)| *key != option).map(|(key, value)| format!("{key}={value}")))
+    })
 }
 
 fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
     name.split('+').map(of).collect::<Vec<_>>().join("+")
 }
 
-/// With `_` for `-`, and without options that are at their defaults. What is not known stays as it is.
+/// The option that tells how an arm's documents are stored, beside those of its method.
+const STORAGE: &str = "at_rest";
+
+/// The text that selects the same, with `_` for `-` and without options that are at their defaults. A text that selects
+/// nothing stays as it is.
 pub(super) fn canonical<T>(registry: &Registry<T>, asked: &str) -> String {
-    let mut words = asked.split(':').map(str::trim);
-    let Ok(entry) = registry.entry(words.next().unwrap_or_default()) else { return asked.to_owned() };
-    let mut name = entry.name.to_owned();
-    for (key, value) in words.map(|word| word.split_once('=').unwrap_or((word, "true"))) {
-        let key = key.trim().replace('-', "_");
-        if !entry.options.iter().any(|spec| spec.name == key && spec.default == value.trim()) {
-            name += &format!(":{key}={}", value.trim());
-        }
+    let stored = option(asked, STORAGE).map(|value| format!("{STORAGE}={value}"));
+    let Ok(selected) = registry.select(&without(asked, STORAGE)) else { return asked.to_owned() };
+    match (stored, selected.spec.contains(':')) {
+        (None, _) => selected.spec,
+        (Some(stored), false) => join(&selected.spec, [stored]),
+        (Some(stored), true) => format!("{},{stored}", selected.spec),
     }
-    name
 }
 
 #[cfg(test)]
@@ -110,10 +113,12 @@ mod tests {
     #[test]
     fn what_is_the_same_has_one_name() {
         assert_eq!(canonical(&METHODS, "lego-link:head-only"), "lego_link:head_only=true");
-        assert_eq!(canonical(&METHODS, "a3:ratio=0.15:smoothing=1"), "a3:smoothing=1");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.15,smoothing=1"), "a3:smoothing=1");
         assert_eq!(canonical(&METHODS, "no-such:x"), "no-such:x");
-        let name = canonical(&POLICIES, "morph_kv:capacity=64:fuse=sum:window=8");
-        assert_eq!(name, "morph_kv:capacity=64:window=8");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.15,at_rest=q4"), "a3:at_rest=q4");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.5,at_rest=q4"), "a3:ratio=0.5,at_rest=q4");
+        let name = canonical(&POLICIES, "morph_kv:capacity=64,fuse=sum,window=8");
+        assert_eq!(name, "morph_kv:capacity=64,window=8");
         assert_eq!((option(&name, "window"), option(&name, "fuse")), (Some("8"), None));
         assert_eq!(without(&name, "window"), "morph_kv:capacity=64");
         let both = "a3:ratio=0.3+a3_ex:capacity=9";

@@ -328,10 +328,10 @@ impl Scope<'_> {
 /// Where both have a capacity, or a recompute ratio, it is equal.
 fn same_budget(one: &str, other: &str) -> bool {
     ["capacity", "ratio"].iter().all(|name| {
-        let value = |arm| option(arm, name).or_else(|| default(arm, name));
+        let value = |arm| option(arm, name).map(str::to_owned).or_else(|| default(arm, name));
         let number = |value: &str| value.parse::<f64>().ok();
         value(one)
             .zip(value(other))
-            .is_none_or(|(a, b)| a == b || number(a).is_some_and(|a| number(b) == Some(a)))
+            .is_none_or(|(a, b)| a == b || number(&a).is_some_and(|a| number(&b) == Some(a)))
     })
 }

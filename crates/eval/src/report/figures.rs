@@ -147,8 +147,9 @@ fn sweep(data: &Data<'_>) -> Option<Figure> {
                 let of = |arm: &usize| -> Option<(usize, f64)> {
                     let own = data.arms[*arm].name();
                     let entry = refrain_fusion::METHODS.entry(name).ok()?;
-                    let default = entry.options.iter().find(|spec| spec.name == "ratio")?.default;
-                    let ratio = option(&own, "ratio").unwrap_or(default).parse().ok()?;
+                    let options = entry.options();
+                    let default = options.iter().find(|spec| spec.name == "ratio")?.default.as_f64();
+                    let ratio = option(&own, "ratio").map_or(default, |ratio| ratio.parse().ok())?;
                     (without(&own, "ratio") == name).then_some((*arm, ratio))
                 };
                 let mut found: Vec<(usize, f64)> = arms.iter().filter_map(of).collect();

@@ -125,8 +125,8 @@ fn tasks(data: &Data<'_>) -> Table {
 fn methods(data: &Data<'_>) -> Table {
     let parts = data.arms.iter().flat_map(|arm| arm.name().split('+').map(str::to_owned).collect::<Vec<_>>());
     let rows = distinct(parts.map(|name| base(&name))).into_iter().map(|name| {
-        let method = METHODS.entry(&name).map(|entry| (entry.summary, entry.paper));
-        let found = method.or_else(|_| POLICIES.entry(&name).map(|entry| (entry.summary, entry.paper)));
+        let method = METHODS.entry(&name).map(|entry| (entry.description, entry.source));
+        let found = method.or_else(|_| POLICIES.entry(&name).map(|entry| (entry.description, entry.source)));
         let (summary, paper) = found.unwrap_or(("not known to this program", ""));
         let link = Cell { link: paper, ..Cell::text(paper.trim_start_matches("https://")) };
         let label = super::arm::label(&name);

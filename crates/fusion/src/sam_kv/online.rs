@@ -148,7 +148,7 @@ impl<'a> Contexts<'a> {
             sum += match (anchor <= min, anchor <= max) {
                 (true, _) => {
                     undecided += 1;
-                    self.method.below
+                    self.method.below.value()
                 }
                 (false, true) => (max - anchor) / (max - min),
                 (false, false) => 0.0,

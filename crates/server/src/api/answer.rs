@@ -83,11 +83,8 @@ struct Frame {
 
 async fn answer(app: App, caller: Caller, asked: Asked, kind: Kind) -> Result<Response> {
     asked.check(&app.0.options.model)?;
-    let (method, policy) = app.chosen(
-        asked.refrain.method.as_deref(),
-        asked.refrain.evict.as_deref(),
-        &asked.refrain.options()?,
-    )?;
+    let method = app.method("refrain.method", asked.refrain.method.as_ref())?;
+    let policy = app.policy("refrain.evict", asked.refrain.evict.as_ref())?;
     app.0.scheduler.has_room()?;
     let (streams, usage, explain) = (asked.streams(), asked.wants_usage(), asked.refrain.explain);
     // Tokenising and searching take their time.

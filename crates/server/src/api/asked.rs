@@ -123,18 +123,20 @@ pub(crate) enum Named {
 /// `refrain: {…}`: how the prompt is computed and kept.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Extra {
+    /// The fusion method: its text, or an object with its name and options.
     #[serde(default)]
-    pub(crate) method: Option<String>,
+    pub(crate) method: Option<Value>,
+    /// The eviction policy: its text, or an object with its name and options.
     #[serde(default)]
-    pub(crate) evict: Option<String>,
+    pub(crate) evict: Option<Value>,
     #[serde(default)]
     pub(crate) explain: Explain,
     /// Most chunks of a search.
     #[serde(default)]
     pub(crate) search: Option<usize>,
-    /// Options of the method and the policy.
+    /// Fields that are refused.
     #[serde(flatten)]
-    options: BTreeMap<String, Value>,
+    unknown: BTreeMap<String, Value>,
 }
 
 /// Whether to tell what the question attends to: its most attended tokens, or every token (`"tokens"`).
@@ -158,17 +160,14 @@ impl Default for Explain {
 }
 
 impl Extra {
-    /// Options of the method and the policy, as they are asked for on a command line.
-    pub(crate) fn options(&self) -> Result<Vec<(String, String)>> {
-        let option = |(name, value): (&String, &Value)| match value {
-            Value::String(text) => Ok((name.clone(), text.clone())),
-            Value::Number(_) | Value::Bool(_) => Ok((name.clone(), value.to_string())),
-            _ => Err(Problem::field(
-                &format!("refrain.{name}"),
-                format!("refrain.{name} is no text or number"),
-            )),
-        };
-        self.options.iter().map(option).collect()
+    /// Refuses fields that are not known: an option that is written beside its method would be lost.
+    fn check(&self) -> Result<()> {
+        let Some(name) = self.unknown.keys().next() else { return Ok(()) };
+        let message = format!(
+            "refrain.{name} is not known: method, evict, explain, search; an option stands with its method, as in \
+             {{\"method\": {{\"name\": \"a3\", \"ratio\": 0.2}}}}"
+        );
+        Err(Problem::field(&format!("refrain.{name}"), message))
     }
 }
 
@@ -197,6 +196,7 @@ impl Asked {
                 return Err(Problem { code: Some("unsupported_parameter"), ..problem });
             }
         }
+        self.refrain.check()?;
         match &self.model {
             Some(name) if name != model => Err(Problem {
                 code: Some("model_not_found"),
@@ -419,13 +419,16 @@ mod tests {
     fn documents_are_named_given_or_searched() {
         let asked = asked(
             r#"{"documents": [{"id": "doc-1"}, {"title": "t", "text": "x"}, {"text": "y"}],
-                "refrain": {"method": "a3", "ratio": 0.3, "expanded": true, "fuse": "sum"}}"#,
+                "refrain": {"method": {"name": "a3", "ratio": 0.3}, "evict": "h2o"}}"#,
         );
         let Some(Documents::These(documents)) = &asked.documents else { panic!() };
         assert!(matches!(&documents[0], Named::Id { id } if id == "doc-1"));
         assert!(matches!(&documents[2], Named::Text(document) if document.text == "y"));
-        let options = asked.refrain.options().unwrap();
-        let expected = [("expanded", "true"), ("fuse", "sum"), ("ratio", "0.3")];
-        assert_eq!(options, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        asked.check("m").unwrap();
+        assert_eq!(asked.refrain.method, Some(serde_json::json!({ "name": "a3", "ratio": 0.3 })));
+        let beside: Asked = serde_json::from_str(r#"{"refrain": {"method": "a3", "ratio": 0.3}}"#).unwrap();
+        let problem = beside.check("m").unwrap_err();
+        assert_eq!(problem.param.as_deref(), Some("refrain.ratio"));
+        assert!(problem.message.contains("stands with its method"), "{}", problem.message);
     }
 }

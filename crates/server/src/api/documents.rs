@@ -33,7 +33,7 @@ pub(super) struct Brought {
     #[serde(default)]
     stream: bool,
     /// The method that they are to be ready for; the server's own if it is not said.
-    method: Option<String>,
+    method: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,7 +74,7 @@ pub(super) async fn add(
     if let Some(index) = documents.iter().position(|document| document.text.trim().is_empty()) {
         return Err(Problem::field(&format!("documents[{index}].text"), "a document has no text"));
     }
-    let (method, _) = app.chosen(method.as_deref(), None, &[])?;
+    let method = app.method("method", method.as_ref())?;
     app.0.scheduler.has_room()?;
     let ingest = Ingest::submit(app, caller, documents, method.built, false).await?;
     if !stream {

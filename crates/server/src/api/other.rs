@@ -1,17 +1,20 @@
 //! What says how the server is, and what it can do.
 
+use std::sync::LazyLock;
+
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
-use refrain_registry::{Entry, Kind};
+use refrain_registry::{Entry, Registry};
 use serde_json::{Value, json};
 
 use super::{aside, json as answer_json};
 use crate::app::{App, Caller};
 use crate::error::{Problem, Result};
 
+/// The OpenAPI document without the schemas of methods and policies.
 const OPENAPI: &str = include_str!("../openapi.json");
 
 fn told(app: &App) -> Value {
@@ -38,19 +41,11 @@ pub(super) async fn model(State(app): State<App>, _: Caller, Path(name): Path<St
 
 /// `GET /v1/methods`: fusion methods and eviction policies, with their options.
 pub(super) async fn methods(State(app): State<App>) -> Response {
-    fn entries<T>(entries: &[Entry<T>]) -> Vec<Value> {
-        let option = |option: &refrain_registry::OptionSpec| {
-            let choices = if let Kind::Choice(choices) = option.kind { Some(choices) } else { None };
-            json!({ "name": option.name, "help": option.help, "default": option.default, "choices": choices })
-        };
-        let entry = |entry: &Entry<T>| {
-            let options: Vec<Value> = entry.options.iter().map(option).collect();
-            json!({ "name": entry.name, "summary": entry.summary, "paper": entry.paper, "options": options })
-        };
-        entries.iter().map(entry).collect()
+    fn entries<T>(registry: &Registry<T>) -> Vec<Value> {
+        registry.entries.iter().map(Entry::to_json).collect()
     }
     answer_json(json!({
-        "methods": entries(METHODS.entries), "policies": entries(POLICIES.entries),
+        "methods": entries(&METHODS), "policies": entries(&POLICIES),
         "default_method": app.0.options.method, "default_evict": app.0.options.evict,
     }))
 }
@@ -79,7 +74,13 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
 
 /// `GET /openapi.json`
 pub(super) async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
+        let mut document: Value = serde_json::from_str(OPENAPI).unwrap_or_default();
+        let schemas = &mut document["components"]["schemas"];
+        (schemas["FusionMethod"], schemas["EvictionPolicy"]) = (METHODS.schema(), POLICIES.schema());
+        document.to_string()
+    });
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
 }
 
 /// What the page may load and do: its own style and script, and requests to this server.

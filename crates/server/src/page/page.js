@@ -187,7 +187,7 @@ $("ask").onsubmit = async (event) => {
   const documents = { search: "search", chosen: chosen().map((id) => ({ id })), none: [] }[from];
   if (from === "chosen" && documents.length === 0) return tell("Tick a document, or let a search find some.");
   const evict = $("evict").value;
-  const capacity = evict === "full" ? {} : { capacity: Number($("capacity").value) };
+  const policy = evict === "full" ? evict : { name: evict, capacity: Number($("capacity").value) };
   const answers = methods.map((method) => new Answer(method));
   $("answers").replaceChildren(...answers.map((answer) => answer.node));
   stop = new AbortController();
@@ -197,7 +197,7 @@ $("ask").onsubmit = async (event) => {
     for (const answer of answers) {
       await answer.run({
         messages: [{ role: "user", content: $("question").value }], documents, stream: true,
-        max_tokens: Number($("tokens").value), refrain: { method: answer.method, evict, explain: "tokens", ...capacity },
+        max_tokens: Number($("tokens").value), refrain: { method: answer.method, evict: policy, explain: "tokens" },
       }, stop.signal);
       compare(answers);
     }
@@ -217,10 +217,10 @@ $("question").onkeydown = (event) => {
 async function start() {
   const { methods, policies, default_method: own, default_evict: policy } = await (await request("v1/methods")).json();
   const base = own.split(":")[0];
-  const tick = ({ name, summary }) => make("label", { title: summary },
+  const tick = ({ name, description }) => make("label", { title: description },
     make("input", { type: "checkbox", value: name === base ? own : name, checked: ["vanilla", base].includes(name) }), ` ${name}`);
   $("methods").append(...methods.map(tick));
-  $("evict").append(...policies.map(({ name, summary }) => make("option", { value: name, textContent: name, title: summary })));
+  $("evict").append(...policies.map(({ name, description }) => make("option", { value: name, textContent: name, title: description })));
   $("evict").value = policy.split(":")[0];
   $("capacity").value = policy.match(/capacity=(\d+)/)?.[1] ?? 512;
   bounds();

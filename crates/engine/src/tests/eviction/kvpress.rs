@@ -1,6 +1,6 @@
 //! The tokens that NVIDIA's kvpress keeps of the same queries and keys (tools/golden_kvpress.py).
 
-use refrain_eviction::Eviction;
+use refrain_eviction::{Eviction, H2o};
 use refrain_kernels::{Cpu, Dtype};
 use serde::Deserialize;
 
@@ -63,7 +63,7 @@ fn cases(name: &str) -> Vec<Case> {
 fn snap_kv_keeps_what_kvpress_keeps() {
     for (i, case) in cases("snap_kv").iter().enumerate() {
         let Case { capacity, window, kernel, .. } = case;
-        let spec = format!("snap_kv:capacity={capacity}:window={window}:kernel={kernel}");
+        let spec = format!("snap_kv:capacity={capacity},window={window},kernel={kernel}");
         assert_eq!(case.keeps(&policy(&spec)), case.kept, "case {i}");
         // Other options keep other tokens, where there is a choice.
         let max = policy(&format!("{spec}:pool=max"));
@@ -80,7 +80,7 @@ fn snap_kv_keeps_what_kvpress_keeps() {
 fn streaming_llm_keeps_what_kvpress_keeps() {
     for (i, case) in cases("streaming_llm").iter().enumerate() {
         let Case { capacity, sinks, .. } = case;
-        let spec = format!("streaming_llm:capacity={capacity}:sinks={sinks}:positions=original");
+        let spec = format!("streaming_llm:capacity={capacity},sinks={sinks},positions=original");
         assert_eq!(case.keeps(&policy(&spec)), case.kept, "case {i}");
     }
 }
@@ -91,9 +91,8 @@ fn h2o_keeps_what_kvpress_keeps_by_observed_attention() {
     let mut plain = 0;
     for (i, case) in cases("observed_attention").iter().enumerate() {
         let h2o = |normalise| {
-            let policy =
-                refrain_eviction::H2o { capacity: case.capacity, recent: Some(0), ratios: None, normalise };
-            Eviction { policy: std::sync::Arc::new(policy), expanded: false }
+            let policy = H2o { capacity: case.capacity, recent: Some(0), normalise, ..H2o::default() };
+            Eviction { policy: std::sync::Arc::new(policy), per_query_head: false }
         };
         assert_eq!(case.keeps(&h2o(true)), case.kept, "case {i}");
         plain += usize::from(case.keeps(&h2o(false)) != case.kept);

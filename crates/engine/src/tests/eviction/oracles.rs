@@ -16,26 +16,26 @@ use crate::{Engine, Prompt, Request, Sampling};
 /// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
 const POLICIES: [&str; 11] = [
     "h2o:capacity=40",
-    "h2o:capacity=40:recent=7:normalise",
+    "h2o:capacity=40,recent=7,normalise",
     "h2o:budget=hf",
-    "streaming_llm:capacity=40:positions=original",
+    "streaming_llm:capacity=40,positions=original",
     "streaming_llm:capacity=40",
-    "scissorhands:capacity=48:history=20:recent=5",
+    "scissorhands:capacity=48,history=20,recent=5",
     "keyformer:keep=0.4",
-    "morph_kv:capacity=40:window=6",
-    "morph_kv:capacity=40:window=6:fuse=max:evict_after=1.3",
-    "morph_kv:capacity=40:window=6:profile=code_llama",
-    "morph_kv:capacity=40:window=6:profile=code_mistral",
+    "morph_kv:capacity=40,window=6",
+    "morph_kv:capacity=40,window=6,fuse=max,evict_after=1.3",
+    "morph_kv:capacity=40,window=6,profile=code_llama",
+    "morph_kv:capacity=40,window=6,profile=code_mistral",
 ];
 
 /// Tokens that an answer might have beyond those that it has.
 const SPARE: usize = 60;
 
 const ONCE: [&str; 4] = [
-    "snap_kv:capacity=40:window=8",
-    "snap_kv:capacity=40:window=8:kernel=7:pool=max",
+    "snap_kv:capacity=40,window=8",
+    "snap_kv:capacity=40,window=8,kernel=7,pool=max",
     "a3_ex:capacity=40",
-    "a3_ex:capacity=12:pool=max",
+    "a3_ex:capacity=12,pool=max",
 ];
 
 fn prompt(engine: &Engine) -> Prompt {
@@ -93,7 +93,7 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
             ("streaming_llm", false),
             ("scissorhands", false),
             ("morph_kv", false),
-            ("morph_kv:fuse=max:profile=code_llama", false),
+            ("morph_kv:fuse=max,profile=code_llama", false),
             ("morph_kv:profile=code_mistral", false),
             ("keyformer", false),
             ("snap_kv:window=8", false),
@@ -127,12 +127,12 @@ fn windows_are_kept_exactly_where_they_fit() {
         let prompt = random_prompt(&engine, 3, &[8], 9, 5);
         let full = logits(&engine, &prompt, Eviction::full(), 40);
         for spec in [
-            "scissorhands:capacity=24:recent=2",
-            "morph_kv:capacity=12:window=4:evict_after=1.5",
-            "snap_kv:capacity=10:window=4",
+            "scissorhands:capacity=24,recent=2",
+            "morph_kv:capacity=12,window=4,evict_after=1.5",
+            "snap_kv:capacity=10,window=4",
             "h2o:capacity=15",
             "streaming_llm:capacity=15",
-            "h2o:capacity=15:expanded",
+            "h2o:capacity=15,per_query_head",
         ] {
             let got = logits(&engine, &prompt, &policy(spec), 40);
             assert!(max_difference(&got, &full) <= tolerance, "{spec}: {}", max_difference(&got, &full));
@@ -148,7 +148,7 @@ fn the_first_token_comes_from_full_attention() {
     let engine = tiny_engine("llama", small());
     let (prompt, vocab) = (prompt(&engine), engine.decoder().config().vocab);
     let full = logits(&engine, &prompt, Eviction::full(), 4);
-    let expanded = ["h2o:capacity=40:expanded", "snap_kv:capacity=40:window=8:expanded"];
+    let expanded = ["h2o:capacity=40,per_query_head", "snap_kv:capacity=40,window=8,per_query_head"];
     for spec in POLICIES.iter().chain(&ONCE).chain(&expanded) {
         let got = logits(&engine, &prompt, &policy(spec), 4);
         assert_eq!(got[..vocab], full[..vocab], "{spec}");
@@ -254,9 +254,9 @@ fn oracle_11_policies_that_are_one_another() {
         let prompt = prompt(engine);
         let run = |spec: &str| logits(engine, &prompt, &policy(spec), 30);
         for (one, other) in [
-            ("keyformer:capacity=40:recent_share=0.5:noise=false:tau_step=0", "h2o:capacity=40:recent=20"),
-            ("h2o:capacity=40:recent=40", "streaming_llm:capacity=40:sinks=0:positions=original"),
-            ("morph_kv:capacity=40:window=1", "morph_kv:capacity=40:window=1:fuse=max"),
+            ("keyformer:capacity=40,recent_share=0.5,noise=false,tau_step=0", "h2o:capacity=40,recent=20"),
+            ("h2o:capacity=40,recent=40", "streaming_llm:capacity=40,sinks=0,positions=original"),
+            ("morph_kv:capacity=40,window=1", "morph_kv:capacity=40,window=1,fuse=max"),
         ] {
             let (one, other) = (run(one), run(other));
             // H2O and Keyformer make their sums in different orders, and equal scores are rare.
@@ -265,9 +265,9 @@ fn oracle_11_policies_that_are_one_another() {
         if engine.decoder().config().layers.iter().any(|layer| layer.window.is_some()) {
             return;
         }
-        for other in ["keyformer:capacity=40:recent_share=0.5:noise_seed=1", "h2o:capacity=40:recent=19"] {
+        for other in ["keyformer:capacity=40,recent_share=0.5,noise_seed=1", "h2o:capacity=40,recent=19"] {
             assert!(
-                max_difference(&run("h2o:capacity=40:recent=20"), &run(other)) > 1e-3,
+                max_difference(&run("h2o:capacity=40,recent=20"), &run(other)) > 1e-3,
                 "{other} is another"
             );
         }
@@ -294,12 +294,12 @@ fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
             });
             sets
         };
-        let snap = kept("snap_kv:capacity=40:window=10:kernel=1");
-        let morph = kept("morph_kv:capacity=40:window=10");
+        let snap = kept("snap_kv:capacity=40,window=10,kernel=1");
+        let morph = kept("morph_kv:capacity=40,window=10");
         // Weights in MorphKV's ring are rounded to f16: at most neighbours in rank change places.
         let differ: usize = snap.iter().zip(&morph).map(|(a, b)| a.symmetric_difference(b).count()).sum();
         assert!(differ * 200 <= snap.len() * 40, "{differ} of {}", snap.len() * 40);
-        assert_ne!(kept("morph_kv:capacity=40:window=9"), morph, "other rows, other choice");
+        assert_ne!(kept("morph_kv:capacity=40,window=9"), morph, "other rows, other choice");
     });
 }
 
@@ -345,7 +345,7 @@ fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
             assert!((got - expected).abs() <= 1e-3 * (1.0 + expected.abs()), "{i} {j}: {got} {expected}");
         }
     }
-    let original = logits(&engine, &prompt, &policy("streaming_llm:capacity=20:positions=original"), 25);
+    let original = logits(&engine, &prompt, &policy("streaming_llm:capacity=20,positions=original"), 25);
     assert!(max_difference(&original, &logits(&engine, &prompt, &eviction, 25)) > 1e-3);
 }
 
@@ -363,10 +363,12 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
             engine.answer(&prompt, &request, |_| true).unwrap().account
         };
         let full = logits(&engine, &prompt, Eviction::full(), 12);
-        let expanded = logits(&engine, &prompt, &policy("full:expanded"), 12);
+        let expanded = logits(&engine, &prompt, &policy("full:per_query_head"), 12);
         assert!(max_difference(&full, &expanded) <= 1e-4);
-        let (kv, query) =
-            (account("morph_kv:capacity=40:window=6"), account("morph_kv:capacity=40:window=6:expanded"));
+        let (kv, query) = (
+            account("morph_kv:capacity=40,window=6"),
+            account("morph_kv:capacity=40,window=6,per_query_head"),
+        );
         assert_eq!((kv.kv_accounting, query.kv_accounting), ("kv_head", "query_head"));
         assert_eq!(query.kv_bytes, group * kv.kv_bytes);
         // Beside the bounded caches there is a layer of the prompt, and a copy of it for every query head.
@@ -374,11 +376,11 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
         assert!(query.kv_bytes_peak >= query.kv_bytes + (1 + group) * layer, "{query:?}");
         assert_eq!((kv.retained_tokens, query.retained_tokens), (41, 41));
         assert!(
-            account("snap_kv:capacity=40:window=8:expanded").kv_bytes
-                > account("snap_kv:capacity=40:window=8").kv_bytes
+            account("snap_kv:capacity=40,window=8,per_query_head").kv_bytes
+                > account("snap_kv:capacity=40,window=8").kv_bytes
         );
         // Sets of their own choose otherwise.
-        let apart = logits(&engine, &prompt, &policy("h2o:capacity=40:expanded"), 30);
+        let apart = logits(&engine, &prompt, &policy("h2o:capacity=40,per_query_head"), 30);
         assert!(max_difference(&apart, &logits(&engine, &prompt, &policy("h2o:capacity=40"), 30)) > 1e-4);
     }
 }
@@ -404,14 +406,14 @@ fn the_account_says_what_is_held() {
     let (full, held) = answer("full");
     assert_eq!((full.answer_tokens, full.retained_tokens, held), (50, n + 49, n + 49));
     assert_eq!((full.kv_bytes, full.kv_bytes_full, full.side_bytes), ((n + 50) * token, (n + 49) * token, 0));
-    let (morph, held) = answer("morph_kv:capacity=40:window=6");
+    let (morph, held) = answer("morph_kv:capacity=40,window=6");
     assert_eq!((morph.retained_tokens, held), (41, 41));
     assert_eq!((morph.kv_bytes, morph.kv_bytes_full), (41 * token, (n + 49) * token));
     assert!(morph.side_bytes > 0 && morph.kv_bytes_peak > morph.kv_bytes);
     // The prompt is held a few layers at a time beside the bounded cache.
     let layers = engine.decoder().config().num_layers();
     assert!(morph.kv_bytes_peak <= (41 + n + 50) * token, "{layers} layers");
-    let (snap, _) = answer("snap_kv:capacity=40:window=8");
+    let (snap, _) = answer("snap_kv:capacity=40,window=8");
     assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));
 }
 
@@ -428,8 +430,8 @@ fn streaming_llm_goes_on_past_the_context_and_others_say_that_they_cannot() {
     };
     assert_eq!(answer("streaming_llm:capacity=40").unwrap(), context + 50);
     for spec in [
-        "streaming_llm:capacity=40:positions=original",
-        "morph_kv:capacity=40:window=6",
+        "streaming_llm:capacity=40,positions=original",
+        "morph_kv:capacity=40,window=6",
         "streaming_llm:capacity=4096",
     ] {
         let error = answer(spec).unwrap_err().to_string();

@@ -131,18 +131,18 @@ enum Which {
 impl Which {
     fn spec(self, capacity: usize) -> String {
         match self {
-            Which::H2o { recent } => format!("h2o:capacity={capacity}:recent={recent}"),
+            Which::H2o { recent } => format!("h2o:capacity={capacity},recent={recent}"),
             Which::Streaming { sinks } => {
-                format!("streaming_llm:capacity={capacity}:sinks={sinks}:positions=original")
+                format!("streaming_llm:capacity={capacity},sinks={sinks},positions=original")
             }
             Which::Morph { window, max } => {
                 format!(
-                    "morph_kv:capacity={capacity}:window={window}:fuse={}",
+                    "morph_kv:capacity={capacity},window={window},fuse={}",
                     if max { "max" } else { "sum" }
                 )
             }
             Which::Scissorhands { history, recent } => {
-                format!("scissorhands:capacity={capacity}:history={history}:recent={recent}")
+                format!("scissorhands:capacity={capacity},history={history},recent={recent}")
             }
         }
     }
