@@ -270,7 +270,7 @@ fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs
         seconds: 0.0,
         machine: Machine {
             cpu: machine::cpu_name(),
-            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            isa: cpu.isa().to_string(),
             threads: cpu.threads(),
             memory: machine::all_memory().unwrap_or(0),
             os: machine::system(),

@@ -61,6 +61,8 @@ fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
 }
 
 fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
+    // A wrong REFRAIN_CPU is told before anything is computed.
+    refrain_kernels::Isa::selected()?;
     let context = Context::new(cli.global, args::innermost(matches))?;
     match &cli.command {
         Command::Pull(args) => models::pull(&context, args),

@@ -57,7 +57,7 @@ fn info(context: &Context, engine: &Engine) -> Value {
     json!({
         "engine": "refrain",
         "version": format!("refrain {}", env!("CARGO_PKG_VERSION")),
-        "isa": format!("{:?}", decoder.backend().isa()).to_lowercase(),
+        "isa": decoder.backend().isa().to_string(),
         "threads": decoder.backend().threads(),
         "compute": decoder.precision().to_string(),
         "kv": context.global.kv.to_string(),

@@ -311,6 +311,14 @@ fn flags_go_before_environment_before_file_before_default() {
 }
 
 #[test]
+fn a_wrong_instruction_set_is_told_at_start() {
+    let home = Home::new();
+    let mut command = home.command(&["methods", "pie"]);
+    let ran = Ran::of(command.env("REFRAIN_CPU", "avx9").output().unwrap());
+    ran.failed(1, &["REFRAIN_CPU", "avx9", "portable", "unset"]);
+}
+
+#[test]
 fn configuration_files_are_checked() {
     let home = Home::new();
     let file = home.write("other.toml", "threads = 2\n[ask]\ncolour = \"red\"\n");

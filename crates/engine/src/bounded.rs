@@ -6,7 +6,7 @@
 mod prompt;
 
 use refrain_eviction::{Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Statistics};
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Noise, Precision};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, GumbelNoise, Precision};
 use refrain_kv::{LayerCache, RopeTables, Ropes, Shape, survivors};
 use refrain_model::{Config, LayerSpec, Workspace};
 
@@ -257,16 +257,21 @@ impl Bounded {
         match watches {
             Observation::Sums | Observation::Weights { .. } => {
                 let weights = &mut self.scratch.weights[..heads * len];
-                cpu.attention_weighing(&attention, &mut work.attended, weights);
+                cpu.decode_with_weights(&attention, &mut work.attended, weights);
             }
             _ => cpu.attention(&attention, &mut work.attended),
         }
         if let Observation::NoisySums { seed, tau } = watches {
             let step = position as usize + 1 - self.prompt.len();
             let (seed, tau) = (of_layer(seed, layer), tau.at(step));
-            let noise = Noise { seed, tau, rows: &[position], tokens: &self.layers[layer].positions };
+            let noise = GumbelNoise {
+                seed,
+                temperature: tau,
+                query_positions: &[position],
+                key_positions: &self.layers[layer].positions,
+            };
             let weights = &mut self.scratch.weights[..heads * len];
-            cpu.noisy_column_sums(&attention, 0..*len, &noise, weights);
+            cpu.noisy_attention_mass(&attention, 0..*len, &noise, weights);
         }
         if watches != Observation::Nothing {
             self.observe(cpu, layer, position, &work.q);

@@ -10,6 +10,9 @@ pub enum Error {
     /// The chunk store.
     #[error(transparent)]
     Store(#[from] refrain_store::StoreError),
+    /// The instruction set that the environment asks for.
+    #[error(transparent)]
+    Isa(#[from] refrain_kernels::IsaError),
     /// The fusion method or its options.
     #[error(transparent)]
     Fusion(#[from] refrain_fusion::Error),

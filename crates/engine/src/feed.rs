@@ -78,7 +78,7 @@ impl<'a> Load<'a> {
             ahead,
             asked: Mutex::new(0),
             more: Condvar::new(),
-            cpu: Cpu::with_isa(1, cpu.isa()),
+            cpu: cpu.single_threaded(),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),

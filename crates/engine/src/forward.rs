@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use refrain_kernels::{Attention, Dtype, Floats, Report, Slice};
+use refrain_kernels::{Attention, AttentionOutputs, Dtype, Floats, Slice};
 use refrain_kv::{CachePool, KvCache, LayerCache, Lender, RopeTables};
 use refrain_model::{Decoder, Workspace};
 
@@ -185,7 +185,7 @@ impl State {
     fn look(&mut self, layer: usize, rows: &Rows) {
         match self.retrieving {
             Some(_) => self.retrieve(layer, rows),
-            None => self.attention(layer, rows, Report::default()),
+            None => self.attention(layer, rows, AttentionOutputs::default()),
         }
     }
 
@@ -207,14 +207,14 @@ impl State {
 
     /// Attention alone, and the logarithm of the softmax's sum of every row and head, `rows × H`.
     pub(crate) fn attend_reporting(&mut self, layer: usize, rows: &Rows, lse: &mut [f32]) {
-        self.attention(layer, rows, Report { lse: Some(lse), ..Report::default() });
+        self.attention(layer, rows, AttentionOutputs { lse: Some(lse), ..AttentionOutputs::default() });
     }
 
-    fn attention(&mut self, layer: usize, rows: &Rows, report: Report<'_>) {
+    fn attention(&mut self, layer: usize, rows: &Rows, report: AttentionOutputs<'_>) {
         self.work.attended.resize(self.work.q.len());
         let (cached, capacity) = (self.cache.layer(layer), self.cache.capacity());
         let attention = attention(&self.decoder, layer, (cached, capacity), &self.work.q, &rows.visible);
-        self.decoder.backend().attention_reporting(&attention, &mut self.work.attended, report);
+        self.decoder.backend().attention_with_outputs(&attention, &mut self.work.attended, report);
     }
 
     /// The rest of a layer after attention.

@@ -59,7 +59,7 @@ pub use ingest::{IngestProgress, IngestReport, rate};
 pub use likely::Likely;
 pub use probe::{AnswerTimes, DecodeTimes};
 pub use prompt::{Prompt, PromptChunk};
-pub use refrain_kernels::give_back;
+pub use refrain_kernels::release_free_memory;
 pub use sampling::{Sampling, argmax};
 
 use std::fmt;
@@ -164,7 +164,8 @@ impl Engine {
     /// the first time, and then as weights are packed.
     ///
     /// # Errors
-    /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
+    /// If the model's files are missing, truncated or unsupported, the chunk size is 0, or the environment variable
+    /// `REFRAIN_CPU` asks for an instruction set that this machine lacks.
     pub fn open(
         path: &Path,
         store: Store,
@@ -175,7 +176,7 @@ impl Engine {
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
-        let cpu = Cpu::new(settings.threads);
+        let cpu = Cpu::new(settings.threads)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
         let decoder = Decoder::load(files, &cpu, precision, progress)?;
         Engine::new(decoder, tokenizer, template, store, settings, fingerprint)

@@ -1,7 +1,7 @@
 //! Attention to blocks that are retrieved, over a cache that holds every token; slot = position.
 
 use refrain_fusion::{FusionMethod, KnownBlock, Retrieval, representative};
-use refrain_kernels::{Buffer, Cpu, Report};
+use refrain_kernels::{AttentionOutputs, Buffer, Cpu};
 use refrain_kv::{LayerCache, Lender, Rope, Ropes, Shape, Span, stats, top_k};
 use refrain_model::Decoder;
 
@@ -187,7 +187,11 @@ impl Blocks {
         self.close(part, sizes, rope, left);
         let local = attention(part.decoder, part.layer, (part.cache, part.capacity), part.q, &near);
         let mut lse = vec![0.0; near.len() * config.heads];
-        cpu.attention_reporting(&local, out, Report { lse: Some(&mut lse), ..Report::default() });
+        cpu.attention_with_outputs(
+            &local,
+            out,
+            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
+        );
         let mut far = (0, 0);
         if last > 0 {
             let places = self.far(part, (sizes, budget), rope, left, last);
@@ -196,7 +200,7 @@ impl Blocks {
         // What local tokens received, of the softmax over everything.
         let slots = left..part.positions[part.positions.len() - 1] as usize + 1;
         let mut sums = vec![0.0; config.kv_heads * slots.len()];
-        cpu.received(&local, &lse, slots.clone(), &mut sums);
+        cpu.attention_mass_from_lse(&local, &lse, slots.clone(), &mut sums);
         let room = self.received.len() / config.kv_heads;
         for (received, sums) in self.received.chunks_exact_mut(room).zip(sums.chunks_exact(slots.len())) {
             received[slots.clone()].iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
@@ -306,8 +310,8 @@ impl Blocks {
         rotate(part.decoder, &rope.squared(), part.local, &mut q);
         let attention = attention(part.decoder, part.layer, (&cache, far.len()), &q, &visible);
         let (mut other, mut other_lse) = (vec![0.0; q.len()], vec![0.0; visible.len() * heads]);
-        let report = Report { lse: Some(&mut other_lse), ..Report::default() };
-        cpu.attention_reporting(&attention, &mut other, report);
+        let report = AttentionOutputs { lse: Some(&mut other_lse), ..AttentionOutputs::default() };
+        cpu.attention_with_outputs(&attention, &mut other, report);
         stats::merge_attention(&mut out[none * width..], &mut lse[none * heads..], &other, &other_lse);
         (seen(&visible), last as usize)
     }

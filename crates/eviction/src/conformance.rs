@@ -33,7 +33,7 @@ pub fn check(eviction: &Eviction) {
         let Some(budget) = budget else { continue };
         assert!((1..=budget.most).contains(&budget.keep), "{policy:?}: {budget:?}");
         assert!(budget.decoding || budget.keep < n, "{policy:?} prunes a prompt of {n} to {budget:?}");
-        Run { policy, prompt, budget, cpu: &Cpu::new(1), seed: n as u64 }.check();
+        Run { policy, prompt, budget, cpu: &Cpu::new(1).unwrap(), seed: n as u64 }.check();
     }
 }
 

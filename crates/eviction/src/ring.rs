@@ -1,6 +1,6 @@
 //! The weights of the last rows, slot by slot, with their sum or maximum kept up to date.
 
-use refrain_kernels::{exchange_row, f16, lowest, raise_row, round_row};
+use refrain_kernels::{argmin_before, f16, max_assign, replace_row_in_sums, round_to_f16};
 
 use crate::{Fuse, LayerView};
 
@@ -59,10 +59,10 @@ impl Ring {
             let (at, base) = (self.cell(head, row), head * self.capacity);
             let (cells, range) = (&mut self.cells[at..at + layer.len], base..base + layer.len);
             match &mut self.fused {
-                Fused::Sum(sums) => exchange_row(cells, weights(head), &mut sums[range]),
+                Fused::Sum(sums) => replace_row_in_sums(cells, weights(head), &mut sums[range]),
                 Fused::Max { back, .. } => {
-                    round_row(cells, weights(head));
-                    raise_row(&mut back[range], cells);
+                    round_to_f16(cells, weights(head));
+                    max_assign(&mut back[range], cells);
                 }
             }
         }
@@ -86,7 +86,7 @@ impl Ring {
                     let earlier = (later + rows - 1) % rows;
                     let (a, b) = head.split_at_mut(earlier.max(later) * capacity);
                     let (a, b) = (&mut a[earlier.min(later) * capacity..][..capacity], &mut b[..capacity]);
-                    if earlier < later { raise_row(a, b) } else { raise_row(b, a) }
+                    if earlier < later { max_assign(a, b) } else { max_assign(b, a) }
                 }
             }
         }
@@ -128,7 +128,7 @@ impl Ring {
     /// The slot with the lowest sum among the tokens before a position; none where maxima are kept.
     pub(crate) fn lowest(&self, head: usize, layer: &LayerView<'_>, before: u32) -> Option<usize> {
         let Fused::Sum(sums) = &self.fused else { return None };
-        lowest(&sums[head * self.capacity..][..layer.len], layer.head(head), before)
+        argmin_before(&sums[head * self.capacity..][..layer.len], layer.head(head), before)
     }
 
     pub(crate) fn moved(&mut self, head: usize, from: usize, to: usize) {
@@ -190,7 +190,7 @@ mod tests {
             rows in 1usize..5,
             sum in any::<bool>(),
         ) {
-            let cpu = Cpu::new(1);
+            let cpu = Cpu::new(1).unwrap();
             let mut ring = Ring::new(1, rows, CAPACITY, if sum { Fuse::Sum } else { Fuse::Max });
             let (mut positions, mut len) = (vec![0u32; CAPACITY], 0);
             // What each row gave to each position.

@@ -1,6 +1,6 @@
 //! What every fusion method must keep to, whatever it selects by. A new method runs it in one line.
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
 
 use crate::{
@@ -158,9 +158,13 @@ fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
         scale: 1.0,
         precision: Precision::F32,
     };
-    let cpu = Cpu::new(1);
+    let cpu = Cpu::new(1).unwrap();
     let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * HEADS]);
-    cpu.attention_reporting(&attention, &mut out, Report { lse: Some(&mut lse), ..Report::default() });
+    cpu.attention_with_outputs(
+        &attention,
+        &mut out,
+        AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
+    );
     let mut summary = Summary::default();
     for layer in 0..LAYERS {
         sparse.summarize(
@@ -220,7 +224,7 @@ fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows
     let (k, v) = (buffer(rows.len() * width, 3), buffer(rows.len() * width, 4));
     let keys = buffer(prompt.len() * width, 5);
     let view = LayerView {
-        cpu: &Cpu::new(1),
+        cpu: &Cpu::new(1).unwrap(),
         layer,
         prompt,
         rows,

@@ -82,7 +82,7 @@ impl ContextLayer<'_> {
         let visible: Vec<(u32, u32)> = self.later().collect();
         let (attention, lse) = self.rows(&visible);
         let mut sums = vec![0.0; self.attention.kv_heads * tokens];
-        self.cpu.received(&attention, lse, self.first..self.first + tokens, &mut sums);
+        self.cpu.attention_mass_from_lse(&attention, lse, self.first..self.first + tokens, &mut sums);
         sums
     }
 
@@ -113,7 +113,7 @@ impl ContextLayer<'_> {
         let (attention, lse) = self.rows(&visible);
         let slots: Vec<u32> = tokens.iter().map(|t| t + self.first as u32).collect();
         let mut weights = vec![0.0; slots.len() * visible.len()];
-        self.cpu.weights_of(&attention, lse, &slots, &mut weights);
+        self.cpu.column_weights_from_lse(&attention, lse, &slots, &mut weights);
         let heads = attention.heads as f32;
         let column = |(t, row): (&u32, &[f32])| {
             let seen = visible.iter().zip(row).skip(*t as usize + 1);

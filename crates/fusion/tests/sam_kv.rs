@@ -4,7 +4,7 @@ use refrain_fusion::{
     Below, ChunkPlace, ContextLayer, Cosine, Draft, Extremes, FusionMethod, PromptView, Quota, Recompute,
     Rotation, Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
 };
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
 
 const LAYERS: usize = 6;
@@ -398,9 +398,13 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
             scale: (D as f32).sqrt().recip(),
             precision: Precision::F32,
         };
-        let cpu = Cpu::new(2);
+        let cpu = Cpu::new(2).unwrap();
         let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; rows * HEADS]);
-        cpu.attention_reporting(&attention, &mut out, Report { lse: Some(&mut lse), ..Report::default() });
+        cpu.attention_with_outputs(
+            &attention,
+            &mut out,
+            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
+        );
         let local = method.local().min(tokens);
         let queries = random.many(local * HEADS * D);
         let mut summary = Summary::default();

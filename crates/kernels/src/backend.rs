@@ -1,32 +1,35 @@
-//! What a decoder asks of a device.
+//! The device interface of a decoder, and its implementation by the CPU.
 
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::ops::Range;
 
+use crate::buffer::Buffer;
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::floats::Floats;
+use crate::linear::{Activation, Linear, Precision, WeightRows};
 use crate::ops::{RmsNorm, Round};
-use crate::scratch::{self, Words};
-use crate::shared::Shared;
+use crate::scratch::{self, AlignedVec};
 use crate::simd::Elem;
-use crate::{Activation, Buffer, Cpu, Floats, Linear, Precision, Rows};
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
-const BLOCK: usize = 512;
-/// With fewer rows for each thread the threads share each step's work ...
-const LEAST: usize = 128;
-/// ... on so many rows at a time.
-const SHARED: usize = 1024;
+const BLOCK_ROWS: usize = 512;
+/// With fewer rows for each thread, the threads share the work of each step.
+const MIN_ROWS_PER_THREAD: usize = 128;
+/// Rows at a time when threads share the work of each step.
+const SHARED_ROWS: usize = 1024;
 
 thread_local! {
     /// Rows after their norm.
-    static NORMED: Cell<Words> = const { Cell::new(Words::new()) };
+    static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// Rows between two products.
-    static WIDE: Cell<Words> = const { Cell::new(Words::new()) };
+    static WIDE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// A residual branch before its post-norm, or one row's keys after their norm.
-    static BRANCH: Cell<Words> = const { Cell::new(Words::new()) };
+    static BRANCH: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
 }
 
-/// A root-mean-square norm: weights and what is added to the mean square.
+/// The parameters of a root-mean-square norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
     /// One weight for each column.
@@ -54,7 +57,7 @@ pub struct LayerTail<'a, L> {
     pub attention_post_norm: Option<Norm<'a>>,
     /// Norm of the MLP's input.
     pub mlp_norm: Norm<'a>,
-    /// Gate and up projection, packed by [`Backend::pack_gated`].
+    /// Gate and up projection, packed by [`Backend::pack_gate_up`].
     pub gate_up: &'a L,
     /// Activation of the gate.
     pub activation: Activation,
@@ -68,7 +71,7 @@ pub struct LayerTail<'a, L> {
 /// buffers; keys and values are cached in `Cache`. Nothing is allocated once buffers have grown to their size.
 ///
 /// # Panics
-/// All of them if lengths do not fit.
+/// All methods panic if lengths do not fit.
 pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Activations.
     type Floats: Debug + Send + Sync;
@@ -77,9 +80,9 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Packed weights.
     type Linear: Debug + Send + Sync;
 
-    /// The same device, computing each row of a product as if it were alone: what rows of different requests come to
-    /// does not depend on how many there are.
-    fn each(&self) -> Self;
+    /// This device with batch-invariant products: each row is computed as if it were alone, so that the result of a
+    /// request does not depend on the requests computed with it.
+    fn batch_invariant(&self) -> Self;
 
     /// An empty buffer.
     fn floats(&self) -> Self::Floats;
@@ -106,20 +109,20 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
         outputs: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<'_, E>,
+        rows: WeightRows<'_, E>,
     ) -> Result<Self::Linear, E>;
 
-    /// Packs gates and what they open (both width × inputs), one below the other in `rows`.
+    /// Packs gate and up projections (both width × inputs), the rows of the gate first.
     ///
     /// # Errors
     /// One of the errors of `rows`.
-    fn pack_gated<E: Send>(
+    fn pack_gate_up<E: Send>(
         &self,
         precision: Precision,
         width: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<'_, E>,
+        rows: WeightRows<'_, E>,
     ) -> Result<Self::Linear, E>;
 
     /// Bytes of packed weights.
@@ -128,7 +131,7 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// \[q | k | v\] = norm(x) · Wᵀ + b, then each head of q and k is normed where `heads` is given; `k` and `v`,
     /// m × `kv_width`, are rounded to their type and only grow.
     #[allow(clippy::too_many_arguments)]
-    fn project(
+    fn project_qkv(
         &self,
         x: &Self::Floats,
         norm: Norm<'_>,
@@ -140,9 +143,14 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
         v: &mut Self::Cache,
     );
 
-    /// x += post(attended · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
+    /// x += post(attn_out · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
     /// the layer lacks is the identity.
-    fn finish(&self, attended: &Self::Floats, tail: &LayerTail<'_, Self::Linear>, x: &mut Self::Floats);
+    fn attn_output_and_mlp(
+        &self,
+        attn_out: &Self::Floats,
+        tail: &LayerTail<'_, Self::Linear>,
+        x: &mut Self::Floats,
+    );
 
     /// out (m × outputs) = norm(x) · Wᵀ
     fn logits(&self, x: &Self::Floats, norm: Norm<'_>, w: &Self::Linear, out: &mut Self::Floats);
@@ -153,8 +161,8 @@ impl Backend for Cpu {
     type Cache = Buffer;
     type Linear = Linear;
 
-    fn each(&self) -> Cpu {
-        Cpu { each: true, ..self.clone() }
+    fn batch_invariant(&self) -> Cpu {
+        self.to_batch_invariant()
     }
 
     fn floats(&self) -> Floats {
@@ -178,27 +186,27 @@ impl Backend for Cpu {
         outputs: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<'_, E>,
+        rows: WeightRows<'_, E>,
     ) -> Result<Linear, E> {
         Linear::pack(self, precision, outputs, inputs, bias, rows)
     }
 
-    fn pack_gated<E: Send>(
+    fn pack_gate_up<E: Send>(
         &self,
         precision: Precision,
         width: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<'_, E>,
+        rows: WeightRows<'_, E>,
     ) -> Result<Linear, E> {
-        Linear::pack_gated(self, precision, width, inputs, bias, rows)
+        Linear::pack_gate_up(self, precision, width, inputs, bias, rows)
     }
 
     fn bytes(&self, w: &Linear) -> usize {
         w.bytes()
     }
 
-    fn project(
+    fn project_qkv(
         &self,
         x: &Floats,
         norm: Norm<'_>,
@@ -219,27 +227,27 @@ impl Backend for Cpu {
             }
         }
         match (k, v) {
-            (Buffer::F32(k), Buffer::F32(v)) => self.project_to(x, norm, w, heads, q, k, v),
-            (Buffer::F16(k), Buffer::F16(v)) => self.project_to(x, norm, w, heads, q, k, v),
-            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_to(x, norm, w, heads, q, k, v),
+            (Buffer::F32(k), Buffer::F32(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (Buffer::F16(k), Buffer::F16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
             (k, v) => panic!("keys are {} and values {}", k.dtype(), v.dtype()),
         }
     }
 
-    fn finish(&self, attended: &Floats, tail: &LayerTail<'_, Linear>, x: &mut Floats) {
+    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_, Linear>, x: &mut Floats) {
         let (hidden, width) = (tail.mlp_norm.weight.len(), tail.gate_up.outputs());
         let rows = x.len() / hidden;
-        let attended_width = tail.output.inputs();
+        let attn_width = tail.output.inputs();
         assert_eq!(x.len(), rows * hidden, "x is rows of the norm's length");
-        assert_eq!(attended.len(), rows * attended_width, "as many rows are attended");
-        let x = Shared::new(x);
+        assert_eq!(attn_out.len(), rows * attn_width, "attn_out has as many rows as x");
+        let x = DisjointMut::new(x);
         self.by_blocks(rows, &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
-            let attended = &attended[r.start * attended_width..r.end * attended_width];
-            self.add_branch(tail.output, attended, tail.attention_post_norm, x);
-            let mut wide = scratch::lend(&WIDE, r.len() * width);
-            let active = &mut wide.words.floats_mut()[..r.len() * width];
+            let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
+            self.add_branch(tail.output, attn_out, tail.attention_post_norm, x);
+            let mut wide = scratch::borrow(&WIDE, r.len() * width);
+            let active = &mut wide.as_f32_mut()[..r.len() * width];
             self.normed(x, tail.mlp_norm, |normed| {
                 self.linear_gated(tail.gate_up, tail.activation, normed, active);
             });
@@ -254,15 +262,16 @@ impl Backend for Cpu {
 }
 
 impl Cpu {
-    /// Calls `f` for blocks of rows: one for each thread at a time where there are enough of them, which then does all
-    /// its steps alone, so that what goes from one step to the next stays in its caches; otherwise the steps share
-    /// their work.
+    /// Calls `f` for blocks of rows. If there are enough rows, each thread takes a block at a time through all steps, so
+    /// that intermediate results stay in its caches; otherwise the threads share the work of each step.
     fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
         let threads = self.threads();
-        if rows < LEAST * threads {
-            return (0..rows).step_by(SHARED).for_each(|first| f(first..(first + SHARED).min(rows)));
+        if rows < MIN_ROWS_PER_THREAD * threads {
+            return (0..rows)
+                .step_by(SHARED_ROWS)
+                .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
         }
-        let blocks = rows.div_ceil(BLOCK).next_multiple_of(threads);
+        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
         let each = rows.div_ceil(blocks).next_multiple_of(32);
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
     }
@@ -270,10 +279,10 @@ impl Cpu {
     /// x += post(input · Wᵀ + b)
     fn add_branch(&self, w: &Linear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
         let Some(post) = post else { return self.linear_add(w, input, x) };
-        let mut branch = scratch::lend(&BRANCH, x.len());
-        let branch = &mut branch.words.floats_mut()[..x.len()];
+        let mut branch = scratch::borrow(&BRANCH, x.len());
+        let branch = &mut branch.as_f32_mut()[..x.len()];
         self.linear(w, input, branch);
-        let (width, x) = (post.weight.len(), Shared::new(x));
+        let (width, x) = (post.weight.len(), DisjointMut::new(x));
         self.normed(branch, post, |normed| {
             self.by_rows(normed.len() / width, width, &|r| {
                 let r = r.start * width..r.end * width;
@@ -284,9 +293,9 @@ impl Cpu {
         });
     }
 
-    /// [`Backend::project`] into keys and values of one type.
+    /// [`Backend::project_qkv`] into keys and values of one type.
     #[allow(clippy::too_many_arguments)]
-    fn project_to<E: Elem>(
+    fn project_qkv_to<E: Elem>(
         &self,
         x: &[f32],
         norm: Norm<'_>,
@@ -300,10 +309,10 @@ impl Cpu {
         let rows = x.len() / hidden;
         let q_width = q.len() / rows.max(1);
         let kv_width = (width - q_width) / 2;
-        let (q, k, v) = (Shared::new(q), Shared::new(k), Shared::new(v));
+        let (q, k, v) = (DisjointMut::new(q), DisjointMut::new(k), DisjointMut::new(v));
         self.by_blocks(rows, &|r| {
-            let mut wide = scratch::lend(&WIDE, r.len() * width);
-            let qkv = &mut wide.words.floats_mut()[..r.len() * width];
+            let mut wide = scratch::borrow(&WIDE, r.len() * width);
+            let qkv = &mut wide.as_f32_mut()[..r.len() * width];
             self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));
             self.by_rows(r.len(), width, &|part| {
                 for i in part {
@@ -321,31 +330,26 @@ impl Cpu {
                     match heads {
                         None => {
                             q.copy_from_slice(q_row);
-                            self.isa().run(Round { src: k_row, out: k });
+                            self.run(Round { src: k_row, out: k });
                         }
                         Some(HeadNorms { q: q_norm, k: k_norm }) => {
-                            self.isa().run(RmsNorm {
-                                x: q_row,
-                                weight: q_norm.weight,
-                                eps: q_norm.eps,
-                                y: q,
-                            });
-                            let mut normed = scratch::lend(&BRANCH, kv_width);
-                            let y = &mut normed.words.floats_mut()[..kv_width];
-                            self.isa().run(RmsNorm { x: k_row, weight: k_norm.weight, eps: k_norm.eps, y });
-                            self.isa().run(Round { src: y, out: k });
+                            self.run(RmsNorm { x: q_row, weight: q_norm.weight, eps: q_norm.eps, y: q });
+                            let mut normed = scratch::borrow(&BRANCH, kv_width);
+                            let y = &mut normed.as_f32_mut()[..kv_width];
+                            self.run(RmsNorm { x: k_row, weight: k_norm.weight, eps: k_norm.eps, y });
+                            self.run(Round { src: y, out: k });
                         }
                     }
-                    self.isa().run(Round { src: v_row, out: v });
+                    self.run(Round { src: v_row, out: v });
                 }
             });
         });
     }
 
-    /// Hands the normed rows to `then`.
+    /// Calls `then` with the normalised rows.
     fn normed(&self, x: &[f32], norm: Norm<'_>, then: impl FnOnce(&[f32])) {
-        let mut normed = scratch::lend(&NORMED, x.len());
-        let normed = &mut normed.words.floats_mut()[..x.len()];
+        let mut normed = scratch::borrow(&NORMED, x.len());
+        let normed = &mut normed.as_f32_mut()[..x.len()];
         self.rms_norm(x, norm.weight, norm.eps, normed);
         then(normed);
     }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use crate::{convert, pages};
 
 #[cfg(target_endian = "big")]
-compile_error!("stored numbers are little-endian and are used where they lie");
+compile_error!("stored numbers are little-endian and are used in place");
 
 /// Element type of stored keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,11 +73,11 @@ impl FromStr for Dtype {
     }
 }
 
-/// Why bytes cannot be read as a run of elements where they lie.
+/// Why bytes cannot be read as a run of elements in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CastError {
-    /// The first byte does not lie at a multiple of the element's size.
+    /// The first byte is not at a multiple of the element's size.
     Misaligned {
         /// The type asked for.
         dtype: Dtype,
@@ -157,7 +157,7 @@ impl<'a> Slice<'a> {
         }
     }
 
-    /// Reinterprets little-endian bytes, as they lie in a chunk file, without copying.
+    /// Reinterprets little-endian bytes, the layout of a chunk file, without copying.
     ///
     /// # Errors
     /// If the bytes are misaligned for the type or not a whole number of elements.
@@ -219,7 +219,7 @@ pub enum Buffer {
 /// Zeros from the system, which are not touched yet.
 fn zeros<T: bytemuck::Zeroable>(len: usize) -> Vec<T> {
     let zeros = bytemuck::zeroed_vec(len);
-    pages::advise(&zeros);
+    pages::advise_huge_pages(&zeros);
     zeros
 }
 

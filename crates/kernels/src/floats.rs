@@ -2,19 +2,19 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::scratch::Words;
+use crate::scratch::AlignedVec;
 
 /// A run of `f32` at a cache line's boundary, whose memory is kept when it shrinks.
 #[derive(Clone, Default)]
 pub struct Floats {
-    words: Words,
+    words: AlignedVec,
     len: usize,
 }
 
 impl Floats {
     /// An empty run.
     pub const fn new() -> Floats {
-        Floats { words: Words::new(), len: 0 }
+        Floats { words: AlignedVec::new(), len: 0 }
     }
 
     /// Sets the length. What the elements are then is left open.
@@ -28,13 +28,13 @@ impl Deref for Floats {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        &bytemuck::cast_slice(self.words.words())[..self.len]
+        &bytemuck::cast_slice(self.words.as_u32())[..self.len]
     }
 }
 
 impl DerefMut for Floats {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.words.floats_mut()[..self.len]
+        &mut self.words.as_f32_mut()[..self.len]
     }
 }
 

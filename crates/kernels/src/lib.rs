@@ -1,21 +1,32 @@
 //! CPU kernels on plain slices.
 //!
-//! Everything here takes slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
-//! **In `f32` the result of a row never depends on how many other rows are computed with it**: whatever path a
-//! product or an attention takes (matrix, vector, tail), each output element is summed in the same order. With `bf16`
-//! it may at 16 rows in attention, with blocks of bytes also at 4 rows in products, where other kernels begin.
+//! Kernels take slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
+//!
+//! **In `f32` the result of a row never depends on how many other rows are computed with it**: every path of a product
+//! or an attention (matrix, vector, tail) sums each output element in the same order. In `bf16` it may depend on whether
+//! an attention has 16 rows, and with quantised blocks also on whether a product has more than 4, where other kernels
+//! begin; [`Backend::batch_invariant`] rules the latter out.
+//!
+//! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
+//! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels
+//! (`row_ops`, `ops`, `linear`, `attention`), the device of a decoder (`backend`).
 
-// `unsafe` is for vector instructions, for what is handed to the threads of the pool, and for aligned memory.
+// `unsafe` is for vector instructions, for slices that the threads of the pool share, and for aligned memory.
 #[allow(unsafe_code)]
 mod attention;
 #[allow(unsafe_code)]
 mod backend;
 mod buffer;
 #[allow(unsafe_code)]
-mod codes;
-#[allow(unsafe_code)]
 mod convert;
+#[allow(unsafe_code)]
+mod cpu;
+#[allow(unsafe_code)]
+mod dequantize;
+#[allow(unsafe_code)]
+mod disjoint;
 mod floats;
+mod isa;
 #[allow(unsafe_code)]
 mod linear;
 #[allow(unsafe_code)]
@@ -27,29 +38,20 @@ mod peak;
 #[allow(unsafe_code)]
 mod pool;
 #[allow(unsafe_code)]
-mod ranking;
+mod row_ops;
 #[allow(unsafe_code)]
 mod scratch;
 #[allow(unsafe_code)]
-mod shared;
-#[allow(unsafe_code)]
 mod simd;
 
-pub use attention::{Attention, Noise, Report};
+pub use attention::{Attention, AttentionOutputs, GumbelNoise};
 pub use backend::{Backend, HeadNorms, LayerTail, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
+pub use cpu::Cpu;
 pub use floats::Floats;
 pub use half::{bf16, f16};
-pub use linear::{Activation, Linear, Nibbles, Precision, Row, Rows, UnknownPrecision};
+pub use isa::{Isa, IsaError};
+pub use linear::{Activation, Linear, Precision, Q4Block, UnknownPrecision, WeightRows, WriteRow};
 pub use ops::softmax;
-pub use pages::{advise as advise_huge_pages, give_back};
-pub use pool::Isa;
-pub use ranking::{exchange_row, lowest, raise_row, round_row};
-
-/// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
-#[derive(Clone, Debug)]
-pub struct Cpu {
-    pool: std::sync::Arc<pool::Pool>,
-    /// Whether each row of a product is computed as if it were alone.
-    each: bool,
-}
+pub use pages::{advise_huge_pages, release_free_memory};
+pub use row_ops::{argmin_before, max_assign, replace_row_in_sums, round_to_f16};

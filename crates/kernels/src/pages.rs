@@ -1,11 +1,11 @@
-//! What the system is told of memory.
+//! Advice to the system and the allocator about memory pages.
 
 /// Memory of this many bytes and more asks for huge pages: a tile or a row of keys touches many small pages.
 const LARGE: usize = 4 << 20;
 
-/// Asks the system to back fresh memory with huge pages, where it has them and the memory is large. Only advice: what
-/// the memory holds, and whether it can be used, stays the same.
-pub fn advise<T>(memory: &[T]) {
+/// Asks the system to back fresh memory with huge pages, if it has them and the memory is large. The advice changes
+/// neither the contents nor the validity of the memory.
+pub fn advise_huge_pages<T>(memory: &[T]) {
     let bytes = std::mem::size_of_val(memory);
     if bytes < LARGE {
         return;
@@ -21,9 +21,10 @@ pub fn advise<T>(memory: &[T]) {
     }
 }
 
-/// Has the allocator give memory that is free back to the system, where it can: glibc's keeps it, in pieces too small for
-/// large requests, and a process would seem to grow with each crowd. Takes some milliseconds.
-pub fn give_back() {
+/// Returns the allocator's free memory to the system, where the allocator can (glibc). Otherwise glibc keeps free memory
+/// in pieces that are too small for large requests, and a process grows with every burst of requests. Takes some
+/// milliseconds.
+pub fn release_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it may be called at any time, from any thread.
     unsafe {

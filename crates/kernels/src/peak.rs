@@ -1,18 +1,22 @@
-//! What this machine reaches at best, measured: what kernels are held against.
+//! Measured peaks of this machine, with which kernels are compared.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::shared::Shared;
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::isa::Isa;
+use crate::pages;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::{self, Tiles};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::features::Amx;
 use crate::simd::{Kernel, Simd};
-use crate::{Cpu, Isa, pages};
 
-/// How long a peak is looked for.
+/// Duration of the measurement of a peak.
 const LOOKED: Duration = Duration::from_millis(250);
-/// How long the threads calculate at a time: waking them does not count, and what else the machine does interrupts
-/// few such rounds.
+/// Duration of a round in which the threads calculate: so long that waking them does not count, and so short that other
+/// work of the machine interrupts few rounds.
 const ROUND: f64 = 1e-3;
 /// Floats that are gone through again and again, 512 MiB: more than a last-level cache keeps of them.
 const FLOATS: usize = 128 << 20;
@@ -21,27 +25,28 @@ const WINDOW: usize = FLOATS / 8;
 /// Independent sums: four cycles of latency and two multiplications a cycle need eight. They and the two factors fit
 /// the sixteen registers of AVX2.
 const CHAINS: usize = 12;
-/// The same where eight lanes take two registers.
+/// Independent sums where eight lanes take two registers.
 const PORTABLE_CHAINS: usize = 6;
 
 impl Cpu {
     /// Most `f32` operations per second that `threads` threads of the pool (at most all) reach without touching memory;
     /// a fused multiplication and addition counts as two.
     pub fn peak_f32(&self, threads: usize) -> f64 {
-        let isa = self.isa();
-        self.peak_operations(threads, &|rounds| match isa {
-            Isa::Portable => isa.run(Chains::<PORTABLE_CHAINS> { rounds }),
-            _ => isa.run(Chains::<CHAINS> { rounds }),
+        self.peak_operations(threads, &|rounds| match self.isa() {
+            Isa::Portable => self.run(Chains::<PORTABLE_CHAINS> { rounds }),
+            _ => self.run(Chains::<CHAINS> { rounds }),
         })
     }
 
-    /// The same for products of `bf16` pairs summed in `f32`, by the instructions that the pool uses for them: tiles
+    /// Most operations per second of products of `bf16` pairs summed in `f32`, by the instructions that the pool uses for them: tiles
     /// with [`Isa::Amx`], dot products with [`Isa::Avx512Bf16`], else those of [`Cpu::peak_f32`].
     pub fn peak_bf16(&self, threads: usize) -> f64 {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = self.amx() {
+            return self.peak_operations(threads, &|rounds| multiply_tiles(amx, rounds));
+        }
         match self.isa() {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => self.peak_operations(threads, &multiply_tiles),
-            Isa::Avx512Bf16 => self.peak_operations(threads, &|rounds| self.isa().run(Pairs { rounds })),
+            Isa::Avx512Bf16 => self.peak_operations(threads, &|rounds| self.run(Pairs { rounds })),
             _ => self.peak_f32(threads),
         }
     }
@@ -51,7 +56,7 @@ impl Cpu {
     pub fn peak_copy(&self, threads: usize) -> f64 {
         let threads = threads.clamp(1, self.threads());
         let (src, mut dst) = (self.touched(FLOATS / 2), self.touched(FLOATS / 2));
-        let to = Shared::new(&mut dst);
+        let to = DisjointMut::new(&mut dst);
         let round = WINDOW / 2;
         let each = round.div_ceil(threads);
         let seconds = best_window(FLOATS / 2 / round, |window| {
@@ -70,12 +75,11 @@ impl Cpu {
         let threads = threads.clamp(1, self.threads());
         let src = self.touched(FLOATS);
         let each = WINDOW.div_ceil(threads);
-        let isa = self.isa();
         let read = |streams| {
             best_window(FLOATS / WINDOW, |window| {
                 self.parallel(threads, &|t| {
                     let x = &src[window * WINDOW..][t * each..((t + 1) * each).min(WINDOW)];
-                    black_box(isa.run(Sum { x: black_box(x), streams }));
+                    black_box(self.run(Sum { x: black_box(x), streams }));
                 });
             })
         };
@@ -101,8 +105,8 @@ impl Cpu {
     /// Memory of so many floats, its pages there and written by all threads.
     fn touched(&self, floats: usize) -> Vec<f32> {
         let mut memory = vec![0.0; floats];
-        pages::advise(&memory);
-        let shared = Shared::new(&mut memory);
+        pages::advise_huge_pages(&memory);
+        let shared = DisjointMut::new(&mut memory);
         self.by_rows(floats, 1, &|r| {
             // SAFETY: these floats belong to this task.
             unsafe { shared.part(r) }.fill(1.0);
@@ -128,7 +132,7 @@ fn best(mut f: impl FnMut()) -> f64 {
     best
 }
 
-/// The same, each call with the next of some windows.
+/// Seconds of the quickest call, each call with the next of some windows.
 fn best_window(windows: usize, mut f: impl FnMut(usize)) -> f64 {
     let mut window = 0;
     best(|| {
@@ -146,17 +150,17 @@ impl<const N: usize> Kernel for Chains<N> {
     type Output = f64;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> f64 {
+    fn run<S: Simd>(self, simd: S) -> f64 {
         // x · 3/4 + 1/4 tends to 1 from anywhere.
-        let (factor, more) = (S::splat(black_box(0.75)), S::splat(black_box(0.25)));
+        let (factor, more) = (simd.splat(black_box(0.75)), simd.splat(black_box(0.25)));
         // Sums that began alike would be one sum for the compiler.
-        let mut sums: [S::F; N] = std::array::from_fn(|i| S::splat(black_box(i as f32)));
+        let mut sums: [S::F; N] = std::array::from_fn(|i| simd.splat(black_box(i as f32)));
         for _ in 0..self.rounds {
             for sum in &mut sums {
-                *sum = S::fma(*sum, factor, more);
+                *sum = simd.fma(*sum, factor, more);
             }
         }
-        black_box(total::<S>(&sums));
+        black_box(total(simd, &sums));
         (self.rounds * N * S::LANES * 2) as f64
     }
 }
@@ -170,29 +174,29 @@ impl Kernel for Pairs {
     type Output = f64;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> f64 {
+    fn run<S: Simd>(self, simd: S) -> f64 {
         let words = black_box([0x3f80_3f80_u32; 32]);
-        let mut sums: [S::F; CHAINS] = std::array::from_fn(|i| S::splat(black_box(i as f32)));
+        let mut sums: [S::F; CHAINS] = std::array::from_fn(|i| simd.splat(black_box(i as f32)));
         // SAFETY: a pair is at most 16 words of weights and two of activations.
-        let weights = unsafe { S::load_pair(words.as_ptr()) };
+        let weights = unsafe { simd.load_pair(words.as_ptr()) };
         for _ in 0..self.rounds {
             for sum in &mut sums {
-                // SAFETY: as above.
-                *sum = unsafe { S::fma_pair(*sum, weights, words.as_ptr(), 1) };
+                // SAFETY: a pair is at most 16 words of weights and two of activations.
+                *sum = unsafe { simd.fma_pair(*sum, weights, words.as_ptr(), 1) };
             }
         }
-        black_box(total::<S>(&sums));
+        black_box(total(simd, &sums));
         (self.rounds * CHAINS * S::LANES * 4) as f64
     }
 }
 
 #[inline(always)]
-fn total<S: Simd>(sums: &[S::F]) -> f32 {
-    let mut total = S::splat(0.0);
+fn total<S: Simd>(simd: S, sums: &[S::F]) -> f32 {
+    let mut total = simd.splat(0.0);
     for sum in sums {
-        total = S::add(total, *sum);
+        total = simd.add(total, *sum);
     }
-    S::sum(total)
+    simd.sum(total)
 }
 
 /// Adds up to the last whole vectors, going through `streams` (1 or 4) parts side by side.
@@ -205,28 +209,27 @@ impl Kernel for Sum<'_> {
     type Output = f32;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> f32 {
+    fn run<S: Simd>(self, simd: S) -> f32 {
         let step = 8 / self.streams;
         let part = self.x.len() / self.streams / (step * S::LANES) * (step * S::LANES);
-        let mut sums = [S::splat(0.0); 8];
+        let mut sums = [simd.splat(0.0); 8];
         for i in (0..part).step_by(step * S::LANES) {
             for (j, sum) in sums.iter_mut().enumerate() {
                 let at = j / step * part + i + j % step * S::LANES;
                 // SAFETY: `i` and the vectors of a step stay below `part`, and all parts fit `x`.
-                *sum = S::add(*sum, unsafe { S::load(self.x.as_ptr().add(at)) });
+                *sum = simd.add(*sum, unsafe { simd.load(self.x.as_ptr().add(at)) });
             }
         }
-        total::<S>(&sums)
+        total(simd, &sums)
     }
 }
 
 /// Multiplies tiles in registers, four sums side by side; gives the operations done.
 #[cfg(target_arch = "x86_64")]
-fn multiply_tiles(rounds: usize) -> f64 {
+fn multiply_tiles(amx: Amx, rounds: usize) -> f64 {
     // ±1 in turns: zeros would take less power than a product does.
     let operand = black_box([0xbf80_3f80_u32; amx::TILE]);
-    // SAFETY: the pool has this instruction set only where it is available.
-    let tiles = unsafe { Tiles::configure() };
+    let tiles = Tiles::configure(amx);
     // SAFETY: the registers are configured, and a tile is as large as the operand. There is at least one round.
     unsafe {
         std::arch::asm!(
@@ -263,8 +266,8 @@ mod tests {
 
     #[test]
     fn peaks_of_calculation_are_measured_with_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx] {
-            let cpu = Cpu::with_isa(1, isa);
+        for cpu in Isa::ALL.into_iter().filter_map(|isa| Cpu::with_isa(1, isa).ok()) {
+            let isa = cpu.isa();
             let (f32, bf16) = (cpu.peak_f32(1), cpu.peak_bf16(1));
             assert!(f32.is_finite() && f32 > 1e7 && bf16.is_finite() && bf16 > 1e7, "{isa:?}: {f32} {bf16}");
         }
@@ -274,9 +277,9 @@ mod tests {
     fn every_stream_is_added_up() {
         let x: Vec<f32> = (0..4096).map(|i| (i % 7) as f32).collect();
         let expected: f32 = x.iter().sum();
-        for isa in [Isa::Portable, Isa::best()] {
+        for cpu in Isa::ALL.into_iter().filter_map(|isa| Cpu::with_isa(1, isa).ok()) {
             for streams in [1, 4] {
-                assert_eq!(isa.run(Sum { x: &x, streams }), expected);
+                assert_eq!(cpu.run(Sum { x: &x, streams }), expected);
             }
         }
     }

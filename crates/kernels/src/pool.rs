@@ -1,10 +1,13 @@
-//! A persistent pool: workers spin shortly for the next job, then sleep.
+//! A persistent thread pool: workers spin shortly for the next job, then sleep.
 //!
-//! A job is open while tasks may be left. A worker joins an open job by raising the count in `state`; the
-//! caller works too, closes the job once no task is left, and waits only for those who joined. A worker that
-//! wakes late finds the job closed, so nobody ever waits for a sleeper.
+//! A caller takes a free slot and opens its job there; several callers have a slot each, and the workers go round the
+//! slots, so that jobs of several callers share the workers. A worker joins an open job by raising the count in the
+//! slot's state. The caller works too, closes the job once no task is left, and waits only for the workers that joined.
+//! A worker that wakes late finds the job closed, so no caller ever waits for a sleeping worker. A caller never waits
+//! for another caller either: if all slots are taken, it runs its tasks alone, which rules out deadlocks.
 
 use std::any::Any;
+use std::array::from_fn;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -12,36 +15,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Cpu, shared};
-
-/// Instruction set used by the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Isa {
-    /// Plain Rust.
-    Portable,
-    /// AVX2, FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, VL and DQ; `bf16` weights are widened and multiplied by `f32` FMA.
-    Avx512,
-    /// The same with BF16: pairs of `bf16` are multiplied by `vdpbf16ps`.
-    Avx512Bf16,
-    /// AVX-512, and tiles of `bf16` pairs multiplied by AMX.
-    Amx,
-}
-
 /// How long a worker spins for the next job before it sleeps: longer than the gaps between one layer's steps.
 const SPIN: Duration = Duration::from_micros(60);
-/// More are never of use, and a system that has no room for them may end the program.
+/// More threads are never of use, and a system that has no room for them may end the program.
 const MOST_THREADS: usize = 512;
+/// Jobs that may be open at the same time. Their states fill one cache line, which an idle worker reads.
+const SLOTS: usize = 8;
 
-/// Bit of `state` that says the job takes workers; the joined workers are counted below, jobs above it.
+/// Bit of a slot's state that says that the job takes workers; the joined workers are counted below, jobs above it.
 const OPEN: u64 = 1 << 31;
 const EPOCH: u64 = 1 << 32;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// One call of `parallel`, on its caller's stack.
+/// One call of [`Pool::run`], on its caller's stack.
 struct Job<'a> {
     task: &'a Task<'a>,
     tasks: usize,
@@ -67,34 +54,37 @@ impl Job<'_> {
     }
 }
 
+/// The states of all slots, in one cache line.
+#[repr(align(64))]
+struct States([AtomicU64; SLOTS]);
+
 /// What workers and callers share.
 struct Shared {
-    state: AtomicU64,
-    /// The open job; its lifetime is erased.
-    job: AtomicPtr<Job<'static>>,
+    states: States,
+    /// The open job of each slot; its lifetime is erased.
+    jobs: [AtomicPtr<Job<'static>>; SLOTS],
     sleepers: AtomicUsize,
     asleep: Mutex<()>,
     wake: Condvar,
     stop: AtomicBool,
 }
 
+/// Worker threads, and the slots of their jobs.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    /// Held while a job is open.
-    caller: Mutex<()>,
+    /// Held by the caller of a slot while its job is open.
+    callers: [Mutex<()>; SLOTS],
     workers: Vec<JoinHandle<()>>,
-    isa: Isa,
-}
-
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("threads", &(self.workers.len() + 1)).field("isa", &self.isa).finish()
-    }
 }
 
 thread_local! {
-    /// Whether this thread is running a task: what it starts then runs inline.
+    /// Whether this thread is running a task: jobs that it starts then run inline.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is running a task of a pool.
+pub(crate) fn inside_task() -> bool {
+    INSIDE.get()
 }
 
 /// No invariant spans a panic under these locks.
@@ -103,50 +93,63 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Joins the open job and works on it, unless it is the job `done`. Returns the job seen last.
-    fn join(&self, done: u64) -> u64 {
-        let state = self.state.load(Ordering::SeqCst);
-        let epoch = state / EPOCH;
-        if state & OPEN == 0 || epoch == done {
-            return done;
-        }
-        if self.state.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-            return done;
-        }
-        // SAFETY: the count just raised keeps `run` from returning, so the job is alive; `job` was stored
-        // before `state` said that this epoch is open.
-        unsafe { (*self.job.load(Ordering::Acquire)).work() };
-        self.state.fetch_sub(1, Ordering::SeqCst);
-        epoch
+    /// Whether a worker that has worked on job `done` of a slot in `state` may join its job.
+    fn joinable(state: u64, done: u64) -> bool {
+        state & OPEN != 0 && state / EPOCH != done
     }
 
+    /// Joins the open job of a slot and works on it, unless it is the job `done`. Returns the job seen last.
+    fn join(&self, slot: usize, done: u64) -> u64 {
+        let state = self.states.0[slot].load(Ordering::SeqCst);
+        if !Shared::joinable(state, done) {
+            return done;
+        }
+        let raised =
+            self.states.0[slot].compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
+        if raised.is_err() {
+            return done;
+        }
+        // SAFETY: the count just raised keeps `run` from returning, so the job is alive; `jobs` was stored
+        // before the state said that this epoch is open.
+        unsafe { (*self.jobs[slot].load(Ordering::Acquire)).work() };
+        self.states.0[slot].fetch_sub(1, Ordering::SeqCst);
+        state / EPOCH
+    }
+
+    /// Goes round the slots until the pool stops. After a job the next slot comes first, so that jobs which follow one
+    /// another in one slot do not keep the worker from the jobs of other slots.
     fn worker(&self) {
-        let mut done = 0;
+        let mut done = [0; SLOTS];
+        let mut first = 0;
         let mut idle = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            let seen = self.join(done);
-            if seen != done {
-                (done, idle) = (seen, Instant::now());
+            let joined = (0..SLOTS).map(|i| (first + i) % SLOTS).find(|&slot| {
+                let seen = self.join(slot, done[slot]);
+                std::mem::replace(&mut done[slot], seen) != seen
+            });
+            if let Some(slot) = joined {
+                (first, idle) = ((slot + 1) % SLOTS, Instant::now());
                 continue;
             }
             for _ in 0..16 {
                 std::hint::spin_loop();
             }
             if idle.elapsed() > SPIN {
-                self.sleep(done);
+                self.sleep(&done);
                 idle = Instant::now();
             }
         }
     }
 
-    /// Sleeps until a job other than `done` is open. Raising `sleepers` before looking at `state`, and the
+    /// Sleeps until a job other than those `done` is open. Raising `sleepers` before looking at the states, and the
     /// caller's doing it in the other order, rules out that both miss each other.
-    fn sleep(&self, done: u64) {
+    fn sleep(&self, done: &[u64; SLOTS]) {
         let mut guard = lock(&self.asleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         loop {
-            let state = self.state.load(Ordering::SeqCst);
-            if (state & OPEN != 0 && state / EPOCH != done) || self.stop.load(Ordering::SeqCst) {
+            let mut slots = self.states.0.iter().zip(done);
+            let open = slots.any(|(state, done)| Shared::joinable(state.load(Ordering::SeqCst), *done));
+            if open || self.stop.load(Ordering::SeqCst) {
                 break;
             }
             guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -165,17 +168,18 @@ impl Shared {
         }
     }
 
-    /// Opens the job, works on it, closes it and waits for those who joined.
-    fn run(&self, job: &Job) {
-        self.job.store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Release);
+    /// Opens the job in a slot, works on it, closes it and waits for the workers that joined.
+    fn run(&self, slot: usize, job: &Job) {
+        let state = &self.states.0[slot];
+        self.jobs[slot].store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Release);
         // The epoch wraps around after 2³² jobs.
-        let epoch = self.state.load(Ordering::Relaxed) / EPOCH + 1;
-        self.state.store(epoch.wrapping_mul(EPOCH) | OPEN, Ordering::SeqCst);
+        let epoch = state.load(Ordering::Relaxed) / EPOCH + 1;
+        state.store(epoch.wrapping_mul(EPOCH) | OPEN, Ordering::SeqCst);
         self.wake(job.tasks - 1);
         job.work();
-        self.state.fetch_and(!OPEN, Ordering::SeqCst);
+        state.fetch_and(!OPEN, Ordering::SeqCst);
         let mut spins = 0u32;
-        while self.state.load(Ordering::SeqCst) & (OPEN - 1) != 0 {
+        while state.load(Ordering::SeqCst) & (OPEN - 1) != 0 {
             spins += 1;
             if spins < 2000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -183,23 +187,50 @@ impl Shared {
 }
 
 impl Pool {
-    fn new(threads: usize, isa: Isa) -> Pool {
+    /// A pool of `threads` threads, the calling thread among them.
+    pub(crate) fn new(threads: usize) -> Pool {
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(EPOCH),
-            job: AtomicPtr::new(std::ptr::null_mut()),
+            states: States(from_fn(|_| AtomicU64::new(EPOCH))),
+            jobs: from_fn(|_| AtomicPtr::new(std::ptr::null_mut())),
             sleepers: AtomicUsize::new(0),
             asleep: Mutex::new(()),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
         });
-        // A worker that cannot be started is done without.
-        let workers = (1..threads)
+        // The pool does without a worker that cannot be started.
+        let workers = (1..threads.min(MOST_THREADS))
             .filter_map(|i| {
                 let shared = shared.clone();
                 std::thread::Builder::new().name(format!("kernels-{i}")).spawn(move || shared.worker()).ok()
             })
             .collect();
-        Pool { shared, caller: Mutex::new(()), workers, isa }
+        Pool { shared, callers: from_fn(|_| Mutex::new(())), workers }
+    }
+
+    /// Number of threads that work on a job, its caller among them.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `task(0..tasks)`, each index exactly once; returns when all are done. Runs them inline from inside a task,
+    /// and alone while other threads have taken all slots.
+    ///
+    /// # Panics
+    /// With the panic of a task; the remaining tasks may then be left out.
+    pub(crate) fn run(&self, tasks: usize, task: &Task) {
+        let alone = tasks <= 1 || self.workers.is_empty() || inside_task();
+        let mut slots = self.callers.iter().enumerate();
+        let free = if alone { None } else { slots.find_map(|(i, slot)| Some((i, slot.try_lock().ok()?))) };
+        let Some((slot, caller)) = free else {
+            (0..tasks).for_each(task);
+            return;
+        };
+        let job = Job { task, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        self.shared.run(slot, &job);
+        drop(caller);
+        if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -212,85 +243,5 @@ impl Drop for Pool {
             // Workers catch the panics of tasks; there is no other.
             let _ = worker.join();
         }
-    }
-}
-
-impl Cpu {
-    /// A pool of `threads` threads, the calling thread among them; 0: one per available core.
-    ///
-    /// The best instruction set is found at run time; the environment variable `REFRAIN_CPU`
-    /// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`) asks for a particular one, and [`Cpu::isa`] tells what is used.
-    pub fn new(threads: usize) -> Cpu {
-        let asked = match std::env::var("REFRAIN_CPU").as_deref() {
-            Ok("portable") => Isa::Portable,
-            Ok("avx2") => Isa::Avx2,
-            Ok("avx512") => Isa::Avx512,
-            Ok("avx512bf16") => Isa::Avx512Bf16,
-            Ok("amx") => Isa::Amx,
-            _ => Isa::best(),
-        };
-        Cpu::with_isa(threads, asked)
-    }
-
-    /// A pool that uses `isa`, or the best available set where this machine lacks it.
-    pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
-        let threads =
-            if threads == 0 { std::thread::available_parallelism().map_or(1, |n| n.get()) } else { threads };
-        let threads = threads.min(MOST_THREADS);
-        let isa = if isa.available() { isa } else { Isa::best() };
-        Cpu { pool: Arc::new(Pool::new(threads, isa)), each: false }
-    }
-
-    /// Number of threads that share the work.
-    pub fn threads(&self) -> usize {
-        self.pool.workers.len() + 1
-    }
-
-    /// Number of threads that would share work begun now: inside a task it is done alone.
-    pub(crate) fn sharing(&self) -> usize {
-        if INSIDE.get() { 1 } else { self.threads() }
-    }
-
-    /// The instruction set in use.
-    pub fn isa(&self) -> Isa {
-        self.pool.isa
-    }
-
-    /// Runs `f(0..tasks)`, each index exactly once, dynamically balanced over the pool; returns when all are done.
-    ///
-    /// Called from inside a task it runs inline, and so it does while another thread uses the pool.
-    ///
-    /// # Panics
-    /// With the panic of a task; the remaining tasks may then be left out.
-    pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
-        let alone = tasks <= 1 || self.pool.workers.is_empty() || INSIDE.get();
-        let caller = if alone { None } else { self.pool.caller.try_lock().ok() };
-        let Some(caller) = caller else {
-            (0..tasks).for_each(f);
-            return;
-        };
-        let job = Job { task: f, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
-        self.pool.shared.run(&job);
-        drop(caller);
-        if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            resume_unwind(panic);
-        }
-    }
-
-    /// Runs `f` on each of the items, exactly once, as [`Cpu::parallel`] runs tasks.
-    ///
-    /// # Panics
-    /// As [`Cpu::parallel`].
-    pub fn parallel_each<T: Send>(&self, items: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-        let (tasks, items) = (items.len(), shared::Shared::new(items));
-        self.parallel(tasks, &|i| {
-            // SAFETY: item `i` belongs to task `i`.
-            unsafe { items.part(i..i + 1) }.iter_mut().for_each(|item| f(i, item));
-        });
-    }
-
-    /// Runs the tasks here, one after the other, where they are too small to be worth waking anybody.
-    pub(crate) fn parallel_if(&self, worth: bool, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
-        if worth { self.parallel(tasks, f) } else { (0..tasks).for_each(f) }
     }
 }

@@ -83,7 +83,7 @@ pub fn question_attention(
                 question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
             let attention = keys.attention(&visible);
             let mut heads = vec![0.0; keys.kv_heads * columns.len()];
-            cpu.column_sums(&attention, columns.clone(), &mut heads);
+            cpu.attention_mass(&attention, columns.clone(), &mut heads);
             let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
             (0..documents.len()).map(sum).collect()
         }
@@ -248,7 +248,7 @@ mod tests {
             window: Some(window),
             scale: (d as f32).sqrt().recip(),
         };
-        let got = question_map(&Cpu::new(1), &keys, documents, question);
+        let got = question_map(&Cpu::new(1).unwrap(), &keys, documents, question);
         for j in question.range() {
             let first = (j + 1).saturating_sub(window);
             let logit = |h: usize, t: usize| {
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn concatenated_softmax_follows_equation_3() {
         // 2 query heads over 1 KV head, d = 2; S = 1 token, D = 2, Q = 2.
-        let cpu = Cpu::new(1);
+        let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
         let keys = QuestionKeys {

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{
-    Activation, Backend, Buffer, Cpu, Dtype, Floats, HeadNorms, LayerTail, Norm, Precision, Rows,
+    Activation, Backend, Buffer, Cpu, Dtype, Floats, HeadNorms, LayerTail, Norm, Precision, WeightRows,
 };
 use refrain_kv::{RopeTables, Ropes, Shape};
 
@@ -112,7 +112,7 @@ impl<B: Backend> Decoder<B> {
         weights.release_pages();
         Ok(Decoder {
             backend: backend.clone(),
-            each: backend.each(),
+            each: backend.batch_invariant(),
             files,
             layers,
             norm,
@@ -192,7 +192,7 @@ impl<B: Backend> Decoder<B> {
         let norm = self.norm(&layer.attention_norm);
         let heads = layer.head_norms.as_ref().map(|[q, k]| HeadNorms { q: self.norm(q), k: self.norm(k) });
         let backend = self.backend_of(work);
-        backend.project(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        backend.project_qkv(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
     /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
@@ -211,7 +211,7 @@ impl<B: Backend> Decoder<B> {
             down: &layer.down,
             mlp_post_norm: post_norm(1),
         };
-        self.backend_of(work).finish(&work.attended, &tail, x);
+        self.backend_of(work).attn_output_and_mlp(&work.attended, &tail, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
@@ -295,7 +295,7 @@ impl<B: Backend> Pack<'_, B> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
         let bias = stacked.bias.clone();
         stacked
-            .pack(self.precision, |rows| self.backend.pack_gated(self.precision, width, inputs, bias, rows))
+            .pack(self.precision, |rows| self.backend.pack_gate_up(self.precision, width, inputs, bias, rows))
     }
 }
 
@@ -327,7 +327,7 @@ impl<'a> Stacked<'a> {
     fn pack<L>(
         &self,
         precision: Precision,
-        pack: impl FnOnce(Rows<'_, ModelError>) -> Result<L>,
+        pack: impl FnOnce(WeightRows<'_, ModelError>) -> Result<L>,
     ) -> Result<L> {
         let find = |row: usize| {
             let (start, matrix) =
@@ -335,12 +335,12 @@ impl<'a> Stacked<'a> {
             (matrix, row - start)
         };
         if precision == Precision::Q8 && self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) {
-            return pack(Rows::Nibbles(&|row, out| {
+            return pack(WeightRows::Q4(&|row, out| {
                 let (matrix, row) = find(row);
                 matrix.nibbles(row, out)
             }));
         }
-        pack(Rows::Values(&|row, out| {
+        pack(WeightRows::F32(&|row, out| {
             let (matrix, row) = find(row);
             matrix.row(row, out)
         }))

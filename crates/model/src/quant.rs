@@ -6,7 +6,7 @@
 use std::fmt;
 
 use half::f16;
-use refrain_kernels::Nibbles;
+use refrain_kernels::Q4Block;
 
 use crate::error::{ModelError, Result};
 
@@ -184,7 +184,7 @@ pub(crate) fn has_nibbles(dtype: DType) -> bool {
 ///
 /// # Errors
 /// [`ModelError::Blocks`] unless `bytes` holds exactly 32 · `out.len()` values in such blocks.
-pub(crate) fn nibbles(dtype: DType, bytes: &[u8], out: &mut [Nibbles]) -> Result<()> {
+pub(crate) fn nibbles(dtype: DType, bytes: &[u8], out: &mut [Q4Block]) -> Result<()> {
     if !has_nibbles(dtype) || dtype.bytes_for(32 * out.len()) != Some(bytes.len()) {
         return Err(ModelError::Blocks { dtype, bytes: bytes.len(), values: 32 * out.len() });
     }
@@ -194,12 +194,12 @@ pub(crate) fn nibbles(dtype: DType, bytes: &[u8], out: &mut [Nibbles]) -> Result
         DType::Q4_0 => {
             for (b, out) in bytes.as_chunks::<18>().0.iter().zip(out) {
                 let scale = half_at(b, 0);
-                *out = Nibbles { scale, min: -8.0 * scale, q: halves(part(b, 2)) };
+                *out = Q4Block { scale, min: -8.0 * scale, q: halves(part(b, 2)) };
             }
         }
         DType::Q4_1 => {
             for (b, out) in bytes.as_chunks::<20>().0.iter().zip(out) {
-                *out = Nibbles { scale: half_at(b, 0), min: half_at(b, 2), q: halves(part(b, 4)) };
+                *out = Q4Block { scale: half_at(b, 0), min: half_at(b, 2), q: halves(part(b, 4)) };
             }
         }
         _ => {
@@ -209,7 +209,7 @@ pub(crate) fn nibbles(dtype: DType, bytes: &[u8], out: &mut [Nibbles]) -> Result
                     // Two blocks share 32 bytes: lower halves, then upper.
                     let (qs, (s, m)) = (part::<32>(b, 16 + 32 * (j / 2)), scale_min(j, scales));
                     let q = qs.map(|q| if j % 2 == 0 { q & 0x0F } else { q >> 4 });
-                    *out = Nibbles { scale: d * s, min: -min * m, q };
+                    *out = Q4Block { scale: d * s, min: -min * m, q };
                 }
             }
         }

@@ -82,7 +82,7 @@ fn nibbles_stand_for_the_same_values() {
         let bytes = random_bytes(dtype.bytes_for(values).unwrap(), 7);
         let mut should = vec![0.0; values];
         dequantize(dtype, &bytes, &mut should).unwrap();
-        let mut out = vec![Nibbles::default(); values / 32];
+        let mut out = vec![Q4Block::default(); values / 32];
         nibbles(dtype, &bytes, &mut out).unwrap();
         for (block, should) in out.iter().zip(should.chunks(32)) {
             for (q, should) in block.q.iter().zip(should) {
@@ -93,5 +93,5 @@ fn nibbles_stand_for_the_same_values() {
         }
         assert!(nibbles(dtype, &bytes[1..], &mut out).is_err());
     }
-    assert!(nibbles(DType::Q8_0, &[0; 34], &mut [Nibbles::default()]).is_err());
+    assert!(nibbles(DType::Q8_0, &[0; 34], &mut [Q4Block::default()]).is_err());
 }

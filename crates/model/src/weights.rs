@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use refrain_kernels::Nibbles;
+use refrain_kernels::Q4Block;
 
 use crate::config::Config;
 use crate::error::{ModelError, Result};
@@ -309,7 +309,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// If there is no such row, the type has no nibbles, or `out` has another length.
-    pub(crate) fn nibbles(&self, r: usize, out: &mut [Nibbles]) -> Result<()> {
+    pub(crate) fn nibbles(&self, r: usize, out: &mut [Q4Block]) -> Result<()> {
         quant::nibbles(self.dtype, self.row_bytes(r)?, out)
     }
 

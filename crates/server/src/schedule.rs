@@ -240,7 +240,7 @@ impl Shared {
                 self.wait();
                 if worked.is_some_and(|worked| worked.elapsed() > REST) {
                     *worked = None;
-                    refrain_engine::give_back();
+                    refrain_engine::release_free_memory();
                 }
                 return;
             }

@@ -291,7 +291,13 @@ impl Layout {
             Encoding::Q8 => {
                 for half in 0..2 {
                     let (scales, codes) = (halves(part(2 * half)), bytemuck::cast_slice(part(2 * half + 1)));
-                    out.write_runs(half * tokens * row, codes, (self.head_dim, self.head_dim), &[], &scales);
+                    out.dequantize_runs(
+                        half * tokens * row,
+                        codes,
+                        (self.head_dim, self.head_dim),
+                        &[],
+                        &scales,
+                    );
                 }
             }
             Encoding::Q4 => {
@@ -316,7 +322,7 @@ impl Layout {
         for (group, (bytes, of)) in part(4).chunks(packed).zip(key_ranges.chunks(2 * row)).enumerate() {
             let codes = unpack(bytes, row, &mut codes);
             let [low, step] = split(of, &mut ranges);
-            out.write_columns(group * GROUP * row, codes, low, step);
+            out.dequantize_columns(group * GROUP * row, codes, low, step);
         }
         let groups = self.heads * self.head_dim.div_ceil(CHANNELS);
         let value_ranges = halves(part(3));
@@ -327,7 +333,13 @@ impl Layout {
         {
             let codes = unpack(bytes, row, &mut codes);
             let [low, step] = split(of, &mut ranges);
-            out.write_runs((self.tokens + group * GROUP) * row, codes, (self.head_dim, CHANNELS), low, step);
+            out.dequantize_runs(
+                (self.tokens + group * GROUP) * row,
+                codes,
+                (self.head_dim, CHANNELS),
+                low,
+                step,
+            );
         }
     }
 }

@@ -158,7 +158,7 @@ impl Row {
 
 /// `refrain bench kernels`
 pub(crate) fn run(context: &Context, args: &args::Kernels) -> Result<()> {
-    let cpu = Cpu::new(context.global.threads);
+    let cpu = Cpu::new(context.global.threads)?;
     let free = machine::free_memory().unwrap_or(u64::MAX);
     if free < ROOM / 2 {
         let message = format!("{} of memory are free, and the peaks take {}", bytes(free), bytes(ROOM / 2));

@@ -65,7 +65,7 @@ impl About {
             date: machine::today(),
             cpu: machine::cpu_name(),
             threads: cpu.threads(),
-            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            isa: cpu.isa().to_string(),
             runs,
             command: machine::command(),
             version: env!("CARGO_PKG_VERSION"),

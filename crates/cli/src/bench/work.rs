@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, Rows, softmax};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, WeightRows, softmax};
 use serde::Serialize;
 
 use crate::args::Group;
@@ -98,7 +98,7 @@ pub(super) fn cases() -> Vec<Case> {
             all.extend([4096, 614, 1].map(|rows| attention(precision, heads, rows)));
         }
     }
-    all.extend([concat_logits(), column_sums()]);
+    all.extend([concat_logits(), attention_mass()]);
     all.extend([rms_norm(), rope(), place_keys(), softmax_row()]);
     all
 }
@@ -143,7 +143,7 @@ fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
             Ok::<(), Infallible>(())
         };
         let pack = || {
-            Linear::pack(cpu, precision, n, k, None, Rows::Values(&values))
+            Linear::pack(cpu, precision, n, k, None, WeightRows::F32(&values))
                 .unwrap_or_else(|never| match never {})
         };
         let mut weights = vec![pack()];
@@ -282,21 +282,21 @@ fn concat_logits() -> Case {
 }
 
 /// What rows give to each key, without values.
-fn column_sums() -> Case {
+fn attention_mass() -> Case {
     let (Heads { query, kv, width }, rows) = (SMALL, 614);
     let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * kv * KEYS);
     let make = move |_: &Cpu, _| {
         let operands = Operands::new(SMALL, rows, 1);
         let mut sums = vec![0.0; kv * KEYS];
         let call = move |cpu: &Cpu| {
-            cpu.column_sums(&operands.attention(0, Precision::F32), 0..KEYS, &mut sums);
+            cpu.attention_mass(&operands.attention(0, Precision::F32), 0..KEYS, &mut sums);
         };
         Ready { read, written, span: read + written, call: Box::new(call) }
     };
     Case {
         group: Group::Attention,
         kind: Kind::Attention,
-        name: format!("column_sums, {rows} × {KEYS}"),
+        name: format!("attention_mass, {rows} × {KEYS}"),
         operations: (2 * pairs(rows) * query * width) as f64,
         bf16: false,
         one_thread: false,

@@ -1,7 +1,7 @@
 //! The prompt's way into a bounded cache.
 
 use refrain_eviction::{LayerView, Observation, Observed, Recent, Sizes, Statistics};
-use refrain_kernels::{Attention, Cpu, Noise, Precision};
+use refrain_kernels::{Attention, Cpu, GumbelNoise, Precision};
 use refrain_kv::{LayerCache, Lender, Shape, survivors};
 
 use super::{Bounded, Layer, Plan, of_layer};
@@ -129,14 +129,18 @@ impl Bounded {
                 }
                 Observation::NoisySums { seed, tau } => {
                     weights.resize(view.heads * n, 0.0);
-                    let noise =
-                        Noise { seed: of_layer(seed, layer), tau: tau.at(0), rows, tokens: view.positions };
-                    view.cpu.noisy_column_sums(&attention, 0..n, &noise, &mut weights);
+                    let noise = GumbelNoise {
+                        seed: of_layer(seed, layer),
+                        temperature: tau.at(0),
+                        query_positions: rows,
+                        key_positions: view.positions,
+                    };
+                    view.cpu.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
                 }
                 Observation::Queries { .. } => {}
                 _ => {
                     weights.resize(view.heads * n, 0.0);
-                    view.cpu.column_sums(&attention, 0..n, &mut weights);
+                    view.cpu.attention_mass(&attention, 0..n, &mut weights);
                 }
             }
             let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();

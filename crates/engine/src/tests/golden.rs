@@ -55,7 +55,7 @@ fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
 
 fn decoder(path: &std::path::Path) -> Arc<Decoder> {
     let files = ModelFiles::open(path).unwrap();
-    Arc::new(Decoder::load(files, &Cpu::new(0), Precision::F32, |_, _| ()).unwrap())
+    Arc::new(Decoder::load(files, &Cpu::new(0).unwrap(), Precision::F32, |_, _| ()).unwrap())
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn tiny_engine(name: &str, settings: Settings) -> Engine {
     let files = |name| ModelFiles::open(tiny(name)).unwrap();
     let tokenizer = Tokenizer::open(&files("llama")).unwrap();
     let precision = settings.precision.unwrap_or(Precision::Bf16);
-    let decoder = Decoder::load(files(name), &Cpu::new(0), precision, |_, _| ()).unwrap();
+    let decoder = Decoder::load(files(name), &Cpu::new(0).unwrap(), precision, |_, _| ()).unwrap();
     Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 

@@ -1,23 +1,25 @@
 //! Online softmax over tiles of keys.
 //!
-//! A row goes through the tiles it sees, aligned to absolute slots, in ascending order; a tile that it does not
-//! see leaves its maximum, sum and values as they are, to the bit. So its result does not depend on the rows
-//! that share the tiles with it.
+//! A row takes in the tiles that it sees, aligned to absolute slots, in ascending order. A tile that it does not see leaves
+//! its maximum, sum and values unchanged to the bit. So a row's result does not depend on the rows beside it.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::queries::{Block, SEGMENT, STATS, cut};
-use super::{Attention, WORK, keys};
+use super::input::Attention;
+use super::key_tiles;
+use super::query_blocks::{QueryBlock, SEGMENT};
+use super::shape::STATS;
+use super::workspace::{BUFFERS, split_off_front};
+use crate::disjoint::DisjointMut;
 use crate::scratch;
-use crate::shared::Shared;
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, load_part, store_part, strip_width};
 
 /// The maximum before any score: finite, so that differences stay numbers.
 const LOWEST: f32 = -1e30;
 
-/// A result over some of the keys, in the base-2 scores' scale.
-struct Part<'a> {
+/// An output over some of the keys, in the scale of base-2 scores.
+struct PartialOutput<'a> {
     /// Σ 2^(score − m) · value; strips × 12 × padded.
     o: &'a mut [f32],
     /// Maxima; strips × 16.
@@ -26,11 +28,15 @@ struct Part<'a> {
     l: &'a mut [f32],
 }
 
-impl<'a> Part<'a> {
-    fn new(block: &Block, mut floats: &'a mut [f32]) -> Part<'a> {
+impl<'a> PartialOutput<'a> {
+    fn new(block: &QueryBlock, mut floats: &'a mut [f32]) -> PartialOutput<'a> {
         let strips = block.strips();
-        let o = cut(&mut floats, strips * STRIP * block.shape.padded);
-        Part { o, m: cut(&mut floats, strips * STATS), l: cut(&mut floats, strips * STATS) }
+        let o = split_off_front(&mut floats, strips * STRIP * block.shape.padded);
+        PartialOutput {
+            o,
+            m: split_off_front(&mut floats, strips * STATS),
+            l: split_off_front(&mut floats, strips * STATS),
+        }
     }
 
     fn clear(&mut self) {
@@ -39,24 +45,24 @@ impl<'a> Part<'a> {
         self.l.fill(0.0);
     }
 
-    /// Takes in the result over other keys.
+    /// Merges an output over other keys into this one.
     #[inline(always)]
-    fn merge<S: Simd>(&mut self, o: &[f32], m: &[f32], l: &[f32], padded: usize) {
+    fn merge<S: Simd>(&mut self, simd: S, o: &[f32], m: &[f32], l: &[f32], padded: usize) {
         for s in 0..self.m.len() / STATS {
             let (mut old, mut new) = ([0.0; STATS], [0.0; STATS]);
             for i in (0..STATS).step_by(S::LANES) {
                 let at = s * STATS + i;
                 // SAFETY: all have STATS floats for strip `s`.
                 unsafe {
-                    let (ma, mb) = (S::load(self.m.as_ptr().add(at)), S::load(m.as_ptr().add(at)));
-                    let max = S::max(ma, mb);
-                    let (a, b) = (S::exp2(S::sub(ma, max)), S::exp2(S::sub(mb, max)));
-                    S::store(old.as_mut_ptr().add(i), a);
-                    S::store(new.as_mut_ptr().add(i), b);
-                    S::store(self.m.as_mut_ptr().add(at), max);
-                    let sum = S::mul(S::load(l.as_ptr().add(at)), b);
-                    let sum = S::fma(S::load(self.l.as_ptr().add(at)), a, sum);
-                    S::store(self.l.as_mut_ptr().add(at), sum);
+                    let (ma, mb) = (simd.load(self.m.as_ptr().add(at)), simd.load(m.as_ptr().add(at)));
+                    let max = simd.max(ma, mb);
+                    let (a, b) = (simd.exp2(simd.sub(ma, max)), simd.exp2(simd.sub(mb, max)));
+                    simd.store(old.as_mut_ptr().add(i), a);
+                    simd.store(new.as_mut_ptr().add(i), b);
+                    simd.store(self.m.as_mut_ptr().add(at), max);
+                    let sum = simd.mul(simd.load(l.as_ptr().add(at)), b);
+                    let sum = simd.fma(simd.load(self.l.as_ptr().add(at)), a, sum);
+                    simd.store(self.l.as_mut_ptr().add(at), sum);
                 }
             }
             for r in 0..STRIP {
@@ -65,9 +71,9 @@ impl<'a> Part<'a> {
                 for i in (0..padded).step_by(S::LANES) {
                     // SAFETY: `padded` is a multiple of the lanes.
                     unsafe {
-                        let v = S::mul(S::load(from.as_ptr().add(i)), S::splat(new[r]));
-                        let v = S::fma(S::load(to.as_ptr().add(i)), S::splat(old[r]), v);
-                        S::store(to.as_mut_ptr().add(i), v);
+                        let v = simd.mul(simd.load(from.as_ptr().add(i)), simd.splat(new[r]));
+                        let v = simd.fma(simd.load(to.as_ptr().add(i)), simd.splat(old[r]), v);
+                        simd.store(to.as_mut_ptr().add(i), v);
                     }
                 }
             }
@@ -76,7 +82,13 @@ impl<'a> Part<'a> {
 
     /// Writes the normalised rows.
     #[inline(always)]
-    fn finish<S: Simd>(&self, block: &Block, out: &Shared<f32>, lse: Option<&Shared<f32>>) {
+    fn finish<S: Simd>(
+        &self,
+        simd: S,
+        block: &QueryBlock,
+        out: &DisjointMut<f32>,
+        lse: Option<&DisjointMut<f32>>,
+    ) {
         let (d, padded) = (block.shape.head_dim, block.shape.padded);
         for i in 0..block.queries() {
             let (m, l) = (self.m[i / STRIP * STATS + i % STRIP], self.l[i / STRIP * STATS + i % STRIP]);
@@ -85,7 +97,7 @@ impl<'a> Part<'a> {
                 let lse = unsafe { lse.part(block.index(i)..block.index(i) + 1) };
                 lse[0] = (m + l.log2()) / LOG2_E;
             }
-            let scale = S::splat(1.0 / l);
+            let scale = simd.splat(1.0 / l);
             let o = &self.o[i * padded..(i + 1) * padded];
             let at = block.at(i);
             // SAFETY: the query rows of a block belong to one task.
@@ -93,8 +105,8 @@ impl<'a> Part<'a> {
             for e in (0..d).step_by(S::LANES) {
                 // SAFETY: `e` stays below `d` <= `padded`, a multiple of the lanes.
                 unsafe {
-                    let v = S::mul(S::load(o.as_ptr().add(e)), scale);
-                    store_part::<S, f32>(to.as_mut_ptr().add(e), v, d - e);
+                    let v = simd.mul(simd.load(o.as_ptr().add(e)), scale);
+                    store_part(simd, to.as_mut_ptr().add(e), v, d - e);
                 }
             }
         }
@@ -102,7 +114,7 @@ impl<'a> Part<'a> {
 }
 
 /// Buffers of one block.
-struct Work<'a> {
+struct Buffers<'a> {
     /// Packed queries, in base-2 scores' scale.
     q: &'a mut [f32],
     /// Keys, head_dim × 64.
@@ -115,121 +127,122 @@ struct Work<'a> {
     lanes: &'a mut [f32],
 }
 
-impl<'a> Work<'a> {
-    fn len(block: &Block) -> usize {
+impl<'a> Buffers<'a> {
+    fn len(block: &QueryBlock) -> usize {
         let shape = block.shape;
         block.strips() * STRIP * (shape.head_dim + STATS) + KEYS * (shape.head_dim + shape.padded + STRIP)
     }
 
     /// Cuts the buffers off `floats` and packs the queries.
-    fn new(a: &Attention, block: &Block, floats: &mut &'a mut [f32]) -> Work<'a> {
+    fn new(a: &Attention, block: &QueryBlock, floats: &mut &'a mut [f32]) -> Buffers<'a> {
         let (shape, strips) = (block.shape, block.strips());
         // Tiles first, while the memory is aligned to cache lines.
-        let p = cut(floats, STRIP * KEYS);
-        let rows = cut(floats, KEYS * shape.padded);
-        let k = cut(floats, shape.head_dim * KEYS);
-        let lanes = cut(floats, strips * STRIP * STATS);
-        let q = cut(floats, strips * STRIP * shape.head_dim);
+        let p = split_off_front(floats, STRIP * KEYS);
+        let rows = split_off_front(floats, KEYS * shape.padded);
+        let k = split_off_front(floats, shape.head_dim * KEYS);
+        let lanes = split_off_front(floats, strips * STRIP * STATS);
+        let q = split_off_front(floats, strips * STRIP * shape.head_dim);
         block.pack(a, a.scale * LOG2_E, q);
-        Work { q, k, rows, p, lanes }
+        Buffers { q, k, rows, p, lanes }
     }
 }
 
-/// A block over all its keys.
-pub(super) struct Whole<'a, E> {
+/// Computes a block over all its keys.
+pub(super) struct FlashBlock<'a, E> {
     pub(super) a: &'a Attention<'a>,
     pub(super) k: &'a [E],
     pub(super) v: &'a [E],
-    pub(super) block: Block,
-    pub(super) out: &'a Shared<'a, f32>,
-    pub(super) lse: Option<&'a Shared<'a, f32>>,
+    pub(super) block: QueryBlock,
+    pub(super) out: &'a DisjointMut<'a, f32>,
+    pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
 }
 
-impl<E: Elem> Kernel for Whole<'_, E> {
+impl<E: Elem> Kernel for FlashBlock<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let Whole { a, k, v, block, out, lse } = self;
+    fn run<S: Simd>(self, simd: S) {
+        let FlashBlock { a, k, v, block, out, lse } = self;
         let size = block.shape.part_len(block.queries());
-        let mut scratch = scratch::lend(&WORK, Work::len(&block) + 2 * size);
-        let mut floats = scratch.words.floats_mut();
-        let mut work = Work::new(a, &block, &mut floats);
-        let mut total = Part::new(&block, cut(&mut floats, size));
-        let mut part = Part::new(&block, cut(&mut floats, size));
+        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(&block) + 2 * size);
+        let mut floats = scratch.as_f32_mut();
+        let mut work = Buffers::new(a, &block, &mut floats);
+        let mut total = PartialOutput::new(&block, split_off_front(&mut floats, size));
+        let mut part = PartialOutput::new(&block, split_off_front(&mut floats, size));
         total.clear();
         let span = block.span(a.visible, 0..block.queries());
         for segment in span.start / SEGMENT..span.end.div_ceil(SEGMENT) {
-            attend_segment::<S, E>(a, k, v, &block, segment, &mut work, &mut part);
-            total.merge::<S>(part.o, part.m, part.l, block.shape.padded);
+            attend_segment(simd, a, k, v, &block, segment, &mut work, &mut part);
+            total.merge(simd, part.o, part.m, part.l, block.shape.padded);
         }
-        total.finish::<S>(&block, out, lse);
+        total.finish(simd, &block, out, lse);
     }
 }
 
-/// A block over one segment of the keys.
-pub(super) struct Piece<'a, E> {
+/// Computes a block over one segment of the keys.
+pub(super) struct FlashSegment<'a, E> {
     pub(super) a: &'a Attention<'a>,
     pub(super) k: &'a [E],
     pub(super) v: &'a [E],
-    pub(super) block: Block,
+    pub(super) block: QueryBlock,
     pub(super) segment: usize,
-    /// The result.
+    /// The [`PartialOutput`].
     pub(super) part: &'a mut [f32],
 }
 
-impl<E: Elem> Kernel for Piece<'_, E> {
+impl<E: Elem> Kernel for FlashSegment<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let Piece { a, k, v, block, segment, part } = self;
-        let mut scratch = scratch::lend(&WORK, Work::len(&block));
-        let mut floats = scratch.words.floats_mut();
-        let mut work = Work::new(a, &block, &mut floats);
-        attend_segment::<S, E>(a, k, v, &block, segment, &mut work, &mut Part::new(&block, part));
+    fn run<S: Simd>(self, simd: S) {
+        let FlashSegment { a, k, v, block, segment, part } = self;
+        let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(&block));
+        let mut floats = scratch.as_f32_mut();
+        let mut work = Buffers::new(a, &block, &mut floats);
+        attend_segment(simd, a, k, v, &block, segment, &mut work, &mut PartialOutput::new(&block, part));
     }
 }
 
-/// The union of a block's segments.
-pub(super) struct Merge<'a> {
+/// Merges a block's segments and writes its rows.
+pub(super) struct MergeSegments<'a> {
     /// One part for each segment, `size` floats apart.
     pub(super) parts: &'a [f32],
     pub(super) size: usize,
-    pub(super) block: Block,
-    pub(super) out: &'a Shared<'a, f32>,
-    pub(super) lse: Option<&'a Shared<'a, f32>>,
+    pub(super) block: QueryBlock,
+    pub(super) out: &'a DisjointMut<'a, f32>,
+    pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
 }
 
-impl Kernel for Merge<'_> {
+impl Kernel for MergeSegments<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let Merge { parts, size, block, out, lse } = self;
+    fn run<S: Simd>(self, simd: S) {
+        let MergeSegments { parts, size, block, out, lse } = self;
         let len = block.shape.part_len(block.queries());
-        let mut scratch = scratch::lend(&WORK, len);
-        let mut total = Part::new(&block, scratch.words.floats_mut());
+        let mut scratch = scratch::borrow(&BUFFERS, len);
+        let mut total = PartialOutput::new(&block, scratch.as_f32_mut());
         total.clear();
         for part in parts.chunks_exact(size) {
             let (o, stats) = part[..len].split_at(total.o.len());
             let (m, l) = stats.split_at(total.m.len());
-            total.merge::<S>(o, m, l, block.shape.padded);
+            total.merge(simd, o, m, l, block.shape.padded);
         }
-        total.finish::<S>(&block, out, lse);
+        total.finish(simd, &block, out, lse);
     }
 }
 
 /// Attention of a block over the keys of one segment, from scratch.
 #[inline(always)]
 fn attend_segment<S: Simd, E: Elem>(
+    simd: S,
     a: &Attention,
     k: &[E],
     v: &[E],
-    block: &Block,
+    block: &QueryBlock,
     segment: usize,
-    work: &mut Work,
-    part: &mut Part,
+    work: &mut Buffers,
+    part: &mut PartialOutput,
 ) {
     let shape = block.shape;
     part.clear();
@@ -238,7 +251,8 @@ fn attend_segment<S: Simd, E: Elem>(
     let (from, to) = (span.start.max(segment * SEGMENT), span.end.min((segment + 1) * SEGMENT));
     for first in (from / KEYS * KEYS..to).step_by(KEYS) {
         let slots = first.max(from)..(first + KEYS).min(to);
-        keys::rows::<S, E>(
+        key_tiles::rows(
+            simd,
             shape.head(k, block.g),
             shape.head_dim,
             first,
@@ -246,31 +260,32 @@ fn attend_segment<S: Simd, E: Elem>(
             shape.padded,
             work.rows,
         );
-        keys::transpose::<S>(work.rows, shape.padded, shape.head_dim, work.k);
-        keys::rows::<S, E>(shape.head(v, block.g), shape.head_dim, first, slots, shape.padded, work.rows);
+        key_tiles::transpose(simd, work.rows, shape.padded, shape.head_dim, work.k);
+        key_tiles::rows(simd, shape.head(v, block.g), shape.head_dim, first, slots, shape.padded, work.rows);
         for s in 0..block.strips() {
             let seen = block.span(a.visible, block.strip(s));
             if seen.start < first + KEYS && first < seen.end {
-                attend_tile::<S>(a, block, s, first, work, part);
+                attend_key_tile(simd, a, block, s, first, work, part);
             }
         }
     }
     for i in 0..block.queries() {
         let lanes = &work.lanes[i * STATS..(i + 1) * STATS];
         // SAFETY: `lanes` has at least LANES floats.
-        part.l[i / STRIP * STATS + i % STRIP] = S::sum(unsafe { S::load(lanes.as_ptr()) });
+        part.l[i / STRIP * STATS + i % STRIP] = simd.sum(unsafe { simd.load(lanes.as_ptr()) });
     }
 }
 
-/// One strip over one tile of keys.
+/// Computes one strip over one tile of keys.
 #[inline(always)]
-fn attend_tile<S: Simd>(
+fn attend_key_tile<S: Simd>(
+    simd: S,
     a: &Attention,
-    block: &Block,
+    block: &QueryBlock,
     s: usize,
     first: usize,
-    work: &mut Work,
-    part: &mut Part,
+    work: &mut Buffers,
+    part: &mut PartialOutput,
 ) {
     let (d, padded) = (block.shape.head_dim, block.shape.padded);
     let queries = block.strip(s);
@@ -289,8 +304,8 @@ fn attend_tile<S: Simd>(
         add: false,
     };
     // SAFETY: the slices above have the lengths the tile needs.
-    unsafe { S::strip::<1>(width, &scores) };
-    soften::<S>(a, block, queries, first, work, part);
+    unsafe { simd.strip::<1>(width, &scores) };
+    softmax_tile(simd, a, block, queries, first, work, part);
     let values = Tile {
         k: KEYS,
         w: work.rows[..KEYS * padded].as_ptr().cast(),
@@ -304,19 +319,20 @@ fn attend_tile<S: Simd>(
         cols: padded,
         add: true,
     };
-    // SAFETY: as above.
-    unsafe { S::strip::<KEYS>(width, &values) };
+    // SAFETY: the slices above have the lengths the tile needs.
+    unsafe { simd.strip::<KEYS>(width, &values) };
 }
 
-/// Turns a strip's scores into probabilities relative to the maximum so far, and what was summed before with them.
+/// Turns a strip's scores into probabilities relative to the new maxima, and rescales the sums so far to them.
 #[inline(always)]
-fn soften<S: Simd>(
+fn softmax_tile<S: Simd>(
+    simd: S,
     a: &Attention,
-    block: &Block,
+    block: &QueryBlock,
     queries: Range<usize>,
     first: usize,
-    work: &mut Work,
-    part: &mut Part,
+    work: &mut Buffers,
+    part: &mut PartialOutput,
 ) {
     let padded = block.shape.padded;
     let stats = queries.start / STRIP * STATS;
@@ -326,30 +342,31 @@ fn soften<S: Simd>(
         let scores = &mut work.p[r * KEYS..(r + 1) * KEYS];
         let (start, end) = a.visible[block.row(i)];
         let seen = (start as usize).saturating_sub(first)..(end as usize).saturating_sub(first);
-        new[r] = old[r].max(largest::<S>(scores, seen));
+        new[r] = old[r].max(largest(simd, scores, seen));
     }
     let mut change = [0.0; STATS];
     for i in (0..STATS).step_by(S::LANES) {
         // SAFETY: both have STATS floats.
         unsafe {
-            let change_of = S::exp2(S::sub(S::load(old.as_ptr().add(i)), S::load(new.as_ptr().add(i))));
-            S::store(change.as_mut_ptr().add(i), change_of);
+            let change_of =
+                simd.exp2(simd.sub(simd.load(old.as_ptr().add(i)), simd.load(new.as_ptr().add(i))));
+            simd.store(change.as_mut_ptr().add(i), change_of);
         }
     }
     old.copy_from_slice(&new);
     for (r, i) in queries.enumerate() {
         let p = work.p[r * KEYS..(r + 1) * KEYS].as_mut_ptr();
         let lanes = work.lanes[i * STATS..(i + 1) * STATS].as_mut_ptr();
-        let (max, change) = (S::splat(new[r]), S::splat(change[r]));
+        let (max, change) = (simd.splat(new[r]), simd.splat(change[r]));
         // SAFETY: `p` has KEYS floats, `lanes` at least LANES.
         unsafe {
-            let mut sum = S::mul(S::load(lanes), change);
+            let mut sum = simd.mul(simd.load(lanes), change);
             for j in (0..KEYS).step_by(S::LANES) {
-                let v = S::exp2(S::sub(S::load(p.add(j)), max));
-                S::store(p.add(j), v);
-                sum = S::add(sum, v);
+                let v = simd.exp2(simd.sub(simd.load(p.add(j)), max));
+                simd.store(p.add(j), v);
+                sum = simd.add(sum, v);
             }
-            S::store(lanes, sum);
+            simd.store(lanes, sum);
         }
     }
     for (r, change) in change.iter().enumerate().take(STRIP) {
@@ -358,39 +375,39 @@ fn soften<S: Simd>(
             for j in (0..padded).step_by(S::LANES) {
                 // SAFETY: `padded` is a multiple of the lanes.
                 unsafe {
-                    let v = S::mul(load_part::<S, f32>(o.as_ptr().add(j), padded - j), S::splat(*change));
-                    S::store(o.as_mut_ptr().add(j), v);
+                    let v = simd.mul(load_part(simd, o.as_ptr().add(j), padded - j), simd.splat(*change));
+                    simd.store(o.as_mut_ptr().add(j), v);
                 }
             }
         }
     }
 }
 
-/// The largest of a row's scores; those that are not `seen` become −∞ first.
+/// Masks a row's scores that are not `seen` with −∞, then returns the largest.
 #[inline(always)]
-pub(super) fn largest<S: Simd>(scores: &mut [f32], seen: Range<usize>) -> f32 {
-    hide::<S>(scores, seen);
+pub(super) fn largest<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32 {
+    mask(simd, scores, seen);
     let p = scores[..KEYS].as_ptr();
     // SAFETY: `j` stays below KEYS, a multiple of the lanes.
     unsafe {
-        let mut max = S::load(p);
+        let mut max = simd.load(p);
         for j in (S::LANES..KEYS).step_by(S::LANES) {
-            max = S::max(max, S::load(p.add(j)));
+            max = simd.max(max, simd.load(p.add(j)));
         }
-        S::largest(max)
+        simd.largest(max)
     }
 }
 
-/// Turns those of a row's scores that are not `seen` into −∞.
+/// Masks a row's scores that are not `seen` with −∞.
 #[inline(always)]
-pub(super) fn hide<S: Simd>(scores: &mut [f32], seen: Range<usize>) {
+pub(super) fn mask<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) {
     let p = scores[..KEYS].as_mut_ptr();
     if seen.start > 0 || seen.end < KEYS {
         for j in (0..KEYS).step_by(S::LANES) {
             let (lo, hi) =
                 (seen.start.saturating_sub(j).min(S::LANES), seen.end.saturating_sub(j).min(S::LANES));
             // SAFETY: `j` stays below KEYS, a multiple of the lanes.
-            unsafe { S::store(p.add(j), S::keep(S::load(p.add(j)), lo, hi)) };
+            unsafe { simd.store(p.add(j), simd.keep(simd.load(p.add(j)), lo, hi)) };
         }
     }
 }

@@ -5,39 +5,40 @@ use std::sync::Mutex;
 
 use half::bf16;
 
-use super::blocks::{self, BLOCK, Form, Nibbles};
-use super::{Linear, Precision};
-use crate::scratch::{self, Words};
-use crate::shared::Shared;
+use super::quant_blocks::{BLOCK, BlockFormat, Q4Block, pack_q4, pack_q8};
+use super::weights::{Linear, Precision};
+use crate::convert;
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::scratch::{self, AlignedVec};
 use crate::simd::{Kernel, PANEL, Simd};
-use crate::{Cpu, convert};
 
 thread_local! {
     /// Four rows before they are interleaved.
-    static ROWS: Cell<Words> = const { Cell::new(Words::new()) };
+    static ROWS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
 }
 
 /// Rows that are interleaved at a time.
 const QUAD: usize = 4;
 
-/// Writes a row of a matrix, as `T`s.
-pub type Row<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
+/// A function that writes a row of a matrix, given its index, as `T`s.
+pub type WriteRow<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 
-/// Where the rows of a matrix come from: each is asked for once, in any order, by several threads.
-pub enum Rows<'a, E> {
+/// The rows of a weight matrix. Each is asked for once, in any order, by several threads.
+pub enum WeightRows<'a, E> {
     /// Writes row `o` as `inputs` numbers.
-    Values(Row<'a, f32, E>),
-    /// Writes row `o` as ⌈inputs / 32⌉ blocks of four bits, which [`Precision::Q8`] keeps as they are.
-    Nibbles(Row<'a, Nibbles, E>),
+    F32(WriteRow<'a, f32, E>),
+    /// Writes row `o` as ⌈inputs / 32⌉ blocks of four bits, which [`Precision::Q8`] stores unchanged.
+    Q4(WriteRow<'a, Q4Block, E>),
 }
 
-impl<E> Clone for Rows<'_, E> {
+impl<E> Clone for WeightRows<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E> Copy for Rows<'_, E> {}
+impl<E> Copy for WeightRows<'_, E> {}
 
 impl Linear {
     /// Packs W (outputs × inputs, row-major). The whole matrix is never held in `f32`.
@@ -46,41 +47,41 @@ impl Linear {
     /// One of the errors of `rows`.
     ///
     /// # Panics
-    /// If `inputs` is 0, the bias does not have `outputs` elements, or nibbles are packed with another precision
-    /// than [`Precision::Q8`].
+    /// If `inputs` is 0, the bias does not have `outputs` elements, or blocks of four bits are packed with another
+    /// precision than [`Precision::Q8`].
     pub fn pack<E: Send>(
         cpu: &Cpu,
         precision: Precision,
         outputs: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<E>,
+        rows: WeightRows<E>,
     ) -> Result<Linear, E> {
         pack(cpu, precision, outputs, inputs, bias, None, rows)
     }
 
-    /// Packs gates G and what they open U (both width × inputs) for `Cpu::linear_gated`. `rows` gives the rows of
-    /// \[G | U\], and the bias is as long.
+    /// Packs gate and up projections G and U (both width × inputs), interleaved by panel, for [`Cpu::linear_gated`]. `rows`
+    /// gives the rows of G, then those of U; the bias has 2 · width elements.
     ///
     /// # Errors
     /// One of the errors of `rows`.
     ///
     /// # Panics
-    /// As [`Linear::pack`]; the bias has 2 · width elements.
-    pub fn pack_gated<E: Send>(
+    /// As [`Linear::pack`], and if the bias has another length.
+    pub fn pack_gate_up<E: Send>(
         cpu: &Cpu,
         precision: Precision,
         width: usize,
         inputs: usize,
         bias: Option<Vec<f32>>,
-        rows: Rows<E>,
+        rows: WeightRows<E>,
     ) -> Result<Linear, E> {
         pack(cpu, precision, 2 * width, inputs, bias, Some(width), rows)
     }
 
-    /// Which row a packed output is; none where it only fills a panel up.
+    /// The row of a packed output; none for the outputs past the last that fill a panel.
     fn row_of(&self, output: usize, rows: usize) -> Option<usize> {
-        let Some(width) = self.gated else { return (output < rows).then_some(output) };
+        let Some(width) = self.gate_up else { return (output < rows).then_some(output) };
         let (panel, lane) = (output / PANEL, output % PANEL);
         let column = panel / 2 * PANEL + lane;
         (column < width).then_some(panel % 2 * width + column)
@@ -93,28 +94,32 @@ fn pack<E: Send>(
     rows: usize,
     inputs: usize,
     bias: Option<Vec<f32>>,
-    gated: Option<usize>,
-    source: Rows<E>,
+    gate_up: Option<usize>,
+    source: WeightRows<E>,
 ) -> Result<Linear, E> {
     assert!(inputs > 0, "a product needs inputs");
     assert!(bias.as_ref().is_none_or(|b| b.len() == rows), "one bias for each output");
-    let form = match source {
-        Rows::Values(_) => Form::Bytes,
-        Rows::Nibbles(_) => Form::Nibbles,
+    let format = match source {
+        WeightRows::F32(_) => BlockFormat::Q8,
+        WeightRows::Q4(_) => BlockFormat::Q4,
     };
-    assert!(precision == Precision::Q8 || form == Form::Bytes, "nibbles are packed with q8");
-    let outputs = gated.map_or(rows, |width| width.div_ceil(PANEL) * 2 * PANEL);
-    let mut linear = Linear { precision, outputs, inputs, bias: None, gated, form, words: Words::default() };
+    assert!(
+        precision == Precision::Q8 || format == BlockFormat::Q8,
+        "blocks of four bits are packed with q8"
+    );
+    let outputs = gate_up.map_or(rows, |width| width.div_ceil(PANEL) * 2 * PANEL);
+    let mut linear =
+        Linear { precision, outputs, inputs, bias: None, gate_up, format, words: AlignedVec::default() };
     linear.bias = bias.map(|b| (0..outputs).map(|o| linear.row_of(o, rows).map_or(0.0, |r| b[r])).collect());
     let panel = linear.panel_words();
-    let mut packed = Words::zeros(outputs.div_ceil(PANEL) * panel);
+    let mut packed = AlignedVec::zeros(outputs.div_ceil(PANEL) * panel);
     let failed = Mutex::new(None);
-    let words = Shared::new(packed.words_mut());
+    let words = DisjointMut::new(packed.as_u32_mut());
     cpu.parallel(outputs.div_ceil(PANEL), &|p| {
         // SAFETY: panel `p` belongs to task `p`.
         let dst = unsafe { words.part(p * panel..(p + 1) * panel) };
         let packed = match source {
-            Rows::Values(row) if precision != Precision::Q8 => pack_panel(&linear, p, rows, dst, row),
+            WeightRows::F32(row) if precision != Precision::Q8 => pack_panel(&linear, p, rows, dst, row),
             source => pack_blocks(&linear, p, rows, dst, source),
         };
         if let Err(e) = packed {
@@ -128,19 +133,25 @@ fn pack<E: Send>(
 }
 
 /// Packs up to 32 rows of weights into panel `p` of blocks.
-fn pack_blocks<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], source: Rows<E>) -> Result<(), E> {
+fn pack_blocks<E>(
+    linear: &Linear,
+    p: usize,
+    rows: usize,
+    dst: &mut [u32],
+    source: WeightRows<E>,
+) -> Result<(), E> {
     let mut values = vec![0.0; linear.inputs];
-    let mut nibbles = vec![Nibbles::default(); linear.inputs.div_ceil(BLOCK)];
+    let mut nibbles = vec![Q4Block::default(); linear.inputs.div_ceil(BLOCK)];
     for lane in 0..PANEL {
         let Some(row) = linear.row_of(p * PANEL + lane, rows) else { continue };
         match source {
-            Rows::Values(write) => {
+            WeightRows::F32(write) => {
                 write(row, &mut values)?;
-                blocks::pack_bytes(&values, lane, dst);
+                pack_q8(&values, lane, dst);
             }
-            Rows::Nibbles(write) => {
+            WeightRows::Q4(write) => {
                 write(row, &mut nibbles)?;
-                blocks::pack_nibbles(&nibbles, lane, dst);
+                pack_q4(&nibbles, lane, dst);
             }
         }
     }
@@ -148,16 +159,22 @@ fn pack_blocks<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], sourc
 }
 
 /// Packs up to 32 rows of weights into panel `p`.
-fn pack_panel<E>(linear: &Linear, p: usize, rows: usize, dst: &mut [u32], row: Row<f32, E>) -> Result<(), E> {
+fn pack_panel<E>(
+    linear: &Linear,
+    p: usize,
+    rows: usize,
+    dst: &mut [u32],
+    row: WriteRow<f32, E>,
+) -> Result<(), E> {
     let (steps, inputs) = (linear.steps(), linear.inputs);
-    let mut scratch = scratch::lend(&ROWS, inputs + QUAD * steps);
-    let (values, quad) = scratch.words.words_mut().split_at_mut(inputs);
+    let mut scratch = scratch::borrow(&ROWS, inputs + QUAD * steps);
+    let (values, quad) = scratch.as_u32_mut().split_at_mut(inputs);
     let values: &mut [f32] = bytemuck::cast_slice_mut(values);
     for first in (0..PANEL).step_by(QUAD) {
         let lanes = |i: usize| linear.row_of(p * PANEL + first + i, rows);
         let n = (0..QUAD).filter_map(lanes).count();
         for (i, words) in quad.chunks_exact_mut(steps).take(n).enumerate() {
-            row(lanes(i).expect("rows come before what fills a panel up"), values)?;
+            row(lanes(i).expect("the first `n` lanes have rows"), values)?;
             match linear.precision {
                 Precision::F32 => words.copy_from_slice(bytemuck::cast_slice(values)),
                 Precision::Bf16 | Precision::Q8 => {
@@ -185,20 +202,20 @@ impl Kernel for PackStrip<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, simd: S) {
         let words = self.dst.len() / self.width;
         if self.width == 1 {
-            return round::<S>(self.precision, self.x, self.dst);
+            return round(simd, self.precision, self.x, self.dst);
         }
         if self.x.len() < self.width * self.inputs {
             self.dst.fill(0);
         }
-        let mut scratch = scratch::lend(&ROWS, QUAD * words);
-        let quad = scratch.words.words_mut();
+        let mut scratch = scratch::borrow(&ROWS, QUAD * words);
+        let quad = scratch.as_u32_mut();
         for (q, x) in self.x.chunks(QUAD * self.inputs).enumerate() {
             let rows = x.len() / self.inputs;
             for (x, row) in x.chunks_exact(self.inputs).zip(quad.chunks_exact_mut(words)) {
-                round::<S>(self.precision, x, row);
+                round(simd, self.precision, x, row);
             }
             interleave(&quad[..rows * words], words, &mut self.dst[q * QUAD..], self.width);
         }
@@ -207,14 +224,14 @@ impl Kernel for PackStrip<'_> {
 
 /// Writes the words of one row of activations.
 #[inline(always)]
-fn round<S: Simd>(precision: Precision, x: &[f32], dst: &mut [u32]) {
+fn round<S: Simd>(simd: S, precision: Precision, x: &[f32], dst: &mut [u32]) {
     match precision {
         Precision::F32 => dst.copy_from_slice(bytemuck::cast_slice(x)),
         Precision::Bf16 | Precision::Q8 => {
             let (_, rest) = dst.split_at_mut(x.len().div_ceil(2) * S::PAIR_WORDS);
             rest.fill(0);
-            // SAFETY: the assertion's.
-            unsafe { S::round_words(x.as_ptr(), x.len(), dst.as_mut_ptr()) };
+            // SAFETY: `split_at_mut` has checked that `dst` holds the words.
+            unsafe { simd.round_words(x.as_ptr(), x.len(), dst.as_mut_ptr()) };
         }
     }
 }

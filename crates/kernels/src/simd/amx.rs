@@ -1,60 +1,32 @@
 //! Tile products of Intel's AMX: `bf16` pairs, summed in `f32`.
 //!
 //! The compiler knows the tile registers only as clobbers, so every product is one block of assembly: the
-//! accumulators come from memory and go back to it. A tile is 16 rows of 64 bytes. Every tile instruction runs
-//! between [`Tiles::configure`] and the drop of what it returns, on the same thread.
+//! accumulators are loaded from memory and stored back. A tile is 16 rows of 64 bytes. Every tile instruction runs
+//! between [`Tiles::configure`] and the drop of its result, on the same thread.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::mem::transmute;
-use std::sync::OnceLock;
 
-use super::Simd;
-use super::avx512::Set;
+use super::avx512::Avx512;
+use super::features::Amx;
+use super::vector::Simd;
 
 /// 32-bit words of a tile: 16 rows of 16 words.
 pub(crate) const TILE: usize = 256;
 /// Rows, columns and words of a row of a tile.
 pub(crate) const SIDE: usize = 16;
 
-/// Whether CPU and system let this process use tiles; asks the system for them.
-pub(crate) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        let most = __cpuid(0).eax;
-        // Leaf 7, EDX: AMX-BF16 is bit 22, AMX-TILE bit 24.
-        let bits = (1 << 22) | (1 << 24);
-        most >= 7
-            && __cpuid_count(7, 0).edx & bits == bits
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512bf16")
-            && permitted()
-    })
+thread_local! {
+    /// How many [`Tiles`] of this thread are alive: the last one releases the registers.
+    static CONFIGURED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Asks the system to let this process use the tile registers.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const XFEATURE_XTILEDATA: i64 = 18;
-    let result: i64;
-    // SAFETY: the call takes two numbers and touches no memory of the process.
-    unsafe {
-        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM,
-             in("rsi") XFEATURE_XTILEDATA, out("rcx") _, out("r11") _, options(nostack));
-    }
-    result == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
-
-/// The tile registers of this thread, all 16 rows of 64 bytes.
-pub(crate) struct Tiles(());
+/// The configured tile registers of this thread, all 16 rows of 64 bytes. Not `Send`: another thread's registers are
+/// not configured.
+pub(crate) struct Tiles(PhantomData<*mut ()>);
 
 #[repr(C, align(64))]
 struct Configuration {
@@ -65,7 +37,7 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Results of 32 × 32 and what they start from (null: zeros), rows so many bytes apart.
+/// Results of 32 × 32 and their initial values (null: zeros); strides are bytes from row to row.
 #[derive(Clone, Copy)]
 pub(crate) struct Square {
     pub(crate) c: *mut f32,
@@ -75,19 +47,20 @@ pub(crate) struct Square {
 }
 
 impl Tiles {
-    /// # Safety
-    /// [`available`] said yes.
-    pub(crate) unsafe fn configure() -> Tiles {
+    /// Configures the registers. Products keep nothing in them from call to call, so that configuring them again does
+    /// no harm.
+    pub(crate) fn configure(_: Amx) -> Tiles {
         let mut c =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         c.row_bytes[..8].fill(64);
         c.rows[..8].fill(SIDE as u8);
-        // SAFETY: the instruction is there by this function's contract; `c` is a valid configuration.
+        // SAFETY: the token proves that the instruction is there; `c` is a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &c, options(nostack, readonly)) };
-        Tiles(())
+        CONFIGURED.set(CONFIGURED.get() + 1);
+        Tiles(PhantomData)
     }
 
-    /// C (32 × 32) = what it starts from + A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each
+    /// C (32 × 32) = initial values + A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each
     /// `blocks` tiles in a row. `b`: `blocks` × 16 rows of 32 words.
     ///
     /// # Safety
@@ -147,7 +120,7 @@ impl Tiles {
         }
     }
 
-    /// The same for 16 rows of A; the sum goes on from C if `add`.
+    /// C (16 × 32) = A · B for 16 rows of A, added to C if `add`. `a`: `blocks` tiles; `b`: as in [`Tiles::product_32`].
     ///
     /// # Safety
     /// As for [`Tiles::product_32`].
@@ -201,18 +174,56 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: the registers were configured on this thread: `Tiles` is made nowhere else and is not `Send`.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        CONFIGURED.set(CONFIGURED.get() - 1);
+        if CONFIGURED.get() == 0 {
+            // SAFETY: the registers were configured on this thread: `Tiles` is made by `configure` and is not `Send`.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
     }
 }
 
-/// Rounds a row of `n` numbers, times `factor`, to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
+impl Amx {
+    /// Rounds `src`, times `factor`, to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
+    ///
+    /// # Panics
+    /// If `dst` does not hold the tiles, or `r` is not a row of a tile.
+    #[inline(always)]
+    pub(crate) fn round_row(self, src: &[f32], factor: f32, dst: &mut [u32], r: usize) {
+        assert!(r < SIDE && dst.len() >= src.len().div_ceil(2 * SIDE) * TILE, "the row lies in the tiles");
+        // SAFETY: the token proves that the instructions are there; the assertion bounds the writes.
+        unsafe { round_row(src.as_ptr(), src.len(), factor, dst.as_mut_ptr(), r) }
+    }
+
+    /// Mirrors a 16 × 16 square of words, the rows of a tile, about its diagonal; writes the rows `stride` words apart.
+    ///
+    /// # Panics
+    /// If `src` or `dst` is shorter than that.
+    #[inline(always)]
+    pub(crate) fn transpose(self, src: &[u32], dst: &mut [u32], stride: usize) {
+        assert!(src.len() >= TILE && dst.len() >= (SIDE - 1) * stride + SIDE, "both are a square of words");
+        // SAFETY: the token proves that the instructions are there; the assertion bounds reads and writes.
+        unsafe { transpose(self, src.as_ptr(), dst.as_mut_ptr(), stride) }
+    }
+
+    /// Rounds 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves.
+    ///
+    /// # Panics
+    /// If one of the slices is shorter than 16.
+    #[inline(always)]
+    pub(crate) fn round_pairs(self, first: &[f32], second: &[f32], dst: &mut [u32]) {
+        assert!(first.len() >= SIDE && second.len() >= SIDE && dst.len() >= SIDE, "16 of each");
+        // SAFETY: the token proves that the instructions are there; the assertion bounds reads and writes.
+        unsafe { round_pairs(first.as_ptr(), second.as_ptr(), dst.as_mut_ptr()) }
+    }
+}
+
+/// [`Amx::round_row`] of `n` numbers.
 ///
 /// # Safety
-/// [`available`] said yes; `src` must be valid for `n` floats and `dst` for the tiles.
+/// `src` must be valid for `n` floats and `dst` for the tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(crate) unsafe fn round_row(src: *const f32, n: usize, factor: f32, dst: *mut u32, r: usize) {
+unsafe fn round_row(src: *const f32, n: usize, factor: f32, dst: *mut u32, r: usize) {
     let factor = _mm512_set1_ps(factor);
     // SAFETY: the caller's; masked loads do not touch what is beyond `n`.
     unsafe {
@@ -236,22 +247,22 @@ pub(crate) unsafe fn round_row(src: *const f32, n: usize, factor: f32, dst: *mut
     }
 }
 
-/// Mirrors a 16 × 16 square of words, as rows of a tile, about its diagonal; writes the rows `stride` words apart.
+/// [`Amx::transpose`].
 ///
 /// # Safety
-/// [`available`] said yes; both must be valid for a tile.
+/// both must be valid for a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(crate) unsafe fn transpose(src: *const u32, dst: *mut u32, stride: usize) {
+unsafe fn transpose(amx: Amx, src: *const u32, dst: *mut u32, stride: usize) {
     // SAFETY: the caller's; words are moved as they are.
-    unsafe { Set::<false>::transpose(src.cast(), SIDE, dst.cast(), stride, SIDE) }
+    unsafe { Avx512::widening(amx.features()).transpose(src.cast(), SIDE, dst.cast(), stride, SIDE) }
 }
 
-/// Rounds 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves.
+/// [`Amx::round_pairs`].
 ///
 /// # Safety
-/// [`available`] said yes; the pointers must be valid for 16 elements.
+/// the pointers must be valid for 16 elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(crate) unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
+unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
     // SAFETY: the caller's.
     unsafe {
         let (first, second) = (_mm512_loadu_ps(first), _mm512_loadu_ps(second));

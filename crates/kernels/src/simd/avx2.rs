@@ -5,26 +5,19 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 
-use super::tile::{Paired, Single, Step, Tile, tiles};
-use super::{Kernel, Simd, load_part, store_part};
-
-/// AVX2, FMA, F16C.
-#[derive(Clone, Copy)]
-pub(crate) struct Set;
+use super::elem::{load_part, store_part};
+use super::features::Avx2;
+use super::microkernel::{Paired, Single, Step, tiles};
+use super::tile::Tile;
+use super::vector::Simd;
 
 const LANES: usize = 8;
 
-/// Runs a kernel with the set enabled.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn enter<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Set>()
-}
-
-/// An intrinsic, called where `Simd` says it may be.
+/// An intrinsic, in a method of [`Avx2`] or where a value of it is at hand.
 macro_rules! x86 {
     ($e:expr) => {
-        // SAFETY: methods of `Set` run only under `enter` (`Simd`'s contract), so the instruction is there;
-        // pointers are valid for the lanes by the same contract.
+        // SAFETY: the token proves that the instructions are there; pointers are valid for the lanes that are read or
+        // written by the contract of the method.
         unsafe { $e }
     };
 }
@@ -34,21 +27,21 @@ macro_rules! x86 {
 /// # Safety
 /// As for `tiles`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn strip<K: Step<Set>, const RS: usize>(rows: usize, t: &Tile) {
+unsafe fn strip<K: Step<Avx2>, const RS: usize>(simd: Avx2, rows: usize, t: &Tile) {
     // SAFETY: the caller's.
     unsafe {
         match rows {
-            1 => tiles::<Set, K, 1, 4, RS>(t, rows),
-            2 => tiles::<Set, K, 2, 4, RS>(t, rows),
-            4 | 8 => tiles::<Set, K, 4, 2, RS>(t, rows),
-            _ => tiles::<Set, K, 6, 2, RS>(t, rows),
+            1 => tiles::<Avx2, K, 1, 4, RS>(simd, t, rows),
+            2 => tiles::<Avx2, K, 2, 4, RS>(simd, t, rows),
+            4 | 8 => tiles::<Avx2, K, 4, 2, RS>(simd, t, rows),
+            _ => tiles::<Avx2, K, 6, 2, RS>(simd, t, rows),
         }
     }
 }
 
 /// The bits of `v` with the lower halves rounded away, to nearest even.
 #[inline(always)]
-fn rounded(v: __m256) -> __m256i {
+fn rounded(_: Avx2, v: __m256) -> __m256i {
     x86!({
         let bits = _mm256_castps_si256(v);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
@@ -59,98 +52,99 @@ fn rounded(v: __m256) -> __m256i {
     })
 }
 
-impl Simd for Set {
+// SAFETY: a value is made by `detect` alone, which checks the features; 8 lanes divide 16.
+unsafe impl Simd for Avx2 {
     type F = __m256;
     type Pair = (__m256, __m256);
     const LANES: usize = LANES;
     const PAIR_WORDS: usize = 2;
 
     #[inline(always)]
-    fn splat(x: f32) -> __m256 {
+    fn splat(self, x: f32) -> __m256 {
         x86!(_mm256_set1_ps(x))
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m256 {
+    unsafe fn load(self, p: *const f32) -> __m256 {
         x86!(_mm256_loadu_ps(p))
     }
 
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m256) {
+    unsafe fn store(self, p: *mut f32, v: __m256) {
         x86!(_mm256_storeu_ps(p, v))
     }
 
     #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> __m256 {
+    unsafe fn load_f16(self, p: *const f16) -> __m256 {
         x86!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
     }
 
     #[inline(always)]
-    unsafe fn store_f16(p: *mut f16, v: __m256) {
+    unsafe fn store_f16(self, p: *mut f16, v: __m256) {
         x86!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> __m256 {
+    unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
         x86!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))))
     }
 
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> __m256 {
+    unsafe fn load_i8(self, p: *const i8) -> __m256 {
         x86!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: __m256) {
+    unsafe fn store_bf16(self, p: *mut bf16, v: __m256) {
         x86!({
-            let words = _mm256_srli_epi32::<16>(rounded(v));
+            let words = _mm256_srli_epi32::<16>(rounded(self, v));
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
             _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed))
         })
     }
 
     #[inline(always)]
-    fn add(a: __m256, b: __m256) -> __m256 {
+    fn add(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_add_ps(a, b))
     }
 
     #[inline(always)]
-    fn sub(a: __m256, b: __m256) -> __m256 {
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_sub_ps(a, b))
     }
 
     #[inline(always)]
-    fn mul(a: __m256, b: __m256) -> __m256 {
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_mul_ps(a, b))
     }
 
     #[inline(always)]
-    fn div(a: __m256, b: __m256) -> __m256 {
+    fn div(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_div_ps(a, b))
     }
 
     #[inline(always)]
-    fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         x86!(_mm256_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
-    fn max(a: __m256, b: __m256) -> __m256 {
+    fn max(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_max_ps(a, b))
     }
 
     #[inline(always)]
-    fn min(a: __m256, b: __m256) -> __m256 {
+    fn min(self, a: __m256, b: __m256) -> __m256 {
         x86!(_mm256_min_ps(a, b))
     }
 
     #[inline(always)]
-    fn round(a: __m256) -> __m256 {
+    fn round(self, a: __m256) -> __m256 {
         x86!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
     }
 
     #[inline(always)]
-    fn exp2i(n: __m256) -> __m256 {
+    fn exp2i(self, n: __m256) -> __m256 {
         x86!({
             let n = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
@@ -158,7 +152,7 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    fn sum(a: __m256) -> f32 {
+    fn sum(self, a: __m256) -> f32 {
         x86!({
             let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
@@ -167,12 +161,12 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    fn fetch<T>(p: *const T) {
+    fn fetch<T>(self, p: *const T) {
         x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
 
     #[inline(always)]
-    fn largest(a: __m256) -> f32 {
+    fn largest(self, a: __m256) -> f32 {
         x86!({
             let b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let c = _mm_max_ps(b, _mm_movehl_ps(b, b));
@@ -181,7 +175,7 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    fn keep(a: __m256, lo: usize, hi: usize) -> __m256 {
+    fn keep(self, a: __m256, lo: usize, hi: usize) -> __m256 {
         x86!({
             let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let below = _mm256_cmpgt_epi32(_mm256_set1_epi32(lo as i32), lane);
@@ -191,18 +185,18 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    unsafe fn round_words(src: *const f32, n: usize, dst: *mut u32) {
+    unsafe fn round_words(self, src: *const f32, n: usize, dst: *mut u32) {
         x86!({
             for i in (0..n).step_by(LANES) {
-                let v = _mm256_castsi256_ps(rounded(load_part::<Set, f32>(src.add(i), n - i)));
+                let v = _mm256_castsi256_ps(rounded(self, load_part(self, src.add(i), n - i)));
                 // A last odd input gets a zero for a partner.
-                store_part::<Set, f32>(dst.add(i).cast(), v, (n - i).next_multiple_of(2));
+                store_part(self, dst.add(i).cast::<f32>(), v, (n - i).next_multiple_of(2));
             }
         })
     }
 
     #[inline(always)]
-    unsafe fn load_pair(p: *const u32) -> (__m256, __m256) {
+    unsafe fn load_pair(self, p: *const u32) -> (__m256, __m256) {
         x86!({
             let w = _mm256_loadu_si256(p.cast());
             let odd = _mm256_and_si256(w, _mm256_set1_epi32(0xffff_0000_u32 as i32));
@@ -211,7 +205,7 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    unsafe fn fma_pair(acc: __m256, w: (__m256, __m256), x: *const u32, ks: usize) -> __m256 {
+    unsafe fn fma_pair(self, acc: __m256, w: (__m256, __m256), x: *const u32, ks: usize) -> __m256 {
         x86!({
             let x = x.cast::<f32>();
             let acc = _mm256_fmadd_ps(_mm256_set1_ps(*x), w.0, acc);
@@ -220,7 +214,7 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+    unsafe fn transpose(self, src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
         x86!({
             let r: [__m256; 8] = from_fn(|i| _mm256_loadu_ps(src.add(i * from)));
             let a: [__m256; 8] = from_fn(|i| {
@@ -246,12 +240,12 @@ impl Simd for Set {
     }
 
     #[inline(always)]
-    unsafe fn strip<const RS: usize>(rows: usize, t: &Tile) {
-        x86!(strip::<Single, RS>(rows, t))
+    unsafe fn strip<const RS: usize>(self, rows: usize, t: &Tile) {
+        x86!(strip::<Single, RS>(self, rows, t))
     }
 
     #[inline(always)]
-    unsafe fn strip_pairs(rows: usize, t: &Tile) {
-        x86!(strip::<Paired, 1>(rows, t))
+    unsafe fn strip_pairs(self, rows: usize, t: &Tile) {
+        x86!(strip::<Paired, 1>(self, rows, t))
     }
 }

@@ -6,35 +6,48 @@ use std::mem::transmute;
 
 use half::{bf16, f16};
 
-use super::tile::{Paired, Single, Step, Tile, tiles};
-use super::{Kernel, Simd, load_part, store_part};
+use super::elem::{load_part, store_part};
+use super::features::Features;
+use super::microkernel::{Paired, Single, Step, tiles};
+use super::tile::Tile;
+use super::vector::Simd;
 
-/// AVX-512 F, BW, VL, DQ, and BF16 where `DOTS`.
+/// The token of AVX-512: [`Features`], among them BF16 where `DOTS`.
 ///
 /// `DOTS` multiplies `bf16` pairs with `vdpbf16ps`, which does twice an FMA's work in an FMA's time on AMD's
 /// cores, but half of it on Intel's; without it the pairs are widened to `f32`.
-#[derive(Clone, Copy)]
-pub(crate) struct Set<const DOTS: bool>;
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512<const DOTS: bool>(Features);
+
+impl Avx512<false> {
+    /// Widens `bf16` pairs.
+    pub(crate) fn widening(features: Features) -> Avx512<false> {
+        Avx512(features)
+    }
+}
+
+impl Avx512<true> {
+    /// Multiplies `bf16` pairs as they are, if the features include BF16.
+    pub(crate) fn dots(features: Features) -> Option<Avx512<true>> {
+        features.bf16().map(|_| Avx512(features))
+    }
+}
+
+impl<const DOTS: bool> Avx512<DOTS> {
+    /// The features that the token proves.
+    #[inline(always)]
+    pub(crate) fn features(self) -> Features {
+        self.0
+    }
+}
 
 const LANES: usize = 16;
 
-/// Runs a kernel with the set enabled.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) fn enter<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Set<false>>()
-}
-
-/// Runs a kernel with the set and BF16 enabled.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) fn enter_dots<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Set<true>>()
-}
-
-/// An intrinsic, called where `Simd` says it may be.
+/// An intrinsic, in a method of [`Avx512`] or where a value of it is at hand.
 macro_rules! x86 {
     ($e:expr) => {
-        // SAFETY: methods of `Set` run only under `enter` (`Simd`'s contract), so the instruction is there;
-        // pointers are valid for the lanes by the same contract.
+        // SAFETY: the token proves that the instructions are there; pointers are valid for the lanes that are read or
+        // written by the contract of the method.
         unsafe { $e }
     };
 }
@@ -44,16 +57,16 @@ macro_rules! x86 {
 /// # Safety
 /// As for `tiles`.
 #[inline(always)]
-unsafe fn strip<S: Simd, K: Step<S>, const RS: usize>(rows: usize, t: &Tile) {
+unsafe fn strip<S: Simd, K: Step<S>, const RS: usize>(simd: S, rows: usize, t: &Tile) {
     // SAFETY: the caller's.
     unsafe {
         match rows {
-            1 => tiles::<S, K, 1, 4, RS>(t, rows),
-            2 => tiles::<S, K, 2, 4, RS>(t, rows),
-            4 => tiles::<S, K, 4, 4, RS>(t, rows),
-            6 => tiles::<S, K, 6, 2, RS>(t, rows),
-            8 => tiles::<S, K, 8, 2, RS>(t, rows),
-            _ => tiles::<S, K, 12, 2, RS>(t, rows),
+            1 => tiles::<S, K, 1, 4, RS>(simd, t, rows),
+            2 => tiles::<S, K, 2, 4, RS>(simd, t, rows),
+            4 => tiles::<S, K, 4, 4, RS>(simd, t, rows),
+            6 => tiles::<S, K, 6, 2, RS>(simd, t, rows),
+            8 => tiles::<S, K, 8, 2, RS>(simd, t, rows),
+            _ => tiles::<S, K, 12, 2, RS>(simd, t, rows),
         }
     }
 }
@@ -61,31 +74,31 @@ unsafe fn strip<S: Simd, K: Step<S>, const RS: usize>(rows: usize, t: &Tile) {
 /// # Safety
 /// As for `tiles`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn strip_single<const RS: usize>(rows: usize, t: &Tile) {
+unsafe fn strip_single<const RS: usize>(simd: Avx512<false>, rows: usize, t: &Tile) {
     // SAFETY: the caller's.
-    unsafe { strip::<Set<false>, Single, RS>(rows, t) }
+    unsafe { strip::<_, Single, RS>(simd, rows, t) }
 }
 
 /// # Safety
 /// As for `tiles`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn strip_widened(rows: usize, t: &Tile) {
+unsafe fn strip_widened(simd: Avx512<false>, rows: usize, t: &Tile) {
     // SAFETY: the caller's.
-    unsafe { strip::<Set<false>, Paired, 1>(rows, t) }
+    unsafe { strip::<_, Paired, 1>(simd, rows, t) }
 }
 
 /// # Safety
 /// As for `tiles`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-unsafe fn strip_dots(rows: usize, t: &Tile) {
+unsafe fn strip_dots(simd: Avx512<true>, rows: usize, t: &Tile) {
     // SAFETY: the caller's.
-    unsafe { strip::<Set<true>, Paired, 1>(rows, t) }
+    unsafe { strip::<_, Paired, 1>(simd, rows, t) }
 }
 
 /// The bits of `v` with the lower halves rounded away, to nearest even. Not `vcvtneps2bf16`, which flushes
 /// subnormals.
 #[inline(always)]
-fn rounded(v: __m512) -> __m512i {
+fn rounded<const DOTS: bool>(_: Avx512<DOTS>, v: __m512) -> __m512i {
     x86!({
         let bits = _mm512_castps_si512(v);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -99,99 +112,106 @@ fn rounded(v: __m512) -> __m512i {
     })
 }
 
-impl<const DOTS: bool> Simd for Set<DOTS> {
+// SAFETY: `Features` are made by `detect` alone, which checks them, and `Avx512<true>` only where they include BF16;
+// 16 lanes divide 16.
+unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
     type F = __m512;
     type Pair = __m512i;
     const LANES: usize = LANES;
     const PAIR_WORDS: usize = if DOTS { 1 } else { 2 };
 
     #[inline(always)]
-    fn splat(x: f32) -> __m512 {
+    fn avx512(self) -> Option<Features> {
+        Some(self.0)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
         x86!(_mm512_set1_ps(x))
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m512 {
+    unsafe fn load(self, p: *const f32) -> __m512 {
         x86!(_mm512_loadu_ps(p))
     }
 
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m512) {
+    unsafe fn store(self, p: *mut f32, v: __m512) {
         x86!(_mm512_storeu_ps(p, v))
     }
 
     #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> __m512 {
+    unsafe fn load_f16(self, p: *const f16) -> __m512 {
         x86!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
     }
 
     #[inline(always)]
-    unsafe fn store_f16(p: *mut f16, v: __m512) {
+    unsafe fn store_f16(self, p: *mut f16, v: __m512) {
         x86!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> __m512 {
+    unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
         x86!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
             p.cast()
         )))))
     }
 
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> __m512 {
+    unsafe fn load_i8(self, p: *const i8) -> __m512 {
         x86!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: __m512) {
+    unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         x86!({
-            let words = _mm512_srli_epi32::<16>(rounded(v));
+            let words = _mm512_srli_epi32::<16>(rounded(self, v));
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(words))
         })
     }
 
     #[inline(always)]
-    fn add(a: __m512, b: __m512) -> __m512 {
+    fn add(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_add_ps(a, b))
     }
 
     #[inline(always)]
-    fn sub(a: __m512, b: __m512) -> __m512 {
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_sub_ps(a, b))
     }
 
     #[inline(always)]
-    fn mul(a: __m512, b: __m512) -> __m512 {
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_mul_ps(a, b))
     }
 
     #[inline(always)]
-    fn div(a: __m512, b: __m512) -> __m512 {
+    fn div(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_div_ps(a, b))
     }
 
     #[inline(always)]
-    fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         x86!(_mm512_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
-    fn max(a: __m512, b: __m512) -> __m512 {
+    fn max(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_max_ps(a, b))
     }
 
     #[inline(always)]
-    fn min(a: __m512, b: __m512) -> __m512 {
+    fn min(self, a: __m512, b: __m512) -> __m512 {
         x86!(_mm512_min_ps(a, b))
     }
 
     #[inline(always)]
-    fn round(a: __m512) -> __m512 {
+    fn round(self, a: __m512) -> __m512 {
         x86!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(a))
     }
 
     #[inline(always)]
-    fn exp2i(n: __m512) -> __m512 {
+    fn exp2i(self, n: __m512) -> __m512 {
         x86!({
             let n = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
@@ -199,12 +219,12 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
-    fn sum(a: __m512) -> f32 {
+    fn sum(self, a: __m512) -> f32 {
         x86!(_mm512_reduce_add_ps(a))
     }
 
     #[inline(always)]
-    fn sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    fn sums(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         x86!({
             // In every 128 bits first two halves of a and b in turns, and of c and d, then all four.
             let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -219,29 +239,29 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
-    fn fetch<T>(p: *const T) {
+    fn fetch<T>(self, p: *const T) {
         x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
     }
 
     #[inline(always)]
-    fn largest(a: __m512) -> f32 {
+    fn largest(self, a: __m512) -> f32 {
         x86!(_mm512_reduce_max_ps(a))
     }
 
     #[inline(always)]
-    fn keep(a: __m512, lo: usize, hi: usize) -> __m512 {
+    fn keep(self, a: __m512, lo: usize, hi: usize) -> __m512 {
         let mask = ((1u32 << hi) - 1) & !((1u32 << lo) - 1);
         x86!(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), mask as u16, a))
     }
 
     #[inline(always)]
-    unsafe fn round_words(src: *const f32, n: usize, dst: *mut u32) {
+    unsafe fn round_words(self, src: *const f32, n: usize, dst: *mut u32) {
         x86!({
             if !DOTS {
                 for i in (0..n).step_by(LANES) {
-                    let v = _mm512_castsi512_ps(rounded(load_part::<Self, f32>(src.add(i), n - i)));
+                    let v = _mm512_castsi512_ps(rounded(self, load_part(self, src.add(i), n - i)));
                     // A last odd input gets a zero for a partner.
-                    store_part::<Self, f32>(dst.add(i).cast(), v, (n - i).next_multiple_of(2));
+                    store_part(self, dst.add(i).cast::<f32>(), v, (n - i).next_multiple_of(2));
                 }
                 return;
             }
@@ -253,7 +273,7 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
             }
             while i < n {
                 // The lanes past the end are zeros: the partner of a last odd input.
-                let v = _mm512_cvtneps_pbh(load_part::<Self, f32>(src.add(i), n - i));
+                let v = _mm512_cvtneps_pbh(load_part(self, src.add(i), n - i));
                 let words: [u32; 8] = transmute(v);
                 let count = (n - i).div_ceil(2).min(8);
                 std::ptr::copy_nonoverlapping(words.as_ptr(), dst.add(i / 2), count);
@@ -263,12 +283,12 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
-    unsafe fn load_pair(p: *const u32) -> __m512i {
+    unsafe fn load_pair(self, p: *const u32) -> __m512i {
         x86!(_mm512_loadu_si512(p.cast()))
     }
 
     #[inline(always)]
-    unsafe fn fma_pair(acc: __m512, w: __m512i, x: *const u32, ks: usize) -> __m512 {
+    unsafe fn fma_pair(self, acc: __m512, w: __m512i, x: *const u32, ks: usize) -> __m512 {
         x86!({
             if DOTS {
                 let x = _mm512_set1_epi32(*x.cast::<i32>());
@@ -287,7 +307,7 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+    unsafe fn transpose(self, src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
         x86!({
             let r: [__m512; 16] = from_fn(|i| _mm512_loadu_ps(src.add(i * from)));
             // Pairs of rows, then of pairs, within 128-bit lanes ...
@@ -332,12 +352,13 @@ impl<const DOTS: bool> Simd for Set<DOTS> {
     }
 
     #[inline(always)]
-    unsafe fn strip<const RS: usize>(rows: usize, t: &Tile) {
-        x86!(strip_single::<RS>(rows, t))
+    unsafe fn strip<const RS: usize>(self, rows: usize, t: &Tile) {
+        // `DOTS` changes products of pairs alone: both sets share the products of `f32`.
+        x86!(strip_single::<RS>(Avx512(self.0), rows, t))
     }
 
     #[inline(always)]
-    unsafe fn strip_pairs(rows: usize, t: &Tile) {
-        x86!(if DOTS { strip_dots(rows, t) } else { strip_widened(rows, t) })
+    unsafe fn strip_pairs(self, rows: usize, t: &Tile) {
+        x86!(if DOTS { strip_dots(Avx512(self.0), rows, t) } else { strip_widened(Avx512(self.0), rows, t) })
     }
 }

@@ -2,14 +2,14 @@
 
 use half::{bf16, f16};
 
-use super::Simd;
+use super::vector::Simd;
 
 /// A stored element: `f32`, `f16` or `bf16`.
 pub(crate) trait Elem: Copy + Send + Sync + 'static {
     const ZERO: Self;
-    unsafe fn load<S: Simd>(p: *const Self) -> S::F;
+    unsafe fn load<S: Simd>(simd: S, p: *const Self) -> S::F;
     /// Rounds to nearest even.
-    unsafe fn store<S: Simd>(p: *mut Self, v: S::F);
+    unsafe fn store<S: Simd>(simd: S, p: *mut Self, v: S::F);
 }
 
 macro_rules! elem {
@@ -18,15 +18,15 @@ macro_rules! elem {
             const ZERO: Self = $zero;
 
             #[inline(always)]
-            unsafe fn load<S: Simd>(p: *const Self) -> S::F {
+            unsafe fn load<S: Simd>(simd: S, p: *const Self) -> S::F {
                 // SAFETY: the caller's.
-                unsafe { S::$load(p) }
+                unsafe { simd.$load(p) }
             }
 
             #[inline(always)]
-            unsafe fn store<S: Simd>(p: *mut Self, v: S::F) {
+            unsafe fn store<S: Simd>(simd: S, p: *mut Self, v: S::F) {
                 // SAFETY: the caller's.
-                unsafe { S::$store(p, v) }
+                unsafe { simd.$store(p, v) }
             }
         }
     };
@@ -41,15 +41,15 @@ elem!(bf16, bf16::ZERO, load_bf16, store_bf16);
 /// # Safety
 /// `p` must be valid for reading min(n, LANES) elements.
 #[inline(always)]
-pub(crate) unsafe fn load_part<S: Simd, E: Elem>(p: *const E, n: usize) -> S::F {
+pub(crate) unsafe fn load_part<S: Simd, E: Elem>(simd: S, p: *const E, n: usize) -> S::F {
     // SAFETY: reads what the caller vouches for, or a whole local array.
     unsafe {
         if n >= S::LANES {
-            return E::load::<S>(p);
+            return E::load(simd, p);
         }
         let mut part = [E::ZERO; 16];
         std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
-        E::load::<S>(part.as_ptr())
+        E::load(simd, part.as_ptr())
     }
 }
 
@@ -58,14 +58,14 @@ pub(crate) unsafe fn load_part<S: Simd, E: Elem>(p: *const E, n: usize) -> S::F 
 /// # Safety
 /// `p` must be valid for writing that many elements.
 #[inline(always)]
-pub(crate) unsafe fn store_part<S: Simd, E: Elem>(p: *mut E, v: S::F, n: usize) {
+pub(crate) unsafe fn store_part<S: Simd, E: Elem>(simd: S, p: *mut E, v: S::F, n: usize) {
     // SAFETY: writes what the caller vouches for, or a whole local array.
     unsafe {
         if n >= S::LANES {
-            return E::store::<S>(p, v);
+            return E::store(simd, p, v);
         }
         let mut part = [E::ZERO; 16];
-        E::store::<S>(part.as_mut_ptr(), v);
+        E::store(simd, part.as_mut_ptr(), v);
         std::ptr::copy_nonoverlapping(part.as_ptr(), p, n);
     }
 }

@@ -4,13 +4,14 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 
-use super::Simd;
-use super::tile::{Paired, Single, Tile, tiles};
+use super::microkernel::{Paired, Single, tiles};
+use super::tile::Tile;
+use super::vector::Simd;
 
 const LANES: usize = 8;
 
-/// No instruction set in particular.
-#[derive(Clone, Copy)]
+/// The token of no instruction set in particular. It has no condition.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable;
 
 type F = [f32; LANES];
@@ -26,122 +27,123 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }
 }
 
-impl Simd for Portable {
+// SAFETY: no method needs more than the target's base instructions.
+unsafe impl Simd for Portable {
     type F = F;
     type Pair = (F, F);
     const LANES: usize = LANES;
     const PAIR_WORDS: usize = 2;
 
     #[inline(always)]
-    fn splat(x: f32) -> F {
+    fn splat(self, x: f32) -> F {
         [x; LANES]
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> F {
+    unsafe fn load(self, p: *const f32) -> F {
         // SAFETY: the caller's.
         unsafe { p.cast::<F>().read_unaligned() }
     }
 
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: F) {
+    unsafe fn store(self, p: *mut f32, v: F) {
         // SAFETY: the caller's.
         unsafe { p.cast::<F>().write_unaligned(v) }
     }
 
     #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> F {
+    unsafe fn load_f16(self, p: *const f16) -> F {
         // SAFETY: the caller's.
         unsafe { from_fn(|i| (*p.add(i)).to_f32()) }
     }
 
     #[inline(always)]
-    unsafe fn store_f16(p: *mut f16, v: F) {
+    unsafe fn store_f16(self, p: *mut f16, v: F) {
         // SAFETY: the caller's.
         unsafe { p.cast::<[f16; LANES]>().write_unaligned(v.map(f16::from_f32)) }
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> F {
+    unsafe fn load_bf16(self, p: *const bf16) -> F {
         // SAFETY: the caller's.
         unsafe { from_fn(|i| (*p.add(i)).to_f32()) }
     }
 
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> F {
+    unsafe fn load_i8(self, p: *const i8) -> F {
         // SAFETY: the caller's.
         unsafe { from_fn(|i| f32::from(*p.add(i))) }
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: F) {
+    unsafe fn store_bf16(self, p: *mut bf16, v: F) {
         // SAFETY: the caller's.
         unsafe { p.cast::<[bf16; LANES]>().write_unaligned(v.map(bf16::from_f32)) }
     }
 
     #[inline(always)]
-    fn add(a: F, b: F) -> F {
+    fn add(self, a: F, b: F) -> F {
         zip(a, b, |a, b| a + b)
     }
 
     #[inline(always)]
-    fn sub(a: F, b: F) -> F {
+    fn sub(self, a: F, b: F) -> F {
         zip(a, b, |a, b| a - b)
     }
 
     #[inline(always)]
-    fn mul(a: F, b: F) -> F {
+    fn mul(self, a: F, b: F) -> F {
         zip(a, b, |a, b| a * b)
     }
 
     #[inline(always)]
-    fn div(a: F, b: F) -> F {
+    fn div(self, a: F, b: F) -> F {
         zip(a, b, |a, b| a / b)
     }
 
     #[inline(always)]
-    fn fma(a: F, b: F, c: F) -> F {
+    fn fma(self, a: F, b: F, c: F) -> F {
         from_fn(|i| multiply_add(a[i], b[i], c[i]))
     }
 
     #[inline(always)]
-    fn max(a: F, b: F) -> F {
+    fn max(self, a: F, b: F) -> F {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
 
     #[inline(always)]
-    fn min(a: F, b: F) -> F {
+    fn min(self, a: F, b: F) -> F {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
 
     #[inline(always)]
-    fn round(a: F) -> F {
+    fn round(self, a: F) -> F {
         // Adding 1.5·2²³ leaves no room for a fraction; right for |a| < 2²².
         a.map(|a| (a + 12_582_912.0) - 12_582_912.0)
     }
 
     #[inline(always)]
-    fn exp2i(n: F) -> F {
+    fn exp2i(self, n: F) -> F {
         n.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32))
     }
 
     #[inline(always)]
-    fn sum(a: F) -> f32 {
+    fn sum(self, a: F) -> f32 {
         ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
     }
 
     #[inline(always)]
-    fn largest(a: F) -> f32 {
+    fn largest(self, a: F) -> f32 {
         a.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
     #[inline(always)]
-    fn keep(a: F, lo: usize, hi: usize) -> F {
+    fn keep(self, a: F, lo: usize, hi: usize) -> F {
         from_fn(|i| if lo <= i && i < hi { a[i] } else { f32::NEG_INFINITY })
     }
 
     #[inline(always)]
-    unsafe fn round_words(src: *const f32, n: usize, dst: *mut u32) {
+    unsafe fn round_words(self, src: *const f32, n: usize, dst: *mut u32) {
         // SAFETY: the caller's.
         unsafe {
             for i in 0..n {
@@ -154,21 +156,21 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_pair(p: *const u32) -> (F, F) {
+    unsafe fn load_pair(self, p: *const u32) -> (F, F) {
         // SAFETY: the caller's.
         let w: [u32; LANES] = unsafe { p.cast::<[u32; LANES]>().read_unaligned() };
         (w.map(|w| f32::from_bits(w << 16)), w.map(|w| f32::from_bits(w & 0xffff_0000)))
     }
 
     #[inline(always)]
-    unsafe fn fma_pair(acc: F, w: (F, F), x: *const u32, ks: usize) -> F {
+    unsafe fn fma_pair(self, acc: F, w: (F, F), x: *const u32, ks: usize) -> F {
         // SAFETY: the caller's.
         let (x0, x1) = unsafe { (*x.cast::<f32>(), *x.add(ks).cast::<f32>()) };
-        Self::fma(w.1, [x1; LANES], Self::fma(w.0, [x0; LANES], acc))
+        self.fma(w.1, [x1; LANES], self.fma(w.0, [x0; LANES], acc))
     }
 
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
+    unsafe fn transpose(self, src: *const f32, from: usize, out: *mut f32, to: usize, n: usize) {
         for i in 0..LANES {
             for j in 0..n.min(LANES) {
                 // SAFETY: the caller's.
@@ -177,24 +179,24 @@ impl Simd for Portable {
         }
     }
 
-    unsafe fn strip<const RS: usize>(rows: usize, t: &Tile) {
+    unsafe fn strip<const RS: usize>(self, rows: usize, t: &Tile) {
         // SAFETY: the caller's.
         unsafe {
             match rows {
-                1 => tiles::<Self, Single, 1, 2, RS>(t, rows),
-                2 | 6 => tiles::<Self, Single, 2, 1, RS>(t, rows),
-                _ => tiles::<Self, Single, 4, 1, RS>(t, rows),
+                1 => tiles::<Self, Single, 1, 2, RS>(self, t, rows),
+                2 | 6 => tiles::<Self, Single, 2, 1, RS>(self, t, rows),
+                _ => tiles::<Self, Single, 4, 1, RS>(self, t, rows),
             }
         }
     }
 
-    unsafe fn strip_pairs(rows: usize, t: &Tile) {
+    unsafe fn strip_pairs(self, rows: usize, t: &Tile) {
         // SAFETY: the caller's.
         unsafe {
             match rows {
-                1 => tiles::<Self, Paired, 1, 2, 1>(t, rows),
-                2 | 6 => tiles::<Self, Paired, 2, 1, 1>(t, rows),
-                _ => tiles::<Self, Paired, 4, 1, 1>(t, rows),
+                1 => tiles::<Self, Paired, 1, 2, 1>(self, t, rows),
+                2 | 6 => tiles::<Self, Paired, 2, 1, 1>(self, t, rows),
+                _ => tiles::<Self, Paired, 4, 1, 1>(self, t, rows),
             }
         }
     }

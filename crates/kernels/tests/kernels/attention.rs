@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
@@ -94,7 +94,7 @@ impl Case {
     }
 }
 
-/// Rows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
+/// WeightRows at the end of `n` slots, each seeing all up to itself, `window` slots at most.
 pub(crate) fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
     (n - rows..n).map(|i| ((i + 1).saturating_sub(window) as u32, i as u32 + 1)).collect()
 }
@@ -241,16 +241,16 @@ fn probabilities_summed_over_rows_and_heads() {
         }
         for (cpu, one) in cpus(5).into_iter().zip(cpus(1)) {
             let (mut s, mut other) = (vec![f32::NAN; should.len()], vec![f32::NAN; should.len()]);
-            cpu.column_sums(&case.all(), slots.clone(), &mut s);
+            cpu.attention_mass(&case.all(), slots.clone(), &mut s);
             assert_close(&s, &should, 1e-5, &format!("case {i} {:?}", cpu.isa()));
-            one.column_sums(&case.all(), slots.clone(), &mut other);
+            one.attention_mass(&case.all(), slots.clone(), &mut other);
             assert_eq!(bits(&s), bits(&other), "case {i}: threads change the sums");
         }
     }
 }
 
 #[test]
-fn attention_reports_what_it_saw() {
+fn further_outputs_of_an_attention() {
     let mut rng = Rng::new(17);
     for (shape, capacity, visible) in
         [((6, 2, 64), 300, causal(70, 290, usize::MAX)), ((4, 4, 24), 150, causal(3, 150, 40))]
@@ -272,18 +272,18 @@ fn attention_reports_what_it_saw() {
                 let (w, mut lse) = (2, vec![f32::NAN; rows * case.heads]);
                 let (mut columns, mut logits) =
                     (vec![f32::NAN; case.kv_heads * capacity], vec![f32::NAN; w * capacity]);
-                let report = Report {
+                let report = AttentionOutputs {
                     lse: Some(&mut lse),
-                    columns: Some((w, &mut columns)),
-                    logits: Some((w, &mut logits)),
+                    attention_mass: Some((w, &mut columns)),
+                    concat_logits: Some((w, &mut logits)),
                 };
-                cpu.attention_reporting(&case.all(), &mut out, report);
+                cpu.attention_with_outputs(&case.all(), &mut out, report);
                 let what = format!("{precision} {:?}", cpu.isa());
                 assert_eq!(bits(&out), bits(&plain), "{what}");
                 assert_close(&lse, &should, tolerance, &what);
                 let last = case.rows(rows - w..rows);
                 plain.resize(columns.len(), 0.0);
-                cpu.column_sums(&last, 0..capacity, &mut plain);
+                cpu.attention_mass(&last, 0..capacity, &mut plain);
                 assert_eq!(bits(&columns), bits(&plain), "{what}");
                 let total: f32 = columns.iter().sum();
                 assert!(

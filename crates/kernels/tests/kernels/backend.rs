@@ -1,5 +1,5 @@
 use refrain_kernels::{
-    Activation, Backend, Buffer, Cpu, Dtype, HeadNorms, LayerTail, Linear, Norm, Precision, Rows,
+    Activation, Backend, Buffer, Cpu, Dtype, HeadNorms, LayerTail, Linear, Norm, Precision, WeightRows,
 };
 
 use crate::{Rng, bits, cpus};
@@ -33,9 +33,10 @@ impl Layer {
                 Ok::<(), ()>(())
             };
             if gated {
-                Linear::pack_gated(cpu, precision, outputs / 2, inputs, bias, Rows::Values(&rows)).unwrap()
+                Linear::pack_gate_up(cpu, precision, outputs / 2, inputs, bias, WeightRows::F32(&rows))
+                    .unwrap()
             } else {
-                Linear::pack(cpu, precision, outputs, inputs, bias, Rows::Values(&rows)).unwrap()
+                Linear::pack(cpu, precision, outputs, inputs, bias, WeightRows::F32(&rows)).unwrap()
             }
         };
         let qkv = pack(Q + 2 * KV, HIDDEN, true, false);
@@ -125,7 +126,7 @@ fn steps(
     x.copy_from_slice(start);
     let (mut k, mut v) = (Buffer::zeros(dtype, 5), Buffer::zeros(dtype, 5));
     let heads = extra.then(|| layer.heads());
-    cpu.project(&x, layer.norm(), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
+    cpu.project_qkv(&x, layer.norm(), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
     let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
     cpu.linear(&layer.qkv, &normed(cpu, &layer.norm, start), &mut qkv);
     let part = |from, n, norm: &[f32]| match columns(&qkv, Q + 2 * KV, from, n) {
@@ -141,7 +142,7 @@ fn steps(
     }
     attended.resize(rows * Q);
     attended.copy_from_slice(&q);
-    cpu.finish(&attended, &layer.tail(activation, extra), &mut x);
+    cpu.attn_output_and_mlp(&attended, &layer.tail(activation, extra), &mut x);
     let mut should = start.to_vec();
     let post = extra.then_some(&layer.norm[..]);
     add_branch(cpu, &layer.output, &q, post, &mut should);

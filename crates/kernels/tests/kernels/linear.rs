@@ -1,14 +1,14 @@
 use std::f64::consts::FRAC_2_PI;
 use std::ops::Range;
 
-use refrain_kernels::{Activation, Cpu, Linear, Nibbles, Precision, Rows, bf16, f16};
+use refrain_kernels::{Activation, Cpu, Linear, Precision, Q4Block, WeightRows, bf16, f16};
 
 use crate::{Rng, assert_close, bits, cpus};
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 fn pack(cpu: &Cpu, precision: Precision, w: &[f32], inputs: usize, bias: Option<Vec<f32>>) -> Linear {
-    Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, Rows::Values(&copy(w, inputs))).unwrap()
+    Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, WeightRows::F32(&copy(w, inputs))).unwrap()
 }
 
 /// Hands the rows of a matrix out.
@@ -81,7 +81,7 @@ fn gate(activation: Activation, sums: &[f64], width: usize) -> Vec<f64> {
 }
 
 #[test]
-fn gates_open_what_they_belong_to() {
+fn gate_and_up_projections_are_multiplied() {
     let mut rng = Rng::new(22);
     for (m, inputs, width) in [(1, 3, 1), (3, 40, 19), (45, 96, 100), (300, 64, 160), (70, 3300, 600)] {
         let (x, w) = (rng.floats(m * inputs), rng.floats(2 * width * inputs));
@@ -90,8 +90,14 @@ fn gates_open_what_they_belong_to() {
             let sums = reference(precision, &w, bias.as_deref(), &x, inputs);
             for cpu in cpus(2) {
                 let rows = copy(&w, inputs);
-                let linear =
-                    Linear::pack_gated(&cpu, precision, width, inputs, bias.clone(), Rows::Values(&rows));
+                let linear = Linear::pack_gate_up(
+                    &cpu,
+                    precision,
+                    width,
+                    inputs,
+                    bias.clone(),
+                    WeightRows::F32(&rows),
+                );
                 let linear = linear.unwrap();
                 for activation in [Activation::Silu, Activation::GeluTanh] {
                     let mut y = vec![f32::NAN; m * width];
@@ -169,7 +175,7 @@ fn bytes(x: &[f32], inputs: usize) -> Vec<f32> {
 }
 
 /// Weights in blocks, as packed and as the numbers that they stand for.
-fn blocks(rng: &mut Rng, outputs: usize, inputs: usize, four_bits: bool) -> (Vec<Nibbles>, Vec<f32>) {
+fn blocks(rng: &mut Rng, outputs: usize, inputs: usize, four_bits: bool) -> (Vec<Q4Block>, Vec<f32>) {
     let (mut nibbles, mut w) = (Vec::new(), Vec::new());
     for i in 0..outputs * inputs.div_ceil(32) {
         let half = |x: f32| f16::from_f32(x).to_f32();
@@ -178,7 +184,7 @@ fn blocks(rng: &mut Rng, outputs: usize, inputs: usize, four_bits: bool) -> (Vec
         if four_bits {
             let q = std::array::from_fn(|_| rng.below(16) as u8);
             w.extend(q[..n].iter().map(|q| scale * f32::from(*q) + min));
-            nibbles.push(Nibbles { scale, min, q });
+            nibbles.push(Q4Block { scale, min, q });
         } else {
             // The largest is 127, so that packing finds the same scale.
             let q = |i: usize| if i == 0 { 127.0 } else { rng.below(255) as f32 - 127.0 };
@@ -205,12 +211,12 @@ fn blocks_agree_with_a_plain_loop() {
             };
             for cpu in cpus(2) {
                 let each = inputs.div_ceil(32);
-                let rows = |o: usize, out: &mut [Nibbles]| {
+                let rows = |o: usize, out: &mut [Q4Block]| {
                     out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
                     Ok::<(), ()>(())
                 };
                 let values = copy(&w, inputs);
-                let rows = if four_bits { Rows::Nibbles(&rows) } else { Rows::Values(&values) };
+                let rows = if four_bits { WeightRows::Q4(&rows) } else { WeightRows::F32(&values) };
                 let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias.clone(), rows).unwrap();
                 let mut y = vec![f32::NAN; m * outputs];
                 cpu.linear(&linear, &x, &mut y);
@@ -222,7 +228,7 @@ fn blocks_agree_with_a_plain_loop() {
                 assert_close(&added, &one_more, 3.0 * tolerance(inputs), &what);
                 if outputs % 2 == 0 {
                     let width = outputs / 2;
-                    let linear = Linear::pack_gated(&cpu, Precision::Q8, width, inputs, bias.clone(), rows);
+                    let linear = Linear::pack_gate_up(&cpu, Precision::Q8, width, inputs, bias.clone(), rows);
                     let mut y = vec![f32::NAN; m * width];
                     cpu.linear_gated(&linear.unwrap(), Activation::Silu, &x, &mut y);
                     let should = gate(Activation::Silu, &should, width);
@@ -254,17 +260,17 @@ fn instruction_sets_agree_closely_in_bf16() {
 
 #[test]
 fn packing_reports_the_error_of_a_row() {
-    let cpu = Cpu::new(2);
+    let cpu = Cpu::new(2).unwrap();
     let rows = |o, _: &mut [f32]| if o == 77 { Err(o) } else { Ok(()) };
     for precision in [Precision::Bf16, Precision::Q8] {
-        let packed = Linear::pack(&cpu, precision, 100, 8, None, Rows::Values(&rows));
+        let packed = Linear::pack(&cpu, precision, 100, 8, None, WeightRows::F32(&rows));
         assert_eq!(packed.err(), Some(77));
     }
 }
 
 #[test]
 fn no_rows_are_no_work() {
-    let cpu = Cpu::new(2);
+    let cpu = Cpu::new(2).unwrap();
     let linear = pack(&cpu, Precision::F32, &[1.0; 8], 4, None);
     cpu.linear(&linear, &[], &mut []);
     assert_eq!((linear.outputs(), linear.inputs(), linear.precision()), (2, 4, Precision::F32));

@@ -2,7 +2,8 @@
 
 mod attention;
 mod backend;
-mod given;
+mod from_lse;
+mod isa;
 mod linear;
 mod ops;
 mod pool;
@@ -47,11 +48,7 @@ impl Rng {
 
 /// One pool for each available instruction set.
 fn cpus(threads: usize) -> Vec<Cpu> {
-    [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]
-        .into_iter()
-        .filter(|isa| isa.available())
-        .map(|isa| Cpu::with_isa(threads, isa))
-        .collect()
+    Isa::ALL.into_iter().filter_map(|isa| Cpu::with_isa(threads, isa).ok()).collect()
 }
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];

@@ -1,6 +1,6 @@
 //! What attention says of the weights that it gave.
 
-use refrain_kernels::{Cpu, Dtype, Noise, Precision};
+use refrain_kernels::{Cpu, Dtype, GumbelNoise, Precision};
 
 use crate::attention::{Case, causal};
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
@@ -59,7 +59,7 @@ fn a_step_of_decoding_is_the_same_weighed_and_not() {
             case.precision = precision;
             for cpu in cpus(2) {
                 let (mut out, mut got) = (vec![f32::NAN; case.q.len()], vec![f32::NAN; should.len()]);
-                cpu.attention_weighing(&case.all(), &mut out, &mut got);
+                cpu.decode_with_weights(&case.all(), &mut out, &mut got);
                 let what = format!("case {i} {precision} {:?}", cpu.isa());
                 assert_eq!(bits(&out), bits(&case.run(&cpu, 0..1)), "{what}");
                 assert_close(&got, &should, 1e-5, &what);
@@ -68,9 +68,9 @@ fn a_step_of_decoding_is_the_same_weighed_and_not() {
     }
 }
 
-fn noisy(cpu: &Cpu, case: &Case, noise: &Noise) -> Vec<f32> {
+fn noisy(cpu: &Cpu, case: &Case, noise: &GumbelNoise) -> Vec<f32> {
     let mut sums = vec![f32::NAN; case.kv_heads * case.capacity];
-    cpu.noisy_column_sums(&case.all(), 0..case.capacity, noise, &mut sums);
+    cpu.noisy_attention_mass(&case.all(), 0..case.capacity, noise, &mut sums);
     sums
 }
 
@@ -81,11 +81,12 @@ fn no_noise_and_a_temperature_of_1_change_nothing() {
     let (rows, tokens) = (vec![0; 70], vec![0; 400]);
     for cpu in cpus(2) {
         let mut plain = vec![0.0; 400];
-        cpu.column_sums(&case.all(), 0..200, &mut plain);
-        let noise = Noise { seed: None, tau: 1.0, rows: &rows, tokens: &tokens };
+        cpu.attention_mass(&case.all(), 0..200, &mut plain);
+        let noise =
+            GumbelNoise { seed: None, temperature: 1.0, query_positions: &rows, key_positions: &tokens };
         assert_eq!(bits(&noisy(&cpu, &case, &noise)), bits(&plain));
-        assert_ne!(bits(&noisy(&cpu, &case, &Noise { tau: 2.0, ..noise })), bits(&plain));
-        let hot = noisy(&cpu, &case, &Noise { tau: 1e6, ..noise });
+        assert_ne!(bits(&noisy(&cpu, &case, &GumbelNoise { temperature: 2.0, ..noise })), bits(&plain));
+        let hot = noisy(&cpu, &case, &GumbelNoise { temperature: 1e6, ..noise });
         let even: f64 = case.visible.iter().map(|seen| 1.0 / f64::from(seen.1)).sum();
         assert_close(&hot[..1], &[3.0 * even], 1e-4, "a very high temperature makes all alike");
     }
@@ -105,16 +106,17 @@ fn noise_is_gumbel_and_belongs_to_token_and_row_not_to_the_slot() {
         keys.iter().enumerate().for_each(|(t, key)| case.k.write_f32(8 * t, &[*key]));
     };
     let rows: Vec<u32> = (100..100 + ROWS as u32).collect();
-    let noise = Noise { seed: Some(7), tau: 1e-4, rows: &rows, tokens: &[4, 9] };
+    let noise =
+        GumbelNoise { seed: Some(7), temperature: 1e-4, query_positions: &rows, key_positions: &[4, 9] };
     for cpu in cpus(2) {
         write(&mut case, keys);
         let first = noisy(&cpu, &case, &noise);
         let share = f64::from(first[0]) / ROWS as f64;
         assert!((share - 0.7).abs() < 0.03, "{:?}: {share}", cpu.isa());
         write(&mut case, [keys[1], keys[0]]);
-        let swapped = noisy(&cpu, &case, &Noise { tokens: &[9, 4], ..noise });
+        let swapped = noisy(&cpu, &case, &GumbelNoise { key_positions: &[9, 4], ..noise });
         assert_close(&[swapped[1], swapped[0]], &[first[0].into(), first[1].into()], 1e-5, "swapped slots");
-        let other = noisy(&cpu, &case, &Noise { seed: Some(8), ..noise });
+        let other = noisy(&cpu, &case, &GumbelNoise { seed: Some(8), ..noise });
         assert_ne!(bits(&other), bits(&swapped), "another seed, other noise");
     }
 }

@@ -237,7 +237,7 @@ proptest! {
             out
         };
         let given = Given { heads, kv_heads, head_dim, n, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
-        let cpu = Cpu::new(2);
+        let cpu = Cpu::new(2).unwrap();
         let mut bounded = given.prefilled(&cpu, &eviction, tokens + 100).unwrap();
         let mut plain = Plain {
             given: &given, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),

@@ -1,7 +1,7 @@
-//! Numbers from small integers: `low + code · step`, rounded to a buffer's type.
+//! Dequantisation of small integers: `low + code · step`, rounded to a buffer's type.
 
-use crate::Isa;
 use crate::buffer::Buffer;
+use crate::isa;
 use crate::simd::{Elem, Kernel, Simd, store_part};
 
 /// Rows of `step.len()` codes; column `c` of every row has `low[c]` and `step[c]`.
@@ -12,8 +12,8 @@ struct Columns<'a, E> {
     out: &'a mut [E],
 }
 
-/// Rows of `row` codes in runs of `run`, the last of a row the rest; each run has the next of `step`, and of `low` unless it
-/// is empty.
+/// Rows of `row` codes in runs of `run`; the last run of a row may be shorter. Each run has one element of `step`, and one
+/// of `low` unless `low` is empty.
 struct Runs<'a, E> {
     codes: &'a [i8],
     row: usize,
@@ -27,17 +27,17 @@ impl<E: Elem> Kernel for Columns<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, simd: S) {
         let columns = self.step.len();
         for (codes, out) in self.codes.chunks_exact(columns).zip(self.out.chunks_exact_mut(columns)) {
             for i in (0..columns).step_by(S::LANES) {
                 let n = columns - i;
                 // SAFETY: all four have `columns` elements, and `n` of them follow `i`.
                 unsafe {
-                    let low = crate::simd::load_part::<S, f32>(self.low.as_ptr().add(i), n);
-                    let step = crate::simd::load_part::<S, f32>(self.step.as_ptr().add(i), n);
-                    let x = S::add(low, S::mul(load::<S>(codes.as_ptr().add(i), n), step));
-                    store_part::<S, E>(out.as_mut_ptr().add(i), x, n);
+                    let low = crate::simd::load_part(simd, self.low.as_ptr().add(i), n);
+                    let step = crate::simd::load_part(simd, self.step.as_ptr().add(i), n);
+                    let x = simd.add(low, simd.mul(load(simd, codes.as_ptr().add(i), n), step));
+                    store_part(simd, out.as_mut_ptr().add(i), x, n);
                 }
             }
         }
@@ -48,19 +48,19 @@ impl<E: Elem> Kernel for Runs<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, simd: S) {
         let mut next = 0;
         for (codes, out) in self.codes.chunks_exact(self.row).zip(self.out.chunks_exact_mut(self.row)) {
             for (codes, out) in codes.chunks(self.run).zip(out.chunks_mut(self.run)) {
-                let step = S::splat(self.step[next]);
-                let low = S::splat(self.low.get(next).copied().unwrap_or(0.0));
+                let step = simd.splat(self.step[next]);
+                let low = simd.splat(self.low.get(next).copied().unwrap_or(0.0));
                 next += 1;
                 for i in (0..codes.len()).step_by(S::LANES) {
                     let n = codes.len() - i;
                     // SAFETY: `n` elements of both follow `i`.
                     unsafe {
-                        let x = S::add(low, S::mul(load::<S>(codes.as_ptr().add(i), n), step));
-                        store_part::<S, E>(out.as_mut_ptr().add(i), x, n);
+                        let x = simd.add(low, simd.mul(load(simd, codes.as_ptr().add(i), n), step));
+                        store_part(simd, out.as_mut_ptr().add(i), x, n);
                     }
                 }
             }
@@ -73,15 +73,15 @@ impl<E: Elem> Kernel for Runs<'_, E> {
 /// # Safety
 /// `p` must be valid for reading that many.
 #[inline(always)]
-unsafe fn load<S: Simd>(p: *const i8, n: usize) -> S::F {
+unsafe fn load<S: Simd>(simd: S, p: *const i8, n: usize) -> S::F {
     // SAFETY: reads what the caller vouches for, or a whole local array.
     unsafe {
         if n >= S::LANES {
-            return S::load_i8(p);
+            return simd.load_i8(p);
         }
         let mut part = [0; 16];
         std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
-        S::load_i8(part.as_ptr())
+        simd.load_i8(part.as_ptr())
     }
 }
 
@@ -89,15 +89,15 @@ unsafe fn load<S: Simd>(p: *const i8, n: usize) -> S::F {
 macro_rules! into {
     ($buffer:expr, $at:expr, $len:expr, |$out:ident| $kernel:expr) => {
         match $buffer {
-            Buffer::F32(v) => Isa::best().run({
+            Buffer::F32(v) => isa::process_level().run({
                 let $out = &mut v[$at..$at + $len];
                 $kernel
             }),
-            Buffer::F16(v) => Isa::best().run({
+            Buffer::F16(v) => isa::process_level().run({
                 let $out = &mut v[$at..$at + $len];
                 $kernel
             }),
-            Buffer::Bf16(v) => Isa::best().run({
+            Buffer::Bf16(v) => isa::process_level().run({
                 let $out = &mut v[$at..$at + $len];
                 $kernel
             }),
@@ -106,12 +106,13 @@ macro_rules! into {
 }
 
 impl Buffer {
-    /// Overwrites `self[at ..]` with rows of `low.len()` codes: code `c` of each becomes `low[c] + code · step[c]`, rounded to
-    /// the buffer's type, ties to even.
+    /// Overwrites `self[at ..]` with dequantised rows of `low.len()` codes: the code of column `c` becomes
+    /// `low[c] + code · step[c]`, rounded to the buffer's type, ties to even. Uses the instruction set of the process
+    /// ([`Isa::selected`](crate::Isa::selected)).
     ///
     /// # Panics
-    /// If there are other than whole rows, as many `step` as `low`, and room for all.
-    pub fn write_columns(&mut self, at: usize, codes: &[i8], low: &[f32], step: &[f32]) {
+    /// If `step` and `low` differ in length, codes are not whole rows, or the buffer ends before the last of them.
+    pub fn dequantize_columns(&mut self, at: usize, codes: &[i8], low: &[f32], step: &[f32]) {
         assert_eq!(low.len(), step.len(), "as many steps as columns");
         assert!(codes.len().is_multiple_of(step.len().max(1)), "whole rows");
         if !step.is_empty() {
@@ -119,12 +120,14 @@ impl Buffer {
         }
     }
 
-    /// Overwrites `self[at ..]` with rows of `row` codes in runs of `run`, the last of a row the rest: those of run `r` become
-    /// `low[r] + code · step[r]`, `low` being zeros if it is empty, rounded to the buffer's type, ties to even.
+    /// Overwrites `self[at ..]` with dequantised rows of `row` codes in runs of `run`; the last run of a row may be shorter.
+    /// The codes of run `r` become `low[r] + code · step[r]`, rounded to the buffer's type, ties to even; an empty `low`
+    /// stands for zeros. Uses the instruction set of the process ([`Isa::selected`](crate::Isa::selected)).
     ///
     /// # Panics
-    /// If there are other than whole rows, as many `step` (and `low`) as runs, and room for all.
-    pub fn write_runs(
+    /// If `step` (or `low`, unless it is empty) has not one element for each run, codes are not whole rows, or the buffer
+    /// ends before the last of them.
+    pub fn dequantize_runs(
         &mut self,
         at: usize,
         codes: &[i8],
@@ -159,6 +162,23 @@ mod tests {
         assert_eq!(bytes(found.as_slice()), bytes(rounded.as_slice()));
     }
 
+    /// Multiplications and additions are not fused, so that stored chunks give the same bits on every machine.
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let (codes, low, step) = (codes(3 * 45), numbers(45, 5), numbers(45, 6));
+        let results = isa::Isa::ALL.into_iter().filter_map(isa::Isa::level).map(|level| {
+            let (mut columns, mut runs) = (vec![half::f16::ZERO; 3 * 45], vec![0.0f32; 3 * 45]);
+            level.run(Columns { codes: &codes, low: &low, step: &step, out: &mut columns });
+            level.run(Runs { codes: &codes, row: 45, run: 3, low: &[], step: &step, out: &mut runs });
+            (
+                columns.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                runs.iter().map(|x| x.to_bits()).collect(),
+            )
+        });
+        let results: Vec<(Vec<u16>, Vec<u32>)> = results.collect();
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
+
     /// Every element by its definition, sizes that no vector divides among them; nothing beside them is touched.
     #[test]
     fn codes_become_the_numbers_they_stand_for() {
@@ -174,14 +194,14 @@ mod tests {
                         .map(|i| low.get(of(i)).unwrap_or(&0.0) + f32::from(codes[i]) * step[of(i)])
                         .collect();
                     let mut found = Buffer::zeros(dtype, codes.len() + 8);
-                    found.write_runs(5, &codes, (row, run), low, &step);
+                    found.dequantize_runs(5, &codes, (row, run), low, &step);
                     check(dtype, &found, 5, &expected);
                 }
                 let (low, step) = (numbers(row, 3), numbers(row, 4));
                 let expected: Vec<f32> =
                     (0..rows * row).map(|i| low[i % row] + f32::from(codes[i]) * step[i % row]).collect();
                 let mut found = Buffer::zeros(dtype, codes.len() + 8);
-                found.write_columns(5, &codes, &low, &step);
+                found.dequantize_columns(5, &codes, &low, &step);
                 check(dtype, &found, 5, &expected);
             }
         }

@@ -1,8 +1,8 @@
-//! Online softmax with tiles of `bf16`: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and
-//! maxima and sums need nothing across lanes, then Oᵀ += Vᵀ · Pᵀ.
+//! Online softmax with AMX: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and maxima and sums need no
+//! operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
 //!
-//! As in [`super::flash`], a query goes through the tiles of keys that it sees, aligned to absolute slots, in
-//! ascending order, and a tile that it does not see leaves it as it is: its result does not depend on the others.
+//! As in [`super::flash`], a query takes in the tiles of keys that it sees, aligned to absolute slots, in ascending order,
+//! and a tile that it does not see changes nothing. So a query's result does not depend on the other queries.
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
@@ -10,41 +10,47 @@ use std::f32::consts::LOG2_E;
 use std::mem::transmute;
 use std::ops::Range;
 
-use super::queries::{Block, Shape, cut};
-use super::{Attention, WORK, keys};
+use super::input::Attention;
+use super::key_tiles;
+use super::query_blocks::QueryBlock;
+use super::shape::AttentionShape;
+use super::workspace::{BUFFERS, split_off_front};
+use crate::disjoint::DisjointMut;
 use crate::scratch;
-use crate::shared::Shared;
-use crate::simd::amx::{SIDE, TILE, Tiles, round_pairs, round_row, transpose};
+use crate::simd::amx::{SIDE, TILE, Tiles};
+use crate::simd::features::Amx;
 use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
 
 /// Queries of a block.
 const QUERIES: usize = 128;
-/// Groups of a block; after the last there is always room for none. A block holds one row at least.
+/// Groups of a block, and one place that stays empty after the last. A block holds one row at least.
 const MOST_GROUPS: usize = QUERIES / SIDE + 1;
 /// Query heads of a KV head that fit a block.
 pub(super) const MOST_HEADS: usize = QUERIES;
-/// The maximum before any score, and the score of a key that is not seen: its 2^(score − maximum) is 0.
+/// The maximum before any score.
 const LOWEST: f32 = -1e30;
+/// The score of a key that is not seen: its 2^(score − maximum) is 0.
 const UNSEEN: f32 = -3e30;
 
-/// Tiles that hold a vector of the head along k (pairs), and along m.
-impl Shape {
+impl AttentionShape {
+    /// Tiles along a head's vector as pairs of elements.
     pub(super) fn deep(&self) -> usize {
         self.head_dim.div_ceil(2 * SIDE)
     }
 
+    /// Tiles along a head's vector as rows of elements.
     fn high(&self) -> usize {
         self.head_dim.div_ceil(SIDE)
     }
 
-    /// Words of the prepared keys and values of one tile of 64 slots.
+    /// Words of the packed keys and values of one tile of 64 slots.
     pub(super) fn tile_words(&self) -> usize {
         (KEYS / SIDE * self.deep() + KEYS / (2 * SIDE) * self.high()) * TILE
     }
 }
 
-/// Rows of a block: some 128 queries, fewer where that gives each thread something to do.
-pub(super) fn block_rows(shape: &Shape, rows: usize, threads: usize) -> usize {
+/// Rows of a block: some 128 queries, fewer if there would be too few blocks for the threads.
+pub(super) fn block_rows(shape: &AttentionShape, rows: usize, threads: usize) -> usize {
     let mut each = (QUERIES / shape.group).max(1);
     while each * shape.group > 2 * SIDE && shape.kv_heads * rows.div_ceil(each) < 3 * threads {
         each = each.div_ceil(2);
@@ -52,10 +58,11 @@ pub(super) fn block_rows(shape: &Shape, rows: usize, threads: usize) -> usize {
     each
 }
 
-/// Rounds one tile of stored keys and values of a KV head and puts them as tiles: keys in four rows of 16, values
+/// Rounds one tile of stored keys and values of a KV head and packs them as tiles: keys in four rows of 16, values
 /// transposed in two of 32.
-pub(super) struct Prepare<'a, E> {
-    pub(super) shape: Shape,
+pub(super) struct PackKeysValues<'a, E> {
+    pub(super) amx: Amx,
+    pub(super) shape: AttentionShape,
     /// The head's keys and values, capacity × head_dim.
     pub(super) k: &'a [E],
     pub(super) v: &'a [E],
@@ -64,55 +71,53 @@ pub(super) struct Prepare<'a, E> {
     pub(super) out: &'a mut [u32],
 }
 
-impl<E: Elem> Kernel for Prepare<'_, E> {
+impl<E: Elem> Kernel for PackKeysValues<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let Prepare { shape, k, v, slots, out } = self;
+    fn run<S: Simd>(self, simd: S) {
+        let PackKeysValues { amx, shape, k, v, slots, out } = self;
         let (d, padded, first) = (shape.head_dim, shape.padded, slots.start / KEYS * KEYS);
-        let mut scratch = scratch::lend(&WORK, KEYS * padded + 2 * TILE);
-        let mut floats = scratch.words.floats_mut();
-        let rows = cut(&mut floats, KEYS * padded);
-        let square: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, TILE));
+        let mut scratch = scratch::borrow(&BUFFERS, KEYS * padded + 2 * TILE);
+        let mut floats = scratch.as_f32_mut();
+        let rows = split_off_front(&mut floats, KEYS * padded);
+        let square: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(&mut floats, TILE));
         let (keys_out, values_out) = out.split_at_mut(KEYS / SIDE * shape.deep() * TILE);
-        keys::rows::<S, E>(k, d, first, slots.clone(), padded, rows);
+        key_tiles::rows(simd, k, d, first, slots.clone(), padded, rows);
         for (t, row) in rows.chunks_exact(padded).enumerate() {
             let strip = &mut keys_out[t / SIDE * shape.deep() * TILE..][..shape.deep() * TILE];
-            // SAFETY: `Isa::Amx` is kept only where it is available; a strip holds the row's tiles.
-            unsafe { round_row(row.as_ptr(), d, 1.0, strip.as_mut_ptr(), t % SIDE) };
+            amx.round_row(&row[..d], 1.0, strip, t % SIDE);
         }
-        keys::rows::<S, E>(v, d, first, slots, padded, rows);
+        key_tiles::rows(simd, v, d, first, slots, padded, rows);
         for (half, rows) in rows.chunks_exact(2 * SIDE * padded).enumerate() {
             for high in 0..shape.high() {
                 for (pair, rows) in rows.chunks_exact(2 * padded).enumerate() {
                     let (even, odd) = (&rows[high * SIDE..][..SIDE], &rows[padded + high * SIDE..][..SIDE]);
                     let words = &mut square[pair * SIDE..][..SIDE];
-                    // SAFETY: each has 16 elements, and AMX is there, as above.
-                    unsafe { round_pairs(even.as_ptr(), odd.as_ptr(), words.as_mut_ptr()) };
+                    amx.round_pairs(even, odd, words);
                 }
                 let out = &mut values_out[(half * shape.high() + high) * TILE..][..TILE];
-                // SAFETY: both are a tile.
-                unsafe { transpose(square.as_ptr(), out.as_mut_ptr(), SIDE) };
+                amx.transpose(square, out, SIDE);
             }
         }
     }
 }
 
-/// A block over all its keys.
-pub(super) struct Whole<'a> {
+/// Computes a block over all its keys.
+pub(super) struct FlashBlockAmx<'a> {
+    pub(super) amx: Amx,
     pub(super) a: &'a Attention<'a>,
-    /// The KV head's prepared tiles.
-    pub(super) prepared: &'a [u32],
+    /// The KV head's packed tiles.
+    pub(super) packed: &'a [u32],
     /// Slot of the first of them.
     pub(super) first: usize,
-    pub(super) block: Block,
-    pub(super) out: &'a Shared<'a, f32>,
-    pub(super) lse: Option<&'a Shared<'a, f32>>,
+    pub(super) block: QueryBlock,
+    pub(super) out: &'a DisjointMut<'a, f32>,
+    pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
 }
 
 /// Sixteen queries.
-struct Group<'a> {
+struct QueryGroup<'a> {
     /// Slots that each sees.
     from: [i32; SIDE],
     to: [i32; SIDE],
@@ -128,17 +133,17 @@ struct Group<'a> {
     o: &'a mut [f32],
 }
 
-impl<'a> Group<'a> {
+impl<'a> QueryGroup<'a> {
     /// Queries `queries` of the block, times scale.
-    fn new(whole: &Whole, queries: Range<usize>, floats: &mut &'a mut [f32]) -> Group<'a> {
-        let Whole { a, block, .. } = whole;
+    fn new(whole: &FlashBlockAmx, queries: Range<usize>, floats: &mut &'a mut [f32]) -> QueryGroup<'a> {
+        let FlashBlockAmx { amx, a, block, .. } = whole;
         let (shape, n) = (block.shape, queries.len());
-        let o = cut(floats, shape.high() * TILE);
+        let o = split_off_front(floats, shape.high() * TILE);
         o.fill(0.0);
-        let q: &mut [u32] = bytemuck::cast_slice_mut(cut(floats, shape.deep() * TILE));
+        let q: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, shape.deep() * TILE));
         let (mut from, mut to) = ([0; SIDE], [0; SIDE]);
         let mut square = [0u32; TILE];
-        // Nothing yet, and everything.
+        // The empty range, and the range of all slots.
         let (mut any, mut all) = (Range { start: usize::MAX, end: 0 }, 0..usize::MAX);
         for (lane, i) in queries.clone().enumerate() {
             let seen = a.visible[block.row(i)];
@@ -156,26 +161,21 @@ impl<'a> Group<'a> {
                 let query = &a.q[block.at(i)..][..shape.head_dim];
                 let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
                 let factor = a.scale * LOG2_E;
-                // SAFETY: `Isa::Amx` is kept only where it is available; the square holds the lane's row.
-                unsafe { round_row(part.as_ptr(), part.len(), factor, square.as_mut_ptr(), lane) };
+                amx.round_row(part, factor, &mut square, lane);
             }
-            // SAFETY: both are a tile.
-            unsafe { transpose(square.as_ptr(), q.as_mut_ptr(), SIDE) };
+            amx.transpose(&square, q, SIDE);
         }
-        Group { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
+        QueryGroup { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
     }
 
     fn sees(&self, first: usize) -> bool {
         self.any.start < first + KEYS && first < self.any.end
     }
 
-    /// Turns scores (64 × 16) of the keys from slot `first` on into probabilities relative to the maximum so far, as
-    /// pairs of keys, and what was summed before with them.
-    ///
-    /// # Safety
-    /// AVX-512 with BF16 is there.
+    /// Turns scores (64 × 16) of the keys from slot `first` on into probabilities relative to the new maxima, as pairs of
+    /// keys, and rescales the sums so far to them.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn soften(&mut self, s: &mut [f32], first: usize, p: &mut [u32]) {
+    fn softmax_tile(&mut self, s: &mut [f32], first: usize, p: &mut [u32]) {
         assert!(s.len() >= KEYS * SIDE && p.len() >= KEYS / 2 * SIDE);
         let s = s.as_mut_ptr();
         // SAFETY: there are 64 × 16 scores and half as many words; arrays have 16 elements.
@@ -224,8 +224,8 @@ impl<'a> Group<'a> {
 
     /// Writes the normalised queries `queries` of the block.
     #[inline(always)]
-    fn finish<S: Simd>(&self, whole: &Whole, queries: Range<usize>) {
-        let Whole { block, out, lse, .. } = whole;
+    fn finish<S: Simd>(&self, simd: S, whole: &FlashBlockAmx, queries: Range<usize>) {
+        let FlashBlockAmx { amx, block, out, lse, .. } = whole;
         let d = block.shape.head_dim;
         for (lane, i) in queries.clone().enumerate() {
             let Some(lse) = lse else { break };
@@ -235,18 +235,17 @@ impl<'a> Group<'a> {
         }
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
-            // SAFETY: both are a tile.
-            unsafe { transpose(o.as_ptr().cast(), square.as_mut_ptr(), SIDE) };
+            amx.transpose(bytemuck::cast_slice(o), &mut square, SIDE);
             for (lane, i) in queries.clone().enumerate() {
                 let at = block.at(i) + high * SIDE;
                 let n = SIDE.min(d - high * SIDE);
                 // SAFETY: the queries of a block belong to one task; a row of the square has 16 floats.
                 unsafe {
                     let to = out.part(at..at + n);
-                    let scale = S::splat(1.0 / self.sum[lane]);
+                    let scale = simd.splat(1.0 / self.sum[lane]);
                     for e in (0..n).step_by(S::LANES) {
-                        let v = S::load(square.as_ptr().add(lane * SIDE + e).cast());
-                        store_part::<S, f32>(to.as_mut_ptr().add(e), S::mul(v, scale), n - e);
+                        let v = simd.load(square.as_ptr().add(lane * SIDE + e).cast());
+                        store_part(simd, to.as_mut_ptr().add(e), simd.mul(v, scale), n - e);
                     }
                 }
             }
@@ -255,12 +254,9 @@ impl<'a> Group<'a> {
 }
 
 /// 2^x for x <= 0, relative error 3e-6.
-///
-/// # Safety
-/// AVX-512 is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn exp2(x: __m512) -> __m512 {
+fn exp2(x: __m512) -> __m512 {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     let n = _mm512_roundscale_ps::<NEAREST>(x);
     let f = _mm512_sub_ps(x, n);
@@ -271,29 +267,29 @@ unsafe fn exp2(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-impl Kernel for Whole<'_> {
+impl Kernel for FlashBlockAmx<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, simd: S) {
         let (shape, n) = (self.block.shape, self.block.queries());
         let count = n.div_ceil(SIDE);
         let words = 2 * KEYS * SIDE + KEYS / 2 * SIDE + count * (shape.high() + shape.deep()) * TILE;
-        let mut scratch = scratch::lend(&WORK, words);
-        let mut floats = scratch.words.floats_mut();
-        let s = [cut(&mut floats, KEYS * SIDE), cut(&mut floats, KEYS * SIDE)];
-        let p: &mut [u32] = bytemuck::cast_slice_mut(cut(&mut floats, KEYS / 2 * SIDE));
+        let mut scratch = scratch::borrow(&BUFFERS, words);
+        let mut floats = scratch.as_f32_mut();
+        let s = [split_off_front(&mut floats, KEYS * SIDE), split_off_front(&mut floats, KEYS * SIDE)];
+        let p: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(&mut floats, KEYS / 2 * SIDE));
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
-        let mut groups: [Option<Group>; MOST_GROUPS] =
-            from_fn(|g| (g < count).then(|| Group::new(&self, queries(g), &mut floats)));
-        // SAFETY: `Isa::Amx` is kept only where it is available.
-        let tiles = unsafe { Tiles::configure() };
+        let mut groups: [Option<QueryGroup>; MOST_GROUPS] =
+            from_fn(|g| (g < count).then(|| QueryGroup::new(&self, queries(g), &mut floats)));
+        let tiles = Tiles::configure(self.amx);
         let span = self.block.span(self.a.visible, 0..n);
         let (deep, high) = (shape.deep(), shape.high());
-        let tile = |first: usize| &self.prepared[(first - self.first) / KEYS * shape.tile_words()..];
+        let tile = |first: usize| &self.packed[(first - self.first) / KEYS * shape.tile_words()..];
         let last = span.end.div_ceil(KEYS) * KEYS;
-        // The next group that sees anything of a tile: what the softmax works on while the scores after it are made.
-        let next = |groups: &[Option<Group>], mut first: usize, mut g: usize| {
+        // The next pair of a tile and a group that sees some of its slots. Its scores are computed by the tile unit while
+        // the softmax of the pair before is computed.
+        let next = |groups: &[Option<QueryGroup>], mut first: usize, mut g: usize| {
             while first < last {
                 match &groups[g] {
                     None => (first, g) = (first + KEYS, 0),
@@ -303,7 +299,7 @@ impl Kernel for Whole<'_> {
             }
             None
         };
-        let scores = |group: &Option<Group>, first: usize, s: &mut [f32]| {
+        let scores = |group: &Option<QueryGroup>, first: usize, s: &mut [f32]| {
             let Some(group) = group else { return };
             let k = &tile(first)[..KEYS / SIDE * deep * TILE];
             // SAFETY: keys, queries and scores are as long as the tiles.
@@ -321,16 +317,16 @@ impl Kernel for Whole<'_> {
             }
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
-            // SAFETY: AMX comes with AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
+            // SAFETY: the token of AMX proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
             unsafe {
-                group.soften(s[turn], first, p);
+                group.softmax_tile(s[turn], first, p);
                 tiles.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
             }
             turn = 1 - turn;
         }
         drop(tiles);
         for (g, group) in groups.iter().flatten().enumerate() {
-            group.finish::<S>(&self, queries(g));
+            group.finish(simd, &self, queries(g));
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Tiles of stored keys and values as `f32`.
+//! Tiles of stored keys and values as `f32`, and their products with queries.
 
 use std::ops::Range;
 
-use crate::simd::{Elem, KEYS, Simd, load_part};
+use crate::simd::{Elem, KEYS, Simd, Tile, load_part};
 
 /// Converts the stored vectors of `slots` (at most [`KEYS`] from `first` on) of one head to rows `padded` apart;
-/// rows without a slot become zero, and so does what is beyond `head_dim`.
+/// rows without a slot and elements past `head_dim` become zero.
 ///
 /// stored: capacity × head_dim; out: KEYS × padded.
 #[inline(always)]
 pub(super) fn rows<S: Simd, E: Elem>(
+    simd: S,
     stored: &[E],
     head_dim: usize,
     first: usize,
@@ -22,13 +23,13 @@ pub(super) fn rows<S: Simd, E: Elem>(
     out[end * padded..KEYS * padded].fill(0.0);
     let stored = &stored[slots.start * head_dim..slots.end * head_dim];
     for (stored, out) in stored.chunks_exact(head_dim).zip(out[before * padded..].chunks_exact_mut(padded)) {
-        row::<S, E>(stored, out);
+        row(simd, stored, out);
     }
 }
 
 /// Transposes rows (KEYS × padded) to head_dim × KEYS.
 #[inline(always)]
-pub(super) fn transpose<S: Simd>(rows: &[f32], padded: usize, head_dim: usize, out: &mut [f32]) {
+pub(super) fn transpose<S: Simd>(simd: S, rows: &[f32], padded: usize, head_dim: usize, out: &mut [f32]) {
     assert!(rows.len() >= KEYS * padded && out.len() >= head_dim * KEYS && padded >= head_dim);
     for t in (0..KEYS).step_by(S::LANES) {
         for e in (0..head_dim).step_by(S::LANES) {
@@ -36,7 +37,7 @@ pub(super) fn transpose<S: Simd>(rows: &[f32], padded: usize, head_dim: usize, o
             // its transpose only rows below `head_dim` are written.
             unsafe {
                 let to = out.as_mut_ptr().add(e * KEYS + t);
-                S::transpose(
+                simd.transpose(
                     rows.as_ptr().add(t * padded + e),
                     padded,
                     to,
@@ -53,6 +54,7 @@ pub(super) fn transpose<S: Simd>(rows: &[f32], padded: usize, head_dim: usize, o
 /// stored: capacity × head_dim; out: KEYS × padded.
 #[inline(always)]
 pub(super) fn gather<S: Simd, E: Elem>(
+    simd: S,
     stored: &[E],
     head_dim: usize,
     slots: &[u32],
@@ -60,23 +62,43 @@ pub(super) fn gather<S: Simd, E: Elem>(
     out: &mut [f32],
 ) {
     for (slot, out) in slots.iter().zip(out.chunks_exact_mut(padded)) {
-        row::<S, E>(&stored[*slot as usize * head_dim..][..head_dim], out);
+        row(simd, &stored[*slot as usize * head_dim..][..head_dim], out);
     }
     out[slots.len() * padded..KEYS * padded].fill(0.0);
 }
 
-/// Converts one vector; what is beyond it in `out`, a multiple of the lanes, becomes zero.
+/// Converts one vector. `out` is a multiple of the lanes long; its elements past the vector become zero.
 #[inline(always)]
-fn row<S: Simd, E: Elem>(stored: &[E], out: &mut [f32]) {
+fn row<S: Simd, E: Elem>(simd: S, stored: &[E], out: &mut [f32]) {
     for i in (0..out.len()).step_by(S::LANES) {
         // SAFETY: `i` stays below the length, a multiple of the lanes, and the count within the vector.
         unsafe {
             let v = if i < stored.len() {
-                load_part::<S, E>(stored.as_ptr().add(i), stored.len() - i)
+                load_part(simd, stored.as_ptr().add(i), stored.len() - i)
             } else {
-                S::splat(0.0)
+                simd.splat(0.0)
             };
-            S::store(out.as_mut_ptr().add(i), v);
+            simd.store(out.as_mut_ptr().add(i), v);
         }
     }
+}
+
+/// p (12 × 64) = scores of a packed strip of queries (k × width) with a tile of keys (k × 64).
+#[inline(always)]
+pub(super) fn scores<S: Simd>(simd: S, k: usize, keys: &[f32], strip: &[f32], width: usize, p: &mut [f32]) {
+    let tile = Tile {
+        k,
+        w: keys[..k * KEYS].as_ptr().cast(),
+        ws: KEYS,
+        ps: 32,
+        x: strip[..k * width].as_ptr().cast(),
+        ks: width,
+        c: p[..width * KEYS].as_mut_ptr(),
+        cs: KEYS,
+        cps: 32,
+        cols: KEYS,
+        add: false,
+    };
+    // SAFETY: the slices above have the lengths the tile needs.
+    unsafe { simd.strip::<1>(width, &tile) };
 }

@@ -1,73 +1,36 @@
-//! Products with tiles: activations are packed as 16 × 32 tiles of `bf16`, and a panel of weights, pair of inputs
-//! after pair, is a column of tiles as it lies.
+//! Tasks of a product with tiles of AMX. Activations are packed as 16 × 32 tiles of `bf16`; a panel of weights, pair of
+//! inputs after pair, is a column of tiles as it is stored.
 
 use std::ops::Range;
 use std::ptr::null;
 
-use super::Precision;
-use super::product::{End, Task, UNPACKED};
+use super::pack_amx::{STEPS, STRIP};
+use super::panel_task::{Epilogue, PanelTask, UNPACKED};
+use super::weights::Precision;
 use crate::scratch;
-use crate::simd::amx::{SIDE, Square, TILE, Tiles, round_row};
+use crate::simd::amx::{SIDE, Square, Tiles};
+use crate::simd::features::Amx;
 use crate::simd::{PANEL, Simd};
 
-/// Most steps of one part of a sum.
-const MOST_STEPS: usize = 48 * STEPS;
-
-/// Words of weights that stay in the second-level cache beside what goes by.
-const KEPT: usize = 3 << 16;
-
-/// Rows of a strip: two tiles.
-pub(super) const STRIP: usize = 2 * SIDE;
-
-/// Steps (pairs of inputs) of a tile.
-pub(super) const STEPS: usize = SIDE;
-
-/// Packs up to 32 rows of `inputs` as one column of tiles or two; zeros fill them up.
-pub(super) fn pack(inputs: usize, x: &[f32], dst: &mut [u32]) {
-    let column = inputs.div_ceil(2 * SIDE) * TILE;
-    for (x, dst) in x.chunks(SIDE * inputs).zip(dst.chunks_exact_mut(column)) {
-        let rows = x.chunks_exact(inputs);
-        let n = rows.len();
-        for (r, x) in rows.enumerate() {
-            // SAFETY: `Isa::Amx` is kept only where it is available; a column holds every row's tiles.
-            unsafe { round_row(x.as_ptr(), inputs, 1.0, dst.as_mut_ptr(), r) };
-        }
-        if n < SIDE {
-            dst.chunks_exact_mut(TILE).for_each(|tile| tile[n * SIDE..].fill(0));
-        }
-    }
-}
-
-/// Steps of one part of a sum of `steps`: at most 96 KiB of a panel, parts of about equal length.
-pub(super) fn part(steps: usize) -> usize {
-    steps.div_ceil(steps.div_ceil(MOST_STEPS)).next_multiple_of(STEPS)
-}
-
-/// Panels of a task, whose weights stay in the second-level cache for all strips.
-pub(super) fn chunk(steps: usize) -> usize {
-    (KEPT / (steps * PANEL)).max(2)
-}
-
-impl Task<'_> {
+impl PanelTask<'_> {
     /// Multiplies strip after strip with the panels, whose weights stay in the second-level cache, one part of the sum
     /// after the other. `cells` has room for every panel of one strip, or of all of them if there are several parts.
     #[inline(always)]
-    pub(super) fn tiles<S: Simd>(&self, strips: usize, cells: &mut [f32]) {
-        // SAFETY: `Isa::Amx`, which tiles stand for, is kept only where it is available.
-        let tiles = unsafe { Tiles::configure() };
+    pub(super) fn tiles<S: Simd>(&self, simd: S, amx: Amx, strips: usize, cells: &mut [f32]) {
+        let tiles = Tiles::configure(amx);
         let (steps, part, size) = (self.blocking.words, self.blocking.steps, self.blocking.cell());
         let blocks = self.w.precision == Precision::Q8;
         let mut unpacked =
-            scratch::lend(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
+            scratch::borrow(&UNPACKED, if blocks { self.panels.len() * part * PANEL } else { 0 });
         for start in (0..steps).step_by(part) {
             let range = start..(start + part).min(steps);
             let length = range.len() * PANEL;
             if blocks {
-                for (p, out) in self.panels.clone().zip(unpacked.words.words_mut().chunks_exact_mut(length)) {
-                    self.unpack::<S>(p, &range, out);
+                for (p, out) in self.panels.clone().zip(unpacked.as_u32_mut().chunks_exact_mut(length)) {
+                    self.unpack(simd, p, &range, out);
                 }
             }
-            let unpacked = unpacked.words.words();
+            let unpacked = unpacked.as_u32();
             for s in 0..strips {
                 // The cells of a strip are free again once its whole sum is made.
                 let first = if part < steps { s } else { 0 } * self.panels.len() * size;
@@ -80,7 +43,8 @@ impl Task<'_> {
                 for (i, (p, cell)) in self.panels.clone().zip(cells.chunks_exact_mut(size)).enumerate() {
                     let weights =
                         if blocks { &unpacked[i * length..] } else { &self.w.panel(p)[start * PANEL..] };
-                    let part = Part { x, weights: &weights[..length], steps: range.clone(), all: steps };
+                    let part =
+                        PartialSum { x, weights: &weights[..length], steps: range.clone(), all: steps };
                     if direct {
                         self.add(&tiles, part, rows.start, p)
                     } else {
@@ -88,13 +52,13 @@ impl Task<'_> {
                     }
                 }
                 if range.end == steps && !direct {
-                    self.finish::<S>(s, cells);
+                    self.finish(simd, s, cells);
                 }
             }
         }
     }
 
-    /// Fills the cells of a strip with what its sums begin with.
+    /// Fills the cells of a strip with the initial values of its sums.
     fn begin(&self, s: usize, cells: &mut [f32]) {
         let width = self.w.outputs;
         for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
@@ -110,26 +74,26 @@ impl Task<'_> {
         }
     }
 
-    /// Whether the sums of strip `s` are made where they belong, in y, with nothing to be done in the end.
+    /// Whether the sums of strip `s` are computed in y itself, without an epilogue.
     #[inline(always)]
     fn direct(&self, s: usize) -> bool {
-        let simple = match self.end {
-            End::Store => true,
-            End::Add => self.w.bias.is_none(),
-            End::Gated(_) => false,
+        let simple = match self.epilogue {
+            Epilogue::Store => true,
+            Epilogue::Add => self.w.bias.is_none(),
+            Epilogue::Gated(_) => false,
         };
         simple && self.strip(s).len() == STRIP && self.panels.end * PANEL <= self.w.outputs
     }
 
-    /// Makes a part of the sums of panel `p` in y, from row `row` on.
+    /// Computes a part of the sums of panel `p` in y, from row `row` on.
     #[inline(always)]
-    fn add(&self, tiles: &Tiles, part: Part, row: usize, p: usize) {
+    fn add(&self, tiles: &Tiles, part: PartialSum, row: usize, p: usize) {
         let (width, column) = (self.w.outputs, p * PANEL);
         let at = |row: usize| row * width + column;
-        let y = self.y.within(at(row)..at(row + STRIP - 1) + PANEL);
+        let y = self.y.as_mut_ptr(at(row)..at(row + STRIP - 1) + PANEL);
         let (from, from_stride) = match &self.w.bias {
-            _ if self.end == End::Add || part.steps.start > 0 => (y.cast_const(), 4 * width),
-            // Every row is the same.
+            _ if self.epilogue == Epilogue::Add || part.steps.start > 0 => (y.cast_const(), 4 * width),
+            // Stride 0 reads the bias for every row.
             Some(bias) => (bias[column..][..PANEL].as_ptr(), 0),
             None => (null(), 0),
         };
@@ -142,7 +106,7 @@ impl Task<'_> {
 }
 
 /// Steps of a sum over one panel and one strip.
-struct Part<'a> {
+struct PartialSum<'a> {
     /// The strip's tiles, `all` steps for each 16 rows.
     x: &'a [u32],
     /// The panel's weights of these steps.
@@ -151,8 +115,8 @@ struct Part<'a> {
     all: usize,
 }
 
-impl Part<'_> {
-    /// Makes, or adds them to, a cell (32 × 32) of a strip of `rows` rows.
+impl PartialSum<'_> {
+    /// Writes the sums to a cell (32 × 32) of a strip of `rows` rows, or adds them to it.
     #[inline(always)]
     fn cell(&self, tiles: &Tiles, rows: usize, add: bool, cell: &mut [f32]) {
         let stride = PANEL * 4;
@@ -169,7 +133,7 @@ impl Part<'_> {
         }
     }
 
-    /// Tiles in a row.
+    /// Tiles along the steps.
     fn blocks(&self) -> usize {
         self.steps.len() / STEPS
     }

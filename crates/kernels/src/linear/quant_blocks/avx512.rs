@@ -1,17 +1,19 @@
-//! The same with AVX-512.
+//! Blocks of quantised weights with AVX-512.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{BLOCK, Form, HALVES, PANEL, QUADS, Quantize, Unpack, X_SCALE, X_START, X_SUM, X_WORDS};
+use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
+use crate::simd::PANEL;
+use crate::simd::features::{Bf16, Features, Vnni};
 
-/// Words from what is worked on to what is fetched.
+/// Words from the block in use to the block that is prefetched.
 const AHEAD: usize = 768;
 
 /// The 16 `f16` of half `i` of row `row` of a block.
 ///
 /// # Safety
-/// AVX-512 F must be there, `block` valid for the row.
+/// `block` must be valid for the row.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn half(block: *const u32, row: usize, i: usize) -> __m512 {
@@ -19,26 +21,30 @@ unsafe fn half(block: *const u32, row: usize, i: usize) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(block.add(row * HALVES + i * 8).cast())) }
 }
 
-/// # Safety
-/// AVX-512 F, BW and BF16 must be there.
+/// Dequantises the blocks of `panel` to pairs of `bf16`, 16 steps of 32 words for each block.
+#[inline(always)]
+pub(super) fn unpack(_: Bf16, format: BlockFormat, panel: &[u32], out: &mut [u32]) {
+    // SAFETY: the token proves that the instructions are there.
+    unsafe { unpack_blocks(format, panel, out) }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn unpack(u: Unpack) {
-    let Unpack { form, panel, out } = u;
+fn unpack_blocks(format: BlockFormat, panel: &[u32], out: &mut [u32]) {
     // Lane 2i of the result is lane i of the lower half of the words, lane 2i + 1 of the upper half.
     let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
     // SAFETY: 64 bytes.
     let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
-    let mask = _mm512_set1_epi32(if form == Form::Bytes { 0xff } else { 0x0f });
-    let blocks = panel.chunks_exact(form.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
+    let mask = _mm512_set1_epi32(if format == BlockFormat::Q8 { 0xff } else { 0x0f });
+    let blocks = panel.chunks_exact(format.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
     for (block, out) in blocks {
         let (block, out) = (block.as_ptr(), out.as_mut_ptr());
         for i in 0..2 {
-            // SAFETY: a block has head and quads as `form` says; the output has 16 steps of 32 words.
+            // SAFETY: a block has head and quads as `format` says; the output has 16 steps of 32 words.
             unsafe {
                 let scale = half(block, 0, i);
-                let min = match form {
-                    Form::Bytes => _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)),
-                    Form::Nibbles => half(block, 1, i),
+                let min = match format {
+                    BlockFormat::Q8 => _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)),
+                    BlockFormat::Q4 => half(block, 1, i),
                 };
                 let value =
                     |w: __m512i| _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(w, mask)), scale, min);
@@ -52,10 +58,11 @@ pub(super) unsafe fn unpack(u: Unpack) {
                         _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(order, words));
                     }
                 };
-                let word = |t: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
-                match form {
-                    Form::Bytes => (0..QUADS).for_each(|t| put(word(t), t)),
-                    Form::Nibbles => (0..QUADS / 2).for_each(|t| {
+                let word =
+                    |t: usize| _mm512_loadu_si512(block.add(format.head() + t * PANEL + i * 16).cast());
+                match format {
+                    BlockFormat::Q8 => (0..QUADS).for_each(|t| put(word(t), t)),
+                    BlockFormat::Q4 => (0..QUADS / 2).for_each(|t| {
                         let w = word(t);
                         put(w, t);
                         put(_mm512_srli_epi32::<4>(w), QUADS / 2 + t);
@@ -66,14 +73,18 @@ pub(super) unsafe fn unpack(u: Unpack) {
     }
 }
 
-/// # Safety
-/// AVX-512 F must be there.
+/// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
+#[inline(always)]
+pub(super) fn quantize(_: Features, x: &[f32], out: &mut [u32]) {
+    // SAFETY: the token proves that the instructions are there.
+    unsafe { quantize_row(x, out) }
+}
+
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn quantize(q: Quantize) {
-    let Quantize { x, out } = q;
+fn quantize_row(x: &[f32], out: &mut [u32]) {
     for (x, out) in x.chunks(BLOCK).zip(out.chunks_exact_mut(X_WORDS)) {
         let there = ((1u64 << x.len()) - 1) as u32;
-        // SAFETY: what is loaded of the block is there; its bytes fit the first words of `out`.
+        // SAFETY: the masks cover the inputs of the block; its bytes fit the first words of `out`.
         unsafe {
             let x = [
                 _mm512_maskz_loadu_ps(there as u16, x.as_ptr()),
@@ -82,7 +93,7 @@ pub(super) unsafe fn quantize(q: Quantize) {
             let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
             let scale = largest / 127.0;
             let inverse = _mm512_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-            // To the nearest, ties to even; the lowest byte of what a NaN becomes is 0.
+            // To the nearest, ties to even; a NaN becomes an integer whose lowest byte is 0.
             let q = x.map(|x| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
             let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
             let to = out.as_mut_ptr().cast::<__m128i>();
@@ -95,37 +106,42 @@ pub(super) unsafe fn quantize(q: Quantize) {
     }
 }
 
-/// y (rows × 32) = rows of `words` activations times a panel. Weights of a block stay in registers while all rows pass.
-///
-/// # Safety
-/// AVX-512 F, BW and VNNI must be there.
+/// y (rows × 32) = rows of `words` activations times a panel.
+#[inline(always)]
+pub(super) fn rows(_: Vnni, format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
+    // SAFETY: the token proves that the instructions are there.
+    unsafe { multiply_rows(format, panel, x, words, y) }
+}
+
+/// Weights of a block stay in registers while all rows pass.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn rows(form: Form, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
-    let (blocks, rows) = (panel.len() / form.words(), y.len() / PANEL);
+fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
+    let (blocks, rows) = (panel.len() / format.words(), y.len() / PANEL);
     assert!(words >= blocks * X_WORDS && x.len() >= rows * words);
     let low = _mm512_set1_epi8(0x0f);
     y.fill(0.0);
-    for (index, block) in panel.chunks_exact(form.words()).enumerate() {
+    for (index, block) in panel.chunks_exact(format.words()).enumerate() {
         let block = block.as_ptr();
-        for line in (0..form.words()).step_by(16) {
+        for line in (0..format.words()).step_by(16) {
             _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line).cast());
         }
         let mut weights = [[_mm512_setzero_si512(); 2]; QUADS];
         let (mut scale, mut min) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
         for i in 0..2 {
-            // SAFETY: a block has head and quads as `form` says.
+            // SAFETY: a block has head and quads as `format` says.
             unsafe {
-                let word = |t: usize| _mm512_loadu_si512(block.add(form.head() + t * PANEL + i * 16).cast());
-                match form {
-                    Form::Bytes => (0..QUADS).for_each(|t| weights[t][i] = word(t)),
-                    Form::Nibbles => (0..QUADS / 2).for_each(|t| {
+                let word =
+                    |t: usize| _mm512_loadu_si512(block.add(format.head() + t * PANEL + i * 16).cast());
+                match format {
+                    BlockFormat::Q8 => (0..QUADS).for_each(|t| weights[t][i] = word(t)),
+                    BlockFormat::Q4 => (0..QUADS / 2).for_each(|t| {
                         let w = word(t);
                         weights[t][i] = _mm512_and_si512(w, low);
                         weights[QUADS / 2 + t][i] = _mm512_and_si512(_mm512_srli_epi16::<4>(w), low);
                     }),
                 }
                 scale[i] = half(block, 0, i);
-                if form == Form::Nibbles {
+                if format == BlockFormat::Q4 {
                     min[i] = half(block, 1, i);
                 }
             }
@@ -137,7 +153,7 @@ pub(super) unsafe fn rows(form: Form, panel: &[u32], x: &[u32], words: usize, y:
                 let number = |at: usize| _mm512_set1_epi32(*x.add(at) as i32);
                 let float = |at: usize| _mm512_castsi512_ps(number(at));
                 let mut dots =
-                    [if form == Form::Bytes { number(X_START) } else { _mm512_setzero_si512() }; 2];
+                    [if format == BlockFormat::Q8 { number(X_START) } else { _mm512_setzero_si512() }; 2];
                 for (t, weights) in weights.iter().enumerate() {
                     let x = number(t);
                     dots[0] = _mm512_dpbusd_epi32(dots[0], weights[0], x);
@@ -147,7 +163,7 @@ pub(super) unsafe fn rows(form: Form, panel: &[u32], x: &[u32], words: usize, y:
                     let y = y.add(i * 16);
                     let scale = _mm512_mul_ps(scale[i], float(X_SCALE));
                     let mut sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), scale, _mm512_loadu_ps(y));
-                    if form == Form::Nibbles {
+                    if format == BlockFormat::Q4 {
                         sum = _mm512_fmadd_ps(min[i], float(X_SUM), sum);
                     }
                     _mm512_storeu_ps(y, sum);

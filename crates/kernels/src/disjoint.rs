@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A mutable slice handed to several tasks at once.
-pub(crate) struct Shared<'a, T> {
+pub(crate) struct DisjointMut<'a, T> {
     ptr: *mut T,
     len: usize,
     _of: PhantomData<&'a mut [T]>,
@@ -12,11 +12,12 @@ pub(crate) struct Shared<'a, T> {
 
 // SAFETY: access goes through `part`, whose caller promises that parts in use at one time are disjoint;
 // then each element is reached by one thread, as with `&mut [T]` split by `split_at_mut`.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
+unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
-    pub(crate) fn new(slice: &'a mut [T]) -> Shared<'a, T> {
-        Shared { ptr: slice.as_mut_ptr(), len: slice.len(), _of: PhantomData }
+impl<'a, T> DisjointMut<'a, T> {
+    /// Takes the slice for as long as its parts may be used.
+    pub(crate) fn new(slice: &'a mut [T]) -> DisjointMut<'a, T> {
+        DisjointMut { ptr: slice.as_mut_ptr(), len: slice.len(), _of: PhantomData }
     }
 
     /// The elements `r`. Panics if they reach past the end.
@@ -30,9 +31,9 @@ impl<'a, T> Shared<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r.start), r.end - r.start) }
     }
 
+    /// Where the elements `r` lie; some of them may belong to other tasks. Panics if they reach past the end.
     #[cfg(target_arch = "x86_64")]
-    /// Where the elements `r` lie, some of which may be another task's. Panics if they reach past the end.
-    pub(crate) fn within(&self, r: Range<usize>) -> *mut T {
+    pub(crate) fn as_mut_ptr(&self, r: Range<usize>) -> *mut T {
         assert!(r.start <= r.end && r.end <= self.len, "part {r:?} of {} elements", self.len);
         // SAFETY: in bounds by the assertion.
         unsafe { self.ptr.add(r.start) }

@@ -1,34 +1,34 @@
-//! Sums of the last rows of weights, kept up to date, and the lowest of them.
+//! Operations on rows of stored weights and on sums of them.
 
 use half::f16;
 
 use crate::simd::{Kernel, Simd, load_part, store_part};
-use crate::{Isa, convert};
+use crate::{convert, isa};
 
 /// Numbers that are worked on together: a multiple of every vector's.
 const LANES: usize = 16;
 
-/// A row of weights is overwritten by a new one, rounded to `f16`, and sums follow it: `sum += new − old`. Weights in `f16`
-/// are multiples of 2⁻²⁴, so that sums in `f64` are exact.
+/// Replaces a row of weights by a new one, rounded to `f16`, and updates sums over rows: `sum += new − old`. Weights in
+/// `f16` are multiples of 2⁻²⁴, so that sums in `f64` are exact.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn exchange_row(row: &mut [f16], new: &[f32], sums: &mut [f64]) {
-    assert!(new.len() == row.len() && sums.len() == row.len(), "one of each for every slot");
-    Isa::best().run(Exchange { row, new, sums });
+pub fn replace_row_in_sums(row: &mut [f16], new: &[f32], sums: &mut [f64]) {
+    assert!(new.len() == row.len() && sums.len() == row.len(), "rows of one length");
+    isa::process_level().run(ReplaceRow { row, new, sums });
 }
 
-struct Exchange<'a> {
+struct ReplaceRow<'a> {
     row: &'a mut [f16],
     new: &'a [f32],
     sums: &'a mut [f64],
 }
 
-impl Kernel for Exchange<'_> {
+impl Kernel for ReplaceRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, simd: S) {
         let slots = self.row.chunks_mut(LANES).zip(self.new.chunks(LANES)).zip(self.sums.chunks_mut(LANES));
         for ((row, new), sums) in slots {
             let (mut old, mut rounded) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -37,9 +37,9 @@ impl Kernel for Exchange<'_> {
                 let at = row.as_mut_ptr().wrapping_add(i);
                 // SAFETY: the counts stay within slices of `n` and arrays of LANES, a multiple of the vector's.
                 unsafe {
-                    S::store(old.as_mut_ptr().add(i), load_part::<S, f16>(at, n - i));
-                    store_part::<S, f16>(at, load_part::<S, f32>(new.as_ptr().add(i), n - i), n - i);
-                    S::store(rounded.as_mut_ptr().add(i), load_part::<S, f16>(at, n - i));
+                    simd.store(old.as_mut_ptr().add(i), load_part(simd, at, n - i));
+                    store_part(simd, at, load_part(simd, new.as_ptr().add(i), n - i), n - i);
+                    simd.store(rounded.as_mut_ptr().add(i), load_part(simd, at, n - i));
                 }
             }
             // Not in `f32`, where 7 − 2⁻²⁴ is 7.
@@ -50,21 +50,21 @@ impl Kernel for Exchange<'_> {
     }
 }
 
-/// `row` becomes `new`, rounded to `f16`.
+/// row = `new`, rounded to `f16`, ties to even.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn round_row(row: &mut [f16], new: &[f32]) {
-    assert_eq!(row.len(), new.len(), "one of each for every slot");
+pub fn round_to_f16(row: &mut [f16], new: &[f32]) {
+    assert_eq!(row.len(), new.len(), "rows of one length");
     convert::f32_to_f16(new, row);
 }
 
-/// Raises each of `row`, none of them negative, to what stands at its place in `other`.
+/// row = max(row, other), element by element; no element is negative.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn raise_row(row: &mut [f16], other: &[f16]) {
-    assert_eq!(row.len(), other.len(), "one of each for every slot");
+pub fn max_assign(row: &mut [f16], other: &[f16]) {
+    assert_eq!(row.len(), other.len(), "rows of one length");
     // Numbers in `f16` that are not negative are ordered as their bits are.
     for (to, other) in row.iter_mut().zip(other) {
         let (a, b) = (to.to_bits() as i16, other.to_bits() as i16);
@@ -72,28 +72,28 @@ pub fn raise_row(row: &mut [f16], other: &[f16]) {
     }
 }
 
-/// The slot of the lowest sum among those whose position is below `before`; of equal ones, that of the latest position. None
-/// if there is none.
+/// The index of the smallest value among those whose position is below `before`; of equal values, the index of the largest
+/// position. None if no position is below `before`.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn lowest(sums: &[f64], positions: &[u32], before: u32) -> Option<usize> {
-    assert_eq!(sums.len(), positions.len(), "a position for every sum");
-    Isa::best().run(Lowest { sums, positions, before })
+pub fn argmin_before(values: &[f64], positions: &[u32], before: u32) -> Option<usize> {
+    assert_eq!(values.len(), positions.len(), "a position for every value");
+    isa::process_level().run(ArgminBefore { sums: values, positions, before })
 }
 
-struct Lowest<'a> {
+struct ArgminBefore<'a> {
     sums: &'a [f64],
     positions: &'a [u32],
     before: u32,
 }
 
-impl Kernel for Lowest<'_> {
+impl Kernel for ArgminBefore<'_> {
     type Output = Option<usize>;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> Option<usize> {
-        let Lowest { sums, positions, before } = self;
+    fn run<S: Simd>(self, _: S) -> Option<usize> {
+        let ArgminBefore { sums, positions, before } = self;
         let mut lanes = [f64::INFINITY; LANES];
         let whole = sums.len() / LANES * LANES;
         for (sums, positions) in sums[..whole].chunks_exact(LANES).zip(positions.chunks_exact(LANES)) {
@@ -140,14 +140,14 @@ mod tests {
             (0..n as u32).map(|i| ((i * 7 + seed * 13) % 31) as f32 / 64.0).collect()
         };
         let (mut row, mut sums) = (vec![f16::ZERO; n], vec![0.0; n]);
-        exchange_row(&mut row, &weights(1), &mut sums);
+        replace_row_in_sums(&mut row, &weights(1), &mut sums);
         let mut other = vec![f16::ZERO; n];
-        exchange_row(&mut other, &weights(3), &mut sums);
-        exchange_row(&mut row, &weights(2), &mut sums);
+        replace_row_in_sums(&mut other, &weights(3), &mut sums);
+        replace_row_in_sums(&mut row, &weights(2), &mut sums);
         for (i, sum) in sums.iter().enumerate() {
             assert_eq!(*sum, f64::from(weights(2)[i]) + f64::from(weights(3)[i]), "{i}");
         }
-        raise_row(&mut row, &other);
+        max_assign(&mut row, &other);
         for (i, row) in row.iter().enumerate() {
             assert_eq!(row.to_f32(), weights(2)[i].max(weights(3)[i]), "{i}");
         }
@@ -155,10 +155,10 @@ mod tests {
             let expected = (0..n)
                 .filter(|i| born[*i] < before)
                 .min_by(|a, b| sums[*a].total_cmp(&sums[*b]).then(born[*b].cmp(&born[*a])));
-            assert_eq!(lowest(&sums, &born, before), expected, "{before}");
+            assert_eq!(argmin_before(&sums, &born, before), expected, "{before}");
         }
-        assert_eq!(lowest(&[0.0; 20], &(0..20).collect::<Vec<_>>(), 9), Some(8));
-        assert_eq!(lowest(&[], &[], 9), None);
+        assert_eq!(argmin_before(&[0.0; 20], &(0..20).collect::<Vec<_>>(), 9), Some(8));
+        assert_eq!(argmin_before(&[], &[], 9), None);
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         {
             let (old, new) = (f16::from_f32(old), f16::from_f32(new));
             let (mut row, mut sums) = ([old], [f64::from(old)]);
-            exchange_row(&mut row, &[new.to_f32()], &mut sums);
+            replace_row_in_sums(&mut row, &[new.to_f32()], &mut sums);
             assert_eq!(sums, [f64::from(new)], "{old} {new}");
         }
     }

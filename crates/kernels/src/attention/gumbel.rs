@@ -1,35 +1,40 @@
-//! Gumbel noise for attention scores: the same number for the same place, whatever is computed when and by whom.
+//! Gumbel noise for attention scores. The noise of a query head, row and token does not depend on the order of
+//! computation or on the number of threads.
 
-use super::Attention;
-use super::queries::Block;
+use super::input::Attention;
+use super::query_blocks::QueryBlock;
 use crate::simd::KEYS;
 
-/// Noise of a call of [`Cpu::noisy_column_sums`](crate::Cpu::noisy_column_sums): `g = −ln(−ln U)` before the softmax, whose
-/// logits are divided by `τ`. `U` is a hash of seed, query head, row and token.
+/// Noise of a call of [`Cpu::noisy_attention_mass`](crate::Cpu::noisy_attention_mass): `g = −ln(−ln U)` is added to the
+/// logits, which are then divided by the temperature `τ`. `U` is a hash of seed, query head, row and token.
 #[derive(Clone, Copy, Debug)]
-pub struct Noise<'a> {
-    /// What tells runs, and layers, apart; none for no noise.
+pub struct GumbelNoise<'a> {
+    /// Differs from run to run and from layer to layer. Without a seed there is no noise.
     pub seed: Option<u64>,
-    /// Temperature, above 0.
-    pub tau: f32,
+    /// `τ`, above 0.
+    pub temperature: f32,
     /// Position of each row.
-    pub rows: &'a [u32],
+    pub query_positions: &'a [u32],
     /// Position of the token in each slot, kv_heads × capacity.
-    pub tokens: &'a [u32],
+    pub key_positions: &'a [u32],
 }
 
-impl Noise<'_> {
+impl GumbelNoise<'_> {
     pub(super) fn check(&self, a: &Attention) {
-        assert!(self.tau > 0.0, "the temperature is above 0");
-        assert_eq!(self.rows.len(), a.visible.len(), "one position a row");
-        assert_eq!(self.tokens.len(), a.kv_heads * a.capacity, "one position for each KV head and slot");
+        assert!(self.temperature > 0.0, "the temperature is above 0");
+        assert_eq!(self.query_positions.len(), a.visible.len(), "one position a row");
+        assert_eq!(
+            self.key_positions.len(),
+            a.kv_heads * a.capacity,
+            "one position for each KV head and slot"
+        );
     }
 
     /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones. In base 2 the noise is
     /// `−log₂(−log₂ U)`, but for a constant that softmax does not see.
     #[inline(always)]
-    pub(super) fn add(&self, block: &Block, i: usize, first: usize, scores: &mut [f32]) {
-        let scale = 1.0 / self.tau;
+    pub(super) fn add(&self, block: &QueryBlock, i: usize, first: usize, scores: &mut [f32]) {
+        let scale = 1.0 / self.temperature;
         let Some(seed) = self.seed else {
             for score in scores.iter_mut() {
                 *score *= scale;
@@ -38,9 +43,9 @@ impl Noise<'_> {
         };
         let (shape, row) = (block.shape, block.row(i));
         let head = block.index(i) - row * shape.heads;
-        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.rows[row])));
+        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row])));
         let (low, high) = (key as u32, (key >> 32) as u32);
-        let tokens = &self.tokens[block.g * shape.capacity..(block.g + 1) * shape.capacity];
+        let tokens = &self.key_positions[block.g * shape.capacity..(block.g + 1) * shape.capacity];
         let mut positions = [0; KEYS];
         let here = &tokens[first..(first + KEYS).min(tokens.len())];
         positions[..here.len()].copy_from_slice(here);

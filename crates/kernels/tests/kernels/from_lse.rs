@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use refrain_kernels::{Cpu, Isa, Precision, Report};
+use refrain_kernels::{AttentionOutputs, Cpu, Isa, Precision};
 
 use crate::attention::{Case, causal};
 use crate::{DTYPES, Rng, bits, cpus};
@@ -10,7 +10,11 @@ use crate::{DTYPES, Rng, bits, cpus};
 /// Logarithms that attention tells of the case's rows.
 fn logarithms(case: &Case, cpu: &Cpu) -> Vec<f32> {
     let (mut out, mut lse) = (vec![0.0; case.q.len()], vec![f32::NAN; case.visible.len() * case.heads]);
-    cpu.attention_reporting(&case.all(), &mut out, Report { lse: Some(&mut lse), ..Report::default() });
+    cpu.attention_with_outputs(
+        &case.all(),
+        &mut out,
+        AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
+    );
     lse
 }
 
@@ -27,7 +31,7 @@ fn see_less(case: &mut Case, lse: &mut [f32]) {
     }
 }
 
-/// Rows × heads × capacity: weights that softmax gave, of those slots that are seen now.
+/// WeightRows × heads × capacity: weights that softmax gave, of those slots that are seen now.
 fn weights(case: &Case, seen: &[(u32, u32)]) -> Vec<f64> {
     let mut all = vec![0.0; case.visible.len() * case.heads * case.capacity];
     for r in 0..case.visible.len() {
@@ -70,12 +74,12 @@ fn assert_near(a: &[f32], b: &[f64], tolerance: f64, what: &str) {
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
         let error = (f64::from(*a) - b).abs();
         assert!(error <= tolerance * (b + mean), "{what}: element {i} is {a}, should be {b}");
-        assert!(*b != 0.0 || *a < 1e-30, "{what}: nobody sees element {i}, {a}");
+        assert!(*b != 0.0 || *a < 1e-30, "{what}: no row sees element {i}, {a}");
     }
 }
 
 #[test]
-fn what_slots_receive_and_what_rows_give_to_some() {
+fn attention_mass_and_column_weights_of_given_logarithms() {
     let mut rng = Rng::new(41);
     let scattered = (0..41).map(|_| (rng.below(300) as u32, 301 + rng.below(300) as u32)).collect();
     let cases = [
@@ -110,11 +114,11 @@ fn what_slots_receive_and_what_rows_give_to_some() {
                 let tiles = cpu.isa() == Isa::Amx && precision != Precision::F32;
                 let tolerance = if tiles { 2e-2 } else { 1e-4 };
                 let mut got = vec![f32::NAN; case.kv_heads * slots.len()];
-                cpu.received(&case.all(), &lse, slots.clone(), &mut got);
+                cpu.attention_mass_from_lse(&case.all(), &lse, slots.clone(), &mut got);
                 assert_near(&got, &sums(&case, should, slots.clone()), tolerance, &what);
                 for some in [&some[..], few, &[]] {
                     let mut got = vec![f32::NAN; some.len() * case.visible.len()];
-                    cpu.weights_of(&case.all(), &lse, some, &mut got);
+                    cpu.column_weights_from_lse(&case.all(), &lse, some, &mut got);
                     assert_near(&got, &chosen(&case, should, some), tolerance, &what);
                 }
             }
@@ -123,7 +127,7 @@ fn what_slots_receive_and_what_rows_give_to_some() {
 }
 
 #[test]
-fn threads_do_not_change_what_slots_receive() {
+fn threads_do_not_change_attention_mass() {
     let mut rng = Rng::new(42);
     for (shape, n) in [((14, 2, 64), 700), ((9, 3, 64), 450), ((3, 1, 80), 900)] {
         let mut case = Case::new(&mut rng, DTYPES[1], shape, n, causal(n - 30, n, usize::MAX));
@@ -134,9 +138,9 @@ fn threads_do_not_change_what_slots_receive() {
                 let lse = logarithms(&case, one);
                 let all = |cpu: &Cpu| {
                     let mut sums = vec![f32::NAN; case.kv_heads * n];
-                    cpu.received(&case.all(), &lse, 0..n, &mut sums);
+                    cpu.attention_mass_from_lse(&case.all(), &lse, 0..n, &mut sums);
                     let mut weights = vec![f32::NAN; some.len() * case.visible.len()];
-                    cpu.weights_of(&case.all(), &lse, &some, &mut weights);
+                    cpu.column_weights_from_lse(&case.all(), &lse, &some, &mut weights);
                     (bits(&sums), bits(&weights))
                 };
                 let should = all(one);
@@ -161,8 +165,8 @@ fn slots_that_no_row_sees_give_nothing_whatever_they_hold() {
     for cpu in cpus(2) {
         let lse = logarithms(&case, &cpu);
         let (mut sums, mut weights) = (vec![f32::NAN; 2 * 200], vec![f32::NAN; 200 * 40]);
-        cpu.received(&case.all(), &lse, 0..200, &mut sums);
-        cpu.weights_of(&case.all(), &lse, &all, &mut weights);
+        cpu.attention_mass_from_lse(&case.all(), &lse, 0..200, &mut sums);
+        cpu.column_weights_from_lse(&case.all(), &lse, &all, &mut weights);
         for total in [sums.iter().sum::<f32>(), weights.iter().sum()] {
             assert!((total - 160.0).abs() < 0.5, "{:?}: {total}", cpu.isa());
         }

@@ -1,0 +1,231 @@
+//! Which kernel computes an attention, and how its blocks are shared out among the threads.
+
+use half::{bf16, f16};
+
+use super::decode::{self, DecodeSegment, SegmentWeights};
+use super::flash::{FlashBlock, FlashSegment, MergeSegments};
+use super::input::Attention;
+use super::query_blocks::{QueryBlock, SEGMENT};
+use super::workspace::ROUNDS;
+#[cfg(target_arch = "x86_64")]
+use super::{flash_amx, input::TILE_ROWS};
+use crate::buffer::Slice;
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::linear::Precision;
+use crate::scratch;
+use crate::simd::Elem;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{KEYS, features::Amx};
+
+/// Optional outputs of an attention beside its values.
+#[derive(Debug, Default)]
+pub struct AttentionOutputs<'a> {
+    /// ln Σ_t exp(score) of each row and head over the slots that it sees; rows × heads.
+    pub lse: Option<&'a mut [f32]>,
+    /// Attention mass that the last `w` rows give to each slot, `(w, sums)`: see [`Cpu::attention_mass`];
+    /// kv_heads × capacity.
+    pub attention_mass: Option<(usize, &'a mut [f32])>,
+    /// Logits of the last `w` rows with all heads concatenated, `(w, z)`: see [`Cpu::concat_logits`]; w × capacity.
+    pub concat_logits: Option<(usize, &'a mut [f32])>,
+}
+
+impl Cpu {
+    /// out (rows × heads × head_dim) = softmax(scale · q · kᵀ) · v.
+    ///
+    /// # Panics
+    /// If lengths do not fit, or keys and values have different types.
+    pub fn attention(&self, a: &Attention, out: &mut [f32]) {
+        self.attention_with_outputs(a, out, AttentionOutputs::default());
+    }
+
+    /// [`Cpu::attention`] with further outputs.
+    ///
+    /// # Panics
+    /// As [`Cpu::attention`], and if an output is asked for of more rows than there are.
+    pub fn attention_with_outputs(&self, a: &Attention, out: &mut [f32], outputs: AttentionOutputs) {
+        a.check();
+        assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
+        let AttentionOutputs { lse, attention_mass, concat_logits } = outputs;
+        assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
+        let lse = lse.map(DisjointMut::new);
+        match (a.k, a.v) {
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, lse.as_ref(), None),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, lse.as_ref(), None),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, lse.as_ref(), None),
+            (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
+        }
+        let last = |w: usize| {
+            let first = a.visible.len() - w;
+            let q = &a.q[first * a.heads * a.head_dim..];
+            Attention { q, visible: &a.visible[first..], ..*a }
+        };
+        if let Some((w, sums)) = attention_mass {
+            self.attention_mass(&last(w), 0..a.capacity, sums);
+        }
+        if let Some((w, z)) = concat_logits {
+            let Attention { q, heads, kv_heads, head_dim, k, capacity, scale, .. } = last(w);
+            self.concat_logits(q, heads, kv_heads, head_dim, k, capacity, 0..capacity, scale, z);
+        }
+    }
+
+    /// Attention of a single row, and the weights that it gives to each slot, summed over the heads of a group;
+    /// weights: kv_heads × `visible[0].1`. Where the kernel of decoding computes the row, keys are read only once.
+    ///
+    /// # Panics
+    /// As [`Cpu::attention`], and if there is another number of rows than one.
+    pub fn decode_with_weights(&self, a: &Attention, out: &mut [f32], weights: &mut [f32]) {
+        a.check();
+        assert_eq!(a.visible.len(), 1, "there is one row");
+        let end = a.visible[0].1 as usize;
+        assert_eq!(weights.len(), a.kv_heads * end, "one weight for each KV head and slot");
+        if a.precision == Precision::F32 || a.heads / a.kv_heads > decode::QUERIES {
+            self.attention(a, out);
+            return self.row_weights(a, 0..end, weights);
+        }
+        assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
+        match (a.k, a.v) {
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, None, Some(weights)),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, None, Some(weights)),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, None, Some(weights)),
+            (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
+        }
+    }
+
+    /// `weights` are those of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
+    fn attend<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        v: &[E],
+        out: &mut [f32],
+        lse: Option<&DisjointMut<f32>>,
+        weights: Option<&mut [f32]>,
+    ) {
+        let (shape, rows) = (a.shape(), a.visible.len());
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = self.amx()
+            && a.precision != Precision::F32
+            && rows >= TILE_ROWS
+            && shape.group <= flash_amx::MOST_HEADS
+        {
+            return self.attend_amx(amx, a, k, v, out, lse);
+        }
+        let each = shape.block_rows(rows, self.threads());
+        let blocks = rows.div_ceil(each);
+        let tasks = shape.kv_heads * blocks;
+        let last = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
+        let worth = rows * last * shape.heads * shape.head_dim > 1 << 18;
+        // Rows ascend, so the last blocks have most to do: they go first.
+        let block = |t: usize| {
+            let b = blocks - 1 - t / shape.kv_heads;
+            QueryBlock { shape, g: t % shape.kv_heads, rows: b * each..((b + 1) * each).min(rows) }
+        };
+        let out = &DisjointMut::new(out);
+        let segments = last.div_ceil(SEGMENT);
+        let is_decode = a.precision != Precision::F32 && blocks == 1 && rows * shape.group <= decode::QUERIES;
+        if !is_decode && (!worth || tasks >= 2 * self.threads() || segments == 1) {
+            self.parallel_if(worth, tasks, &|t| self.run(FlashBlock { a, k, v, block: block(t), out, lse }));
+            return;
+        }
+        // There are too few blocks for the threads: one task computes a segment of the keys, then the segments of a block
+        // are merged.
+        let size = shape.part_len(each * shape.group);
+        let kept = if weights.is_some() { decode::QUERIES * SEGMENT } else { 0 };
+        let pieces = tasks * segments;
+        let mut scratch = scratch::borrow(&ROUNDS, pieces * (size + kept));
+        let (parts, all_kept) = scratch.as_f32_mut()[..pieces * (size + kept)].split_at_mut(pieces * size);
+        let (shared, shared_kept) = (DisjointMut::new(parts), DisjointMut::new(all_kept));
+        self.parallel_if(worth, pieces, &|i| {
+            // SAFETY: part `i` belongs to task `i`.
+            let part = unsafe { shared.part(i * size..(i + 1) * size) };
+            let (block, segment) = (block(i / segments), i % segments);
+            if is_decode {
+                // SAFETY: part `i` belongs to task `i`.
+                let kept = (kept > 0).then(|| unsafe { shared_kept.part(i * kept..(i + 1) * kept) });
+                return self.run(DecodeSegment { a, k, v, block, segment, part, kept });
+            }
+            self.run(FlashSegment { a, k, v, block, segment, part });
+        });
+        self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
+            let parts = &parts[t * segments * size..(t + 1) * segments * size];
+            self.run(MergeSegments { parts, size, block: block(t), out, lse });
+        });
+        if let Some(weights) = weights {
+            self.decode_weights(a, (parts, size), all_kept, weights);
+        }
+    }
+
+    /// The weights of a single row, from the partial outputs `parts` (`size` floats apart) and the probabilities `kept` that
+    /// [`DecodeSegment`] wrote for each KV head and segment.
+    fn decode_weights(
+        &self,
+        a: &Attention,
+        (parts, size): (&[f32], usize),
+        kept: &[f32],
+        weights: &mut [f32],
+    ) {
+        const KEPT: usize = decode::QUERIES * SEGMENT;
+        let (first, last) = (a.visible[0].0 as usize, a.visible[0].1 as usize);
+        let segments = last.div_ceil(SEGMENT);
+        let weights = DisjointMut::new(weights);
+        self.parallel_if(last * a.heads > 1 << 15, a.kv_heads * segments, &|i| {
+            let (g, segment) = (i / segments, i % segments);
+            let slots = segment * SEGMENT..((segment + 1) * SEGMENT).min(last);
+            // SAFETY: a head's slots of a segment belong to one task.
+            let weights = unsafe { weights.part(g * last + slots.start..g * last + slots.end) };
+            let (unseen, weights) = weights.split_at_mut(first.clamp(slots.start, slots.end) - slots.start);
+            unseen.fill(0.0);
+            if !weights.is_empty() {
+                let block = QueryBlock { shape: a.shape(), g, rows: 0..1 };
+                let parts = &parts[g * segments * size..(g + 1) * segments * size];
+                let kept = &kept[i * KEPT..(i + 1) * KEPT];
+                self.run(SegmentWeights { block, parts, size, segment, kept, weights });
+            }
+        });
+    }
+
+    /// [`Cpu::attend`] with AMX: keys and values are packed as tiles once, then the blocks of rows go over them.
+    #[cfg(target_arch = "x86_64")]
+    fn attend_amx<E: Elem>(
+        &self,
+        amx: Amx,
+        a: &Attention,
+        k: &[E],
+        v: &[E],
+        out: &mut [f32],
+        lse: Option<&DisjointMut<f32>>,
+    ) {
+        let (shape, rows) = (a.shape(), a.visible.len());
+        let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
+        let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
+        let (tiles, words) = ((end - start).div_ceil(KEYS), shape.tile_words());
+        let mut scratch = scratch::borrow(&ROUNDS, shape.kv_heads * tiles * words);
+        let packed = &mut scratch.as_u32_mut()[..shape.kv_heads * tiles * words];
+        let shared = DisjointMut::new(packed);
+        self.parallel(shape.kv_heads * tiles, &|t| {
+            let (g, first) = (t / tiles, start + t % tiles * KEYS);
+            // SAFETY: tile `t` belongs to task `t`.
+            let out = unsafe { shared.part(t * words..(t + 1) * words) };
+            let slots = first..(first + KEYS).min(end);
+            self.run(flash_amx::PackKeysValues {
+                amx,
+                shape,
+                k: shape.head(k, g),
+                v: shape.head(v, g),
+                slots,
+                out,
+            });
+        });
+        let each = flash_amx::block_rows(&shape, rows, self.threads());
+        let blocks = rows.div_ceil(each);
+        let out = &DisjointMut::new(out);
+        // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
+        self.parallel(shape.kv_heads * blocks, &|t| {
+            let (g, b) = (t / blocks, blocks - 1 - t % blocks);
+            let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
+            let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
+            self.run(flash_amx::FlashBlockAmx { amx, a, packed, first: start, block, out, lse });
+        });
+    }
+}

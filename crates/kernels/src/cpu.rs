@@ -1,0 +1,119 @@
+//! The CPU as a device: a thread pool and an instruction set.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::disjoint::DisjointMut;
+use crate::isa::{Isa, IsaError};
+use crate::pool::{self, Pool};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::features::Amx;
+use crate::simd::{Kernel, Level};
+
+/// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
+#[derive(Clone)]
+pub struct Cpu {
+    pool: Arc<Pool>,
+    isa: Isa,
+    level: Level,
+    batch_invariant: bool,
+}
+
+impl Cpu {
+    /// A pool of `threads` threads, the calling thread among them, with the instruction set [`Isa::selected`]. With 0
+    /// threads, one per available core.
+    ///
+    /// # Errors
+    /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
+    pub fn new(threads: usize) -> Result<Cpu, IsaError> {
+        Cpu::with_isa(threads, Isa::selected()?)
+    }
+
+    /// A pool of `threads` threads, as in [`Cpu::new`], with the instruction set `isa`.
+    ///
+    /// # Errors
+    /// If this machine lacks the instruction set.
+    pub fn with_isa(threads: usize, isa: Isa) -> Result<Cpu, IsaError> {
+        let level = isa.level().ok_or(IsaError::Unavailable(isa))?;
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = if threads == 0 { cores() } else { threads };
+        Ok(Cpu { pool: Arc::new(Pool::new(threads)), isa, level, batch_invariant: false })
+    }
+
+    /// A CPU of the calling thread alone, with the same instruction set.
+    pub fn single_threaded(&self) -> Cpu {
+        Cpu { pool: Arc::new(Pool::new(1)), ..self.clone() }
+    }
+
+    /// Number of threads that share the work.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Number of threads that would share work begun now: work begun inside a task stays on its thread.
+    pub(crate) fn sharing(&self) -> usize {
+        if pool::inside_task() { 1 } else { self.threads() }
+    }
+
+    /// Runs a kernel with the instruction set in use.
+    pub(crate) fn run<K: Kernel>(&self, kernel: K) -> K::Output {
+        self.level.run(kernel)
+    }
+
+    /// The tile registers, if the instruction set in use includes them.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn amx(&self) -> Option<Amx> {
+        self.level.amx()
+    }
+
+    /// Whether each row of a product is computed as if it were alone.
+    pub(crate) fn is_batch_invariant(&self) -> bool {
+        self.batch_invariant
+    }
+
+    /// This CPU, computing each row of a product as if it were alone.
+    pub(crate) fn to_batch_invariant(&self) -> Cpu {
+        Cpu { batch_invariant: true, ..self.clone() }
+    }
+
+    /// Runs `f(0..tasks)`, each index exactly once, dynamically balanced over the pool; returns when all are done.
+    ///
+    /// Several threads may call it at once: their jobs share the workers. Called from inside a task, it runs inline.
+    ///
+    /// # Panics
+    /// With the panic of a task; the remaining tasks may then be left out.
+    pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        self.pool.run(tasks, f);
+    }
+
+    /// Runs `f` on each of the items, exactly once, as [`Cpu::parallel`] runs tasks.
+    ///
+    /// # Panics
+    /// As [`Cpu::parallel`].
+    pub fn parallel_each<T: Send>(&self, items: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
+        let (tasks, items) = (items.len(), DisjointMut::new(items));
+        self.parallel(tasks, &|i| {
+            // SAFETY: item `i` belongs to task `i`.
+            unsafe { items.part(i..i + 1) }.iter_mut().for_each(|item| f(i, item));
+        });
+    }
+
+    /// Runs the tasks on the pool if they are worth waking its threads, otherwise on this thread, one after the other.
+    pub(crate) fn parallel_if(&self, worth: bool, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        if worth { self.parallel(tasks, f) } else { (0..tasks).for_each(f) }
+    }
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cpu")
+            .field("threads", &self.threads())
+            .field("isa", &self.isa)
+            .finish_non_exhaustive()
+    }
+}

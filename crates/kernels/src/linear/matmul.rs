@@ -1,0 +1,131 @@
+//! y (+)= x · Wᵀ + b over packed panels.
+//!
+//! Rows are packed in strips of 12. Blocks of rows fit the second-level cache, and the panel of a block of the sum fits the
+//! first-level cache. A task is a block of rows with a run of panels.
+
+use std::cell::Cell;
+
+use super::pack::PackStrip;
+#[cfg(target_arch = "x86_64")]
+use super::pack_amx;
+use super::panel_task::{Blocking, Epilogue, MatmulPath, PanelTask};
+use super::quant_blocks::QuantizeRow;
+use super::weights::{Activation, Linear};
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::scratch::{self, AlignedVec};
+use crate::simd::PANEL;
+
+/// Words of packed activations at a time.
+const PACKED: usize = 2 << 20;
+
+thread_local! {
+    /// Packed activations.
+    static X: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+}
+
+impl Cpu {
+    /// y (m × outputs) = x (m × inputs) · Wᵀ + b, m = x.len() / inputs.
+    ///
+    /// # Panics
+    /// If the lengths do not fit, or the weights are gate and up projections.
+    pub fn linear(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
+        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
+        self.product(w, x, y, Epilogue::Store);
+    }
+
+    /// y += x · Wᵀ + b, as in [`Cpu::linear`] (residual connection).
+    ///
+    /// # Panics
+    /// As [`Cpu::linear`].
+    pub fn linear_add(&self, w: &Linear, x: &[f32], y: &mut [f32]) {
+        assert!(w.gate_up.is_none(), "gate and up projections are for `linear_gated`");
+        self.product(w, x, y, Epilogue::Add);
+    }
+
+    /// y (m × width) = activation(x · Gᵀ + b) · (x · Uᵀ + c), weights packed by [`Linear::pack_gate_up`].
+    ///
+    /// # Panics
+    /// If the lengths do not fit, or the weights are not gate and up projections.
+    pub fn linear_gated(&self, w: &Linear, activation: Activation, x: &[f32], y: &mut [f32]) {
+        assert!(w.gate_up.is_some(), "the weights are gate and up projections");
+        self.product(w, x, y, Epilogue::Gated(activation));
+    }
+
+    fn product(&self, w: &Linear, x: &[f32], y: &mut [f32], epilogue: Epilogue) {
+        let (m, width) = (x.len() / w.inputs, w.outputs());
+        assert_eq!(x.len(), m * w.inputs, "x is m × inputs");
+        assert_eq!(y.len(), m * width, "y is m × {width}");
+        if y.is_empty() {
+            return;
+        }
+        let blocking = Blocking::of(w, self, m);
+        let rows = (PACKED / blocking.words).max(blocking.rows) / blocking.rows * blocking.rows;
+        let mut scratch = scratch::borrow(&X, blocking.words * m.min(rows).next_multiple_of(blocking.strip));
+        for (x, y) in x.chunks(rows * w.inputs).zip(y.chunks_mut(rows * width)) {
+            self.pack_rows(w, x, blocking, scratch.as_u32_mut());
+            self.multiply(w, x.len() / w.inputs, blocking, scratch.as_u32(), y, epilogue);
+        }
+    }
+
+    /// Packs `x` strip after strip.
+    fn pack_rows(&self, w: &Linear, x: &[f32], blocking: Blocking, packed: &mut [u32]) {
+        let Blocking { strip, words, .. } = blocking;
+        let strips = (x.len() / w.inputs).div_ceil(strip);
+        let packed = DisjointMut::new(packed);
+        self.parallel_if(x.len() > 1 << 15, strips, &|s| {
+            let x = &x[s * strip * w.inputs..];
+            let x = &x[..x.len().min(strip * w.inputs)];
+            let width = blocking.width(x.len() / w.inputs);
+            // SAFETY: strip `s` belongs to task `s`.
+            let dst = unsafe { packed.part(s * strip * words..(s * strip + width) * words) };
+            match blocking.path {
+                #[cfg(target_arch = "x86_64")]
+                MatmulPath::Amx(token) => pack_amx::pack(token, w.inputs, x, dst),
+                MatmulPath::Q8Rows => {
+                    for (x, dst) in x.chunks_exact(w.inputs).zip(dst.chunks_exact_mut(words)) {
+                        self.run(QuantizeRow { x, out: dst });
+                    }
+                }
+                MatmulPath::Vector => {
+                    let pack = PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst };
+                    self.run(pack);
+                }
+            }
+        });
+    }
+
+    fn multiply(
+        &self,
+        w: &Linear,
+        m: usize,
+        blocking: Blocking,
+        packed: &[u32],
+        y: &mut [f32],
+        epilogue: Epilogue,
+    ) {
+        let panels = w.outputs.div_ceil(PANEL);
+        let blocks = m.div_ceil(blocking.rows);
+        let limit = blocking.chunk(m);
+        // Enough tasks that threads end at about the same time.
+        let chunk = (panels * blocks / (8 * self.sharing())).clamp(1, limit);
+        // Panels of a gate and an up projection stay together.
+        let chunk = if matches!(epilogue, Epilogue::Gated(_)) { chunk.next_multiple_of(2) } else { chunk };
+        let chunks = panels.div_ceil(chunk);
+        let y = DisjointMut::new(y);
+        // Some ten microseconds of arithmetic or of reading weights.
+        let worth = m * w.outputs * w.inputs > 1 << 21 || w.outputs * w.inputs > 1 << 17;
+        self.parallel_if(worth, blocks * chunks, &|t| {
+            let (block, c) = (t / chunks, t % chunks);
+            self.run(PanelTask {
+                w,
+                blocking,
+                packed,
+                y: &y,
+                epilogue,
+                rows: block * blocking.rows..((block + 1) * blocking.rows).min(m),
+                panels: c * chunk..((c + 1) * chunk).min(panels),
+            });
+        });
+    }
+}

@@ -1,0 +1,352 @@
+//! Tasks of a product: how its rows and steps are taken in blocks, and the kernels of a block.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use super::pack_amx;
+use super::quant_blocks::{BLOCK, MultiplyRows, Unpack, X_WORDS, blocks_of};
+use super::weights::{Activation, Linear, Precision};
+use crate::cpu::Cpu;
+use crate::disjoint::DisjointMut;
+use crate::scratch::{self, AlignedVec};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::features::Amx;
+use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip_width};
+
+/// Steps of one block of the sum: a panel of 36 KiB (half where a step's activations take two words).
+const STEP_BLOCK: usize = 288;
+/// Panels that share a block of activations while it is in the second-level cache.
+const CHUNK: usize = 8;
+/// Most rows that are multiplied one by one with quantised blocks as they are stored.
+const Q8_ROWS: usize = 4;
+/// Most rows of a task where each is multiplied as if it were alone: a panel is read once for all of them.
+const BATCH_INVARIANT_ROWS: usize = 64;
+/// Panels of one vector product, several chains of sums at once.
+const VECTOR_PANELS: usize = 2;
+
+thread_local! {
+    /// Parts of panels of blocks, as pairs.
+    pub(super) static UNPACKED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// Results of a task.
+    static CELLS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+}
+
+/// The kernels of a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum MatmulPath {
+    /// Tiles of 16 × 32 `bf16`.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
+    /// Quantised blocks as they are stored, row by row.
+    Q8Rows,
+    /// Strips of rows, weights of 16 or 32 outputs a vector.
+    Vector,
+}
+
+/// How rows are packed and taken in blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Blocking {
+    pub(super) path: MatmulPath,
+    /// Rows of a strip.
+    pub(super) strip: usize,
+    /// Words of one packed row of activations.
+    pub(super) words: usize,
+    /// Rows of one task: with one block of the sum some 300 to 440 KB of activations.
+    pub(super) rows: usize,
+    /// Steps of one block of the sum.
+    pub(super) steps: usize,
+}
+
+impl Blocking {
+    pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
+        if w.precision == Precision::Q8 && (m <= Q8_ROWS || cpu.is_batch_invariant()) {
+            let words = w.inputs.div_ceil(BLOCK) * X_WORDS;
+            let rows = m.clamp(Q8_ROWS, BATCH_INVARIANT_ROWS);
+            return Blocking { path: MatmulPath::Q8Rows, strip: rows, words, rows, steps: w.steps() };
+        }
+        // Blocks are unpacked once for all rows of a task.
+        let more = if w.precision == Precision::Q8 { 4 } else { 1 };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(token) = cpu.amx().filter(|_| w.precision != Precision::F32) {
+            let words = w.padded_steps();
+            let steps = pack_amx::part(words);
+            return Blocking {
+                path: MatmulPath::Amx(token),
+                strip: pack_amx::STRIP,
+                words,
+                rows: 256 * more,
+                steps,
+            };
+        }
+        let step_words = step_words(w.precision, cpu);
+        let (words, steps) = (w.steps() * step_words, STEP_BLOCK / step_words);
+        Blocking { path: MatmulPath::Vector, strip: STRIP, words, rows: 32 * STRIP * more, steps }
+    }
+
+    /// Most panels of one task on `m` rows.
+    pub(super) fn chunk(self, m: usize) -> usize {
+        match self.path {
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Amx(_) => pack_amx::chunk(self.steps),
+            _ if m <= self.strip => 4 * CHUNK,
+            _ => CHUNK,
+        }
+    }
+
+    /// Rows that a strip of `rows` rows is packed with.
+    #[inline(always)]
+    pub(super) fn width(self, rows: usize) -> usize {
+        match self.path {
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Amx(_) => rows.next_multiple_of(16),
+            MatmulPath::Q8Rows => rows,
+            MatmulPath::Vector => strip_width(rows),
+        }
+    }
+
+    /// Floats of the results of one panel for one strip.
+    #[inline(always)]
+    pub(super) fn cell(self) -> usize {
+        self.strip * PANEL
+    }
+}
+
+/// Words of a row's activations in one step.
+fn step_words(precision: Precision, cpu: &Cpu) -> usize {
+    struct PairWords;
+    impl Kernel for PairWords {
+        type Output = usize;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, _: S) -> usize {
+            S::PAIR_WORDS
+        }
+    }
+    match precision {
+        Precision::F32 => 1,
+        Precision::Bf16 | Precision::Q8 => cpu.run(PairWords),
+    }
+}
+
+/// The outputs of `panels` for `rows`.
+pub(super) struct PanelTask<'a> {
+    pub(super) w: &'a Linear,
+    pub(super) blocking: Blocking,
+    pub(super) packed: &'a [u32],
+    pub(super) y: &'a DisjointMut<'a, f32>,
+    pub(super) epilogue: Epilogue,
+    pub(super) rows: Range<usize>,
+    pub(super) panels: Range<usize>,
+}
+
+/// The last step of a product with its sums.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    /// y = sums + bias
+    Store,
+    /// y += sums + bias
+    Add,
+    /// y = activation(gate) · up
+    Gated(Activation),
+}
+
+impl Kernel for PanelTask<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let strips = self.rows.len().div_ceil(self.blocking.strip);
+        let size = self.blocking.cell();
+        // With tiles a strip's cells are free again once its sums are whole.
+        #[cfg(target_arch = "x86_64")]
+        let at_once =
+            matches!(self.blocking.path, MatmulPath::Amx(_)) && self.blocking.steps >= self.blocking.words;
+        #[cfg(not(target_arch = "x86_64"))]
+        let at_once = false;
+        let kept = if at_once { 1 } else { strips };
+        let mut scratch = scratch::borrow(&CELLS, kept * self.panels.len() * size);
+        let cells = scratch.as_f32_mut();
+        match self.blocking.path {
+            #[cfg(target_arch = "x86_64")]
+            MatmulPath::Amx(token) => return self.tiles(simd, token, strips, cells),
+            MatmulPath::Q8Rows => self.rows(simd, cells),
+            MatmulPath::Vector => self.strips(simd, strips, cells),
+        }
+        for (s, cells) in cells.chunks_exact(self.panels.len() * size).enumerate().take(strips) {
+            self.finish(simd, s, cells);
+        }
+    }
+}
+
+impl PanelTask<'_> {
+    /// Multiplies the panels by rows, each as if it were alone.
+    #[inline(always)]
+    fn rows<S: Simd>(&self, simd: S, cells: &mut [f32]) {
+        let words = self.blocking.words;
+        for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
+            let x = &self.packed[self.rows.start * words..self.rows.end * words];
+            let y = &mut cell[..self.rows.len() * PANEL];
+            MultiplyRows { format: self.w.format, panel: self.w.panel(p), x, words, y }.run(simd);
+        }
+    }
+
+    /// Multiplies the panels strip by strip, one block of the sum after the other.
+    #[inline(always)]
+    fn strips<S: Simd>(&self, simd: S, strips: usize, cells: &mut [f32]) {
+        let blocks = self.w.precision == Precision::Q8;
+        // With one strip a panel is not used again, so that its size does not matter.
+        let (steps, whole) = (self.w.steps(), strips == 1 && !blocks);
+        let parts = if whole { 1 } else { steps.div_ceil(self.blocking.steps) };
+        // Whole blocks of pairs.
+        let unit = if self.w.precision == Precision::F32 || steps % 16 > 0 { 1 } else { 16 };
+        let part = steps.div_ceil(parts).next_multiple_of(unit);
+        let few = strips == 1 && self.rows.len() <= 4 && !blocks;
+        let group = if few { VECTOR_PANELS } else { 1 };
+        let size = self.blocking.cell();
+        let mut unpacked = scratch::borrow(&UNPACKED, if blocks { part * PANEL } else { 0 });
+        for start in (0..steps).step_by(part) {
+            let range = start..(start + part).min(steps);
+            for first in self.panels.clone().step_by(group) {
+                let panels = first..(first + group).min(self.panels.end);
+                let weights = if blocks {
+                    self.unpack(simd, first, &range, &mut unpacked.as_u32_mut()[..range.len() * PANEL]);
+                    unpacked.as_u32()
+                } else {
+                    let words = self.w.panel_words();
+                    &self.w.words.as_u32()[first * words..panels.end * words][range.start * PANEL..]
+                };
+                for s in 0..strips {
+                    let at = s * self.panels.len() + first - self.panels.start;
+                    let cell = &mut cells[at * size..][..panels.len() * size];
+                    self.cell(simd, range.clone(), weights, s, cell);
+                }
+            }
+        }
+    }
+}
+
+impl PanelTask<'_> {
+    /// Unpacks the steps `range` of a panel of blocks to pairs.
+    #[inline(always)]
+    pub(super) fn unpack<S: Simd>(&self, simd: S, panel: usize, range: &Range<usize>, out: &mut [u32]) {
+        let (of, words) = (blocks_of(range), self.w.format.words());
+        let panel = &self.w.panel(panel)[of.start * words..of.end * words];
+        Unpack { format: self.w.format, panel, out }.run(simd);
+    }
+
+    /// Rows of strip `s` of this task.
+    #[inline(always)]
+    pub(super) fn strip(&self, s: usize) -> Range<usize> {
+        let first = self.rows.start + s * self.blocking.strip;
+        first..(first + self.blocking.strip).min(self.rows.end)
+    }
+
+    /// Adds the steps of one block of the sum, whose `weights` begin with the first of them, to the cells
+    /// (panels × strip × 32) of one strip.
+    #[inline(always)]
+    fn cell<S: Simd>(&self, simd: S, steps: Range<usize>, weights: &[u32], s: usize, cell: &mut [f32]) {
+        let rows = self.strip(s);
+        let width = self.blocking.width(rows.len());
+        let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
+        let words = self.blocking.words / self.w.steps();
+        let panels = cell.len() / self.blocking.cell();
+        let tile = Tile {
+            k: steps.len(),
+            w: weights.as_ptr(),
+            ws: PANEL,
+            ps: self.w.panel_words(),
+            x: x[steps.start * words * width..].as_ptr(),
+            ks: width,
+            c: cell.as_mut_ptr(),
+            cs: PANEL,
+            cps: self.blocking.cell(),
+            cols: panels * PANEL,
+            add: steps.start > 0,
+        };
+        // SAFETY: the slices above hold every panel's and the strip's steps; `cell` has a cell for each panel.
+        unsafe {
+            match self.w.precision {
+                Precision::F32 => simd.strip::<1>(width, &tile),
+                Precision::Bf16 | Precision::Q8 => simd.strip_pairs(width, &tile),
+            }
+        }
+    }
+
+    /// Whether sums start from the bias or from y and need no epilogue. With tiles they do, so that sums that are computed
+    /// in y itself have the same bits as sums that are computed in a cell.
+    pub(super) fn begins(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if let MatmulPath::Amx(_) = self.blocking.path {
+            return match self.epilogue {
+                Epilogue::Store => self.w.bias.is_some(),
+                Epilogue::Add => self.w.bias.is_none(),
+                Epilogue::Gated(_) => false,
+            };
+        }
+        false
+    }
+
+    /// Writes the finished cells of a strip to y, row after row.
+    #[inline(always)]
+    pub(super) fn finish<S: Simd>(&self, simd: S, s: usize, cells: &[f32]) {
+        match self.epilogue {
+            Epilogue::Store | Epilogue::Add => self.store(simd, s, cells),
+            Epilogue::Gated(activation) => self.gated(simd, activation, s, cells),
+        }
+    }
+
+    #[inline(always)]
+    fn store<S: Simd>(&self, simd: S, s: usize, cells: &[f32]) {
+        let (outputs, whole) = (self.w.outputs, self.begins());
+        let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(outputs);
+        for (r, row) in self.strip(s).enumerate() {
+            // SAFETY: these rows and panels belong to this task.
+            let y = unsafe { self.y.part(row * outputs + columns.start..row * outputs + columns.end) };
+            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                let cell = &cells[c / PANEL * self.blocking.cell() + r * PANEL + c % PANEL..][..S::LANES];
+                let n = y.len();
+                // SAFETY: `cell` has LANES floats, `y` has `n`, and so has the bias from here on.
+                unsafe {
+                    let mut v = simd.load(cell.as_ptr());
+                    if let Some(bias) = self.w.bias.as_ref().filter(|_| !whole) {
+                        v = simd.add(v, load_part(simd, bias[columns.start + c..].as_ptr(), n));
+                    }
+                    if self.epilogue == Epilogue::Add && !whole {
+                        v = simd.add(v, load_part(simd, y.as_ptr(), n));
+                    }
+                    store_part(simd, y.as_mut_ptr(), v, n);
+                }
+            }
+        }
+    }
+
+    /// y = activation(gate) · up, from interleaved panels.
+    #[inline(always)]
+    fn gated<S: Simd>(&self, simd: S, activation: Activation, s: usize, cells: &[f32]) {
+        let width = self.w.outputs();
+        let columns = self.panels.start / 2 * PANEL..(self.panels.end / 2 * PANEL).min(width);
+        for (r, row) in self.strip(s).enumerate() {
+            // SAFETY: these rows and panels belong to this task.
+            let y = unsafe { self.y.part(row * width + columns.start..row * width + columns.end) };
+            for (c, y) in (0..).step_by(S::LANES).zip(y.chunks_mut(S::LANES)) {
+                let at = c / PANEL * 2 * self.blocking.cell() + r * PANEL + c % PANEL;
+                let (gate, up) = (&cells[at..][..S::LANES], &cells[at + self.blocking.cell()..][..S::LANES]);
+                // SAFETY: both have LANES floats, `y` as many as it is long.
+                unsafe {
+                    let (mut gate, mut up) = (simd.load(gate.as_ptr()), simd.load(up.as_ptr()));
+                    if let Some(bias) = &self.w.bias {
+                        let bias = &bias[(self.panels.start + c / PANEL * 2) * PANEL + c % PANEL..];
+                        gate = simd.add(gate, simd.load(bias[..S::LANES].as_ptr()));
+                        up = simd.add(up, simd.load(bias[PANEL..][..S::LANES].as_ptr()));
+                    }
+                    let active = match activation {
+                        Activation::Silu => simd.silu(gate),
+                        Activation::GeluTanh => simd.gelu_tanh(gate),
+                    };
+                    store_part(simd, y.as_mut_ptr(), simd.mul(active, up), y.len());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Quantised weights in blocks of 32 inputs: their format and their kernels.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod format;
+mod kernels;
+
+pub use format::Q4Block;
+pub(super) use format::{BLOCK, BlockFormat, X_WORDS, blocks_of, pack_q4, pack_q8};
+pub(super) use kernels::{MultiplyRows, QuantizeRow, Unpack};
