@@ -43,28 +43,28 @@ pub enum Error {
         /// The model's context.
         context: usize,
     },
-    /// Whoever asked wants no answer any more.
-    #[error("the request was cancelled")]
-    Cancelled,
+    /// A thread that could not be started.
+    #[error("cannot start a thread: {0}; the system allows too few of them")]
+    Thread(#[from] std::io::Error),
     /// Chunks of no token.
     #[error("chunks of 0 tokens hold nothing; choose at least 1")]
     ChunkSize,
-    /// A method that returned rows out of order or without those that must be computed.
+    /// A method that returned tokens out of order or without those that must be computed.
     #[error(
-        "fusion method {method} returned rows that are not an ascending subset with every uncached token ({why})"
+        "fusion method {method} returned tokens that are not an ascending subset with every uncached token ({why})"
     )]
-    Rows {
+    Tokens {
         /// The method.
         method: String,
-        /// What is wrong with them.
+        /// The condition that they break.
         why: &'static str,
     },
-    /// A sparse method whose selection cannot be computed.
+    /// A method whose selection of tokens cannot be computed.
     #[error("fusion method {method} returned a selection that cannot be computed ({why})")]
     Selection {
         /// The method.
         method: String,
-        /// What is wrong with it.
+        /// The condition that it breaks.
         why: &'static str,
     },
     /// A sampling option out of its range.

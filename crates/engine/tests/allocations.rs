@@ -3,11 +3,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use refrain_engine::{Engine, Prompt, Settings};
 use refrain_eviction::POLICIES;
-use refrain_fusion::Vanilla;
+use refrain_fusion::{FusionMethod, Vanilla};
 use refrain_kernels::Precision;
 use refrain_store::Store;
 
@@ -36,6 +37,7 @@ static COUNTING: Counting = Counting;
 fn bounded(engine: &Engine, context: &[u32], policy: &str, precision: Precision) {
     let eviction = POLICIES.parse(policy).unwrap();
     let prompt = Prompt { question: context.to_vec(), ..Prompt::default() };
+    let vanilla: Arc<dyn FusionMethod> = Arc::new(Vanilla);
     let asked = |tokens: usize| {
         let run = |_| {
             let (mut first, mut last) = (0, 0);
@@ -48,7 +50,7 @@ fn bounded(engine: &Engine, context: &[u32], policy: &str, precision: Precision)
             };
             let mut done = 0;
             let mut mark = mark;
-            engine.time_policies(&prompt, &Vanilla, &[&eviction], tokens, |_| mark(&mut done)).unwrap();
+            engine.time_policies(&prompt, &vanilla, &[&eviction], tokens, |_| mark(&mut done)).unwrap();
             last - first
         };
         (0..5).map(run).min().unwrap()

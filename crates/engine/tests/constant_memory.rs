@@ -2,8 +2,9 @@
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use refrain_engine::{Engine, Prompt, Request, Sampling, Settings};
+use refrain_engine::{Engine, GenerateRequest, Prompt, Sampling, Settings};
 use refrain_eviction::POLICIES;
 use refrain_fusion::Vanilla;
 use refrain_kernels::Dtype;
@@ -43,7 +44,11 @@ fn twelve_thousand_tokens_under_morph_kv_take_no_more_memory_than_a_thousand() {
     let sampling = Sampling { max_tokens: TOKENS, ..Sampling::default() };
     let measure = |policy: &str| {
         let eviction = POLICIES.parse(policy).unwrap();
-        let request = Request { eviction: &eviction, ends: false, ..Request::new(&Vanilla, &sampling) };
+        let request = GenerateRequest {
+            eviction,
+            ignore_eos: true,
+            ..GenerateRequest::new(Arc::new(Vanilla), sampling.clone())
+        };
         let mut seen = Vec::new();
         let answer = engine.answer(&prompt, &request, |progress| {
             if progress.tokens % 1000 == 0 {
@@ -51,7 +56,7 @@ fn twelve_thousand_tokens_under_morph_kv_take_no_more_memory_than_a_thousand() {
             }
             true
         });
-        (answer.unwrap().account, seen)
+        (answer.unwrap().stats, seen)
     };
     let (account, seen) = measure("morph_kv:capacity=600");
     assert_eq!((account.answer_tokens, seen.len()), (TOKENS, 12));

@@ -5,12 +5,15 @@
 //! `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`, `a = softmax_t(z)` over documents and question, `s[t] = Σ_j a[j,t]`,
 //! smoothed over 5 tokens. The `p = floor(r·(n−|Q|))` best go on with the question.
 
+use std::sync::Arc;
+
 use refrain_kv::stats::{Softmax, smooth};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, FusionMethod, LayerView, Plan, PromptView, Result};
+use crate::pass::selecting;
+use crate::{Error, FusionMethod, Needs, Pass, PassPlan, PrefillInputs, Result};
 
 /// Recompute the tokens that the question attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -53,20 +56,24 @@ impl Options for A3 {
 }
 
 impl FusionMethod for A3 {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        if self.check_layer >= prompt.layers {
-            return Err(Error::CheckLayer { layer: self.check_layer, layers: prompt.layers });
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        if self.check_layer >= layout.layers {
+            return Err(Error::CheckLayer { layer: self.check_layer, layers: layout.layers });
         }
-        let narrows = if prompt.reusable() == 0 { Vec::new() } else { vec![self.check_layer] };
-        Ok(Plan { rows: prompt.rows_after_system(), narrows, ..Plan::default() })
-    }
-
-    fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
-        let scores = smooth(&layer.question_attention(self.softmax), self.smoothing);
-        let start = layer.prompt.documents().start;
-        let candidates = layer.candidates();
-        let scores: Vec<f32> = candidates.iter().map(|t| scores[(t - start) as usize]).collect();
-        Ok(layer.keep(&candidates, &scores, layer.prompt.count(self.ratio)))
+        let mut plan = PassPlan::new(layout.tokens_after_system());
+        if layout.reusable() > 0 {
+            let needs = Needs { question_attention: Some(self.softmax), ..Needs::default() };
+            plan.checks.insert(self.check_layer, needs);
+        }
+        let A3 { ratio, smoothing, .. } = *self;
+        Ok(selecting(plan, move |layer| {
+            let smoothed = smooth(layer.question_attention, smoothing);
+            let start = layer.layout.documents().start;
+            let candidates = layer.candidates();
+            let scores: Vec<f32> = candidates.iter().map(|t| smoothed[(t - start) as usize]).collect();
+            layer.best(&candidates, &scores, layer.layout.count(ratio))
+        }))
     }
 }

@@ -3,12 +3,15 @@
 //! Layer 0 runs in full; at layer 1 all rows are projected, `Δ[t] = Σ (V_new − V_old)²`, and the
 //! `p = floor(r·(n−|Q|))` tokens of highest Δ go on with the question.
 
+use std::sync::Arc;
+
 use refrain_kv::stats::Distance;
 use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, LayerView, Mask, Plan, PromptView, Result};
+use crate::pass::selecting;
+use crate::{CachedTensor, FusionMethod, Mask, Needs, Pass, PassPlan, PrefillInputs, Result};
 
 /// What deviation is measured on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -66,22 +69,25 @@ impl CacheBlend {
 }
 
 impl FusionMethod for CacheBlend {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        let last = if self.gradual { prompt.layers } else { CHECK_LAYER + 1 };
-        let narrows = if prompt.reusable() == 0 { Vec::new() } else { (CHECK_LAYER..last).collect() };
-        Ok(Plan { rows: prompt.rows_after_system(), narrows, mask: self.mask, ..Plan::default() })
-    }
-
-    fn narrow(&self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
-        let (values, distance) = match self.metric {
-            Metric::ValueL2 => (true, Distance::L2),
-            Metric::KeyL2 => (false, Distance::L2),
-            Metric::KeyL1 => (false, Distance::L1),
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let deviation = match self.metric {
+            Metric::ValueL2 => (CachedTensor::Values, Distance::L2),
+            Metric::KeyL2 => (CachedTensor::Keys, Distance::L2),
+            Metric::KeyL1 => (CachedTensor::Keys, Distance::L1),
         };
-        let scores = layer.deviation(values, distance)?;
-        let count = layer.prompt.count(self.ratio_at(layer.layer, layer.prompt.layers));
-        Ok(layer.keep(&layer.candidates(), &scores, count))
+        let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.tokens_after_system()) };
+        if layout.reusable() > 0 {
+            let last = if self.gradual { layout.layers } else { CHECK_LAYER + 1 };
+            let needs = Needs { deviation: Some(deviation), ..Needs::default() };
+            plan.checks = (CHECK_LAYER..last).map(|layer| (layer, needs)).collect();
+        }
+        let method = *self;
+        Ok(selecting(plan, move |layer| {
+            let count = layer.layout.count(method.ratio_at(layer.layer, layer.layout.layers));
+            layer.best(&layer.candidates(), layer.deviation, count)
+        }))
     }
 }
 

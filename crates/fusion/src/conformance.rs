@@ -1,24 +1,27 @@
-//! What every fusion method must keep to, whatever it selects by. A new method runs it in one line.
+//! Conditions that every fusion method must keep to, whatever it selects by. A new method runs them in one line.
+
+use std::sync::Arc;
 
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
 
 use crate::{
-    CachedSegment, ChunkPlace, ContextLayer, Draft, Error, FusionMethod, LayerView, PromptView, SparseMethod,
+    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, Error, FusionMethod, LayerTokens, LayerView, ModelFacts,
+    Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
 };
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 8;
 const LAYERS: usize = 6;
+/// More passes than any method makes.
+const MAX_PASSES: usize = 8;
 
-/// Checks a method on prompts with several layouts; panics with what is broken.
+/// Checks a method on prompts with several layouts; panics with the condition that is broken.
 ///
-/// What a sparse method selects is the same twice, lies within cached documents, holds the base, computes anew only what
-/// is kept, and is as much at every layer.
-///
-/// Rows ascend, hold every token that is not cached, only shrink, and are the same when asked twice; a prompt without
-/// documents is computed whole; an empty question is refused.
+/// A chain of passes ends with one pass that is no probe, and is the same when it is run twice. Active tokens ascend, hold every
+/// token that is not cached, and only shrink. Selected tokens lie within cached documents; those that are written are seen;
+/// layers of a last pass keep equally many tokens. A prompt without documents is computed whole; an empty question is refused.
 ///
 /// # Panics
 /// If the method breaks one of these.
@@ -29,121 +32,158 @@ pub fn check(method: &dyn FusionMethod) {
         (0, vec![(64, true)], 1),
         (3, vec![(20, false)], 4),
         (1, vec![(1, true), (1, true)], 1),
+        (3, vec![(400, true), (150, true), (333, false), (250, true)], 5),
         (4, vec![], 6),
     ] {
         for system_cached in [true, false] {
-            layout(method, system, system_cached, &chunks, question);
+            let inputs = Arc::new(inputs(method, system, system_cached, &chunks, question));
+            let chain = run(method, &inputs);
+            assert_eq!(chain, run(method, &inputs), "{method:?}: passes must be the same twice");
+            let last = chain.last().map(|(plan, _)| plan);
+            if inputs.layout.reusable() == 0 && method.reuses() {
+                let all = inputs.layout.required_tokens();
+                assert_eq!(last.map(|plan| &plan.tokens), Some(&all), "{method:?}: nothing cached, all computed");
+            }
         }
     }
-    assert!(
-        method.sparse().is_none() || !method.summarizes().is_empty(),
-        "{method:?}: sparse methods summarise"
-    );
-    if let Some(sparse) = method.sparse() {
-        select(method, sparse);
-    }
-    let silent = PromptView {
-        layers: LAYERS,
-        system: Span::new(0, 2),
-        system_cached: true,
-        chunks: &[],
-        question: Span::new(2, 2),
-    };
-    assert_eq!(
-        method.plan(&silent),
-        Err(Error::EmptyQuestion),
-        "{method:?}: an empty question must be refused"
-    );
+    let silent = Arc::new(PrefillInputs {
+        layout: PromptLayout { question: Span::new(2, 2), ..inputs(method, 2, true, &[], 1).layout },
+        ..inputs(method, 2, true, &[], 1)
+    });
+    let refused = method.start(&silent).err();
+    assert_eq!(refused, Some(Error::EmptyQuestion), "{method:?}: an empty question must be refused");
 }
 
-fn layout(
+/// A request over random statistics.
+fn inputs(
     method: &dyn FusionMethod,
     system: usize,
     system_cached: bool,
     chunks: &[(usize, bool)],
     question: usize,
-) {
+) -> PrefillInputs {
     let mut start = system;
-    let mut places = Vec::new();
+    let mut spans = Vec::new();
     for (tokens, cached) in chunks {
-        places.push(ChunkPlace { span: Span::new(start, start + tokens), cached: *cached });
+        spans.push(ChunkSpan { span: Span::new(start, start + tokens), cached: *cached });
         start += tokens;
     }
-    let prompt = PromptView {
+    let of = |chunk: &ChunkSpan| {
+        let all = method.statistics().into_iter().filter(|_| chunk.cached);
+        all.map(|of| Arc::new(statistics(of, chunk.span.len()))).collect()
+    };
+    let layout = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, system),
         system_cached,
-        chunks: &places,
+        chunks: spans.clone(),
         question: Span::new(start, start + question),
     };
-    let plan = method.plan(&prompt).unwrap_or_else(|error| panic!("{method:?} refuses {prompt:?}: {error}"));
-    assert_eq!(Ok(&plan), method.plan(&prompt).as_ref(), "{method:?}: a plan must be the same twice");
-    subset(method, &prompt, &plan.rows, &(0..prompt.len() as u32).collect::<Vec<_>>());
-    assert!(plan.narrows.is_sorted_by(|a, b| a < b), "{method:?}: layers to narrow at must ascend");
-    assert!(plan.narrows.iter().all(|layer| *layer < LAYERS), "{method:?}: narrows past the last layer");
-    let mut rows = plan.rows;
-    for layer in plan.narrows {
-        let kept = narrow(method, &prompt, layer, &rows);
-        assert_eq!(kept, narrow(method, &prompt, layer, &rows), "{method:?}: rows must be the same twice");
-        subset(method, &prompt, &kept, &rows);
-        rows = kept;
-    }
-}
-
-/// Asks a sparse method over contexts of random queries, keys and attention.
-fn select(method: &dyn FusionMethod, sparse: &dyn SparseMethod) {
-    let lengths = [400, 150, 333, 250];
-    let mut start = 3;
-    let mut places = Vec::new();
-    for (i, tokens) in lengths.into_iter().enumerate() {
-        places.push(ChunkPlace { span: Span::new(start, start + tokens), cached: i != 2 });
-        start += tokens;
-    }
-    let prompt = PromptView {
-        layers: LAYERS,
-        system: Span::new(0, 3),
-        system_cached: true,
-        chunks: &places,
-        question: Span::new(start, start + 5),
-    };
-    let summaries: Vec<Option<Summary>> =
-        places.iter().map(|place| place.cached.then(|| summarize(sparse, place.span.len()))).collect();
-    let base = sparse.base(&prompt);
-    let within =
-        |span: &Span| places.iter().any(|p| p.cached && p.span.start <= span.start && span.end <= p.span.end);
-    assert!(base.iter().all(within), "{method:?}: the base lies within cached documents");
-    let queries = if sparse.asks(&prompt) { random(LAYERS * HEADS * HEAD_DIM, 11) } else { Vec::new() };
-    let draft = Draft {
-        prompt: &prompt,
-        summaries: &summaries.iter().map(Option::as_ref).collect::<Vec<_>>(),
-        queries: &queries,
+    let model = ModelFacts {
         heads: HEADS,
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
-        ropes: &Ropes::shared(Rope::new(vec![0.5; HEAD_DIM / 2], 1.0), LAYERS),
+        ropes: Ropes::shared(Rope::new(vec![0.5; HEAD_DIM / 2], 1.0), LAYERS),
         stable_layers: None,
     };
-    let selection =
-        sparse.select(&draft).unwrap_or_else(|error| panic!("{method:?} refuses a draft: {error}"));
-    assert_eq!(
-        Ok(&selection),
-        sparse.select(&draft).as_ref(),
-        "{method:?}: a selection must be the same twice"
-    );
-    assert_eq!(selection.layers.len(), LAYERS, "{method:?}: one entry a layer");
-    for kept in &selection.layers {
-        assert!(kept.spans.is_sorted_by(|a, b| a.end <= b.start), "{method:?}: spans ascend, apart");
-        assert!(kept.spans.iter().all(within), "{method:?}: what is kept lies within cached documents");
-        let held = |position: u32| kept.contains(position);
-        assert!(base.iter().flat_map(|span| span.positions()).all(held), "{method:?}: the base is kept");
-        assert!(kept.fresh.is_sorted_by(|a, b| a < b), "{method:?}: tokens computed anew ascend");
-        assert!(kept.fresh.iter().all(|p| held(*p)), "{method:?}: only what is kept is computed anew");
-        assert_eq!(kept.len(), selection.layers[0].len(), "{method:?}: layers keep equally many tokens");
+    let max_tokens = layout.len() + 8;
+    PrefillInputs { layout, model, max_tokens, statistics: spans.iter().map(of).collect() }
+}
+
+/// Runs the passes of a method over random reports. Returns each plan with the tokens that went on from its checks.
+fn run(method: &dyn FusionMethod, inputs: &Arc<PrefillInputs>) -> Vec<(PassPlan, Vec<Vec<u32>>)> {
+    let mut pass =
+        method.start(inputs).unwrap_or_else(|error| panic!("{method:?} refuses {:?}: {error}", inputs.layout));
+    let mut chain = Vec::new();
+    loop {
+        let continuing = walk(method, inputs, pass.as_mut());
+        let plan = pass.plan().clone();
+        let probe = plan.probe;
+        chain.push((plan, continuing));
+        assert!(chain.len() <= MAX_PASSES, "{method:?}: the chain of passes does not end");
+        let next = pass.next().unwrap_or_else(|error| panic!("{method:?} refuses its next pass: {error}"));
+        assert_eq!(next.is_some(), probe.is_some(), "{method:?}: a probe has a next pass, and the last pass has none");
+        let Some(next) = next else { return chain };
+        pass = next;
     }
 }
 
-/// What a method keeps beside a random context.
-fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
+/// Takes one pass through its layers.
+fn walk(method: &dyn FusionMethod, inputs: &PrefillInputs, pass: &mut dyn Pass) -> Vec<Vec<u32>> {
+    let plan = pass.plan().clone();
+    let layout = &inputs.layout;
+    subset(method, layout, &plan.tokens, &(0..layout.len() as u32).collect::<Vec<_>>());
+    let depth = plan.probe.unwrap_or(LAYERS);
+    assert!((1..=LAYERS).contains(&depth), "{method:?}: a pass goes through 1 to {LAYERS} layers");
+    assert!(plan.checks.keys().all(|layer| *layer < depth), "{method:?}: a check lies past the last layer");
+    if let PassAttention::BlockRetrieval(_) = plan.attention {
+        assert!(plan.checks.is_empty(), "{method:?}: a pass that retrieves blocks checks no layer");
+    }
+    if let CachedTokens::Selected(layers) = &plan.cached {
+        selected(method, layout, layers, plan.probe.is_some());
+    }
+    let (mut tokens, mut all) = (plan.tokens, Vec::new());
+    for (layer, needs) in plan.checks {
+        let continuing = observe(method, layout, pass, layer, needs, &tokens);
+        subset(method, layout, &continuing, &tokens);
+        all.push(continuing.clone());
+        tokens = continuing;
+    }
+    all
+}
+
+/// Checks the tokens of a pass over a part of the documents.
+fn selected(method: &dyn FusionMethod, layout: &PromptLayout, layers: &[LayerTokens], probe: bool) {
+    assert_eq!(layers.len(), LAYERS, "{method:?}: one entry a layer");
+    let within = |span: &Span| layout.cached_chunks().any(|c| c.start <= span.start && span.end <= c.end);
+    let count = |spans: &[Span]| spans.iter().map(|span| span.len()).sum::<usize>();
+    for layer in layers {
+        for spans in [&layer.question_sees, &layer.documents_see] {
+            assert!(spans.is_sorted_by(|a, b| a.end <= b.start), "{method:?}: spans ascend, apart");
+            assert!(spans.iter().all(within), "{method:?}: selected tokens lie within cached documents");
+        }
+        let seen = |p: &u32| layer.question_sees.iter().chain(&layer.documents_see).any(|s| s.contains(*p));
+        assert!(layer.written.iter().all(seen), "{method:?}: a token that is written is seen");
+        for positions in [&layer.written, &layer.continuing] {
+            assert!(positions.is_sorted_by(|a, b| a < b), "{method:?}: tokens ascend");
+        }
+        let kept = count(&layer.question_sees);
+        assert!(probe || kept == count(&layers[0].question_sees), "{method:?}: layers keep equally many tokens");
+    }
+}
+
+/// Asks a pass over random reports.
+fn observe(
+    method: &dyn FusionMethod,
+    layout: &PromptLayout,
+    pass: &mut dyn Pass,
+    layer: usize,
+    needs: Needs,
+    tokens: &[u32],
+) -> Vec<u32> {
+    let positive = |count: usize, seed: u32| random(count, seed).into_iter().map(f32::abs).collect::<Vec<f32>>();
+    let report = |wanted: bool, count: usize, seed: u32| if wanted { positive(count, seed) } else { Vec::new() };
+    let candidates = layout.candidates(tokens).len();
+    let view = LayerView {
+        layer,
+        layout,
+        tokens,
+        question_attention: &report(needs.question_attention.is_some(), layout.documents().len(), 1),
+        deviation: &report(needs.deviation.is_some(), candidates, 2),
+        mean_query: &if needs.mean_query { random(HEADS * HEAD_DIM, 3) } else { Vec::new() },
+    };
+    pass.observe(&view).unwrap_or_else(|error| panic!("{method:?} refuses a layer: {error}"))
+}
+
+fn subset(method: &dyn FusionMethod, layout: &PromptLayout, tokens: &[u32], of: &[u32]) {
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{method:?}: tokens must ascend: {tokens:?}");
+    assert!(tokens.iter().all(|token| of.contains(token)), "{method:?}: a token is new: {tokens:?} of {of:?}");
+    let missing = layout.required_tokens().into_iter().find(|token| !tokens.contains(token));
+    assert_eq!(missing, None, "{method:?}: a token that is not cached is left out");
+}
+
+/// Statistics of a random context.
+fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> Summary {
     let (q, keys) = (random(tokens * HEADS * HEAD_DIM, 7), buffer(tokens * KV_HEADS * HEAD_DIM, 8));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
     let attention = Attention {
@@ -167,7 +207,7 @@ fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
     );
     let mut summary = Summary::default();
     for layer in 0..LAYERS {
-        sparse.summarize(
+        of.observe(
             &ContextLayer {
                 cpu: &cpu,
                 layer,
@@ -175,7 +215,7 @@ fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
                 attention,
                 lse: &lse,
                 first: 0,
-                queries: &random(sparse.local().min(tokens) * HEADS * HEAD_DIM, 9),
+                queries: &random(of.last_queries().min(tokens) * HEADS * HEAD_DIM, 9),
                 k: keys.as_slice(),
             },
             &mut summary,
@@ -199,46 +239,4 @@ fn buffer(count: usize, seed: u32) -> Buffer {
     let mut buffer = Buffer::zeros(Dtype::F16, count);
     buffer.write_f32(0, &random(count, seed));
     buffer
-}
-
-fn subset(method: &dyn FusionMethod, prompt: &PromptView<'_>, rows: &[u32], of: &[u32]) {
-    assert!(rows.is_sorted_by(|a, b| a < b), "{method:?}: rows must ascend: {rows:?}");
-    assert!(rows.iter().all(|row| of.contains(row)), "{method:?}: a row is new: {rows:?} of {of:?}");
-    let missing = prompt.always().into_iter().find(|row| !rows.contains(row));
-    assert_eq!(missing, None, "{method:?}: a token that is not cached is left out");
-}
-
-/// Asks a method over random queries, keys and values.
-fn narrow(method: &dyn FusionMethod, prompt: &PromptView<'_>, layer: usize, rows: &[u32]) -> Vec<u32> {
-    let width = KV_HEADS * HEAD_DIM;
-    let owned: Vec<(Span, Buffer, Buffer)> = prompt
-        .chunks
-        .iter()
-        .filter(|chunk| chunk.cached)
-        .map(|chunk| (chunk.span, buffer(chunk.span.len() * width, 1), buffer(chunk.span.len() * width, 2)))
-        .collect();
-    let cached: Vec<CachedSegment<'_>> = owned
-        .iter()
-        .map(|(span, k, v)| CachedSegment { span: *span, k: k.as_slice(), v: v.as_slice() })
-        .collect();
-    let (k, v) = (buffer(rows.len() * width, 3), buffer(rows.len() * width, 4));
-    let keys = buffer(prompt.len() * width, 5);
-    let view = LayerView {
-        cpu: &Cpu::new(1).unwrap(),
-        layer,
-        prompt,
-        rows,
-        q: &random(rows.len() * HEADS * HEAD_DIM, 6),
-        k: k.as_slice(),
-        v: v.as_slice(),
-        keys: keys.as_slice(),
-        cached: &cached,
-        heads: HEADS,
-        kv_heads: KV_HEADS,
-        head_dim: HEAD_DIM,
-        capacity: prompt.len(),
-        window: None,
-        scale: (HEAD_DIM as f32).sqrt().recip(),
-    };
-    method.narrow(&view).unwrap_or_else(|error| panic!("{method:?} refuses a layer: {error}"))
 }

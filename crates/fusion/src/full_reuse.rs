@@ -2,11 +2,14 @@
 //!
 //! The baseline "Full Reuse" of A³ (arXiv 2511.17560, §4); only the question is computed.
 
+use std::sync::Arc;
+
 use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, KeyPositions, Plan, PromptView, Result};
+use crate::pass::planned;
+use crate::{FusionMethod, KeyPositions, Pass, PassPlan, PrefillInputs, Result};
 
 /// Reuse without recovering positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,8 +20,12 @@ impl Options for FullReuse {
 }
 
 impl FusionMethod for FullReuse {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: prompt.always(), positions: KeyPositions::ChunkLocal, ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        Ok(planned(PassPlan {
+            key_positions: KeyPositions::ChunkLocal,
+            ..PassPlan::new(layout.required_tokens())
+        }))
     }
 }

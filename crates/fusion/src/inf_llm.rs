@@ -4,11 +4,15 @@
 //! A block that leaves the local window is represented by the mean of those of its keys that received most attention
 //! while they were in it. 512 rows retrieve together: `Σ_h ⟨q̄_h, rep_{h/G}⟩`, the same blocks for all heads.
 
+use std::sync::Arc;
+
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, Plan, PromptView, Result, Retrieval, RetrievalMethod};
+use crate::pass::planned;
+use crate::retrieval::{RetrievalBudget, RetrievalPlan};
+use crate::{FusionMethod, Pass, PassAttention, PassPlan, PrefillInputs, Result, Retrieval};
 
 /// Compute everything, attend to what is retrieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -45,23 +49,24 @@ impl Options for InfLlm {
 }
 
 impl FusionMethod for InfLlm {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: (0..prompt.len() as u32).collect(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let mut plan = PassPlan::new((0..layout.len() as u32).collect());
+        let InfLlm { initial, local, block, topk, representatives, rows } = *self;
+        // A window that holds everything is full attention.
+        if inputs.max_tokens > local {
+            plan.attention = PassAttention::BlockRetrieval(RetrievalPlan {
+                sizes: Retrieval { initial, local, block, representatives, rows },
+                budget: RetrievalBudget::Blocks(topk),
+                known: Vec::new(),
+                from: 0,
+            });
+        }
+        Ok(planned(plan))
     }
 
     fn reuses(&self) -> bool {
         false
-    }
-
-    fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
-        Some(self)
-    }
-}
-
-impl RetrievalMethod for InfLlm {
-    fn retrieval(&self, _: &PromptView<'_>) -> Retrieval {
-        let InfLlm { block, initial, local, topk, representatives, rows } = *self;
-        Retrieval { initial, local, block, blocks: Some(topk), representatives, rows }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! A³ compares with the first and last 20 tokens; EPIC's own code takes the first only (`head_only`).
 
+use std::sync::Arc;
+
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, Plan, PromptView, Result};
+use crate::pass::planned;
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
 
 /// Recompute the first `w` and last `w` tokens of every chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,14 +33,14 @@ impl Options for LegoLink {
 }
 
 impl FusionMethod for LegoLink {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        let rows = prompt.rows(|chunk| {
-            let head = chunk.span.len().min(self.window);
-            let tail = if self.head_only { 0 } else { (chunk.span.len() - head).min(self.window) };
-            let (start, end) = (chunk.span.start, chunk.span.end);
-            (start..start + head as u32).chain(end - tail as u32..end).collect()
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let tokens = layout.tokens_with(|chunk| {
+            let head = chunk.len().min(self.window);
+            let tail = if self.head_only { 0 } else { (chunk.len() - head).min(self.window) };
+            (chunk.start..chunk.start + head as u32).chain(chunk.end - tail as u32..chunk.end).collect()
         });
-        Ok(Plan { rows, ..Plan::default() })
+        Ok(planned(PassPlan::new(tokens)))
     }
 }

@@ -4,16 +4,19 @@
 //! A block is represented by the mean of its keys that received most attention within the document. Unless told, as many
 //! blocks are retrieved as make the sequence ratio that of SamKV on the same prompt.
 
+use std::sync::Arc;
+
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::{Span, Summary};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::retrieval::representative;
+use crate::pass::planned;
+use crate::retrieval::{RetrievalBudget, RetrievalPlan, representative};
 use crate::{
-    ContextLayer, Error, FusionMethod, KnownBlock, Plan, PromptView, Result, Retrieval, RetrievalMethod,
-    SamKv, SparseMethod, Summarize,
+    CachedTokens, ChunkStatistics, ContextLayer, Error, FusionMethod, KnownBlock, LayerView, Pass,
+    PassAttention, PassPlan, PrefillInputs, PromptLayout, Result, Retrieval, SamKv,
 };
 
 /// Of how representatives are made: summaries of another one are not used.
@@ -57,31 +60,82 @@ impl Options for MultiInfLlm {
 }
 
 impl FusionMethod for MultiInfLlm {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        inputs.layout.check()?;
+        let sizes = self.sizes(&inputs.layout);
+        // A prompt without cached documents, or a window that holds everything, is seen whole.
+        if inputs.layout.reusable() == 0 || inputs.max_tokens <= sizes.local {
+            return Ok(planned(PassPlan::new(inputs.layout.required_tokens())));
+        }
+        if self.topk > 0 {
+            return self.last(inputs, sizes, RetrievalBudget::Blocks(self.topk));
+        }
+        let budget = BudgetPass { method: *self, inputs: inputs.clone(), sizes, of: self.like.start_at(inputs, 1)? };
+        if budget.of.plan().probe.is_none() {
+            return budget.last();
+        }
+        Ok(Box::new(budget))
     }
 
-    fn summarizes(&self) -> Vec<&dyn Summarize> {
-        let like = (self.topk == 0).then_some(&self.like as &dyn Summarize);
-        [self as &dyn Summarize].into_iter().chain(like).collect()
-    }
-
-    fn retrieval(&self) -> Option<&dyn RetrievalMethod> {
-        Some(self)
+    fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
+        let like = (self.topk == 0).then_some(&self.like as &dyn ChunkStatistics);
+        [self as &dyn ChunkStatistics].into_iter().chain(like).collect()
     }
 }
 
-impl Summarize for MultiInfLlm {
+/// SamKV's probe, run for the number of tokens that SamKV would keep.
+#[derive(Debug)]
+struct BudgetPass {
+    method: MultiInfLlm,
+    inputs: Arc<PrefillInputs>,
+    sizes: Retrieval,
+    of: Box<dyn Pass>,
+}
+
+impl BudgetPass {
+    /// The last pass, with as many tokens of blocks as SamKV's last pass keeps beside the first and the local ones.
+    fn last(self) -> Result<Box<dyn Pass>> {
+        let layout = &self.inputs.layout;
+        let kept = match &self.of.plan().cached {
+            CachedTokens::All => layout.documents().len(),
+            CachedTokens::Selected(layers) => {
+                let of_documents = layers.first().map_or(0, |layer| layer.question_sees.iter().map(|s| s.len()).sum());
+                of_documents + layout.missing_chunks().map(Span::len).sum::<usize>()
+            }
+        };
+        let kept = kept + layout.system.len() + layout.question.len();
+        let tokens = kept.saturating_sub(self.sizes.initial + self.sizes.local);
+        self.method.last(&self.inputs, self.sizes, RetrievalBudget::Tokens(tokens))
+    }
+}
+
+impl Pass for BudgetPass {
+    fn plan(&self) -> &PassPlan {
+        self.of.plan()
+    }
+
+    fn observe(&mut self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        self.of.observe(layer)
+    }
+
+    fn next(self: Box<Self>) -> Result<Option<Box<dyn Pass>>> {
+        let BudgetPass { of, .. } = *self;
+        let Some(of) = of.next()? else { return Ok(None) };
+        let next = BudgetPass { of, method: self.method, inputs: self.inputs, sizes: self.sizes };
+        Ok(Some(if next.of.plan().probe.is_some() { Box::new(next) } else { next.last()? }))
+    }
+}
+
+impl ChunkStatistics for MultiInfLlm {
     fn kind(&self) -> String {
         format!("multi_inf_llm-{VERSION}-{}-{}", self.block, self.representatives)
     }
 
-    fn local(&self) -> usize {
+    fn last_queries(&self) -> usize {
         0
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
         let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {
@@ -106,11 +160,25 @@ impl Summarize for MultiInfLlm {
     }
 }
 
-impl RetrievalMethod for MultiInfLlm {
-    fn retrieval(&self, prompt: &PromptView<'_>) -> Retrieval {
+impl MultiInfLlm {
+    /// The pass in which the question retrieves blocks.
+    fn last(
+        &self,
+        inputs: &PrefillInputs,
+        sizes: Retrieval,
+        budget: RetrievalBudget,
+    ) -> Result<Box<dyn Pass>> {
+        let (known, from) = (self.known(inputs)?, inputs.layout.question.start);
+        let retrieval = RetrievalPlan { sizes, budget, known, from };
+        let plan = PassPlan::new(inputs.layout.required_tokens());
+        Ok(planned(PassPlan { attention: PassAttention::BlockRetrieval(retrieval), ..plan }))
+    }
+
+    /// Sizes for a prompt.
+    fn sizes(&self, prompt: &PromptLayout) -> Retrieval {
         // A block is seen whole or not at all, and blocks are cut within documents.
         let mut initial = prompt.system.len();
-        for context in prompt.chunks {
+        for context in &prompt.chunks {
             let lacking = self.initial.saturating_sub(initial);
             initial += lacking.next_multiple_of(self.block).min(context.span.len());
         }
@@ -118,20 +186,16 @@ impl RetrievalMethod for MultiInfLlm {
             initial,
             local: self.local.max(prompt.question.len()),
             block: self.block,
-            blocks: (self.topk > 0).then_some(self.topk),
             representatives: self.representatives,
             rows: prompt.len().max(1),
         }
     }
 
-    fn known(
-        &self,
-        prompt: &PromptView<'_>,
-        summaries: &[Option<&Summary>],
-        width: usize,
-    ) -> Result<Vec<KnownBlock>> {
+    /// Blocks of the cached documents with their representatives.
+    fn known(&self, inputs: &PrefillInputs) -> Result<Vec<KnownBlock>> {
+        let (prompt, width) = (&inputs.layout, inputs.model.kv_heads * inputs.model.head_dim);
         let mut known = Vec::new();
-        for (context, summary) in prompt.chunks.iter().zip(summaries) {
+        for (context, summary) in prompt.chunks.iter().zip(inputs.statistics_of(0)) {
             let Some(summary) = summary.filter(|_| context.cached) else { continue };
             let blocks = context.span.len().div_ceil(self.block);
             let found = summary.get(REPRESENTATIVES);
@@ -150,9 +214,5 @@ impl RetrievalMethod for MultiInfLlm {
             }
         }
         Ok(known)
-    }
-
-    fn like(&self) -> Option<&dyn SparseMethod> {
-        (self.topk == 0).then_some(&self.like)
     }
 }

@@ -3,11 +3,14 @@
 //! The paper turns already rotated keys by one more constant angle; rotating keys that are stored unrotated is the
 //! same mathematics with one rounding less. Only the question is computed.
 
+use std::sync::Arc;
+
 use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, Plan, PromptView, Result};
+use crate::pass::planned;
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
 
 /// Reuse with positions recovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,8 +21,9 @@ impl Options for Pie {
 }
 
 impl FusionMethod for Pie {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        Ok(planned(PassPlan::new(layout.required_tokens())))
     }
 }

@@ -1,38 +1,42 @@
-use refrain_kv::{Span, top_count};
+//! The prompt as a method sees it: lengths and positions, no text.
+
+use std::sync::Arc;
+
+use refrain_kv::{Ropes, Span, Summary, top_count};
 
 use crate::{Error, Result};
 
-/// A chunk's place in the prompt.
+/// Positions of a chunk in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkPlace {
-    /// Its positions in the prompt.
+pub struct ChunkSpan {
+    /// Its positions.
     pub span: Span,
-    /// Whether its keys and values are at hand; if not, all its tokens are computed at every layer.
+    /// Whether its keys and values are at hand. If not, all its tokens are computed at every layer.
     pub cached: bool,
 }
 
-/// What a method sees of a prompt `S ‖ D1..Dk ‖ Q`: lengths and places, no text.
-#[derive(Clone, Copy, Debug)]
-pub struct PromptView<'a> {
+/// Layout of a prompt `S ‖ D1..Dk ‖ Q`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLayout {
     /// Layers of the model.
     pub layers: usize,
     /// The system part, from 0.
     pub system: Span,
-    /// Whether the system part's keys and values are at hand (it is a true prefix, so they are exact).
+    /// Whether the system part's keys and values are at hand. It is a true prefix, so they are exact.
     pub system_cached: bool,
-    /// Document chunks, in order, back to back after the system part.
-    pub chunks: &'a [ChunkPlace],
+    /// Document chunks in order, back to back after the system part.
+    pub chunks: Vec<ChunkSpan>,
     /// The question part, up to the end.
     pub question: Span,
 }
 
-impl PromptView<'_> {
-    /// Tokens in all, `n`.
+impl PromptLayout {
+    /// Tokens of the prompt, `n`.
     pub fn len(&self) -> usize {
         self.question.end as usize
     }
 
-    /// Whether there is no token.
+    /// Whether the prompt has no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -44,35 +48,95 @@ impl PromptView<'_> {
 
     /// Document tokens whose keys and values are at hand.
     pub fn reusable(&self) -> usize {
-        self.chunks.iter().filter(|chunk| chunk.cached).map(|chunk| chunk.span.len()).sum()
+        self.cached_chunks().map(Span::len).sum()
     }
 
-    /// Rows computed at every layer by every method: what is not at hand, and the question. Ascending.
-    pub fn always(&self) -> Vec<u32> {
+    /// Positions of the cached chunks.
+    pub fn cached_chunks(&self) -> impl Iterator<Item = Span> + '_ {
+        self.chunks.iter().filter(|chunk| chunk.cached).map(|chunk| chunk.span)
+    }
+
+    /// Positions of the chunks that are not cached.
+    pub fn missing_chunks(&self) -> impl Iterator<Item = Span> + '_ {
+        self.chunks.iter().filter(|chunk| !chunk.cached).map(|chunk| chunk.span)
+    }
+
+    /// Tokens that every method computes at every layer: those that are not at hand, and the question. Ascending.
+    pub fn required_tokens(&self) -> Vec<u32> {
         let system = (!self.system_cached).then_some(self.system);
-        let missing = self.chunks.iter().filter(|chunk| !chunk.cached).map(|chunk| chunk.span);
-        system.into_iter().chain(missing).chain([self.question]).flat_map(Span::positions).collect()
+        let parts = system.into_iter().chain(self.missing_chunks()).chain([self.question]);
+        parts.flat_map(Span::positions).collect()
     }
 
-    /// [`always`](Self::always) and the positions that `keep` picks of each cached chunk. Ascending.
-    pub(crate) fn rows(&self, mut keep: impl FnMut(ChunkPlace) -> Vec<u32>) -> Vec<u32> {
-        let mut rows = self.always();
-        rows.extend(self.chunks.iter().filter(|chunk| chunk.cached).flat_map(|chunk| keep(*chunk)));
-        rows.sort_unstable();
-        rows
+    /// [`required_tokens`](Self::required_tokens) and the positions that `pick` picks of each cached chunk. Ascending.
+    pub fn tokens_with(&self, pick: impl FnMut(Span) -> Vec<u32>) -> Vec<u32> {
+        let mut tokens = self.required_tokens();
+        tokens.extend(self.cached_chunks().flat_map(pick));
+        tokens.sort_unstable();
+        tokens
     }
 
-    /// Every document and question position, and the system part's where it is not at hand.
-    pub(crate) fn rows_after_system(&self) -> Vec<u32> {
-        self.rows(|chunk| chunk.span.positions().collect())
+    /// All document and question tokens, and those of the system part where it is not at hand.
+    pub fn tokens_after_system(&self) -> Vec<u32> {
+        self.tokens_with(|chunk| chunk.positions().collect())
+    }
+
+    /// Those of `tokens` (ascending) that lie in cached chunks.
+    pub fn candidates(&self, tokens: &[u32]) -> Vec<u32> {
+        let within = |span: Span| {
+            let from = tokens.partition_point(|token| *token < span.start);
+            let to = tokens.partition_point(|token| *token < span.end);
+            tokens[from..to].iter().copied()
+        };
+        self.cached_chunks().flat_map(within).collect()
     }
 
     /// Number of tokens that a ratio stands for: `floor(r·(n−|Q|))`, at most the reusable ones.
-    pub(crate) fn count(&self, ratio: f64) -> usize {
+    pub fn count(&self, ratio: f64) -> usize {
         top_count(ratio, self.len() - self.question.len(), self.reusable())
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses a prompt without a question.
+    ///
+    /// # Errors
+    /// If the question part is empty.
+    pub fn check(&self) -> Result<()> {
         if self.question.is_empty() { Err(Error::EmptyQuestion) } else { Ok(()) }
+    }
+}
+
+/// Facts of the model that methods decide by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFacts {
+    /// Query heads, `H`.
+    pub heads: usize,
+    /// KV heads, `Hkv`.
+    pub kv_heads: usize,
+    /// Elements of a head, `d`.
+    pub head_dim: usize,
+    /// Rotary frequencies of the request.
+    pub ropes: Ropes,
+    /// Layers over which calibration found SamKV's scores to be stable, if it was run for this model.
+    pub stable_layers: Option<Span>,
+}
+
+/// A method's view of a request before anything is computed.
+#[derive(Clone, Debug)]
+pub struct PrefillInputs {
+    /// Layout of the prompt. For methods with [chunk statistics](crate::FusionMethod::statistics) a chunk is a whole document.
+    pub layout: PromptLayout,
+    /// Facts of the model.
+    pub model: ModelFacts,
+    /// Tokens of prompt and answer at most.
+    pub max_tokens: usize,
+    /// Statistics of each chunk, one for each entry of [`statistics`](crate::FusionMethod::statistics) in its order; empty for
+    /// chunks that are not cached.
+    pub statistics: Vec<Vec<Arc<Summary>>>,
+}
+
+impl PrefillInputs {
+    /// Entry `kind` of each chunk's statistics.
+    pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = Option<&Summary>> + '_ {
+        self.statistics.iter().map(move |all| all.get(kind).map(AsRef::as_ref))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use refrain_registry::{Entry, Options, Registry, option_specs, read_options};
 
-use crate::{A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, SamKv, Vanilla};
+use crate::{A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, SamKv, Vanilla};
 
 /// All fusion methods, in the order in which they are shown.
 pub static METHODS: Registry<Arc<dyn FusionMethod>> = Registry { what: "fusion method", entries: ENTRIES };
@@ -27,6 +27,10 @@ const ENTRIES: &[Entry<Arc<dyn FusionMethod>>] = &[
     method::<A3>(
         "recompute the tokens that the question attends to at layer 1",
         "https://arxiv.org/abs/2511.17560",
+    ),
+    method::<ProphetKv>(
+        "run the question over the reused keys and values first, and recompute the tokens that it attends to",
+        "https://arxiv.org/abs/2602.02579",
     ),
     method::<SamKv>(
         "keep and recompute the ends of every document and the blocks that the question points at",

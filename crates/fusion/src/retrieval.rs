@@ -1,40 +1,10 @@
-//! Methods that keep everything and let each block of rows see only some of it.
+//! Block retrieval: tokens attend to the first tokens, to those near them, and to blocks in between that they retrieve, while
+//! the answer is decoded too.
+//!
+//! Tokens out of the local window are seen at one constant distance: keys as they are before RoPE, queries rotated to the
+//! window's last position. A token between the window and the last whole block before it is always seen.
 
-use std::fmt::Debug;
-
-use refrain_kv::{Span, Summary};
-
-use crate::{PromptView, Result, SparseMethod};
-
-/// A method whose rows attend to the first tokens, to those near them, and to blocks in between that they retrieve, while
-/// the answer is decoded too.
-///
-/// Tokens out of the local window are seen at one constant distance: keys as they are before RoPE, queries rotated to the
-/// window's last position. A token between the window and the last whole block before it is always seen.
-pub trait RetrievalMethod: Debug + Send + Sync {
-    /// Sizes for a prompt.
-    fn retrieval(&self, prompt: &PromptView<'_>) -> Retrieval;
-
-    /// Blocks whose representatives are known before, ascending and apart; tokens between them are in none. Of `summaries`,
-    /// those of the first kind, each belongs to a context; `width` is `Hkv·d`.
-    ///
-    /// # Errors
-    /// If a summary is not what the method made.
-    fn known(
-        &self,
-        _prompt: &PromptView<'_>,
-        _summaries: &[Option<&Summary>],
-        _width: usize,
-    ) -> Result<Vec<KnownBlock>> {
-        Ok(Vec::new())
-    }
-
-    /// A sparse method of which as many tokens are to be seen on the same prompt as it keeps, where
-    /// [`Retrieval::blocks`] is open. Its summaries are those of the second kind.
-    fn like(&self) -> Option<&dyn SparseMethod> {
-        None
-    }
-}
+use refrain_kv::Span;
 
 /// Sizes of a retrieval, in tokens where they are not blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +15,33 @@ pub struct Retrieval {
     pub local: usize,
     /// Tokens of a block.
     pub block: usize,
-    /// Blocks that are seen of those before; none for as many as another method's number of tokens allows.
-    pub blocks: Option<usize>,
     /// Keys whose mean stands for a block, for each KV head: those that received most attention.
     pub representatives: usize,
     /// Rows that retrieve together.
     pub rows: usize,
+}
+
+/// Blocks that are seen of those out of the window: the best of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetrievalBudget {
+    /// A number of blocks.
+    Blocks(usize),
+    /// Blocks of this many tokens together.
+    Tokens(usize),
+}
+
+/// A pass's block retrieval.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RetrievalPlan {
+    /// Sizes.
+    pub sizes: Retrieval,
+    /// Blocks that are seen.
+    pub budget: RetrievalBudget,
+    /// Blocks whose representatives are known before, ascending and apart; tokens between them are in no block.
+    pub known: Vec<KnownBlock>,
+    /// First position that retrieves, and whose tokens become blocks when they leave the window. Tokens before it see
+    /// everything up to their own position.
+    pub from: u32,
 }
 
 /// A block whose representative was computed with its document.

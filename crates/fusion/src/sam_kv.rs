@@ -13,14 +13,19 @@ mod calibration;
 mod offline;
 mod online;
 
+use std::sync::Arc;
+
 use refrain_kv::{Span, Summary};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pass::planned;
 use crate::{
-    ContextLayer, Draft, FusionMethod, Kept, Plan, PromptView, Result, Selection, SparseMethod, Summarize,
+    CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LayerTokens, LayerView, Needs,
+    Pass, PassPlan, PrefillInputs, PromptLayout, Result, Selection,
 };
+
 pub use calibration::Calibration;
 use online::Contexts;
 
@@ -212,56 +217,141 @@ impl Options for SamKv {
 }
 
 impl FusionMethod for SamKv {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        self.start_at(inputs, 0)
     }
 
-    fn summarizes(&self) -> Vec<&dyn Summarize> {
+    fn keeps_all_tokens(&self) -> bool {
+        false
+    }
+
+    fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         vec![self]
-    }
-
-    fn sparse(&self) -> Option<&dyn SparseMethod> {
-        Some(self)
     }
 }
 
-impl Summarize for SamKv {
+impl ChunkStatistics for SamKv {
     fn kind(&self) -> String {
         format!("sam_kv-{VERSION}-{}-{}-{}", self.block, self.initial, self.local)
     }
 
-    fn local(&self) -> usize {
+    fn last_queries(&self) -> usize {
         self.local.max(1) * self.block
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
-        self.observe(layer, summary);
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+        self.observe_layer(layer, summary);
     }
 }
 
-impl SparseMethod for SamKv {
-    fn base(&self, prompt: &PromptView<'_>) -> Vec<Span> {
-        let cached = prompt.chunks.iter().filter(|context| context.cached);
-        cached.flat_map(|context| self.kept(context.span)).collect()
+/// The question over the blocks that are kept in any case: its mean query at every layer.
+#[derive(Debug)]
+struct QuestionPass {
+    method: SamKv,
+    inputs: Arc<PrefillInputs>,
+    kind: usize,
+    plan: PassPlan,
+    queries: Vec<f32>,
+}
+
+impl Pass for QuestionPass {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
     }
 
-    fn asks(&self, prompt: &PromptView<'_>) -> bool {
-        self.selection
-            && prompt.chunks.iter().any(|c| c.cached && !self.middle(self.blocks(c.span)).is_empty())
+    fn observe(&mut self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        self.queries.extend_from_slice(layer.mean_query);
+        Ok(layer.tokens.to_vec())
     }
 
-    fn select(&self, draft: &Draft<'_>) -> Result<Selection> {
-        let base = self.base(draft.prompt);
-        let (retrieved, undecided) = match draft.queries {
-            [] => (vec![Vec::new(); draft.prompt.layers], 0),
-            _ => Contexts::new(self, draft)?.retrieve(),
+    fn next(self: Box<Self>) -> Result<Option<Box<dyn Pass>>> {
+        self.method.last(&self.inputs, self.kind, &self.queries).map(Some)
+    }
+}
+
+/// Kept tokens with the recomputed ones among them: the pass that the answer is decoded from.
+#[derive(Debug)]
+struct KeptPass {
+    method: SamKv,
+    plan: PassPlan,
+}
+
+impl Pass for KeptPass {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
+    }
+
+    fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
+        self.method.merge(fresh, cached, head_dim);
+    }
+}
+
+impl SamKv {
+    /// The first pass, with SamKV's statistics at place `kind` among the method's.
+    pub(crate) fn start_at(&self, inputs: &Arc<PrefillInputs>, kind: usize) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let required = PassPlan::new(layout.required_tokens());
+        if layout.reusable() == 0 {
+            return Ok(planned(required));
+        }
+        if !self.asks(layout) {
+            return self.last(inputs, kind, &[]);
+        }
+        let base = self.base(layout);
+        let base = LayerTokens { question_sees: base.clone(), documents_see: base, ..LayerTokens::default() };
+        let needs = Needs { mean_query: true, ..Needs::default() };
+        let plan = PassPlan {
+            probe: Some(layout.layers),
+            checks: (0..layout.layers).map(|layer| (layer, needs)).collect(),
+            cached: CachedTokens::Selected(vec![base; layout.layers]),
+            ..required
+        };
+        Ok(Box::new(QuestionPass { method: *self, inputs: inputs.clone(), kind, plan, queries: Vec::new() }))
+    }
+
+    /// The pass over what is selected.
+    fn last(&self, inputs: &PrefillInputs, kind: usize, queries: &[f32]) -> Result<Box<dyn Pass>> {
+        let selection = self.select(inputs, kind, queries)?;
+        let selected = selection.plan();
+        let mut tokens = [inputs.layout.required_tokens(), selected.tokens].concat();
+        tokens.sort_unstable();
+        let plan = PassPlan {
+            cached: CachedTokens::Selected(selected.layers),
+            merges: self.update == Update::Fusion,
+            ambiguous_cases: selection.ambiguous_cases,
+            ..PassPlan::new(tokens)
+        };
+        Ok(Box::new(KeptPass { method: *self, plan }))
+    }
+
+    /// Positions of documents that are kept at every layer of any question, ascending and apart.
+    pub fn base(&self, layout: &PromptLayout) -> Vec<Span> {
+        layout.cached_chunks().flat_map(|context| self.kept(context)).collect()
+    }
+
+    /// Whether the question is computed over the base first, so that [`select`](SamKv::select) knows its queries.
+    pub fn asks(&self, layout: &PromptLayout) -> bool {
+        self.selection && layout.cached_chunks().any(|context| !self.middle(self.blocks(context)).is_empty())
+    }
+
+    /// Tokens that are kept of each layer, and those of them that are computed anew. `kind` is the place of SamKV's statistics
+    /// among the method's. `queries` holds the question's mean query before RoPE at each layer, `layers × H × d`; it is empty
+    /// where the question was not [asked](SamKv::asks).
+    ///
+    /// # Errors
+    /// If a document's statistics are not SamKV's.
+    pub fn select(&self, inputs: &PrefillInputs, kind: usize, queries: &[f32]) -> Result<Selection> {
+        let base = self.base(&inputs.layout);
+        let (retrieved, ambiguous_cases) = match queries {
+            [] => (vec![Vec::new(); inputs.layout.layers], 0),
+            _ => Contexts::new(self, inputs, kind, queries)?.retrieve(),
         };
         let layer = |retrieved: Vec<online::Block>| {
             let mut spans = base.clone();
             spans.extend(retrieved.iter().map(|block| block.span));
             spans.sort_unstable_by_key(|span| span.start);
-            let mut fresh: Vec<u32> = match self.recompute {
+            let mut recomputed: Vec<u32> = match self.recompute {
                 Recompute::None => Vec::new(),
                 Recompute::Kept => spans.iter().flat_map(|span| span.positions()).collect(),
                 Recompute::Marked => {
@@ -269,17 +359,14 @@ impl SparseMethod for SamKv {
                     base.iter().flat_map(|span| span.positions()).chain(marked).collect()
                 }
             };
-            fresh.sort_unstable();
-            Kept { spans, fresh }
+            recomputed.sort_unstable();
+            LayerSelection { spans, recomputed }
         };
-        Ok(Selection { layers: retrieved.into_iter().map(layer).collect(), undecided })
+        Ok(Selection { layers: retrieved.into_iter().map(layer).collect(), ambiguous_cases })
     }
 
-    fn overwrites(&self) -> bool {
-        self.update == Update::Overwrite
-    }
-
-    fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
+    /// A key (before RoPE) or value of one token, `Hkv × d`, computed anew, becomes the one that is kept (eq. 4).
+    pub fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
         let part = if self.theta == Theta::Head { head_dim } else { fresh.len() };
         for (fresh, cached) in fresh.chunks_exact_mut(part).zip(cached.chunks_exact(part)) {
             let theta = match self.theta {
@@ -289,9 +376,7 @@ impl SparseMethod for SamKv {
             fresh.iter_mut().zip(cached).for_each(|(new, old)| *new = theta * *new + (1.0 - theta) * old);
         }
     }
-}
 
-impl SamKv {
     /// Blocks of a context.
     fn blocks(&self, context: Span) -> usize {
         context.len().div_ceil(self.block)

@@ -1,10 +1,13 @@
 //! Vanilla prefill: every token is computed, nothing is reused.
 
+use std::sync::Arc;
+
 use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FusionMethod, Plan, PromptView, Result};
+use crate::pass::planned;
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
 
 /// Full causal prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -15,9 +18,10 @@ impl Options for Vanilla {
 }
 
 impl FusionMethod for Vanilla {
-    fn plan(&self, prompt: &PromptView<'_>) -> Result<Plan> {
-        prompt.check()?;
-        Ok(Plan { rows: (0..prompt.len() as u32).collect(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        Ok(planned(PassPlan::new((0..layout.len() as u32).collect())))
     }
 
     fn reuses(&self) -> bool {

@@ -1,8 +1,10 @@
 //! SamKV against a plain f64 evaluation of its equations on random numbers.
 
+use std::sync::Arc;
+
 use refrain_fusion::{
-    Below, ChunkPlace, ContextLayer, Cosine, Draft, Extremes, FusionMethod, PromptView, Quota, Recompute,
-    Rotation, Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
+    Below, ChunkSpan, ChunkStatistics, ContextLayer, Cosine, Extremes, FusionMethod, ModelFacts, PrefillInputs, PromptLayout,
+    Quota, Recompute, Rotation, Rounding, SamKv, Theta,
 };
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
@@ -12,6 +14,14 @@ const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
 const D: usize = 16;
 const WIDTH: usize = KV_HEADS * D;
+
+/// A request over documents with these statistics.
+fn inputs(layout: &PromptLayout, statistics: Vec<Summary>, rope: &Rope) -> PrefillInputs {
+    let model =
+        ModelFacts { heads: HEADS, kv_heads: KV_HEADS, head_dim: D, ropes: Ropes::shared(rope.clone(), LAYERS), stable_layers: None };
+    let statistics = statistics.into_iter().map(|of| vec![Arc::new(of)]).collect();
+    PrefillInputs { layout: layout.clone(), model, max_tokens: layout.len() + 8, statistics }
+}
 
 struct Random(u64);
 
@@ -253,36 +263,26 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
     for method in methods().into_iter().flat_map(|method| [method; 4]) {
         for documents in [vec![100], vec![70, 131], vec![90, 20, 160, 64], vec![200, 200, 200, 200, 200]] {
             let mut start = 3;
-            let places: Vec<ChunkPlace> = documents
+            let places: Vec<ChunkSpan> = documents
                 .iter()
                 .map(|tokens| {
                     let span = Span::new(start, start + tokens);
                     start += tokens;
-                    ChunkPlace { span, cached: true }
+                    ChunkSpan { span, cached: true }
                 })
                 .collect();
-            let prompt = PromptView {
+            let prompt = PromptLayout {
                 layers: LAYERS,
                 system: Span::new(0, 3),
                 system_cached: true,
-                chunks: &places,
+                chunks: places.clone(),
                 question: Span::new(start, start + 7),
             };
             let of: Vec<Numbers> =
                 documents.iter().map(|tokens| Numbers::new(&mut random, &method, *tokens)).collect();
             let summaries: Vec<Summary> = of.iter().map(Numbers::summary).collect();
             let queries = random.many(LAYERS * HEADS * D);
-            let draft = Draft {
-                prompt: &prompt,
-                summaries: &summaries.iter().map(Some).collect::<Vec<_>>(),
-                queries: &queries,
-                heads: HEADS,
-                kv_heads: KV_HEADS,
-                head_dim: D,
-                ropes: &Ropes::shared(rope.clone(), LAYERS),
-                stable_layers: None,
-            };
-            let selection = method.select(&draft).unwrap();
+            let selection = method.select(&inputs(&prompt, summaries, &rope), 0, &queries).unwrap();
             let spans: Vec<Span> = places.iter().map(|place| place.span).collect();
             let (expected, gap) = direct(&method, &of, &spans, prompt.question, &queries);
             if gap < 2e-5 {
@@ -303,7 +303,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
                 });
                 let mut fresh: Vec<u32> = base.iter().flat_map(|s| s.positions()).chain(marked).collect();
                 fresh.sort_unstable();
-                assert_eq!(kept.fresh, fresh, "ends and marked tokens are computed anew");
+                assert_eq!(kept.recomputed, fresh, "ends and marked tokens are computed anew");
                 retrieved += expected.len();
             }
             compared += 1;
@@ -314,12 +314,12 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
 
 #[test]
 fn switches_take_out_selection_and_recomputation() {
-    let places = [ChunkPlace { span: Span::new(0, 400), cached: true }];
-    let prompt = PromptView {
+    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true }];
+    let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),
         system_cached: true,
-        chunks: &places,
+        chunks: places.clone(),
         question: Span::new(400, 404),
     };
     let numbers = Numbers::new(&mut Random(5), &SamKv::default(), 400);
@@ -327,41 +327,29 @@ fn switches_take_out_selection_and_recomputation() {
     let rope = Rope::new(vec![1.0; D / 2], 1.0);
     let select = |method: SamKv| {
         let queries = if method.asks(&prompt) { &queries[..] } else { &[] };
-        let summaries = [Some(&summary)];
-        let (heads, kv_heads, head_dim) = (HEADS, KV_HEADS, D);
-        let draft = Draft {
-            prompt: &prompt,
-            summaries: &summaries,
-            queries,
-            heads,
-            kv_heads,
-            head_dim,
-            ropes: &Ropes::shared(rope.clone(), LAYERS),
-            stable_layers: None,
-        };
-        method.select(&draft).unwrap()
+        method.select(&inputs(&prompt, vec![summary.clone()], &rope), 0, queries).unwrap()
     };
     // 400 tokens: six blocks of 64 and one of 16; the last two are local.
     let ends = [Span::new(0, 64), Span::new(320, 400)];
     let without = SamKv { selection: false, ..SamKv::default() };
     assert!(!without.asks(&prompt));
-    assert!(select(without).layers.iter().all(|kept| kept.spans == ends && kept.fresh.len() == 144));
+    assert!(select(without).layers.iter().all(|kept| kept.spans == ends && kept.recomputed.len() == 144));
     let all = SamKv { share: 1.0, recompute: Recompute::Kept, ..SamKv::default() };
-    assert!(select(all).layers.iter().all(|kept| kept.len() == 400 && kept.fresh.len() == 400));
+    assert!(select(all).layers.iter().all(|kept| kept.len() == 400 && kept.recomputed.len() == 400));
     let none = SamKv { share: 1.0, recompute: Recompute::None, ..SamKv::default() };
-    assert!(select(none).layers.iter().all(|kept| kept.len() == 400 && kept.fresh.is_empty()));
+    assert!(select(none).layers.iter().all(|kept| kept.len() == 400 && kept.recomputed.is_empty()));
 }
 
 #[test]
 fn documents_of_192_tokens_are_kept_whole_and_nothing_is_asked() {
     let method = SamKv::default();
-    let place = |start, end, cached| ChunkPlace { span: Span::new(start, end), cached };
+    let place = |start, end, cached| ChunkSpan { span: Span::new(start, end), cached };
     let chunks = [place(2, 194, true), place(194, 204, true), place(204, 500, false)];
-    let view = |chunks| PromptView {
+    let view = |chunks: &[ChunkSpan]| PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 2),
         system_cached: true,
-        chunks,
+        chunks: chunks.to_vec(),
         question: Span::new(500, 502),
     };
     // One that is not cached is no candidate: the engine computes it whole.
@@ -400,12 +388,8 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         };
         let cpu = Cpu::new(2).unwrap();
         let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; rows * HEADS]);
-        cpu.attention_with_outputs(
-            &attention,
-            &mut out,
-            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
-        );
-        let local = method.local().min(tokens);
+        cpu.attention_with_outputs(&attention, &mut out, AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() });
+        let local = method.last_queries().min(tokens);
         let queries = random.many(local * HEADS * D);
         let mut summary = Summary::default();
         for layer in 0..2 {
@@ -419,7 +403,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
                 queries: &queries,
                 k: keys.as_slice(),
             };
-            method.summarize(&view, &mut summary);
+            method.observe(&view, &mut summary);
         }
         // Plain f64: softmax of every row, mean over heads.
         let mut weights = vec![vec![0.0; tokens]; tokens];
@@ -500,11 +484,11 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
 fn merging_follows_equation_4() {
     let mut random = Random(3);
     let (new, old) = (random.many(WIDTH), random.many(WIDTH));
-    let merged = |theta, update| {
-        let method = SamKv { theta, update, ..SamKv::default() };
+    let merged = |theta| {
+        let method = SamKv { theta, ..SamKv::default() };
         let mut merged = new.clone();
         method.merge(&mut merged, &old, D);
-        (method.overwrites(), merged)
+        merged
     };
     let expected = |part: usize, fixed: Option<f64>| -> Vec<f64> {
         (0..WIDTH)
@@ -521,11 +505,9 @@ fn merging_follows_equation_4() {
         (Theta::Head, expected(D, None)),
         (Theta::Constant, expected(WIDTH, Some(0.9))),
     ] {
-        let (overwrites, merged) = merged(theta, Update::Fusion);
-        assert!(!overwrites);
+        let merged = merged(theta);
         assert!(wide(&merged).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6), "{theta:?}");
     }
-    assert!(merged(Theta::Token, Update::Overwrite).0);
     // Opposite directions: θ is 0, and the cached one stays.
     let mut opposite: Vec<f32> = old.iter().map(|x| -x).collect();
     SamKv::default().merge(&mut opposite, &old, D);
@@ -538,27 +520,18 @@ fn merging_follows_equation_4() {
 #[test]
 fn a_summary_of_other_sizes_is_refused_by_name() {
     let method = SamKv::default();
-    let places = [ChunkPlace { span: Span::new(0, 400), cached: true }];
-    let prompt = PromptView {
+    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true }];
+    let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),
         system_cached: true,
-        chunks: &places,
+        chunks: places.clone(),
         question: Span::new(400, 404),
     };
     let summary = Numbers::new(&mut Random(5), &method, 300).summary();
     let queries = vec![0.0; LAYERS * HEADS * D];
-    let draft = Draft {
-        prompt: &prompt,
-        summaries: &[Some(&summary)],
-        queries: &queries,
-        heads: HEADS,
-        kv_heads: KV_HEADS,
-        head_dim: D,
-        ropes: &Ropes::shared(Rope::new(vec![1.0; D / 2], 1.0), LAYERS),
-        stable_layers: None,
-    };
-    let error = method.select(&draft).unwrap_err().to_string();
+    let rope = Rope::new(vec![1.0; D / 2], 1.0);
+    let error = method.select(&inputs(&prompt, vec![summary], &rope), 0, &queries).unwrap_err().to_string();
     assert!(error.contains("k_mean") && error.contains("0..400"), "{error}");
-    assert!(method.sparse().is_some());
+    assert!(!method.keeps_all_tokens());
 }

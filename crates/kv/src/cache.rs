@@ -1,7 +1,7 @@
 //! The working KV cache: what attention reads during one request.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use refrain_kernels::{Buffer, Cpu, Dtype, Slice};
 
@@ -99,20 +99,20 @@ impl LayerCache {
     }
 }
 
-/// Memory of caches that are no longer used, for those to come: fresh memory costs more than filling it.
+/// Layers of caches that are no longer used, kept for those to come: fresh memory costs more than filling it.
 #[derive(Debug, Default)]
-pub struct CachePool(Mutex<Vec<LayerCache>>);
+pub struct KvBufferPool(Mutex<Vec<LayerCache>>);
 
-impl CachePool {
-    /// Room for `capacity` tokens, in used memory if there is some that is large enough and at most twice as large. Slots
-    /// hold zeros or what they held before.
-    pub fn take(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
-        let used = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+impl KvBufferPool {
+    /// A layer for `capacity` tokens, in pooled memory if there is some that is large enough and at most twice as large. Its
+    /// slots hold zeros or what they held before.
+    pub fn acquire(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+        let pooled = self.layers().pop();
         let elements = shape.width() * capacity;
         let fits = |buffer: &Buffer| {
             buffer.dtype() == dtype && (elements..=2 * elements).contains(&buffer.capacity())
         };
-        match used {
+        match pooled {
             Some(mut cache) if fits(&cache.k) && fits(&cache.v) => {
                 cache.k.resize(elements);
                 cache.v.resize(elements);
@@ -122,60 +122,96 @@ impl CachePool {
         }
     }
 
-    /// Keeps at most the memory of `layers` layers.
-    pub fn keep(&self, layers: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).truncate(layers);
+    /// Keeps the memory of at most `layers` layers.
+    pub fn trim(&self, layers: usize) {
+        self.layers().truncate(layers);
     }
 
-    /// Gives a cache's memory back. That of one cache is kept.
-    pub fn give(&self, cache: &mut KvCache) {
-        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        used.clear();
-        used.append(&mut cache.layers);
+    /// Takes over the layers of a cache in place of all that the pool holds.
+    pub fn replace(&self, cache: &mut KvCache) {
+        let mut pooled = self.layers();
+        pooled.clear();
+        pooled.append(&mut cache.layers);
+    }
+
+    fn layers(&self) -> MutexGuard<'_, Vec<LayerCache>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request's dealings with a pool, counted in bytes.
-#[derive(Debug)]
-pub struct Lender<'a> {
-    pool: &'a CachePool,
+/// Bytes of keys and values that one request holds, and the most that it held at a time.
+#[derive(Debug, Default)]
+pub struct MemoryMeter {
     held: AtomicUsize,
     peak: AtomicUsize,
 }
 
-impl<'a> Lender<'a> {
-    /// Nothing lent yet.
-    pub fn new(pool: &'a CachePool) -> Lender<'a> {
-        Lender { pool, held: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
-    }
-
-    /// [`CachePool::take`]
-    pub fn take(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
-        let layer = self.pool.take(shape, dtype, capacity);
-        self.count(layer.bytes());
-        layer
-    }
-
-    /// Gives a layer's memory back.
-    pub fn give(&self, layer: LayerCache) {
-        self.discount(layer.bytes());
-        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
-    }
-
-    /// Counts bytes that do not come from the pool.
-    pub fn count(&self, bytes: usize) {
+impl MemoryMeter {
+    /// Counts bytes that were allocated.
+    pub fn add(&self, bytes: usize) {
         let held = self.held.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(held, Relaxed);
     }
 
-    /// Takes back what was [counted](Lender::count).
-    pub fn discount(&self, bytes: usize) {
+    /// Counts bytes that were freed.
+    pub fn subtract(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Relaxed);
     }
 
-    /// Most bytes held at a time.
+    /// Counts bytes until the guard is dropped.
+    pub fn hold(&self, bytes: usize) -> HeldBytes<'_> {
+        self.add(bytes);
+        HeldBytes { meter: self, bytes }
+    }
+
+    /// The most bytes that were held at a time.
     pub fn peak(&self) -> usize {
         self.peak.load(Relaxed)
+    }
+}
+
+/// Bytes that a [`MemoryMeter`] counts while this lives.
+#[derive(Debug)]
+pub struct HeldBytes<'a> {
+    meter: &'a MemoryMeter,
+    bytes: usize,
+}
+
+impl Drop for HeldBytes<'_> {
+    fn drop(&mut self) {
+        self.meter.subtract(self.bytes);
+    }
+}
+
+/// Layers for one request: from a pool, and counted by a meter. Clones share both.
+#[derive(Clone, Debug, Default)]
+pub struct KvAllocator {
+    pool: Arc<KvBufferPool>,
+    meter: Arc<MemoryMeter>,
+}
+
+impl KvAllocator {
+    /// A request's allocator over `pool`, with a meter of its own.
+    pub fn new(pool: Arc<KvBufferPool>) -> KvAllocator {
+        KvAllocator { pool, meter: Arc::default() }
+    }
+
+    /// [`KvBufferPool::acquire`], counted.
+    pub fn acquire(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+        let layer = self.pool.acquire(shape, dtype, capacity);
+        self.meter.add(layer.bytes());
+        layer
+    }
+
+    /// Gives a layer back to the pool.
+    pub fn release(&self, layer: LayerCache) {
+        self.meter.subtract(layer.bytes());
+        self.pool.layers().push(layer);
+    }
+
+    /// The meter of the request.
+    pub fn meter(&self) -> &MemoryMeter {
+        &self.meter
     }
 }
 

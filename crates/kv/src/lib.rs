@@ -10,7 +10,7 @@ mod span;
 pub mod stats;
 mod summary;
 
-pub use cache::{CachePool, KvCache, LayerCache, Lender, Shape};
+pub use cache::{HeldBytes, KvAllocator, KvBufferPool, KvCache, LayerCache, MemoryMeter, Shape};
 pub use rope::{Rope, RopeTable, RopeTables, Ropes};
 pub use select::{survivors, top_count, top_k, weakest};
 pub use span::Span;

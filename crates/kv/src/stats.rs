@@ -17,6 +17,8 @@ pub enum Softmax {
     Concatenated,
     /// One softmax a head, summed over heads.
     PerHead,
+    /// One softmax a head over the document keys alone, mean over heads and question tokens (ProphetKV, arXiv 2602.02579).
+    Documents,
 }
 
 /// What [`question_attention`] reads of a layer.
@@ -67,7 +69,7 @@ impl<'a> QuestionKeys<'a> {
 /// Attention that each document token receives from the question: `s[t] = Σ_{j∈Q} a[j,t]`, `t ∈ documents`.
 ///
 /// The softmax runs over documents and question (causal inside the question, within the sliding window); earlier
-/// positions are excluded.
+/// positions are excluded. With [`Softmax::Documents`] it runs over documents alone.
 /// A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
 pub fn question_attention(
     cpu: &Cpu,
@@ -86,6 +88,15 @@ pub fn question_attention(
             cpu.attention_mass(&attention, columns.clone(), &mut heads);
             let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
             (0..documents.len()).map(sum).collect()
+        }
+        Softmax::Documents => {
+            let visible: Vec<(u32, u32)> =
+                question.positions().map(|j| (keys.first(documents.start, j).min(documents.end), documents.end)).collect();
+            let mut heads = vec![0.0; keys.kv_heads * documents.len()];
+            cpu.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
+            let weight = 1.0 / (keys.heads * question.len()) as f32;
+            let mean = |t| heads[t..].iter().step_by(documents.len()).sum::<f32>() * weight;
+            (0..documents.len()).map(mean).collect()
         }
         Softmax::Concatenated => concatenated(cpu, keys, documents, question, columns),
     }

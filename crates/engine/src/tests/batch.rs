@@ -1,15 +1,17 @@
 //! Several answers at once.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
 use refrain_kernels::{Dtype, Precision};
 
 use super::{SMOLLM2, engine, random_prompt, real, small, tiny};
-use crate::{Answer, Engine, Error, Ongoing, Progress, Prompt, Request, Sampling, Settings, Steps, step};
+use crate::{
+    Advance, Answer, DecodeWorkspace, Engine, GenerateRequest, Prompt, Sampling, Sequence, Settings, TokenEvent,
+    decode_step,
+};
 
 /// A request, and what it comes to alone.
 struct Asked {
@@ -26,6 +28,7 @@ struct Asked {
 fn asked(engine: &Engine) -> Vec<Asked> {
     let specs = [
         ("vanilla", "full", 0.0, 9),
+        ("prophet_kv", "full", 0.0, 7),
         ("a3", "full", 0.8, 14),
         ("pie", "morph_kv:capacity=40,window=8", 0.0, 6),
         ("sam_kv:block=16", "full", 0.0, 11),
@@ -49,30 +52,37 @@ fn asked(engine: &Engine) -> Vec<Asked> {
         };
         let mut likely = Vec::new();
         let request =
-            Request { eviction: &eviction, ends: false, ..Request::new(method.as_ref(), &sampling) };
-        let alone = engine.answer(&prompt, &request, |progress| note(&mut likely, progress)).unwrap();
+            GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
+        let alone = engine.answer(&prompt, &request, |event| note(&mut likely, event)).unwrap();
         assert_eq!((alone.tokens.len(), likely.len()), (*tokens, *tokens));
         Asked { prompt, method, eviction, sampling, alone, likely }
     };
     specs.iter().enumerate().map(ask).collect()
 }
 
-fn note(likely: &mut Vec<u32>, progress: Progress<'_>) -> bool {
-    likely.extend(progress.likely.map(|likely| likely.logprob.to_bits()));
+fn note(likely: &mut Vec<u32>, event: TokenEvent<'_>) -> bool {
+    likely.extend(event.logprobs.map(|logprobs| logprobs.logprob.to_bits()));
     true
 }
 
-fn start(engine: &Engine, asked: &Asked) -> crate::Result<Ongoing> {
+/// Begins a request; `between` is called between two steps of its prefill.
+fn start(engine: &Engine, asked: &Asked, mut between: impl FnMut()) -> Sequence {
     let Asked { prompt, method, eviction, sampling, .. } = asked;
-    engine.start(prompt, &Request { eviction, ends: false, ..Request::new(method.as_ref(), sampling) })
+    let (eviction, request) = (eviction.clone(), GenerateRequest::new(method.clone(), sampling.clone()));
+    let request = GenerateRequest { eviction, ignore_eos: true, ..request };
+    let mut prefill = engine.prefill(prompt, request).unwrap();
+    while prefill.advance().unwrap() != Advance::Done {
+        between();
+    }
+    prefill.finish().unwrap()
 }
 
-/// Answers under way, by their place among those asked for, with the likelihoods seen so far; and those that have ended.
+/// Answers under way, by their index among those asked for, with the likelihoods seen so far; and those that have ended.
 #[derive(Default)]
 struct Running {
-    going: BTreeMap<usize, (Ongoing, Vec<u32>)>,
+    going: BTreeMap<usize, (Sequence, Vec<u32>)>,
     ended: BTreeMap<usize, (Answer, Vec<u32>)>,
-    steps: Steps,
+    workspace: DecodeWorkspace,
     most: usize,
 }
 
@@ -80,15 +90,15 @@ impl Running {
     /// A token of each.
     fn step(&mut self) {
         for index in self.going.keys().copied().collect::<Vec<_>>() {
-            let (ongoing, likely) = self.going.get_mut(&index).unwrap();
-            if let Some(finish) = ongoing.write(&mut |progress| note(likely, progress)) {
-                let (ongoing, likely) = self.going.remove(&index).unwrap();
-                self.ended.insert(index, (ongoing.finish(finish, &mut |_| true), likely));
+            let (sequence, likely) = self.going.get_mut(&index).unwrap();
+            if let Some(finish) = sequence.push_token(&mut |event| note(likely, event)) {
+                let (sequence, likely) = self.going.remove(&index).unwrap();
+                self.ended.insert(index, (sequence.finish(finish, &mut |_| true), likely));
             }
         }
         self.most = self.most.max(self.going.len());
-        step(&mut self.going.values_mut().map(|(ongoing, _)| ongoing).collect::<Vec<_>>(), &mut self.steps)
-            .unwrap();
+        let mut sequences: Vec<_> = self.going.values_mut().map(|(sequence, _)| sequence).collect();
+        decode_step(&mut sequences, &mut self.workspace).unwrap();
     }
 }
 
@@ -97,51 +107,74 @@ impl Running {
 fn same_beside_others(engine: &Engine) {
     let all = asked(engine);
     for interleaved in [false, true] {
-        let running = Arc::new(Mutex::new(Running::default()));
-        let pauses = Arc::new(AtomicUsize::new(0));
-        let engine = match interleaved {
-            false => engine.clone(),
-            true => {
-                let (running, pauses) = (running.clone(), pauses.clone());
-                engine.pausing(move || {
-                    if pauses.fetch_add(1, Relaxed) % 3 == 2 {
-                        running.lock().unwrap().step();
-                    }
-                    true
-                })
-            }
-        };
+        let (mut running, mut pauses) = (Running::default(), 0);
         for (index, asked) in all.iter().enumerate() {
-            let ongoing = start(&engine, asked).unwrap();
-            running.lock().unwrap().going.insert(index, (ongoing, Vec::new()));
+            let sequence = start(engine, asked, || {
+                pauses += 1;
+                if interleaved && pauses % 3 == 2 {
+                    running.step();
+                }
+            });
+            running.going.insert(index, (sequence, Vec::new()));
             if !interleaved && index % 3 == 2 {
-                running.lock().unwrap().step();
+                running.step();
             }
         }
-        let mut running = running.lock().unwrap();
         while !running.going.is_empty() {
             running.step();
         }
         assert!(running.most >= if interleaved { 2 } else { 6 }, "{}", running.most);
-        assert_eq!(interleaved, pauses.load(Relaxed) > 0);
         for (index, asked) in all.iter().enumerate() {
             let (answer, likely) = &running.ended[&index];
             let what = format!("{:?}, {:?}", asked.method, asked.eviction);
             assert_eq!(answer.tokens, asked.alone.tokens, "{what}");
             assert_eq!((&answer.text, answer.finish), (&asked.alone.text, asked.alone.finish), "{what}");
             assert_eq!(*likely, asked.likely, "{what}");
-            let (a, b) = (&answer.account, &asked.alone.account);
+            let (a, b) = (&answer.stats, &asked.alone.stats);
             assert_eq!(
                 (a.kv_bytes, a.retained_tokens, a.answer_tokens),
                 (b.kv_bytes, b.retained_tokens, b.answer_tokens)
             );
-            let bytes = engine.kv_bytes(&asked.prompt, asked.sampling.max_tokens, &asked.eviction).unwrap();
+            let bytes = engine.max_kv_bytes(&asked.prompt, asked.sampling.max_tokens, &asked.eviction).unwrap();
             assert!(
-                a.kv_bytes <= bytes + bytes / 16 || asked.method.sparse().is_some(),
+                a.kv_bytes <= bytes + bytes / 16 || !asked.method.keeps_all_tokens(),
                 "{what}: {} {bytes}",
                 a.kv_bytes
             );
         }
+    }
+}
+
+/// Prefills of several requests take turns, a layer of each: their answers are those alone.
+#[test]
+fn prefills_take_turns() {
+    let engine = engine(&tiny("llama"), small());
+    let all = asked(&engine);
+    let begin = |asked: &Asked| {
+        let request = GenerateRequest::new(asked.method.clone(), asked.sampling.clone());
+        let eviction = asked.eviction.clone();
+        let request = GenerateRequest { eviction, ignore_eos: true, ..request };
+        engine.prefill(&asked.prompt, request).unwrap()
+    };
+    let mut prefills: Vec<_> = all.iter().map(|asked| Some(begin(asked))).collect();
+    let (mut running, mut turns) = (Running::default(), 0);
+    while prefills.iter().any(Option::is_some) {
+        for (index, slot) in prefills.iter_mut().enumerate() {
+            let Some(mut prefill) = slot.take() else { continue };
+            turns += 1;
+            match prefill.advance().unwrap() {
+                Advance::Done => _ = running.going.insert(index, (prefill.finish().unwrap(), Vec::new())),
+                _ => *slot = Some(prefill),
+            }
+        }
+    }
+    assert!(turns > all.len() * engine.decoder().config().num_layers());
+    while !running.going.is_empty() {
+        running.step();
+    }
+    for (index, asked) in all.iter().enumerate() {
+        assert_eq!(running.ended[&index].0.tokens, asked.alone.tokens, "{:?}", asked.method);
+        assert_eq!(running.ended[&index].1, asked.likely, "{:?}", asked.method);
     }
 }
 
@@ -165,28 +198,21 @@ fn an_answer_of_a_real_model_is_the_same_whatever_runs_beside_it() {
 }
 
 #[test]
-fn a_prefill_that_nobody_wants_any_more_ends_between_two_layers() {
+fn a_prefill_may_be_dropped_after_any_step() {
     let engine = engine(&tiny("llama"), small());
-    for (method, least) in
-        [("vanilla", 1), ("a3", 1), ("sam_kv:block=16", 2), ("inf_llm:local=32,block=16,topk=2", 1)]
-    {
+    for method in ["vanilla", "a3", "prophet_kv", "sam_kv:block=16", "inf_llm:local=32,block=16,topk=2"] {
         let prompt = random_prompt(&engine, 6, &[60, 60], 6, 5);
-        let (method, sampling) = (METHODS.parse(method).unwrap(), Sampling::default());
-        let request = Request::new(method.as_ref(), &sampling);
-        for at in 0.. {
-            let seen = Arc::new(AtomicUsize::new(0));
-            let count = seen.clone();
-            let limited = engine.pausing(move || count.fetch_add(1, Relaxed) < at);
-            match limited.start(&prompt, &request) {
-                Err(Error::Cancelled) => assert_eq!(seen.load(Relaxed), at + 1),
-                Ok(_) => {
-                    assert!(at >= least, "{at}");
-                    break;
-                }
-                Err(error) => panic!("{error}"),
+        let request = GenerateRequest::new(METHODS.parse(method).unwrap(), Sampling::default());
+        let expected = engine.answer(&prompt, &request, |_| true).unwrap().tokens;
+        for steps in 0.. {
+            let mut prefill = engine.prefill(&prompt, request.clone()).unwrap();
+            if (0..steps).any(|_| prefill.advance().unwrap() == Advance::Done) {
+                assert!(steps >= engine.decoder().config().num_layers(), "{method}: {steps}");
+                break;
             }
+            assert!(prefill.finish().is_none(), "{method}: no sequence before its first token");
         }
         // Nothing of it is left behind.
-        engine.start(&prompt, &request).unwrap();
+        assert_eq!(engine.answer(&prompt, &request, |_| true).unwrap().tokens, expected);
     }
 }

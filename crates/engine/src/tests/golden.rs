@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kv::RopeTables;
 use refrain_model::{Decoder, ModelFiles};
 use serde::Deserialize;
 
 use super::{SMOLLM2, max_difference, real, tiny};
 use crate::argmax;
-use crate::forward::State;
+use crate::cache::{FullCache, SequenceCache};
+use crate::decode::{DecodeWorkspace, extend};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward};
 
 #[derive(Deserialize)]
 struct Case {
@@ -36,9 +39,10 @@ fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
 
 fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
     let total = case.ids.len() + case.greedy.len();
-    let mut state = State::new(decoder, Dtype::F32, total, total);
+    let tables = decoder.rope_tables(total, total);
+    let mut cache = FullCache::empty(decoder.shape(), Dtype::F32, total, tables.clone());
     let vocab = decoder.config().vocab;
-    let logits = state.extend(&case.ids).unwrap();
+    let logits = whole(decoder, &mut cache, &case.ids, &tables);
     for ((position, expected), best) in case.positions.iter().zip(&case.logits).zip(&case.argmax) {
         let row = &logits[position * vocab..(position + 1) * vocab];
         let strided: Vec<f32> = row.iter().step_by(case.vocab_stride).copied().collect();
@@ -46,11 +50,40 @@ fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
         assert!(error <= 1e-3, "{name}: position {position}: max-abs error {error}");
         assert_eq!(argmax(row), *best, "{name}: position {position}");
     }
+    let mut cache = SequenceCache::new(decoder, Box::new(cache), case.ids.len(), Arc::default());
+    let mut workspace = DecodeWorkspace::default();
     let mut token = argmax(&logits[logits.len() - vocab..]);
     for (step, expected) in case.greedy.iter().enumerate() {
         assert_eq!(token, *expected, "{name}: greedy token {step}");
-        token = argmax(state.extend(&[token]).unwrap());
+        token = argmax(extend(&mut [&mut cache], &[token], &mut workspace).unwrap());
     }
+}
+
+/// Causal attention of a whole prompt, whose keys and values go into a cache.
+struct Causal<'a>(&'a mut FullCache);
+
+impl LayerAttention for Causal<'_> {
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> crate::Result<Flow> {
+        let (capacity, mut cache) = (self.0.kv.capacity(), self.0.kv.take(layer));
+        tokens.apply_rope(layer);
+        tokens.write_kv(layer, &mut cache, &tokens.positions);
+        tokens.set_causal_mask(layer);
+        tokens.work.attended.resize(tokens.work.q.len());
+        let attention = attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, &tokens.visible);
+        tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
+        self.0.kv.install(layer, cache);
+        Ok(Flow::Continue)
+    }
+}
+
+/// Logits of every token of a prompt.
+fn whole(decoder: &Arc<Decoder>, cache: &mut FullCache, ids: &[u32], tables: &RopeTables) -> Vec<f32> {
+    let mut tokens = ActiveTokens::new(decoder, Dtype::F32);
+    tokens.embed(ids, (0..ids.len() as u32).collect(), tables).unwrap();
+    for layer in 0..decoder.config().num_layers() {
+        forward(layer, &mut tokens, &mut Causal(cache)).unwrap();
+    }
+    tokens.logits().to_vec()
 }
 
 fn decoder(path: &std::path::Path) -> Arc<Decoder> {

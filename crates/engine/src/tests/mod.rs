@@ -1,7 +1,7 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
 mod batch;
-mod closeness;
+mod fidelity;
 mod documents;
 mod eviction;
 mod golden;
@@ -13,16 +13,20 @@ mod sparse;
 mod store;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use refrain_eviction::Eviction;
-use refrain_fusion::FusionMethod;
-use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_fusion::{ChunkStatistics, FusionMethod};
+use refrain_kernels::{Buffer, Cpu, Dtype, Precision};
+use refrain_kv::KvCache;
 use refrain_model::{Decoder, ModelFiles, Tokenizer};
-use refrain_store::Store;
+use refrain_store::{ChunkId, Store};
 
-use crate::load::Prefilled;
-use crate::prefill::Watch;
-use crate::{Engine, Prompt, PromptChunk, Settings};
+use crate::cache::{BlockSparseCache, EvictingCache, FullCache};
+use crate::decode::{DecodeWorkspace, extend};
+use crate::ingest::{ChunkPrefill, IsolatedRun};
+use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest, Prefilled};
+use crate::{Engine, Prompt, PromptChunk, Result, Settings};
 
 /// A folder of tiny random models, next to the golden files made from them.
 fn tiny(name: &str) -> PathBuf {
@@ -87,9 +91,74 @@ fn random_prompt(engine: &Engine, system: usize, chunks: &[usize], question: usi
     Prompt { system: start, system_reusable: true, chunks, question: tokens(question) }
 }
 
+/// A method that is shared.
+fn shared(method: impl FusionMethod + 'static) -> Arc<dyn FusionMethod> {
+    Arc::new(method)
+}
+
+/// Prefill under an eviction policy.
+fn prefill_with(
+    engine: &Engine,
+    prompt: &Prompt,
+    method: &(impl FusionMethod + Clone + 'static),
+    eviction: &Eviction,
+    max_seq_len: usize,
+) -> Result<Prefilled> {
+    let (method, eviction, capture) = (shared(method.clone()), eviction.clone(), AttentionCapture::Nothing);
+    let request = PrefillRequest { method, eviction, max_seq_len, capture };
+    let mut prefilled = PrefillJob::start(engine, prompt, request)?.run()?;
+    prefilled.load.join();
+    Ok(prefilled)
+}
+
 /// Prefill with full attention.
-fn prefill(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, room: usize) -> Prefilled {
-    engine.prefill(prompt, method, Eviction::full(), room, Watch::Nothing).unwrap()
+fn prefill(
+    engine: &Engine,
+    prompt: &Prompt,
+    method: &(impl FusionMethod + Clone + 'static),
+    max_seq_len: usize,
+) -> Prefilled {
+    prefill_with(engine, prompt, method, Eviction::full(), max_seq_len).unwrap()
+}
+
+impl Prefilled {
+    /// The logits after one more token.
+    fn extend(&mut self, token: u32) -> Vec<f32> {
+        extend(&mut [&mut self.cache], &[token], &mut DecodeWorkspace::default()).unwrap().to_vec()
+    }
+
+    /// The cache of all tokens; none where a policy bounds it.
+    fn whole(&self) -> Option<&KvCache> {
+        let cache = self.cache.cache.as_any();
+        let full = cache.downcast_ref::<FullCache>();
+        full.or(cache.downcast_ref::<BlockSparseCache>().map(|cache| &cache.full)).map(|cache| &cache.kv)
+    }
+
+    /// The cache of all tokens.
+    fn full(&self) -> &KvCache {
+        self.whole().unwrap()
+    }
+
+    /// The cache that a policy bounds.
+    fn evicting(&self) -> Option<&EvictingCache> {
+        self.cache.cache.as_any().downcast_ref()
+    }
+}
+
+impl Engine {
+    /// Keys before RoPE and values of each layer of one causal prefill, without the first `dropped` tokens.
+    fn isolated(&self, ids: &[u32], dropped: usize, dtype: Dtype) -> Vec<(Buffer, Buffer)> {
+        let mut run = IsolatedRun::start(self, ids, dropped, dtype).unwrap();
+        while !run.advance(&[]).unwrap() {}
+        run.finish(self).0
+    }
+
+    /// Prefills a chunk alone and stores it.
+    fn compute_chunk(&self, id: ChunkId, label: &str, statistics: &[&dyn ChunkStatistics]) {
+        let mut chunk = ChunkPrefill::start(self, id, label.to_owned()).unwrap();
+        while !chunk.advance(statistics).unwrap() {}
+        chunk.finish(statistics).unwrap();
+    }
 }
 
 /// Runs an oracle on the tiny models and on SmolLM2 where it is there.
@@ -105,12 +174,17 @@ fn everywhere(oracle: impl Fn(&Engine)) {
 const STEPS: [u32; 6] = [7, 30, 12, 5, 90, 44];
 
 /// The first logits, and those after each of [`STEPS`].
-fn forced(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> Vec<f32> {
-    let room = engine.room(prompt, 40, eviction).unwrap();
-    let mut prefilled = engine.prefill(prompt, method, eviction, room, Watch::Nothing).unwrap();
+fn forced(
+    engine: &Engine,
+    prompt: &Prompt,
+    method: &(impl FusionMethod + Clone + 'static),
+    eviction: &Eviction,
+) -> Vec<f32> {
+    let max_seq_len = engine.max_seq_len(prompt, 40, eviction).unwrap();
+    let mut prefilled = prefill_with(engine, prompt, method, eviction, max_seq_len).unwrap();
     let mut logits = prefilled.logits.clone();
     for token in STEPS {
-        logits.extend_from_slice(prefilled.state.extend(&[token]).unwrap());
+        logits.extend(prefilled.extend(token));
     }
     logits
 }

@@ -3,26 +3,29 @@
 //! Each oracle is shown to catch the fault it is there for where one is known: the bottom-right mask.
 
 use refrain_fusion::{
-    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pie, Plan, PromptView, Vanilla,
+    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs, ProphetKv,
+    Vanilla,
 };
 use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};
 
-use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, tiny};
-use crate::load::Prefilled;
+use std::sync::Arc;
+
+use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, shared, tiny};
+use crate::prefill::Prefilled;
 use crate::{Engine, Prompt, Result};
 
 fn prompt(engine: &Engine) -> Prompt {
     random_prompt(engine, 5, &[24, 32, 19], 9, 1)
 }
 
-fn run(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod) -> Prefilled {
+fn run(engine: &Engine, prompt: &Prompt, method: &(impl FusionMethod + Clone + 'static)) -> Prefilled {
     prefill(engine, prompt, method, prompt.len())
 }
 
 /// Rotated keys and values of `positions` at a layer.
 fn kv(prefilled: &Prefilled, layer: usize, positions: impl IntoIterator<Item = u32>) -> Vec<f32> {
-    let cache = &prefilled.state.cache;
+    let cache = prefilled.full();
     let (shape, capacity) = (cache.shape(), cache.capacity());
     let mut out = Vec::new();
     let mut element = vec![0.0; shape.head_dim];
@@ -38,32 +41,49 @@ fn kv(prefilled: &Prefilled, layer: usize, positions: impl IntoIterator<Item = u
     out
 }
 
-/// A method with its choice of rows overruled.
-#[derive(Debug)]
-struct Forced<'a> {
-    method: &'a dyn FusionMethod,
-    rows: Vec<u32>,
+/// A method with its choice of tokens overruled.
+#[derive(Clone, Debug)]
+struct Forced {
+    method: Arc<dyn FusionMethod>,
+    tokens: Vec<u32>,
     mask: Mask,
 }
 
-impl FusionMethod for Forced<'_> {
-    fn plan(&self, prompt: &PromptView<'_>) -> refrain_fusion::Result<Plan> {
-        let plan = Plan { mask: self.mask, ..self.method.plan(prompt)? };
-        Ok(if plan.narrows.is_empty() { Plan { rows: self.rows.clone(), ..plan } } else { plan })
+impl FusionMethod for Forced {
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> refrain_fusion::Result<Box<dyn Pass>> {
+        let pass = self.method.start(inputs)?;
+        let plan = PassPlan { mask: self.mask, ..pass.plan().clone() };
+        let plan = match plan.checks.is_empty() {
+            true => PassPlan { tokens: self.tokens.clone(), ..plan },
+            false => plan,
+        };
+        Ok(Box::new(ForcedPass { plan, tokens: self.tokens.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct ForcedPass {
+    plan: PassPlan,
+    tokens: Vec<u32>,
+}
+
+impl Pass for ForcedPass {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
     }
 
-    fn narrow(&self, _: &LayerView<'_>) -> refrain_fusion::Result<Vec<u32>> {
-        Ok(self.rows.clone())
+    fn observe(&mut self, _: &LayerView<'_>) -> refrain_fusion::Result<Vec<u32>> {
+        Ok(self.tokens.clone())
     }
 }
 
 /// Every method that recomputes document tokens.
-fn recomputing() -> Vec<Box<dyn FusionMethod>> {
+fn recomputing() -> Vec<Arc<dyn FusionMethod>> {
     vec![
-        Box::new(LegoLink::default()),
-        Box::new(CacheBlend::default()),
-        Box::new(A3::default()),
-        Box::new(CacheBlend { gradual: true, ..CacheBlend::default() }),
+        shared(LegoLink::default()),
+        shared(CacheBlend::default()),
+        shared(A3::default()),
+        shared(CacheBlend { gradual: true, ..CacheBlend::default() }),
     ]
 }
 
@@ -91,15 +111,16 @@ fn oracle_2_recomputing_everything_is_vanilla() {
     everywhere(|engine| {
         let prompt = prompt(engine);
         let expected = run(engine, &prompt, &Vanilla).logits;
-        let all: Vec<Box<dyn FusionMethod>> = vec![
-            Box::new(A3 { ratio: 1.0, ..A3::default() }),
-            Box::new(A3 { ratio: 1.0, softmax: stats::Softmax::PerHead, check_layer: 0, ..A3::default() }),
-            Box::new(CacheBlend { ratio: 1.0, ..CacheBlend::default() }),
+        let all: Vec<Arc<dyn FusionMethod>> = vec![
+            shared(A3 { ratio: 1.0, ..A3::default() }),
+            shared(A3 { ratio: 1.0, softmax: stats::Softmax::PerHead, check_layer: 0, ..A3::default() }),
+            shared(CacheBlend { ratio: 1.0, ..CacheBlend::default() }),
+            shared(ProphetKv { ratio: 1.0 }),
         ];
         for method in all {
-            let got = run(engine, &prompt, method.as_ref());
+            let got = run(engine, &prompt, &method);
             assert!(max_difference(&got.logits, &expected) <= 1e-4, "{method:?}");
-            assert_eq!(got.work.final_rows.len(), prompt.len() - prompt.system.len(), "{method:?}");
+            assert_eq!(got.stats.final_rows.len(), prompt.len() - prompt.system.len(), "{method:?}");
         }
         let less = run(engine, &prompt, &A3::default()).logits;
         assert!(max_difference(&less, &expected) > 1e-2, "r = 0.15 should differ on random text");
@@ -112,8 +133,8 @@ fn oracle_3_one_chunk_after_bos_alone_is_exact_and_after_more_is_not() {
         let bos = usize::from(engine.tokenizer().bos().is_some());
         let prompt = random_prompt(engine, bos, &[30], 7, 2);
         let expected = run(engine, &prompt, &Vanilla).logits;
-        for method in [&Pie as &dyn FusionMethod, &FullReuse] {
-            let error = max_difference(&run(engine, &prompt, method).logits, &expected);
+        for method in [shared(Pie), shared(FullReuse)] {
+            let error = max_difference(&run(engine, &prompt, &method).logits, &expected);
             assert!(error <= 1e-4, "{method:?}: {error}");
         }
         let longer = random_prompt(engine, bos + 4, &[30], 7, 2);
@@ -146,7 +167,7 @@ fn oracle_5_a_wholly_recomputed_first_chunk_is_vanilla_at_every_layer() {
         let rows = with_question(&prompt, first.positions());
         for method in recomputing() {
             let error = |mask| {
-                let forced = Forced { method: method.as_ref(), rows: rows.clone(), mask };
+                let forced = Forced { method: method.clone(), tokens: rows.clone(), mask };
                 let got = run(engine, &prompt, &forced);
                 let layers = 0..engine.decoder().config().num_layers();
                 let at = |layer| {
@@ -170,8 +191,8 @@ fn oracle_6_recomputed_rows_do_not_feel_what_comes_later() {
         let rows = vec![7, 11, 30, 45];
         for method in recomputing() {
             let moved = |mask| {
-                let forced =
-                    Forced { method: method.as_ref(), rows: with_question(&prompt, rows.clone()), mask };
+                let tokens = with_question(&prompt, rows.clone());
+                let forced = Forced { method: method.clone(), tokens, mask };
                 let (a, b) = (run(engine, &prompt, &forced), run(engine, &changed, &forced));
                 (0..engine.decoder().config().num_layers())
                     .any(|l| kv(&a, l, rows.clone()) != kv(&b, l, rows.clone()))
@@ -187,23 +208,23 @@ fn oracle_7_layers_0_and_1_are_true_and_deeper_ones_are_the_cache() {
     everywhere(|engine| {
         let prompt = prompt(engine);
         let (vanilla, pie) = (run(engine, &prompt, &Vanilla), run(engine, &prompt, &Pie));
-        for method in [&A3::default() as &dyn FusionMethod, &CacheBlend::default()] {
-            let got = run(engine, &prompt, method);
+        for method in [shared(A3::default()), shared(CacheBlend::default())] {
+            let got = run(engine, &prompt, &method);
             let all = || 0..prompt.len() as u32;
             for layer in [0, 1] {
                 assert!(max_difference(&kv(&got, layer, all()), &kv(&vanilla, layer, all())) <= 1e-5);
             }
             let untouched: Vec<u32> =
-                all().filter(|p| got.work.final_rows.binary_search(p).is_err()).collect();
+                all().filter(|p| got.stats.final_rows.binary_search(p).is_err()).collect();
             assert!(untouched.len() > prompt.document_tokens() / 2);
             for layer in 2..engine.decoder().config().num_layers() {
                 assert_eq!(kv(&got, layer, untouched.clone()), kv(&pie, layer, untouched.clone()));
-                let rows = got.work.final_rows.clone();
+                let rows = got.stats.final_rows.clone();
                 assert_ne!(kv(&got, layer, rows.clone()), kv(&pie, layer, rows));
             }
-            assert_eq!(got.work.document_rows[..2], [prompt.document_tokens(); 2]);
+            assert_eq!(got.stats.document_rows[..2], [prompt.document_tokens(); 2]);
             let selected = (0.15 * (prompt.len() - prompt.question.len()) as f32) as usize;
-            assert!(got.work.document_rows[2..].iter().all(|rows| *rows == selected));
+            assert!(got.stats.document_rows[2..].iter().all(|rows| *rows == selected));
         }
     });
 }
@@ -215,8 +236,8 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
     let (vanilla, pie) = (run(&engine, &prompt, &Vanilla), run(&engine, &prompt, &Pie));
     let shape = engine.decoder().shape();
     // Vanilla's keys and values before RoPE: the whole prompt as one isolated run.
-    let fresh = engine.isolated(&prompt.ids(), 0, Dtype::F32, &[])?.0;
-    let system = engine.isolated(&prompt.system, 0, Dtype::F32, &[])?.0;
+    let fresh = engine.isolated(&prompt.ids(), 0, Dtype::F32);
+    let system = engine.isolated(&prompt.system, 0, Dtype::F32);
     let rows = |span: Span| span.range().start * shape.width()..span.range().end * shape.width();
     for layer in 0..shape.layers {
         let value = fresh[layer].1.as_slice().range(rows(prompt.system_span()));

@@ -6,7 +6,7 @@ use refrain_kernels::{Buffer, Dtype};
 use refrain_model::Workspace;
 
 use super::{STEPS, engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny};
-use crate::{Engine, Prompt, Request, Sampling};
+use crate::{Engine, Prompt, GenerateRequest, Sampling};
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
     InfLlm { initial, local, block, topk: blocks, representatives: 4, rows }
@@ -170,18 +170,18 @@ fn several_contexts_see_as_many_tokens_as_sam_kv_keeps() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     let prompt = random_prompt(&engine, 5, &[120, 150, 90], 9, 3);
     let like = SamKv { block: 8, share: 0.3, ..SamKv::default() };
-    let kept = prefill(&engine, &prompt, &like, prompt.len() + 8).work.kept_tokens;
+    let kept = prefill(&engine, &prompt, &like, prompt.len() + 8).stats.kept_tokens;
     let multi = MultiInfLlm { block: 8, initial: 8, local: 16, like, ..MultiInfLlm::default() };
     let found = prefill(&engine, &prompt, &multi, prompt.len() + 8);
-    let seen = found.work.kept_tokens;
+    let seen = found.stats.kept_tokens;
     // Up to a block, and the tokens between the window and the last block before it.
     assert!(seen.abs_diff(kept) <= 16, "{seen} of {kept}");
-    assert!(found.work.document_rows.iter().all(|rows| *rows == 0), "nothing is recomputed");
+    assert!(found.stats.document_rows.iter().all(|rows| *rows == 0), "nothing is recomputed");
     // All blocks: what is far is seen at one distance, but nothing is left out.
     let all = prefill(&engine, &prompt, &MultiInfLlm { topk: 1000, ..multi }, prompt.len() + 8);
-    assert_eq!(all.work.kept_tokens, prompt.len());
+    assert_eq!(all.stats.kept_tokens, prompt.len());
     let one = prefill(&engine, &prompt, &MultiInfLlm { topk: 1, ..multi }, prompt.len() + 8);
-    assert!(one.work.kept_tokens < seen);
+    assert!(one.stats.kept_tokens < seen);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn what_is_not_cached_is_seen_whole_and_the_question_retrieves_for_itself() {
     let cached = prefill(&talking, &prompt, &multi, prompt.len() + 8);
     prompt.system_reusable = false;
     let computed = prefill(&talking, &prompt, &multi, prompt.len() + 8);
-    assert_eq!(computed.work.kept_tokens, cached.work.kept_tokens);
+    assert_eq!(computed.stats.kept_tokens, cached.stats.kept_tokens);
     assert!(max_difference(&computed.logits, &cached.logits) < 1e-3);
     // Nothing cached is vanilla, in the answer too; with one document missing, the rest is retrieved.
     let leaving = crate::Settings { repair: false, ..exact(Dtype::F32) };
@@ -202,9 +202,9 @@ fn what_is_not_cached_is_seen_whole_and_the_question_retrieves_for_itself() {
     assert_eq!(forced(&empty, &prompt, &multi, Eviction::full()), vanilla);
     let half = engine(&tiny("llama"), leaving);
     let id = half.chunk_id(&prompt.chunks[1].tokens);
-    half.compute_chunk(id, "cached", &multi.summarizes()).unwrap();
+    half.compute_chunk(id, "cached", &multi.statistics());
     let found = prefill(&half, &prompt, &multi, prompt.len() + 8);
-    assert!((160..prompt.len() - 60).contains(&found.work.kept_tokens), "{}", found.work.kept_tokens);
+    assert!((160..prompt.len() - 60).contains(&found.stats.kept_tokens), "{}", found.stats.kept_tokens);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn the_first_tokens_are_whole_blocks_of_documents() {
     let prompt = random_prompt(&engine, 5, &[21, 150], 9, 3);
     let seen = |initial| {
         let multi = MultiInfLlm { block: 8, initial, local: 16, topk: 1, ..MultiInfLlm::default() };
-        prefill(&engine, &prompt, &multi, prompt.len() + 8).work.kept_tokens
+        prefill(&engine, &prompt, &multi, prompt.len() + 8).stats.kept_tokens
     };
     assert_eq!(seen(8) - seen(5), 8);
     // 5 + 21 of the first document, then two blocks of the second.
@@ -228,7 +228,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let multi = MultiInfLlm { block: 8, initial: 1, local: 12, topk: 2, ..MultiInfLlm::default() };
     prefill(&engine, &prompt, &multi, prompt.len() + 8);
     let id = engine.chunk_id(&prompt.chunks[0].tokens);
-    let kind = multi.summarizes()[0].kind();
+    let kind = multi.statistics()[0].kind();
     let summary = engine.store().summary(&id, &kind).unwrap().unwrap();
     let config = engine.decoder().config();
     let (d, kv_heads, heads) = (config.head_dim, config.kv_heads, config.heads);
@@ -282,15 +282,15 @@ fn policies_go_on_after_it_and_answers_say_what_was_seen() {
     {
         let method = METHODS.parse(spec).unwrap();
         let sampling = Sampling { max_tokens: 8, ..Sampling::default() };
-        let request = Request { ends: false, ..Request::new(method.as_ref(), &sampling) };
+        let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
         let answer = engine.answer(&prompt, &request, |_| true).unwrap();
         assert_eq!(answer.tokens.len(), 8);
-        assert!(answer.account.sequence_ratio < 0.6, "{spec}: {}", answer.account.sequence_ratio);
-        assert_eq!(answer.account.retained_tokens, prompt.len() + 7, "everything is held");
-        assert!(answer.account.side_bytes > 0);
+        assert!(answer.stats.sequence_ratio < 0.6, "{spec}: {}", answer.stats.sequence_ratio);
+        assert_eq!(answer.stats.retained_tokens, prompt.len() + 7, "everything is held");
+        assert!(answer.stats.side_bytes > 0);
         let policy = POLICIES.parse("morph_kv:capacity=60,window=8").unwrap();
-        let bounded = engine.answer(&prompt, &Request { eviction: &policy, ..request }, |_| true).unwrap();
+        let bounded = engine.answer(&prompt, &GenerateRequest { eviction: policy.clone(), ..request }, |_| true).unwrap();
         assert_eq!(bounded.tokens[0], answer.tokens[0], "the first token is the same");
-        assert!(bounded.account.retained_tokens <= 61);
+        assert!(bounded.stats.retained_tokens <= 61);
     }
 }

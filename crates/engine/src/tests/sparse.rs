@@ -1,11 +1,12 @@
 //! Prefill over parts of documents: against a plain evaluation of its rules, and what SamKV must reproduce exactly.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{
-    ContextLayer, Draft, FusionMethod, Kept, LegoLink, METHODS, Plan, PromptView, Recompute, SamKv,
-    Selection, SparseMethod, Summarize, Update, Vanilla,
+    CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LegoLink, METHODS, Pass, PassPlan,
+    PrefillInputs, Recompute, SamKv, Selection, SelectionPlan, Update, Vanilla,
 };
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::{Span, Summary};
@@ -13,13 +14,13 @@ use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny, tiny_engine,
+    engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny, tiny_engine,
 };
-use crate::load::Prefilled;
-use crate::{Engine, Prompt, Request, Sampling, Settings};
+use crate::prefill::Prefilled;
+use crate::{Engine, Prompt, GenerateRequest, Sampling, Settings};
 
 /// A sparse method whose selection is given.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Fixed {
     selection: Selection,
     /// How fresh and cached keys and values are merged, if they are.
@@ -27,50 +28,54 @@ struct Fixed {
 }
 
 impl FusionMethod for Fixed {
-    fn plan(&self, prompt: &PromptView<'_>) -> refrain_fusion::Result<Plan> {
-        Ok(Plan { rows: prompt.always(), ..Plan::default() })
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> refrain_fusion::Result<Box<dyn Pass>> {
+        let plan = PassPlan::new(inputs.layout.required_tokens());
+        if inputs.layout.reusable() == 0 {
+            return Ok(Box::new(FixedPass { plan, merging: self.merging }));
+        }
+        let SelectionPlan { tokens, layers } = self.selection.plan();
+        let mut tokens = [plan.tokens, tokens].concat();
+        tokens.sort_unstable();
+        let cached = CachedTokens::Selected(layers);
+        let plan = PassPlan { cached, merges: self.merging.is_some(), ..PassPlan::new(tokens) };
+        Ok(Box::new(FixedPass { plan, merging: self.merging }))
     }
 
-    fn summarizes(&self) -> Vec<&dyn Summarize> {
+    fn keeps_all_tokens(&self) -> bool {
+        false
+    }
+
+    fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         vec![self]
-    }
-
-    fn sparse(&self) -> Option<&dyn SparseMethod> {
-        Some(self)
     }
 }
 
-impl Summarize for Fixed {
+impl ChunkStatistics for Fixed {
     fn kind(&self) -> String {
         "fixed".to_owned()
     }
 
-    fn local(&self) -> usize {
+    fn last_queries(&self) -> usize {
         1
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
         if layer.layer == 0 {
             summary.push("tokens", [1], Buffer::F32(vec![layer.tokens() as f32]));
         }
     }
 }
 
-impl SparseMethod for Fixed {
-    fn base(&self, _: &PromptView<'_>) -> Vec<Span> {
-        Vec::new()
-    }
+/// The pass of a [`Fixed`] method.
+#[derive(Debug)]
+struct FixedPass {
+    plan: PassPlan,
+    merging: Option<SamKv>,
+}
 
-    fn asks(&self, _: &PromptView<'_>) -> bool {
-        false
-    }
-
-    fn select(&self, _: &Draft<'_>) -> refrain_fusion::Result<Selection> {
-        Ok(self.selection.clone())
-    }
-
-    fn overwrites(&self) -> bool {
-        self.merging.is_none()
+impl Pass for FixedPass {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
     }
 
     fn merge(&self, fresh: &mut [f32], cached: &[f32], head_dim: usize) {
@@ -106,12 +111,12 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             }
         }
     };
-    add(0, engine.isolated(&prompt.system, 0, Dtype::F32, &[]).unwrap().0);
+    add(0, engine.isolated(&prompt.system, 0, Dtype::F32));
     for (i, (chunk, span)) in prompt.chunks.iter().zip(prompt.chunk_spans()).enumerate() {
         if !missing.contains(&i) {
             let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
             let ids = [&bos[..], &chunk.tokens].concat();
-            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32, &[]).unwrap().0);
+            add(span.start, engine.isolated(&ids, bos.len(), Dtype::F32));
         }
     }
     let question = prompt.question_span();
@@ -119,7 +124,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let always: BTreeSet<u32> =
         missing.iter().flat_map(|i| spans[*i].positions()).chain(question.positions()).collect();
     let layers = &method.selection.layers;
-    let deepest = |t: u32| (0..config.num_layers()).rev().find(|l| layers[*l].fresh.contains(&t));
+    let deepest = |t: u32| (0..config.num_layers()).rev().find(|l| layers[*l].recomputed.contains(&t));
     let mut x: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
     let first: BTreeSet<u32> =
         always.iter().copied().chain((0..n).filter(|t| deepest(*t).is_some())).collect();
@@ -161,10 +166,12 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         held.extend(always.iter().map(|t| (*t, computed(*t))));
         for t in layers[layer].spans.iter().flat_map(|span| span.positions()) {
             let mut row = cached[layer][&t].clone();
-            if layers[layer].fresh.contains(&t) {
+            if layers[layer].recomputed.contains(&t) {
                 let (mut k, mut v) = computed(t);
-                method.merge(&mut k, &row.0, d);
-                method.merge(&mut v, &row.1, d);
+                if let Some(merging) = &method.merging {
+                    merging.merge(&mut k, &row.0, d);
+                    merging.merge(&mut v, &row.1, d);
+                }
                 row = (k, v);
             }
             held.insert(t, row);
@@ -226,10 +233,10 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
 
 /// Positions and keys of each layer of the cache that decoding goes on in must be those of the reference.
 fn same_cache(prefilled: &Prefilled, kept: &[Rows], d: usize) {
-    let bounded = prefilled.state.bounded.as_ref().unwrap();
+    let bounded = prefilled.evicting().unwrap();
     for (layer, kept) in kept.iter().enumerate() {
         // A layer with a window holds what that reaches.
-        let windowed = prefilled.state.decoder.config().layers[layer].window.is_some();
+        let windowed = prefilled.cache.decoder.config().layers[layer].window.is_some();
         for head in 0..if windowed { 0 } else { kept.values().next().unwrap().0.len() / d } {
             let keys = bounded.keys(layer, head);
             assert_eq!(bounded.positions(layer, head).len(), kept.len(), "layer {layer}");
@@ -273,9 +280,9 @@ fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize, missing
         }
         let fresh = chosen.iter().flat_map(|run| run.positions()).collect::<Vec<_>>();
         let fresh = fresh.into_iter().filter(|_| random.below(3) == 0).collect();
-        Kept { spans: chosen, fresh }
+        LayerSelection { spans: chosen, recomputed: fresh }
     };
-    Selection { layers: (0..layers).map(layer).collect(), undecided: 0 }
+    Selection { layers: (0..layers).map(layer).collect(), ambiguous_cases: 0 }
 }
 
 #[test]
@@ -298,28 +305,29 @@ fn any_selection_is_computed_by_its_rules() {
             for i in (0..4).filter(|i| !missing.contains(i)) {
                 let method = Fixed { selection: Selection::default(), merging: None };
                 let id = engine.chunk_id(&prompt.chunks[i].tokens);
-                engine.compute_chunk(id, "cached", &[&method]).unwrap();
+                engine.compute_chunk(id, "cached", &[&method]);
             }
             for _ in 0..3 {
                 let layers = engine.decoder().config().num_layers();
                 let selection = random_selection(&mut random, &prompt, layers, &missing);
-                let padded = selection.passes().iter().any(|pass| !pass.padded.is_empty());
-                let narrows = selection.passes().windows(2).any(|p| p[1].rows.len() < p[0].rows.len());
-                assert!(padded && narrows, "a selection that meets every rule");
+                let plan = selection.plan();
+                let stands_in = plan.layers.iter().any(|layer| layer.documents_see != layer.question_sees);
+                let shrinks = plan.layers.windows(2).any(|l| l[1].continuing.len() < l[0].continuing.len());
+                assert!(stands_in && shrinks, "a selection that meets every rule");
                 let method = Fixed { selection, merging };
                 let mut found = prefill(&engine, &prompt, &method, prompt.len() + 40);
                 let (logits, kept) = reference(&engine, &prompt, &method, &missing);
                 close(&found.logits, &logits);
                 same_cache(&found, &kept, engine.decoder().config().head_dim);
-                assert_eq!(found.work.kept_tokens, kept[0].len());
+                assert_eq!(found.stats.kept_tokens, kept[0].len());
                 // Tokens of the answer see what the question saw, and one another, within the layers' windows.
                 let mut longer = prompt.clone();
                 for token in 0..30 {
                     longer.question.push(token * 3 % 50 + 1);
                     let last = longer.question[longer.question.len() - 1];
-                    let logits = found.state.extend(&[last]).unwrap();
+                    let logits = found.extend(last);
                     if [0, 9, 17, 29].contains(&token) {
-                        close(logits, &reference(&engine, &longer, &method, &missing).0);
+                        close(&logits, &reference(&engine, &longer, &method, &missing).0);
                     }
                 }
             }
@@ -333,26 +341,26 @@ mod figure_5 {
 
     /// Document 0 is at 5..29. At every layer its first four tokens are kept and computed anew. Of the others 12..16 are kept
     /// everywhere, 20..24 at even layers and 24..28 at odd ones.
-    fn selection(fresh: impl Fn(usize) -> Vec<u32>, layers: usize) -> Selection {
+    fn selection(recomputed: impl Fn(usize) -> Vec<u32>, layers: usize) -> Selection {
         let layer = |l| {
             let turn = if l % 2 == 0 { Span::new(20, 24) } else { Span::new(24, 28) };
-            let mut fresh: Vec<u32> = (5..9).chain(fresh(l)).collect();
+            let mut fresh: Vec<u32> = (5..9).chain(recomputed(l)).collect();
             fresh.sort_unstable();
-            Kept { spans: vec![Span::new(5, 9), Span::new(12, 16), turn], fresh }
+            LayerSelection { spans: vec![Span::new(5, 9), Span::new(12, 16), turn], recomputed: fresh }
         };
-        Selection { layers: (0..layers).map(layer).collect(), undecided: 0 }
+        Selection { layers: (0..layers).map(layer).collect(), ambiguous_cases: 0 }
     }
 
     /// Keys of head 0 as they were cached, and what each layer holds of them: `(position, differs from the cached key)`.
-    fn outcome(fresh: impl Fn(usize) -> Vec<u32>) -> (Vec<Vec<(u32, bool)>>, Vec<usize>) {
+    fn outcome(recomputed: impl Fn(usize) -> Vec<u32>) -> (Vec<Vec<(u32, bool)>>, Vec<usize>) {
         let engine = engine(&tiny("llama"), exact(Dtype::F32));
         let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
         let layers = engine.decoder().config().num_layers();
         let cached = |selection: &Selection| {
-            let unchanged = selection.layers.iter().map(|kept| Kept { fresh: Vec::new(), ..kept.clone() });
-            Fixed { selection: Selection { layers: unchanged.collect(), undecided: 0 }, merging: None }
+            let unchanged = selection.layers.iter().map(|kept| LayerSelection { recomputed: Vec::new(), ..kept.clone() });
+            Fixed { selection: Selection { layers: unchanged.collect(), ambiguous_cases: 0 }, merging: None }
         };
-        let selection = selection(fresh, layers);
+        let selection = selection(recomputed, layers);
         let before = prefill(&engine, &prompt, &cached(&selection), prompt.len() + 1);
         let method = Fixed { selection, merging: None };
         let after = prefill(&engine, &prompt, &method, prompt.len() + 1);
@@ -361,9 +369,7 @@ mod figure_5 {
         let d = engine.decoder().config().head_dim;
         let of = |prefilled: &Prefilled, layer: usize| {
             prefilled
-                .state
-                .bounded
-                .as_ref()
+                .evicting()
                 .unwrap()
                 .keys(layer, 0)
                 .chunks(d)
@@ -375,7 +381,7 @@ mod figure_5 {
             let document = pairs.filter(|(position, _)| (5..29).contains(*position));
             document.map(|(position, (before, after))| (*position, before != after)).collect()
         };
-        ((0..layers).map(layer).collect(), after.work.document_rows.clone())
+        ((0..layers).map(layer).collect(), after.stats.document_rows.clone())
     }
 
     #[test]
@@ -477,12 +483,12 @@ fn the_same_rows_over_all_of_the_cache_are_lego_link() {
         let prompt = random_prompt(engine, 5, &[70, 90, 64], 9, 3);
         let lego = LegoLink { window: 20, head_only: false };
         let ends = |span: Span| (span.start..span.start + 20).chain(span.end - 20..span.end);
-        let kept = Kept {
+        let kept = LayerSelection {
             spans: prompt.chunk_spans(),
-            fresh: prompt.chunk_spans().into_iter().flat_map(ends).collect(),
+            recomputed: prompt.chunk_spans().into_iter().flat_map(ends).collect(),
         };
         let layers = vec![kept; engine.decoder().config().num_layers()];
-        let method = Fixed { selection: Selection { layers, undecided: 0 }, merging: None };
+        let method = Fixed { selection: Selection { layers, ambiguous_cases: 0 }, merging: None };
         let found = forced(engine, &prompt, &method, Eviction::full());
         assert_eq!(found, forced(engine, &prompt, &lego, Eviction::full()));
     });
@@ -493,9 +499,9 @@ fn a_selection_that_cannot_be_computed_is_refused() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
     let layers = engine.decoder().config().num_layers();
-    let kept = |spans: &[(usize, usize)], fresh: &[u32]| Kept {
+    let kept = |spans: &[(usize, usize)], recomputed: &[u32]| LayerSelection {
         spans: spans.iter().map(|(a, b)| Span::new(*a, *b)).collect(),
-        fresh: fresh.to_vec(),
+        recomputed: recomputed.to_vec(),
     };
     for (first, others, why) in [
         (kept(&[(5, 9)], &[]), kept(&[(5, 8)], &[]), "different numbers"),
@@ -506,11 +512,8 @@ fn a_selection_that_cannot_be_computed_is_refused() {
     ] {
         let mut all = vec![others; layers];
         all[0] = first;
-        let method = Fixed { selection: Selection { layers: all, undecided: 0 }, merging: None };
-        let error = engine
-            .prefill(&prompt, &method, Eviction::full(), prompt.len(), crate::prefill::Watch::Nothing)
-            .err()
-            .unwrap();
+        let method = Fixed { selection: Selection { layers: all, ambiguous_cases: 0 }, merging: None };
+        let error = prefill_with(&engine, &prompt, &method, Eviction::full(), prompt.len()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
 }
@@ -531,20 +534,20 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
     let prompt = random_prompt(&first, 5, &[70, 90], 9, 3);
     let ids: Vec<_> = prompt.chunks.iter().map(|chunk| first.chunk_id(&chunk.tokens)).collect();
     for id in &ids {
-        first.compute_chunk(id.clone(), "plain", &[]).unwrap();
+        first.compute_chunk(id.clone(), "plain", &[]);
     }
     let kind = small_blocks().kind();
     assert!(ids.iter().all(|id| !first.store().has_summary(id, &kind)));
     let file = |key: String| folder.path().join(&key[..2]).join(format!("{key}.safetensors"));
     let bytes: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     let upgraded = prefill(&first, &prompt, &small_blocks(), prompt.len() + 1);
-    assert_eq!(upgraded.loaded.repaired, 2 + 1, "two summaries and the system part");
+    assert_eq!(upgraded.load.reused.repaired, 2 + 1, "two summaries and the system part");
     assert!(ids.iter().all(|id| first.store().has_summary(id, &kind)));
     let now: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     assert_eq!(now, bytes, "what was there stays as it was");
     let second = open();
     let again = prefill(&second, &prompt, &small_blocks(), prompt.len() + 1);
-    assert_eq!((again.loaded.repaired, &again.logits), (0, &upgraded.logits));
+    assert_eq!((again.load.reused.repaired, &again.logits), (0, &upgraded.logits));
 }
 
 #[test]
@@ -562,12 +565,12 @@ fn only_what_is_kept_is_read() {
     let engine = open();
     let found = prefill(&engine, &prompt, &method, prompt.len() + 1);
     let documents = prompt.document_tokens() * engine.decoder().shape().token_bytes(Dtype::F16);
-    let kept = found.work.kept_tokens - 5 - 9;
+    let kept = found.stats.kept_tokens - 5 - 9;
     let of_documents = kept * engine.decoder().shape().token_bytes(Dtype::F16);
     let system = 5 * engine.decoder().shape().token_bytes(Dtype::F16);
-    let summaries: usize = found.loaded.segments.iter().flat_map(|s| &s.summaries).map(|s| s.bytes()).sum();
-    assert_eq!(found.loaded.read as usize, of_documents + system + summaries);
-    assert_eq!(found.loaded.bytes as usize, of_documents + system);
+    let summaries: usize = found.load.reused.segments.iter().flat_map(|s| &s.statistics).map(|s| s.bytes()).sum();
+    assert_eq!(found.load.reused.bytes_read() as usize, of_documents + system + summaries);
+    assert_eq!(found.load.reused.load.bytes as usize, of_documents + system);
     assert!(of_documents < documents * 3 / 4, "{of_documents} of {documents}");
 }
 
@@ -583,11 +586,11 @@ fn a_missing_document_is_prefilled_again_or_computed_whole() {
     let leaving = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
     for i in [0, 2] {
         let id = leaving.chunk_id(&prompt_of.chunks[i].tokens);
-        leaving.compute_chunk(id, "cached", &[&small_blocks()]).unwrap();
+        leaving.compute_chunk(id, "cached", &[&small_blocks()]);
     }
     let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);
-    assert!(found.work.kept_tokens < prompt_of.len());
-    assert!(found.work.document_rows.iter().all(|rows| *rows >= 90), "all of the missing one at every layer");
+    assert!(found.stats.kept_tokens < prompt_of.len());
+    assert!(found.stats.document_rows.iter().all(|rows| *rows >= 90), "all of the missing one at every layer");
     // Nothing cached at all is vanilla.
     let none = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
     let vanilla = forced(&none, &prompt_of, &Vanilla, Eviction::full());
@@ -626,7 +629,7 @@ fn every_policy_goes_on_after_it() {
         let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
         let method = small_blocks();
         let full = forced(&engine, &prompt, &method, Eviction::full());
-        let kept = prefill(&engine, &prompt, &method, prompt.len() + 1).work.kept_tokens;
+        let kept = prefill(&engine, &prompt, &method, prompt.len() + 1).stats.kept_tokens;
         assert!(kept > 60 && kept < prompt.len());
         for entry in POLICIES.entries.iter().filter(|entry| entry.name != "full") {
             let options = entry.options();
@@ -640,17 +643,16 @@ fn every_policy_goes_on_after_it() {
                 options.into_iter().filter(|(name, _)| has(name)).collect::<Vec<_>>()
             };
             let eviction = entry.with(known(small)).unwrap();
-            let room = engine.room(&prompt, 40, &eviction).unwrap();
-            let mut prefilled =
-                engine.prefill(&prompt, &method, &eviction, room, crate::prefill::Watch::Nothing).unwrap();
+            let room = engine.max_seq_len(&prompt, 40, &eviction).unwrap();
+            let mut prefilled = prefill_with(&engine, &prompt, &method, &eviction, room).unwrap();
             assert_eq!(prefilled.logits, full[..prefilled.logits.len()], "{}: the first token's", entry.name);
             for token in 0..20 {
-                let logits = prefilled.state.extend(&[token]).unwrap();
+                let logits = prefilled.extend(token);
                 assert!(logits.iter().all(|x| x.is_finite()));
                 let most = if entry.name == "keyformer" { kept / 2 + 1 } else { 41 };
                 let grows = matches!(entry.name, "snap_kv" | "a3_ex");
                 let most = if grows { most + token as usize } else { most };
-                assert!(prefilled.state.retained() <= most, "{}: {}", entry.name, prefilled.state.retained());
+                assert!(prefilled.cache.cache.retained() <= most, "{}: {}", entry.name, prefilled.cache.cache.retained());
             }
             // Also where each query head has a cache of its own.
             let expanded = entry.with([("per_query_head", "true")]).unwrap();
@@ -670,10 +672,10 @@ fn answers_say_what_was_kept_read_and_recomputed() {
     let prompt = random_prompt(&engine, 5, &[140, 150], 9, 3);
     let sampling = Sampling { max_tokens: 5, ..Sampling::default() };
     let method = METHODS.parse("sam_kv:block=8,share=0.4").unwrap();
-    let request = Request { explain: true, ..Request::new(method.as_ref(), &sampling) };
+    let request = GenerateRequest { explain: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
     engine.answer(&prompt, &request, |_| true).unwrap();
     let answer = engine.answer(&prompt, &request, |_| true).unwrap();
-    let account = &answer.account;
+    let account = &answer.stats;
     assert_eq!(account.retained_tokens, account.kept_tokens + account.answer_tokens - 1);
     assert!((account.sequence_ratio - account.kept_tokens as f64 / prompt.len() as f64).abs() < 1e-12);
     assert!(account.sequence_ratio < 0.6 && account.recompute_ratio < 0.3);

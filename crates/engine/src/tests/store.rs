@@ -6,16 +6,16 @@ use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
 use refrain_kernels::Dtype;
 use refrain_store::{ChunkId, Encoding, Scope, Store};
 
-use super::{exact, prefill, random_prompt, tiny};
+use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::{Engine, Prompt, PromptChunk, Settings};
 
 fn open(folder: &Path, settings: Settings) -> Engine {
     Engine::open(&tiny("llama"), Store::open(folder, 1 << 24).unwrap(), settings, |_, _| ()).unwrap()
 }
 
-fn logits(engine: &Engine, prompt: &Prompt, method: &dyn FusionMethod) -> (Vec<f32>, usize) {
+fn logits(engine: &Engine, prompt: &Prompt, method: &(impl FusionMethod + Clone + 'static)) -> (Vec<f32>, usize) {
     let prefilled = prefill(engine, prompt, method, prompt.len());
-    (prefilled.logits, prefilled.loaded.repaired)
+    (prefilled.logits, prefilled.load.reused.repaired)
 }
 
 /// Just computed, from memory, from disk, and computed again since a file was broken: the same bits, in fewer of them too.
@@ -29,16 +29,16 @@ fn encoded_chunks_are_the_same_in_every_tier() {
             let folder = tempfile::tempdir().unwrap();
             let engine = open(folder.path(), settings());
             let prompt = random_prompt(&engine, 5, &[100, 73], 9, 11);
-            let (fresh, computed) = logits(&engine, &prompt, method.as_ref());
+            let (fresh, computed) = logits(&engine, &prompt, &method);
             assert_eq!(computed > 0, method.reuses());
             assert_eq!(
-                logits(&engine, &prompt, method.as_ref()),
+                logits(&engine, &prompt, &method),
                 (fresh.clone(), 0),
                 "{} memory",
                 entry.name
             );
             let again = open(folder.path(), settings());
-            assert_eq!(logits(&again, &prompt, method.as_ref()), (fresh.clone(), 0), "{} disk", entry.name);
+            assert_eq!(logits(&again, &prompt, &method), (fresh.clone(), 0), "{} disk", entry.name);
             for info in again.store().list(Scope::All).unwrap().chunks {
                 let path = info.path.unwrap();
                 let mut bytes = std::fs::read(&path).unwrap();
@@ -46,7 +46,7 @@ fn encoded_chunks_are_the_same_in_every_tier() {
                 std::fs::write(&path, bytes).unwrap();
             }
             let broken = open(folder.path(), settings());
-            assert_eq!(logits(&broken, &prompt, method.as_ref()).0, fresh, "{} broken", entry.name);
+            assert_eq!(logits(&broken, &prompt, &method).0, fresh, "{} broken", entry.name);
             if entry.name == "pie" {
                 seen.push(fresh);
             }
@@ -103,8 +103,8 @@ fn a_request_changes_nothing_that_another_reads() {
     let settings = || exact(Dtype::F16);
     let alone = open(tempfile::tempdir().unwrap().path(), settings());
     let prompt = random_prompt(&alone, 5, &[60, 45], 9, 7);
-    let methods: [&dyn FusionMethod; 3] = [&Vanilla, &Pie, &A3::default()];
-    let expected: Vec<_> = methods.iter().map(|method| logits(&alone, &prompt, *method).0).collect();
+    let methods = [shared(Vanilla), shared(Pie), shared(A3::default())];
+    let expected: Vec<_> = methods.iter().map(|method| logits(&alone, &prompt, method).0).collect();
     let chunk_text = prompt.chunks[1].tokens.clone();
     let other = random_prompt(&alone, 7, &[50], 12, 99);
     let requests = [
@@ -125,11 +125,11 @@ fn a_request_changes_nothing_that_another_reads() {
     for (number, request) in requests.iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
         let engine = open(folder.path(), settings());
-        for method in methods {
+        for method in &methods {
             logits(&engine, request, method);
         }
         for (method, expected) in methods.iter().zip(&expected) {
-            assert_eq!(&logits(&engine, &prompt, *method).0, expected, "after request {number}");
+            assert_eq!(&logits(&engine, &prompt, method).0, expected, "after request {number}");
         }
         for chunk in &prompt.chunks {
             let id: ChunkId = engine.chunk_id(&chunk.tokens);

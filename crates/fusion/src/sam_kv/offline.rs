@@ -31,7 +31,7 @@ pub(super) const EXTREMES: &str = "extremes";
 
 impl SamKv {
     /// One layer of a document.
-    pub(super) fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    pub(super) fn observe_layer(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
         let (tokens, width) = (layer.tokens(), layer.width());
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {

@@ -5,7 +5,7 @@ use refrain_kv::{Span, Tensor, top_k};
 
 use super::offline::{EXTREMES, MARKED, MEANS, QUERIES, REPRESENTATIVE};
 use super::{Cosine, Extremes, Quota, Rotation, Rounding, SamKv, cosine, dot};
-use crate::{Draft, Error, Result};
+use crate::{Error, ModelFacts, PrefillInputs, Result};
 
 /// A block that was retrieved.
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +43,25 @@ struct Scores {
 /// All cached documents of a prompt, and the question.
 pub(super) struct Contexts<'a> {
     method: &'a SamKv,
-    draft: &'a Draft<'a>,
+    inputs: &'a PrefillInputs,
+    model: &'a ModelFacts,
+    /// The question's mean query before RoPE, `layers × H × d`.
+    queries: &'a [f32],
     of: Vec<Context<'a>>,
 }
 
 impl<'a> Contexts<'a> {
-    pub(super) fn new(method: &'a SamKv, draft: &'a Draft<'a>) -> Result<Contexts<'a>> {
+    pub(super) fn new(
+        method: &'a SamKv,
+        inputs: &'a PrefillInputs,
+        kind: usize,
+        queries: &'a [f32],
+    ) -> Result<Contexts<'a>> {
+        let model = &inputs.model;
         let mut of = Vec::new();
-        for (place, summary) in draft.prompt.chunks.iter().zip(draft.summaries) {
+        for (place, summary) in inputs.layout.chunks.iter().zip(inputs.statistics_of(kind)) {
             let Some(summary) = summary.filter(|_| place.cached) else { continue };
-            let (layers, blocks) = (draft.prompt.layers, method.blocks(place.span));
+            let (layers, blocks) = (inputs.layout.layers, method.blocks(place.span));
             let tensor = |name: &'static str, shape: &[usize]| {
                 let found = summary.get(name).filter(|tensor| tensor.shape == shape);
                 found.ok_or(Error::Summary { tensor: name, start: place.span.start, end: place.span.end })
@@ -66,19 +75,19 @@ impl<'a> Contexts<'a> {
             of.push(Context {
                 span: place.span,
                 blocks,
-                means: tensor(MEANS, &[layers, blocks, draft.kv_heads * draft.head_dim])?,
-                local: floats(QUERIES, &[layers, draft.heads * draft.head_dim])?,
+                means: tensor(MEANS, &[layers, blocks, model.kv_heads * model.head_dim])?,
+                local: floats(QUERIES, &[layers, model.heads * model.head_dim])?,
                 representative: floats(REPRESENTATIVE, &[layers, blocks])?,
                 marked: floats(MARKED, &[layers, blocks])?,
                 extremes: floats(EXTREMES, &[layers, 2])?,
             });
         }
-        Ok(Contexts { method, draft, of })
+        Ok(Contexts { method, inputs, model, queries, of })
     }
 
     /// The blocks that are kept beside the base at each layer, and how often eq. 2's first case was left open.
     pub(super) fn retrieve(&self) -> (Vec<Vec<Block>>, usize) {
-        let layers = self.draft.prompt.layers;
+        let layers = self.inputs.layout.layers;
         let scores: Vec<Vec<Scores>> = (0..layers).map(|layer| self.scores(layer)).collect();
         let mut undecided = 0;
         let counts: Vec<usize> = (0..self.of.len())
@@ -133,7 +142,7 @@ impl<'a> Contexts<'a> {
         }
         let layers = scores.len();
         let stable = match self.method.stable_layers {
-            0 => match self.draft.stable_layers {
+            0 => match self.model.stable_layers {
                 Some(stable) if stable.start < stable.end && stable.end as usize <= layers => stable.range(),
                 _ => layers.saturating_sub((layers / 8).max(4))..layers,
             },
@@ -176,13 +185,13 @@ impl<'a> Contexts<'a> {
 
     /// Scores of all documents' blocks at a layer.
     fn scores(&self, layer: usize) -> Vec<Scores> {
-        let Draft { kv_heads, head_dim, .. } = *self.draft;
+        let ModelFacts { kv_heads, head_dim, .. } = *self.model;
         let width = kv_heads * head_dim;
         let mut key = vec![0.0; width];
         let biased = self.biased(layer);
         let score = |(context, query): (&Context<'_>, Vec<f32>)| {
             let mut query = self.grouped(&query);
-            let asked = self.draft.prompt.question;
+            let asked = self.inputs.layout.question;
             self.turn(layer, &mut query, (asked.start + asked.end) / 2);
             let mut scores = Scores::default();
             for block in 0..context.blocks {
@@ -201,9 +210,9 @@ impl<'a> Contexts<'a> {
 
     /// `Q̂_i` of every document at a layer (eq. 1), `H·d`.
     fn biased(&self, layer: usize) -> Vec<Vec<f32>> {
-        let Draft { heads, head_dim, queries, .. } = *self.draft;
+        let ModelFacts { heads, head_dim, .. } = *self.model;
         let width = heads * head_dim;
-        let query = &queries[layer * width..(layer + 1) * width];
+        let query = &self.queries[layer * width..(layer + 1) * width];
         let documents = self.of.len();
         if !self.method.bias || documents < 2 {
             return vec![query.to_vec(); documents];
@@ -232,7 +241,7 @@ impl<'a> Contexts<'a> {
 
     /// Mean of the query heads of each KV head, `Hkv·d`.
     fn grouped(&self, query: &[f32]) -> Vec<f32> {
-        let Draft { heads, kv_heads, head_dim, .. } = *self.draft;
+        let ModelFacts { heads, kv_heads, head_dim, .. } = *self.model;
         let group = heads / kv_heads;
         query.chunks_exact(group * head_dim).flat_map(|heads| mean(heads, head_dim)).collect()
     }
@@ -242,10 +251,10 @@ impl<'a> Contexts<'a> {
         if self.method.rotation == Rotation::None {
             return;
         }
-        let table = self.draft.ropes.layer(layer).table([position]);
+        let table = self.model.ropes.layer(layer).table([position]);
         let (cos, sin) = table.all();
         let half = cos.len();
-        for head in x.chunks_exact_mut(self.draft.head_dim) {
+        for head in x.chunks_exact_mut(self.model.head_dim) {
             for i in 0..half {
                 let (a, b) = (head[i], head[i + half]);
                 head[i] = a * cos[i] - b * sin[i];

@@ -7,11 +7,12 @@ use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
 use refrain_kernels::Dtype;
 
 use super::policy;
-use crate::load::Prefilled;
+use crate::cache::DecodeCache;
+use crate::prefill::Prefilled;
 use crate::tests::{
-    SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, small, tiny_engine,
+    SMOLLM2, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small, tiny_engine,
 };
-use crate::{Engine, Prompt, Request, Sampling};
+use crate::{Engine, Prompt, GenerateRequest, Sampling};
 
 /// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
 const POLICIES: [&str; 11] = [
@@ -46,21 +47,20 @@ fn prompt(engine: &Engine) -> Prompt {
 fn forced<'a>(
     engine: &'a Engine,
     prompt: &Prompt,
-    method: &dyn FusionMethod,
+    method: &(impl FusionMethod + Clone + 'static),
     eviction: &'a Eviction,
     tokens: usize,
     mut each: impl FnMut(&Prefilled),
 ) -> Vec<f32> {
     // More room than is used: a cache that holds all of it would not be bounded at all.
-    let room = engine.room(prompt, tokens + SPARE, eviction).unwrap();
-    let mut prefilled =
-        engine.prefill(prompt, method, eviction, room, crate::prefill::Watch::Nothing).unwrap();
+    let room = engine.max_seq_len(prompt, tokens + SPARE, eviction).unwrap();
+    let mut prefilled = prefill_with(engine, prompt, method, eviction, room).unwrap();
     let mut logits = prefilled.logits.clone();
     each(&prefilled);
     let vocab = engine.decoder().config().vocab;
     for step in 0..tokens {
         let token = (step * 7919 + 13) % vocab;
-        logits.extend_from_slice(prefilled.state.extend(&[token as u32]).unwrap());
+        logits.extend(prefilled.extend(token as u32));
         each(&prefilled);
     }
     logits
@@ -104,7 +104,7 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
             ("morph_kv", true),
         ] {
             let capacity = if evicts { prompt.len() - 1 } else { most };
-            let got = logits(engine, &prompt, &policy(&format!("{spec}:capacity={capacity}")), 12);
+            let got = logits(engine, &prompt, &policy(&format!("{spec}{}capacity={capacity}", if spec.contains(':') { "," } else { ":" })), 12);
             let same = got.iter().zip(&full).all(|(a, b)| a.to_bits() == b.to_bits());
             let window = engine.decoder().config().layers.iter().any(|layer| layer.window.is_some());
             if window && !evicts {
@@ -164,11 +164,11 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
         for spec in POLICIES {
             // The real model takes its time: it goes the way that people go.
             let real = engine.decoder().config().num_layers() > 10;
-            let all = [&A3::default() as &dyn FusionMethod, &Vanilla, &Pie];
+            let all = [shared(A3::default()), shared(Vanilla), shared(Pie)];
             for method in &all[..if real { 1 } else { 3 }] {
                 let eviction = policy(spec);
                 let option = |name: &str| {
-                    let value = spec.split(':').find_map(|word| word.strip_prefix(name));
+                    let value = spec.split([':', ',']).find_map(|word| word.strip_prefix(name));
                     value.and_then(|value| value.strip_prefix('=')).and_then(|value| value.parse().ok())
                 };
                 let capacity = option("capacity").unwrap_or(if spec.starts_with("h2o") { 16 } else { 35 });
@@ -182,12 +182,11 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
                 };
                 let mut at = n;
                 let mut bytes = BTreeSet::new();
-                forced(engine, &prompt, *method, &eviction, 40, |prefilled| {
-                    let bounded = prefilled.state.bounded.as_ref().unwrap();
-                    bytes.insert((bounded.bytes(), bounded.side_bytes()));
+                forced(engine, &prompt, method, &eviction, 40, |prefilled| {
+                    let bounded = prefilled.evicting().unwrap();
+                    bytes.insert((bounded.kv_bytes(), bounded.side_bytes()));
                     for layer in 0..engine.decoder().config().num_layers() {
-                        let window =
-                            engine.decoder().config().layers[layer].window.is_some_and(|w| w <= capacity);
+                        let window = engine.decoder().config().layers[layer].window.is_some_and(|w| w <= capacity);
                         for head in 0..engine.decoder().config().kv_heads {
                             let positions: BTreeSet<usize> =
                                 bounded.positions(layer, head).iter().map(|p| *p as usize).collect();
@@ -228,7 +227,7 @@ fn what_is_decoded_stays_after_the_prompt_was_pruned_once() {
         let capacity = if spec.contains("=12") { 12 } else { 40 };
         let mut step = 0;
         forced(&engine, &prompt, &A3::default(), &eviction, 9, |prefilled| {
-            let bounded = prefilled.state.bounded.as_ref().unwrap();
+            let bounded = prefilled.evicting().unwrap();
             for head in 0..2 {
                 let positions = bounded.positions(1, head);
                 assert_eq!(positions.len(), capacity + step, "{spec}");
@@ -244,7 +243,7 @@ fn what_is_decoded_stays_after_the_prompt_was_pruned_once() {
         });
     }
     let few = policy("a3_ex:capacity=5");
-    let error = engine.room(&prompt, 1, &few).unwrap_err().to_string();
+    let error = engine.max_seq_len(&prompt, 1, &few).unwrap_err().to_string();
     assert!(error.contains("capacity 5") && error.contains("5 tokens"), "{error}");
 }
 
@@ -285,7 +284,7 @@ fn oracle_9_snap_kv_without_pooling_keeps_what_morph_kv_first_keeps() {
             let eviction = policy(spec);
             let mut sets: Vec<BTreeSet<u32>> = Vec::new();
             forced(engine, &prompt, &Vanilla, &eviction, 0, |prefilled| {
-                let bounded = prefilled.state.bounded.as_ref().unwrap();
+                let bounded = prefilled.evicting().unwrap();
                 let config = engine.decoder().config();
                 for layer in 0..config.num_layers() {
                     let heads = 0..config.kv_heads;
@@ -312,7 +311,7 @@ fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
     let eviction = policy("streaming_llm:capacity=20");
     let mut places = Vec::new();
     forced(&engine, &prompt, &Vanilla, &eviction, 25, |prefilled| {
-        let bounded = prefilled.state.bounded.as_ref().unwrap();
+        let bounded = prefilled.evicting().unwrap();
         let mut positions = bounded.positions(0, 0).to_vec();
         let keys = bounded.keys(0, 0);
         let mut order: Vec<usize> = (0..positions.len()).collect();
@@ -334,7 +333,7 @@ fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
     let chosen: Vec<u32> = positions.iter().map(|p| ids[*p as usize]).collect();
     let alone = Prompt { question: chosen, ..Prompt::default() };
     let fresh = prefill(&engine, &alone, &Vanilla, alone.len());
-    let stored = fresh.state.cache.layer(0).k.as_slice();
+    let stored = fresh.full().layer(0).k.as_slice();
     // Sinks are where they would be; recent tokens are as far from one another, all turned alike.
     let fresh_key = |i: usize| (0..d).map(|e| stored.get(i * d + e)).collect::<Vec<f32>>();
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
@@ -359,8 +358,8 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
         let sampling = Sampling { max_tokens: 20, ..Sampling::default() };
         let account = |spec: &str| {
             let eviction = policy(spec);
-            let request = Request { eviction: &eviction, ends: false, ..Request::new(&Vanilla, &sampling) };
-            engine.answer(&prompt, &request, |_| true).unwrap().account
+            let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(Vanilla), sampling.clone()) };
+            engine.answer(&prompt, &request, |_| true).unwrap().stats
         };
         let full = logits(&engine, &prompt, Eviction::full(), 12);
         let expanded = logits(&engine, &prompt, &policy("full:per_query_head"), 12);
@@ -394,14 +393,13 @@ fn the_account_says_what_is_held() {
     let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
     let answer = |spec: &str| {
         let eviction = policy(spec);
-        let a3 = A3::default();
-        let request = Request { eviction: &eviction, ends: false, ..Request::new(&a3, &sampling) };
+        let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(A3::default()), sampling.clone()) };
         let mut most = 0;
-        let answer = engine.answer(&prompt, &request, |progress| {
-            most = most.max(progress.retained);
-            progress.tokens < 50
+        let answer = engine.answer(&prompt, &request, |event| {
+            most = most.max(event.retained);
+            event.tokens < 50
         });
-        (answer.unwrap().account, most)
+        (answer.unwrap().stats, most)
     };
     let (full, held) = answer("full");
     assert_eq!((full.answer_tokens, full.retained_tokens, held), (50, n + 49, n + 49));
@@ -425,7 +423,7 @@ fn streaming_llm_goes_on_past_the_context_and_others_say_that_they_cannot() {
     let sampling = Sampling { max_tokens: context + 50, ..Sampling::default() };
     let answer = |spec: &str| {
         let eviction = policy(spec);
-        let request = Request { eviction: &eviction, ends: false, ..Request::new(&Vanilla, &sampling) };
+        let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(Vanilla), sampling.clone()) };
         engine.answer(&prompt, &request, |_| true).map(|answer| answer.tokens.len())
     };
     assert_eq!(answer("streaming_llm:capacity=40").unwrap(), context + 50);

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_kv::{CachePool, KvCache, Lender, Rope, RopeTable, Ropes, Shape, Span};
-use refrain_model::{Config, LayerSpec, ModelFiles, Workspace};
+use refrain_kernels::{Buffer, Cpu, Dtype, Precision};
+use refrain_kv::{KvCache, MemoryMeter, Rope, RopeTable, Ropes, Shape, Span};
+use refrain_model::{Config, LayerSpec, ModelFiles};
 
 use super::policy;
-use crate::bounded::{Bounded, PromptRows};
-use crate::forward::Rows;
+use crate::cache::{DecodeCache, EvictingCache, PromptLayer, RotatedToken};
 use crate::tests::tiny;
 
 /// Queries, keys and values of one layer; nothing is rotated.
@@ -39,11 +38,11 @@ impl Given {
     }
 
     /// The cache after the prompt, with room for `room` tokens.
-    pub(super) fn prefilled(&self, cpu: &Cpu, eviction: &Eviction, room: usize) -> crate::Result<Bounded> {
+    pub(super) fn prefilled(&self, cpu: &Cpu, eviction: &Eviction, room: usize) -> crate::Result<EvictingCache> {
         let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
-        let mut bounded = Bounded::new(&self.config(), ropes, eviction, prompt, dtype, room, false)?.unwrap();
+        let mut bounded = EvictingCache::new(&self.config(), ropes, eviction, prompt, dtype, room, None)?.unwrap();
         let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
         let mut layer = cache.take(0);
         layer.k.resize(kv_heads * n * head_dim);
@@ -51,12 +50,12 @@ impl Given {
         layer.k.write_f32(0, &self.k);
         layer.v.write_f32(0, &self.v);
         cache.install(0, layer);
-        let mut rows = Rows::default();
-        rows.positions.extend(0..n as u32);
-        rows.visible.extend((1..=n as u32).map(|end| (0, end)));
-        let (pool, q) = (CachePool::default(), &self.q[..n * heads * head_dim]);
-        let rows = PromptRows { q, positions: &rows.positions, visible: &rows.visible };
-        bounded.take_in(cpu, cache.layer(0), rows, None, &Lender::new(&pool));
+        let rows: Vec<u32> = (0..n as u32).collect();
+        let visible: Vec<(u32, u32)> = (1..=n as u32).map(|end| (0, end)).collect();
+        let q = &self.q[..n * heads * head_dim];
+        let whole = cache.layer(0);
+        let prompt = PromptLayer { cpu, whole, q, rows: &rows, visible: &visible, origins: None };
+        bounded.observe_prompt(0, &prompt, &MemoryMeter::default());
         Ok(bounded)
     }
 }
@@ -246,18 +245,21 @@ proptest! {
             plain.attend(row);
         }
         let rotary = RopeTable::default();
-        let mut work = Workspace::new(Dtype::F32);
+        let mut out = vec![0.0; heads * head_dim];
         for position in n..tokens {
             which.prune(&mut plain, position, capacity);
             plain.kept.iter_mut().for_each(|kept| kept.push(position));
             let expected = plain.attend(position);
-            work.q.resize(heads * head_dim);
-            work.q.copy_from_slice(&q[position * heads * head_dim..][..heads * head_dim]);
-            for (buffer, x) in [(&mut work.k, k), (&mut work.v, v)] {
-                buffer.resize(kv_heads * head_dim);
-                buffer.write_f32(0, &x[position * kv_heads * head_dim..][..kv_heads * head_dim]);
-            }
-            bounded.attend(&cpu, precision, 0, position as u32, rotary.slice(0, 0), &mut work);
+            let row = |x: &[f32]| Buffer::F32(x[position * kv_heads * head_dim..][..kv_heads * head_dim].to_vec());
+            let (own_k, own_v) = (row(k), row(v));
+            let token = RotatedToken {
+                position: position as u32,
+                rotary: rotary.slice(0, 0),
+                q: &q[position * heads * head_dim..][..heads * head_dim],
+                k: own_k.as_slice(),
+                v: own_v.as_slice(),
+            };
+            bounded.attend(&cpu, precision, 0, &token, &mut out);
             let (mut parted, mut got_all) = (false, Vec::new());
             for (g, kept) in plain.kept.iter_mut().enumerate() {
                 kept.sort_unstable();
@@ -281,7 +283,7 @@ proptest! {
                 }
                 return Ok(());
             }
-            for (got, expected) in work.attended.iter().zip(&expected) {
+            for (got, expected) in out.iter().zip(&expected) {
                 prop_assert!((f64::from(*got) - expected).abs() < 1e-4, "{:?} at {}: {} {}", which, position, got, expected);
             }
         }

@@ -1,0 +1,96 @@
+//! Interface between a prefill, a decoding step and the KV cache that an answer is decoded in.
+
+use std::fmt::Debug;
+
+use refrain_kernels::{Cpu, Dtype, Slice};
+use refrain_kv::{KvBufferPool, LayerCache, MemoryMeter, RopeTables};
+use refrain_model::Decoder;
+
+/// A KV cache that takes a prompt layer by layer, and then one token at a time.
+pub(crate) trait DecodeCache: Debug + Send {
+    /// Slots of a head in the cache that each layer of the prompt is computed in.
+    fn prompt_capacity(&self) -> usize;
+
+    /// Looks at the prompt's keys and values of a layer, all of them in place, before its tokens attend. Layers come in
+    /// ascending order.
+    fn observe_prompt(&mut self, _layer: usize, _prompt: &PromptLayer<'_>, _meter: &MemoryMeter) {}
+
+    /// Takes over the prompt's keys and values of a layer after its attention. Memory that is not kept comes back.
+    fn store_prompt(&mut self, layer: usize, whole: LayerCache) -> Option<LayerCache>;
+
+    /// Makes `tables` the cosines and sines of `position`.
+    fn rotary(&self, position: u32, tables: &mut RopeTables);
+
+    /// Appends one token's key and value at a layer and computes its attention over all that the cache holds then.
+    fn append_and_attend(&mut self, layer: usize, token: DecodeToken<'_>);
+
+    /// Type of keys and values.
+    fn dtype(&self) -> Dtype;
+
+    /// Tokens that each head's cache holds, of the layer that holds most.
+    fn retained(&self) -> usize;
+
+    /// Bytes allocated for keys and values.
+    fn kv_bytes(&self) -> usize;
+
+    /// Bytes that the tokens held take.
+    fn kv_bytes_held(&self) -> usize;
+
+    /// Bytes allocated beside keys and values.
+    fn side_bytes(&self) -> usize {
+        0
+    }
+
+    /// A copy that goes on from the same tokens.
+    fn fork(&self) -> Box<dyn DecodeCache>;
+
+    /// Leaves memory to the next request.
+    fn release(&mut self, _pool: &KvBufferPool) {}
+
+    /// The implementation, for tests that look into it.
+    #[cfg(test)]
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// One layer of a prompt before attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PromptLayer<'a> {
+    pub(crate) cpu: &'a Cpu,
+    /// Keys and values of the prompt's tokens that are kept, slot = index among them.
+    pub(crate) whole: &'a LayerCache,
+    /// Rotated queries of computed tokens, `rows × H × d`.
+    pub(crate) q: &'a [f32],
+    /// Indices of these among the tokens that are kept of the prompt, ascending.
+    pub(crate) rows: &'a [u32],
+    /// Half-open range of slots that each of them sees.
+    pub(crate) visible: &'a [(u32, u32)],
+    /// Positions of the kept tokens, where these are a part of the prompt.
+    pub(crate) origins: Option<&'a [u32]>,
+}
+
+/// One projected token of a decoding step.
+#[derive(Debug)]
+pub(crate) struct DecodeToken<'a> {
+    pub(crate) decoder: &'a Decoder,
+    pub(crate) position: u32,
+    /// Cosines and sines of its position at the layer.
+    pub(crate) rotary: (&'a [f32], &'a [f32]),
+    /// Its queries before RoPE, `H·d`; they are rotated in place.
+    pub(crate) q: &'a mut [f32],
+    /// Its key before RoPE, `Hkv·d`.
+    pub(crate) k: Slice<'a>,
+    /// Its value, `Hkv·d`.
+    pub(crate) v: Slice<'a>,
+    /// Room for its attention output, `H·d`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl DecodeToken<'_> {
+    /// Rotates the queries to the token's position.
+    pub(crate) fn apply_rope(&mut self) {
+        let config = self.decoder.config();
+        let (cos, sin) = self.rotary;
+        let rotary_dim = 2 * cos.len();
+        self.decoder.backend().rope(self.q, config.heads, config.head_dim, cos, sin, rotary_dim);
+    }
+}

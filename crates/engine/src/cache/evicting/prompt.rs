@@ -1,0 +1,145 @@
+//! Compression of the prompt: the tokens of each layer that go over to the evicting cache.
+
+use refrain_eviction::{LayerView, Observation, Observed, Recent, Sizes, Statistics};
+use refrain_kernels::{Attention, GumbelNoise, Precision};
+use refrain_kv::{LayerCache, MemoryMeter, Shape, survivors};
+
+use super::{EvictingCache, Layer, Plan, PromptLayer, of_layer};
+
+/// Rows of weights that are held at once while a prompt is observed.
+const ROWS: usize = 32;
+
+impl EvictingCache {
+    /// Copies the tokens of the prompt that stay at `layer`. `meter` counts the copies.
+    pub(super) fn take_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
+        assert_eq!(layer, self.layers.len(), "layers of a prompt come in order");
+        let (cpu, cache) = (prompt.cpu, prompt.whole);
+        let Plan { budget, capacity, window, scale } = self.plans[layer];
+        let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
+        let expanded = self.eviction.per_query_head.then(|| cache.gather(d, n, &self.identity, self.copies, n));
+        let _expanded = meter.hold(expanded.as_ref().map_or(0, LayerCache::bytes));
+        let whole = expanded.as_ref().unwrap_or(cache);
+        let view = LayerView {
+            cpu,
+            heads,
+            group: self.group,
+            head_dim: d,
+            scale,
+            capacity: n,
+            len: n,
+            positions: &self.identity,
+            keys: whole.k.as_slice(),
+            next: n as u32,
+        };
+        let mut statistics = self.statistics(window, n);
+        let prunes = n > budget.most;
+        if !window && (prunes || self.watches(layer) != Observation::Nothing) {
+            self.observe_prompt(layer, &view, prompt, statistics.as_mut());
+        }
+        let mut kept = Vec::new();
+        if prunes {
+            let mut scores = vec![0.0; n];
+            for head in 0..heads {
+                statistics.score(&view, head, &mut scores);
+                kept.extend(survivors(&scores, view.head(head), budget.keep));
+            }
+        } else {
+            kept.extend_from_slice(&self.identity);
+        }
+        let len = kept.len() / heads;
+        let mut positions = vec![0; heads * capacity];
+        for (positions, kept) in positions.chunks_exact_mut(capacity).zip(kept.chunks_exact(len.max(1))) {
+            positions[..len].copy_from_slice(kept);
+        }
+        let cache = whole.gather(d, n, &kept, 1, capacity);
+        meter.add(cache.bytes());
+        let statistics = statistics.gather(&kept, capacity);
+        let origins = prompt.origins.filter(|_| window).map(<[u32]>::to_vec).unwrap_or_default();
+        self.layers.push(Layer { cache, positions, len, statistics, sinks: None, origins });
+        if self.layers.len() == self.plans.len() {
+            self.identity = Vec::new();
+        }
+    }
+
+    fn statistics(&self, window: bool, capacity: usize) -> Box<dyn Statistics> {
+        if window {
+            return Box::new(Recent::default());
+        }
+        let Shape { kv_heads: heads, head_dim, .. } = self.shape;
+        let sizes = Sizes { heads, group: self.group, head_dim, capacity, rows: self.room };
+        self.eviction.policy.statistics(&self.prompt, sizes)
+    }
+
+    /// Gives a policy what it asks of the prompt's computed rows.
+    fn observe_prompt(
+        &self,
+        layer: usize,
+        view: &LayerView<'_>,
+        prompt: &PromptLayer<'_>,
+        statistics: &mut dyn Statistics,
+    ) {
+        let n = self.prompt.len();
+        let PromptLayer { rows: positions, visible, .. } = *prompt;
+        let observation = self.eviction.policy.observes(&self.prompt);
+        let rows = match observation {
+            Observation::Nothing => return,
+            Observation::Sums | Observation::NoisySums { .. } => n,
+            Observation::Prompt { rows } | Observation::Weights { rows } | Observation::Queries { rows } => {
+                rows
+            }
+        };
+        // Those of the prompt's end that were computed.
+        let first = positions.partition_point(|p| (*p as usize) + rows < n);
+        let each = match observation {
+            Observation::Weights { .. } => ROWS,
+            _ => positions.len().max(1),
+        };
+        let width = prompt.q.len() / positions.len().max(1);
+        let mut weights = Vec::new();
+        for from in (first..positions.len()).step_by(each) {
+            let to = (from + each).min(positions.len());
+            let attention = self.attention(view, &prompt.q[from * width..to * width], &visible[from..to]);
+            let rows = &positions[from..to];
+            match observation {
+                Observation::Weights { .. } => {
+                    weights.resize(view.heads * rows.len() * n, 0.0);
+                    view.cpu.row_weights(&attention, 0..n, &mut weights);
+                }
+                Observation::NoisySums { seed, tau } => {
+                    weights.resize(view.heads * n, 0.0);
+                    let noise = GumbelNoise {
+                        seed: of_layer(seed, layer),
+                        temperature: tau.at(0),
+                        query_positions: rows,
+                        key_positions: view.positions,
+                    };
+                    view.cpu.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
+                }
+                Observation::Queries { .. } => {}
+                _ => {
+                    weights.resize(view.heads * n, 0.0);
+                    view.cpu.attention_mass(&attention, 0..n, &mut weights);
+                }
+            }
+            let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();
+            statistics
+                .observe(&Observed { rows, seen: &seen, weights: &weights, queries: attention.q }, view);
+        }
+    }
+
+    /// Attention of `q` over a layer's keys, for what it says of weights: in `f32`, values not read.
+    fn attention<'b>(&self, view: &LayerView<'b>, q: &'b [f32], visible: &'b [(u32, u32)]) -> Attention<'b> {
+        Attention {
+            q,
+            k: view.keys,
+            v: view.keys,
+            heads: view.heads * view.group,
+            kv_heads: view.heads,
+            head_dim: view.head_dim,
+            capacity: view.capacity,
+            visible,
+            scale: view.scale,
+            precision: Precision::F32,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A cache that holds every token; slot = position.
+
+use std::sync::Arc;
+
+use refrain_kernels::Dtype;
+use refrain_kv::{KvBufferPool, KvCache, LayerCache, RopeTables, Shape};
+
+use super::decode_cache::{DecodeCache, DecodeToken};
+use crate::forward::attention;
+
+/// Keys and values of prompt and answer, allocated once.
+#[derive(Clone, Debug)]
+pub(crate) struct FullCache {
+    pub(crate) kv: KvCache,
+    tables: Arc<RopeTables>,
+    /// Tokens in place.
+    len: usize,
+}
+
+impl FullCache {
+    /// A cache for `capacity` tokens, whose layers come with the prompt. `tables` have an entry for each of its slots; `prompt` is
+    /// the number of tokens of the prompt.
+    pub(crate) fn new(
+        shape: Shape,
+        dtype: Dtype,
+        capacity: usize,
+        tables: Arc<RopeTables>,
+        prompt: usize,
+    ) -> FullCache {
+        FullCache { kv: KvCache::vacant(shape, dtype, capacity), tables, len: prompt }
+    }
+
+    /// A cache for `capacity` tokens of an answer without a prompt.
+    pub(crate) fn empty(shape: Shape, dtype: Dtype, capacity: usize, tables: Arc<RopeTables>) -> FullCache {
+        FullCache { kv: KvCache::new(shape, dtype, capacity), tables, len: 0 }
+    }
+
+    /// Rotates a token's key and writes it and its value into their slot.
+    pub(crate) fn append(&mut self, layer: usize, token: &DecodeToken<'_>) {
+        let slots = [token.position];
+        self.kv.place(token.decoder.backend(), layer, token.k, token.v, token.rotary, &slots);
+        self.len = token.position as usize + 1;
+    }
+}
+
+impl DecodeCache for FullCache {
+    fn prompt_capacity(&self) -> usize {
+        self.kv.capacity()
+    }
+
+    fn store_prompt(&mut self, layer: usize, whole: LayerCache) -> Option<LayerCache> {
+        self.kv.install(layer, whole);
+        None
+    }
+
+    fn rotary(&self, position: u32, tables: &mut RopeTables) {
+        self.tables.gather(&[position], tables);
+    }
+
+    fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
+        token.apply_rope();
+        self.append(layer, &token);
+        let window = token.decoder.config().layers[layer].window.map_or(u32::MAX, |window| window as u32);
+        let visible = [((token.position + 1).saturating_sub(window), token.position + 1)];
+        let (cached, capacity) = (self.kv.layer(layer), self.kv.capacity());
+        let attention = attention(token.decoder, layer, (cached, capacity), token.q, &visible);
+        token.decoder.backend().attention(&attention, token.out);
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.kv.dtype()
+    }
+
+    fn retained(&self) -> usize {
+        self.len
+    }
+
+    fn kv_bytes(&self) -> usize {
+        self.kv.bytes()
+    }
+
+    fn kv_bytes_held(&self) -> usize {
+        self.len * self.kv.shape().token_bytes(self.kv.dtype())
+    }
+
+    fn fork(&self) -> Box<dyn DecodeCache> {
+        Box::new(self.clone())
+    }
+
+    fn release(&mut self, pool: &KvBufferPool) {
+        pool.replace(&mut self.kv);
+    }
+
+    #[cfg(test)]
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -1,0 +1,114 @@
+//! Decoding: one token of each of several sequences in one pass over the weights.
+
+use std::sync::Arc;
+
+use refrain_kernels::Cpu;
+use refrain_model::Workspace;
+
+use crate::Result;
+use crate::cache::{DecodeToken, SequenceCache};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, forward};
+use crate::sequence::Sequence;
+
+/// Tokens up to which a sequence's attention is not worth being shared among threads.
+const ONE_THREAD: usize = 512;
+
+/// Memory of decoding steps.
+#[derive(Debug, Default)]
+pub struct DecodeWorkspace(Option<ActiveTokens>);
+
+/// Chooses the next token of each sequence, whose last one is part of its answer. A token is the same whatever other sequences
+/// are there.
+///
+/// # Errors
+/// If the model has no embedding of a token.
+///
+/// # Panics
+/// If the sequences are not of one model.
+pub fn decode_step(sequences: &mut [&mut Sequence], workspace: &mut DecodeWorkspace) -> Result<()> {
+    let tokens: Vec<u32> = sequences.iter().map(|sequence| sequence.next_token).collect();
+    let mut caches: Vec<&mut SequenceCache> =
+        sequences.iter_mut().map(|sequence| &mut sequence.cache).collect();
+    let logits = extend(&mut caches, &tokens, workspace)?;
+    let vocab = logits.len() / tokens.len().max(1);
+    for (sequence, logits) in sequences.iter_mut().zip(logits.chunks_exact_mut(vocab.max(1))) {
+        let at = sequence.generator.tokens.len();
+        sequence.next_token = sequence.generator.choose(logits, at);
+    }
+    Ok(())
+}
+
+/// Appends one token to each cache, and returns the logits after it, `caches × vocab`.
+pub(crate) fn extend<'w>(
+    caches: &mut [&mut SequenceCache],
+    tokens: &[u32],
+    workspace: &'w mut DecodeWorkspace,
+) -> Result<&'w mut [f32]> {
+    let Some(first) = caches.first() else { return Ok(&mut []) };
+    let decoder = first.decoder.clone();
+    assert!(caches.iter().all(|cache| Arc::ptr_eq(&cache.decoder, &decoder)), "one model");
+    workspace.0.take_if(|active| !Arc::ptr_eq(&active.decoder, &decoder));
+    let dtype = first.cache.dtype();
+    let active = workspace.0.get_or_insert_with(|| ActiveTokens::new(&decoder, dtype));
+    active.work.each = true;
+    decoder.embed(tokens.iter().copied(), &mut active.hidden)?;
+    for SequenceCache { cache, len, rotary, .. } in caches.iter_mut().map(|cache| &mut **cache) {
+        cache.rotary(*len as u32, rotary);
+    }
+    let mut step = DecodeStep { parallel: each_on_its_own_thread(caches, decoder.backend()), caches };
+    for layer in 0..decoder.config().num_layers() {
+        forward(layer, active, &mut step)?;
+    }
+    caches.iter_mut().for_each(|cache| cache.len += 1);
+    Ok(active.logits())
+}
+
+/// Whether threads take a sequence each, in place of sharing each sequence's attention.
+fn each_on_its_own_thread(caches: &[&mut SequenceCache], cpu: &Cpu) -> bool {
+    let retained = || caches.iter().map(|cache| cache.cache.retained());
+    let longest = retained().max().unwrap_or(0);
+    caches.len() > 1 && (longest <= ONE_THREAD || longest * cpu.threads() <= retained().sum())
+}
+
+/// Attention of one token of each sequence, over its own cache.
+struct DecodeStep<'a, 'b> {
+    caches: &'a mut [&'b mut SequenceCache],
+    parallel: bool,
+}
+
+impl LayerAttention for DecodeStep<'_, '_> {
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+        let ActiveTokens { decoder, work, .. } = tokens;
+        let (count, kv_width) = (self.caches.len(), decoder.shape().width());
+        let Workspace { q, k, v, attended, .. } = work;
+        attended.resize(q.len());
+        let q_width = q.len() / count;
+        let (k, v) = (k.as_slice(), v.as_slice());
+        let attend = |i: usize, cache: &mut SequenceCache, q: &mut [f32], out: &mut [f32]| {
+            let SequenceCache { cache, len, rotary, .. } = cache;
+            let own = i * kv_width..(i + 1) * kv_width;
+            let token = DecodeToken {
+                decoder,
+                position: *len as u32,
+                rotary: rotary.layer(layer).all(),
+                q,
+                k: k.range(own.clone()),
+                v: v.range(own),
+                out,
+            };
+            cache.append_and_attend(layer, token);
+        };
+        let rows = q.chunks_exact_mut(q_width).zip(attended.chunks_exact_mut(q_width));
+        let each = self.caches.iter_mut().zip(rows).enumerate();
+        if self.parallel {
+            let mut each: Vec<_> = each.map(|(_, each)| each).collect();
+            let run = |i: usize, (cache, (q, out)): &mut (&mut &mut SequenceCache, (&mut [f32], &mut [f32]))| {
+                attend(i, cache, q, out);
+            };
+            decoder.backend().parallel_each(&mut each, &run);
+        } else {
+            each.for_each(|(i, (cache, (q, out)))| attend(i, cache, q, out));
+        }
+        Ok(Flow::Continue)
+    }
+}

@@ -1,0 +1,199 @@
+//! A model with its tokenizer, chat template and chunk store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kv::Span;
+use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
+use refrain_store::{Encoding, Store};
+
+use crate::forward::BufferPool;
+use crate::{Error, Result};
+
+/// How an engine computes and keeps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Threads; 0 for one a core.
+    pub threads: usize,
+    /// How weights are kept and multiplied; none for what the model's files come nearest to.
+    pub precision: Option<Precision>,
+    /// Type of cached keys and values.
+    pub kv: Dtype,
+    /// How documents' keys and values lie in the store.
+    pub at_rest: Encoding,
+    /// Most tokens of a chunk; lowered to the model's context where that is less.
+    pub chunk_tokens: usize,
+    /// Chunks of one namespace are invisible to another.
+    pub namespace: String,
+    /// A namespace whose chunks are used where one's own lacks them; nothing is stored there.
+    pub shared: Option<String>,
+    /// Whether a missing or broken chunk is prefilled alone again; if not, it is computed within the prompt.
+    pub repair: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            threads: 0,
+            precision: None,
+            kv: Dtype::F16,
+            at_rest: Encoding::Exact,
+            chunk_tokens: 512,
+            namespace: String::new(),
+            shared: None,
+            repair: true,
+        }
+    }
+}
+
+/// A model, its tokenizer and chat template, and the store of its chunks. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    decoder: Arc<Decoder>,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+    store: Store,
+    settings: Settings,
+    fingerprint: [u8; 32],
+    /// Layers that were found to be stable for this model.
+    stable_layers: Option<Span>,
+    buffers: Arc<BufferPool>,
+}
+
+impl Engine {
+    /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as large files are hashed for
+    /// the first time, and then as weights are packed.
+    ///
+    /// # Errors
+    /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
+    pub fn open(
+        path: &Path,
+        store: Store,
+        settings: Settings,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Engine> {
+        let files = ModelFiles::open(path)?;
+        let tokenizer = Tokenizer::open(&files)?;
+        let template = ChatTemplate::open(&files)?;
+        let fingerprint = files.fingerprint(&mut progress);
+        let cpu = Cpu::new(settings.threads)?;
+        let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
+        let decoder = Decoder::load(files, &cpu, precision, progress)?;
+        Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
+    }
+
+    /// An engine of its parts. `fingerprint` identifies weights and configuration in chunk names.
+    ///
+    /// # Errors
+    /// If the chunk size is 0.
+    pub fn new(
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        store: Store,
+        mut settings: Settings,
+        fingerprint: [u8; 32],
+    ) -> Result<Engine> {
+        let context = decoder.config().context;
+        if settings.chunk_tokens == 0 {
+            return Err(Error::ChunkSize);
+        }
+        settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
+        let fingerprint = identity(fingerprint, decoder.precision());
+        Ok(Engine {
+            decoder: Arc::new(decoder),
+            tokenizer: Arc::new(tokenizer),
+            template: template.map(Arc::new),
+            store,
+            settings,
+            fingerprint,
+            stable_layers: None,
+            buffers: Arc::default(),
+        })
+    }
+
+    /// An engine that shares everything with this one, and keeps documents in the store in another encoding.
+    pub fn at_rest(&self, at_rest: Encoding) -> Engine {
+        Engine { settings: Settings { at_rest, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    /// An engine that shares everything with this one, for the chunks of another namespace. Chunks of the `shared` namespace are
+    /// used where its own lacks them.
+    pub fn in_namespace(&self, namespace: &str, shared: Option<&str>) -> Engine {
+        let (namespace, shared) = (namespace.to_owned(), shared.map(str::to_owned));
+        Engine { settings: Settings { namespace, shared, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// The decoder, for those that keep it.
+    pub(crate) fn decoder_arc(&self) -> &Arc<Decoder> {
+        &self.decoder
+    }
+
+    /// Memory of requests that are over.
+    pub(crate) fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// The chat template, if the model has one.
+    pub(crate) fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_deref()
+    }
+
+    /// Layers over which SamKV's scores were found to be stable for this model.
+    pub(crate) fn stable_layers(&self) -> Option<Span> {
+        self.stable_layers
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chunk store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What identifies weights, configuration and precision in chunk names.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// Lets SamKV average over these layers, from 0; without them, over the last `max(4, L/8)`.
+    pub fn use_stable_layers(&mut self, layers: Option<std::ops::Range<usize>>) {
+        self.stable_layers = layers.map(|layers| Span::new(layers.start, layers.end));
+    }
+
+    /// Whether a token ends an answer.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends().any(|end| end == token)
+    }
+
+    /// Tokens that end an answer.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u32> {
+        self.decoder.config().eos.iter().chain(self.tokenizer.eos_ids()).copied()
+    }
+
+    /// Ids of a user's text; special tokens written in it are ordinary characters.
+    pub(crate) fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode(text, Specials::Plain)?)
+    }
+}
+
+/// What names a model's chunks: weights and configuration, and the precision that they are computed with.
+pub fn identity(fingerprint: [u8; 32], precision: Precision) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("refrain 2026-11 model fingerprint and precision");
+    hasher.update(&fingerprint).update(precision.to_string().as_bytes());
+    *hasher.finalize().as_bytes()
+}

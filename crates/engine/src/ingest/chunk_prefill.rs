@@ -1,0 +1,179 @@
+//! Prefill of one chunk alone, from position 0.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use refrain_fusion::{ChunkStatistics, ContextLayer};
+use refrain_kernels::{Buffer, Dtype, AttentionOutputs, Slice};
+use refrain_kv::{LayerCache, Summary};
+use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
+
+use crate::Result;
+use crate::engine::Engine;
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward};
+
+/// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
+pub(crate) type LayerKv = (Buffer, Buffer);
+
+/// A chunk in memory, its statistics in the order of those asked for, and whether it was stored.
+pub(crate) type ComputedChunk = (Chunk, Vec<Arc<Summary>>, PutOutcome);
+
+/// A chunk whose layers are computed one by one.
+#[derive(Debug)]
+pub(crate) struct ChunkPrefill {
+    engine: Engine,
+    id: ChunkId,
+    label: String,
+    run: IsolatedRun,
+}
+
+impl ChunkPrefill {
+    /// Begins the prefill of a chunk, or of a system part. A document chunk comes after BOS where the model uses one; the row of
+    /// BOS is dropped.
+    pub(crate) fn start(engine: &Engine, id: ChunkId, label: String) -> Result<ChunkPrefill> {
+        let mut tokens = Vec::with_capacity(id.tokens.len() + 1);
+        let dropped = usize::from(id.bos == BosPolicy::Dropped);
+        tokens.extend(engine.tokenizer().bos().filter(|_| dropped == 1));
+        tokens.extend_from_slice(&id.tokens);
+        let run = IsolatedRun::start(engine, &tokens, dropped, id.dtype)?;
+        Ok(ChunkPrefill { engine: engine.clone(), id, label, run })
+    }
+
+    /// Computes a layer; true once there is none left.
+    pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
+        self.run.advance(statistics)
+    }
+
+    /// Puts the computed chunk into the store, with its statistics.
+    pub(crate) fn finish(self, statistics: &[&dyn ChunkStatistics]) -> Result<ComputedChunk> {
+        let ChunkPrefill { engine, id, label, run } = self;
+        let (layers, made) = run.finish(&engine);
+        let chunk = Chunk::new(id, &label, layers)?;
+        let mut outcome = engine.store().put(chunk.clone())?;
+        for (of, statistics) in statistics.iter().zip(&made) {
+            let put = engine.store().put_summary(chunk.id(), &of.kind(), statistics.clone())?;
+            if let failed @ PutOutcome::NotStored { .. } = put {
+                outcome = failed;
+            }
+        }
+        Ok((chunk, made.into_iter().map(Arc::new).collect(), outcome))
+    }
+}
+
+/// One causal prefill from position 0 whose keys and values are kept as they are before RoPE.
+#[derive(Debug)]
+pub(crate) struct IsolatedRun {
+    tokens: ActiveTokens,
+    layer: usize,
+    layers: IsolatedLayers,
+}
+
+#[derive(Debug)]
+struct IsolatedLayers {
+    /// Keys and values of the layer that is computed.
+    cache: LayerCache,
+    /// Rows at the beginning that are not kept.
+    dropped: usize,
+    /// Elements of the kept rows.
+    kept: Range<usize>,
+    kv: Vec<LayerKv>,
+    made: Vec<Summary>,
+    lse: Vec<f32>,
+}
+
+impl IsolatedRun {
+    /// Begins the prefill of `ids`, of which the first `dropped` rows are not kept.
+    pub(crate) fn start(engine: &Engine, ids: &[u32], dropped: usize, dtype: Dtype) -> Result<IsolatedRun> {
+        let decoder = engine.decoder_arc();
+        let (shape, tables) = (decoder.shape(), decoder.rope_tables(ids.len(), ids.len()));
+        let mut tokens = engine.buffers().acquire(decoder, dtype);
+        tokens.embed(ids, (0..ids.len() as u32).collect(), &tables)?;
+        let layers = IsolatedLayers {
+            cache: LayerCache::new(shape, dtype, ids.len()),
+            dropped,
+            kept: dropped * shape.width()..ids.len() * shape.width(),
+            kv: Vec::with_capacity(shape.layers),
+            made: Vec::new(),
+            lse: Vec::new(),
+        };
+        Ok(IsolatedRun { tokens, layer: 0, layers })
+    }
+
+    /// Computes a layer; true once there is none left.
+    pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
+        let layers = self.tokens.decoder.shape().layers;
+        if self.layer < layers {
+            self.layers.made.resize(statistics.len(), Summary::default());
+            let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
+            forward(self.layer, &mut self.tokens, &mut observed)?;
+            self.layer += 1;
+        }
+        Ok(self.layer == layers)
+    }
+
+    /// Keys before RoPE and values of each layer, and the statistics.
+    pub(crate) fn finish(self, engine: &Engine) -> (Vec<LayerKv>, Vec<Summary>) {
+        engine.buffers().release(self.tokens);
+        (self.layers.kv, self.layers.made)
+    }
+}
+
+/// The layers of an isolated prefill under the eyes of methods that keep statistics.
+struct ObservedLayers<'a> {
+    layers: &'a mut IsolatedLayers,
+    statistics: &'a [&'a dyn ChunkStatistics],
+}
+
+impl LayerAttention for ObservedLayers<'_> {
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+        let IsolatedLayers { cache, dropped, kept, kv, made, lse } = &mut *self.layers;
+        let (rows, width) = (tokens.positions.len(), tokens.q_width());
+        let own = |of: &&dyn ChunkStatistics| of.last_queries().min(rows - *dropped);
+        let most = self.statistics.iter().map(own).max().unwrap_or(0);
+        let queries = tokens.work.q[(rows - most) * width..].to_vec();
+        tokens.apply_rope(layer);
+        tokens.write_kv(layer, cache, &tokens.positions);
+        let copy = |buffer: &Buffer| owned(buffer.as_slice().range(kept.clone()));
+        kv.push((copy(&tokens.work.k), copy(&tokens.work.v)));
+        tokens.set_causal_mask(layer);
+        // No later layer needs the output of the last one.
+        let last = layer + 1 == tokens.decoder.shape().layers;
+        let flow = if last { Flow::Stop } else { Flow::Continue };
+        if last && self.statistics.is_empty() {
+            return Ok(flow);
+        }
+        tokens.work.attended.resize(rows * width);
+        let cpu = tokens.decoder.backend();
+        let attention = attention(&tokens.decoder, layer, (cache, rows), &tokens.work.q, &tokens.visible);
+        if self.statistics.is_empty() {
+            cpu.attention(&attention, &mut tokens.work.attended);
+            return Ok(flow);
+        }
+        lse.resize(rows * tokens.decoder.config().heads, 0.0);
+        let report = AttentionOutputs { lse: Some(lse), ..AttentionOutputs::default() };
+        cpu.attention_with_outputs(&attention, &mut tokens.work.attended, report);
+        let view = ContextLayer {
+            cpu,
+            layer,
+            layers: tokens.decoder.shape().layers,
+            attention,
+            lse,
+            first: *dropped,
+            queries: &[],
+            k: tokens.work.k.as_slice().range(kept.clone()),
+        };
+        for (of, statistics) in self.statistics.iter().zip(made) {
+            let queries = &queries[(most - own(of)) * width..];
+            of.observe(&ContextLayer { queries, ..view }, statistics);
+        }
+        Ok(flow)
+    }
+}
+
+fn owned(slice: Slice<'_>) -> Buffer {
+    match slice {
+        Slice::F32(x) => Buffer::F32(x.to_vec()),
+        Slice::F16(x) => Buffer::F16(x.to_vec()),
+        Slice::Bf16(x) => Buffer::Bf16(x.to_vec()),
+    }
+}

@@ -1,0 +1,391 @@
+//! Ingest: every chunk that the store does not have is prefilled alone, and kept.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{Calibration, ChunkStatistics, FusionMethod, SamKv};
+use refrain_store::{ChunkId, ChunkKey, PutOutcome};
+use serde::Serialize;
+
+use super::chunk_prefill::ChunkPrefill;
+use crate::Result;
+use crate::advance::Advance;
+use crate::background::Background;
+use crate::engine::Engine;
+use crate::prompt::{Document, Prompt, PromptChunk};
+
+/// Result of an ingest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct IngestReport {
+    /// Documents given.
+    pub documents: usize,
+    /// Chunks that they are cut into.
+    pub chunks: usize,
+    /// Chunks that had to be computed; the others were in the store.
+    pub computed: usize,
+    /// Those of them that were in the store and lacked a method's summary only.
+    pub summarised: usize,
+    /// Chunk files that were broken, and are computed again.
+    pub repaired: usize,
+    /// Tokens of all chunks.
+    pub tokens: usize,
+    /// Tokens that were computed.
+    pub computed_tokens: usize,
+    /// Bytes of keys and values that were added, and of summaries.
+    pub bytes: u64,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Chunks that went to make room, of these documents or others, or whose time was over.
+    pub evicted: usize,
+    /// Names of the chunks.
+    #[serde(skip)]
+    pub keys: Vec<ChunkKey>,
+    /// Why chunks could not be written to disk (they serve from memory while there is room), if so.
+    pub not_stored: Option<String>,
+}
+
+/// Progress of an ingest.
+#[derive(Clone, Copy, Debug)]
+pub struct IngestProgress {
+    /// Tokens to compute in all.
+    pub total: usize,
+    /// Tokens computed.
+    pub done: usize,
+}
+
+/// An ingest under way, done layer by layer.
+#[derive(Debug)]
+pub struct Ingest {
+    engine: Engine,
+    chunks: Vec<PromptChunk>,
+    /// Methods whose statistics are kept beside the chunks.
+    methods: Vec<Arc<dyn FusionMethod>>,
+    stage: Stage,
+    missing: VecDeque<MissingChunk>,
+    progress: IngestProgress,
+    report: IngestReport,
+    started: Instant,
+    /// Broken and evicted chunks that the store had counted before.
+    removed_before: u64,
+    evicted_before: u64,
+}
+
+/// A chunk to be computed.
+#[derive(Debug)]
+struct MissingChunk {
+    id: ChunkId,
+    label: String,
+    /// Whether the chunk is stored and lacks statistics only.
+    stored: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The object store is asked for chunks.
+    Fetch(Background<()>),
+    /// The store is asked which chunks it has.
+    Look,
+    /// A chunk is computed.
+    Compute(Box<ChunkPrefill>, bool),
+    /// The next chunk is due.
+    Next,
+}
+
+impl Ingest {
+    /// An ingest of chunks of `documents` documents. Where it is not to have chunks `whole`, those that come from an object
+    /// store are not waited for: they are read while they come.
+    fn start(
+        engine: &Engine,
+        chunks: Vec<PromptChunk>,
+        documents: usize,
+        methods: Vec<Arc<dyn FusionMethod>>,
+        whole: bool,
+    ) -> Result<Ingest> {
+        let report = IngestReport {
+            documents,
+            chunks: chunks.len(),
+            tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
+            ..IngestReport::default()
+        };
+        let ids: Vec<ChunkId> = chunks.iter().map(|chunk| engine.chunk_id(&chunk.tokens)).collect();
+        let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
+        let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
+        Ok(Ingest {
+            removed_before: engine.store().removed(),
+            evicted_before: engine.store().evicted(),
+            engine: engine.clone(),
+            chunks,
+            methods,
+            stage,
+            missing: VecDeque::new(),
+            progress: IngestProgress { total: 0, done: 0 },
+            report,
+            started: Instant::now(),
+        })
+    }
+
+    /// Tokens to be computed and tokens computed. It is complete once the store was asked what it has.
+    pub fn progress(&self) -> IngestProgress {
+        self.progress
+    }
+
+    /// Does one step.
+    ///
+    /// # Errors
+    /// If the store cannot be read or a token has no embedding. A full disk is no error: the report says so.
+    pub fn advance(&mut self) -> Result<Advance> {
+        match std::mem::replace(&mut self.stage, Stage::Next) {
+            Stage::Fetch(mut fetch) => {
+                if fetch.poll().is_none() {
+                    self.stage = Stage::Fetch(fetch);
+                    return Ok(Advance::Waiting);
+                }
+                self.stage = Stage::Look;
+                Ok(Advance::Progress)
+            }
+            Stage::Look => {
+                self.look();
+                Ok(Advance::Progress)
+            }
+            Stage::Next => {
+                let Some(MissingChunk { id, label, stored }) = self.missing.pop_front() else {
+                    return Ok(Advance::Done);
+                };
+                self.stage = Stage::Compute(Box::new(ChunkPrefill::start(&self.engine, id, label)?), stored);
+                Ok(Advance::Progress)
+            }
+            Stage::Compute(mut chunk, stored) => {
+                let statistics = statistics_of(&self.methods);
+                if !chunk.advance(&statistics)? {
+                    self.stage = Stage::Compute(chunk, stored);
+                    return Ok(Advance::Progress);
+                }
+                let (chunk, made, outcome) = chunk.finish(&statistics)?;
+                self.report.bytes += if stored { 0 } else { chunk.bytes() as u64 };
+                self.report.bytes += made.iter().map(|statistics| statistics.bytes() as u64).sum::<u64>();
+                if let PutOutcome::NotStored { error } = outcome {
+                    self.report.not_stored.get_or_insert(error.to_string());
+                }
+                self.progress.done += chunk.id().tokens.len();
+                Ok(Advance::Progress)
+            }
+        }
+    }
+
+    /// The report, once [`Ingest::advance`] has said that all is done.
+    pub fn finish(mut self) -> IngestReport {
+        self.report.evicted = (self.engine.store().evicted() - self.evicted_before) as usize;
+        self.report.seconds = self.started.elapsed().as_secs_f64();
+        self.report
+    }
+
+    /// Finds the chunks that are to be computed.
+    fn look(&mut self) {
+        let statistics = statistics_of(&self.methods);
+        let (engine, store) = (&self.engine, self.engine.store());
+        let mut seen = HashSet::new();
+        for chunk in &self.chunks {
+            let id = engine.chunk_id(&chunk.tokens);
+            let has_statistics = |id: &ChunkId| statistics.iter().all(|of| store.has_summary(id, &of.kind()));
+            let is_there = |id: &ChunkId| store.contains(id) || store.is_coming(id);
+            let stored = is_there(&id);
+            let shared = || engine.shared(&id).is_some_and(|id| is_there(&id) && has_statistics(&id));
+            let complete = stored && has_statistics(&id) || shared();
+            if stored {
+                store.renew(&id);
+            }
+            self.report.keys.push(id.key());
+            if !complete && seen.insert(id.key()) {
+                self.report.summarised += usize::from(stored);
+                self.progress.total += chunk.tokens.len();
+                self.missing.push_back(MissingChunk { id, label: chunk.label(), stored });
+            }
+        }
+        self.report.computed = self.missing.len();
+        self.report.repaired = (store.removed() - self.removed_before) as usize;
+        self.report.computed_tokens = self.progress.total;
+    }
+
+    /// Does all of it, and tells `progress` after every chunk.
+    fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
+        let mut told = None;
+        loop {
+            let advance = self.advance()?;
+            if !matches!(self.stage, Stage::Fetch(_) | Stage::Look) && told != Some(self.progress.done) {
+                told = Some(self.progress.done);
+                progress(self.progress);
+            }
+            if advance == Advance::Done {
+                return Ok(self.finish());
+            }
+        }
+    }
+}
+
+/// The statistics of methods, each kind once.
+pub(crate) fn statistics_of(methods: &[Arc<dyn FusionMethod>]) -> Vec<&dyn ChunkStatistics> {
+    let mut all: Vec<&dyn ChunkStatistics> = Vec::new();
+    for statistics in methods.iter().flat_map(|method| method.statistics()) {
+        if all.iter().all(|known| known.kind() != statistics.kind()) {
+            all.push(statistics);
+        }
+    }
+    all
+}
+
+impl Engine {
+    /// Computes and stores every chunk of the documents that the store does not have.
+    ///
+    /// # Errors
+    /// If a text cannot be tokenised or the store cannot be read. A full disk is no error: the report says so.
+    pub fn ingest(
+        &self,
+        documents: &[Document],
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        Ingest::start(self, self.chunks(documents)?, documents.len(), Vec::new(), true)?.run(progress)
+    }
+
+    /// Computes and stores what a method reuses of the documents. For a method with statistics, documents are prefilled whole,
+    /// and its statistics are kept beside each. Documents that the store has already only get statistics.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_for(
+        &self,
+        documents: &[Document],
+        method: &Arc<dyn FusionMethod>,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        self.start_ingest(documents, method, true)?.run(progress)
+    }
+
+    /// [`Engine::ingest_for`] on the way to an answer: chunks that come from an object store are not waited for, but read while
+    /// they come.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_to_answer(
+        &self,
+        documents: &[Document],
+        method: &Arc<dyn FusionMethod>,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        self.start_ingest(documents, method, false)?.run(progress)
+    }
+
+    /// Begins [`Engine::ingest_for`], to be done step by step.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn start_ingest(
+        &self,
+        documents: &[Document],
+        method: &Arc<dyn FusionMethod>,
+        whole: bool,
+    ) -> Result<Ingest> {
+        let chunks = self.chunks(documents)?;
+        if method.statistics().is_empty() {
+            return Ingest::start(self, chunks, documents.len(), Vec::new(), whole);
+        }
+        let prompt = Prompt { chunks, ..Prompt::default() };
+        let contexts = prompt.contexts(self.longest_context()).chunks;
+        Ingest::start(self, contexts, documents.len(), vec![method.clone()], whole)
+    }
+
+    /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
+    /// statistics for the methods that keep some, and its chunks for the others. A chunk that both need is computed once.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_prompt(&self, prompt: &Prompt, methods: &[Arc<dyn FusionMethod>]) -> Result<()> {
+        if !methods.iter().any(|method| method.reuses()) {
+            return Ok(());
+        }
+        self.ingest_system(prompt)?;
+        if !statistics_of(methods).is_empty() {
+            let contexts = prompt.contexts(self.longest_context()).chunks;
+            Ingest::start(self, contexts, 0, methods.to_vec(), true)?.run(|_| ())?;
+        }
+        if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {
+            Ingest::start(self, prompt.chunks.clone(), 0, Vec::new(), true)?.run(|_| ())?;
+        }
+        Ok(())
+    }
+
+    /// Finds the layers over which SamKV averages, from documents, which are ingested for it; nothing if none of
+    /// them is long enough. [`Engine::use_stable_layers`] makes use of it.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn calibrate(
+        &self,
+        documents: &[Document],
+        method: &SamKv,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<Option<Calibration>> {
+        let all: Arc<dyn FusionMethod> = Arc::new(*method);
+        self.ingest_for(documents, &all, progress)?;
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        let mut summaries = Vec::new();
+        for context in prompt.contexts(self.longest_context()).chunks {
+            let id = self.chunk_id(&context.tokens);
+            let own = self.store().summary(&id, &method.kind())?;
+            let shared = self.shared(&id).filter(|_| own.is_none());
+            let shared = shared.map(|id| self.store().summary(&id, &method.kind())).transpose()?;
+            summaries.extend(own.or(shared.flatten()));
+        }
+        Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
+    }
+
+    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it themselves;
+    /// done before, it is no part of the first answer's time.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
+        if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
+            let mut chunk = ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned())?;
+            while !chunk.advance(&[])? {}
+            chunk.finish(&[])?;
+        }
+        Ok(())
+    }
+
+    /// Whether the system part of a prompt is kept in the store.
+    pub(crate) fn keeps_system(&self, prompt: &Prompt) -> bool {
+        prompt.system_reusable && !prompt.system.is_empty()
+    }
+
+    /// Has the store fetch chunks that it shares with others and lacks, and those of the shared namespace, on another thread. The
+    /// work ends when it is known which of them come, or, where they are to be `whole`, when these are there. None where there
+    /// is no object store.
+    pub(crate) fn prefetch_chunks(
+        &self,
+        mut ids: Vec<ChunkId>,
+        kinds: Vec<String>,
+        whole: bool,
+    ) -> Result<Option<Background<()>>> {
+        let store = self.store().clone();
+        if !store.fetches() {
+            return Ok(None);
+        }
+        let shared: Vec<ChunkId> = ids.iter().filter_map(|id| self.shared(id)).collect();
+        ids.extend(shared);
+        let fetch = move || {
+            let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+            store.bring(&ids.iter().collect::<Vec<_>>(), &kinds, whole);
+            ids.iter().for_each(|id| _ = store.is_coming(id));
+        };
+        Ok(Some(Background::spawn(fetch)?))
+    }
+}
+
+/// Label of a system part in the store.
+pub(crate) const SYSTEM_LABEL: &str = "system part";
+
+/// Tokens a second, 0 for no time.
+pub fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}

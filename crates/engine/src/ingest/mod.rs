@@ -1,0 +1,11 @@
+//! Ingest: chunks are prefilled alone and kept in the store.
+
+mod chunk_prefill;
+mod identity;
+mod job;
+
+pub(crate) use chunk_prefill::ChunkPrefill;
+#[cfg(test)]
+pub(crate) use chunk_prefill::IsolatedRun;
+pub(crate) use job::SYSTEM_LABEL;
+pub use job::{Ingest, IngestProgress, IngestReport, rate};

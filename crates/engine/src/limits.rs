@@ -1,0 +1,73 @@
+//! The room that a request takes: positions and bytes.
+
+use refrain_eviction::{Eviction, PromptSpans};
+
+use crate::engine::Engine;
+use crate::prompt::Prompt;
+use crate::{Error, Result};
+
+impl Engine {
+    /// Positions for the prompt and `max_tokens` more, within the context. Where keys are rotated by their places in a bounded
+    /// cache, it is these that must fit.
+    ///
+    /// # Errors
+    /// If the question is empty, they do not fit, or the eviction policy refuses the prompt.
+    pub fn max_seq_len(&self, prompt: &Prompt, max_tokens: usize, eviction: &Eviction) -> Result<usize> {
+        let context = self.decoder().config().context;
+        if prompt.question.is_empty() {
+            return Err(Error::EmptyQuestion);
+        }
+        let refused = Error::PromptTooLong { prompt: prompt.len(), answer: max_tokens, context };
+        let Some(room) = prompt.len().checked_add(max_tokens).filter(|room| *room < u32::MAX as usize) else {
+            return Err(refused);
+        };
+        if self.max_rope_position(prompt, eviction, room, true)? <= context { Ok(room) } else { Err(refused) }
+    }
+
+    /// The farthest that a key of a request of `max_seq_len` tokens is from a query, plus one: rotary scaling depends on it, and
+    /// it must be within the context. Where keys are rotated by their places in a bounded cache, these count; keys of tokens
+    /// that a method keeps nothing of still lie between.
+    pub(crate) fn max_rope_position(
+        &self,
+        prompt: &Prompt,
+        eviction: &Eviction,
+        max_seq_len: usize,
+        keeps_all_tokens: bool,
+    ) -> Result<usize> {
+        let budget = eviction.policy.budget(&spans(prompt))?;
+        let reindexed = budget.filter(|budget| budget.decoding && eviction.policy.sinks().is_some());
+        let most = reindexed
+            .map_or(max_seq_len, |budget| max_seq_len.min(prompt.len().max(budget.most.saturating_add(1))));
+        if keeps_all_tokens {
+            return Ok(most);
+        }
+        let most = max_seq_len.min(most + prompt.len());
+        let context = self.decoder().config().context;
+        if most > context {
+            let answer = max_seq_len - prompt.len();
+            return Err(Error::PromptTooLong { prompt: prompt.len(), answer, context });
+        }
+        Ok(most)
+    }
+
+    /// Bytes that an answer will hold at most, once its prompt is computed: keys and values, and what the eviction policy keeps
+    /// beside them.
+    ///
+    /// # Errors
+    /// As for [`Engine::max_seq_len`].
+    pub fn max_kv_bytes(&self, prompt: &Prompt, max_tokens: usize, eviction: &Eviction) -> Result<usize> {
+        let room = self.max_seq_len(prompt, max_tokens, eviction)?;
+        let held = match eviction.policy.budget(&spans(prompt))? {
+            Some(budget) if budget.decoding => budget.most.saturating_add(1).min(room),
+            Some(budget) => budget.keep.min(prompt.len()) + room - prompt.len(),
+            None => room,
+        };
+        let config = self.decoder().config();
+        let copies = if eviction.per_query_head { config.heads / config.kv_heads } else { 1 };
+        Ok(held * copies * self.decoder().shape().token_bytes(self.settings().kv))
+    }
+}
+
+fn spans(prompt: &Prompt) -> PromptSpans {
+    PromptSpans { system: prompt.system_span(), question: prompt.question_span() }
+}

@@ -1,0 +1,57 @@
+//! Agreement of two models of the next token.
+
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::sampling::argmax;
+
+/// Agreement of distributions of the next token with exact ones.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Mean over positions of `KL(exact ‖ other)`, in nats.
+    pub kl: f64,
+    /// Share of positions at which both have the same likeliest token.
+    pub top1: f64,
+    /// Positions compared.
+    pub positions: usize,
+}
+
+impl Engine {
+    /// Agreement of `logits` with the `expected` ones, both `positions × vocab`.
+    pub(crate) fn agreement(&self, expected: &[f32], logits: &[f32]) -> Agreement {
+        let vocab = self.decoder().config().vocab;
+        let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
+        let positions = expected.len() / vocab;
+        let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
+        let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
+        Agreement { kl: kl / positions as f64, top1: same as f64 / positions as f64, positions }
+    }
+}
+
+/// `KL(p ‖ q)` in nats of the softmax of two rows of logits.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let normaliser = |logits: &[f32]| {
+        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        max + logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum::<f64>().ln()
+    };
+    let (p_norm, q_norm) = (normaliser(p), normaliser(q));
+    let term = |(p, q): (&f32, &f32)| {
+        let (log_p, log_q) = (f64::from(*p) - p_norm, f64::from(*q) - q_norm);
+        log_p.exp() * (log_p - log_q)
+    };
+    let sum: f64 = p.iter().zip(q).map(term).sum();
+    // Rounding may fall below 0; what is no number stays so.
+    if sum < 0.0 { 0.0 } else { sum }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn divergence_is_zero_for_shifted_logits_and_right_for_two_outcomes() {
+        assert!(super::divergence(&[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]) < 1e-12);
+        let got = super::divergence(&[0.0, 0.0], &[3f32.ln(), 0.0]);
+        assert!(super::divergence(&[0.0, f32::NAN], &[1.0, 2.0]).is_nan());
+        let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();
+        assert!((got - expected).abs() < 1e-6, "{got} {expected}");
+    }
+}

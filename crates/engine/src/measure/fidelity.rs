@@ -1,0 +1,189 @@
+//! Fidelity of an answer: vanilla's answer as the reference, and others held against it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_fusion::Vanilla;
+use refrain_kv::top_k;
+use serde::Serialize;
+
+use super::agreement::Agreement;
+use crate::Result;
+use crate::decode::{DecodeWorkspace, decode_step, extend};
+use crate::engine::Engine;
+use crate::generate::{FirstToken, Prefill};
+use crate::prefill::{AttentionCapture, AttentionMap};
+use crate::prompt::Prompt;
+use crate::request::{Answer, GenerateRequest};
+use crate::sampling::Sampling;
+
+/// The most attended tokens that [`Hits::best`] asks for.
+const BEST: usize = 40;
+
+/// Vanilla's greedy answer to a prompt, with full attention.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// The answer.
+    pub answer: Answer,
+    /// Logits that its first tokens were chosen from, one after the other.
+    pub(crate) logits: Vec<f32>,
+    maps: Vec<AttentionMap>,
+}
+
+/// Fidelity of an answer to a [`Reference`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fidelity {
+    /// Teacher-forced over the reference's first tokens.
+    pub agreement: Agreement,
+    /// By layer, mean over the question's last rows: L2 distance of their attention to document tokens (mean over heads)
+    /// to the reference's (A³, figure 3). Empty where there are no maps.
+    pub attention_l2: Vec<f64>,
+    /// Which of the most attended tokens were recomputed; none where there are no maps, or no such tokens.
+    pub hits: Option<Hits>,
+}
+
+/// Shares of the document tokens that vanilla's question attends to most (mean over heads, layers and the question's last
+/// rows, at most 64) that a method computed at its deepest layer (A³, figure 2).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Hits {
+    /// Of the best 40.
+    pub best: f64,
+    /// Of as many as it computed.
+    pub as_many: f64,
+}
+
+impl Reference {
+    /// Vanilla's tokens that others are forced to.
+    fn forced(&self, engine: &Engine) -> &[u32] {
+        &self.answer.tokens[..self.positions(engine)]
+    }
+
+    /// Tokens of the answer that others are forced to.
+    pub fn positions(&self, engine: &Engine) -> usize {
+        self.logits.len() / engine.decoder().config().vocab
+    }
+
+    /// What each document token receives from the question at all layers.
+    fn received(&self) -> Vec<f32> {
+        let documents = self.maps.first().map_or(0, AttentionMap::documents);
+        let mut sums = vec![0.0; documents];
+        for row in self.maps.iter().flat_map(AttentionMap::rows) {
+            sums.iter_mut().zip(row).for_each(|(sum, weight)| *sum += weight);
+        }
+        sums
+    }
+
+    /// Shares of the most attended tokens among the document tokens (from 0) that were computed.
+    fn hits(&self, computed: &[u32]) -> Option<Hits> {
+        let received = self.received();
+        if received.is_empty() || computed.is_empty() {
+            return None;
+        }
+        let share = |count: usize| {
+            let best = top_k(&received, count);
+            let hit = best.iter().filter(|token| computed.binary_search(token).is_ok()).count();
+            hit as f64 / best.len() as f64
+        };
+        Some(Hits { best: share(BEST), as_many: share(computed.len()) })
+    }
+}
+
+impl Engine {
+    /// Vanilla's greedy answer, and what is needed to hold others against its first `forced` tokens; with `maps`, also
+    /// against its attention.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn reference(
+        &self,
+        prompt: &Prompt,
+        sampling: &Sampling,
+        forced: usize,
+        maps: bool,
+    ) -> Result<Reference> {
+        let sampling = Sampling { temperature: 0.0, ..sampling.clone() };
+        let steps = (sampling.max_tokens, forced);
+        let request = GenerateRequest::new(Arc::new(Vanilla), sampling);
+        let capture = if maps { AttentionCapture::Maps } else { AttentionCapture::Nothing };
+        let FirstToken { mut sequence, prefilled, .. } =
+            Prefill::start(self, prompt, request, capture, steps)?.run()?;
+        let mut workspace = DecodeWorkspace::default();
+        loop {
+            if let Some(finish) = sequence.push_token(&mut |_| true) {
+                let logits = std::mem::take(&mut sequence.generator.logits);
+                let answer = sequence.finish(finish, &mut |_| true);
+                return Ok(Reference { answer, logits, maps: prefilled.maps });
+            }
+            decode_step(&mut [&mut sequence], &mut workspace)?;
+        }
+    }
+
+    /// Answers a prompt as [`Engine::answer`] does, and holds the way there against `reference`: the first tokens are
+    /// forced to its own, and where the answer leaves these it goes on by itself.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn answer_beside(
+        &self,
+        prompt: &Prompt,
+        request: &GenerateRequest,
+        reference: &Reference,
+    ) -> Result<(Answer, Fidelity)> {
+        let maps = !reference.maps.is_empty();
+        let capture = if maps { AttentionCapture::Maps } else { AttentionCapture::Nothing };
+        let tokens = reference.forced(self);
+        let steps = request.sampling.max_tokens.max(tokens.len());
+        let FirstToken { mut sequence, mut logits, prefilled } =
+            Prefill::start(self, prompt, request.clone(), capture, (steps, 0))?.run()?;
+        let mut workspace = DecodeWorkspace::default();
+        let mut stepping = Duration::ZERO;
+        // The answer's own tokens as far as they are those that are forced, and its cache where it leaves them.
+        let (mut own, mut found, mut branch) = (vec![sequence.next_token], Vec::new(), None);
+        for (at, token) in tokens.iter().enumerate() {
+            found.append(&mut logits);
+            if branch.is_none() && own[at] != *token {
+                branch = Some(sequence.cache.fork());
+            }
+            if at + 1 < tokens.len() {
+                let step = Instant::now();
+                let next = extend(&mut [&mut sequence.cache], &[*token], &mut workspace)?;
+                stepping += step.elapsed();
+                logits = next.to_vec();
+                if branch.is_none() {
+                    own.push(sequence.generator.choose(&mut logits.clone(), at + 1));
+                }
+            }
+        }
+        let known = own.len();
+        if let Some(branch) = branch {
+            sequence.cache = branch;
+        }
+        let step = Instant::now();
+        let mut own = own.into_iter();
+        let finish = loop {
+            if let Some(token) = own.next() {
+                sequence.next_token = token;
+            } else {
+                decode_step(&mut [&mut sequence], &mut workspace)?;
+            }
+            if let Some(finish) = sequence.push_token(&mut |_| true) {
+                break finish;
+            }
+        };
+        stepping += step.elapsed();
+        let steps = tokens.len() - 1 + sequence.generator.tokens.len().saturating_sub(known);
+        let mut answer = sequence.finish(finish, &mut |_| true);
+        answer.stats.tpot = (steps > 0).then(|| stepping.as_secs_f64() / steps as f64);
+        let agreement = self.agreement(&reference.logits, &found);
+        let pairs = reference.maps.iter().zip(&prefilled.maps);
+        let attention_l2 = pairs.map(|(exact, map)| map.distance(exact)).collect();
+        let hits = reference.hits(&computed(prompt, &prefilled.final_rows));
+        Ok((answer, Fidelity { agreement, attention_l2, hits }))
+    }
+}
+
+/// Document tokens, from 0, among the rows of the last layer.
+fn computed(prompt: &Prompt, rows: &[u32]) -> Vec<u32> {
+    let (start, end) = (prompt.system.len() as u32, (prompt.len() - prompt.question.len()) as u32);
+    rows.iter().filter(|row| (start..end).contains(*row)).map(|row| row - start).collect()
+}

@@ -1,0 +1,11 @@
+//! Measurements: methods held against vanilla, and bare times of the model.
+
+mod agreement;
+mod compare;
+mod fidelity;
+mod timing;
+
+pub use agreement::Agreement;
+pub use compare::Comparison;
+pub use fidelity::{Fidelity, Hits, Reference};
+pub use timing::{AnswerTimes, DecodeTimes};

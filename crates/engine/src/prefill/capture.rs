@@ -1,0 +1,92 @@
+//! Attention of the question that is reported beside a prefill: for explanations, and for comparisons with vanilla.
+
+use refrain_kernels::Cpu;
+use refrain_kv::{LayerCache, Span, stats};
+
+use crate::forward::ActiveTokens;
+
+/// Last rows of the question whose attention makes a map.
+const MAP_ROWS: usize = 64;
+
+/// The layer whose attention explains a choice (A³'s check layer).
+pub(crate) const EXPLAIN_LAYER: usize = 1;
+
+/// Attention of the question that is to be reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttentionCapture {
+    /// None.
+    Nothing,
+    /// The attention that document tokens receive at [`EXPLAIN_LAYER`].
+    Explain,
+    /// Its map at every layer.
+    Maps,
+}
+
+/// Attention of the question's last rows to document tokens at one layer, mean over heads: `rows × documents`. What rows
+/// give to the system part and the question is left out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AttentionMap {
+    rows: usize,
+    weights: Vec<f32>,
+}
+
+/// Queries of the question, the last `rows` of the projected tokens, with the keys of `layer` that they see.
+pub(crate) fn question_keys<'a>(
+    tokens: &'a ActiveTokens,
+    cache: &'a LayerCache,
+    capacity: usize,
+    (layer, rows): (usize, usize),
+) -> stats::QuestionKeys<'a> {
+    let config = tokens.decoder.config();
+    stats::QuestionKeys {
+        q: &tokens.work.q[tokens.work.q.len() - rows * tokens.q_width()..],
+        k: cache.k.as_slice(),
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        capacity,
+        window: config.layers[layer].window,
+        scale: config.layers[layer].attention_scale,
+    }
+}
+
+impl AttentionMap {
+    /// Document tokens.
+    pub(crate) fn documents(&self) -> usize {
+        self.weights.len() / self.rows.max(1)
+    }
+
+    /// The map of the last rows of `keys.q`, which are the question's; `documents` and `question` are slots.
+    pub(crate) fn of(
+        cpu: &Cpu,
+        keys: &stats::QuestionKeys<'_>,
+        (documents, question): (Span, Span),
+    ) -> AttentionMap {
+        let rows = question.len().min(MAP_ROWS);
+        let last = Span::new(question.range().end - rows, question.range().end);
+        let q = &keys.q[keys.q.len() - rows * keys.heads * keys.head_dim..];
+        let keys = stats::QuestionKeys { q, ..*keys };
+        AttentionMap { rows, weights: stats::question_map(cpu, &keys, documents, last) }
+    }
+
+    /// The map over all `documents` tokens, where this one's columns are the tokens `kept` of them and the others receive nothing.
+    pub(crate) fn spread(&self, kept: &[usize], documents: usize) -> AttentionMap {
+        let mut weights = vec![0.0; self.rows * documents];
+        for (row, all) in self.rows().zip(weights.chunks_mut(documents.max(1))) {
+            kept.iter().zip(row).for_each(|(token, weight)| all[*token] = *weight);
+        }
+        AttentionMap { rows: self.rows, weights }
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.weights.chunks((self.weights.len() / self.rows.max(1)).max(1))
+    }
+
+    /// Mean over rows of their L2 distance.
+    pub(crate) fn distance(&self, other: &AttentionMap) -> f64 {
+        let row = |(a, b): (&[f32], &[f32])| {
+            a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+        };
+        self.rows().zip(other.rows()).map(row).sum::<f64>() / self.rows.max(1) as f64
+    }
+}

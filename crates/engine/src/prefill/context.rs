@@ -1,0 +1,53 @@
+//! The facts that all passes of one prefill share.
+
+use std::sync::Arc;
+
+use refrain_eviction::Eviction;
+use refrain_fusion::PrefillInputs;
+use refrain_kv::{KvAllocator, RopeTables};
+
+use super::capture::AttentionCapture;
+use super::reuse::Segment;
+use crate::engine::Engine;
+use crate::{Error, Result};
+
+/// Everything that the passes of one prefill share.
+#[derive(Debug)]
+pub(crate) struct PassContext {
+    pub(crate) engine: Engine,
+    pub(crate) inputs: Arc<PrefillInputs>,
+    /// Name of the method, for errors.
+    pub(crate) method: String,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) segments: Arc<[Segment]>,
+    pub(crate) eviction: Eviction,
+    pub(crate) capture: AttentionCapture,
+    pub(crate) allocator: KvAllocator,
+    /// Tokens of prompt and answer at most.
+    pub(crate) max_seq_len: usize,
+    /// The farthest that a key is from a query, plus one.
+    pub(crate) max_rope_position: usize,
+    /// Cosines and sines of the prompt's positions, and of the answer's where its cache holds every token.
+    pub(crate) tables: Arc<RopeTables>,
+}
+
+impl PassContext {
+    /// Tokens must ascend, hold every token that is not cached, and be a subset of those before.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], of: Option<&[u32]>) -> Result<()> {
+        let fail = |why| Err(Error::Tokens { method: self.method.clone(), why });
+        let layout = &self.inputs.layout;
+        if !tokens.is_sorted_by(|a, b| a < b)
+            || tokens.last().is_none_or(|last| *last as usize >= layout.len())
+        {
+            return fail("positions are not ascending within the prompt");
+        }
+        let has = |token: &u32| tokens.binary_search(token).is_ok();
+        if !layout.required_tokens().iter().all(has) {
+            return fail("a token that is not cached is left out");
+        }
+        if of.is_some_and(|of| !tokens.iter().all(|token| of.binary_search(token).is_ok())) {
+            return fail("a token is new at this layer");
+        }
+        Ok(())
+    }
+}

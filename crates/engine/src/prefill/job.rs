@@ -1,0 +1,271 @@
+//! A prefill as resumable work: every step is at most one layer.
+
+use std::sync::Arc;
+
+use refrain_eviction::{Eviction, PromptSpans};
+use refrain_fusion::{FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
+use refrain_kernels::Dtype;
+use refrain_kv::KvAllocator;
+
+use super::capture::AttentionCapture;
+use super::context::PassContext;
+use super::pass::{Carried, Finished, PassRun, Step};
+use super::prefetch::LayerPrefetcher;
+use super::reuse::{Opening, ReusedSegments};
+use super::stats::PrefillStats;
+use crate::Result;
+use crate::advance::Advance;
+use crate::background::Background;
+use crate::cache::{EvictingCache, SequenceCache};
+use crate::engine::Engine;
+use crate::prompt::Prompt;
+
+/// The way in which a prompt is to be computed.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefillRequest {
+    pub(crate) method: Arc<dyn FusionMethod>,
+    pub(crate) eviction: Eviction,
+    /// Tokens of prompt and answer at most.
+    pub(crate) max_seq_len: usize,
+    pub(crate) capture: AttentionCapture,
+}
+
+/// A prompt after prefill.
+#[derive(Debug)]
+pub(crate) struct Prefilled {
+    pub(crate) cache: SequenceCache,
+    /// Logits of the prompt's last token.
+    pub(crate) logits: Vec<f32>,
+    pub(crate) stats: PrefillStats,
+    pub(crate) load: BackgroundLoad,
+}
+
+/// The reused segments of a prefill with the loaders that may still read for the store's memory.
+#[derive(Debug)]
+pub(crate) struct BackgroundLoad {
+    pub(crate) reused: ReusedSegments,
+    prefetcher: Option<LayerPrefetcher>,
+}
+
+impl BackgroundLoad {
+    /// Counts what was read since the prefill ended. Loaders that are not done go on by themselves.
+    pub(crate) fn finish(self) -> ReusedSegments {
+        let BackgroundLoad { mut reused, prefetcher } = self;
+        if let Some(prefetcher) = prefetcher {
+            reused.load = prefetcher.since(reused.load);
+        }
+        reused
+    }
+
+    /// Waits until the loaders have ended, and counts all that they read.
+    pub(crate) fn join(&mut self) {
+        if let Some(mut prefetcher) = self.prefetcher.take() {
+            prefetcher.join();
+            self.reused.load = prefetcher.since(self.reused.load);
+        }
+    }
+}
+
+/// A prefill under way.
+#[derive(Debug)]
+pub(crate) struct PrefillJob {
+    engine: Engine,
+    /// The prompt; for a method with statistics its documents are in one piece.
+    prompt: Prompt,
+    request: PrefillRequest,
+    max_rope_position: usize,
+    reused: ReusedSegments,
+    stage: Stage,
+    prefilled: Option<Box<Prefilled>>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The object store is asked for chunks.
+    Fetch(Background<()>, Opening),
+    /// Parts of the prompt are opened, and repaired where they are missing or broken.
+    Open(Opening),
+    /// The method decides on its first pass.
+    Plan,
+    /// A pass goes through the layers.
+    Pass(Box<PassRun>),
+    Done,
+}
+
+impl PrefillJob {
+    /// Begins a prefill.
+    ///
+    /// # Errors
+    /// If the prompt does not fit the context, or the eviction policy refuses it.
+    pub(crate) fn start(engine: &Engine, prompt: &Prompt, request: PrefillRequest) -> Result<PrefillJob> {
+        let method = request.method.as_ref();
+        let max_rope_position = engine.max_rope_position(
+            prompt,
+            &request.eviction,
+            request.max_seq_len,
+            method.keeps_all_tokens(),
+        )?;
+        let prompt = match method.statistics().is_empty() {
+            true => prompt.clone(),
+            false => prompt.contexts(engine.longest_context()),
+        };
+        let reuses = method.reuses();
+        let stage = if reuses {
+            let opening = Opening::new(engine, &prompt, max_rope_position);
+            let kinds = method.statistics().iter().map(|of| of.kind()).collect();
+            match engine.prefetch_chunks(opening.ids(engine, &prompt), kinds, false)? {
+                Some(fetch) => Stage::Fetch(fetch, opening),
+                None => Stage::Open(opening),
+            }
+        } else {
+            Stage::Plan
+        };
+        Ok(PrefillJob {
+            engine: engine.clone(),
+            reused: ReusedSegments::none(prompt.chunks.len(), !reuses),
+            prompt,
+            request,
+            max_rope_position,
+            stage,
+            prefilled: None,
+        })
+    }
+
+    /// Does one step.
+    pub(crate) fn advance(&mut self) -> Result<Advance> {
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Fetch(mut fetch, opening) => {
+                if fetch.poll().is_none() {
+                    self.stage = Stage::Fetch(fetch, opening);
+                    return Ok(Advance::Waiting);
+                }
+                self.stage = Stage::Open(opening);
+            }
+            Stage::Open(mut opening) => {
+                let method = self.request.method.as_ref();
+                let advance = opening.advance(&self.engine, &self.prompt, method, &mut self.reused)?;
+                let done = advance == Advance::Done;
+                self.stage = if done { Stage::Plan } else { Stage::Open(opening) };
+                return Ok(if done { Advance::Progress } else { advance });
+            }
+            Stage::Plan => {
+                let context = Arc::new(self.context()?);
+                let pass = self.request.method.start(&context.inputs)?;
+                let run = PassRun::start(&context, pass, Carried::Nothing, PrefillStats::default())?;
+                self.stage = Stage::Pass(Box::new(run));
+            }
+            Stage::Pass(mut run) => match run.advance()? {
+                Step::Layer => self.stage = Stage::Pass(run),
+                Step::Waiting => {
+                    self.stage = Stage::Pass(run);
+                    return Ok(Advance::Waiting);
+                }
+                Step::Broken => {
+                    self.count(&mut run);
+                    // All of it is in memory then: the next attempt cannot break.
+                    self.stage = Stage::Open(Opening::materialize(&mut self.reused));
+                }
+                Step::Done => self.end_pass(*run)?,
+            },
+            Stage::Done => return Ok(Advance::Done),
+        }
+        Ok(match self.stage {
+            Stage::Done => Advance::Done,
+            _ => Advance::Progress,
+        })
+    }
+
+    /// The prefilled prompt, once [`PrefillJob::advance`] has said that all is done.
+    pub(crate) fn finish(self) -> Option<Prefilled> {
+        self.prefilled.map(|prefilled| *prefilled)
+    }
+
+    /// Does all of it.
+    pub(crate) fn run(mut self) -> Result<Prefilled> {
+        while self.advance()? != Advance::Done {}
+        Ok(self.finish().unwrap_or_else(|| unreachable!("a prefill ends with a prefilled prompt")))
+    }
+
+    /// Counts the loading of a pass.
+    fn count(&mut self, run: &mut PassRun) {
+        let load = run.layers.count_load();
+        self.reused.load.bytes += load.bytes;
+        self.reused.load.busy += load.busy;
+        self.reused.waited += run.layers.total_waited();
+    }
+
+    /// Goes on with the next pass, or ends after the last.
+    fn end_pass(&mut self, mut run: PassRun) -> Result<()> {
+        self.count(&mut run);
+        if run.layers.plan.probe.is_some() {
+            let context = run.layers.context.clone();
+            let (next, carried, stats) = run.next()?;
+            let Some(next) = next else {
+                let method = format!("{:?}", self.request.method);
+                return Err(crate::Error::Tokens { method, why: "no pass follows its probe" });
+            };
+            self.stage = Stage::Pass(Box::new(PassRun::start(&context, next, carried, stats)?));
+            return Ok(());
+        }
+        let Finished { cache, logits, stats, prefetcher, tokens, evicting } = run.finish();
+        let engine = &self.engine;
+        if evicting {
+            // A bounded cache is asked for where memory is short: what the prompt took goes back.
+            engine.buffers().kv.trim(0);
+        } else {
+            engine.buffers().release(tokens);
+        }
+        let cache = SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
+        let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(0, false));
+        let load = BackgroundLoad { reused, prefetcher };
+        self.prefilled = Some(Box::new(Prefilled { cache, logits, stats, load }));
+        Ok(())
+    }
+
+    /// The request as the method's passes see it.
+    fn context(&self) -> Result<PassContext> {
+        let (engine, prompt, request) = (&self.engine, &self.prompt, &self.request);
+        let (decoder, reused) = (engine.decoder_arc(), &self.reused);
+        let config = decoder.config();
+        let layout = PromptLayout {
+            layers: config.num_layers(),
+            system: prompt.system_span(),
+            system_cached: reused.system_cached,
+            chunks: prompt.chunk_layout(|i| reused.chunk_cached[i]),
+            question: prompt.question_span(),
+        };
+        let ropes = decoder.ropes(self.max_rope_position);
+        let spans = PromptSpans { system: layout.system, question: layout.question };
+        let (dtype, room): (Dtype, usize) = (engine.settings().kv, request.max_seq_len);
+        // A cache whose tokens are evicted holds the prompt alone while it is computed.
+        let bounded =
+            EvictingCache::new(config, ropes.clone(), &request.eviction, spans, dtype, room, None)?.is_some();
+        let max_tokens = if bounded { layout.len() } else { room };
+        let mut statistics = vec![Vec::new(); prompt.chunks.len()];
+        for segment in reused.segments.iter() {
+            if let Some(index) = segment.chunk {
+                statistics[index].clone_from(&segment.statistics);
+            }
+        }
+        let model = ModelFacts {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            ropes,
+            stable_layers: engine.stable_layers(),
+        };
+        Ok(PassContext {
+            engine: engine.clone(),
+            method: format!("{:?}", request.method),
+            ids: prompt.ids(),
+            segments: reused.segments.clone(),
+            eviction: request.eviction.clone(),
+            capture: request.capture,
+            allocator: KvAllocator::new(engine.buffers().kv.clone()),
+            max_seq_len: request.max_seq_len,
+            max_rope_position: self.max_rope_position,
+            tables: decoder.rope_tables(self.max_rope_position, max_tokens.max(layout.len())),
+            inputs: Arc::new(PrefillInputs { layout, model, max_tokens, statistics }),
+        })
+    }
+}

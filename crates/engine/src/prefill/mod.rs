@@ -1,0 +1,16 @@
+//! Prefill of a prompt: reused parts are opened, the method's passes go through the layers, and a cache to decode in is left.
+
+mod capture;
+mod context;
+mod job;
+mod pass;
+mod prefetch;
+mod reuse;
+mod selected;
+mod spans;
+mod stats;
+
+pub(crate) use capture::{AttentionCapture, AttentionMap};
+pub(crate) use job::{BackgroundLoad, PrefillJob, PrefillRequest, Prefilled};
+pub(crate) use reuse::ReusedSegments;
+pub(crate) use stats::PrefillStats;

@@ -1,0 +1,325 @@
+//! Loading beside computing: while one layer is computed, later ones are read, verified, rotated and placed.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{KeyPositions, PassPlan};
+use refrain_kernels::{Cpu, Dtype};
+use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
+use refrain_store::Layer;
+
+use super::reuse::Segment;
+use super::stats::{LoadStats, count_within};
+
+/// A layer of the prompt's cache with all reused keys and values in place.
+#[derive(Debug)]
+pub(crate) struct PrefetchedLayer {
+    pub(crate) cache: LayerCache,
+    /// Every segment's keys (before RoPE) and values, if the pass compares fresh ones with them at this layer.
+    pub(crate) cached: Vec<Layer>,
+}
+
+/// A layer that was asked for.
+#[derive(Debug)]
+pub(crate) enum Prefetched {
+    Ready(PrefetchedLayer),
+    /// The layer has not come yet.
+    Waiting,
+    /// A segment turned out broken.
+    Broken,
+}
+
+/// More threads than this gain nothing: together they read faster than memory is written.
+const MAX_LOADERS: usize = 8;
+
+/// A layer that has not come after this time may come from an object store: the caller looks after other work meanwhile.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Sizes of the layers to be prefetched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefetchSizes {
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
+    /// Slots of a head.
+    pub(crate) capacity: usize,
+    /// Layers that the pass goes through.
+    pub(crate) layers: usize,
+    /// Layers that may be loaded beyond the one that is computed.
+    pub(crate) ahead: usize,
+}
+
+/// One pass's loading, shared by its loader threads, each of which takes the next layer.
+///
+/// A layer of the cache belongs to one loader until it is handed to the computing thread, so nothing is locked.
+#[derive(Debug)]
+struct PrefetchJob {
+    segments: Arc<[Segment]>,
+    /// Tokens computed up to the first check.
+    tokens: Vec<u32>,
+    /// Layers at which the active tokens may shrink, with whether fresh rows are compared with cached ones there.
+    checks: BTreeMap<usize, bool>,
+    key_positions: KeyPositions,
+    tables: Arc<RopeTables>,
+    sizes: PrefetchSizes,
+    allocator: KvAllocator,
+    /// The layer that the computing thread has asked for last.
+    requested: Mutex<usize>,
+    changed: Condvar,
+    /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
+    cpu: Cpu,
+    next: AtomicUsize,
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl PrefetchJob {
+    /// The computing thread asks for a layer. A number beyond all layers releases loaders that wait.
+    fn request(&self, layer: usize) {
+        *self.requested.lock().unwrap_or_else(PoisonError::into_inner) = layer;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a layer is not too far ahead.
+    fn wait_for(&self, layer: usize) {
+        let requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = |requested: &mut usize| layer > requested.saturating_add(self.sizes.ahead);
+        drop(self.changed.wait_while(requested, early).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Whether the computing thread wants no layer any more.
+    fn is_abandoned(&self) -> bool {
+        *self.requested.lock().unwrap_or_else(PoisonError::into_inner) == ABANDONED
+    }
+
+    /// Whether the segment's keys and values are to be placed at `layer`. Where all its tokens are computed they would be
+    /// overwritten; which tokens are computed is known up to the first check.
+    fn places(&self, layer: usize, segment: &Segment) -> bool {
+        let shrunk = self.checks.first_key_value().is_some_and(|(first, _)| layer > *first);
+        shrunk || count_within(&self.tokens, segment.span) < segment.span.len()
+    }
+
+    /// Whether fresh rows may be compared with cached ones at `layer`.
+    fn compares(&self, layer: usize) -> bool {
+        self.checks.get(&layer).copied().unwrap_or(false)
+    }
+
+    fn read(&self, layer: usize, segment: &Segment) -> Option<Layer> {
+        let data = segment.reader.layer(layer);
+        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::bytes_at_rest);
+        self.bytes.fetch_add(bytes as u64, Relaxed);
+        data
+    }
+
+    /// Brings in a layer; none if a segment is broken.
+    fn load(&self, layer: usize) -> Option<PrefetchedLayer> {
+        let PrefetchSizes { shape, dtype, capacity, .. } = self.sizes;
+        let mut cache = self.allocator.acquire(shape, dtype, capacity);
+        let mut cached = Vec::new();
+        for segment in self.segments.iter() {
+            let (places, compares) = (self.places(layer, segment), self.compares(layer));
+            if !places && !compares {
+                continue;
+            }
+            let data = self.read(layer, segment)?;
+            if places {
+                self.place(layer, segment, &data, &mut cache);
+            }
+            cached.extend(compares.then_some(data));
+        }
+        Some(PrefetchedLayer { cache, cached })
+    }
+
+    /// Rotates and places the keys and values of a segment at `layer`.
+    fn place(&self, layer: usize, segment: &Segment, data: &Layer, cache: &mut LayerCache) {
+        let from = match self.key_positions {
+            KeyPositions::Global => segment.span.start,
+            KeyPositions::ChunkLocal => segment.first_position,
+        } as usize;
+        let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
+        let slots: Vec<u32> = segment.span.positions().collect();
+        cache.place(&self.cpu, self.sizes.shape, (data.k(), data.v()), rotary, &slots);
+    }
+
+    /// Reads the segments that the pass does not need of a layer: the store keeps a chunk in memory only if it was read and
+    /// verified whole. The prefill does not wait for it.
+    fn read_for_cache(&self, layer: usize) -> bool {
+        let unused =
+            |s: &&Segment| !self.places(layer, s) && !self.compares(layer) && s.reader.would_be_kept();
+        self.segments.iter().filter(unused).all(|segment| self.read(layer, segment).is_some())
+    }
+
+    /// One loader thread: the next layer until there is none, then what no layer needed.
+    fn work(&self, outbox: &Outbox) {
+        let layers = self.sizes.layers;
+        loop {
+            let task = self.next.fetch_add(1, Relaxed);
+            if task < layers {
+                self.wait_for(task);
+                if self.is_abandoned() {
+                    return;
+                }
+                let loaded = self.timed(|| self.load(task));
+                let sound = loaded.is_some();
+                // The receiver is gone once a broken segment has ended the prefill.
+                if outbox.0.send(loaded.map(|layer| (task, layer))).is_err() || !sound {
+                    return;
+                }
+            } else if task >= 2 * layers || !self.timed(|| self.read_for_cache(task - layers)) {
+                return;
+            }
+        }
+    }
+
+    fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let done = work();
+        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
+        done
+    }
+}
+
+/// A request for no layer any more.
+const ABANDONED: usize = usize::MAX;
+
+/// A layer's index and its keys and values; none if a segment is broken.
+type Message = Option<(usize, PrefetchedLayer)>;
+
+/// A loader's end of the channel. A loader that panics tells the computing thread, which would wait for its layer for ever.
+struct Outbox(Sender<Message>);
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.send(None);
+        }
+    }
+}
+
+/// The computing thread's end: layers in order, whatever order they come in.
+#[derive(Debug)]
+pub(crate) struct LayerPrefetcher {
+    job: Arc<PrefetchJob>,
+    inbox: Receiver<Message>,
+    loaders: Vec<JoinHandle<()>>,
+    early: BTreeMap<usize, PrefetchedLayer>,
+    waited: Duration,
+    counted: LoadStats,
+}
+
+impl LayerPrefetcher {
+    /// Starts loading the layers of a pass with up to `threads` threads. `tables` have an entry for each position of the prompt.
+    pub(crate) fn start(
+        segments: Arc<[Segment]>,
+        plan: &PassPlan,
+        tables: Arc<RopeTables>,
+        sizes: PrefetchSizes,
+        allocator: KvAllocator,
+        cpu: &Cpu,
+    ) -> LayerPrefetcher {
+        let checks = plan.checks.iter().map(|(layer, needs)| (*layer, needs.deviation.is_some())).collect();
+        let job = Arc::new(PrefetchJob {
+            segments,
+            tokens: plan.tokens.clone(),
+            checks,
+            key_positions: plan.key_positions,
+            tables,
+            sizes,
+            allocator,
+            requested: Mutex::new(0),
+            changed: Condvar::new(),
+            cpu: cpu.single_threaded(),
+            next: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            nanoseconds: AtomicU64::new(0),
+        });
+        let (outbox, inbox) = channel();
+        let spawn = |i: usize| {
+            let (job, outbox) = (job.clone(), Outbox(outbox.clone()));
+            Builder::new().name(format!("load-{i}")).spawn(move || job.work(&outbox)).ok()
+        };
+        let loaders = (0..cpu.threads().min(MAX_LOADERS).min(sizes.layers)).filter_map(spawn).collect();
+        LayerPrefetcher { job, inbox, loaders, early: BTreeMap::new(), waited: Duration::ZERO, counted: LoadStats::default() }
+    }
+
+    /// The layer, if it comes within a moment.
+    pub(crate) fn poll(&mut self, layer: usize) -> Prefetched {
+        let started = Instant::now();
+        self.job.request(layer);
+        let polled = self.wait(layer);
+        self.waited += started.elapsed();
+        polled
+    }
+
+    fn wait(&mut self, layer: usize) -> Prefetched {
+        // Where no thread could be started this one loads.
+        if self.loaders.is_empty() {
+            return match self.job.timed(|| self.job.load(layer)) {
+                Some(loaded) => Prefetched::Ready(loaded),
+                None => Prefetched::Broken,
+            };
+        }
+        loop {
+            if let Some(ready) = self.early.remove(&layer) {
+                return Prefetched::Ready(ready);
+            }
+            match self.inbox.recv_timeout(PATIENCE) {
+                Ok(Some((arrived, ready))) => _ = self.early.insert(arrived, ready),
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => return Prefetched::Broken,
+                Err(RecvTimeoutError::Timeout) => return Prefetched::Waiting,
+            }
+        }
+    }
+
+    /// Time spent waiting for layers.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Bytes loaded so far, and the time that it took.
+    pub(crate) fn stats(&self) -> LoadStats {
+        LoadStats {
+            bytes: self.job.bytes.load(Relaxed),
+            busy: Duration::from_nanos(self.job.nanoseconds.load(Relaxed)),
+        }
+    }
+
+    /// `total` with what was loaded since the last call of [`LayerPrefetcher::count`].
+    pub(crate) fn since(&self, total: LoadStats) -> LoadStats {
+        let all = self.stats();
+        LoadStats {
+            bytes: total.bytes + all.bytes - self.counted.bytes,
+            busy: total.busy + (all.busy - self.counted.busy),
+        }
+    }
+
+    /// Bytes and time so far, which later calls of [`LayerPrefetcher::since`] leave out.
+    pub(crate) fn count(&mut self) -> LoadStats {
+        self.counted = self.stats();
+        self.counted
+    }
+
+    /// Waits until the loaders have ended.
+    pub(crate) fn join(&mut self) {
+        self.job.request(self.job.sizes.layers);
+        for loader in self.loaders.drain(..) {
+            // A loader that panicked has said so in its message.
+            let _ = loader.join();
+        }
+    }
+}
+
+impl Drop for LayerPrefetcher {
+    fn drop(&mut self) {
+        // Loaders that wait for their turn end; those that read for the store's memory go on.
+        let mut requested = self.job.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        if *requested + 1 < self.job.sizes.layers {
+            *requested = ABANDONED;
+        }
+        drop(requested);
+        self.job.changed.notify_all();
+    }
+}

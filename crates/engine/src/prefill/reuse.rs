@@ -1,0 +1,327 @@
+//! Parts of a prompt whose keys and values come from the store, and the repair of those that are missing or broken.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_fusion::{ChunkStatistics, FusionMethod};
+use refrain_kv::{Span, Summary};
+use refrain_store::{Chunk, ChunkId, ChunkReader};
+
+use super::stats::LoadStats;
+use crate::Result;
+use crate::advance::Advance;
+use crate::background::Background;
+use crate::engine::Engine;
+use crate::ingest::{ChunkPrefill, SYSTEM_LABEL};
+use crate::prompt::Prompt;
+
+/// A part of the prompt whose keys and values are in the store, or were computed for it just now.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    /// Index of its chunk in the prompt; none for the system part.
+    pub(crate) chunk: Option<usize>,
+    pub(crate) span: Span,
+    pub(crate) reader: Arc<ChunkReader>,
+    /// The method's statistics of it, of each kind.
+    pub(crate) statistics: Vec<Arc<Summary>>,
+    /// Bytes of statistics that were read from the folder.
+    statistics_read: u64,
+    /// Whether it was computed for this request.
+    pub(crate) computed: bool,
+    /// Position of its first token when it was prefilled.
+    pub(crate) first_position: u32,
+}
+
+/// Cached parts of a prompt, brought in for one answer.
+#[derive(Debug)]
+pub(crate) struct ReusedSegments {
+    pub(crate) segments: Arc<[Segment]>,
+    pub(crate) chunk_cached: Vec<bool>,
+    pub(crate) system_cached: bool,
+    /// Parts that were prefilled alone again for this request.
+    pub(crate) repaired: usize,
+    /// Bytes of keys and values that were brought in, and the time of all threads.
+    pub(crate) load: LoadStats,
+    /// Bytes read from the folder by attempts that ended with a broken segment.
+    read_before: u64,
+    /// Time that the computing thread spent waiting for keys and values.
+    pub(crate) waited: Duration,
+}
+
+impl ReusedSegments {
+    /// Nothing reused of a prompt of `chunks` chunks. For a method that reuses nothing every part counts as cached.
+    pub(crate) fn none(chunks: usize, cached: bool) -> ReusedSegments {
+        ReusedSegments {
+            segments: Arc::new([]),
+            chunk_cached: vec![cached; chunks],
+            system_cached: cached,
+            repaired: 0,
+            load: LoadStats::default(),
+            read_before: 0,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Bytes of keys, values and statistics that were read from the folder so far. A chunk that comes twice is read once.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        let mut seen = HashSet::new();
+        let read = |segment: &Segment| {
+            let first = seen.insert(Arc::as_ptr(&segment.reader));
+            segment.statistics_read + if first { segment.reader.bytes_read() } else { 0 }
+        };
+        self.read_before + self.segments.iter().map(read).sum::<u64>()
+    }
+
+    fn set_cached(&mut self, chunk: Option<usize>, cached: bool) {
+        match chunk {
+            None => self.system_cached = cached,
+            Some(index) => self.chunk_cached[index] = cached,
+        }
+    }
+}
+
+/// A part that is to be opened.
+#[derive(Debug)]
+struct Part {
+    chunk: Option<usize>,
+    span: Span,
+    /// The segment that an attempt before used: another one of the same attempt was broken.
+    before: Option<Segment>,
+}
+
+/// A part that the store has, or that was computed.
+struct Found {
+    reader: Arc<ChunkReader>,
+    statistics: Vec<Arc<Summary>>,
+    statistics_read: u64,
+    computed: bool,
+}
+
+/// The parts of a prompt on their way from the store.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    parts: VecDeque<Part>,
+    segments: Vec<Segment>,
+    /// A part that is prefilled alone.
+    computing: Option<(Part, Box<ChunkPrefill>)>,
+    /// A part that is read whole.
+    reading: Option<(Part, Segment, Background<Option<Chunk>>)>,
+}
+
+impl Opening {
+    /// The parts that a method may reuse: the system part, if its cache is exact for this request, and all chunks.
+    pub(crate) fn new(engine: &Engine, prompt: &Prompt, max_rope_position: usize) -> Opening {
+        // A true prefix is exact only under the rotation that the whole request has.
+        let decoder = engine.decoder();
+        let same_rope = || decoder.ropes(prompt.system.len()) == decoder.ropes(max_rope_position);
+        let keeps_system = engine.keeps_system(prompt) && same_rope();
+        let system = keeps_system.then(|| Part { chunk: None, span: prompt.system_span(), before: None });
+        let chunks = prompt.chunk_spans().into_iter().enumerate();
+        let chunks = chunks.map(|(index, span)| Part { chunk: Some(index), span, before: None });
+        let parts = system.into_iter().chain(chunks).collect();
+        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+    }
+
+    /// The segments of an attempt that met a broken one: each is read whole into memory, so that the next attempt cannot break.
+    /// Those that are broken are treated as if they had never been there.
+    pub(crate) fn materialize(reused: &mut ReusedSegments) -> Opening {
+        reused.read_before = reused.bytes_read();
+        let segments = std::mem::replace(&mut reused.segments, Arc::new([]));
+        let part =
+            |segment: &Segment| Part { chunk: segment.chunk, span: segment.span, before: Some(segment.clone()) };
+        let parts = segments.iter().map(part).collect();
+        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+    }
+
+    /// Identities of the parts in the store.
+    pub(crate) fn ids(&self, engine: &Engine, prompt: &Prompt) -> Vec<ChunkId> {
+        self.parts.iter().map(|part| part_id(engine, prompt, part.chunk)).collect()
+    }
+
+    /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, or, by setting, left to
+    /// be computed within the prompt.
+    pub(crate) fn advance(
+        &mut self,
+        engine: &Engine,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        reused: &mut ReusedSegments,
+    ) -> Result<Advance> {
+        if let Some((part, mut chunk)) = self.computing.take() {
+            let statistics = wanted(method, part.chunk);
+            if !chunk.advance(&statistics)? {
+                self.computing = Some((part, chunk));
+                return Ok(Advance::Progress);
+            }
+            let (chunk, statistics, _) = chunk.finish(&statistics)?;
+            reused.repaired += 1;
+            let reader = Arc::new(chunk.into());
+            let found = Found { reader, statistics, statistics_read: 0, computed: true };
+            self.add(engine, part, found, reused);
+        }
+        if let Some((part, segment, mut reading)) = self.reading.take() {
+            let started = Instant::now();
+            let read = reading.poll();
+            reused.waited += started.elapsed();
+            let Some(chunk) = read else {
+                self.reading = Some((part, segment, reading));
+                return Ok(Advance::Waiting);
+            };
+            self.materialized(engine, prompt, (part, segment), chunk, reused)?;
+        }
+        while self.computing.is_none() && self.reading.is_none() {
+            let Some(mut part) = self.parts.pop_front() else {
+                reused.segments = std::mem::take(&mut self.segments).into();
+                return Ok(Advance::Done);
+            };
+            let Some(segment) = part.before.take() else {
+                self.open(engine, prompt, method, part, reused)?;
+                continue;
+            };
+            if engine.store().fetches() {
+                let reader = segment.reader.clone();
+                let reading = Background::spawn(move || reader.chunk())?;
+                self.reading = Some((part, segment, reading));
+            } else {
+                let started = Instant::now();
+                let chunk = segment.reader.chunk();
+                reused.waited += started.elapsed();
+                self.materialized(engine, prompt, (part, segment), chunk, reused)?;
+            }
+        }
+        Ok(Advance::Progress)
+    }
+
+    /// Opens a part, or begins to compute it.
+    fn open(
+        &mut self,
+        engine: &Engine,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        part: Part,
+        reused: &mut ReusedSegments,
+    ) -> Result<()> {
+        let (statistics, id) = (wanted(method, part.chunk), part_id(engine, prompt, part.chunk));
+        let started = Instant::now();
+        // A chunk that comes twice is read once.
+        let known = self.segments.iter().find(|segment| *segment.reader.id() == id);
+        let found = match known {
+            Some(segment) => Some(Found {
+                reader: segment.reader.clone(),
+                statistics: segment.statistics.clone(),
+                statistics_read: 0,
+                computed: segment.computed,
+            }),
+            None => find(engine, &id, &statistics)?,
+        };
+        reused.waited += started.elapsed();
+        match found {
+            Some(found) => self.add(engine, part, found, reused),
+            None => self.compute(engine, prompt, part)?,
+        }
+        Ok(())
+    }
+
+    /// Goes on with a segment that was read whole, if it is sound.
+    fn materialized(
+        &mut self,
+        engine: &Engine,
+        prompt: &Prompt,
+        (part, segment): (Part, Segment),
+        chunk: Option<Chunk>,
+        reused: &mut ReusedSegments,
+    ) -> Result<()> {
+        let chunk = match chunk {
+            Some(chunk) => Some(chunk),
+            // The chunk may stand in the prompt twice, and have been repaired further up.
+            None => engine.store().get(segment.reader.id())?,
+        };
+        let Some(chunk) = chunk else {
+            reused.set_cached(part.chunk, false);
+            return self.compute(engine, prompt, part);
+        };
+        let (reader, computed) = (Arc::new(chunk.into()), segment.computed);
+        let found = Found { reader, statistics: segment.statistics, statistics_read: 0, computed };
+        self.add(engine, part, found, reused);
+        Ok(())
+    }
+
+    /// Begins to compute a part, unless it is to be computed within the prompt.
+    fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part) -> Result<()> {
+        let label = match part.chunk {
+            None => SYSTEM_LABEL.to_owned(),
+            Some(index) if engine.settings().repair => prompt.chunks[index].label(),
+            Some(_) => return Ok(()),
+        };
+        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), label)?;
+        self.computing = Some((part, Box::new(chunk)));
+        Ok(())
+    }
+
+    fn add(&mut self, engine: &Engine, part: Part, found: Found, reused: &mut ReusedSegments) {
+        let Found { reader, statistics, statistics_read, computed } = found;
+        let first_position = match part.chunk {
+            None => 0,
+            Some(_) => u32::from(engine.tokenizer().bos().is_some()),
+        };
+        reused.set_cached(part.chunk, true);
+        let Part { chunk, span, .. } = part;
+        self.segments.push(Segment { chunk, span, reader, statistics, statistics_read, computed, first_position });
+    }
+}
+
+/// The statistics that a method wants of a document; it wants none of the system part.
+fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn ChunkStatistics> {
+    if chunk.is_some() { method.statistics() } else { Vec::new() }
+}
+
+fn part_id(engine: &Engine, prompt: &Prompt, chunk: Option<usize>) -> ChunkId {
+    match chunk {
+        None => engine.system_id(&prompt.system),
+        Some(index) => engine.chunk_id(&prompt.chunks[index].tokens),
+    }
+}
+
+/// A chunk in the store, or in the shared namespace. One without the wanted statistics counts as missing.
+fn find(engine: &Engine, id: &ChunkId, statistics: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
+    let found = find_exactly(engine, id, statistics)?;
+    match engine.shared(id).filter(|_| found.is_none()) {
+        Some(shared) => find_exactly(engine, &shared, statistics),
+        None => Ok(found),
+    }
+}
+
+fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
+    let (store, mut statistics, mut statistics_read) = (engine.store(), Vec::new(), 0);
+    for of in wanted {
+        let held = store.holds_summary(id, &of.kind());
+        let Some(found) = store.summary(id, &of.kind())? else { return Ok(None) };
+        statistics_read += if held { 0 } else { found.bytes() as u64 };
+        statistics.push(found);
+    }
+    let reader = store.reader(id)?.map(Arc::new);
+    Ok(reader.map(|reader| Found { reader, statistics, statistics_read, computed: false }))
+}
+
+impl Engine {
+    /// Reads what a method may reuse of a prompt into the store's memory, whole, as far as it is stored and there is room.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn load_into_memory(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<()> {
+        let contexts = match method.statistics().is_empty() {
+            true => prompt.clone(),
+            false => prompt.contexts(self.longest_context()),
+        };
+        for chunk in &contexts.chunks {
+            let id = self.chunk_id(&chunk.tokens);
+            if self.store().get(&id)?.is_none()
+                && let Some(shared) = self.shared(&id)
+            {
+                self.store().get(&shared)?;
+            }
+        }
+        Ok(())
+    }
+}

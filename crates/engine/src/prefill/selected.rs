@@ -1,0 +1,378 @@
+//! Layers that hold a part of the prompt's tokens: tokens that are not selected are neither read nor computed.
+
+use std::ops::Range;
+
+use refrain_eviction::PromptSpans;
+use refrain_fusion::{LayerTokens, Pass, PromptLayout};
+use refrain_kernels::Buffer;
+use refrain_kv::{LayerCache, RopeTables, Span};
+
+use super::context::PassContext;
+use super::spans::LoadedSpans;
+use super::stats::{LoadStats, PrefillStats};
+use crate::cache::{DecodeCache, EvictingCache, PromptLayer, SlotMap};
+use crate::forward::{ActiveTokens, attention, visible_keys};
+use crate::{Error, Result};
+
+/// Slots of one layer.
+#[derive(Clone, Debug, Default)]
+struct LayerSlots {
+    /// Tokens that the question sees; the answer is decoded over them.
+    question: SlotMap,
+    /// Tokens that active tokens before the question see.
+    documents: SlotMap,
+    /// Both.
+    all: SlotMap,
+}
+
+/// The layers of a pass over selected tokens.
+#[derive(Debug)]
+pub(crate) struct SelectedLayers {
+    tokens: Vec<LayerTokens>,
+    slots: Vec<LayerSlots>,
+    /// Spans that were read of each layer.
+    spans: Vec<LoadedSpans>,
+    load: LoadStats,
+    broken: bool,
+    /// Positions that were needed at one layer at least.
+    needed: SlotMap,
+}
+
+/// A layer's cache of the tokens that the question sees.
+#[derive(Debug)]
+pub(crate) struct QuestionCache {
+    pub(crate) cache: LayerCache,
+    /// Slots of a head.
+    pub(crate) slots: usize,
+    /// Active tokens whose attention is computed already: those before the question, where they see other tokens than it.
+    pub(crate) attended: usize,
+    /// Bytes that were copied for it; none if it is the layer's own cache.
+    copied: Option<usize>,
+}
+
+impl QuestionCache {
+    /// Gives the memory back.
+    pub(crate) fn release(self, context: &PassContext) {
+        match self.copied {
+            None => context.allocator.release(self.cache),
+            Some(copied) => context.allocator.meter().subtract(copied),
+        }
+    }
+}
+
+/// Spans that every layer holds whole: the system part, the question, and chunks that are not cached.
+fn whole_spans(layout: &PromptLayout) -> impl Iterator<Item = Span> + '_ {
+    [layout.system, layout.question].into_iter().chain(layout.missing_chunks())
+}
+
+impl SelectedLayers {
+    /// Layers of `tokens`, one entry a layer. `before` are those of a probe whose spans are used again.
+    pub(crate) fn new(
+        context: &PassContext,
+        tokens: &[LayerTokens],
+        probe: bool,
+        before: Option<SelectedLayers>,
+    ) -> Result<SelectedLayers> {
+        check(context, tokens, probe)?;
+        let layout = &context.inputs.layout;
+        let with_whole = |spans: &[Span]| SlotMap::new(spans.iter().copied().chain(whole_spans(layout)));
+        let slots = |layer: &LayerTokens| LayerSlots {
+            question: with_whole(&layer.question_sees),
+            documents: with_whole(&layer.documents_see),
+            all: with_whole(&[layer.question_sees.as_slice(), &layer.documents_see].concat()),
+        };
+        let spans = match before {
+            Some(before) => before.spans,
+            None => vec![LoadedSpans::default(); layout.layers],
+        };
+        Ok(SelectedLayers {
+            tokens: tokens.to_vec(),
+            slots: tokens.iter().map(slots).collect(),
+            spans,
+            load: LoadStats::default(),
+            broken: false,
+            needed: SlotMap::default(),
+        })
+    }
+
+    /// Tokens of the prompt that the answer is decoded over.
+    pub(crate) fn kept_tokens(&self) -> usize {
+        self.slots.first().map_or(0, |slots| slots.question.len())
+    }
+
+    /// The cache that decoding goes on in: the kept tokens, and room for the answer.
+    pub(crate) fn answer_cache(&self, context: &PassContext) -> Result<EvictingCache> {
+        let (layout, kept) = (&context.inputs.layout, self.kept_tokens());
+        let left_out = layout.len() - kept;
+        let question = Span::new(kept - layout.question.len(), kept);
+        let spans = PromptSpans { system: layout.system, question };
+        let decoder = context.engine.decoder();
+        let ropes = decoder.ropes(context.max_rope_position);
+        let (dtype, room) = (context.engine.settings().kv, context.max_seq_len - left_out);
+        let cache =
+            EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, Some(left_out))?;
+        Ok(cache.unwrap_or_else(|| unreachable!("a cache of a part of the prompt is always made")))
+    }
+
+    /// Bytes that this pass read, and the time that it took; nothing is computed meanwhile.
+    pub(crate) fn load(&self) -> LoadStats {
+        self.load
+    }
+
+    /// Whether a segment turned out broken.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Positions that were read from the cache at one layer at least.
+    pub(crate) fn cached_tokens(&self, context: &PassContext) -> usize {
+        let system_cached = context.segments.iter().any(|segment| segment.chunk.is_none());
+        let layout = &context.inputs.layout;
+        let system = if system_cached { 0 } else { layout.system.len() };
+        let computed = system + layout.question.len() + layout.missing_chunks().map(Span::len).sum::<usize>();
+        self.needed.len() - computed
+    }
+
+    /// Tokens that go on from a layer.
+    pub(crate) fn continuing(&self, context: &PassContext, layer: usize) -> Vec<u32> {
+        let mut tokens = context.inputs.layout.required_tokens();
+        tokens.extend(&self.tokens[layer].continuing);
+        tokens.sort_unstable();
+        tokens
+    }
+
+    /// The cache of a layer: cached tokens are read and placed, fresh ones written over them. None if a segment is broken.
+    /// `merge` says how a fresh and a cached row become one.
+    pub(crate) fn layer_cache(
+        &mut self,
+        context: &PassContext,
+        layer: usize,
+        tokens: &ActiveTokens,
+        merge: Option<&dyn Pass>,
+    ) -> Option<LayerCache> {
+        let decoder = &tokens.decoder;
+        let (cpu, shape) = (decoder.backend(), decoder.shape());
+        let slots = self.slots[layer].all.clone();
+        let spans = &mut self.spans[layer];
+        let before = spans.bytes();
+        let read = spans.read(cpu, &context.segments, layer, &slots, &mut self.load);
+        context.allocator.meter().add(spans.bytes() - before);
+        if read.is_none() {
+            self.broken = true;
+            return None;
+        }
+        self.needed = SlotMap::new(self.needed.spans().iter().chain(slots.spans()).copied());
+        let dtype = context.engine.settings().kv;
+        let mut cache = context.allocator.acquire(shape, dtype, slots.len());
+        for loaded in self.spans[layer].iter() {
+            let rotary = context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
+            let first = slots.before(loaded.span.start);
+            let slots: Vec<u32> = (first..first + loaded.span.len() as u32).collect();
+            cache.place(cpu, shape, loaded.kv(shape.width()), rotary, &slots);
+        }
+        self.write(context, layer, tokens, merge, &mut cache);
+        Some(cache)
+    }
+
+    /// Writes the fresh keys and values of a layer. Those of active tokens that are not written here stay as they were cached.
+    fn write(
+        &self,
+        context: &PassContext,
+        layer: usize,
+        tokens: &ActiveTokens,
+        merge: Option<&dyn Pass>,
+        cache: &mut LayerCache,
+    ) {
+        let shape = tokens.decoder.shape();
+        let (width, dtype) = (shape.width(), context.engine.settings().kv);
+        let (required, written) = (context.inputs.layout.required_tokens(), &self.tokens[layer].written);
+        let is_fresh = |p: &u32| required.binary_search(p).is_ok() || written.binary_search(p).is_ok();
+        let rows: Vec<usize> = (0..tokens.positions.len()).filter(|i| is_fresh(&tokens.positions[*i])).collect();
+        let positions: Vec<u32> = rows.iter().map(|i| tokens.positions[*i]).collect();
+        let (mut k, mut v) = (Buffer::zeros(dtype, rows.len() * width), Buffer::zeros(dtype, rows.len() * width));
+        let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
+        for (to, i) in rows.iter().enumerate() {
+            let cached = merge.and_then(|pass| Some((pass, self.spans[layer].at(positions[to], width)?)));
+            let sides = [
+                (&mut k, &tokens.work.k, cached.map(|(pass, cached)| (pass, cached.0))),
+                (&mut v, &tokens.work.v, cached.map(|(pass, cached)| (pass, cached.1))),
+            ];
+            for (out, computed, cached) in sides {
+                let computed = computed.as_slice().range(i * width..(i + 1) * width);
+                let Some((pass, cached)) = cached else {
+                    out.write(to * width, computed);
+                    continue;
+                };
+                computed.to_f32(&mut new);
+                cached.to_f32(&mut old);
+                pass.merge(&mut new, &old, shape.head_dim);
+                out.write_f32(to * width, &new);
+            }
+        }
+        let mut rotary = RopeTables::default();
+        context.tables.gather(&positions, &mut rotary);
+        let slots: Vec<u32> = positions.iter().map(|p| self.slots[layer].all.before(*p)).collect();
+        let rotary = rotary.layer(layer).all();
+        cache.place(tokens.decoder.backend(), shape, (k.as_slice(), v.as_slice()), rotary, &slots);
+    }
+
+    /// Gives up the spans that were read of a layer.
+    pub(crate) fn free(&mut self, context: &PassContext, layer: usize) {
+        context.allocator.meter().subtract(std::mem::take(&mut self.spans[layer]).bytes());
+    }
+
+    /// Gives up all spans.
+    pub(crate) fn free_all(&mut self, context: &PassContext) {
+        (0..self.spans.len()).for_each(|layer| self.free(context, layer));
+    }
+
+    /// Attention of the active tokens before the question, where they see other tokens than the question does. Returns the
+    /// cache of the tokens that the question sees.
+    pub(crate) fn attend_documents(
+        &self,
+        context: &PassContext,
+        layer: usize,
+        tokens: &mut ActiveTokens,
+        cache: LayerCache,
+        stats: &mut PrefillStats,
+    ) -> QuestionCache {
+        let LayerSlots { question, documents, all } = &self.slots[layer];
+        let mut attended = 0;
+        if question.spans() != documents.spans() {
+            attended = tokens.positions.partition_point(|p| *p < context.inputs.layout.question.start);
+            set_mask(tokens, documents, tokens.decoder.config().layers[layer].window);
+            let part = (documents.len() < all.len()).then(|| gather(tokens, &cache, all, documents));
+            let _held = context.allocator.meter().hold(part.as_ref().map_or(0, LayerCache::bytes));
+            attend(tokens, layer, part.as_ref().unwrap_or(&cache), documents.len(), 0..attended);
+            stats.count_layer(tokens.decoder.config(), 0, 0, visible_keys(&tokens.visible[..attended]));
+        }
+        if question.len() == all.len() {
+            return QuestionCache { cache, slots: all.len(), attended, copied: None };
+        }
+        let part = gather(tokens, &cache, all, question);
+        let copied = part.bytes();
+        context.allocator.meter().add(copied);
+        context.allocator.release(cache);
+        QuestionCache { cache: part, slots: question.len(), attended, copied: Some(copied) }
+    }
+
+    /// Lets each token see the slots that the question sees, up to its own position.
+    pub(crate) fn set_question_mask(&self, layer: usize, tokens: &mut ActiveTokens) {
+        let window = tokens.decoder.config().layers[layer].window;
+        set_mask(tokens, &self.slots[layer].question, window);
+    }
+
+    /// Attention of the active tokens from number `first` on over the tokens that the question sees.
+    pub(crate) fn attend_question(
+        &self,
+        layer: usize,
+        tokens: &mut ActiveTokens,
+        kept: &QuestionCache,
+        first: usize,
+        stats: &mut PrefillStats,
+    ) {
+        let all = tokens.positions.len();
+        attend(tokens, layer, &kept.cache, kept.slots, first..all);
+        stats.count_layer(tokens.decoder.config(), 0, 0, visible_keys(&tokens.visible[first..]));
+    }
+
+    /// Slots of documents and question in the cache of the tokens that the question sees, and the kept document tokens,
+    /// counted from the first document token.
+    pub(crate) fn capture_spans(&self, layout: &PromptLayout, layer: usize) -> ((Span, Span), Vec<usize>) {
+        let (slots, system) = (&self.slots[layer].question, layout.system.len());
+        let question = slots.len() - layout.question.len();
+        let spans = (Span::new(system, question), Span::new(question, slots.len()));
+        let positions = slots.spans().iter().flat_map(|span| span.positions()).skip(system);
+        let kept = positions.take(spans.0.len()).map(|p| (p - layout.system.end) as usize).collect();
+        (spans, kept)
+    }
+
+    /// Shows the kept tokens of a layer to the cache that decoding goes on in.
+    pub(crate) fn show_answer_cache(
+        &self,
+        context: &PassContext,
+        layer: usize,
+        tokens: &ActiveTokens,
+        kept: &QuestionCache,
+        answer: &mut dyn DecodeCache,
+    ) {
+        let (slots, first) = (&self.slots[layer].question, kept.attended);
+        let rows: Vec<u32> = tokens.positions[first..].iter().map(|p| slots.before(*p)).collect();
+        let window = tokens.decoder.config().layers[layer].window;
+        let origins: Option<Vec<u32>> =
+            window.map(|_| slots.spans().iter().flat_map(|span| span.positions()).collect());
+        let prompt = PromptLayer {
+            cpu: tokens.decoder.backend(),
+            whole: &kept.cache,
+            q: &tokens.work.q[first * tokens.q_width()..],
+            rows: &rows,
+            visible: &tokens.visible[first..],
+            origins: origins.as_deref(),
+        };
+        answer.observe_prompt(layer, &prompt, context.allocator.meter());
+    }
+}
+
+/// A copy of the slots of `part`.
+fn gather(tokens: &ActiveTokens, cache: &LayerCache, all: &SlotMap, part: &SlotMap) -> LayerCache {
+    let shape = tokens.decoder.shape();
+    let slots: Vec<u32> = part.spans().iter().flat_map(|s| all.before(s.start)..all.before(s.end)).collect();
+    cache.gather(shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, part.len())
+}
+
+/// Lets each active token see the slots of `slots` up to its own position, within the window.
+fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
+    tokens.visible.clear();
+    tokens.visible.extend(tokens.positions.iter().map(|p| slots.visible(*p, window)));
+}
+
+/// Attention of some of the active tokens.
+fn attend(
+    tokens: &mut ActiveTokens,
+    layer: usize,
+    cache: &LayerCache,
+    slots: usize,
+    rows: Range<usize>,
+) {
+    let (width, all) = (tokens.q_width(), tokens.work.q.len());
+    tokens.work.attended.resize(all);
+    if rows.is_empty() {
+        return;
+    }
+    let elements = rows.start * width..rows.end * width;
+    let q = &tokens.work.q[elements.clone()];
+    let attention = attention(&tokens.decoder, layer, (cache, slots), q, &tokens.visible[rows]);
+    tokens.decoder.backend().attention(&attention, &mut tokens.work.attended[elements]);
+}
+
+/// Selected tokens must lie within cached documents; those of an answer's cache must be equally many at every layer.
+fn check(context: &PassContext, tokens: &[LayerTokens], probe: bool) -> Result<()> {
+    let fail = |why| Err(Error::Selection { method: context.method.clone(), why });
+    let layout = &context.inputs.layout;
+    if tokens.len() != layout.layers {
+        return fail("it has not one entry a layer");
+    }
+    let within = |span: &Span| layout.cached_chunks().any(|c| c.start <= span.start && span.end <= c.end);
+    let count = |layer: &LayerTokens| layer.question_sees.iter().map(|span| span.len()).sum::<usize>();
+    for layer in tokens {
+        for spans in [&layer.question_sees, &layer.documents_see] {
+            if !spans.is_sorted_by(|a, b| a.end <= b.start) || !spans.iter().all(within) {
+                return fail("its spans are not ascending, each within a cached document");
+            }
+        }
+        let seen = SlotMap::new(layer.question_sees.iter().chain(&layer.documents_see).copied());
+        let is_seen = |p: &u32| seen.before(*p) < seen.before(p + 1);
+        for positions in [&layer.written, &layer.continuing] {
+            if !positions.is_sorted_by(|a, b| a < b) {
+                return fail("recomputed tokens are not ascending");
+            }
+        }
+        if !layer.written.iter().all(is_seen) {
+            return fail("a recomputed token is not among those kept");
+        }
+        if !probe && count(layer) != count(&tokens[0]) {
+            return fail("layers keep different numbers of tokens");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! A request for an answer, and the answer with its statistics.
+
+use std::sync::Arc;
+
+use refrain_eviction::Eviction;
+use refrain_fusion::FusionMethod;
+use serde::Serialize;
+
+use crate::cache::SequenceCache;
+use crate::engine::Engine;
+use crate::explanation::Explanation;
+use crate::logprobs::TokenLogprobs;
+use crate::prefill::{PrefillStats, ReusedSegments};
+use crate::prompt::Prompt;
+use crate::sampling::Sampling;
+
+/// Counts and times of an answer, taken while it was made.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RequestStats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of document chunks.
+    pub document_tokens: usize,
+    /// Prompt tokens whose keys and values were read from the cache at one layer at least.
+    pub cached_tokens: usize,
+    /// Document tokens that were computed at the deepest layer.
+    pub recomputed_tokens: usize,
+    /// Document rows computed over all layers / (layers × document tokens); layers that run in full count.
+    pub recompute_ratio: f64,
+    /// Layers at which every document token was computed.
+    pub full_layers: usize,
+    /// Tokens of the prompt that attention has before it when the first token is chosen, at every layer: what a method
+    /// keeps or retrieves.
+    pub kept_tokens: usize,
+    /// `kept_tokens` / tokens of the prompt.
+    pub sequence_ratio: f64,
+    /// Times that a method met a case that its paper leaves open (SamKV: a layer and document whose kept blocks score not
+    /// above the lowest).
+    pub ambiguous_cases: usize,
+    /// Floating point operations of prefill's products and attention, as the chosen rows and the keys that each sees
+    /// make them; the language head is left out.
+    pub operations: f64,
+    /// Seconds that the method took to score tokens and choose among them: at the layers where it narrows its rows, or with the
+    /// question's first pass, where it selects by that.
+    pub select_seconds: f64,
+    /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
+    pub repaired_chunks: usize,
+    /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
+    /// brought in from the folder only.
+    pub bytes_loaded: u64,
+    /// Bytes of keys, values and summaries that were read from the folder.
+    pub bytes_read: u64,
+    /// Bytes of keys and values that the document chunks of the prompt have in the store, as they lie at rest.
+    pub document_bytes: u64,
+    /// Seconds that threads spent bringing them in (reading, verifying, rotating, placing), mostly beside the
+    /// computing; summed over those threads.
+    pub load_seconds: f64,
+    /// Seconds from the request to the first token, loading included.
+    pub ttft: f64,
+    /// `ttft` without the time in which the computing thread did nothing but wait for loading: opening files and reading their
+    /// headers, and for layers that were not ready when their turn came.
+    pub compute_ttft: f64,
+    /// Seconds a token after the first; none for an answer of one token.
+    pub tpot: Option<f64>,
+    /// Tokens of the answer, the end token included.
+    pub answer_tokens: usize,
+    /// Bytes allocated for the keys and values that the answer was decoded with.
+    pub kv_bytes: usize,
+    /// Bytes that those held at the end take.
+    pub kv_bytes_held: usize,
+    /// Most bytes of keys and values that were allocated at a time, prefill included.
+    pub kv_bytes_peak: usize,
+    /// Bytes that full attention would hold at the end, one cache a KV head.
+    pub kv_bytes_full: usize,
+    /// Bytes kept beside keys and values at the end: an eviction policy's positions and statistics, or the representatives of
+    /// blocks that are retrieved and what they are made from.
+    pub side_bytes: usize,
+    /// Tokens whose keys and values each head's cache holds at the end.
+    pub retained_tokens: usize,
+    /// What has a cache of its own: `kv_head`, or `query_head` as in the papers' figures of memory.
+    pub kv_accounting: &'static str,
+}
+
+/// The way in which a prompt is to be answered.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Decides which tokens are computed before the first one.
+    pub method: Arc<dyn FusionMethod>,
+    /// Decides which tokens stay in the cache after it.
+    pub eviction: Eviction,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Whether the answer goes on past end tokens.
+    pub ignore_eos: bool,
+    /// Whether to report the question's attention.
+    pub explain: bool,
+}
+
+impl GenerateRequest {
+    /// Full attention while decoding, up to an end token, nothing explained.
+    pub fn new(method: Arc<dyn FusionMethod>, sampling: Sampling) -> GenerateRequest {
+        let eviction = Eviction::full().clone();
+        GenerateRequest { method, eviction, sampling, ignore_eos: false, explain: false }
+    }
+}
+
+/// One event of an answer's stream: a token, or the text that was held back until the end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenEvent<'a> {
+    /// Text that can be shown now; often empty, where characters or stop strings are not complete.
+    pub text: &'a str,
+    /// Tokens of the answer so far.
+    pub tokens: usize,
+    /// The token; none with the text that was held back until the end.
+    pub token: Option<u32>,
+    /// Log probabilities of the token and of the likeliest ones, where they were asked for.
+    pub logprobs: Option<&'a TokenLogprobs>,
+    /// Tokens that each head's cache holds.
+    pub retained: usize,
+    /// Bytes allocated for keys and values.
+    pub kv_bytes: usize,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// The limit of tokens.
+    Length,
+    /// The receiver of the stream did.
+    Cancelled,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its token ids, the end token included.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Counts and times.
+    pub stats: RequestStats,
+    /// Attention of the question, if it was asked for.
+    #[serde(skip)]
+    pub explanation: Option<Explanation>,
+}
+
+impl RequestStats {
+    /// Statistics of a prefill.
+    pub(crate) fn of_prefill(
+        engine: &Engine,
+        prompt: &Prompt,
+        prefill: &PrefillStats,
+        reused: &ReusedSegments,
+    ) -> RequestStats {
+        let documents = prompt.document_tokens();
+        let rows: usize = prefill.document_rows.iter().sum();
+        let possible = documents * prefill.document_rows.len();
+        let full = prefill.document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
+        RequestStats {
+            prompt_tokens: prompt.len(),
+            document_tokens: documents,
+            cached_tokens: prefill.cached_tokens,
+            recomputed_tokens: prefill.document_rows.last().copied().unwrap_or(0),
+            recompute_ratio: if possible == 0 { 0.0 } else { rows as f64 / possible as f64 },
+            full_layers: full.count(),
+            kept_tokens: prefill.kept_tokens,
+            sequence_ratio: prefill.kept_tokens as f64 / prompt.len().max(1) as f64,
+            ambiguous_cases: prefill.ambiguous_cases,
+            operations: prefill.operations,
+            select_seconds: prefill.selecting.as_secs_f64(),
+            document_bytes: prompt.chunks.iter().map(|chunk| engine.chunk_id(&chunk.tokens).bytes()).sum(),
+            kv_bytes_peak: prefill.kv_bytes_peak,
+            ..RequestStats::default()
+        }
+        .with_loading(reused)
+    }
+
+    /// Statistics with those of loading as it stands.
+    pub(crate) fn with_loading(self, reused: &ReusedSegments) -> RequestStats {
+        RequestStats {
+            repaired_chunks: reused.repaired,
+            bytes_loaded: reused.load.bytes,
+            bytes_read: reused.bytes_read(),
+            load_seconds: reused.load.busy.as_secs_f64(),
+            ..self
+        }
+    }
+
+    /// Counts what the cache holds now.
+    pub(crate) fn count_cache(&mut self, engine: &Engine, sequence: &SequenceCache, eviction: &Eviction) {
+        let cache = &sequence.cache;
+        self.kv_bytes = cache.kv_bytes();
+        self.kv_bytes_held = cache.kv_bytes_held();
+        self.kv_bytes_peak = self.kv_bytes_peak.max(self.kv_bytes);
+        self.kv_bytes_full = sequence.len * engine.decoder().shape().token_bytes(engine.settings().kv);
+        self.side_bytes = cache.side_bytes();
+        self.retained_tokens = cache.retained();
+        self.kv_accounting = if eviction.per_query_head { "query_head" } else { "kv_head" };
+    }
+}

@@ -1,0 +1,165 @@
+//! An answer as it is written: tokens chosen one after the other, and the text that they make.
+
+use refrain_model::Detokenizer;
+
+use super::stop::StopFilter;
+use crate::cache::SequenceCache;
+use crate::engine::Engine;
+use crate::logprobs::{TokenLogprobs, VocabLogprobs};
+use crate::prompt::Prompt;
+use crate::request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
+use crate::sampling::{Sampler, Sampling};
+
+/// Chooses an answer's tokens and makes text of them.
+pub(crate) struct Generator {
+    engine: Engine,
+    ignore_eos: bool,
+    sampling: Sampling,
+    sampler: Sampler,
+    text: Text,
+    pub(crate) tokens: Vec<u32>,
+    /// Number of first tokens whose logits are kept, and these logits.
+    recorded: usize,
+    pub(crate) logits: Vec<f32>,
+    /// Log probabilities of the token that was chosen last, where they are asked for.
+    logprobs: Option<TokenLogprobs>,
+    /// Tokens that are a stop text each.
+    stops: Vec<u32>,
+}
+
+impl Generator {
+    /// A generator for one answer, which keeps the logits of the first `recorded` tokens.
+    pub(crate) fn new(engine: &Engine, request: &GenerateRequest, prompt: &Prompt, recorded: usize) -> Generator {
+        let GenerateRequest { sampling, ignore_eos, .. } = request;
+        Generator {
+            engine: engine.clone(),
+            ignore_eos: *ignore_eos,
+            sampling: sampling.clone(),
+            sampler: Sampler::new(sampling.clone(), prompt.ids()),
+            text: Text::new(sampling),
+            tokens: Vec::new(),
+            recorded,
+            logits: Vec::new(),
+            logprobs: None,
+            stops: stops(engine, sampling),
+        }
+    }
+
+    /// The token at index `at` of the answer; `logits` (vocab) are overwritten.
+    pub(crate) fn choose(&mut self, logits: &mut [f32], at: usize) -> u32 {
+        if at < self.recorded {
+            self.logits.extend_from_slice(logits);
+        }
+        if at < self.sampling.min_tokens {
+            for token in self.engine.ends().chain(self.stops.iter().copied()) {
+                if let Some(logit) = logits.get_mut(token as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let logprobs = self.sampling.logprobs.map(|most| VocabLogprobs::new(logits, most));
+        let token = self.sampler.sample(logits);
+        self.logprobs = logprobs.map(|logprobs| logprobs.of(token));
+        token
+    }
+
+    /// Adds a token that follows those in `cache`. Returns the reason why the answer ends with it, if it does.
+    pub(crate) fn push(
+        &mut self,
+        token: u32,
+        cache: &SequenceCache,
+        stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
+    ) -> Option<FinishReason> {
+        self.tokens.push(token);
+        let tokens = self.tokens.len();
+        let (retained, kv_bytes) = (cache.cache.retained(), cache.cache.kv_bytes());
+        let logprobs = self.logprobs.take();
+        let event =
+            TokenEvent { text: "", tokens, token: Some(token), logprobs: logprobs.as_ref(), retained, kv_bytes };
+        let ends = !self.ignore_eos && self.engine.is_end(token);
+        let early = tokens <= self.sampling.min_tokens;
+        let finish = self.text.push(&self.engine, token, (ends, early), event, stream);
+        finish.or((tokens == self.sampling.max_tokens).then_some(FinishReason::Length))
+    }
+
+    /// The answer at its end.
+    pub(crate) fn finish(
+        mut self,
+        finish: FinishReason,
+        mut stats: RequestStats,
+        stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
+    ) -> Answer {
+        stats.answer_tokens = self.tokens.len();
+        let (tokens, retained, kv_bytes) = (self.tokens.len(), stats.retained_tokens, stats.kv_bytes);
+        let event = TokenEvent { text: "", tokens, token: None, logprobs: None, retained, kv_bytes };
+        self.text.finish(finish, event, stream);
+        Answer { text: self.text.shown, tokens: self.tokens, finish, stats, explanation: None }
+    }
+}
+
+/// Tokens that are a stop text each.
+fn stops(engine: &Engine, sampling: &Sampling) -> Vec<u32> {
+    let ids = sampling.stop.iter().filter_map(|stop| engine.tokenize(stop).ok());
+    ids.filter(|ids| ids.len() == 1).map(|ids| ids[0]).collect()
+}
+
+/// The text of an answer as it grows.
+struct Text {
+    shown: String,
+    filter: StopFilter,
+    detokenizer: Detokenizer,
+}
+
+impl Text {
+    fn new(sampling: &Sampling) -> Text {
+        Text {
+            shown: String::new(),
+            filter: StopFilter::new(&sampling.stop),
+            detokenizer: Detokenizer::default(),
+        }
+    }
+
+    /// Adds a token; returns why the answer ends with it, if it does. It may be the end token, or come too early for
+    /// stop texts to count.
+    fn push(
+        &mut self,
+        engine: &Engine,
+        token: u32,
+        (ends, early): (bool, bool),
+        event: TokenEvent<'_>,
+        stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
+    ) -> Option<FinishReason> {
+        if ends {
+            return Some(FinishReason::Stop);
+        }
+        let piece = self.detokenizer.push(&engine.tokenizer(), token).unwrap_or_default();
+        let (shown, stopped) = if early { (piece, false) } else { self.filter.push(&piece) };
+        self.shown.push_str(&shown);
+        let go_on = stream(TokenEvent { text: &shown, ..event });
+        if stopped {
+            return Some(FinishReason::Stop);
+        }
+        (!go_on).then_some(FinishReason::Cancelled)
+    }
+
+    /// Shows what was held back, unless a stop string was met.
+    fn finish(
+        &mut self,
+        finish: FinishReason,
+        event: TokenEvent<'_>,
+        stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
+    ) {
+        if finish != FinishReason::Cancelled {
+            // A limit may fall within a character: what is there of it is no text.
+            let rest = self.detokenizer.finish().filter(|_| finish != FinishReason::Length);
+            let (mut text, stopped) = self.filter.push(&rest.unwrap_or_default());
+            if !stopped {
+                text.push_str(&self.filter.finish());
+            }
+            self.shown.push_str(&text);
+            if !text.is_empty() {
+                stream(TokenEvent { text: &text, ..event });
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Answers held against vanilla's.
+
+use refrain_eviction::POLICIES;
+use refrain_fusion::{METHODS, Vanilla};
+
+use super::*;
+use crate::sequence::Generator;
+use crate::{GenerateRequest, Parts, Sampling};
+
+/// Methods and policies that go through each kind of cache: whole, of chosen spans, retrieving, bounded.
+const WAYS: [(&str, &str); 9] = [
+    ("vanilla", "full"),
+    ("pie", "full"),
+    ("a3:ratio=0.3", "full"),
+    ("sam_kv:block=16", "full"),
+    ("inf_llm:local=32,initial=8,block=8", "full"),
+    ("vanilla", "morph_kv:capacity=60,window=8"),
+    ("a3", "h2o:capacity=60"),
+    ("pie", "streaming_llm:capacity=60"),
+    ("pie", "a3_ex:capacity=100"),
+];
+
+fn sampling(max_tokens: usize) -> Sampling {
+    Sampling { max_tokens, ..Sampling::default() }
+}
+
+#[test]
+fn an_answer_beside_another_is_the_one_alone() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let mut left = 0;
+    for seed in 1..5 {
+        let prompt = random_prompt(&engine, 3, &[70, 90, 40], 9, seed);
+        let sampling = sampling(24);
+        for (forced, maps) in [(5, true), (60, false)] {
+            let reference = engine.reference(&prompt, &sampling, forced, maps).unwrap();
+            for (method, policy) in WAYS {
+                let (method, policy) = (METHODS.parse(method).unwrap(), POLICIES.parse(policy).unwrap());
+                let request = GenerateRequest { eviction: policy.clone(), ..GenerateRequest::new(method.clone(), sampling.clone()) };
+                let alone = engine.answer(&prompt, &request, |_| true).unwrap();
+                let (beside, close) = engine.answer_beside(&prompt, &request, &reference).unwrap();
+                assert_eq!(beside.tokens, alone.tokens, "{method:?} {policy:?}");
+                assert_eq!((&beside.text, beside.finish), (&alone.text, alone.finish));
+                assert_eq!(beside.stats.answer_tokens, alone.tokens.len());
+                assert_eq!(beside.stats.retained_tokens, alone.stats.retained_tokens);
+                assert_eq!(close.agreement.positions, forced.min(reference.answer.tokens.len()));
+                left += usize::from(beside.tokens != reference.answer.tokens);
+            }
+        }
+    }
+    assert!(left > 10, "most answers must leave vanilla's for this to say anything: {left}");
+}
+
+#[test]
+fn sampled_answers_are_the_ones_alone_too() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 3, &[70, 90], 9, 3);
+    let drawn = Sampling { temperature: 1.0, seed: 4, ..sampling(12) };
+    let reference = engine.reference(&prompt, &drawn, 6, false).unwrap();
+    let request = GenerateRequest::new(shared(Vanilla), drawn.clone());
+    let (beside, _) = engine.answer_beside(&prompt, &request, &reference).unwrap();
+    assert_eq!(beside.tokens, engine.answer(&prompt, &request, |_| true).unwrap().tokens);
+    assert_ne!(beside.tokens, reference.answer.tokens, "the reference is greedy");
+}
+
+#[test]
+fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
+    everywhere(|engine| {
+        let prompt = random_prompt(engine, 2, &[64, 80], 10, 11);
+        let sampling = sampling(8);
+        let reference = engine.reference(&prompt, &sampling, 8, true).unwrap();
+        let close = |method: &str| {
+            let method = METHODS.parse(method).unwrap();
+            engine.answer_beside(&prompt, &GenerateRequest::new(method.clone(), sampling.clone()), &reference).unwrap().1
+        };
+        let own = close("vanilla");
+        assert_eq!((own.agreement.kl, own.agreement.top1), (0.0, 1.0));
+        assert_eq!(own.attention_l2, vec![0.0; engine.decoder().config().num_layers()]);
+        assert_eq!(own.hits.map(|hits| (hits.best, hits.as_many)), Some((1.0, 1.0)));
+        let all = close("a3:ratio=1");
+        assert!(all.agreement.kl < 1e-6 && all.attention_l2.iter().all(|l2| *l2 < 1e-4), "{all:?}");
+        let reused = close("full_reuse");
+        assert!(reused.agreement.kl > 0.0 && reused.hits.is_none());
+        // Layer 0 sees the same keys, at other positions.
+        assert!(reused.attention_l2.iter().all(|l2| *l2 > 1e-6 && *l2 < 1.5), "{:?}", reused.attention_l2);
+        let pie = close("pie");
+        assert!(pie.attention_l2[0] < 1e-5 && pie.attention_l2[1] > 1e-6, "{:?}", pie.attention_l2);
+        let some = close("a3:ratio=0.3").hits.unwrap();
+        assert!(some.best > 0.0 && some.best < 1.0 && some.as_many <= 1.0, "{some:?}");
+        let sparse = close("sam_kv:block=8");
+        assert_eq!(sparse.attention_l2.len(), engine.decoder().config().num_layers());
+        assert!(close("inf_llm:local=16,initial=4,block=4").attention_l2.is_empty());
+    });
+}
+
+#[test]
+fn an_answer_has_its_least_tokens() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let begins = |seed| {
+        let prompt = random_prompt(&engine, 2, &[30], 5, seed);
+        let first = engine.answer(&prompt, &GenerateRequest::new(shared(Vanilla), sampling(1)), |_| true).unwrap();
+        (prompt, first)
+    };
+    let (prompt, first) = (1..).map(begins).find(|(_, first)| !first.text.is_empty()).unwrap();
+    let stop = vec![first.text.clone()];
+    let answer = |engine: &Engine, min_tokens| {
+        let sampling = Sampling { min_tokens, stop: stop.clone(), ..sampling(4) };
+        engine.answer(&prompt, &GenerateRequest::new(shared(Vanilla), sampling), |_| true).unwrap()
+    };
+    assert_eq!((answer(&engine, 0).text.as_str(), answer(&engine, 0).tokens.len()), ("", 1));
+    assert!(answer(&engine, 1).tokens.len() > 1 && answer(&engine, 1).text.starts_with(&first.text));
+    // An end token is not chosen either.
+    let sampling = Sampling { min_tokens: 1, ..sampling(4) };
+    let mut generator = Generator::new(&engine, &GenerateRequest::new(shared(Vanilla), sampling), &prompt, 0);
+    let mut logits = vec![0.0; engine.decoder().config().vocab];
+    let end = *engine.tokenizer().eos_ids().first().unwrap();
+    (logits[end as usize], logits[7]) = (2.0, 1.0);
+    assert_eq!((generator.choose(&mut logits.clone(), 0), generator.choose(&mut logits, 1)), (7, end));
+}
+
+#[test]
+fn parts_are_taken_as_they_are() {
+    let engine = engine(&tiny("llama"), Settings { chunk_tokens: 8, ..Settings::default() });
+    let documents = ["  one two three four five six seven eight nine ten\n".to_owned(), "b\n\n".to_owned()];
+    let parts = Parts {
+        before: "Read:\n",
+        documents: &documents,
+        question: "\nWhy?",
+        answer_prefix: " So",
+        ..Parts::default()
+    };
+    let prompt = engine.compose(&parts).unwrap();
+    let text = engine.tokenizer().decode(&prompt.ids(), true);
+    assert_eq!(
+        text.trim_start(),
+        "Read:\n  one two three four five six seven eight nine ten\nb\n\n\nWhy? So"
+    );
+    assert_eq!(prompt.chunks.last().unwrap().document, 1);
+    assert!(prompt.chunks.len() > 2 && prompt.chunks[0].tokens.len() == 8);
+    let apart = engine.compose(&Parts { apart: true, ..parts }).unwrap();
+    let documents: Vec<usize> = apart.chunks.iter().map(|chunk| chunk.document).collect();
+    assert_eq!(documents, (0..apart.chunks.len()).collect::<Vec<_>>());
+    assert!(engine.compose(&Parts { question: "", answer_prefix: "", ..parts }).is_err());
+    let (pie, sam_kv) = (METHODS.parse("pie").unwrap(), METHODS.parse("sam_kv").unwrap());
+    engine.ingest_prompt(&prompt, &[sam_kv.clone()]).unwrap();
+    let whole = engine.chunk_id(&prompt.contexts(500).chunks[0].tokens);
+    assert!(
+        engine.store().contains(&whole)
+            && !engine.store().contains(&engine.chunk_id(&prompt.chunks[0].tokens))
+    );
+    engine.ingest_prompt(&apart, &[sam_kv.clone(), pie.clone()]).unwrap();
+    let id = engine.chunk_id(&apart.chunks[0].tokens);
+    assert!(
+        engine.store().contains(&id) && engine.store().holds_summary(&id, &sam_kv.statistics()[0].kind())
+    );
+}
