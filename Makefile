@@ -14,7 +14,7 @@ BENCH_TTFT_ARGS ?=
 BENCH_RESULTS ?= docs/results
 # Folder of the benchmarks' data.
 EVAL_DATA ?= $(REFRAIN_DATA)
-EVAL_WITHIN ?= 45m
+EVAL_TIME_BUDGET ?= 45m
 EVAL_MODELS ?= smollm2-135m qwen2.5-coder-$(if $(LARGE),1.5b,0.5b)
 EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
@@ -92,6 +92,7 @@ check: setup ## Format, lints, docs, dependencies, import rule and style; all of
 	tools/deny
 
 bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, and the methods with one another (some 3 GB, hours)
+	cargo build --release --locked -p refrain-bench
 	@mkdir -p $(BENCH_RESULTS)
 	@for model in $(BENCH_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
 	@for model in $(BENCH_MODELS); do \
@@ -106,11 +107,11 @@ bench-ttft: build ## Time to first token of every method on the smallest model (
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench ttft --model $(MODEL) $(BENCH_TTFT_ARGS)
 
-eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=folder, EVAL_WITHIN=45m, LARGE=1 for 1.5B); run again to go on
+eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=folder, EVAL_TIME_BUDGET=45m, LARGE=1 for 1.5B); run again to go on
 	@[ -d '$(EVAL_DATA)' ] || { echo 'eval-small: give the data, EVAL_DATA=FOLDER (refrain eval fetch says where it comes from)' >&2; exit 1; }
 	@for model in $(EVAL_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
 	$(REFRAIN) eval run examples/eval/small.toml --on $(subst $(SPACE),$(COMMA),$(EVAL_MODELS)) --data '$(EVAL_DATA)' \
-	    --within $(EVAL_WITHIN) --out '$(EVAL_OUT)' $(EVAL_ARGS)
+	    --time-budget $(EVAL_TIME_BUDGET) --out '$(EVAL_OUT)' $(EVAL_ARGS)
 	$(REFRAIN) eval report '$(EVAL_OUT)'
 
 # A real S3 server and real clients for tests, which use them where PYTHONPATH names their folder.

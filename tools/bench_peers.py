@@ -4,7 +4,7 @@
     python tools/bench_peers.py --model smollm2-135m
     python tools/bench_peers.py --model model.gguf --engines refrain,llama.cpp:q8_0 --lengths 512,2048 --rounds 5
 
-Engines are `refrain[:COMPUTE[:KV]]` (the release program), `llama.cpp[:TYPE]` (llama-cpp-python on the same GGUF file,
+Engines are `refrain[:COMPUTE[:KV]]` (`refrain-bench worker`), `llama.cpp[:TYPE]` (llama-cpp-python on the same GGUF file,
 or on it rewritten as bf16 or q8_0) and `transformers[:DTYPE]` (torch, sdpa attention, weights dequantised from the same
 file). The first one of refrain is what the others are compared with.
 
@@ -246,8 +246,8 @@ def resolve_model(refrain: Path, name: str) -> Path:
     return Path(found.stdout.strip().splitlines()[-1])
 
 
-def default_refrain() -> Path:
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "refrain"
+def built(program: str) -> Path:
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / program
 
 
 def parse() -> argparse.Namespace:
@@ -267,7 +267,8 @@ def parse() -> argparse.Namespace:
     add("--text", type=Path, nargs="+", default=texts, help="files, or folders of .md (default: this repository's)")
     add("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the results (default docs/results)")
     add("--name", help="name of the result files (default peers-MODEL)")
-    add("--refrain", type=Path, default=default_refrain(), help="the program (default target/release/refrain)")
+    add("--refrain", type=Path, default=built("refrain"), help="fetches models (default target/release/refrain)")
+    add("--worker", type=Path, default=built("refrain-bench"), help="is measured (default target/release/refrain-bench)")
     for peer in ("llama", "transformers"):
         variable = f"BENCH_{peer.upper()}_PYTHON"
         default = os.environ.get(variable) or sys.executable
@@ -291,8 +292,9 @@ def cases_of(lengths: list[int], contexts: list[int], steps: int, most: int) -> 
 
 def main() -> None:
     args = parse()
-    if not args.refrain.is_file():
-        raise SystemExit(f"{args.refrain} is not there; build it with `make build`, or name it with --refrain")
+    for program in (args.refrain, args.worker):
+        if not program.is_file():
+            raise SystemExit(f"{program} is not there; build both with `cargo build --release`, or name it by its option")
     args.machine = machine()
     if args.machine["load_before"] > 0.5:
         say(f"warning: the load of this machine is {args.machine['load_before']} already; times will be off")

@@ -166,7 +166,7 @@ def parse_engine(args: argparse.Namespace, spec: str, model: Path, room: int) ->
     threads = str(args.threads)
     peer = {"OMP_NUM_THREADS": threads}
     if name == "refrain" and len(parts) <= 2:
-        command = [str(args.refrain), "bench", "probe", "--model", str(model), "--threads", threads, "--quiet"]
+        command = [str(args.worker), "worker", str(model), "--threads", threads]
         for option, value in zip(["--compute", "--kv"], parts, strict=False):
             command += [option, value]
         return Engine(spec, command)

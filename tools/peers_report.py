@@ -1,12 +1,14 @@
-"""What tools/bench_peers.py writes: a summary of its raw runs, tables in Markdown, a picture in SVG."""
+"""What tools/bench_peers.py writes: a summary of its raw runs as JSON, tables in Markdown, a picture in SVG."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from html import escape
 from pathlib import Path
 from typing import Any
+
+import plot
+from plot import amount, shown
 
 MEASURES = ("prefill", "decode")
 BUSY = 0.03  # share of the machine that other processes may take before the tables warn
@@ -68,20 +70,8 @@ def table(header: list[str], rows: list[list[str]], words: set[int]) -> str:
     return "\n".join([line(header), line(rule), *(line(row) for row in rows)])
 
 
-def amount(value: float) -> str:
-    """Three digits."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 def mebibytes(count: int | None) -> str:
     return "–" if count is None else f"{count / 2**20:.0f} MiB"
-
-
-def shown(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Median, least and most as they are shown: tokens a second, or milliseconds a token."""
-    if row["measure"] == "prefill":
-        return tuple(row["tokens"] / row[key] for key in ("median", "max", "min"))
-    return tuple(1000 * row[key] for key in ("median", "min", "max"))
 
 
 def measured(rows: list[dict[str, Any]], unit: str, rounds: int) -> str:
@@ -148,98 +138,6 @@ def engine_table(engines: list[dict[str, Any]]) -> str:
     return table(header, lines, {0, 1, 3})
 
 
-# ---- SVG -------------------------------------------------------------------------------------------
-
-BAR, GAP, GROUP, PANEL, LABELS, VALUES, TOP = 17, 4, 22, 540, 160, 84, 96
-PALETTE = {
-    "refrain": ("#0f766e", "#2dd4bf"),
-    "llama.cpp": ("#c2610c", "#e8954a", "#f2bd8d"),
-    "transformers": ("#5b6b8c",),
-}
-INK, QUIET, RULE, PAPER = "#1c2430", "#5d6878", "#dfe4ea", "#ffffff"
-
-
-def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12, more: str = "") -> str:
-    fill = "" if "fill=" in more else f' fill="{INK}"'
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"{fill} {more}>{escape(words)}</text>'
-    )
-
-
-def colours(engines: list[dict[str, Any]]) -> dict[str, str]:
-    """Shades of one colour for the variants of one engine."""
-    used: dict[str, int] = {}
-    chosen = {}
-    for engine in engines:
-        shades = PALETTE[engine["engine"]]
-        chosen[engine["spec"]] = shades[min(used.get(engine["engine"], 0), len(shades) - 1)]
-        used[engine["engine"]] = used.get(engine["engine"], 0) + 1
-    return chosen
-
-
-def step_of(most: float) -> float:
-    """A round distance of grid lines: 4 to 8 of them."""
-    power = 10.0 ** len(str(int(most))) / 100 if most >= 1 else 0.1
-    return next(s * power for s in (1, 2, 2.5, 5, 10, 20) if most / (s * power) <= 7)
-
-
-def height_of(rows: list[dict[str, Any]]) -> int:
-    return len(rows) * (BAR + GAP) + len({row["tokens"] for row in rows}) * GROUP
-
-
-def panel(rows: list[dict[str, Any]], left: float, title: str, unit: str, fills: dict[str, str]) -> list[str]:
-    """Bars to the right, grouped by tokens, with their values and thin lines from least to most."""
-    start, width, height = left + LABELS, PANEL - LABELS - VALUES, height_of(rows)
-    most = max(shown(row)[2] for row in rows)
-    scale, step = width / most, step_of(most)
-    out = [text(left, TOP - 14, title, size=15, more='font-weight="600"')]
-    for i in range(int(most / step) + 1):
-        x = start + i * step * scale
-        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{TOP + height}" stroke="{RULE}"/>')
-        out.append(text(x, TOP + height + 16, f"{i * step:g}", "middle", 11, f'fill="{QUIET}"'))
-    out.append(text(start + width / 2, TOP + height + 34, unit, "middle", 12, f'fill="{QUIET}"'))
-    y, tokens = float(TOP), None
-    for row in rows:
-        if row["tokens"] != tokens:
-            tokens = row["tokens"]
-            words = f"{tokens} tokens" if row["measure"] == "prefill" else f"after {tokens} tokens"
-            out.append(text(start - 8, y + GROUP - 6, words, "end", 12, 'font-weight="600"'))
-            y += GROUP
-        median, low, high = shown(row)
-        middle = y + BAR / 2
-        fill = fills[row["engine"]]
-        out.append(f'<rect x="{start}" y="{y:.1f}" width="{median * scale:.1f}" height="{BAR}" rx="2" fill="{fill}"/>')
-        ends = f'x1="{start + low * scale:.1f}" x2="{start + high * scale:.1f}"'
-        out.append(f'<line {ends} y1="{middle:.1f}" y2="{middle:.1f}" stroke="{INK}" stroke-width="1.5"/>')
-        out.append(text(start - 8, middle + 4, row["label"], "end", 12))
-        out.append(text(start + max(median, high) * scale + 6, middle + 4, amount(median), more='font-weight="600"'))
-        y += BAR + GAP
-    return out
-
-
-def svg(result: dict[str, Any]) -> str:
-    about, rows = result["about"], result["summary"]
-    titles = {
-        "prefill": ("Prefill, more is better", "tokens a second"),
-        "decode": ("Decoding, less is better", "milliseconds a token"),
-    }
-    groups = [(m, [row for row in rows if row["measure"] == m]) for m in MEASURES]
-    groups = [(m, chosen) for m, chosen in groups if chosen]
-    height = TOP + max(height_of(chosen) for _, chosen in groups) + 52
-    total = PANEL * len(groups) + 40
-    fills = colours(result["engines"])
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
-        'font-family="Inter, Helvetica, Arial, sans-serif">',
-        f'<rect width="{total}" height="{height}" fill="{PAPER}"/>',
-        text(24, 28, f"{about['model']} on {about['threads']} threads", size=17, more='font-weight="700"'),
-        text(24, 46, f"{about['date']}, {machine_line(about)}", size=11, more=f'fill="{QUIET}"'),
-    ]
-    for index, (measure, chosen) in enumerate(groups):
-        out += panel(chosen, 24 + index * PANEL, *titles[measure], fills)
-    return "\n".join([*out, "</svg>"]) + "\n"
-
-
 # ---- files -----------------------------------------------------------------------------------------
 
 
@@ -249,8 +147,8 @@ def write(result: dict[str, Any], folder: Path, name: str) -> list[Path]:
     rest = json.dumps({key: value for key, value in result.items() if key != "runs"}, indent=1, ensure_ascii=False)
     # One raw run a line: short, and still to be read and compared.
     whole = rest.removesuffix("\n}") + ',\n "runs": [\n  ' + ",\n  ".join(runs) + "\n ]\n}\n"
-    contents = {".md": markdown(result, name), ".json": whole, ".svg": svg(result)}
-    paths = [folder / f"{name}{suffix}" for suffix in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
+    paths = [folder / f"{name}{suffix}" for suffix in (".md", ".json", ".svg")]
+    for path, content in zip(paths, (markdown(result, name), whole), strict=False):
         path.write_text(content, encoding="utf-8")
+    plot.peers(paths[1], paths[2], "")
     return paths

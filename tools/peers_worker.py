@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Another engine under the protocol of `refrain bench probe`, for tools/bench_peers.py.
+"""Another engine under the protocol of `refrain-bench worker`, for tools/bench_peers.py.
 
     peers_worker.py llama.cpp MODEL.gguf --threads 2 --context 8192
     peers_worker.py transformers MODEL.gguf --threads 2 --dtype bf16

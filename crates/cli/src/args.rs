@@ -15,9 +15,7 @@ use refrain_kernels::{Dtype, Precision, UnknownPrecision};
 use refrain_store::Encoding;
 
 pub(crate) use answers::{Ask, Chat, Generate};
-pub(crate) use bench::{
-    Bench, Decode, Group, Kernels, Memory, Policies, Precisions, ServeBench, StoreBench, Ttft,
-};
+pub(crate) use bench::{Bench, Decode, Memory, Policies, ServeBench, StoreBench, Ttft};
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 pub(crate) use serve::{Key, Serve};
 
@@ -27,7 +25,7 @@ use crate::output::{parse_duration, parse_size};
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
 
-/// Most tokens of what `generate` writes.
+/// Most tokens that `generate` writes.
 pub(crate) const LONG_ANSWER: &str = "4096";
 
 /// Answers questions over documents whose chunks were prefilled once.
@@ -44,7 +42,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// A precision, or none: what the model's files come nearest to.
+/// A precision, or none for the nearest to the model's files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Compute(pub(crate) Option<Precision>);
 
@@ -140,18 +138,18 @@ pub(crate) struct Global {
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
-    /// Secret that one's namespace follows from: chunks of one are invisible to another. Better given by environment or
-    /// configuration file, where nobody sees it
+    /// Secret that determines the namespace: chunks of one namespace are invisible to the others. Give it by
+    /// environment variable or configuration file, since other users can see command lines
     #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]
     pub(crate) credential: Option<String>,
     /// Key that namespaces are derived with, 64 hexadecimal digits [default: the store's own, made at random]
     #[arg(long, global = true, value_name = "KEY", hide_short_help = true)]
     pub(crate) namespace_key: Option<String>,
-    /// The namespace that all share: off, read (its chunks are used where one's own lack them), or own (chunks are stored
-    /// there)
+    /// The shared namespace: off, read (its chunks are used where the own namespace lacks them), or own (chunks are
+    /// stored there)
     #[arg(long, global = true, value_name = "USE", default_value = "off", hide_short_help = true)]
     pub(crate) shared: Shared,
-    /// What `refrain calibrate` wrote [default: the model's own, in refrain/calibration in the user's data folder]
+    /// File that `refrain calibrate` wrote [default: the model's, in refrain/calibration in the user's data folder]
     #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]
     pub(crate) calibration: Option<PathBuf>,
     /// Print JSON for machines
@@ -159,7 +157,7 @@ pub(crate) struct Global {
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, value_parser = BoolishValueParser::new())]
     pub(crate) json: bool,
-    /// No progress and no account, only what was asked for and errors
+    /// Print no progress and no statistics, only answers and errors
     #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, value_parser = BoolishValueParser::new())]
@@ -195,7 +193,7 @@ pub(crate) enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
-    /// Benchmarks: what each method costs in quality
+    /// Benchmark the quality of methods and policies
     #[command(subcommand)]
     Eval(Eval),
     /// Serve answers and documents by HTTP, with OpenAI's interface
@@ -248,15 +246,15 @@ pub(crate) struct Calibrate {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Store {
-    /// Show what the store takes and may take
+    /// Show the store's size and limits
     Stats,
-    /// List the chunks of one's namespace
+    /// List the chunks of the own namespace
     Ls {
         /// Those of all namespaces
         #[arg(long)]
         all: bool,
     },
-    /// Show a chunk and, when its model is at hand, its text
+    /// Show a chunk and, if its model can be opened, its text
     Show {
         /// Key, or its first digits
         #[arg(value_name = "KEY")]
@@ -274,16 +272,16 @@ pub(crate) enum Store {
         #[arg(long, short)]
         yes: bool,
     },
-    /// Read every file, verify all of it, and remove what is broken
+    /// Read and verify every file, and remove broken ones
     Verify,
-    /// Remove what is over its time or over the limits, and what programs that died have left
+    /// Remove expired chunks, chunks over the limits, and files that interrupted programs have left
     Gc,
     /// Keep chunks whatever room is needed, and say until when
     Pin {
         /// Keys, or their first digits
         #[arg(value_name = "KEY", required_unless_present = "all", conflicts_with = "all")]
         keys: Vec<String>,
-        /// All chunks of one's namespace
+        /// All chunks of the own namespace
         #[arg(long)]
         all: bool,
         /// Let them go again when room is needed
@@ -293,30 +291,30 @@ pub(crate) enum Store {
         #[arg(long, value_name = "TIME", value_parser = parse_keep)]
         keep: Option<Keep>,
     },
-    /// Write chunks, with what methods keep beside them, to an archive
+    /// Write chunks, with the statistics that methods keep beside them, to an archive
     Export {
         /// File to write; `-` for standard output
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// Keys, or their first digits [default: all chunks of one's namespace]
+        /// Keys, or their first digits [default: all chunks of the own namespace]
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
         /// The chunks of all namespaces
         #[arg(long, conflicts_with = "keys")]
         all: bool,
     },
-    /// Store what an archive holds, verified
+    /// Verify and store the chunks of an archive
     Import {
         /// File to read; `-` for standard input
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// Keep the namespaces of the archive, instead of storing all in one's own
+        /// Keep the namespaces of the archive, instead of storing all chunks in the own namespace
         #[arg(long)]
         namespaces: bool,
     },
 }
 
-/// What becomes of the namespace that all share.
+/// Use of the shared namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shared {
     Off,

@@ -17,7 +17,7 @@ use crate::output::{Fail, bytes, colours, count, number, paint, percent, plain, 
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
-/// The method unless another is asked for.
+/// The default method.
 const METHOD: &str = "a3";
 
 /// `refrain ask`
@@ -74,7 +74,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
 }
 
 /// Ingests the documents for all methods that reuse them: once in chunks, and once for each that keeps something of its own.
-/// The report is the last one's that did anything.
+/// The report is that of the last method that computed anything.
 fn ingest_all<'a>(
     context: &Context,
     engine: &Engine,
@@ -94,7 +94,7 @@ fn ingest_all<'a>(
     Ok(last)
 }
 
-/// What was given to be answered; `-` is standard input.
+/// The text of an argument; `-` is standard input.
 pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
     let mut text = given.to_owned();
     if given == "-" {
@@ -110,8 +110,8 @@ pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Methods whose answers are shown, methods that are compared, and the eviction policy. Whoever compares and names no
-/// method wants to see what each of them answers.
+/// Methods whose answers are shown, methods that are compared, and the eviction policy. A comparison without a method
+/// shows every compared method's answer.
 fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Method>, Policy)> {
     let named = args.method.as_ref().filter(|_| args.compare.is_empty() || context.method_typed);
     let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| METHOD.to_owned());

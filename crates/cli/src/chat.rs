@@ -48,7 +48,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
         match chat.turn(line.trim()) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
-            // Somebody talking can try again; a script should stop. Nobody listening is the end of it.
+            // A person can try again and a script should stop. A closed standard output ends the chat.
             Err(error) if talking && !error.is::<io::Error>() => {
                 report(&error, false);
             }

@@ -8,23 +8,24 @@ use indicatif::ProgressBar;
 use refrain_engine::Engine;
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
-use refrain_eval::run::{Going, Run, Step, Way, left, read};
-use refrain_eval::tasks::{Job, Model, TokenText, load, longwriter, names};
-use refrain_eval::{About, Machine, Matrix, ModelAbout, Scoring, TaskSpec};
+use refrain_eval::run::{Run, RunProgress, left, read};
+use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
+use refrain_eval::{MachineInfo, Matrix, ModelInfo, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
 use refrain_store::{Encoding, Store};
 use serde_json::json;
 
 use crate::args;
+use crate::folders::tilde;
 use crate::output::{self, Fail, age, count, print, print_json, seconds};
-use crate::settings::{Context, tilde};
+use crate::settings::Context;
 use crate::table::Table;
 use crate::{machine, methods, models};
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
 const MEMORY: u64 = 4 << 30;
 
-/// What one model's part of a run came to.
-struct Part {
+/// The outcome of one model's part of a run.
+struct ModelOutcome {
     whole: bool,
     answers: usize,
     failed: usize,
@@ -34,7 +35,7 @@ struct Part {
 pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     let matrix = matrix(context, args)?;
     matrix.check()?;
-    let ways = ways(context, &matrix)?;
+    let variants = variants(context, &matrix)?;
     let folder = args.out.clone().unwrap_or_else(|| {
         let stem = args.matrix.as_ref().and_then(|path| path.file_stem());
         PathBuf::from(format!("eval-{}", stem.map_or("run".into(), |stem| stem.to_string_lossy())))
@@ -46,12 +47,12 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     for (index, model) in matrix.models.iter().enumerate() {
         let mut context = context.clone();
         context.global.model.clone_from(model);
-        // What is left of the time is shared out among the models that are left.
-        let share = |within: Duration| {
-            within.saturating_sub(started.elapsed()) / (matrix.models.len() - index) as u32
+        // The remaining time is shared out among the remaining models.
+        let share = |budget: Duration| {
+            budget.saturating_sub(started.elapsed()) / (matrix.models.len() - index) as u32
         };
-        let until = args.within.map(|within| Instant::now() + share(within));
-        let part = one(&context, &matrix, &ways, &folder, judge.as_ref(), until)?;
+        let until = args.time_budget.map(|budget| Instant::now() + share(budget));
+        let part = one(&context, &matrix, &variants, &folder, judge.as_ref(), until)?;
         whole &= part.whole;
         answers += part.answers;
         failed += part.failed;
@@ -65,7 +66,7 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     let state = match (whole, failed) {
         (true, 0) => "complete",
         (true, _) => "complete but for these; the same command tries them again",
-        (false, _) => "stopped by --within; the same command goes on",
+        (false, _) => "stopped by --time-budget; the same command goes on",
     };
     context.say(&format!(
         "{}, {failed} failed, in {}: {state}",
@@ -76,7 +77,7 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     Ok(())
 }
 
-/// The matrix, with what was given on the command line.
+/// The matrix, with the options of the command line.
 fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
     let mut matrix = args.matrix.as_deref().map_or_else(|| Ok(Matrix::default()), Matrix::read)?;
     fn given<T: Clone>(into: &mut Vec<T>, list: &[T]) {
@@ -112,7 +113,7 @@ fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
 }
 
 /// Methods × policies × encodings, vanilla with full attention first.
-fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
+fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
     let first = |list: &[String], name: &str| {
         let mut all = vec![name.to_owned()];
         all.extend(list.iter().filter(|spec| *spec != name).cloned());
@@ -127,15 +128,15 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
     if at_rest.is_empty() {
         at_rest.push(context.global.at_rest);
     }
-    let mut ways = Vec::new();
+    let mut variants = Vec::new();
     for (policy, method) in
         policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
     {
-        // Whoever reuses nothing does not see how it lies.
+        // A method that reuses nothing reads no stored document.
         let exact = [Encoding::Exact];
         for at_rest in if method.built.reuses() { at_rest.as_slice() } else { &exact } {
             let spec = method.spec.clone();
-            ways.push(Way {
+            variants.push(Variant {
                 method: match at_rest {
                     Encoding::Exact => spec,
                     _ if spec.contains(':') => format!("{spec},at_rest={at_rest}"),
@@ -148,20 +149,20 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
             });
         }
     }
-    Ok(ways)
+    Ok(variants)
 }
 
 /// One model's part of a run.
 fn one(
     context: &Context,
     matrix: &Matrix,
-    ways: &[Way],
+    variants: &[Variant],
     folder: &Path,
     judge: Option<&Judge>,
     until: Option<Instant>,
-) -> Result<Part> {
+) -> Result<ModelOutcome> {
     let engine = context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)))?;
-    let model = Model {
+    let model = TaskModel {
         tokenizer: engine.tokenizer(),
         context: engine.decoder().config().context,
         chunk_tokens: engine.settings().chunk_tokens,
@@ -174,7 +175,7 @@ fn one(
     }
     jobs.iter_mut().for_each(|job| name_judge(job, judge));
     let name = context.global.model.as_str();
-    let mut run = Run::open(folder, about(context, matrix, ways, &engine, &jobs)?)?;
+    let mut run = Run::open(folder, about(context, matrix, variants, &engine, &jobs)?)?;
     let before = run.known(name);
     if before > 0 {
         context.say(&format!("{} goes on: {} of {name} there", folder.display(), count(before, "answer")));
@@ -182,22 +183,22 @@ fn one(
     let encode = |text: &str| model.encode(text).unwrap_or_default();
     let quality = judge_template(judge, matrix, &jobs)?;
     let scorer = Scorer { judge, quality: quality.as_deref(), encode: &encode };
-    let going = Going { forced: matrix.forced, maps: matrix.maps, seed: matrix.seed, until };
+    let options = RunOptions { forced: matrix.forced, maps: matrix.maps, seed: matrix.seed, until };
     let bar = context.bar("", "{percent}% {msg}");
     let started = Instant::now();
     let (mut first, mut failed) = (None, 0);
-    let whole = run.answer((name, &engine), &jobs, ways, &going, &scorer, |step| {
+    let whole = run.answer((name, &engine), &jobs, variants, &options, &scorer, |step| {
         failed = step.failed;
         show(&bar, name, step, *first.get_or_insert(step.done), started);
         true
     })?;
     bar.finish_and_clear();
-    run.keep_about()?;
-    Ok(Part { whole, answers: run.known(name) - before, failed })
+    run.write_about()?;
+    Ok(ModelOutcome { whole, answers: run.known(name) - before, failed })
 }
 
 /// Notes who judges, where the benchmark wants a judge.
-fn name_judge(job: &mut Job, judge: Option<&Judge>) {
+fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
     let said = match (job.scoring, judge) {
         (Scoring::LongGen | Scoring::LongWriter, Some(judge)) => format!("judge: {}", judge.model()),
         (Scoring::LongGen, None) => "no judge: scores named proxy are ours".to_owned(),
@@ -208,16 +209,16 @@ fn name_judge(job: &mut Job, judge: Option<&Judge>) {
     *note = if note.is_empty() { said } else { format!("{note}; {said}") };
 }
 
-/// What LongWriter's judge is asked, where there is one and it has something to read.
-fn judge_template(judge: Option<&Judge>, matrix: &Matrix, jobs: &[Job]) -> Result<Option<String>> {
+/// The prompt of LongWriter's judge, if there is a judge and a task of LongWriter.
+fn judge_template(judge: Option<&Judge>, matrix: &Matrix, jobs: &[LoadedTask]) -> Result<Option<String>> {
     let writing = jobs.iter().any(|job| job.scoring == Scoring::LongWriter);
     let folder = matrix.data.as_deref().filter(|_| judge.is_some() && writing);
     Ok(folder.map(longwriter::judge_template).transpose()?)
 }
 
 /// Where a run is, and the time left by the characters that are answered.
-fn show(bar: &ProgressBar, model: &str, step: Step<'_>, first: usize, started: Instant) {
-    let Step { done, total, failed, task, method } = step;
+fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
+    let RunProgress { done, total, failed, task, method } = step;
     let rest = left(done - first, total - first, started.elapsed());
     let rest = rest.map_or(String::new(), |rest| format!(", {} left", age(rest.as_secs())));
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
@@ -226,10 +227,16 @@ fn show(bar: &ProgressBar, model: &str, step: Step<'_>, first: usize, started: I
     bar.set_message(format!("{model}{rest}{failed}  {task}  {method}"));
 }
 
-fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs: &[Job]) -> Result<About> {
+fn about(
+    context: &Context,
+    matrix: &Matrix,
+    variants: &[Variant],
+    engine: &Engine,
+    jobs: &[LoadedTask],
+) -> Result<RunInfo> {
     let mut names: Vec<Vec<String>> = vec![Vec::new(); 2];
-    for way in ways {
-        for (names, name) in names.iter_mut().zip([&way.method, &way.policy]) {
+    for variant in variants {
+        for (names, name) in names.iter_mut().zip([&variant.method, &variant.policy]) {
             if !names.contains(name) {
                 names.push(name.clone());
             }
@@ -237,9 +244,9 @@ fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs
     }
     let policies = names.pop().unwrap_or_default();
     let (config, cpu) = (engine.decoder().config(), engine.decoder().backend());
-    let file = models::resolve(context)?;
+    let file = models::resolve(&context.global.model, &context.models)?;
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let model = ModelAbout {
+    let model = ModelInfo {
         name: context.global.model.clone(),
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         fingerprint: hex(&engine.fingerprint()),
@@ -262,13 +269,13 @@ fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    Ok(About {
+    Ok(RunInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         command: machine::command(),
         matrix: matrix.text(),
         started: now,
         seconds: 0.0,
-        machine: Machine {
+        machine: MachineInfo {
             cpu: machine::cpu_name(),
             isa: cpu.isa().to_string(),
             threads: cpu.threads(),

@@ -115,7 +115,7 @@ saved (keys and values resident, language head ignored).";
 pub(crate) const BENCH_DECODE: &str = "\
 Examples:
   refrain bench decode
-  refrain bench decode --tokens 12000 --policies 'full;morph_kv' --svg decode.svg --csv decode.csv
+  refrain bench decode --tokens 12000 --policies 'full;morph_kv' --csv decode.csv
   refrain bench decode --policies 'full;morph_kv:capacity=600;morph_kv:capacity=4000,fuse=max'
 
 Every policy answers the same prompt for --tokens tokens, past any end token, greedily; policies \
@@ -125,33 +125,19 @@ show what pruning costs before it pays.";
 pub(crate) const BENCH_MEMORY: &str = "\
 Examples:
   refrain bench memory
-  refrain bench memory --tokens 12000 --svg memory.svg --csv memory.csv
+  refrain bench memory --tokens 12000 --csv memory.csv
   refrain bench memory --policies 'full;full:per_query_head;morph_kv;morph_kv:per_query_head'
 
 Bytes are those allocated for keys and values, those that a policy keeps beside them, and what the \
 operating system counts as the program's resident memory, each while the answer grows. `per_query_head` \
 gives every query head a cache of its own, as the papers' figures count.";
 
-pub(crate) const BENCH_KERNELS: &str = "\
-Examples:
-  refrain bench kernels
-  refrain bench kernels --svg roofline.svg
-  refrain bench kernels --only products --runs 9 --threads 1 --markdown
-
-The peaks are measured first: multiplications and additions in registers, reading 512 MiB and \
-copying 256. A kernel can do no better than the slower of two: its operations at the peak of \
-its precision, or its bytes (weights, keys and values, activations, each moved once) at the \
-peak of memory. The share is that bound over the kernel's best time. Operations of causal \
-attention are those of the visible keys. What goes with one token uses other weights, keys and \
-values in each call, 1 GiB in all, as a model of many layers does. Other programs at work \
-lower peaks and kernels alike, and not by the same amount.";
-
 pub(crate) const EVAL_RUN: &str = "\
 Examples:
   refrain eval run --tasks needle,ruler/vt --lengths 2048 --limit 10 --methods 'pie;cache_blend;a3'
   refrain eval run --tasks longbench/a3 --data data/ --methods 'full_reuse;pie;cache_blend;lego_link;a3'
   refrain eval run --tasks longbench/qasper --data data/ --methods a3 --policies 'snap_kv;morph_kv:capacity=2048'
-  refrain eval run matrix.toml --within 45m
+  refrain eval run matrix.toml --time-budget 45m
 
 A matrix is TOML: models, methods, policies, data, limit, max_tokens, max_prompt_tokens, seed, forced, maps, \
 chat, and for each task a table [[tasks]] with name and, if wanted, limit, max_tokens, lengths, depths, style, \

@@ -1,4 +1,4 @@
-//! What the question attends to, for people.
+//! The tokens that the question attends to most, for people.
 
 use refrain_engine::{Attended, Explanation};
 

@@ -30,7 +30,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     };
     let prompt = engine.prompt(&documents, &text, &around)?;
     if !context.max_tokens_given && sampling.max_tokens.to_string() == args::LONG_ANSWER {
-        // As much as fits, where nobody asked for more.
+        // The default is cut to the room in the context.
         let room = engine.decoder().config().context.saturating_sub(prompt.len());
         sampling.max_tokens = sampling.max_tokens.min(room.max(1));
     }
@@ -75,7 +75,7 @@ struct Page {
 
 impl Page {
     fn new(context: &Context, prompt: usize, token_bytes: usize) -> Page {
-        let shown = !context.quiet && !context.json && io::stderr().is_terminal();
+        let shown = !context.console.quiet && !context.json && io::stderr().is_terminal();
         let bar = if shown {
             let template = if io::stdout().is_terminal() { "{prefix}\n{msg:.dim}" } else { "{msg:.dim}" };
             let style =
@@ -150,8 +150,8 @@ impl Page {
     }
 }
 
-/// The first line of a text and what comes after it, where the line is complete: at a line end, or at the last space
-/// before it gets wider than `width`.
+/// The first line of a text and the rest, if the line is complete: at a line end, or at the last space before it gets
+/// wider than `width`.
 fn broken(text: &str, width: usize) -> Option<(&str, &str)> {
     if let Some((line, rest)) = text.split_once('\n')
         && line.chars().count() <= width

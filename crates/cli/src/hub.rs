@@ -1,16 +1,26 @@
 //! Models of the Hugging Face hub, in its own cache, which other programs share.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use indicatif::ProgressBar;
 
-use crate::output::Fail;
-use crate::settings::Context;
+use crate::output::{Console, Fail};
 
 const PREFIX: &str = "hf:";
+/// Longest wait for the hub to accept a connection and answer.
+const REACH: Duration = Duration::from_secs(5);
+
+/// Fails soon where the hub cannot be reached: a download itself would wait and try again. Any HTTP answer is a reply.
+pub(crate) fn reach() -> Result<()> {
+    let url = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
+    let agent = ureq::Agent::config_builder().timeout_global(Some(REACH)).http_status_as_error(false).build();
+    agent.new_agent().head(&url).call().with_context(|| format!("{url} cannot be reached"))?;
+    Ok(())
+}
 
 /// An address `hf:ORG/NAME[@REVISION][:FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +60,7 @@ impl Address {
         Ok(Some(Address { repository, revision, file: file.map(str::to_owned) }))
     }
 
-    /// The same at a revision, if one is given.
+    /// This address at a revision, if one is given.
     pub(crate) fn at(self, revision: Option<&str>) -> Result<Address> {
         let Some(revision) = revision else { return Ok(self) };
         let file = self.file.map_or(String::new(), |file| format!(":{file}"));
@@ -76,8 +86,8 @@ impl Address {
         }
     }
 
-    /// Fetches what is not in the cache. Returns the file or folder and whether anything was fetched.
-    pub(crate) fn pull(&self, context: &Context) -> Result<(PathBuf, bool)> {
+    /// Fetches files that the cache lacks. Returns the file or folder and whether anything was fetched.
+    pub(crate) fn pull(&self, console: &Console) -> Result<(PathBuf, bool)> {
         let mut builder = ApiBuilder::from_env().with_progress(false).with_retries(3);
         if let Ok(token) = std::env::var("HF_TOKEN") {
             builder = builder.with_token(Some(token));
@@ -98,7 +108,7 @@ impl Address {
         let cache = Cache::from_env().repo(self.repo());
         let mut fetched = false;
         for file in wanted.iter().filter(|file| cache.get(file).is_none()) {
-            self.fetch(context, &repo, file)?;
+            self.fetch(console, &repo, file)?;
             fetched = true;
         }
         let path =
@@ -106,9 +116,9 @@ impl Address {
         Ok((path, fetched))
     }
 
-    fn fetch(&self, context: &Context, repo: &ApiRepo, file: &str) -> Result<()> {
-        context.say(&format!("fetching {file}"));
-        let bar = context.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    fn fetch(&self, console: &Console, repo: &ApiRepo, file: &str) -> Result<()> {
+        console.say(&format!("fetching {file}"));
+        let bar = console.bar("", "{bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
         repo.download_with_progress(file, Bar(&bar)).map_err(|error| self.explain(error))?;
         bar.finish_and_clear();
         Ok(())
@@ -120,12 +130,12 @@ impl Address {
         let hint = if text.contains("404") {
             "is the name right? https://huggingface.co/models lists them"
         } else if text.contains("401") || text.contains("403") {
-            "private and gated models need a token of somebody who may read them, in HF_TOKEN"
+            "private and gated models need a token in HF_TOKEN that may read them"
         } else if text.contains("Lock") {
             "another program is fetching it; wait for it, or remove the lock file if there is none"
         } else {
             "is the hub reachable? HF_ENDPOINT names another, HTTPS_PROXY a proxy; `refrain pull --list` shows models \
-             that come another way"
+             that also come from the Python package index"
         };
         anyhow::Error::new(error).context(Fail::new(about).hint(hint))
     }

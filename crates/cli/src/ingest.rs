@@ -6,9 +6,10 @@ use anyhow::Result;
 use refrain_engine::{Document, Engine, IngestProgress, IngestReport, rate};
 
 use crate::args;
+use crate::folders::tilde;
 use crate::methods::{self, Method};
-use crate::output::{self, Fail, bytes, count, print, print_json, seconds};
-use crate::settings::{Context, read_documents, show, tilde};
+use crate::output::{self, Fail, bytes, count, print, print_json, seconds, show};
+use crate::settings::{Context, read_documents};
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
@@ -31,7 +32,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     }
 }
 
-/// Computes what the store lacks, with a progress bar.
+/// Computes the chunks that the store lacks, with a progress bar.
 fn ingest(
     context: &Context,
     work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain_engine::Result<IngestReport>,
@@ -42,7 +43,7 @@ fn ingest(
     Ok(report)
 }
 
-/// Waits until what was stored is where it is shared, or cannot be brought there now.
+/// Waits until the stored chunks are in the object store, or cannot be sent now.
 #[cfg(feature = "remote")]
 fn share(context: &Context, store: &refrain_store::Store) {
     let bar = context.bar("sharing", "{pos}/{len} chunks, {eta} left");

@@ -4,15 +4,16 @@ mod args;
 mod ask;
 mod bench;
 mod calibrate;
+mod calibration;
 mod chat;
 mod config;
-mod cost;
 mod eval;
 mod examples;
 mod explain;
+mod flop_bound;
+mod folders;
 mod generate;
 mod hub;
-mod index;
 mod ingest;
 mod machine;
 mod methods;
@@ -20,7 +21,8 @@ mod models;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod output;
-mod probe;
+mod pull;
+mod pypi;
 mod serve;
 mod settings;
 mod store;
@@ -65,7 +67,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
     refrain_kernels::Isa::selected()?;
     let context = Context::new(cli.global, args::innermost(matches))?;
     match &cli.command {
-        Command::Pull(args) => models::pull(&context, args),
+        Command::Pull(args) => pull::run(&context, args),
         Command::Ingest(args) => ingest::run(&context, args),
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),
@@ -75,11 +77,8 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
         Command::Bench(Bench::Decode(args)) => bench::decode(&context, args),
         Command::Bench(Bench::Memory(args)) => bench::memory(&context, args),
-        Command::Bench(Bench::Kernels(args)) => bench::kernels(&context, args),
-        Command::Bench(Bench::Precision(args)) => bench::precision(&context, args),
         Command::Bench(Bench::Serve(args)) => bench::serve(&context, args),
         Command::Bench(Bench::Store(args)) => bench::store(&context, args),
-        Command::Bench(Bench::Probe) => probe::run(&context),
         Command::Eval(Eval::Run(args)) => eval::run(&context, args),
         Command::Eval(Eval::Report(args)) => eval::report(&context, args),
         Command::Eval(Eval::Tasks) => eval::tasks(&context),

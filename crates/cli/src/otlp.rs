@@ -19,12 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a collector's answer.
 const ANSWER: u64 = 1 << 20;
 
-/// What sends spans; what is left goes when it is [ended](Export::end).
+/// An exporter of spans. [`Export::end`] sends those that are left.
 #[derive(Debug)]
 pub(crate) struct Export(SdkTracerProvider);
 
 impl Export {
-    /// To the collector at `url`, such as `http://localhost:4318`.
+    /// An exporter to the collector at `url`, such as `http://localhost:4318`.
     pub(crate) fn new(url: &str) -> Result<Export> {
         let exporter = SpanExporter::builder()
             .with_http()
@@ -45,13 +45,13 @@ impl Export {
         Ok(Export(provider))
     }
 
-    /// The layer that takes spans of requests, and nobody else's.
+    /// The layer that takes the server's spans of requests, and no others.
     pub(crate) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(&self) -> impl Layer<S> + use<S> {
         let own = Targets::new().with_target("refrain_server", tracing::Level::INFO);
         tracing_opentelemetry::layer().with_tracer(self.0.tracer("refrain")).with_filter(own)
     }
 
-    /// Sends what is left.
+    /// Sends the spans that are left.
     pub(crate) fn end(self) {
         if let Err(error) = self.0.shutdown() {
             tracing::warn!(%error, "not all spans were sent");

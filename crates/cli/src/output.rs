@@ -8,7 +8,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-/// An error of the program itself, with what to do about it.
+/// An error of the program itself, with a hint.
 #[derive(Debug)]
 pub(crate) struct Fail {
     message: String,
@@ -50,7 +50,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         if usage.use_stderr() && json {
             let text = usage.to_string();
-            // The first paragraph says what is wrong, the others how to use the program.
+            // The first paragraph is the error, the others are usage.
             let wrong = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
             let wrong = wrong.split_whitespace().collect::<Vec<_>>().join(" ");
             let _ = print_json(&serde_json::json!({ "error": wrong, "hint": null }));
@@ -76,7 +76,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     ExitCode::from(if fail.is_some_and(|fail| fail.usage) { 2 } else { 1 })
 }
 
-/// What is said along the chain, without what has been said already.
+/// The messages of the chain, without those that the one before contains.
 fn causes(error: &anyhow::Error) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -104,12 +104,44 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Says something on standard error; nobody listening is no error.
+/// Prints a line to standard error. A closed standard error is no failure.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Warns on standard error, even if asked to be quiet.
+/// Progress and remarks on standard error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Console {
+    /// Neither bars nor remarks are shown.
+    pub(crate) quiet: bool,
+}
+
+impl Console {
+    /// A progress bar; hidden where standard error is no terminal.
+    pub(crate) fn bar(&self, what: &'static str, rest: &str) -> ProgressBar {
+        if self.quiet { ProgressBar::hidden() } else { bar(what, rest) }
+    }
+
+    /// A spinner for work of unknown length; hidden where standard error is no terminal.
+    pub(crate) fn spinner(&self, what: &'static str) -> ProgressBar {
+        if self.quiet { ProgressBar::hidden() } else { spinner(what) }
+    }
+
+    /// Prints a remark.
+    pub(crate) fn say(&self, text: &str) {
+        if !self.quiet {
+            say(text);
+        }
+    }
+}
+
+/// Sets a bar's length and position.
+pub(crate) fn show(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(done);
+}
+
+/// Warns on standard error, even with --quiet.
 pub(crate) fn warn(text: &str) {
     say(&format!("{} {text}", paint("1;33", "warning:", &io::stderr())));
 }
@@ -125,18 +157,18 @@ pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Text without what would steer a terminal; line ends and tabs stay.
+/// Text without control characters other than line ends and tabs.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c }).collect()
 }
 
-/// The same on one line.
+/// Text without control characters.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A progress bar on standard error, hidden where that is no terminal. `{rate}` in `rest` is tokens a second.
-pub(crate) fn bar(what: &'static str, rest: &str) -> ProgressBar {
+/// A progress bar on standard error. `{rate}` in `rest` is tokens a second.
+fn bar(what: &'static str, rest: &str) -> ProgressBar {
     let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let _ = write!(out, "{:.0} tokens/s", state.per_sec());
     };
@@ -148,8 +180,7 @@ pub(crate) fn bar(what: &'static str, rest: &str) -> ProgressBar {
     bar
 }
 
-/// Something that moves while there is nothing to count.
-pub(crate) fn spinner(what: &'static str) -> ProgressBar {
+fn spinner(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner:.cyan} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     let spinner = ProgressBar::new_spinner().with_style(style).with_message(what);

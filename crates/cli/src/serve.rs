@@ -98,7 +98,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         context.say("stopped");
         anyhow::Ok(())
     })?;
-    // What still runs aside is nobody's any more.
+    // Nothing waits for the tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     #[cfg(feature = "otlp")]
     if let Some(export) = export {
@@ -107,7 +107,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the program is told to stop, by Ctrl-C or SIGTERM. Told again, it ends at once.
+/// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
 async fn stopped() {
     told_to_stop().await;
     tokio::spawn(async {

@@ -1,6 +1,6 @@
-//! What the options come to: folders, engine, store, methods.
+//! The resolved options: folders, engine, store, methods.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::ArgMatches;
@@ -10,15 +10,17 @@ use refrain_engine::{Document, Engine, Settings};
 use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
 use crate::args::{Global, Quota, Shared};
-use crate::output::Fail;
-use crate::{calibrate, models, output};
+use crate::calibration::stable_layers;
+use crate::folders::data_folder;
+use crate::output::{Console, Fail, show};
+use crate::{models, output};
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) global: Global,
     pub(crate) json: bool,
-    pub(crate) quiet: bool,
+    pub(crate) console: Console,
     /// Folder of the models fetched by name.
     pub(crate) models: PathBuf,
     /// Folder of the chunk store.
@@ -44,17 +46,17 @@ impl Context {
             Some(folder) => folder.clone(),
             None => data_folder().context(lacking).context("give --store")?.join("chunks"),
         };
-        let (json, quiet) = (global.json, global.quiet);
+        let (json, console) = (global.json, Console { quiet: global.quiet });
         let method = matches.try_contains_id("method").unwrap_or(false);
         let method_typed = method && matches.value_source("method") == Some(ValueSource::CommandLine);
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
         let data_folder = data_folder();
-        Ok(Context { json, quiet, models, store, data_folder, method_typed, max_tokens_given, global })
+        Ok(Context { json, console, models, store, data_folder, method_typed, max_tokens_given, global })
     }
 
-    /// What the store may keep.
+    /// The store's limits.
     pub(crate) fn limits(&self) -> Limits {
         let mut limits = Limits::memory(self.global.memory);
         limits.disk = self.global.disk;
@@ -110,7 +112,7 @@ impl Context {
     }
 
     pub(crate) fn engine_on(&self, store: Store) -> Result<Engine> {
-        let path = models::resolve(self)?;
+        let path = models::resolve(&self.global.model, &self.models)?;
         let settings = Settings {
             threads: self.global.threads,
             precision: self.global.compute.0,
@@ -125,33 +127,26 @@ impl Context {
         let mut engine =
             Engine::open(&path, store, settings, |done, total| show(&bar, done as u64, total as u64))?;
         bar.finish_and_clear();
-        let stable_layers = calibrate::known(self, &engine)?;
+        let stable_layers =
+            stable_layers(self.global.calibration.as_deref(), self.data_folder.as_deref(), &engine)?;
         engine.use_stable_layers(stable_layers);
         Ok(engine)
     }
 
-    /// A progress bar on standard error; nothing where that is no terminal.
+    /// [`Console::bar`].
     pub(crate) fn bar(&self, what: &'static str, rest: &str) -> ProgressBar {
-        if self.quiet { ProgressBar::hidden() } else { output::bar(what, rest) }
+        self.console.bar(what, rest)
     }
 
-    /// A sign of life on standard error; nothing where that is no terminal.
+    /// [`Console::spinner`].
     pub(crate) fn spinner(&self, what: &'static str) -> ProgressBar {
-        if self.quiet { ProgressBar::hidden() } else { output::spinner(what) }
+        self.console.spinner(what)
     }
 
-    /// Says something on standard error, unless asked to be quiet.
+    /// [`Console::say`].
     pub(crate) fn say(&self, text: &str) {
-        if !self.quiet {
-            output::say(text);
-        }
+        self.console.say(text);
     }
-}
-
-/// Moves a bar.
-pub(crate) fn show(bar: &ProgressBar, done: u64, total: u64) {
-    bar.set_length(total);
-    bar.set_position(done);
 }
 
 /// All documents of these files and folders.
@@ -165,36 +160,4 @@ pub(crate) fn read_documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
         documents.extend(found);
     }
     Ok(documents)
-}
-
-/// Folder of the user's configuration of this program.
-pub(crate) fn config_folder() -> Option<PathBuf> {
-    folder("XDG_CONFIG_HOME", "APPDATA", "Library/Application Support", ".config")
-}
-
-/// Folder of the user's data of this program.
-fn data_folder() -> Option<PathBuf> {
-    folder("XDG_DATA_HOME", "LOCALAPPDATA", "Library/Application Support", ".local/share")
-}
-
-/// `xdg` holds everywhere if it is set; else the platform's own place.
-fn folder(xdg: &str, windows: &str, mac: &str, other: &str) -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = |below: &str| std::env::home_dir().map(|home| home.join(below));
-    let base = variable(xdg).or_else(|| {
-        if cfg!(windows) {
-            variable(windows)
-        } else if cfg!(target_os = "macos") {
-            home(mac)
-        } else {
-            home(other)
-        }
-    });
-    base.map(|base| base.join("refrain"))
-}
-
-/// A path as a person would write it: `~` for the home folder.
-pub(crate) fn tilde(path: &Path) -> String {
-    let below = std::env::home_dir().and_then(|home| path.strip_prefix(home).ok().map(Path::to_owned));
-    below.map_or_else(|| path.display().to_string(), |below| Path::new("~").join(below).display().to_string())
 }

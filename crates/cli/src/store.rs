@@ -1,6 +1,7 @@
-//! `refrain store`: what is stored, and what becomes of it.
+//! `refrain store`: lists, shows, verifies, pins and removes stored chunks.
 
 mod archive;
+mod selection;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, IsTerminal};
@@ -8,14 +9,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use refrain_model::{ModelFiles, Tokenizer};
-use refrain_store::{ChunkDetail, ChunkInfo, ChunkKey, Encoding, Scope, Store};
+use refrain_store::{ChunkDetail, ChunkInfo, Encoding, Scope, Store};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
-use crate::output::{Fail, age, bytes, count, one_line, paint, percent, plain, print, print_json, warn};
-use crate::settings::{Context, show as move_bar, tilde};
+use crate::folders::tilde;
+use crate::output::{
+    Fail, age, bytes, count, one_line, paint, percent, plain, print, print_json, show as move_bar, warn,
+};
+use crate::settings::Context;
 use crate::table::Table;
 use crate::{models, output};
+
+use self::selection::keys;
 
 /// `refrain store`
 pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
@@ -38,16 +44,6 @@ pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
         ));
     }
     outcome
-}
-
-/// Keys of one's own chunks by their first digits, or of all of them.
-fn keys(context: &Context, store: &Store, keys: &[String], all: bool) -> Result<Vec<ChunkKey>> {
-    let namespace = context.namespace()?;
-    let scope = Scope::Namespace(&namespace);
-    if all {
-        return Ok(store.list(scope)?.chunks.iter().map(|info| info.key).collect());
-    }
-    Ok(keys.iter().map(|key| store.resolve(key, scope)).collect::<Result<_, _>>()?)
 }
 
 fn stats(context: &Context, store: &Store) -> Result<()> {
@@ -190,12 +186,12 @@ fn pin(
     print(&format!("{} {what}\n", count(changed, "chunk")))
 }
 
-/// The model that the options name, if it is at hand; its headers are read, no weight.
+/// The model that the options name, if it can be opened. Its headers are read, no weights.
 fn model(context: &Context) -> Option<ModelFiles> {
-    models::resolve(context).ok().and_then(|path| ModelFiles::open(path).ok())
+    models::resolve(&context.global.model, &context.models).ok().and_then(|path| ModelFiles::open(path).ok())
 }
 
-/// What names the chunks of a model under these options.
+/// The model's identity in chunk keys under these options.
 fn identity(context: &Context, files: &ModelFiles) -> Option<[u8; 32]> {
     let precision = context.global.compute.0.map_or_else(|| files.native_precision(), Ok).ok()?;
     let bar = context.bar("hashing the model", "{percent}%");
@@ -334,7 +330,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
     }
 }
 
-/// A chunk's text, if its model is at hand.
+/// A chunk's text, if its model can be opened.
 fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
     let files = model(context).filter(|files| identity(context, files) == Some(detail.info.model))?;
     Some(Tokenizer::open(&files).ok()?.decode(&detail.token_ids, false))

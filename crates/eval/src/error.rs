@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What can go wrong.
+/// An error of the harness.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,18 +11,18 @@ pub enum Error {
     Data {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The fault, and what to do.
         reason: String,
     },
-    /// A matrix or a run asks for something that there is not.
+    /// A matrix or a run names something that does not exist.
     #[error("{0}")]
-    Asked(String),
+    Invalid(String),
     /// The judge gave no reply.
     #[error("judge {url}: {reason}")]
     Judge {
         /// Where it was asked.
         url: String,
-        /// What went wrong: status and beginning of what came back, if something did.
+        /// The fault, with the status and the beginning of the reply if there was one.
         reason: String,
     },
     /// The engine refused.

@@ -24,9 +24,9 @@ pub struct Judge {
     pause: Duration,
 }
 
-/// How a question is answered.
+/// Sampling options of a judge's reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Asking {
+pub struct JudgeOptions {
     /// Temperature; 0 is greedy.
     pub temperature: f64,
     /// Nucleus; the endpoint's own if there is none.
@@ -34,7 +34,7 @@ pub struct Asking {
     pub top_p: Option<f64>,
     /// Most new tokens.
     pub max_tokens: usize,
-    /// Seed of what is drawn.
+    /// Seed of the random choices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
 }
@@ -44,7 +44,7 @@ struct Request<'a> {
     model: &'a str,
     messages: [Message<'a>; 1],
     #[serde(flatten)]
-    asking: &'a Asking,
+    options: &'a JudgeOptions,
 }
 
 #[derive(Serialize)]
@@ -72,12 +72,12 @@ struct Content {
 /// Why there is no reply.
 struct Failure {
     reason: String,
-    /// Whether the same request may fare better later.
+    /// Whether the request may succeed later.
     passing: bool,
 }
 
 impl Judge {
-    /// The model of an endpoint: `url` as OpenAI's clients take it, such as `http://127.0.0.1:8080/v1`.
+    /// A judge: a model of the endpoint `url`, as OpenAI's clients take it, such as `http://127.0.0.1:8080/v1`.
     pub fn new(url: &str, model: &str, key: Option<String>) -> Judge {
         let config =
             ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
@@ -95,13 +95,13 @@ impl Judge {
         &self.model
     }
 
-    /// What the model replies. Asks again, later each time, where the endpoint is busy or fails.
+    /// The model's reply. A busy or failing endpoint is asked again, after growing pauses.
     ///
     /// # Errors
     /// If the endpoint cannot be reached, refuses, or replies with something else than a chat completion.
-    pub fn ask(&self, prompt: &str, asking: &Asking) -> Result<String> {
+    pub fn ask(&self, prompt: &str, options: &JudgeOptions) -> Result<String> {
         let messages = [Message { role: "user", content: prompt }];
-        let body = serde_json::to_vec(&Request { model: &self.model, messages, asking })
+        let body = serde_json::to_vec(&Request { model: &self.model, messages, options })
             .map_err(|error| self.error(error))?;
         let mut pause = self.pause;
         for _ in 0..RETRIES {
@@ -151,7 +151,7 @@ impl Judge {
 }
 
 impl Failure {
-    /// Of a request that got no reply. Its own faults, such as a malformed URL, do not pass.
+    /// The failure of a request without a reply. Faults of the request, such as a malformed URL, are not retried.
     fn of(error: &ureq::Error) -> Failure {
         use ureq::Error::{ConnectionFailed, HostNotFound, Io, Protocol, Timeout};
         let passing = matches!(error, ConnectionFailed | HostNotFound | Io(_) | Protocol(_) | Timeout(_));

@@ -1,8 +1,10 @@
-//! The evaluation harness: what each method costs in quality, on the benchmarks of the papers.
+//! The evaluation harness: the quality of methods and policies on the papers' benchmarks.
 //!
-//! A [`tasks`] module makes [`Sample`]s of a benchmark's data (or generates them), a run answers each with every method and
-//! policy and appends a [`Record`] a line, and [`report`] makes tables and pictures of them.
+//! The [`tasks`] make [`Sample`]s of a benchmark's data or generate them. A [`run`] answers each sample by every [`Variant`],
+//! and appends a line with the [`Record`] to a file. A [`report`] shows the records as tables and pictures.
 
+mod calendar;
+mod csv;
 mod error;
 mod judge;
 mod matrix;
@@ -11,12 +13,17 @@ mod record;
 pub mod report;
 pub mod run;
 mod sample;
+mod sample_run;
 mod scoring;
 pub mod tasks;
+mod variant;
 
+pub use calendar::utc;
+pub use csv::csv_line;
 pub use error::{Error, Result};
-pub use judge::{Asking, Judge};
+pub use judge::{Judge, JudgeOptions};
 pub use matrix::{Matrix, TaskSpec};
-pub use record::{About, Cost, Fidelity, Machine, ModelAbout, Record, TaskAbout};
+pub use record::{Cost, Fidelity, MachineInfo, ModelInfo, Record, RunInfo, TaskInfo};
 pub use sample::{Gold, Sample, Scoring};
 pub use scoring::Scorer;
+pub use variant::{RunOptions, Variant};

@@ -1,4 +1,4 @@
-//! What is to be run: models × methods × policies × tasks, as a small TOML file says.
+//! The matrix of a run, models × methods × policies × tasks, as a TOML file.
 
 use std::path::{Path, PathBuf};
 
@@ -16,21 +16,21 @@ pub struct Matrix {
     pub methods: Vec<String>,
     /// Eviction policies, with options if wanted. `full` is always among them.
     pub policies: Vec<String>,
-    /// How documents lie in the store, `exact`, `q8` or `q4`: every method that reuses chunks answers with each. The
-    /// engine's own if there is none.
+    /// How documents lie in the store, `exact`, `q8` or `q4`: every method that reuses chunks answers with each.
+    /// Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub at_rest: Vec<String>,
-    /// Folder of the benchmarks' data; what is generated needs none.
+    /// Folder of the benchmarks' data; generated tasks need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
     /// Most samples of a task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Most new tokens of an answer, over what the benchmark says.
+    /// Most new tokens of an answer [default: the benchmark's].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
-    /// Tokens that a LongBench prompt is cut to, in its middle; by the model's context if not said (3,500 of 4k, 7,500 of 8k,
-    /// 15,500 of 16k, 31,500 of 32k).
+    /// Tokens that a LongBench prompt is cut to, in its middle; by the model's context if none (3,500 of 4k, 7,500 of
+    /// 8k, 15,500 of 16k, 31,500 of 32k).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_prompt_tokens: Option<usize>,
     /// Seed of everything drawn.
@@ -84,13 +84,13 @@ pub struct TaskSpec {
     /// Depths of the needle, evenly spaced over 0 to 100 %.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depths: Option<usize>,
-    /// How the needle is put in and asked for: `kv_papers`, `kvpress` or `kamradt`.
+    /// Protocol of the needle: `kv_papers`, `kvpress` or `kamradt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub style: Option<String>,
     /// Whether LongBench contexts stay one text, cut every chunk size of tokens as A³ does, and not at their own bounds.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_tokens: bool,
-    /// A file of one's own, for `ruler/qa` and `rag`.
+    /// A file of questions, for `ruler/qa` and `rag`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
 }
@@ -114,12 +114,12 @@ impl Matrix {
         toml::to_string(self).unwrap_or_default()
     }
 
-    /// Checks what can be known before anything is opened.
+    /// Checks the matrix before anything is opened.
     ///
     /// # Errors
     /// If there is nothing to do, or a number makes no sense.
     pub fn check(&self) -> Result<()> {
-        let refuse = |why: &str| Err(Error::Asked(why.to_owned()));
+        let refuse = |why: &str| Err(Error::Invalid(why.to_owned()));
         if self.tasks.is_empty() {
             return refuse(
                 "there is no task; give --tasks, or a matrix with [[tasks]] (`refrain eval tasks` lists them)",

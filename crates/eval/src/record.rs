@@ -1,14 +1,14 @@
-//! What a run writes: a record a sample and method, and what was run.
+//! The files of a run: a record a sample and variant, and the description of the run.
 
 use std::collections::BTreeMap;
 
 use refrain_engine::Account;
 use serde::{Deserialize, Serialize};
 
-/// One answer and what it was worth: a line of `results.jsonl`.
+/// One answer with its scores: a line of `results.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The model, by the name that it was asked for with.
+    /// The model, as it was named.
     pub model: String,
     /// `longbench`, `needle`, `ruler`, `longgenbench`, `longwriter` or `rag`.
     pub benchmark: String,
@@ -22,21 +22,21 @@ pub struct Record {
     pub depth: Option<f64>,
     /// The sample's name within the task.
     pub sample: String,
-    /// The fusion method as it was asked for, such as `a3:ratio=0.3`.
+    /// Specification of the fusion method, such as `a3:ratio=0.3`.
     pub method: String,
-    /// The eviction policy as it was asked for; `full` keeps everything.
+    /// Specification of the eviction policy; `full` keeps everything.
     pub policy: String,
     /// The answer.
     #[serde(default)]
     pub answer: String,
-    /// Scores by name, `score` being the task's own. Each is 0..1 but for what its name tells: `words` and counts of checks
-    /// (`checks`, `_asked`, `_yes`). Empty if the sample failed.
+    /// Scores by name, `score` being the task's own. Each is 0..1, except `words` and counts of checks (`checks`,
+    /// `_asked`, `_yes`). Empty if the sample failed.
     #[serde(default)]
     pub scores: BTreeMap<String, f64>,
-    /// How near the method came to vanilla; none for one that failed.
+    /// Fidelity to vanilla; none if the sample failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
-    /// What it took.
+    /// Times and bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
     /// Why there is no answer.
@@ -47,28 +47,28 @@ pub struct Record {
     pub finished: u64,
 }
 
-/// How near a method comes to vanilla with full attention, teacher-forced over the first tokens of vanilla's own answer.
+/// Fidelity of a variant to vanilla with full attention, teacher-forced over the first tokens of vanilla's answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
     /// Mean over positions of `KL(vanilla ‖ method)` of the next token, in nats.
     pub kl: f64,
-    /// Share of positions at which both have the same likeliest token.
+    /// Share of positions at which both have an equal likeliest token.
     pub top1: f64,
     /// Positions compared.
     pub positions: usize,
-    /// By layer: L2 distance of the attention of the question's rows to the document tokens, mean over heads, to vanilla's
-    /// (A3, figure 3). Empty where it was not asked for.
+    /// By layer: L2 distance of the attention of the question's rows to the document tokens, mean over heads, to
+    /// vanilla's (A3, figure 3). Empty if the run does not compare attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attention_l2: Vec<f64>,
     /// Share of vanilla's 40 most attended document tokens that the method recomputed at its deepest layer (A3, figure 2).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hit_rate_40: Option<f64>,
-    /// The same of as many as it recomputed.
+    /// Share of vanilla's most attended document tokens that the method recomputed, of as many as it recomputed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hit_rate: Option<f64>,
 }
 
-/// What an answer took: the engine's account, in short. Times are seconds.
+/// Times and bytes of an answer, from the engine's statistics. Times are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Tokens of the prompt.
@@ -85,14 +85,14 @@ pub struct Cost {
     pub operations: f64,
     /// Request to first token, loading included.
     pub ttft: f64,
-    /// The same without waiting for loading.
+    /// `ttft` without the time of waiting for loading.
     pub compute_ttft: f64,
     /// Time a token after the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot: Option<f64>,
     /// Bytes that the keys and values held at the end take, one cache a KV head.
     pub kv_bytes: usize,
-    /// The same with a cache for each query head, as the papers' figures of memory count.
+    /// `kv_bytes` with a cache for each query head, as the papers count memory.
     pub kv_bytes_query_heads: usize,
     /// Most bytes that were allocated at a time, prefill included.
     pub kv_bytes_peak: usize,
@@ -132,9 +132,9 @@ impl Cost {
     }
 }
 
-/// What was run, where and with what: `about.json` of a run.
+/// The description of a run: its file `about.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct About {
+pub struct RunInfo {
     /// The program's version.
     pub version: String,
     /// The command that made the run.
@@ -146,28 +146,28 @@ pub struct About {
     /// Seconds spent on it, over all its sittings.
     pub seconds: f64,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// The models.
-    pub models: Vec<ModelAbout>,
+    pub models: Vec<ModelInfo>,
     /// The tasks, in order.
-    pub tasks: Vec<TaskAbout>,
-    /// Fusion methods as they were asked for, in order.
+    pub tasks: Vec<TaskInfo>,
+    /// Specifications of the fusion methods, in order.
     pub methods: Vec<String>,
-    /// Eviction policies as they were asked for, in order.
+    /// Specifications of the eviction policies, in order.
     pub policies: Vec<String>,
     /// Seed of everything drawn.
     pub seed: u64,
-    /// What else answers depend on, by name: a run goes on only with the same.
+    /// Other settings that answers depend on, by name. A run continues only with equal settings.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
 }
 
-impl About {
-    /// Takes over what `known` began, if this is the same run going on.
+impl RunInfo {
+    /// Adds what the run had before, as `known` says.
     ///
     /// # Errors
-    /// What differs, if answers would not go together.
-    pub(crate) fn goes_on(&mut self, known: &About) -> Result<(), String> {
+    /// The difference, if answers of both cannot be compared.
+    pub(crate) fn continue_from(&mut self, known: &RunInfo) -> Result<(), String> {
         let differs = |what: &str, was: &str, is: &str| {
             let advice = "give another folder, or the same settings";
             Err(format!("this run was made with {what} {was}, not {is}; {advice}"))
@@ -181,7 +181,7 @@ impl About {
             }
         }
         for model in &self.models {
-            let same = |other: &&ModelAbout| other.name == model.name;
+            let same = |other: &&ModelInfo| other.name == model.name;
             if let Some(other) = known.models.iter().find(same).filter(|other| *other != model) {
                 return differs(
                     &format!("another {} than", model.name),
@@ -201,7 +201,7 @@ impl About {
         self.command = joined(&known.command, &self.command, "\n");
         self.matrix = joined(&known.matrix, &self.matrix, "\n# then\n");
         keep(&mut self.models, &known.models, |a, b| a.name == b.name);
-        keep(&mut self.tasks, &known.tasks, TaskAbout::same_as);
+        keep(&mut self.tasks, &known.tasks, TaskInfo::same_as);
         keep(&mut self.methods, &known.methods, PartialEq::eq);
         keep(&mut self.policies, &known.policies, PartialEq::eq);
         Ok(())
@@ -217,7 +217,7 @@ fn joined(known: &str, new: &str, between: &str) -> String {
     if is_known { known.to_owned() } else { [known.trim_end(), new].join(between) }
 }
 
-/// What was known goes first; of what is the same, the new one is right.
+/// Known items come first; an item that is in both is taken from the new ones.
 fn keep<T: Clone>(new: &mut Vec<T>, known: &[T], same: impl Fn(&T, &T) -> bool) {
     let mut all: Vec<T> =
         known.iter().map(|old| new.iter().find(|new| same(old, new)).unwrap_or(old).clone()).collect();
@@ -227,7 +227,7 @@ fn keep<T: Clone>(new: &mut Vec<T>, known: &[T], same: impl Fn(&T, &T) -> bool) 
 
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Its processor.
     pub cpu: String,
     /// Instructions that the kernels use.
@@ -242,7 +242,7 @@ pub struct Machine {
 
 /// A model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ModelAbout {
+pub struct ModelInfo {
     /// The name that records have.
     pub name: String,
     /// Its file or folder, without the path.
@@ -265,7 +265,7 @@ pub struct ModelAbout {
 
 /// A task of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TaskAbout {
+pub struct TaskInfo {
     /// As in its records.
     pub benchmark: String,
     /// As in its records.
@@ -275,14 +275,14 @@ pub struct TaskAbout {
     pub length: Option<usize>,
     /// Name of its score, such as `qa_f1`.
     pub metric: String,
-    /// What a score of 1 is shown as: 100 for most, 10 for the needle.
+    /// The number that a score of 1 is shown as: 100 for most tasks, 10 for the needle.
     pub scale: f64,
-    /// Samples asked for.
+    /// Number of samples.
     pub samples: usize,
     /// Samples of the benchmark itself, if it is not generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<usize>,
-    /// What is not as in the benchmark: a subset, a derived set, another judge. For the table's own row.
+    /// Differences from the benchmark: a subset, a derived set, another judge.
     #[serde(default)]
     pub note: String,
     /// BLAKE3 of the data's file, hexadecimal, if there is one.
@@ -290,7 +290,7 @@ pub struct TaskAbout {
     pub data: Option<String>,
 }
 
-impl TaskAbout {
+impl TaskInfo {
     /// For people: `ruler/vt at 4096`.
     pub fn label(&self) -> String {
         let name = if self.benchmark == self.task {
@@ -301,13 +301,13 @@ impl TaskAbout {
         self.length.map_or(name.clone(), |length| format!("{name} at {length}"))
     }
 
-    /// What its samples depend on beside their number.
+    /// The things that its samples depend on beside their number.
     fn made_of(&self) -> String {
         let data = self.data.as_deref().and_then(|hash| hash.get(..12)).unwrap_or("no file");
         format!("({}, {data}, {})", self.metric, self.note)
     }
 
-    pub(crate) fn same_as(&self, other: &TaskAbout) -> bool {
+    pub(crate) fn same_as(&self, other: &TaskInfo) -> bool {
         (&self.benchmark, &self.task, self.length) == (&other.benchmark, &other.task, other.length)
     }
 }

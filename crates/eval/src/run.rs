@@ -1,82 +1,47 @@
-//! A run: every sample answered in every way, a line of `results.jsonl` each, going on where it was stopped.
+//! A run: every sample answered by every variant, a line of `results.jsonl` each. A stopped run goes on where it stopped.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use refrain_engine::{Answer, Closeness, Engine, Parts, Prompt, Reference, Request, Sampling};
-use refrain_eviction::Eviction;
-use refrain_fusion::FusionMethod;
-use refrain_store::Encoding;
+use refrain_engine::Engine;
 
+use crate::error::{Error, Result};
+use crate::record::{Record, RunInfo};
+use crate::sample::Sample;
+use crate::sample_run::SampleRun;
 use crate::scoring::Scorer;
-use crate::tasks::Job;
-use crate::{About, Cost, Error, Fidelity, Record, Result, Sample};
+use crate::tasks::LoadedTask;
+use crate::variant::{RunOptions, Variant};
 
-/// A method with a policy, and how documents lie in the store, by the names that records have.
-#[derive(Clone, Debug)]
-pub struct Way {
-    /// As it was asked for.
-    pub method: String,
-    /// The method.
-    pub fusion: Arc<dyn FusionMethod>,
-    /// How the documents lie in the store.
-    pub at_rest: Encoding,
-    /// As it was asked for.
-    pub policy: String,
-    /// The policy.
-    pub eviction: Eviction,
-}
-
-impl Way {
-    /// Whether it is what others are held against.
-    fn is_reference(&self) -> bool {
-        self.method == "vanilla" && self.policy == "full"
-    }
-}
-
-/// How a run goes.
-#[derive(Clone, Debug)]
-pub struct Going {
-    /// Tokens of vanilla's answer that others are forced to.
-    pub forced: usize,
-    /// Whether attention is compared as well.
-    pub maps: bool,
-    /// Seed of sampled answers.
-    pub seed: u64,
-    /// When no further sample is begun.
-    pub until: Option<Instant>,
-}
-
-/// Where a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
-    /// Work that is done, in bytes of prompts and what weighs like them.
+pub struct RunProgress<'a> {
+    /// Work done, in bytes of prompts; a new token counts as some bytes.
     pub done: usize,
-    /// Work in all.
+    /// All work, in the same unit.
     pub total: usize,
     /// Answers that failed.
     pub failed: usize,
-    /// The task at hand.
+    /// The current task.
     pub task: &'a str,
-    /// The method at hand.
+    /// The current method.
     pub method: &'a str,
 }
 
-/// A run's folder, open for more records.
+/// The folder of a run, open and locked for more records.
 #[derive(Debug)]
 pub struct Run {
     folder: PathBuf,
-    about: About,
+    about: RunInfo,
     results: File,
-    /// What needs not be done again.
+    /// Records that have an answer and its scores.
     done: HashSet<Key>,
-    /// Answers that could not be scored.
+    /// Records with an answer that could not be scored.
     unscored: HashMap<Key, Record>,
-    since: Instant,
+    opened: Instant,
 }
 
 /// Model, benchmark, task, length, sample, method, policy.
@@ -87,24 +52,30 @@ fn key(record: &Record) -> Key {
     (model, benchmark, task, length, sample, method, policy)
 }
 
-/// Reads a run's folder for a report.
+/// Reads the folder of a run for a report.
 ///
 /// # Errors
-/// If there is no run, or a line of it is broken that is not the last.
-pub fn read(folder: &Path) -> Result<(About, Vec<Record>)> {
+/// If there is no run, or a line other than the last is broken.
+pub fn read(folder: &Path) -> Result<(RunInfo, Vec<Record>)> {
+    let about = read_about(folder)?;
+    let path = folder.join("results.jsonl");
+    let results = path.exists().then(|| File::open(&path).map_err(|error| Error::data(&path, error)));
+    let records = results.transpose()?.map(|mut file| read_records(&mut file, &path)).transpose()?;
+    Ok((about, records.map_or_else(Vec::new, |(records, _)| records)))
+}
+
+fn read_about(folder: &Path) -> Result<RunInfo> {
     let path = folder.join("about.json");
     let text = std::fs::read_to_string(&path)
         .map_err(|error| Error::data(&path, format!("{error}; is this the folder of a run?")))?;
-    let about = serde_json::from_str(&text).map_err(|error| Error::data(&path, error))?;
-    let path = folder.join("results.jsonl");
-    let records = if path.exists() { records(&path)?.0 } else { Vec::new() };
-    Ok((about, records))
+    serde_json::from_str(&text).map_err(|error| Error::data(&path, error))
 }
 
-/// Whole records of a file, and the bytes that they take: a run that was killed may leave part of a line at the end.
-fn records(path: &Path) -> Result<(Vec<Record>, u64)> {
+/// The whole records of a file, and the bytes that they take: a killed run may leave part of a line at the end.
+fn read_records(file: &mut File, path: &Path) -> Result<(Vec<Record>, u64)> {
     let fail = |error: std::io::Error| Error::data(path, error);
-    let mut reader = BufReader::new(File::open(path).map_err(fail)?);
+    file.rewind().map_err(fail)?;
+    let mut reader = BufReader::new(file);
     let (mut records, mut bytes, mut line) = (Vec::new(), 0, Vec::new());
     loop {
         line.clear();
@@ -120,72 +91,74 @@ fn records(path: &Path) -> Result<(Vec<Record>, u64)> {
 }
 
 impl Run {
-    /// Opens a run's folder, or makes it. One that is there already goes on: what it has is not done again.
+    /// Opens the folder of a run, or makes it. Answers that the folder already has are not made again.
     ///
     /// # Errors
-    /// If the folder cannot be written, or its results were made with other settings.
-    pub fn open(folder: &Path, mut about: About) -> Result<Run> {
+    /// If the folder cannot be written, another run is writing there, or its results were made with other settings.
+    pub fn open(folder: &Path, mut about: RunInfo) -> Result<Run> {
         std::fs::create_dir_all(folder).map_err(|error| Error::data(folder, error))?;
         let path = folder.join("results.jsonl");
-        let (mut done, mut unscored) = (HashSet::new(), HashMap::new());
-        let mut whole = 0;
-        if folder.join("about.json").exists() {
-            let (known, _) = read(folder)?;
-            about.goes_on(&known).map_err(|reason| Error::data(folder, reason))?;
-        }
-        if path.exists() {
-            let (records, bytes) = records(&path)?;
-            let (good, bad): (Vec<Record>, _) =
-                records.into_iter().partition(|record| record.error.is_none());
-            done.extend(good.iter().map(key));
-            let kept = |record: Record| record.cost.is_some().then(|| (key(&record), record));
-            unscored.extend(bad.into_iter().filter_map(kept));
-            whole = bytes;
-        }
         let fail = |error: std::io::Error| Error::data(&path, error);
-        let results = OpenOptions::new().create(true).append(true).open(&path).map_err(fail)?;
+        let mut results =
+            OpenOptions::new().create(true).read(true).append(true).open(&path).map_err(fail)?;
+        // Nothing is read before the lock: a run that holds it may still append.
         results
             .try_lock()
             .map_err(|_| Error::data(folder, "another run is writing here; wait for it to end"))?;
+        if folder.join("about.json").exists() {
+            about.continue_from(&read_about(folder)?).map_err(|reason| Error::data(folder, reason))?;
+        }
+        let (records, whole) = read_records(&mut results, &path)?;
         results.set_len(whole).map_err(fail)?;
-        let since = Instant::now();
-        let run = Run { folder: folder.to_owned(), about, results, done, unscored, since };
-        run.keep_about()?;
+        let (good, bad): (Vec<Record>, _) = records.into_iter().partition(|record| record.error.is_none());
+        let unscored = bad.into_iter().filter(|record| record.cost.is_some());
+        let run = Run {
+            folder: folder.to_owned(),
+            about,
+            results,
+            done: good.iter().map(key).collect(),
+            unscored: unscored.map(|record| (key(&record), record)).collect(),
+            opened: Instant::now(),
+        };
+        run.write_about()?;
         Ok(run)
     }
 
-    /// Answers of a model that need not be made again.
+    /// Number of a model's answers that need not be made again.
     pub fn known(&self, model: &str) -> usize {
         self.done.iter().filter(|key| key.0 == model).count()
     }
 
-    /// Writes what was run, with the time that it has taken so far.
+    /// Writes `about.json`, with the time that the run has taken so far.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub fn keep_about(&self) -> Result<()> {
+    pub fn write_about(&self) -> Result<()> {
         let path = self.folder.join("about.json");
-        let about =
-            About { seconds: self.about.seconds + self.since.elapsed().as_secs_f64(), ..self.about.clone() };
+        let about = RunInfo {
+            seconds: self.about.seconds + self.opened.elapsed().as_secs_f64(),
+            ..self.about.clone()
+        };
         let text = serde_json::to_string_pretty(&about).map_err(|error| Error::data(&path, error))?;
         let part = self.folder.join("about.json.part");
         let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, &path));
         written.map_err(|error| Error::data(&path, error))
     }
 
-    /// Answers the samples of all jobs in all ways, the first samples of every job first: a run that is stopped has some
-    /// of each. `progress` is told of every answer; if it returns false the run stops there. Returns whether all is done.
+    /// Answers the samples of all jobs by all variants, the first samples of every job first, so that a stopped run has
+    /// some of each. `progress` is called before every answer; if it returns false the run stops. Returns whether all
+    /// is done.
     ///
     /// # Errors
-    /// If the folder cannot be written. What goes wrong with a sample is in its record.
+    /// If the folder cannot be written. An error of a sample is in its record.
     pub fn answer(
         &mut self,
         (name, engine): (&str, &Engine),
-        jobs: &[Job],
-        ways: &[Way],
-        going: &Going,
+        jobs: &[LoadedTask],
+        variants: &[Variant],
+        options: &RunOptions,
         scorer: &Scorer<'_>,
-        mut progress: impl FnMut(Step<'_>) -> bool,
+        mut progress: impl FnMut(RunProgress<'_>) -> bool,
     ) -> Result<bool> {
         let all = jobs.iter().flat_map(|job| &job.samples);
         let total = all.map(weight).sum();
@@ -194,33 +167,34 @@ impl Run {
         for index in 0..most {
             for job in jobs.iter().filter(|job| index < job.samples.len()) {
                 let sample = &job.samples[index];
-                let left: Vec<&Way> = ways
+                let left: Vec<&Variant> = variants
                     .iter()
-                    .filter(|way| !self.done.contains(&key(&blank(name, job, sample, way))))
+                    .filter(|variant| !self.done.contains(&key(&blank(name, job, sample, variant))))
                     .collect();
-                if !left.is_empty() && going.until.is_some_and(|until| Instant::now() >= until) {
+                if !left.is_empty() && options.until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(false);
                 }
-                let mut asking = Asking { engine, job, sample, ways, going, scorer, reference: None };
-                for way in left {
+                let mut sample_run = SampleRun::new(engine, job, sample, variants, options, scorer);
+                for variant in left {
                     let task = job.about.label();
-                    if !progress(Step { done, total, failed, task: &task, method: &way.method }) {
+                    if !progress(RunProgress { done, total, failed, task: &task, method: &variant.method }) {
                         return Ok(false);
                     }
-                    let blank = blank(name, job, sample, way);
-                    let record = asking.answer(way, self.unscored.remove(&key(&blank)).unwrap_or(blank));
+                    let blank = blank(name, job, sample, variant);
+                    let record =
+                        sample_run.answer(variant, self.unscored.remove(&key(&blank)).unwrap_or(blank));
                     failed += usize::from(record.error.is_some());
-                    self.keep(record)?;
+                    self.append(record)?;
                 }
                 done += weight(sample);
             }
-            self.keep_about()?;
+            self.write_about()?;
         }
-        progress(Step { done, total, failed, task: "", method: "" });
+        progress(RunProgress { done, total, failed, task: "", method: "" });
         Ok(true)
     }
 
-    fn keep(&mut self, record: Record) -> Result<()> {
+    fn append(&mut self, record: Record) -> Result<()> {
         let path = || self.folder.join("results.jsonl");
         let mut line = serde_json::to_vec(&record).map_err(|error| Error::data(path(), error))?;
         line.push(b'\n');
@@ -232,15 +206,15 @@ impl Run {
     }
 }
 
-/// About what a sample takes: bytes of its prompt, and what a new token costs beside one of them.
+/// Work of a sample: bytes of its prompt, and those that its new tokens count as.
 fn weight(sample: &Sample) -> usize {
     const NEW_TOKEN: usize = 40;
     let documents: usize = sample.documents.iter().map(String::len).sum();
     sample.before.len() + documents + sample.question.len() + NEW_TOKEN * sample.max_tokens
 }
 
-/// A record of what is to be answered.
-fn blank(model: &str, job: &Job, sample: &Sample, way: &Way) -> Record {
+/// The record of an answer to come.
+fn blank(model: &str, job: &LoadedTask, sample: &Sample, variant: &Variant) -> Record {
     Record {
         model: model.to_owned(),
         benchmark: job.about.benchmark.clone(),
@@ -248,123 +222,39 @@ fn blank(model: &str, job: &Job, sample: &Sample, way: &Way) -> Record {
         length: sample.length,
         depth: sample.depth,
         sample: sample.id.clone(),
-        method: way.method.clone(),
-        policy: way.policy.clone(),
+        method: variant.method.clone(),
+        policy: variant.policy.clone(),
         ..Record::default()
     }
 }
 
-/// One sample, answered in several ways.
-struct Asking<'a> {
-    engine: &'a Engine,
-    job: &'a Job,
-    sample: &'a Sample,
-    ways: &'a [Way],
-    going: &'a Going,
-    scorer: &'a Scorer<'a>,
-    /// The prompt and vanilla's answer, once they are there.
-    reference: Option<(Prompt, Reference)>,
-}
-
-impl Asking<'_> {
-    /// A record with its answer, or with why there is none. One that could not be scored keeps its answer, and is only
-    /// scored the next time.
-    fn answer(&mut self, way: &Way, blank: Record) -> Record {
-        let mut record = Record { error: None, ..blank };
-        if record.cost.is_none() {
-            match self.try_answer(way) {
-                Ok((answer, fidelity)) => {
-                    let config = self.engine.decoder().config();
-                    record.cost = Some(Cost::of(&answer.account, config.heads / config.kv_heads));
-                    (record.answer, record.fidelity) = (answer.text, Some(fidelity));
-                }
-                Err(error) => record.error = Some(error.to_string()),
-            }
-        }
-        if record.error.is_none() {
-            let Job { scoring, first_line, .. } = *self.job;
-            match self.scorer.scores(scoring, first_line, self.sample, &record.answer) {
-                Ok(scores) => record.scores = scores,
-                Err(error) => record.error = Some(error.to_string()),
-            }
-        }
-        record.finished = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        record
-    }
-
-    fn try_answer(&mut self, way: &Way) -> Result<(Answer, Fidelity)> {
-        let sampling = self.sampling();
-        if self.reference.is_none() {
-            let prompt = self.prompt()?;
-            // A greedy answer to a sampled task is nothing but what the others are forced to.
-            let greedy = sampling.temperature == 0.0;
-            let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.going.forced) };
-            let asked = Sampling { max_tokens: most, ..sampling.clone() };
-            let reference = self.engine.reference(&prompt, &asked, self.going.forced, self.going.maps)?;
-            for encoding in Encoding::ALL {
-                let ways = self.ways.iter().filter(|way| way.at_rest == encoding);
-                let methods: Vec<_> = ways.map(|way| way.fusion.as_ref()).collect();
-                self.engine.at_rest(encoding).ingest_prompt(&prompt, &methods)?;
-            }
-            self.reference = Some((prompt, reference));
-        }
-        let Some((prompt, reference)) = &self.reference else {
-            return Err(Error::Asked("vanilla has not answered".to_owned()));
-        };
-        let (answer, fidelity) = if way.is_reference() && sampling.temperature == 0.0 {
-            let positions = reference.positions(self.engine);
-            let fidelity = Fidelity { top1: 1.0, positions, ..Fidelity::default() };
-            (reference.answer.clone(), fidelity)
-        } else {
-            let request = Request { eviction: &way.eviction, ..Request::new(way.fusion.as_ref(), &sampling) };
-            let (answer, close) =
-                self.engine.at_rest(way.at_rest).answer_beside(prompt, &request, reference)?;
-            (answer, fidelity(close))
-        };
-        if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {
-            return Err(Error::Asked("the model's logits or attention are not numbers".to_owned()));
-        }
-        Ok((answer, fidelity))
-    }
-
-    fn prompt(&self) -> Result<Prompt> {
-        let Sample { before, documents, question, answer_prefix, chat, .. } = self.sample;
-        Ok(self.engine.compose(&Parts {
-            before,
-            documents,
-            // One text has no bounds of its own.
-            apart: documents.len() == 1,
-            question,
-            answer_prefix,
-            chat: *chat,
-        })?)
-    }
-
-    fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.job.temperature as f32,
-            top_p: self.job.top_p as f32,
-            max_tokens: self.sample.max_tokens,
-            min_tokens: self.sample.min_tokens,
-            stop: self.sample.stop.clone(),
-            seed: self.going.seed,
-            ..Sampling::default()
-        }
-    }
-}
-
-fn fidelity(close: Closeness) -> Fidelity {
-    Fidelity {
-        kl: close.agreement.kl,
-        top1: close.agreement.top1,
-        positions: close.agreement.positions,
-        attention_l2: close.attention_l2,
-        hit_rate_40: close.hits.map(|hits| hits.best),
-        hit_rate: close.hits.map(|hits| hits.as_many),
-    }
-}
-
-/// Seconds left, when a share of the work is done.
+/// The time that is left when a share of the work is done.
 pub fn left(done: usize, total: usize, elapsed: Duration) -> Option<Duration> {
     (done > 0).then(|| elapsed.mul_f64((total - done.min(total)) as f64 / done as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_of_a_run_that_just_ended_is_lost() {
+        const EACH: usize = 300;
+        let folder = tempfile::tempdir().unwrap();
+        // Each opens the run, appends a record and ends, as often as the lock lets it.
+        let work = |thread: usize| {
+            let mut written = 0;
+            for index in 0..EACH {
+                let Ok(mut run) = Run::open(folder.path(), RunInfo::default()) else { continue };
+                run.append(Record { sample: format!("{thread}-{index}"), ..Record::default() }).unwrap();
+                written += 1;
+            }
+            written
+        };
+        let written: usize = std::thread::scope(|scope| {
+            let threads = [0, 1, 2].map(|thread| scope.spawn(move || work(thread)));
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(read(folder.path()).unwrap().1.len(), written);
+    }
 }

@@ -1,4 +1,4 @@
-//! One sample of a benchmark: the parts of its prompt as text, and what a right answer is.
+//! One sample of a benchmark: the parts of its prompt as text, and the expected answer.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::metrics::longgen::Plan;
 /// `answer_prefix`; nothing is trimmed and nothing put between.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Its name within the task: the data's own, or made of what it was generated from.
+    /// Its name within the task: from the data, or made of the parameters that it was generated from.
     pub id: String,
     /// Text before the documents: instructions, a worked example.
     pub before: String,
@@ -31,11 +31,11 @@ pub struct Sample {
     pub length: Option<usize>,
     /// Where its needle lies, in percent of the context.
     pub depth: Option<f64>,
-    /// What a right answer is.
+    /// The expected answer.
     pub gold: Gold,
 }
 
-/// What an answer is held against.
+/// The expected answer of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gold {
     /// Right answers, or references that all must be met: the metric says.
@@ -76,21 +76,21 @@ impl Scoring {
 pub enum Scoring {
     /// F1 of words (LongBench `qa_f1_score`).
     QaF1,
-    /// The same of words as jieba cuts them (`qa_f1_zh_score`).
+    /// F1 of words as jieba cuts them (`qa_f1_zh_score`).
     QaF1Zh,
     /// F1 of the tokenizer's ids (CacheBlend's own protocol).
     TokenF1,
     /// ROUGE-L of the `rouge` package (`rouge_score`).
     RougeL,
-    /// The same of words as jieba cuts them (`rouge_zh_score`).
+    /// ROUGE-L of words as jieba cuts them (`rouge_zh_score`).
     RougeLZh,
     /// Classes named (`classification_score`).
     Classification,
-    /// Numbers that are the right one (`count_score`).
+    /// Share of the answer's numbers that are right (`count_score`).
     Count,
-    /// The same for passages (`retrieval_score`).
+    /// Share of the named passages that are right (`retrieval_score`).
     Retrieval,
-    /// The same for Chinese passages (`retrieval_zh_score`).
+    /// Share of the named Chinese passages that are right (`retrieval_zh_score`).
     RetrievalZh,
     /// Likeness of the first line of code (`code_sim_score`), difflib's.
     CodeSim,

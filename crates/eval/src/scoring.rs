@@ -1,16 +1,17 @@
-//! What an answer is worth, with what text alone does not tell: the model's tokens and a judge.
+//! Scores of answers: by metrics of the text, by the model's tokens, and by a judge.
 
 use std::collections::BTreeMap;
 
-use crate::judge::{Asking, Judge};
+use crate::judge::{Judge, JudgeOptions};
 use crate::metrics::longgen::{CheckKind, Plan, Sections, judge_prompt, keyword_presence, verdict};
 use crate::metrics::{self, longwriter};
 use crate::{Error, Gold, Result, Sample, Scoring};
 
 /// How LongGenBench asks its judge, Meta-Llama-3.1-8B-Instruct.
-const CHECKING: Asking = Asking { temperature: 0.95, top_p: Some(0.95), max_tokens: 50, seed: Some(42) };
+const CHECKING: JudgeOptions =
+    JudgeOptions { temperature: 0.95, top_p: Some(0.95), max_tokens: 50, seed: Some(42) };
 /// How LongWriter asks its own, GPT-4o (`eval_quality.py`).
-const GRADING: Asking = Asking { temperature: 0.5, top_p: None, max_tokens: 1024, seed: None };
+const GRADING: JudgeOptions = JudgeOptions { temperature: 0.5, top_p: None, max_tokens: 1024, seed: None };
 /// How often it asks for grades that can be read.
 const TRIES: usize = 5;
 
@@ -19,8 +20,8 @@ const TRIES: usize = 5;
 pub struct Scorer<'a> {
     /// Judges long outputs, if there is one.
     pub judge: Option<&'a Judge>,
-    /// What LongWriter's judge is asked ([`judge_template`](crate::tasks::longwriter::judge_template)); without it quality is
-    /// not graded.
+    /// The prompt of LongWriter's judge ([`judge_template`](crate::tasks::longwriter::judge_template)); without it
+    /// quality is not graded.
     pub quality: Option<&'a str>,
     /// Ids of a text by the model's tokenizer, no BOS.
     pub encode: &'a dyn Fn(&str) -> Vec<u32>,
@@ -30,12 +31,12 @@ pub struct Scorer<'a> {
 type Scores = BTreeMap<String, f64>;
 
 impl Scorer<'_> {
-    /// Scores by name. `score` is the task's own, 0..1; what else there is depends on the task: see [`Record::scores`].
+    /// Scores by name. `score` is the task's own, 0..1; others depend on the task: see [`Record::scores`].
     ///
     /// [`Record::scores`]: crate::Record::scores
     ///
     /// # Errors
-    /// If the sample's gold has not what the task is scored by, or the judge fails.
+    /// If the sample's gold lacks what the metric compares with, or the judge fails.
     pub fn scores(
         &self,
         scoring: Scoring,
@@ -49,7 +50,7 @@ impl Scorer<'_> {
             _ => metrics::score(scoring, answer, &sample.gold),
         };
         let own = own.ok_or_else(|| {
-            Error::Asked(format!("sample {}: its gold has nothing to score {scoring:?} by", sample.id))
+            Error::Invalid(format!("sample {}: its gold has nothing to score {scoring:?} by", sample.id))
         })?;
         let mut scores = Scores::from([("score".into(), own)]);
         let extra = metrics::extra(scoring, answer, &sample.gold);
@@ -73,7 +74,7 @@ impl Scorer<'_> {
         references.map(|reference| metrics::token_f1(&ids, &reference)).fold(0.0, f64::max)
     }
 
-    /// What LongGenBench's tables are made of. Without a judge `proxy_` stands before the names of what its checks find.
+    /// The counts of LongGenBench's tables. Without a judge the names of the checks' counts begin with `proxy_`.
     fn sections(&self, plan: &Plan, generation: &str, scores: &mut Scores) -> Result<()> {
         let output = plan.output(generation);
         let sections = Sections::of(plan, &output);

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use refrain_engine::{Engine, Settings};
 use refrain_eval::Scorer;
-use refrain_eval::run::{Going, Run, Way, read};
-use refrain_eval::tasks::{Job, Model, load};
-use refrain_eval::{About, Matrix, Record, TaskSpec};
+use refrain_eval::run::{Run, RunProgress, read};
+use refrain_eval::tasks::{LoadedTask, TaskModel, load};
+use refrain_eval::{Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
 use refrain_store::{Encoding, Store};
 
 fn engine() -> Engine {
@@ -16,9 +16,9 @@ fn engine() -> Engine {
     Engine::open(&path, Store::in_memory(1 << 28), settings, |_, _| ()).unwrap()
 }
 
-fn jobs(engine: &Engine, matrix: &Matrix) -> Vec<Job> {
+fn jobs(engine: &Engine, matrix: &Matrix) -> Vec<LoadedTask> {
     let context = engine.decoder().config().context;
-    load(matrix, &Model { tokenizer: engine.tokenizer(), context, chunk_tokens: 64 }).unwrap().0
+    load(matrix, &TaskModel { tokenizer: engine.tokenizer(), context, chunk_tokens: 64 }).unwrap().0
 }
 
 /// Two tasks that fit the model's context of 512 tokens.
@@ -32,40 +32,45 @@ fn matrix() -> Matrix {
     }
 }
 
-fn ways(specs: &[(&str, &str)]) -> Vec<Way> {
-    let way = |(method, policy): &(&str, &str)| Way {
+fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
+    let variant = |(method, policy): &(&str, &str)| Variant {
         method: (*method).to_owned(),
         fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":at_rest=q4")).unwrap(),
         at_rest: if method.ends_with(":at_rest=q4") { Encoding::Q4 } else { Encoding::Exact },
         policy: (*policy).to_owned(),
         eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
     };
-    specs.iter().map(way).collect()
+    specs.iter().map(variant).collect()
 }
 
-fn about(jobs: &[Job]) -> About {
+fn about(jobs: &[LoadedTask]) -> RunInfo {
     let tasks = jobs.iter().map(|job| job.about.clone()).collect();
-    About { seed: 42, tasks, settings: [("forced".to_owned(), "4".to_owned())].into(), ..About::default() }
+    RunInfo {
+        seed: 42,
+        tasks,
+        settings: [("forced".to_owned(), "4".to_owned())].into(),
+        ..RunInfo::default()
+    }
 }
 
 /// Goes on with a run for at most so many answers; returns whether all is done.
-fn go_on(folder: &Path, engine: &Engine, jobs: &[Job], most: usize) -> bool {
-    let ways = ways(&[
+fn go_on(folder: &Path, engine: &Engine, jobs: &[LoadedTask], most: usize) -> bool {
+    let variants = variants(&[
         ("vanilla", "full"),
         ("pie", "full"),
         ("pie:at_rest=q4", "full"),
         ("a3:ratio=0.3", "morph_kv:capacity=40,window=8"),
     ]);
-    let going = Going { forced: 4, maps: true, seed: 42, until: None };
+    let options = RunOptions { forced: 4, maps: true, seed: 42, until: None };
     let encode = |_: &str| Vec::new();
     let scorer = Scorer { judge: None, quality: None, encode: &encode };
     let mut run = Run::open(folder, about(jobs)).unwrap();
     let mut left = most;
-    let go_on = |_: refrain_eval::run::Step<'_>| {
+    let go_on = |_: RunProgress<'_>| {
         left = left.saturating_sub(1);
         left > 0
     };
-    run.answer(("tiny", engine), jobs, &ways, &going, &scorer, go_on).unwrap()
+    run.answer(("tiny", engine), jobs, &variants, &options, &scorer, go_on).unwrap()
 }
 
 fn without_chance(records: Vec<Record>) -> Vec<Record> {
@@ -90,7 +95,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     assert!(go_on(whole.path(), &engine, &jobs, usize::MAX));
     let (_, expected) = read(whole.path()).unwrap();
-    assert_eq!(expected.len(), 2 * 3 * 4, "two tasks, three samples, four ways");
+    assert_eq!(expected.len(), 2 * 3 * 4, "two tasks, three samples, four variants");
     let of = |method: &str| {
         let record = expected.iter().find(|record| record.method == method).unwrap();
         (record.cost.as_ref().unwrap().document_bytes, record.fidelity.as_ref().unwrap().kl)
@@ -99,15 +104,15 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     assert!(q4.0 < exact.0 && q4.1 > 0.0 && q4.1 != exact.1, "{exact:?} {q4:?}");
     for record in &expected {
         assert_eq!(record.error, None);
-        let (cost, close) = (record.cost.as_ref().unwrap(), record.fidelity.as_ref().unwrap());
+        let (cost, fidelity) = (record.cost.as_ref().unwrap(), record.fidelity.as_ref().unwrap());
         assert!(cost.ttft > 0.0 && cost.prompt_tokens > 300 && cost.answer_tokens > 0, "{cost:?}");
-        assert!(record.scores.contains_key("score") && close.positions > 0);
+        assert!(record.scores.contains_key("score") && fidelity.positions > 0);
         match record.method.as_str() {
-            "vanilla" => assert_eq!((close.kl, close.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
+            "vanilla" => assert_eq!((fidelity.kl, fidelity.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
             "pie" | "pie:at_rest=q4" => {
-                assert!(close.kl > 0.0 && cost.recompute_ratio == 0.0 && close.hit_rate_40.is_none())
+                assert!(fidelity.kl > 0.0 && cost.recompute_ratio == 0.0 && fidelity.hit_rate_40.is_none())
             }
-            _ => assert!(cost.kv_bytes < cost.kv_bytes_full && close.hit_rate_40.is_some()),
+            _ => assert!(cost.kv_bytes < cost.kv_bytes_full && fidelity.hit_rate_40.is_some()),
         }
     }
     // The first sample of each task comes before the second of any.
@@ -161,9 +166,9 @@ fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
     let jobs = jobs(&engine, &matrix());
     drop(Run::open(folder.path(), about(&jobs)).unwrap());
     let refused = |about| Run::open(folder.path(), about).unwrap_err().to_string();
-    assert!(refused(About { seed: 7, ..about(&jobs) }).contains("seed 42, not 7"));
+    assert!(refused(RunInfo { seed: 7, ..about(&jobs) }).contains("seed 42, not 7"));
     let settings = [("forced".to_owned(), "5".to_owned())].into();
-    assert!(refused(About { settings, ..about(&jobs) }).contains("forced 4, not 5"));
+    assert!(refused(RunInfo { settings, ..about(&jobs) }).contains("forced 4, not 5"));
     // Another task joins those that were there.
     let mut more = about(&jobs[..1]);
     more.methods.push("a3".to_owned());
@@ -174,7 +179,8 @@ fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
     for command in ["one", "two", "one"] {
         let matrix = format!("seed of {command}");
         drop(
-            Run::open(folder.path(), About { command: command.to_owned(), matrix, ..about(&jobs) }).unwrap(),
+            Run::open(folder.path(), RunInfo { command: command.to_owned(), matrix, ..about(&jobs) })
+                .unwrap(),
         );
     }
     let (about_now, _) = read(folder.path()).unwrap();

@@ -25,7 +25,7 @@ pub(crate) struct Ask {
     #[arg(long, value_name = "N", default_value_t = 32, hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) compare_tokens: u32,
-    /// Show what the question attends to most, and which of it was recomputed
+    /// Show the tokens that the question attends to most, and which of them were recomputed
     #[arg(long)]
     pub(crate) explain: bool,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct Chat {
 
 #[derive(Debug, Args)]
 pub(crate) struct Generate {
-    /// What to write; - reads it from standard input
+    /// The prompt; - reads it from standard input
     pub(crate) prompt: String,
     /// Text, Markdown or JSONL file, or folder of them, to write from; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
@@ -71,7 +71,7 @@ pub(crate) struct Generate {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// What stands around the question.
+/// Documents, system message and instruction around the question.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
     /// Text, Markdown or JSONL file, or folder of them; may be given several times
@@ -80,7 +80,7 @@ pub(crate) struct PromptArgs {
     /// System message [default: the model's own]
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub(crate) system: Option<String>,
-    /// What is said between the documents and the question
+    /// Text between the documents and the question
     #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question,
           hide_default_value = true, hide_short_help = true)]
     pub(crate) instruction: String,

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 
 use crate::examples;
 use crate::output::parse_duration;
@@ -20,20 +20,12 @@ pub(crate) enum Bench {
     /// Memory over the length of answer and prompt, for eviction policies
     #[command(after_help = examples::BENCH_MEMORY)]
     Memory(Memory),
-    /// Each kernel beside what this machine reaches at best; needs no model
-    #[command(after_help = examples::BENCH_KERNELS)]
-    Kernels(Kernels),
-    /// How near bf16 and q8 weights come to f32: KL divergence and same top token, on real prompts
-    Precision(Precisions),
-    /// What chunks in fewer bits cost, and how fast chunks come back
+    /// Loss of quantised chunks, and speed of loading
     #[command(after_help = examples::BENCH_STORE)]
     Store(StoreBench),
     /// Many clients of the server at once: time to first token, tokens a second, and the highest rate within a limit
     #[command(after_help = examples::BENCH_SERVE)]
     Serve(ServeBench),
-    /// Answer JSON commands on standard input with bare times, for tools/bench_peers.py
-    #[command(hide = true)]
-    Probe,
 }
 
 #[derive(Debug, Args)]
@@ -55,8 +47,8 @@ pub(crate) struct Ttft {
     /// Tokens of the prompts
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
     pub(crate) lengths: Vec<usize>,
-    /// Tokens of the documents that a prompt is made of: what methods that keep parts of documents prefill whole [default:
-    /// those of a chunk]
+    /// Tokens of each document of a prompt; methods that select parts of documents prefill each in one piece
+    /// [default: the tokens of a chunk]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) document_tokens: Option<u32>,
     /// Rounds that are measured, after one that is not
@@ -75,7 +67,7 @@ pub(crate) struct Ttft {
     pub(crate) markdown: bool,
 }
 
-/// What a benchmark of policies measures, and where its results go.
+/// Options that the benchmarks of eviction policies share.
 #[derive(Debug, Args)]
 pub(crate) struct Policies {
     /// File or folder that prompts are cut from; may be given several times [default: a built-in text]
@@ -106,12 +98,9 @@ pub(crate) struct Policies {
     /// Tokens of the answer
     #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
     pub(crate) tokens: usize,
-    /// Write the curves as comma-separated values
+    /// Write the curves as comma-separated values, which tools/plot.py draws
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) csv: Option<PathBuf>,
-    /// Write a picture of the curves
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) svg: Option<PathBuf>,
     /// Print the table as Markdown
     #[arg(long)]
     pub(crate) markdown: bool,
@@ -136,36 +125,9 @@ pub(crate) struct Memory {
     /// Lengths of prompts whose memory is compared
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "1024,2048,4096")]
     pub(crate) lengths: Vec<usize>,
-    /// Measure this policy alone and print what was measured: how the program asks a process of its own for it
+    /// Measure this policy alone and print the result: the program starts itself with this option, once a policy
     #[arg(long, value_name = "POLICY", hide = true)]
     pub(crate) alone: Option<String>,
-}
-
-/// Kernels that are measured together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Group {
-    /// Products with packed weights
-    Products,
-    /// Attention and its scores
-    Attention,
-    /// Element-wise steps
-    Ops,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Kernels {
-    /// Which kernels
-    #[arg(long, value_name = "GROUPS", value_delimiter = ',', default_value = "products,attention,ops")]
-    pub(crate) only: Vec<Group>,
-    /// Times that each is measured at least; quick ones are measured for 0.1 s
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) runs: u32,
-    /// Write a picture of the kernels under the machine's roofs
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) svg: Option<PathBuf>,
-    /// Print the table as Markdown
-    #[arg(long)]
-    pub(crate) markdown: bool,
 }
 
 #[derive(Debug, Args)]
@@ -213,7 +175,7 @@ pub(crate) struct ServeBench {
     /// Finds the highest rate at which 95 % of first tokens come within this time
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) limit: Option<Duration>,
-    /// Requests of each rate that is tried; they are the same for all
+    /// Requests at each rate; they are equal for all rates
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) requests: usize,
     /// Documents of a request, or from how many to how many (0-10): 3 % of them get 60 % of all requests
@@ -228,22 +190,9 @@ pub(crate) struct ServeBench {
     /// Most answers decoded together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(crate) answers: usize,
-    /// Seed of what is drawn
+    /// Seed of the random choices
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Precisions {
-    /// File or folder that the questions are asked of; may be given several times [default: a built-in text]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub(crate) docs: Vec<PathBuf>,
-    /// File of questions, one a line [default: 20 about the built-in text]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) questions: Option<PathBuf>,
-    /// Most tokens of each answer that are compared
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub(crate) tokens: usize,
 }
 
 /// `3`, or `0-10`.

@@ -10,7 +10,7 @@ use crate::output::parse_duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Eval {
-    /// Answer benchmarks with methods and policies, and keep every answer with its score; a stopped run goes on
+    /// Answer benchmarks with methods and policies, and keep every answer with its scores; continues a stopped run
     #[command(after_help = examples::EVAL_RUN)]
     Run(Box<Run>),
     /// Make tables and pictures of a run: HTML, Markdown and CSV
@@ -42,13 +42,13 @@ pub(crate) struct Run {
     /// Eviction policies, with options if wanted; full is always among them
     #[arg(long, value_name = "POLICIES", value_delimiter = ';')]
     pub(crate) policies: Vec<String>,
-    /// Folder of the benchmarks' data; what is generated needs none
+    /// Folder of the benchmarks' data; generated tasks need none
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) data: Option<PathBuf>,
     /// Most samples of a task
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
-    /// Most new tokens of an answer, over what the benchmark says
+    /// Most new tokens of an answer [default: the benchmark's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
     /// Tokens that a LongBench prompt is cut to, in its middle [default: by the model's context]
@@ -60,9 +60,9 @@ pub(crate) struct Run {
     /// Seed of everything drawn [default: 42]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Begin no sample after this time (90s, 45m, 2h), shared out among the models; the same command goes on later
+    /// Begin no sample after this time (90s, 45m, 2h), shared out among the models; the same command continues later
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) within: Option<Duration>,
+    pub(crate) time_budget: Option<Duration>,
     /// OpenAI-compatible endpoint of a judge, as http://127.0.0.1:8080/v1; its key is read from OPENAI_API_KEY
     #[arg(long, value_name = "URL", value_parser = judge_url)]
     pub(crate) judge: Option<String>,

@@ -5,9 +5,9 @@ use refrain_eviction::Eviction;
 use serde::Serialize;
 use serde_json::json;
 
-use super::Spread;
-use super::chart::{Axis, Chart, Series, Unit};
-use super::policies::{About, engine, prompts, title, write};
+use super::curves::{Chart, Curve};
+use super::measurement::Spread;
+use super::policies::{PolicySetup, engine, prompts, title, write_csv};
 use crate::args;
 use crate::methods::{self, Policy};
 use crate::output::{Fail, bytes, number, print, print_json, seconds};
@@ -21,13 +21,13 @@ const SETTLED: usize = 1000;
 
 /// One policy.
 #[derive(Debug, Serialize)]
-struct Row {
+struct PolicyTiming {
     policy: String,
     /// Seconds to the first token.
     ttft: Spread,
     /// `(tokens of the answer, seconds a token)`: the median of each part of the answer, and over the runs.
     curve: Vec<(usize, f64)>,
-    short: Vec<Short>,
+    short: Vec<ShortAnswer>,
     /// `(tokens of the answer, seconds from the request on)`.
     total: Vec<(usize, f64)>,
     /// Time a token at the end over that after the thousandth token, or the tenth part of a shorter answer.
@@ -35,13 +35,13 @@ struct Row {
     kv_bytes: usize,
     side_bytes: usize,
     retained_tokens: usize,
-    /// What has a cache of its own: `kv_head` or `query_head`.
+    /// Owner of each cache: `kv_head` or `query_head`.
     accounting: &'static str,
 }
 
 /// A short answer, in seconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Short {
+struct ShortAnswer {
     tokens: usize,
     /// To the first token.
     ttft: f64,
@@ -84,13 +84,14 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    let rows: Vec<Row> = policies
+    let rows: Vec<PolicyTiming> = policies
         .iter()
         .zip(times.iter().zip(&accounts))
         .map(|(policy, (times, account))| row(policy, times, account, &args.short))
         .collect();
-    let about = About::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
-    write(&args.policies, "Decoding under eviction policies", &about, &charts(&rows))?;
+    let about =
+        PolicySetup::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
+    write_csv(&args.policies, &charts(&rows))?;
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
@@ -108,7 +109,12 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     })
 }
 
-fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, short: &[usize]) -> Row {
+fn row(
+    policy: &Policy,
+    times: &[Vec<f64>],
+    account: &refrain_engine::Account,
+    short: &[usize],
+) -> PolicyTiming {
     let tokens = times[0].len();
     let over_runs = |of: &dyn Fn(&Vec<f64>) -> f64| Spread::of(times.iter().map(of).collect());
     let step = |part: usize| 1 + part * (tokens - 1) / PARTS;
@@ -127,7 +133,7 @@ fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, s
         .filter(|length| **length > 1 && **length <= tokens)
         .map(|length| {
             let tpot = |times: &Vec<f64>| (times[length - 1] - times[0]) / (length - 1) as f64;
-            Short {
+            ShortAnswer {
                 tokens: *length,
                 ttft: over_runs(&|times| times[0]).median,
                 tpot: over_runs(&tpot).median,
@@ -136,7 +142,7 @@ fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, s
         })
         .collect();
     let settled = curve.iter().find(|(at, _)| *at > SETTLED.min(tokens / 10)).unwrap_or(&curve[0]).1;
-    Row {
+    PolicyTiming {
         policy: title(policy),
         ttft: over_runs(&|times| times[0]),
         total: curve.iter().map(|(at, _)| (*at, over_runs(&|times| times[at - 1]).median)).collect(),
@@ -150,45 +156,25 @@ fn row(policy: &Policy, times: &[Vec<f64>], account: &refrain_engine::Account, s
     }
 }
 
-fn charts(rows: &[Row]) -> Vec<Chart> {
-    let axis = |label, unit| Axis { label, unit, log: false };
-    let answer = || axis("answer (tokens)", Unit::Count);
-    let series = |of: &dyn Fn(&Row) -> Vec<(f64, f64)>| {
-        rows.iter().map(|row| Series { name: row.policy.clone(), points: of(row) }).collect()
+fn charts(rows: &[PolicyTiming]) -> Vec<Chart> {
+    let chart = |title, y, of: &dyn Fn(&PolicyTiming) -> Vec<(f64, f64)>| Chart {
+        title,
+        x: "answer (tokens)",
+        y,
+        curves: rows.iter().map(|row| Curve { name: row.policy.clone(), points: of(row) }).collect(),
     };
-    let floats = |points: &[(usize, f64)]| points.iter().map(|(at, y)| (*at as f64, *y)).collect::<Vec<_>>();
-    let chart = |title: &str, x, y, series| Chart { title: title.to_owned(), x, y, series };
+    let floats = |points: &[(usize, f64)]| points.iter().map(|(at, y)| (*at as f64, *y)).collect();
+    let rates = |row: &PolicyTiming| row.curve.iter().map(|(at, y)| (*at as f64, 1.0 / y)).collect();
+    let short = |row: &PolicyTiming| row.short.iter().map(|s| (s.tokens as f64, s.whole_per_token)).collect();
     vec![
-        chart(
-            "Time a token while the answer grows",
-            answer(),
-            axis("time a token", Unit::Seconds),
-            series(&|row| floats(&row.curve)),
-        ),
-        chart(
-            "Time from the request on",
-            answer(),
-            axis("time", Unit::Seconds),
-            series(&|row| floats(&row.total)),
-        ),
-        chart(
-            "Throughput while the answer grows",
-            answer(),
-            axis("tokens", Unit::PerSecond),
-            series(&|row| row.curve.iter().map(|(at, y)| (*at as f64, 1.0 / y)).collect()),
-        ),
-        chart(
-            "Short answers, prefill included",
-            Axis { log: true, ..answer() },
-            axis("whole time / tokens", Unit::Seconds),
-            series(&|row| {
-                row.short.iter().map(|short| (short.tokens as f64, short.whole_per_token)).collect()
-            }),
-        ),
+        chart("Time a token while the answer grows", "time a token (s)", &|row| floats(&row.curve)),
+        chart("Time from the request on", "time (s)", &|row| floats(&row.total)),
+        chart("Throughput while the answer grows", "tokens (per second)", &rates),
+        chart("ShortAnswer answers, prefill included", "whole time / tokens (s)", &short),
     ]
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[PolicyTiming]) -> Table {
     let mut table = Table::new(&[
         "<policy",
         "TTFT",

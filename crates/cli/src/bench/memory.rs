@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::chart::{Axis, Chart, Series, Unit};
-use super::policies::{About, answer, engine, prompts, title, write};
+use super::curves::{Chart, Curve};
+use super::policies::{PolicySetup, answer, engine, prompts, title, write_csv};
 use crate::args;
 use crate::machine::resident_memory;
 use crate::methods::{self, Method, Policy};
@@ -21,12 +21,12 @@ const PARTS: usize = 100;
 
 /// One policy.
 #[derive(Debug, Serialize, Deserialize)]
-struct Row {
+struct PolicyMemory {
     policy: String,
-    /// What has a cache of its own: `kv_head` or `query_head`.
+    /// Owner of each cache: `kv_head` or `query_head`.
     accounting: String,
     /// While the answer grows.
-    answer: Vec<Point>,
+    answer: Vec<MemoryPoint>,
     /// Bytes allocated for keys and values at the end, and beside them.
     kv_bytes: usize,
     side_bytes: usize,
@@ -37,14 +37,14 @@ struct Row {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Point {
+struct MemoryPoint {
     /// Tokens of the answer.
     tokens: usize,
     /// Tokens that each head holds.
     retained: usize,
     /// Their bytes.
     held_bytes: usize,
-    /// Resident memory of the process above what it was before the request; none where the system does not tell.
+    /// Growth of the process's resident memory since before the request; none where the system does not tell.
     resident_bytes: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     let (engine, folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     prompts(&engine, &args.policies, &args.lengths, 1)?;
-    let about = About::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), 1);
+    let about = PolicySetup::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), 1);
     drop((engine, folder));
     let bar = context.bar("measuring", "{pos}/{len} policies");
     bar.set_length(policies.len() as u64);
@@ -69,7 +69,7 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    write(&args.policies, "Memory under eviction policies", &about, &charts(&rows))?;
+    write_csv(&args.policies, &charts(&rows))?;
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
@@ -80,8 +80,8 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
     })
 }
 
-/// This program again, with the same words and one policy.
-fn apart(policy: &Policy) -> Result<Row> {
+/// Starts this program with its own arguments for one policy, and reads the result.
+fn apart(policy: &Policy) -> Result<PolicyMemory> {
     let program = std::env::current_exe().context("this program cannot be found to be started again")?;
     let output = Command::new(program)
         .args(std::env::args_os().skip(1))
@@ -98,13 +98,13 @@ fn apart(policy: &Policy) -> Result<Row> {
         .with_context(|| format!("what {} measured cannot be read", policy.spec))
 }
 
-fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Policy) -> Result<Row> {
+fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Policy) -> Result<PolicyMemory> {
     let (engine, _folder) = engine(context)?;
     let prompt = prompts(&engine, &args.policies, &[args.policies.prompt], args.policies.tokens)?.remove(0);
     let config = engine.decoder().config();
     let copies = if policy.built.per_query_head { config.heads / config.kv_heads } else { 1 };
     let token = engine.decoder().shape().token_bytes(context.global.kv) * copies;
-    // What every request touches is touched before.
+    // A short answer first touches the memory that every request needs.
     answer(&engine, &prompt, (method, policy), args.policies.tokens.min(8), |_| ())?;
     let before = resident_memory();
     let mut points = Vec::new();
@@ -112,7 +112,7 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
         let tokens = progress.tokens;
         if tokens % args.policies.tokens.div_ceil(PARTS) == 0 || tokens == 1 || tokens == args.policies.tokens
         {
-            points.push(Point {
+            points.push(MemoryPoint {
                 tokens,
                 retained: progress.retained,
                 held_bytes: progress.retained * token,
@@ -125,7 +125,7 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
         let account = engine.measure(&prompt, method.built.as_ref(), &policy.built)?;
         lengths.push((*length, account.kv_bytes, account.kv_bytes_peak));
     }
-    Ok(Row {
+    Ok(PolicyMemory {
         policy: title(policy),
         accounting: account.kv_accounting.to_owned(),
         answer: points,
@@ -136,47 +136,35 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     })
 }
 
-fn charts(rows: &[Row]) -> Vec<Chart> {
-    let axis = |label, unit| Axis { label, unit, log: false };
-    let answer = || axis("answer (tokens)", Unit::Count);
-    let prompt = || axis("prompt (tokens)", Unit::Count);
-    let memory = |label| axis(label, Unit::Bytes);
-    let series = |of: &dyn Fn(&Row) -> Vec<(f64, f64)>| {
-        rows.iter().map(|row| Series { name: row.policy.clone(), points: of(row) }).collect::<Vec<_>>()
+fn charts(rows: &[PolicyMemory]) -> Vec<Chart> {
+    let chart = |title, x, y, of: &dyn Fn(&PolicyMemory) -> Vec<(usize, Option<u64>)>| Chart {
+        title,
+        x,
+        y,
+        curves: rows
+            .iter()
+            .map(|row| {
+                let points = of(row).into_iter().filter_map(|(x, y)| Some((x as f64, y? as f64))).collect();
+                Curve { name: row.policy.clone(), points }
+            })
+            .collect(),
     };
-    let point = |y: &dyn Fn(&Point) -> Option<f64>, row: &Row| {
-        row.answer.iter().filter_map(|point| Some((point.tokens as f64, y(point)?))).collect()
-    };
-    let chart = |title: &str, x, y, series| Chart { title: title.to_owned(), x, y, series };
+    let held =
+        |row: &PolicyMemory| row.answer.iter().map(|p| (p.tokens, Some(p.held_bytes as u64))).collect();
+    let resident = |row: &PolicyMemory| row.answer.iter().map(|p| (p.tokens, p.resident_bytes)).collect();
+    let after =
+        |row: &PolicyMemory| row.prompts.iter().map(|(n, after, _)| (*n, Some(*after as u64))).collect();
+    let peak = |row: &PolicyMemory| row.prompts.iter().map(|(n, _, peak)| (*n, Some(*peak as u64))).collect();
+    let (answer, prompt) = ("answer (tokens)", "prompt (tokens)");
     vec![
-        chart(
-            "Keys and values while the answer grows",
-            answer(),
-            memory("held"),
-            series(&|row| point(&|point| Some(point.held_bytes as f64), row)),
-        ),
-        chart(
-            "Resident memory while the answer grows",
-            answer(),
-            memory("above that before"),
-            series(&|row| point(&|point| point.resident_bytes.map(|bytes| bytes as f64), row)),
-        ),
-        chart(
-            "Keys and values after the first token",
-            prompt(),
-            memory("allocated"),
-            series(&|row| row.prompts.iter().map(|(n, after, _)| (*n as f64, *after as f64)).collect()),
-        ),
-        chart(
-            "Keys and values at the peak of prefill",
-            prompt(),
-            memory("allocated"),
-            series(&|row| row.prompts.iter().map(|(n, _, peak)| (*n as f64, *peak as f64)).collect()),
-        ),
+        chart("Keys and values while the answer grows", answer, "held (bytes)", &held),
+        chart("Resident memory while the answer grows", answer, "above that before (bytes)", &resident),
+        chart("Keys and values after the first token", prompt, "allocated (bytes)", &after),
+        chart("Keys and values at the peak of prefill", prompt, "allocated (bytes)", &peak),
     ]
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[PolicyMemory]) -> Table {
     let mut table = Table::new(&[
         "<policy",
         "<a cache for each",

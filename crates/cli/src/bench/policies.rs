@@ -1,6 +1,4 @@
-//! What the benchmarks of eviction policies have in common.
-
-use std::path::Path;
+//! Engine, prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{Engine, Progress, Prompt, Request, Sampling};
@@ -8,18 +6,19 @@ use refrain_store::Store;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use super::chart::{self, Chart};
+use super::curves::{self, Chart};
+use super::measurement::Setup;
 use crate::args;
 use crate::methods::{Method, Policy};
 use crate::output::Fail;
 use crate::settings::Context;
 
-/// Names of policies that differ only in their options are told apart by them; `full` is short for itself.
+/// Name of a policy's curve: its specification, which tells policies of one name apart by their options.
 pub(super) fn title(policy: &Policy) -> String {
     if policy.spec == "full" { "full attention".to_owned() } else { policy.spec.clone() }
 }
 
-/// The model on a store of this benchmark's own, which is removed with the folder.
+/// The engine on a temporary store, which is removed with the folder.
 pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
     let folder = tempfile::Builder::new()
         .prefix("refrain-bench-")
@@ -43,10 +42,10 @@ pub(super) fn prompts(
         let hint = "give a shorter prompt, fewer --tokens, or a --model with a longer context";
         return Err(Fail::usage(message).hint(hint).into());
     }
-    super::ttft::prompts(engine, &args.docs, &args.question, lengths, None)
+    super::prompts::prompts(engine, &args.docs, &args.question, lengths, None)
 }
 
-/// Answers a prompt with a policy, past any end token, and shows `each` token.
+/// Answers a prompt with a policy, past any end token, and calls `each` with every token.
 pub(super) fn answer(
     engine: &Engine,
     prompt: &Prompt,
@@ -64,11 +63,11 @@ pub(super) fn answer(
     Ok(answer.account)
 }
 
-/// What was measured, on what and how.
+/// Model and settings of the measurement.
 #[derive(Debug, Serialize)]
-pub(super) struct About {
+pub(super) struct PolicySetup {
     #[serde(flatten)]
-    machine: super::About,
+    machine: Setup,
     model: String,
     compute: String,
     kv: String,
@@ -80,16 +79,16 @@ pub(super) struct About {
     pub(super) token_bytes: usize,
 }
 
-impl About {
+impl PolicySetup {
     pub(super) fn new(
         context: &Context,
         engine: &Engine,
         method: &str,
         (prompt_tokens, answer_tokens): (usize, usize),
         runs: u32,
-    ) -> About {
-        About {
-            machine: super::About::new(engine.decoder().backend(), runs),
+    ) -> PolicySetup {
+        PolicySetup {
+            machine: Setup::new(engine.decoder().backend(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),
@@ -101,7 +100,7 @@ impl About {
         }
     }
 
-    /// When, on what machine, and what.
+    /// Date and machine, then model and settings.
     pub(super) fn lines(&self) -> [String; 2] {
         let what = format!(
             "{}, weights {}, KV {}, {}, a prompt of {} tokens and an answer of {}, refrain {}",
@@ -116,23 +115,14 @@ impl About {
         [self.machine.machine(), what]
     }
 
-    /// The command that made it.
+    /// The command of this measurement.
     pub(super) fn command(&self) -> &str {
         &self.machine.command
     }
 }
 
-/// Writes the curves where they were asked for.
-pub(super) fn write(args: &args::Policies, heading: &str, about: &About, charts: &[Chart]) -> Result<()> {
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    if let Some(path) = &args.csv {
-        write(path, chart::csv(charts))?;
-    }
-    if let Some(path) = &args.svg {
-        let [machine, what] = about.lines();
-        write(path, chart::svg(heading, &format!("{what}; {machine}"), charts))?;
-    }
-    Ok(())
+/// Writes the curves to the file of `--csv`, if one is given.
+pub(super) fn write_csv(args: &args::Policies, charts: &[Chart]) -> Result<()> {
+    let Some(path) = &args.csv else { return Ok(()) };
+    std::fs::write(path, curves::csv(charts)).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::traffic::{FEW, HOT, Outcome, Traffic, shares};
-use super::About;
-use super::precision::{documents, questions};
+use super::measurement::Setup;
+use super::prompts::{documents, questions};
 use crate::args;
 use crate::methods;
 use crate::output::{bytes, count, print, print_json, seconds};
@@ -30,7 +30,7 @@ const HALVINGS: usize = 3;
 
 /// A method under a number of clients.
 #[derive(Debug, Serialize)]
-struct Row {
+struct LoadResult {
     method: String,
     /// Clients at once; none where requests come at a rate.
     clients: Option<usize>,
@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
             let mut own = context.clone();
             own.store = folder.path().to_owned();
             let engine = own.open_engine()?;
-            let about = About::new(engine.decoder().backend(), 1);
+            let about = Setup::new(engine.decoder().backend(), 1);
             let (server, url) = start(engine, args)?;
             (Some(server), url, Some(about))
         }
@@ -97,8 +97,8 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
             let began = Instant::now();
             let outcomes = traffic.closed(*clients, args.seconds, &body);
             // Answers go on past the end, and count.
-            let row = Row::of(&method.spec, Some(*clients), outcomes, began.elapsed());
-            rows.push(Row { memory: traffic.memory(), ..row });
+            let row = LoadResult::of(&method.spec, Some(*clients), outcomes, began.elapsed());
+            rows.push(LoadResult { memory: traffic.memory(), ..row });
         }
     }
     if let Some(limit) = args.limit {
@@ -152,12 +152,12 @@ fn limits_text(args: &args::ServeBench, limits: &[(String, f64)]) -> String {
 }
 
 /// A server in this process.
-struct Running {
+struct LocalServer {
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Running {
+impl LocalServer {
     fn stop(mut self) {
         self.stop.take().map(|stop| stop.send(()));
         if let Some(thread) = self.thread.take() {
@@ -166,7 +166,7 @@ impl Running {
     }
 }
 
-fn start(engine: Engine, args: &args::ServeBench) -> Result<(Running, String)> {
+fn start(engine: Engine, args: &args::ServeBench) -> Result<(LocalServer, String)> {
     let mut options = Options::new("bench");
     options.limits.answers = args.answers;
     options.drain = Duration::from_secs(2);
@@ -182,7 +182,7 @@ fn start(engine: Engine, args: &args::ServeBench) -> Result<(Running, String)> {
             let _ = stopped.await;
         }));
     });
-    Ok((Running { stop: Some(stop), thread: Some(thread) }, url))
+    Ok((LocalServer { stop: Some(stop), thread: Some(thread) }, url))
 }
 
 /// Has the server keep the documents, ready for a method; their ids.
@@ -212,15 +212,15 @@ fn highest(
     requests: usize,
     body: &(dyn Fn(usize) -> String + Sync),
     mut told: impl FnMut(f64),
-) -> (f64, Vec<Row>) {
-    let mut rows: Vec<Row> = Vec::new();
+) -> (f64, Vec<LoadResult>) {
+    let mut rows: Vec<LoadResult> = Vec::new();
     let mut holds = |rate: f64| {
         told(rate);
         let began = Instant::now();
         let outcomes = traffic.open(rate, requests, body);
-        let row = Row::of(method, None, outcomes, began.elapsed());
+        let row = LoadResult::of(method, None, outcomes, began.elapsed());
         let holds = row.ttft[1] <= limit.as_secs_f64() && row.failed.is_empty();
-        rows.push(Row { rate, ..row });
+        rows.push(LoadResult { rate, ..row });
         holds
     };
     let (mut low, mut high) = (0.0, 0.5);
@@ -234,8 +234,8 @@ fn highest(
     (low, rows)
 }
 
-impl Row {
-    fn of(method: &str, clients: Option<usize>, outcomes: Vec<Outcome>, time: Duration) -> Row {
+impl LoadResult {
+    fn of(method: &str, clients: Option<usize>, outcomes: Vec<Outcome>, time: Duration) -> LoadResult {
         let percentiles = |mut values: Vec<f64>| {
             values.sort_by(f64::total_cmp);
             [0.5, 0.95, 0.99].map(|share: f64| {
@@ -244,11 +244,11 @@ impl Row {
             })
         };
         let mut failed = BTreeMap::new();
-        // What is broken off without a reason is a failure as well.
+        // An answer that is cut off without a status is a failure as well.
         for outcome in outcomes.iter().filter(|outcome| !outcome.whole && !outcome.left) {
             *failed.entry(if outcome.status == 200 { 0 } else { outcome.status }).or_insert(0) += 1;
         }
-        Row {
+        LoadResult {
             method: method.to_owned(),
             clients,
             rate: outcomes.len() as f64 / time.as_secs_f64(),
@@ -265,7 +265,7 @@ impl Row {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[LoadResult]) -> Table {
     let mut table = Table::new(&[
         "<method",
         "clients",

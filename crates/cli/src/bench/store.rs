@@ -1,4 +1,4 @@
-//! `refrain bench store`: what keeping chunks in fewer bits costs, and how fast they come back.
+//! `refrain bench store`: the loss of quantised chunks, and the speed of loading.
 
 use std::hint::black_box;
 use std::thread;
@@ -10,8 +10,8 @@ use refrain_store::{ChunkId, Encoding, Scope, Store};
 use serde::Serialize;
 use serde_json::json;
 
-use super::precision::{documents, questions};
-use super::{About, Spread};
+use super::measurement::{Setup, Spread};
+use super::prompts::{documents, questions};
 use crate::args;
 use crate::methods::{self, Method};
 use crate::output::{bytes, count, print, print_json};
@@ -20,28 +20,28 @@ use crate::table::Table;
 
 /// One encoding.
 #[derive(Debug, Serialize)]
-struct Row {
+struct EncodingResult {
     encoding: String,
     /// Bytes of keys and values of a token, all layers.
     bytes_per_token: f64,
-    /// Of each method, what is between its answers and vanilla's.
-    methods: Vec<Near>,
+    /// Distance of each method's answers to vanilla's.
+    methods: Vec<MethodFidelity>,
     /// Bytes that were loaded, as they are used: of the elements' own type.
     load_bytes: u64,
     /// Seconds to read and verify all layers, and decode them, from files in the system's memory: one thread, and all.
     load_seconds: [Spread; 2],
-    /// The same where the chunks are kept in the store's memory, which is taken from the system for them.
+    /// Seconds of reading files into new memory of the store.
     kept_seconds: [Spread; 2],
-    /// The same from the store's memory.
+    /// Seconds of reading from the store's memory.
     memory_seconds: [Spread; 2],
     /// Seconds to copy the loaded bytes from memory to memory.
     copy_seconds: [Spread; 2],
-    /// The same to memory that is taken from the system for it, in pieces of a layer of a chunk.
+    /// Seconds to copy them to new memory, a layer of a chunk at a time.
     new_copy_seconds: [Spread; 2],
 }
 
 #[derive(Debug, Serialize)]
-struct Near {
+struct MethodFidelity {
     method: String,
     kl: f64,
     top1: f64,
@@ -62,9 +62,9 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
         let mut context = context.clone();
         context.global.at_rest = encoding;
         let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
-        about.get_or_insert_with(|| About::new(engine.decoder().backend(), args.runs));
-        let near = nearness(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
-        rows.push(Row::new(encoding, &engine, folder.path(), near, args.runs)?);
+        about.get_or_insert_with(|| Setup::new(engine.decoder().backend(), args.runs));
+        let near = fidelities(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
+        rows.push(EncodingResult::new(encoding, &engine, folder.path(), near, args.runs)?);
     }
     let Some(about) = about else { return Ok(()) };
     if context.json {
@@ -81,7 +81,7 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
 }
 
 /// Every method's answers to all questions beside vanilla's.
-fn nearness(
+fn fidelities(
     context: &Context,
     engine: &Engine,
     documents: &[Document],
@@ -89,7 +89,7 @@ fn nearness(
     methods: &[Method],
     policy: &crate::methods::Policy,
     tokens: usize,
-) -> Result<Vec<Near>> {
+) -> Result<Vec<MethodFidelity>> {
     let bar = context.bar("comparing", "{pos}/{len} prompts");
     bar.set_length(questions.len() as u64);
     let mut sums = vec![(0.0, 0.0, 0); methods.len()];
@@ -106,7 +106,7 @@ fn nearness(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let near = methods.iter().zip(sums).map(|(method, (kl, top1, positions))| Near {
+    let near = methods.iter().zip(sums).map(|(method, (kl, top1, positions))| MethodFidelity {
         method: method.spec.clone(),
         kl: kl / positions as f64,
         top1: top1 / positions as f64,
@@ -115,14 +115,14 @@ fn nearness(
     Ok(near.collect())
 }
 
-impl Row {
+impl EncodingResult {
     fn new(
         encoding: Encoding,
         engine: &Engine,
         folder: &std::path::Path,
-        methods: Vec<Near>,
+        methods: Vec<MethodFidelity>,
         runs: u32,
-    ) -> Result<Row> {
+    ) -> Result<EncodingResult> {
         let store = engine.store();
         let mut ids = Vec::new();
         for info in store.list(Scope::All)?.chunks.into_iter().filter(|info| info.encoding == encoding) {
@@ -143,7 +143,7 @@ impl Row {
             store.list(Scope::All)?.chunks.iter().filter(|i| i.encoding == encoding).map(|i| i.bytes).sum();
         let tokens: usize = ids.iter().map(|id| id.tokens.len()).sum();
         let threads = [1, engine.decoder().backend().threads()];
-        // What nothing is kept of: every run reads files, from the system's memory.
+        // A store without memory: every run reads files, from the system's page cache.
         let cold = || Store::open(folder, 0).map_err(anyhow::Error::from);
         let warm = Store::open(folder, u64::MAX >> 1)?;
         load(&warm, &ids, 1)?;
@@ -156,7 +156,7 @@ impl Row {
         for _ in 0..runs {
             for (at, threads) in threads.into_iter().enumerate() {
                 let (store, kept) = (cold()?, keeping()?);
-                // The index is opened when it is first used, which is not what is measured.
+                // The first use opens the index, which is not measured.
                 store.stats();
                 kept.stats();
                 let times = [
@@ -171,7 +171,7 @@ impl Row {
         }
         let [load_seconds, kept_seconds, memory_seconds, copy_seconds, new_copy_seconds] =
             seconds.map(|of| of.map(Spread::of));
-        Ok(Row {
+        Ok(EncodingResult {
             encoding: encoding.to_string(),
             bytes_per_token: bytes as f64 / tokens as f64,
             methods,
@@ -225,7 +225,7 @@ fn copy(source: &[u8], target: &mut [u8], threads: usize) -> usize {
     source.len()
 }
 
-/// The same to new memory, `piece` bytes at a time; how many pieces.
+/// Copies to new memory, `piece` bytes at a time. Returns the number of pieces.
 fn copy_anew(source: &[u8], piece: usize, threads: usize) -> usize {
     let part = source.len().div_ceil(threads).max(1);
     let pieces = |part: &[u8]| part.chunks(piece.max(1)).map(|piece| black_box(piece).to_vec()).collect();
@@ -236,7 +236,7 @@ fn copy_anew(source: &[u8], piece: usize, threads: usize) -> usize {
     })
 }
 
-fn costs(rows: &[Row]) -> Table {
+fn costs(rows: &[EncodingResult]) -> Table {
     let mut table = Table::new(&[
         "<at rest",
         "bytes a token",
@@ -263,7 +263,7 @@ fn costs(rows: &[Row]) -> Table {
     table
 }
 
-fn speeds(rows: &[Row]) -> Table {
+fn speeds(rows: &[EncodingResult]) -> Table {
     let mut table = Table::new(&[
         "<at rest",
         "threads",

@@ -1,33 +1,25 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Document, Engine, Prompt, PromptChunk};
+use refrain_engine::{Account, Engine, Prompt};
 use refrain_eviction::Eviction;
 use refrain_store::Store;
 use serde::Serialize;
 use serde_json::json;
 
-use super::Spread;
+use super::measurement::{Setup, Spread};
+use super::prompts::prompts;
 use crate::args;
-use crate::cost::{Shape, Sizes};
+use crate::flop_bound::{ModelSize, PromptSize};
 use crate::machine;
 use crate::methods::{self, Method};
-use crate::output::{Fail, bytes, count, print, print_json, seconds};
-use crate::settings::{Context, read_documents};
+use crate::output::{bytes, count, print, print_json, seconds};
+use crate::settings::Context;
 use crate::table::Table;
-
-/// Prompts are cut from these unless documents are given.
-pub(super) const BUILT_IN: [&str; 3] = [
-    include_str!("../../../../examples/docs/drive/chain.md"),
-    include_str!("../../../../examples/docs/drive/gears.md"),
-    include_str!("../../../../examples/docs/drive/brakes.md"),
-];
 
 /// One method at one length.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MethodTiming {
     length: usize,
     method: String,
     /// With chunks held in memory, without waiting for them to be placed.
@@ -40,7 +32,7 @@ struct Row {
     disk_to_memory: Option<f64>,
     /// Bytes of keys and values read from disk.
     bytes_loaded: u64,
-    /// The same a second of the median TTFT from disk.
+    /// `bytes_loaded` over the median TTFT from disk.
     bytes_per_second: f64,
     /// Seconds that threads were busy reading them from disk and placing them, summed over the threads.
     load_seconds: Spread,
@@ -51,13 +43,13 @@ struct Row {
     read_ratio: f64,
     /// Vanilla's median TTFT divided by the method's, chunks in memory; none if vanilla was not measured.
     speedup: Option<f64>,
-    /// Operations of the rows that it computed and the keys that they saw.
+    /// Floating-point operations of the computed rows and the keys that they saw.
     operations: f64,
-    /// Vanilla's operations over them: what arithmetic alone would allow; none if vanilla was not measured.
+    /// Vanilla's operations over the method's: the speed-up if only arithmetic took time; none if vanilla was not measured.
     bound: Option<f64>,
     share_of_bound: Option<f64>,
-    /// What the closed form of the cost model allows, rows spread evenly over the prompt and the last layer computed
-    /// for all of them, if the method has one.
+    /// Speed-up by the closed form of the cost model, where the method has one: rows spread evenly over the prompt, and the
+    /// last layer computed for all of them.
     even_bound: Option<f64>,
     /// Seconds of scoring and choosing rows, chunks in memory.
     select_seconds: Spread,
@@ -85,82 +77,34 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
     for prompt in &prompts {
         rows.extend(measure(context, &engine, prompt, (&asked, eviction), args.runs)?);
     }
-    let about = About::new(context, &engine, &policy.spec, args.runs);
+    let about = TtftSetup::new(context, &engine, &policy.spec, args.runs);
     if context.json {
         return print_json(&json!({ "about": about, "results": rows }));
     }
     print(&if args.markdown { about.markdown(&rows) } else { about.text(&rows) })
 }
 
-/// A prompt of each length: the documents' tokens, repeated as often as it takes, cut into documents of `document_tokens`
-/// tokens (of a chunk unless told), and these into chunks. Unless documents are given, a built-in text.
-pub(super) fn prompts(
-    engine: &Engine,
-    docs: &[PathBuf],
-    question: &str,
-    lengths: &[usize],
-    document_tokens: Option<usize>,
-) -> Result<Vec<Prompt>> {
-    let documents = if docs.is_empty() {
-        BUILT_IN.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec()
-    } else {
-        read_documents(docs)?
-    };
-    let whole = engine.prompt(&documents, question, &Default::default())?;
-    let text: Vec<u32> = whole.chunks.iter().flat_map(|chunk| chunk.tokens.iter().copied()).collect();
-    if text.is_empty() {
-        return Err(Fail::new("the documents hold no text to cut prompts from").into());
-    }
-    let around = whole.len() - whole.document_tokens();
-    let most = engine.decoder().config().context.saturating_sub(1);
-    let prompt = |length: &usize| {
-        if *length <= around || *length > most {
-            let message = format!("no prompt of {length} tokens can be measured");
-            let hint = format!(
-                "choose --lengths from {} to {most}: system part and question take {around}",
-                around + 1
-            );
-            return Err(Fail::usage(message).hint(hint).into());
-        }
-        let tokens: Vec<u32> = text.iter().copied().cycle().take(length - around).collect();
-        let most = engine.settings().chunk_tokens;
-        let document = |(document, tokens): (usize, &[u32])| -> Vec<PromptChunk> {
-            let parts = tokens.len().div_ceil(most);
-            let chunk = |(part, tokens): (usize, &[u32])| PromptChunk {
-                tokens: tokens.to_vec(),
-                title: format!("benchmark {}", document + 1),
-                document,
-                part: (part, parts),
-            };
-            tokens.chunks(most).enumerate().map(chunk).collect()
-        };
-        let chunks = tokens.chunks(document_tokens.unwrap_or(most)).enumerate().flat_map(document).collect();
-        Ok(Prompt { chunks, ..whole.clone() })
-    };
-    lengths.iter().map(prompt).collect()
-}
-
 /// One method's accounts, a pair a round.
 #[derive(Clone, Debug, Default)]
-struct Runs {
-    /// Every chunk read from its file, which the system has in its page cache.
+struct MethodRuns {
+    /// Every chunk is read from its file, which the system has in its page cache.
     disk: Vec<Account>,
     memory: Vec<Account>,
     peak: Option<u64>,
 }
 
-/// All methods in turn, from disk and from memory, so that whatever slows the machine for a while slows all of them.
-/// The first round fills the store and warms everything up.
+/// Measures all methods in turn, from disk and from memory, so that a slow moment of the machine slows all of them. The
+/// first round fills the store, warms everything up and does not count.
 fn measure(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
     (asked, eviction): (&[Method], &Eviction),
     runs: u32,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<MethodTiming>> {
     let bar = context.bar("measuring", &format!("{{pos}}/{{len}} at {} tokens", prompt.len()));
     bar.set_length((runs as usize + 1) as u64 * asked.len() as u64);
-    let mut all = vec![Runs::default(); asked.len()];
+    let mut all = vec![MethodRuns::default(); asked.len()];
     for round in 0..=runs {
         for (asked, runs) in asked.iter().zip(&mut all) {
             machine::forget_peak_memory();
@@ -186,9 +130,9 @@ fn measure(
     let vanilla = asked.iter().position(|asked| asked.name == "vanilla");
     let (fresh, all_operations) =
         (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
-    let shape = Shape::of(engine.decoder().config());
+    let model = ModelSize::of(engine.decoder().config());
     let (question, chunk) = (prompt.question.len(), engine.settings().chunk_tokens);
-    let sizes = Sizes { prompt: prompt.len(), question, chunk };
+    let size = PromptSize { prompt: prompt.len(), question, chunk };
     let row = |(index, asked): (usize, &Method)| {
         let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
@@ -197,7 +141,7 @@ fn measure(
         let bytes_loaded = runs.disk[0].bytes_loaded;
         let operations = runs.memory[0].operations;
         let bound = all_operations.map(|all| all / operations);
-        Row {
+        MethodTiming {
             length: prompt.len(),
             method: asked.spec.clone(),
             compute_ttft: spread(&runs.memory, |account| account.compute_ttft),
@@ -214,7 +158,7 @@ fn measure(
             operations,
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
-            even_bound: shape.speedup(sizes, asked),
+            even_bound: model.speedup(size, asked),
             select_seconds: spread(&runs.memory, |account| account.select_seconds),
             peak_memory_bytes: runs.peak,
         }
@@ -226,11 +170,11 @@ fn spread(accounts: &[Account], of: fn(&Account) -> f64) -> Spread {
     Spread::of(accounts.iter().map(of).collect())
 }
 
-/// What was measured, on what and how.
+/// Model and settings of the measurement.
 #[derive(Debug, Serialize)]
-struct About {
+struct TtftSetup {
     #[serde(flatten)]
-    machine: super::About,
+    machine: Setup,
     model: String,
     compute: String,
     kv: String,
@@ -238,10 +182,10 @@ struct About {
     evict: String,
 }
 
-impl About {
-    fn new(context: &Context, engine: &Engine, evict: &str, runs: u32) -> About {
-        About {
-            machine: super::About::new(engine.decoder().backend(), runs),
+impl TtftSetup {
+    fn new(context: &Context, engine: &Engine, evict: &str, runs: u32) -> TtftSetup {
+        TtftSetup {
+            machine: Setup::new(engine.decoder().backend(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),
@@ -266,18 +210,18 @@ impl About {
         ]
     }
 
-    fn text(&self, rows: &[Row]) -> String {
+    fn text(&self, rows: &[MethodTiming]) -> String {
         let [machine, model] = self.lines();
         format!("{machine}\n{model}\n\n{}", table(rows).text())
     }
 
-    fn markdown(&self, rows: &[Row]) -> String {
+    fn markdown(&self, rows: &[MethodTiming]) -> String {
         let [machine, model] = self.lines();
         format!("{machine}; {model}:\n\n```sh\n{}\n```\n\n{}", self.machine.command, table(rows).markdown())
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[MethodTiming]) -> Table {
     let header = [
         "tokens",
         "<method",

@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use refrain_store::{Scope, Store, pack};
 
-use super::keys;
-use crate::output::{bytes, count, print, print_json, warn};
-use crate::settings::{Context, show as move_bar};
+use super::selection::keys;
+use crate::output::{bytes, count, print, print_json, show as move_bar, warn};
+use crate::settings::Context;
 
 pub(super) fn export(
     context: &Context,
@@ -29,7 +29,7 @@ pub(super) fn export(
     let report = if file == Path::new("-") {
         pack::export(store, &keys, io::stdout().lock(), moved)?
     } else {
-        // Under a name of its own until it is whole: an archive that is there is complete.
+        // The file has a temporary name until it is whole: an archive under its own name is complete.
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let wrong = || format!("cannot write {}", file.display());
         let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(wrong)?;
@@ -60,7 +60,7 @@ pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: 
     told(context, &report, "imported", false)
 }
 
-/// What an export or import came to; on standard error where standard output is the archive.
+/// The outcome of an export or import; on standard error where standard output is the archive.
 fn told(context: &Context, report: &pack::PackReport, done: &str, aside: bool) -> Result<()> {
     for (name, why) in &report.left_out {
         warn(&format!("left out: {}: {why}", name.display()));

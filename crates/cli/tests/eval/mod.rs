@@ -36,9 +36,9 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
     // Two more samples of the task that has them; what is there is not done again.
     let more = run(&["--limit", "4", "--chunk-tokens", "64", "--policies", "full"]);
     assert_eq!(more["answers"].as_u64(), Some(6), "{more}");
-    let none = run(&["--limit", "4", "--chunk-tokens", "64", "--within", "0s"]);
+    let none = run(&["--limit", "4", "--chunk-tokens", "64", "--time-budget", "0s"]);
     assert_eq!((none["answers"].as_u64(), none["complete"].as_bool()), (Some(0), Some(true)));
-    let stopped = run(&["--chunk-tokens", "64", "--within", "0s", "--methods", "full_reuse"]);
+    let stopped = run(&["--chunk-tokens", "64", "--time-budget", "0s", "--methods", "full_reuse"]);
     assert_eq!((stopped["answers"].as_u64(), stopped["complete"].as_bool()), (Some(0), Some(false)));
     let said = home.run(&["eval", "run", matrix, "--out", out, "--seed", "7"]).failed(1, &["seed 42, not 7"]);
     assert!(said.out.is_empty());
@@ -67,7 +67,7 @@ fn what_cannot_be_run_says_what_to_do() {
         .failed(1, &["hotpotqa.jsonl", "refrain eval fetch"]);
     run(&["--tasks", "longbench/hotpot"]).failed(1, &["longbench/hotpot", "refrain eval tasks"]);
     run(&["--tasks", "needle", "--methods", "a4"]).failed(2, &["a4", "refrain methods"]);
-    run(&["--tasks", "needle", "--within", "5"]).failed(2, &["90s"]);
+    run(&["--tasks", "needle", "--time-budget", "5"]).failed(2, &["90s"]);
     run(&["none.toml"]).failed(1, &["none.toml"]);
     home.run(&["eval", "report", "none"]).failed(1, &["none", "folder of a run"]);
     let listed = home.run(&["eval", "tasks"]).good().out;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// What the server got: request line and headers, lowercase, and the body.
+/// A request: its first line and headers, lowercase, and its body.
 pub(crate) struct Got {
     pub(crate) head: String,
     pub(crate) body: Value,
@@ -55,7 +55,8 @@ pub(crate) fn judge(url: &str, key: Option<&str>) -> Judge {
     Judge { pause: Duration::from_millis(5), ..Judge::new(url, "llama", key.map(String::from)) }
 }
 
-const ASKING: Asking = Asking { temperature: 0.95, top_p: Some(0.95), max_tokens: 50, seed: Some(42) };
+const ASKING: JudgeOptions =
+    JudgeOptions { temperature: 0.95, top_p: Some(0.95), max_tokens: 50, seed: Some(42) };
 
 #[test]
 fn the_reply_is_the_first_choice() {
@@ -79,9 +80,9 @@ fn the_reply_is_the_first_choice() {
 fn what_is_not_asked_for_is_not_sent() {
     let nothing = (200, r#"{"choices": [{"message": {"content": null}}]}"#.into());
     let (url, server) = server(vec![nothing]);
-    let asking = Asking { temperature: 0.5, max_tokens: 9, ..Asking::default() };
+    let options = JudgeOptions { temperature: 0.5, max_tokens: 9, ..JudgeOptions::default() };
     // No reply is not "no".
-    assert!(judge(&url, None).ask("p", &asking).unwrap_err().to_string().contains("no reply in it"));
+    assert!(judge(&url, None).ask("p", &options).unwrap_err().to_string().contains("no reply in it"));
     let got = server.join().unwrap();
     assert!(!got[0].head.contains("authorization"));
     assert!(got[0].body.get("seed").is_none() && got[0].body.get("top_p").is_none());

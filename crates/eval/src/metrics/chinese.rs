@@ -1,4 +1,4 @@
-//! The Chinese metrics of LongBench (`qa_f1_zh_score`, `rouge_zh_score`): those of words, as jieba 0.42.1 cuts them.
+//! The Chinese metrics of LongBench (`qa_f1_zh_score`, `rouge_zh_score`) over the words that jieba 0.42.1 cuts.
 
 use std::sync::LazyLock;
 
@@ -59,8 +59,9 @@ fn is_beyond_jieba(c: char) -> bool {
     matches!(c, '\u{9FD6}'..='\u{9FFF}' | '\u{3400}'..='\u{4DBF}' | '\u{F900}'..='\u{FAFF}' | '\u{20000}'..='\u{2FA1F}')
 }
 
-/// A word that begins with an ASCII letter or digit, cut by `[a-zA-Z0-9]+(?:\.\d+)?%?` into what matches and what lies between;
-/// another word as it is. Words of the dictionary have no dot, hyphen or underscore, so that none of them is cut.
+/// A word that begins with an ASCII letter or digit, cut by `[a-zA-Z0-9]+(?:\.\d+)?%?` into matches and the text
+/// between them; another word is unchanged. Words of the dictionary have no dot, hyphen or underscore, so that none
+/// of them is cut.
 fn latin_pieces(mut word: &str) -> impl Iterator<Item = &str> {
     let latin = word.starts_with(|c: char| c.is_ascii_alphanumeric()) && word.contains(['.', '-', '_']);
     std::iter::from_fn(move || {

@@ -32,7 +32,7 @@ fn likeness(prediction: &str, answer: &str, similarity: impl Fn(&[char], &[char]
     (100.0 * similarity(&line, &answer)).round_ties_even() / 100.0
 }
 
-/// The first line that is no comment and no fence; empty if there is none.
+/// The first line that is neither a comment nor a fence; empty if there is none.
 fn code_line(prediction: &str) -> &str {
     let lines = prediction.trim_start_matches('\n').split('\n');
     lines.into_iter().find(|line| !line.contains(['`', '#']) && !line.contains("//")).unwrap_or("")
@@ -118,7 +118,7 @@ mod tests {
             (one, &fifteen, 0.12, 0.12),
             // Every character is too frequent to be an anchor; blocks grow from where the lines begin.
             (&format!("{pairs}c"), &pairs, 1.0, 1.0),
-            // Here only `abc` are anchors, and what lies before them has none.
+            // Here only `abc` are anchors, and the text before them has none.
             (&z_first, &z_last, 0.01, 0.73),
         ] {
             assert_eq!(by_difflib(prediction, answer), difflib, "{prediction:?} {answer:?}");
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_longest_block_first_can_cost_others() {
-        // `xyz` is the longest block, and nothing is left on the same side of it; the longest subsequence is `abcd`.
+        // `xyz` is the longest block, and neither side of it has another; the longest subsequence is `abcd`.
         assert_eq!(
             matching(&['x', 'y', 'z', 'a', 'b', 'q', 'c', 'd'], &['a', 'b', 'c', 'd', 'x', 'y', 'z']),
             3

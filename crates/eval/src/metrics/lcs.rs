@@ -80,7 +80,7 @@ impl<'s, T: Eq + Hash> Pattern<'s, T> {
 mod tests {
     use super::*;
 
-    /// The same by the whole table and the reference's rule.
+    /// The subsequence by the whole table and the reference's rule.
     fn by_table(other: &[u8], sequence: &[u8]) -> Vec<u8> {
         let (n, m) = (other.len(), sequence.len());
         let mut table = vec![vec![0; m + 1]; n + 1];

@@ -1,4 +1,4 @@
-//! LongGenBench's metrics: which sections a long output has, and whether a judge finds in them what the prompt asked for.
+//! LongGenBench's metrics: the sections of a long output, and whether a judge finds the demanded content in them.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use super::{needle, text};
 /// Stands before each section.
 const SEPARATOR: &str = "#*#";
 
-/// What a prompt of the benchmark asks for: the fields of its record that the metrics need.
+/// The demands of a prompt: the fields of its record that the metrics need.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What a section is called, such as `Week` or `Floor`.
+    /// Name of a section, such as `Week` or `Floor`.
     #[serde(rename = "type")]
     pub kind: String,
     /// How the output begins; it stands in the prompt.
     pub prefix: String,
     /// Sections expected, numbered from 1.
     pub number: usize,
-    /// What single sections must describe, by their number.
+    /// Content of single sections, by their number.
     pub checks_once: BTreeMap<String, String>,
-    /// What runs of sections must.
+    /// Content of runs of sections.
     pub checks_range: BTreeMap<String, String>,
-    /// What every so many sections must.
+    /// Content of sections at a period.
     pub checks_periodic: BTreeMap<String, String>,
 }
 
 impl Plan {
-    /// The output whose sections are looked for: the prefix and what was generated after it.
+    /// The output that is scored: the prefix and the generated text.
     pub fn output(&self, generation: &str) -> String {
         format!("{}{generation}", self.prefix)
     }
@@ -41,7 +41,7 @@ pub enum CheckKind {
     Once,
     /// Of a run of sections.
     Range,
-    /// Of every so many sections.
+    /// Sections at a period.
     Periodic,
 }
 
@@ -52,7 +52,7 @@ pub struct Check<'t> {
     pub kind: CheckKind,
     /// The section's number.
     pub section: usize,
-    /// What it must describe.
+    /// The content that is demanded.
     pub description: &'t str,
     /// The section; none if the output has no such section. Then the judge is not asked.
     pub block: Option<&'t str>,
@@ -80,7 +80,7 @@ impl<'t> Sections<'t> {
         Sections { output, numbered }
     }
 
-    /// Completion rate, 0..1: share of the expected sections that are there.
+    /// Completion rate, 0..1: share of the expected sections that the output has.
     pub fn completion(&self, plan: &Plan) -> f64 {
         let there = self.numbered.keys().filter(|section| (1..=plan.number).contains(section)).count();
         there as f64 / plan.number.max(1) as f64
@@ -114,7 +114,7 @@ impl<'t> Sections<'t> {
     }
 }
 
-/// What the judge is asked about a block.
+/// The judge's prompt about a block.
 pub fn judge_prompt(block: &str, description: &str) -> String {
     format!(
         "Context: {block}### Instruction: Does this context include the {description}? Please answer with 'yes' or 'no' only."

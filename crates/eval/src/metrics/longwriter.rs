@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::text;
 
-/// What the judge gives 1 to 5 for, by the names of its reply.
+/// The dimensions that the judge grades from 1 to 5, by the names of its reply.
 pub const DIMENSIONS: [&str; 6] =
     ["Relevance", "Accuracy", "Coherence", "Clarity", "Breadth and Depth", "Reading Experience"];
 
@@ -24,13 +24,13 @@ pub fn length_score(required: usize, words: usize) -> f64 {
     (1.0 - off).max(0.0)
 }
 
-/// What the judge is asked: its template with the prompt and the response in it.
+/// The judge's prompt: its template with the prompt and the response filled in.
 pub fn judge_prompt(template: &str, prompt: &str, response: &str) -> String {
     template.replace("$INST$", prompt).replace("$RESPONSE$", response)
 }
 
-/// What the judge gives, in the order of [`DIMENSIONS`]; none where the reply is not the JSON that it was asked for, and is
-/// to be asked for again (the reference tries five times, then leaves the item out).
+/// The judge's grades, in the order of [`DIMENSIONS`]. None if the reply is not the demanded JSON; the judge is then
+/// asked again (the reference tries five times, then leaves the item out).
 pub fn judgement(reply: &str) -> Option<[f64; 6]> {
     let json = match reply.contains("```json") {
         true => reply.split_once("```json\n")?.1.split_once("\n```")?.0,

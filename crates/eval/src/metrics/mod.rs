@@ -21,8 +21,8 @@ pub use qa::{cacheblend_answer, normalise, token_f1};
 pub use rouge::Rouge;
 pub use text::first_line;
 
-/// What a prediction is worth, 0..1. None for [`Scoring::TokenF1`], which is [`token_f1`] and needs a tokenizer, and where the
-/// gold has not what the metric is about.
+/// Score of a prediction, 0..1. None for [`Scoring::TokenF1`], which is [`token_f1`] and needs a tokenizer, and if
+/// the gold lacks what the metric compares with.
 ///
 /// LongBench's metrics take the best over the answers. The needle is the first answer, LongWriter's required length too.
 pub fn score(scoring: Scoring, prediction: &str, gold: &Gold) -> Option<f64> {

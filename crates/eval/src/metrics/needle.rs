@@ -1,4 +1,4 @@
-//! Needle in a haystack: ROUGE between the needle and the response, and whether the response has what was asked for.
+//! Needle in a haystack: ROUGE between the needle and the response, and whether the response has the needle's answer.
 
 use super::lcs::Pattern;
 use super::qa::overlap;
@@ -24,14 +24,14 @@ pub fn stemmed(needle: &str, response: &str) -> Stemmed {
     Stemmed { rouge_1: f(overlap(&response, &needle)), rouge_l: f(Pattern::new(&response).length(&needle)) }
 }
 
-/// Words of `rouge_score`: runs of a-z and 0-9 of the lowercased text, those of more than three characters stemmed.
+/// Words of `rouge_score`: runs of a-z and 0-9 of the lowercased text; words of more than three characters are stemmed.
 pub(crate) fn tokens(text: &str) -> Vec<String> {
     let text = text.to_lowercase();
     let words = text.split(|c: char| !matches!(c, 'a'..='z' | '0'..='9')).filter(|word| !word.is_empty());
     words.map(|word| if word.len() > 3 { porter::stem(word) } else { word.into() }).collect()
 }
 
-/// What kvpress reports: scores of the `rouge` package, with the needle as the hypothesis and the response as the reference.
+/// The scores that kvpress reports: those of the `rouge` package, with the needle as hypothesis and the response as reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Kvpress {
     /// ROUGE-1.
@@ -52,8 +52,8 @@ pub fn kvpress(needle: &str, response: &str) -> Kvpress {
     }
 }
 
-/// Whether the response has the needle's answer word for word, case aside: what stands after its first ` is `, without the full
-/// stop; the whole needle if it says nothing of the kind.
+/// Whether the response has the needle's answer word for word, ignoring case: the text after its first ` is `,
+/// without the full stop, or the whole needle if it has no ` is `.
 pub fn substring(needle: &str, response: &str) -> bool {
     let needle = text::strip(needle);
     let answer = needle.split_once(" is ").map_or(needle, |(_, answer)| answer).trim_end_matches('.');

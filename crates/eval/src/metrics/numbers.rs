@@ -12,7 +12,7 @@ pub(crate) fn count(prediction: &str, answer: &str) -> f64 {
     if all == 0 { 0.0 } else { right as f64 / all as f64 }
 }
 
-/// The same with the number that follows `label` in the answer; 0 if none does.
+/// The score of the number that follows `label` in the answer; 0 if none does.
 pub(crate) fn retrieval(prediction: &str, answer: &str, label: &str) -> f64 {
     digits_after(answer, label).map_or(0.0, |number| count(prediction, number))
 }

@@ -24,7 +24,7 @@ const IRREGULAR: [(&str, &str); 16] = [
     ("succeed", "succeed"),
 ];
 
-/// A suffix and what takes its place after a stem of `m > 0`.
+/// A suffix and its replacement after a stem of `m > 0`.
 type Rule = (&'static str, &'static str);
 
 const STEP_2: [Rule; 21] = [

@@ -60,7 +60,7 @@ pub fn token_f1(prediction_ids: &[u32], reference_ids: &[u32]) -> f64 {
     f1(prediction_ids, reference_ids)
 }
 
-/// What CacheBlend compares of a prediction: its first line, nothing but `yes` or `no` of one that begins so, normalised.
+/// The part of a prediction that CacheBlend compares: its first line, or only `yes` or `no` where it begins so, normalised.
 ///
 /// As in its `parse_generation`, `yes` must be the very beginning, `no` that of the first word, and a word that only begins
 /// with either (`North`) counts as it too.

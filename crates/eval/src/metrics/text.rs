@@ -1,4 +1,4 @@
-//! What Python's `str` and `re` mean by whitespace, digits and words: the reference metrics are written in it.
+//! Whitespace, digits and words as Python's `str` and `re` define them, in which the reference metrics are written.
 
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
@@ -47,8 +47,8 @@ pub(crate) fn digits_after<'t>(text: &'t str, prefix: &str) -> Option<&'t str> {
     })
 }
 
-/// What stands before the first line break, of the text without the line breaks that it begins with: what a prediction is cut
-/// to for trec, triviaqa, samsum and lsht before it is scored.
+/// The first line of a text, leading line breaks ignored. Predictions of trec, triviaqa, samsum and lsht are cut to
+/// it before they are scored.
 pub fn first_line(prediction: &str) -> &str {
     let text = prediction.trim_start_matches('\n');
     text.split_once('\n').map_or(text, |(line, _)| line)

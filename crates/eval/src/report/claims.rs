@@ -1,153 +1,57 @@
-//! What the papers say, checked against the records.
+//! Statements of the papers, checked against the records.
 
-use super::arm::{base, default, option, without};
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
 use super::data::Data;
-use super::measures::{KEPT, KV_SHARE, Measure, TTFT_SPEEDUP};
-use super::named::{self, Parts};
+use super::measures;
+use super::scores::{self, Parts};
 use super::stats::{Stat, bootstrap, mean_of_means};
 use super::table::{Block, Cell, Column, Row, Section, Table, Unit, distinct};
+use super::variant_name::{base, default, option, without};
 use crate::Record;
 
-/// A statement of a paper.
+/// A statement of `claims.toml`, which explains the checks.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Claim {
-    says: &'static str,
-    source: &'static str,
-    benchmarks: &'static [&'static str],
+    says: String,
+    source: String,
+    /// Empty for all.
+    #[serde(default)]
+    benchmarks: Vec<String>,
     check: Check,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Check {
-    /// The first arm is better than the second, by score and by KL, on samples that both answered.
-    Better(&'static str, &'static str),
-    /// The first arm's hit rate is higher.
-    HitRate(&'static str, &'static str),
-    /// The first arm's mean score over the second's is in the range.
-    Score(&'static str, &'static str, f64, f64),
-    /// An arm's measure is in the range.
-    Within(&'static str, &'static Measure, f64, f64),
-    /// Between arms of this name that differ only in the option: the second value is better. The first is the default.
-    Option(&'static str, &'static str, [&'static str; 2]),
+    Better([String; 2]),
+    HitRate([String; 2]),
+    Score { of: [String; 2], least: f64, most: f64 },
+    Within { of: String, measure: String, least: f64, most: f64 },
+    Option { of: String, option: String, values: [String; 2] },
 }
 
-const ALL: &[&str] = &[];
-const A3: &str = "A3, LongBench table";
-const SAM_KV: &str = "SamKV, tables 3 and 4";
-const MORPH_KV: &str = "MorphKV, LongGenBench and LongWriter tables";
-
-const fn claim(
-    says: &'static str,
-    source: &'static str,
-    benchmarks: &'static [&'static str],
-    check: Check,
-) -> Claim {
-    Claim { says, source, benchmarks, check }
-}
-
-const CLAIMS: &[Claim] = &[
-    claim(
-        "A3 is better than CacheBlend (its own table: not on Qwen2.5-7B)",
-        A3,
-        &["longbench"],
-        Check::Better("a3", "cache_blend"),
-    ),
-    claim(
-        "A3 is better than LegoLink (its own table: not on Qwen2.5-7B)",
-        A3,
-        &["longbench"],
-        Check::Better("a3", "lego_link"),
-    ),
-    claim("A3 is better than PIE", A3, &["longbench"], Check::Better("a3", "pie")),
-    claim(
-        "A3 is better than CacheBlend on RULER",
-        "A3, RULER table",
-        &["ruler"],
-        Check::Better("a3", "cache_blend"),
-    ),
-    claim(
-        "FullReuse collapses: it loses more than a third of Vanilla's score",
-        A3,
-        ALL,
-        Check::Score("full_reuse", "vanilla", f64::NEG_INFINITY, 2.0 / 3.0),
-    ),
-    claim("A3's hit rate is above LegoLink's", "A3, figure 2", ALL, Check::HitRate("a3", "lego_link")),
-    claim(
-        "LegoLink's hit rate is above CacheBlend's",
-        "A3, figure 2",
-        ALL,
-        Check::HitRate("lego_link", "cache_blend"),
-    ),
-    claim(
-        "A3's first token comes about twice as fast as Vanilla's (checked: 1.5× or more)",
-        "A3, text",
-        ALL,
-        Check::Within("a3", &TTFT_SPEEDUP, 1.5, f64::INFINITY),
-    ),
-    claim(
-        "A3-ex is not catastrophic: it keeps 95 % of A3's score on LongBench",
-        "A3, A3-ex table",
-        &["longbench"],
-        Check::Score("a3+a3_ex", "a3", 0.95, f64::INFINITY),
-    ),
-    claim(
-        "CacheBlend's first token comes 2.2 to 3.3 times as fast as Vanilla's (checked: 2.2× or more)",
-        "CacheBlend",
-        ALL,
-        Check::Within("cache_blend", &TTFT_SPEEDUP, 2.2, f64::INFINITY),
-    ),
-    claim(
-        "SamKV is better than FullReuse",
-        SAM_KV,
-        &["longbench", "rag"],
-        Check::Better("sam_kv", "full_reuse"),
-    ),
-    claim(
-        "SamKV is better than Multi-InfLLM (its own tables: by fusion not on HotpotQA with Mistral, nor on MuSiQue with \
-            Llama)",
-        SAM_KV,
-        &["longbench", "rag"],
-        Check::Better("sam_kv", "multi_inf_llm"),
-    ),
-    claim(
-        "SamKV keeps about 15 % of the prompt (checked: 10 to 20 %)",
-        "SamKV, table 1",
-        &["longbench", "rag"],
-        Check::Within("sam_kv", &KEPT, 0.10, 0.20),
-    ),
-    claim(
-        "MorphKV is better than SnapKV (its own LongWriter table: not on Qwen2.5)",
-        MORPH_KV,
-        &["longgenbench", "longwriter"],
-        Check::Better("morph_kv", "snap_kv"),
-    ),
-    claim(
-        "MorphKV is better than H2O",
-        MORPH_KV,
-        &["longgenbench", "longwriter"],
-        Check::Better("morph_kv", "h2o"),
-    ),
-    claim(
-        "MorphKV holds at most half of full attention's KV while it writes",
-        MORPH_KV,
-        &["longwriter"],
-        Check::Within("morph_kv", &KV_SHARE, 0.0, 0.5),
-    ),
-    claim(
-        "MorphKV: max is better than sum (so the text; table 4 has sum ahead)",
-        "MorphKV, text to table 4",
-        ALL,
-        Check::Option("morph_kv", "fuse", ["sum", "max"]),
-    ),
-];
+/// The file is part of the program and its tests read it, so that it can always be read.
+static CLAIMS: LazyLock<Vec<Claim>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct File {
+        claim: Vec<Claim>,
+    }
+    toml::from_str::<File>(include_str!("claims.toml")).map_or_else(|_| Vec::new(), |file| file.claim)
+});
 
 /// The statements that the run has something to say on; none if there are none.
 pub(super) fn section(data: &Data<'_>) -> Option<Section> {
     let mut table = Table {
         title: "Statements of the papers".to_owned(),
         corner: "Statement and model".to_owned(),
-        columns: ["Arms", "By", "Verdict", "Measured", "Samples"].map(Column::new).into(),
+        columns: ["Variants", "By", "Verdict", "Measured", "Samples"].map(Column::new).into(),
         ..Table::default()
     };
-    for claim in CLAIMS {
+    for claim in CLAIMS.iter() {
         let found = (0..data.models.len()).flat_map(|model| {
             claim.check(data, model).into_iter().map(move |found| found.row(data.models[model]))
         });
@@ -158,7 +62,7 @@ pub(super) fn section(data: &Data<'_>) -> Option<Section> {
         table.rows.extend(rows);
     }
     let how = "Differences are of pairs: only samples that both methods answered count; by score only tasks on which \
-        Vanilla's own score says something, by KL all. Arms of the same budget are compared: an equal capacity, or an equal \
+        Vanilla's own score says something, by KL all. Variants of the same budget are compared: an equal capacity, or an equal \
         recompute ratio, where both have one. LongGenBench is compared by the mean accuracy of its checks and LongWriter by \
         the judge's quality, and neither without a judge. Fewer than 8 samples, or one of each task, decide nothing. A statement agrees if the whole 95 % interval is on its side, contradicts if it is wholly on the \
         other, and is undecided between. What a paper measured on larger models and its own hardware need not hold here.";
@@ -167,10 +71,10 @@ pub(super) fn section(data: &Data<'_>) -> Option<Section> {
     some.then(|| Section { title: "Against the papers".to_owned(), blocks })
 }
 
-/// What the records say of a claim.
+/// The evidence of the records on a claim.
 struct Finding {
-    /// Labels of what is compared.
-    arms: String,
+    /// Labels of the compared variants.
+    variants: String,
     by: String,
     stat: Stat,
     unit: Unit,
@@ -191,7 +95,7 @@ impl Finding {
 
     fn row(self, model: &str) -> Row {
         let cells = vec![
-            Cell::text(&self.arms),
+            Cell::text(&self.variants),
             Cell::text(&self.by),
             Cell::text(self.verdict()),
             Cell::stat(self.unit, Some(self.stat)),
@@ -205,31 +109,32 @@ impl Claim {
     fn check(&self, data: &Data<'_>, model: usize) -> Vec<Finding> {
         let mut tasks = data.tasks_of(model);
         tasks.retain(|task| {
-            self.benchmarks.is_empty() || self.benchmarks.contains(&data.tasks[*task].benchmark.as_str())
+            self.benchmarks.is_empty() || self.benchmarks.contains(&data.tasks[*task].benchmark)
         });
         let scope = Scope { data, model, tasks };
         match &self.check {
-            Check::Better(arm, than) => scope.pair(arm, than).map_or(Vec::new(), |arms| scope.better(arms)),
-            Check::HitRate(arm, than) => {
-                scope.pair(arm, than).and_then(|arms| scope.hit_rate(arms)).into_iter().collect()
+            Check::Better(of) => scope.pair(of).map_or(Vec::new(), |variants| scope.better(variants)),
+            Check::HitRate(of) => {
+                scope.pair(of).and_then(|variants| scope.hit_rate(variants)).into_iter().collect()
             }
-            Check::Score(arm, to, least, most) => {
-                let found = scope.pair(arm, to).and_then(|arms| {
-                    let stat = data.relative(model, &scope.tasks, arms)?;
+            Check::Score { of, least, most } => {
+                let found = scope.pair(of).and_then(|variants| {
+                    let stat = data.relative(model, &scope.tasks, variants)?;
                     let range = (*least, *most);
-                    Some(scope.finding(&arms, "score, share of the second's", stat, Unit::Percent, range))
+                    Some(scope.finding(&variants, "score, share of the second's", stat, Unit::Percent, range))
                 });
                 found.into_iter().collect()
             }
-            Check::Within(arm, measure, least, most) => {
-                let found = scope.arms(arm).first().and_then(|(arm, _)| {
-                    let stat = data.measure(model, &scope.tasks, *arm, measure)?;
-                    Some(scope.finding(&[*arm], measure.title, stat, measure.unit, (*least, *most)))
+            Check::Within { of, measure, least, most } => {
+                let found = scope.variants(of).first().and_then(|(variant, _)| {
+                    let measure = measures::named(measure)?;
+                    let stat = data.measure(model, &scope.tasks, *variant, &measure)?;
+                    Some(scope.finding(&[*variant], measure.title, stat, measure.unit, (*least, *most)))
                 });
                 found.into_iter().collect()
             }
-            Check::Option(name, option, values) => {
-                scope.option(name, option, *values).map_or(Vec::new(), |arms| scope.better(arms))
+            Check::Option { of, option, values } => {
+                scope.option(of, option, values).map_or(Vec::new(), |variants| scope.better(variants))
             }
         }
     }
@@ -246,72 +151,82 @@ struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    /// Arms of this name, the one without options first.
-    fn arms(&self, name: &str) -> Vec<(usize, String)> {
-        let arms = self.data.arms_of(self.model, &self.tasks);
-        let named = arms.into_iter().map(|arm| (arm, self.data.arms[arm].name()));
+    /// Variants of this name, the one without options first.
+    fn variants(&self, name: &str) -> Vec<(usize, String)> {
+        let variants = self.data.variants_of(self.model, &self.tasks);
+        let named = variants.into_iter().map(|variant| (variant, self.data.variants[variant].name()));
         let mut named: Vec<_> = named.filter(|(_, own)| base(own) == name).collect();
         named.sort_by_key(|(_, own)| own != name);
         named
     }
 
-    /// The first two arms of these names that have the same budget.
-    fn pair(&self, name: &str, other: &str) -> Option<[usize; 2]> {
-        let others = self.arms(other);
-        self.arms(name)
-            .iter()
-            .find_map(|(arm, own)| Some([*arm, others.iter().find(|(_, other)| same_budget(own, other))?.0]))
-    }
-
-    /// Two arms that differ only in an option, with its values in this order: the default's first, left out of names.
-    fn option(&self, name: &str, option: &str, [default, other]: [&str; 2]) -> Option<[usize; 2]> {
-        let named = self.arms(name);
-        let value = |own: &str| super::arm::option(own, option).unwrap_or(default).to_owned();
-        named.iter().filter(|(_, own)| value(own) == other).find_map(|(arm, own)| {
-            let like = |(_, second): &&(usize, String)| {
-                value(second) == default && without(second, option) == without(own, option)
-            };
-            Some([*arm, named.iter().find(like)?.0])
+    /// The first two variants of these names with an equal budget.
+    fn pair(&self, [name, other]: &[String; 2]) -> Option<[usize; 2]> {
+        let others = self.variants(other);
+        self.variants(name).iter().find_map(|(variant, own)| {
+            Some([*variant, others.iter().find(|(_, other)| same_budget(own, other))?.0])
         })
     }
 
-    fn finding(&self, arms: &[usize], by: &str, stat: Stat, unit: Unit, range: (f64, f64)) -> Finding {
-        let arms = arms.iter().map(|arm| self.data.arms[*arm].label()).collect::<Vec<_>>().join(", ");
-        Finding { arms, by: by.to_owned(), stat, unit, range }
+    /// Two variants that differ only in an option, with its values in this order: the default's first, left out of names.
+    fn option(&self, name: &str, option: &str, [default, other]: &[String; 2]) -> Option<[usize; 2]> {
+        let named = self.variants(name);
+        let value = |own: &str| super::variant_name::option(own, option).unwrap_or(default).to_owned();
+        named.iter().filter(|(_, own)| value(own) == *other).find_map(|(variant, own)| {
+            let like = |(_, second): &&(usize, String)| {
+                value(second) == *default && without(second, option) == without(own, option)
+            };
+            Some([*variant, named.iter().find(like)?.0])
+        })
     }
 
-    fn difference(&self, tasks: &[usize], arms: [usize; 2], of: fn(&Record) -> Option<f64>) -> Option<Stat> {
+    fn finding(&self, variants: &[usize], by: &str, stat: Stat, unit: Unit, range: (f64, f64)) -> Finding {
+        let variants = variants
+            .iter()
+            .map(|variant| self.data.variants[*variant].label())
+            .collect::<Vec<_>>()
+            .join(", ");
+        Finding { variants, by: by.to_owned(), stat, unit, range }
+    }
+
+    fn difference(
+        &self,
+        tasks: &[usize],
+        variants: [usize; 2],
+        of: fn(&Record) -> Option<f64>,
+    ) -> Option<Stat> {
         let pair = |a: &Record, b: &Record| Some(of(a)? - of(b)?);
-        let groups = tasks.iter().map(|task| self.data.paired([self.model, *task], arms, pair));
+        let groups = tasks.iter().map(|task| self.data.paired([self.model, *task], variants, pair));
         bootstrap(groups.collect(), mean_of_means)
     }
 
-    /// Of the scores that papers compare, by task.
-    fn scores(&self, task: usize, arms: [usize; 2]) -> Vec<(Parts, Parts)> {
+    /// Aggregate the scores that papers compare, by task.
+    fn scores(&self, task: usize, variants: [usize; 2]) -> Vec<(Parts, Parts)> {
         let name = self.data.compared(task);
-        let pair = |a: &Record, b: &Record| named::three(&a.scores, name).zip(named::three(&b.scores, name));
-        self.data.paired([self.model, task], arms, pair)
+        let pair =
+            |a: &Record, b: &Record| scores::three(&a.scores, name).zip(scores::three(&b.scores, name));
+        self.data.paired([self.model, task], variants, pair)
     }
 
     /// By score where scores speak, and by KL; of tasks that have the score that papers compare.
-    fn better(&self, arms: [usize; 2]) -> Vec<Finding> {
+    fn better(&self, variants: [usize; 2]) -> Vec<Finding> {
         let scored: Vec<usize> =
-            self.tasks.iter().copied().filter(|task| !self.scores(*task, arms).is_empty()).collect();
-        let loud = self.data.loud(self.model, &scored);
+            self.tasks.iter().copied().filter(|task| !self.scores(*task, variants).is_empty()).collect();
+        let informative = self.data.informative(self.model, &scored);
         let ahead = |group: &Vec<(Parts, Parts)>| {
-            let of = |side: fn(&(Parts, Parts)) -> &Parts| named::pooled(group.iter().map(side));
+            let of = |side: fn(&(Parts, Parts)) -> &Parts| scores::pooled(group.iter().map(side));
             of(|pair| &pair.0) - of(|pair| &pair.1)
         };
-        let groups = loud.iter().map(|task| self.scores(*task, arms)).collect();
+        let groups = informative.iter().map(|task| self.scores(*task, variants)).collect();
         let score = bootstrap(groups, |groups: &[Vec<(Parts, Parts)>]| {
             groups.iter().map(ahead).sum::<f64>() / groups.len() as f64
         });
-        let by_score = format!("{} (of 100)", self.score_name(&loud));
+        let by_score = format!("{} (of 100)", self.score_name(&informative));
         let score =
-            score.map(|stat| self.finding(&arms, &by_score, stat.times(100.0), Unit::Score, POSITIVE));
+            score.map(|stat| self.finding(&variants, &by_score, stat.times(100.0), Unit::Score, POSITIVE));
         // Smaller is nearer to vanilla.
-        let kl = self.difference(&scored, arms, |record| Some(-record.fidelity.as_ref()?.kl));
-        let kl = kl.map(|stat| self.finding(&arms, "KL, smaller by", stat, Unit::Nats, POSITIVE));
+        let kl = self.difference(&scored, variants, |record| Some(-record.fidelity.as_ref()?.kl));
+        let kl = kl.map(|stat| self.finding(&variants, "KL, smaller by", stat, Unit::Nats, POSITIVE));
         score.into_iter().chain(kl).collect()
     }
 
@@ -319,19 +234,34 @@ impl Scope<'_> {
         distinct(tasks.iter().map(|task| self.data.compared(*task))).join(" and ")
     }
 
-    fn hit_rate(&self, arms: [usize; 2]) -> Option<Finding> {
-        let stat = self.difference(&self.tasks, arms, |record| record.fidelity.as_ref()?.hit_rate_40)?;
-        Some(self.finding(&arms, "hit rate, higher by", stat, Unit::Percent, POSITIVE))
+    fn hit_rate(&self, variants: [usize; 2]) -> Option<Finding> {
+        let stat = self.difference(&self.tasks, variants, |record| record.fidelity.as_ref()?.hit_rate_40)?;
+        Some(self.finding(&variants, "hit rate, higher by", stat, Unit::Percent, POSITIVE))
     }
 }
 
 /// Where both have a capacity, or a recompute ratio, it is equal.
 fn same_budget(one: &str, other: &str) -> bool {
     ["capacity", "ratio"].iter().all(|name| {
-        let value = |arm| option(arm, name).map(str::to_owned).or_else(|| default(arm, name));
+        let value = |variant| option(variant, name).map(str::to_owned).or_else(|| default(variant, name));
         let number = |value: &str| value.parse::<f64>().ok();
         value(one)
             .zip(value(other))
             .is_none_or(|(a, b)| a == b || number(&a).is_some_and(|a| number(&b) == Some(a)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_can_be_read_and_name_what_there_is() {
+        assert_eq!(CLAIMS.len(), 17);
+        for claim in CLAIMS.iter() {
+            if let Check::Within { measure, .. } = &claim.check {
+                assert!(measures::named(measure).is_some(), "{measure}");
+            }
+        }
+    }
 }

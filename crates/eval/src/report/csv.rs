@@ -1,11 +1,13 @@
 //! Everything measured as comma-separated values, a line a quantity.
 
+use crate::csv::csv_line;
+
 use super::data::Data;
 use super::measures::ALL;
-use super::named;
+use super::scores;
 use super::stats::Stat;
 
-/// Every score and measure of every model, task, depth and arm, with its 95 % interval. Scores are on the task's scale.
+/// Every score and measure of every model, task, depth and variant, with its 95 % interval. Scores are on the task's scale.
 pub(super) fn render(data: &Data<'_>) -> String {
     let mut out =
         "model,benchmark,task,length,depth,method,policy,name,value,low,high,samples,scale\n".to_owned();
@@ -14,10 +16,10 @@ pub(super) fn render(data: &Data<'_>) -> String {
             // Other benchmarks have depths too, but a sample or two at each.
             let by_depth = data.tasks[task].benchmark == "needle";
             let depths = data.depths(task).into_iter().filter(|_| by_depth).map(Some);
-            for arm in data.arms_of(model, &[task]) {
+            for variant in data.variants_of(model, &[task]) {
                 let mut push = |depth: Option<f64>, name: &str, stat: Option<Stat>, scale: f64| {
                     out += &stat.map_or(String::new(), |stat| {
-                        line(data, [model, task, arm], depth, name, stat, scale)
+                        line(data, [model, task, variant], depth, name, stat, scale)
                     });
                 };
                 for name in data.score_names(model, task) {
@@ -25,15 +27,15 @@ pub(super) fn render(data: &Data<'_>) -> String {
                         push(
                             depth,
                             &name,
-                            data.score([model, task, arm], &name, depth),
-                            named::scale(&name, data.tasks[task].scale),
+                            data.score([model, task, variant], &name, depth),
+                            scores::scale(&name, data.tasks[task].scale),
                         );
                     }
                 }
                 for measure in ALL {
-                    push(None, measure.name, data.measure(model, &[task], arm, measure), 1.0);
+                    push(None, measure.name, data.measure(model, &[task], variant, measure), 1.0);
                 }
-                let failed = data.failed(model, task, arm).count();
+                let failed = data.failed(model, task, variant).count();
                 let (value, samples) = (failed as f64, failed);
                 let count = Stat { value, low: value, high: value, samples, enough: true };
                 push(None, "failed", (failed > 0).then_some(count), 1.0);
@@ -45,13 +47,13 @@ pub(super) fn render(data: &Data<'_>) -> String {
 
 fn line(
     data: &Data<'_>,
-    [model, task, arm]: [usize; 3],
+    [model, task, variant]: [usize; 3],
     depth: Option<f64>,
     name: &str,
     stat: Stat,
     scale: f64,
 ) -> String {
-    let (task, arm) = (&data.tasks[task], &data.arms[arm]);
+    let (task, variant) = (&data.tasks[task], &data.variants[variant]);
     let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     let cells = [
         data.models[model].to_owned(),
@@ -59,8 +61,8 @@ fn line(
         task.task.clone(),
         task.length.map_or(String::new(), |length| length.to_string()),
         number(depth),
-        arm.method.clone(),
-        arm.policy.clone(),
+        variant.method.clone(),
+        variant.policy.clone(),
         name.to_owned(),
         stat.value.to_string(),
         stat.low.to_string(),
@@ -68,11 +70,5 @@ fn line(
         stat.samples.to_string(),
         scale.to_string(),
     ];
-    cells.map(|cell| quoted(&cell)).join(",") + "\n"
-}
-
-/// As a cell (RFC 4180).
-fn quoted(text: &str) -> String {
-    let plain = !text.contains([',', '"', '\r', '\n']);
-    if plain { text.to_owned() } else { format!("\"{}\"", text.replace('"', "\"\"")) }
+    csv_line(cells)
 }

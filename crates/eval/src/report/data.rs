@@ -1,160 +1,174 @@
-//! A run's records, sorted: what each method and policy got on each task.
+//! The records of a run by model, task and variant, and statistics of them.
 
 use std::collections::BTreeMap;
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
 
-use super::arm::{Arm, canonical};
-use super::measures::{Measure, Of};
-use super::named::{self, SCORE};
+use super::measures::{Aggregate, Measure};
+use super::scores::{self, SCORE};
 use super::stats::{Stat, bootstrap, mean_of_means, median, ratio_of_means};
 use super::table::{Unit, counted, distinct};
-use crate::{About, Record, TaskAbout};
+use super::variant_name::{VariantName, canonical};
+use crate::{Record, RunInfo, TaskInfo};
 
 /// The last record of each sample and depth.
-type Pile<'a> = BTreeMap<(&'a str, u64), &'a Record>;
+type RecordsBySample<'a> = BTreeMap<(&'a str, u64), &'a Record>;
 
-/// The records of a run by model, task and arm, which are indices into the lists here.
+/// The records of a run by model, task and variant, which are indices into the lists here.
 pub(super) struct Data<'a> {
-    pub about: &'a About,
+    pub about: &'a RunInfo,
     pub models: Vec<&'a str>,
-    pub tasks: Vec<TaskAbout>,
-    pub arms: Vec<Arm>,
-    piles: BTreeMap<[usize; 3], Pile<'a>>,
+    pub tasks: Vec<TaskInfo>,
+    pub variants: Vec<VariantName>,
+    piles: BTreeMap<[usize; 3], RecordsBySample<'a>>,
     /// Why a model's task says nothing about quality.
-    silent: BTreeMap<[usize; 2], String>,
+    uninformative: BTreeMap<[usize; 2], String>,
 }
 
 impl<'a> Data<'a> {
-    /// Models, tasks and arms are in the order of `about`; those that only records have follow. Of several records of the
+    /// Models, tasks and variants are in the order of `about`; those that only records have follow. Aggregate several records of the
     /// same sample the last counts.
-    pub(super) fn new(about: &'a About, records: &'a [Record]) -> Data<'a> {
+    pub(super) fn new(about: &'a RunInfo, records: &'a [Record]) -> Data<'a> {
         let asked =
             about.methods.iter().flat_map(|m| about.policies.iter().map(|p| (m.as_str(), p.as_str())));
         let met = records.iter().map(|record| (record.method.as_str(), record.policy.as_str()));
         let texts = distinct(asked.chain(met));
-        let canonicals: Vec<Arm> = texts
+        let canonicals: Vec<VariantName> = texts
             .iter()
-            .map(|(method, policy)| Arm {
+            .map(|(method, policy)| VariantName {
                 method: canonical(&METHODS, method),
                 policy: canonical(&POLICIES, policy),
             })
             .collect();
-        let arms = distinct(canonicals.iter().cloned());
+        let variants = distinct(canonicals.iter().cloned());
         let named = about.models.iter().map(|model| model.name.as_str());
         let models = distinct(named.chain(records.iter().map(|record| record.model.as_str())));
         let mut data = Data {
             about,
             models,
             tasks: tasks(about, records),
-            arms,
+            variants,
             piles: BTreeMap::new(),
-            silent: BTreeMap::new(),
+            uninformative: BTreeMap::new(),
         };
         for record in records {
             let text = (record.method.as_str(), record.policy.as_str());
-            let arm = texts.iter().position(|other| *other == text).map(|at| &canonicals[at]);
+            let variant = texts.iter().position(|other| *other == text).map(|at| &canonicals[at]);
             let place = (
                 data.models.iter().position(|name| *name == record.model),
                 data.tasks.iter().position(|task| is_of(record, task)),
-                data.arms.iter().position(|other| Some(other) == arm),
+                data.variants.iter().position(|other| Some(other) == variant),
             );
-            if let (Some(model), Some(task), Some(arm)) = place {
+            if let (Some(model), Some(task), Some(variant)) = place {
                 let sample = (record.sample.as_str(), record.depth.map_or(0, f64::to_bits));
-                data.piles.entry([model, task, arm]).or_default().insert(sample, record);
+                data.piles.entry([model, task, variant]).or_default().insert(sample, record);
             }
         }
-        data.silent = data.find_silent();
+        data.uninformative = data.find_uninformative();
         data
     }
 
-    /// The arm that the others are measured against.
+    /// The variant that the others are measured against.
     pub(super) fn vanilla(&self) -> Option<usize> {
-        self.arms.iter().position(Arm::is_vanilla)
+        self.variants.iter().position(VariantName::is_vanilla)
     }
 
     fn pile(
         &self,
         model: usize,
         task: usize,
-        arm: usize,
+        variant: usize,
     ) -> impl Iterator<Item = (&(&'a str, u64), &'a Record)> {
-        self.piles.get(&[model, task, arm]).into_iter().flatten().map(|(sample, record)| (sample, *record))
+        self.piles
+            .get(&[model, task, variant])
+            .into_iter()
+            .flatten()
+            .map(|(sample, record)| (sample, *record))
     }
 
     /// Records with an answer.
-    pub(super) fn answered(&self, model: usize, task: usize, arm: usize) -> impl Iterator<Item = &'a Record> {
-        self.pile(model, task, arm).map(|(_, record)| record).filter(|record| record.error.is_none())
+    pub(super) fn answered(
+        &self,
+        model: usize,
+        task: usize,
+        variant: usize,
+    ) -> impl Iterator<Item = &'a Record> {
+        self.pile(model, task, variant).map(|(_, record)| record).filter(|record| record.error.is_none())
     }
 
     /// Records without one.
-    pub(super) fn failed(&self, model: usize, task: usize, arm: usize) -> impl Iterator<Item = &'a Record> {
-        self.pile(model, task, arm).map(|(_, record)| record).filter(|record| record.error.is_some())
+    pub(super) fn failed(
+        &self,
+        model: usize,
+        task: usize,
+        variant: usize,
+    ) -> impl Iterator<Item = &'a Record> {
+        self.pile(model, task, variant).map(|(_, record)| record).filter(|record| record.error.is_some())
     }
 
-    /// Tasks among these of which this arm has a record.
-    pub(super) fn met(&self, model: usize, tasks: &[usize], arm: usize) -> Vec<usize> {
-        tasks.iter().copied().filter(|task| self.piles.contains_key(&[model, *task, arm])).collect()
+    /// The tasks among these that the variant has a record of.
+    pub(super) fn met(&self, model: usize, tasks: &[usize], variant: usize) -> Vec<usize> {
+        tasks.iter().copied().filter(|task| self.piles.contains_key(&[model, *task, variant])).collect()
     }
 
-    /// Tasks of which a model has a record.
+    /// The tasks that the model has a record of.
     pub(super) fn tasks_of(&self, model: usize) -> Vec<usize> {
         let has = |task: &usize| self.piles.keys().any(|key| key[0] == model && key[1] == *task);
         (0..self.tasks.len()).filter(has).collect()
     }
 
-    /// Arms with a record of one of these tasks, vanilla first.
-    pub(super) fn arms_of(&self, model: usize, tasks: &[usize]) -> Vec<usize> {
-        let mut arms: Vec<usize> =
-            (0..self.arms.len()).filter(|arm| !self.met(model, tasks, *arm).is_empty()).collect();
-        arms.sort_by_key(|arm| !self.arms[*arm].is_vanilla());
-        arms
+    /// Variants with a record of one of these tasks, vanilla first.
+    pub(super) fn variants_of(&self, model: usize, tasks: &[usize]) -> Vec<usize> {
+        let mut variants: Vec<usize> =
+            (0..self.variants.len()).filter(|variant| !self.met(model, tasks, *variant).is_empty()).collect();
+        variants.sort_by_key(|variant| !self.variants[*variant].is_vanilla());
+        variants
     }
 
-    /// What two arms have of the samples that both answered.
+    /// A value of each pair of records of the samples that both variants answered.
     pub(super) fn paired<T>(
         &self,
         [model, task]: [usize; 2],
-        [arm, other]: [usize; 2],
+        [variant, other]: [usize; 2],
         of: impl Fn(&Record, &Record) -> Option<T>,
     ) -> Vec<T> {
         let both = |(sample, record): (&(&str, u64), &'a Record)| {
             let other = *self.piles.get(&[model, task, other])?.get(sample)?;
             if record.error.is_some() || other.error.is_some() { None } else { of(record, other) }
         };
-        self.pile(model, task, arm).filter_map(both).collect()
+        self.pile(model, task, variant).filter_map(both).collect()
     }
 
-    /// A score of one task, at one depth if told, on the task's scale.
+    /// A score of one task, at one depth if given, on the task's scale.
     pub(super) fn score(
         &self,
-        [model, task, arm]: [usize; 3],
+        [model, task, variant]: [usize; 3],
         name: &str,
         depth: Option<f64>,
     ) -> Option<Stat> {
         let here = |record: &&Record| depth.is_none() || record.depth == depth;
-        let records = self.answered(model, task, arm).filter(here);
-        let parts = records.filter_map(|record| named::three(&record.scores, name)).collect();
-        let stat = bootstrap(vec![parts], |groups| named::pooled(groups.iter().flatten()))?;
-        Some(stat.times(named::scale(name, self.tasks[task].scale)))
+        let records = self.answered(model, task, variant).filter(here);
+        let parts = records.filter_map(|record| scores::three(&record.scores, name)).collect();
+        let stat = bootstrap(vec![parts], |groups| scores::pooled(groups.iter().flatten()))?;
+        Some(stat.times(scores::scale(name, self.tasks[task].scale)))
     }
 
-    /// The unweighted mean of the tasks' scores; none if the arm lacks one of them.
-    pub(super) fn average(&self, model: usize, tasks: &[usize], arm: usize) -> Option<Stat> {
+    /// The unweighted mean of the tasks' scores; none if the variant lacks one of them.
+    pub(super) fn average(&self, model: usize, tasks: &[usize], variant: usize) -> Option<Stat> {
         let scaled = |task: &usize| -> Vec<f64> {
-            let scores = self.answered(model, *task, arm).filter_map(|record| record.scores.get(SCORE));
+            let scores = self.answered(model, *task, variant).filter_map(|record| record.scores.get(SCORE));
             scores.map(|score| score * self.tasks[*task].scale).collect()
         };
         let groups: Vec<Vec<f64>> = tasks.iter().map(scaled).collect();
         if groups.iter().any(Vec::is_empty) { None } else { bootstrap(groups, mean_of_means) }
     }
 
-    /// The mean of task scores over another arm's, on samples that both answered, of the tasks that say something.
-    pub(super) fn relative(&self, model: usize, tasks: &[usize], arms: [usize; 2]) -> Option<Stat> {
+    /// The mean of task scores over another variant's, on samples that both answered, of the tasks that say something.
+    pub(super) fn relative(&self, model: usize, tasks: &[usize], variants: [usize; 2]) -> Option<Stat> {
         let pair = |a: &Record, b: &Record| a.scores.get(SCORE).copied().zip(b.scores.get(SCORE).copied());
-        let loud = self.loud(model, tasks);
-        let groups = loud.iter().map(|task| self.paired([model, *task], arms, pair)).collect();
+        let informative = self.informative(model, tasks);
+        let groups = informative.iter().map(|task| self.paired([model, *task], variants, pair)).collect();
         bootstrap(groups, ratio_of_means)
     }
 
@@ -163,41 +177,42 @@ impl<'a> Data<'a> {
         &self,
         model: usize,
         tasks: &[usize],
-        arm: usize,
+        variant: usize,
         measure: &Measure,
     ) -> Option<Stat> {
         let own = |of: &dyn Fn(&Record) -> Option<f64>| -> Vec<Vec<f64>> {
-            tasks.iter().map(|task| self.answered(model, *task, arm).filter_map(of).collect()).collect()
+            tasks.iter().map(|task| self.answered(model, *task, variant).filter_map(of).collect()).collect()
         };
         match measure.of {
-            Of::Mean(of) => bootstrap(own(&|record| of(record.fidelity.as_ref()?)), mean_of_means),
-            Of::Median(of) => bootstrap(own(&|record| of(record.cost.as_ref()?)), median),
-            Of::Against(of) => {
+            Aggregate::Mean(of) => bootstrap(own(&|record| of(record.fidelity.as_ref()?)), mean_of_means),
+            Aggregate::Median(of) => bootstrap(own(&|record| of(record.cost.as_ref()?)), median),
+            Aggregate::Against(of) => {
                 let against = |record: &Record, vanilla: &Record| {
                     of(record.cost.as_ref()?, vanilla.cost.as_ref()?).filter(|ratio| ratio.is_finite())
                 };
                 let vanilla = self.vanilla()?;
-                let groups = tasks.iter().map(|task| self.paired([model, *task], [arm, vanilla], against));
+                let groups =
+                    tasks.iter().map(|task| self.paired([model, *task], [variant, vanilla], against));
                 bootstrap(groups.collect(), median)
             }
-            Of::Relative => self.relative(model, tasks, [arm, self.vanilla()?]),
+            Aggregate::Relative => self.relative(model, tasks, [variant, self.vanilla()?]),
         }
     }
 
-    /// Those of a model's tasks that say something about quality.
-    pub(super) fn loud(&self, model: usize, tasks: &[usize]) -> Vec<usize> {
-        tasks.iter().copied().filter(|task| self.silence(model, *task).is_none()).collect()
+    /// The tasks of a model whose scores tell something about quality.
+    pub(super) fn informative(&self, model: usize, tasks: &[usize]) -> Vec<usize> {
+        tasks.iter().copied().filter(|task| self.uninformative(model, *task).is_none()).collect()
     }
 
     /// Why a task says nothing about quality, if it does not.
-    pub(super) fn silence(&self, model: usize, task: usize) -> Option<&str> {
-        self.silent.get(&[model, task]).map(String::as_str)
+    pub(super) fn uninformative(&self, model: usize, task: usize) -> Option<&str> {
+        self.uninformative.get(&[model, task]).map(String::as_str)
     }
 
-    fn find_silent(&self) -> BTreeMap<[usize; 2], String> {
+    fn find_uninformative(&self) -> BTreeMap<[usize; 2], String> {
         let Some(vanilla) = self.vanilla() else { return BTreeMap::new() };
         let places = (0..self.models.len()).flat_map(|m| (0..self.tasks.len()).map(move |t| [m, t]));
-        let silent = |place: [usize; 2]| {
+        let uninformative = |place: [usize; 2]| {
             let scale = self.tasks[place[1]].scale;
             let stat = self.score([place[0], place[1], vanilla], SCORE, None)?;
             let why = format!(
@@ -208,18 +223,18 @@ impl<'a> Data<'a> {
             );
             (stat.value < 0.05 * scale || (stat.enough && stat.low <= 0.0)).then_some((place, why))
         };
-        places.filter_map(silent).collect()
+        places.filter_map(uninformative).collect()
     }
 
     /// The score of a task that papers compare.
     pub(super) fn compared(&self, task: usize) -> &'static str {
-        named::compared(&self.tasks[task].benchmark)
+        scores::compared(&self.tasks[task].benchmark)
     }
 
-    /// Names of the scores that a task's records have, what papers compare first.
+    /// Names of the scores of a task's records, first the one that papers compare.
     pub(super) fn score_names(&self, model: usize, task: usize) -> Vec<String> {
         let piles = self.piles.iter().filter(|(key, _)| key[..2] == [model, task]);
-        let mut names = named::names(piles.flat_map(|(_, pile)| pile.values().map(|record| &record.scores)));
+        let mut names = scores::names(piles.flat_map(|(_, pile)| pile.values().map(|record| &record.scores)));
         names.sort_by_key(|name| name != self.compared(task));
         names
     }
@@ -239,21 +254,21 @@ impl<'a> Data<'a> {
     }
 }
 
-fn is_of(record: &Record, task: &TaskAbout) -> bool {
+fn is_of(record: &Record, task: &TaskInfo) -> bool {
     (&record.benchmark, &record.task, record.length) == (&task.benchmark, &task.task, task.length)
 }
 
-fn tasks(about: &About, records: &[Record]) -> Vec<TaskAbout> {
+fn tasks(about: &RunInfo, records: &[Record]) -> Vec<TaskInfo> {
     let mut tasks = about.tasks.clone();
     for record in records {
         if !tasks.iter().any(|task| is_of(record, task)) {
-            tasks.push(TaskAbout {
+            tasks.push(TaskInfo {
                 benchmark: record.benchmark.clone(),
                 task: record.task.clone(),
                 length: record.length,
                 scale: if record.benchmark == "needle" { 10.0 } else { 100.0 },
                 note: "the run does not say what it is".to_owned(),
-                ..TaskAbout::default()
+                ..TaskInfo::default()
             });
         }
     }

@@ -1,12 +1,12 @@
 //! The papers' figures, of this run's records.
 
-use super::arm::{Arm, base, label, option, without};
 use super::data::Data;
 use super::measures::{HIT_RATE, HIT_RATE_40, KL, KV_SHARE, Measure, RELATIVE, TPOT_SPEEDUP, TTFT_SPEEDUP};
-use super::named::SCORE;
+use super::scores::SCORE;
 use super::stats::mean;
 use super::svg::{Axis, Plot, Point, Series, bars, heat, legend};
 use super::table::{Block, Figure, Section, Unit, distinct};
+use super::variant_name::{VariantName, base, label, option, without};
 
 const VANILLA: Option<(f64, &str)> = Some((1.0, "Vanilla"));
 
@@ -24,14 +24,14 @@ fn figure(title: &str, note: &str, panels: Vec<Option<String>>) -> Option<Figure
     (!panels.is_empty()).then(|| Figure { title: title.to_owned(), note: note.to_owned(), panels })
 }
 
-/// An arm's label without the options that all arms of its name have.
-fn short(data: &Data<'_>, arm: usize) -> String {
-    let name = data.arms[arm].name();
+/// A variant's label without the options that all variants of its name have.
+fn short(data: &Data<'_>, variant: usize) -> String {
+    let name = data.variants[variant].name();
     if name.contains('+') {
-        return data.arms[arm].label();
+        return data.variants[variant].label();
     }
     let names: Vec<String> =
-        data.arms.iter().map(Arm::name).filter(|other| base(other) == base(&name)).collect();
+        data.variants.iter().map(VariantName::name).filter(|other| base(other) == base(&name)).collect();
     let has = |other: &String, word: &str| other.split(':').skip(1).any(|own| own == word);
     let own = name.split(':').skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
     label(&std::iter::once(base(&name).as_str()).chain(own).collect::<Vec<_>>().join(":"))
@@ -46,31 +46,37 @@ fn axis(measure: &Measure, label: &'static str) -> Axis {
     Axis { label, unit: measure.unit, log: false }
 }
 
-/// Two measures of an arm over a model's tasks as a point.
-fn point(data: &Data<'_>, model: usize, arm: usize, [x, y]: [&Measure; 2], label: String) -> Option<Point> {
+/// Two measures of a variant over a model's tasks as a point.
+fn point(
+    data: &Data<'_>,
+    model: usize,
+    variant: usize,
+    [x, y]: [&Measure; 2],
+    label: String,
+) -> Option<Point> {
     let tasks = data.tasks_of(model);
-    let x = data.measure(model, &tasks, arm, x)?.value;
-    let y = data.measure(model, &tasks, arm, y)?;
+    let x = data.measure(model, &tasks, variant, x)?.value;
+    let y = data.measure(model, &tasks, variant, y)?;
     Some(Point { x, y: y.value, interval: Some((y.low, y.high)), label })
 }
 
-/// A plot of points, each an arm; KL has a logarithmic axis, without those that are at zero.
+/// A plot of points, each a variant; KL has a logarithmic axis, without those that are at zero.
 fn points(
     data: &Data<'_>,
     model: usize,
-    arms: &[usize],
+    variants: &[usize],
     [x, y]: [(&Measure, &'static str); 2],
 ) -> Option<String> {
     let log = y.0.unit == Unit::Nats;
-    let one = |arm: &usize| -> Option<Series> {
-        let mut point = point(data, model, *arm, [x.0, y.0], short(data, *arm))?;
+    let one = |variant: &usize| -> Option<Series> {
+        let mut point = point(data, model, *variant, [x.0, y.0], short(data, *variant))?;
         // An interval that reaches zero does not fit on a logarithmic axis.
         point.interval = point.interval.filter(|(low, _)| !log || *low > 0.0);
         let drawn = !log || point.y > 0.0;
-        drawn.then(|| Series { look: look(data, *arm), joined: false, points: vec![point] })
+        drawn.then(|| Series { style: style(data, *variant), joined: false, points: vec![point] })
     };
-    let series: Vec<Series> = arms.iter().filter_map(one).collect();
-    let others = series.iter().filter(|series| series.look != 0).count();
+    let series: Vec<Series> = variants.iter().filter_map(one).collect();
+    let others = series.iter().filter(|series| series.style != 0).count();
     let level = if log { None } else { Some((1.0, "")) };
     let x_axis = Axis { log: x.0.name == TTFT_SPEEDUP.name, ..axis(x.0, x.1) };
     let y = Axis { log, ..axis(y.0, y.1) };
@@ -78,12 +84,12 @@ fn points(
     if others == 0 { None } else { plot.svg() }
 }
 
-fn evicts(arm: &Arm) -> bool {
-    arm.policy != "full" || arm.is_vanilla()
+fn evicts(variant: &VariantName) -> bool {
+    variant.policy != "full" || variant.is_vanilla()
 }
 
-fn only(data: &Data<'_>, arms: &[usize], which: impl Fn(&Arm) -> bool) -> Vec<usize> {
-    arms.iter().copied().filter(|arm| which(&data.arms[*arm])).collect()
+fn only(data: &Data<'_>, variants: &[usize], which: impl Fn(&VariantName) -> bool) -> Vec<usize> {
+    variants.iter().copied().filter(|variant| which(&data.variants[*variant])).collect()
 }
 
 const SCORE_LABEL: &str = "score, share of Vanilla's";
@@ -91,12 +97,15 @@ const SCORE_LABEL: &str = "score, share of Vanilla's";
 /// Quality against time (A3, figure 5).
 pub(super) fn scatter(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
-        let arms = data.arms_of(model, &data.tasks_of(model));
-        let panel = |measure, label, arms: &[usize]| {
-            let score = points(data, model, arms, [(measure, label), (&RELATIVE, SCORE_LABEL)]);
-            score.or_else(|| points(data, model, arms, [(measure, label), (&KL, "KL, nats (small is near)")]))
+        let variants = data.variants_of(model, &data.tasks_of(model));
+        let panel = |measure, label, variants: &[usize]| {
+            let score = points(data, model, variants, [(measure, label), (&RELATIVE, SCORE_LABEL)]);
+            score.or_else(|| {
+                points(data, model, variants, [(measure, label), (&KL, "KL, nats (small is near)")])
+            })
         };
-        let (fusing, evicting) = (only(data, &arms, |arm| arm.policy == "full"), only(data, &arms, evicts));
+        let (fusing, evicting) =
+            (only(data, &variants, |variant| variant.policy == "full"), only(data, &variants, evicts));
         vec![
             panel(&TTFT_SPEEDUP, "speed-up of the first token (TTFT)", &fusing),
             panel(&TPOT_SPEEDUP, "speed-up of later tokens (TPOT)", &evicting),
@@ -107,7 +116,7 @@ pub(super) fn scatter(data: &Data<'_>) -> Option<Figure> {
     figure("Quality against time (as A3, figure 5)", note, panels)
 }
 
-/// Length by depth, a map an arm.
+/// Length by depth, a map a variant.
 fn needle(data: &Data<'_>, model: usize) -> Option<Figure> {
     const MOST: f64 = 10.0;
     let mut tasks = data.tasks_of(model);
@@ -120,48 +129,48 @@ fn needle(data: &Data<'_>, model: usize) -> Option<Figure> {
     }
     let lengths: Vec<String> =
         tasks.iter().filter_map(|task| Some(data.tasks[*task].length?.to_string())).collect();
-    let map = |arm: usize| {
+    let map = |variant: usize| {
         let value = |task: &usize, depth: f64| {
-            let stat = data.score([model, *task, arm], SCORE, Some(depth))?;
+            let stat = data.score([model, *task, variant], SCORE, Some(depth))?;
             Some(stat.value * MOST / data.tasks[*task].scale)
         };
         let row = |depth: &f64| {
             (format!("{depth:.0} %"), tasks.iter().map(|task| value(task, *depth)).collect::<Vec<_>>())
         };
         let rows: Vec<_> = depths.iter().map(row).collect();
-        Some(heat(&short(data, arm), MOST, &lengths, &rows))
+        Some(heat(&short(data, variant), MOST, &lengths, &rows))
     };
-    let maps = data.arms_of(model, &tasks).into_iter().map(map);
+    let maps = data.variants_of(model, &tasks).into_iter().map(map);
     let note =
         "Score from 0 (dark) to 10 (bright) by length of the context in tokens and depth of the needle.";
     let title = format!("Needle in a haystack: {}", data.models[model]);
     figure(&title, note, maps.chain([Some(legend(MOST))]).collect())
 }
 
-/// Quality by recompute ratio (A3, figure 6c): arms that differ in nothing else.
+/// Quality by recompute ratio (A3, figure 6c): variants that differ in nothing else.
 fn sweep(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
-        let arms = data.arms_of(model, &data.tasks_of(model));
+        let variants = data.variants_of(model, &data.tasks_of(model));
         let panel = |measure: &Measure, what: &'static str, level| {
             let line = |name: &str| -> Option<Series> {
-                let of = |arm: &usize| -> Option<(usize, f64)> {
-                    let own = data.arms[*arm].name();
+                let of = |variant: &usize| -> Option<(usize, f64)> {
+                    let own = data.variants[*variant].name();
                     let entry = refrain_fusion::METHODS.entry(name).ok()?;
                     let options = entry.options();
                     let default = options.iter().find(|spec| spec.name == "ratio")?.default.as_f64();
                     let ratio = option(&own, "ratio").map_or(default, |ratio| ratio.parse().ok())?;
-                    (without(&own, "ratio") == name).then_some((*arm, ratio))
+                    (without(&own, "ratio") == name).then_some((*variant, ratio))
                 };
-                let mut found: Vec<(usize, f64)> = arms.iter().filter_map(of).collect();
+                let mut found: Vec<(usize, f64)> = variants.iter().filter_map(of).collect();
                 found.sort_by(|a, b| a.1.total_cmp(&b.1));
                 let last = found.len().checked_sub(1).filter(|last| *last > 0)?;
-                let place = |(at, (arm, ratio)): (usize, &(usize, f64))| {
+                let place = |(at, (variant, ratio)): (usize, &(usize, f64))| {
                     let label = if at == last { label(name) } else { String::new() };
-                    let point = point(data, model, *arm, [measure, measure], label)?;
+                    let point = point(data, model, *variant, [measure, measure], label)?;
                     Some(Point { x: *ratio, ..point })
                 };
                 let points = found.iter().enumerate().filter_map(place).collect();
-                Some(Series { look: look(data, found[0].0), joined: true, points })
+                Some(Series { style: style(data, found[0].0), joined: true, points })
             };
             let series: Vec<Series> = ["a3", "cache_blend"].into_iter().filter_map(line).collect();
             let x = Axis { label: "recompute ratio asked for", unit: Unit::Percent, log: false };
@@ -177,19 +186,19 @@ fn sweep(data: &Data<'_>) -> Option<Figure> {
     figure("Recompute ratio (as A3, figure 6c)", "Bars are 95 % intervals.", panels)
 }
 
-/// The place of an arm's name among those of all: options do not change its colour. Vanilla's is 0.
-fn look(data: &Data<'_>, arm: usize) -> usize {
-    let name = |arm: &Arm| base(&arm.name());
-    let names = distinct(data.arms.iter().filter(|arm| !arm.is_vanilla()).map(name));
-    names.iter().position(|other| *other == name(&data.arms[arm])).map_or(0, |at| at + 1)
+/// The index of a variant's style: options do not change its colour. Vanilla's is 0.
+fn style(data: &Data<'_>, variant: usize) -> usize {
+    let name = |variant: &VariantName| base(&variant.name());
+    let names = distinct(data.variants.iter().filter(|variant| !variant.is_vanilla()).map(name));
+    names.iter().position(|other| *other == name(&data.variants[variant])).map_or(0, |at| at + 1)
 }
 
 /// Distance of attention by layer (A3, figure 3).
 fn attention(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
         let tasks = data.tasks_of(model);
-        let line = |arm: &usize| {
-            let records = tasks.iter().flat_map(|task| data.answered(model, *task, *arm));
+        let line = |variant: &usize| {
+            let records = tasks.iter().flat_map(|task| data.answered(model, *task, *variant));
             let layers: Vec<&Vec<f64>> =
                 records.filter_map(|record| Some(&record.fidelity.as_ref()?.attention_l2)).collect();
             // A method that has maps only where its attention is full would look exact.
@@ -200,15 +209,18 @@ fn attention(data: &Data<'_>) -> Option<Figure> {
             let value = |layer: usize| {
                 mean(&layers.iter().filter_map(|layers| layers.get(layer).copied()).collect::<Vec<_>>())
             };
-            let label = |layer| if layer + 1 == deepest { short(data, *arm) } else { String::new() };
+            let label = |layer| if layer + 1 == deepest { short(data, *variant) } else { String::new() };
             let point =
                 |layer| Point { x: layer as f64, y: value(layer), interval: None, label: label(layer) };
             let points: Vec<Point> = (0..deepest).map(point).collect();
-            (deepest > 0).then_some(Series { look: look(data, *arm), joined: true, points })
+            (deepest > 0).then_some(Series { style: style(data, *variant), joined: true, points })
         };
-        let arms = data.arms_of(model, &tasks);
-        let series: Vec<Series> =
-            arms.iter().filter(|arm| data.arms[**arm].method != "vanilla").filter_map(line).collect();
+        let variants = data.variants_of(model, &tasks);
+        let series: Vec<Series> = variants
+            .iter()
+            .filter(|variant| data.variants[**variant].method != "vanilla")
+            .filter_map(line)
+            .collect();
         let x = Axis { label: "layer, from 0", unit: Unit::Count, log: false };
         let y = Axis { label: "L2 distance", unit: Unit::Nats, log: false };
         vec![Plot { title: data.models[model].to_owned(), x, y, series, level: None }.svg()]
@@ -222,14 +234,15 @@ fn attention(data: &Data<'_>) -> Option<Figure> {
 fn hit_rates(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
         let tasks = data.tasks_of(model);
-        let row = |arm: usize| {
-            let stats = [&HIT_RATE_40, &HIT_RATE].map(|measure| data.measure(model, &tasks, arm, measure));
-            (short(data, arm), stats.map(|stat| stat.map(|stat| stat.value)).to_vec())
+        let row = |variant: usize| {
+            let stats =
+                [&HIT_RATE_40, &HIT_RATE].map(|measure| data.measure(model, &tasks, variant, measure));
+            (short(data, variant), stats.map(|stat| stat.map(|stat| stat.value)).to_vec())
         };
         let rows = data
-            .arms_of(model, &tasks)
+            .variants_of(model, &tasks)
             .into_iter()
-            .filter(|arm| data.arms[*arm].method != "vanilla")
+            .filter(|variant| data.variants[*variant].method != "vanilla")
             .map(row);
         let rows: Vec<_> = rows.filter(|(_, values)| values.iter().any(Option::is_some)).collect();
         let kinds = ["of the 40 most attended", "of as many as were recomputed"];
@@ -243,12 +256,12 @@ fn hit_rates(data: &Data<'_>) -> Option<Figure> {
 /// Quality against retained keys and values (MorphKV, figure 10).
 fn retained(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
-        let arms = data.arms_of(model, &data.tasks_of(model));
-        let arms = only(data, &arms, evicts);
+        let variants = data.variants_of(model, &data.tasks_of(model));
+        let variants = only(data, &variants, evicts);
         let x = (&KV_SHARE, "KV kept, share of full attention's");
         vec![
-            points(data, model, &arms, [x, (&RELATIVE, SCORE_LABEL)]),
-            points(data, model, &arms, [x, (&KL, "KL, nats (small is near)")]),
+            points(data, model, &variants, [x, (&RELATIVE, SCORE_LABEL)]),
+            points(data, model, &variants, [x, (&KL, "KL, nats (small is near)")]),
         ]
     });
     figure(

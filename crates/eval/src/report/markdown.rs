@@ -54,7 +54,7 @@ fn cell(cell: &Cell) -> String {
     std::iter::once(value).chain(more.map(|text| format!("({})", escape(text)))).collect::<Vec<_>>().join(" ")
 }
 
-/// A block of code; fences could be closed by what is within.
+/// A block of code by indentation, since the text could close a fence.
 fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }

@@ -3,27 +3,25 @@
 //! Records are sorted once (`data`) and made into tables and figures (`table`) that HTML and Markdown both show. A paper's
 //! own numbers (`published`) stand in tables of their own.
 
-mod arm;
 mod claims;
 mod csv;
 mod data;
 mod figures;
 mod html;
-mod layout;
 mod markdown;
 mod measures;
-mod named;
 mod overview;
 mod papers;
-mod published;
+mod scores;
 mod stats;
 mod svg;
 mod table;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod variant_name;
 
-use crate::{About, Record};
+use crate::{Record, RunInfo};
 use table::Section;
 
 /// A run in words, tables and figures.
@@ -31,14 +29,14 @@ use table::Section;
 pub struct Report {
     /// One file that loads nothing.
     pub html: String,
-    /// The same tables, figures left out.
+    /// All tables as Markdown, without figures.
     pub markdown: String,
     /// Every quantity a line: `model,benchmark,task,length,depth,method,policy,name,value,low,high,samples,scale`.
     pub csv: String,
 }
 
-/// The report of a run. Of several records of the same model, task, sample, method and policy the last counts.
-pub fn report(about: &About, records: &[Record]) -> Report {
+/// The report of a run. Aggregate several records of one model, task, sample, method and policy the last counts.
+pub fn report(about: &RunInfo, records: &[Record]) -> Report {
     let data = data::Data::new(about, records);
     let sections = sections(&data);
     let title = format!("Evaluation: {}", data.models.join(", "));

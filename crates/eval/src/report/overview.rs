@@ -1,11 +1,10 @@
-//! What was run, and what a user can make of it.
+//! The setup of a run, its summary, and advice.
 
 use std::collections::BTreeMap;
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
 
-use super::arm::{base, option};
 use super::data::Data;
 use super::figures;
 use super::measures::{
@@ -13,9 +12,11 @@ use super::measures::{
 };
 use super::stats::Stat;
 use super::table::{Block, Cell, Column, Row, Section, Table, Unit, counted, distinct};
-use super::tables::{costs, lines, task_name};
+use super::tables::{costs_table, lines, task_name};
+use super::variant_name::{base, option};
+use crate::calendar::utc;
 
-/// What was run, on what, and what went wrong.
+/// Models, tasks, machine, settings and failures of the run.
 pub(super) fn heading(data: &Data<'_>) -> Section {
     let about = data.about;
     let mut blocks = vec![Block::Table(facts(data))];
@@ -39,14 +40,14 @@ fn facts(data: &Data<'_>) -> Table {
     let failed = records.iter().filter(|record| record.error.is_some()).count();
     let samples = distinct_samples(data);
     let finished = records.iter().map(|record| record.finished).filter(|time| *time > 0);
-    let last = finished.max().map_or(String::new(), |time| format!(" to {}", date(time)));
+    let last = finished.max().map_or(String::new(), |time| format!(" to {}", utc(time)));
     let memory = Unit::Bytes.figure(machine.memory as f64);
     let threads = counted(machine.threads, "thread");
     let settings = about.settings.iter().map(|(name, value)| format!("{name}: {value}"));
     let facts = [
         ("Program", format!("refrain {}", about.version)),
-        ("When", format!("{}{last}, {} of work", date(about.started), duration(about.seconds))),
-        ("Machine", format!("{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os)),
+        ("When", format!("{}{last}, {} of work", utc(about.started), duration(about.seconds))),
+        ("MachineInfo", format!("{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os)),
         ("Samples", format!("{samples}, answered {} times; {failed} failed", records.len() - failed)),
         ("Seed", about.seed.to_string()),
         ("Settings", settings.collect::<Vec<_>>().join("; ")),
@@ -75,7 +76,7 @@ fn distinct_samples(data: &Data<'_>) -> usize {
 
 fn models(data: &Data<'_>) -> Table {
     let titles = ["File", "Fingerprint", "Layers", "Heads (KV)", "Context", "Precision", "KV"];
-    let row = |model: &crate::ModelAbout| Row {
+    let row = |model: &crate::ModelInfo| Row {
         label: model.name.clone(),
         cells: [
             model.file.clone(),
@@ -100,7 +101,7 @@ fn models(data: &Data<'_>) -> Table {
 }
 
 fn tasks(data: &Data<'_>) -> Table {
-    let row = |task: &crate::TaskAbout| Row {
+    let row = |task: &crate::TaskInfo| Row {
         label: task.label(),
         cells: [
             task.metric.clone(),
@@ -121,15 +122,18 @@ fn tasks(data: &Data<'_>) -> Table {
     }
 }
 
-/// What the rows of all tables mean.
+/// The methods and policies of the run, with their papers.
 fn methods(data: &Data<'_>) -> Table {
-    let parts = data.arms.iter().flat_map(|arm| arm.name().split('+').map(str::to_owned).collect::<Vec<_>>());
+    let parts = data
+        .variants
+        .iter()
+        .flat_map(|variant| variant.name().split('+').map(str::to_owned).collect::<Vec<_>>());
     let rows = distinct(parts.map(|name| base(&name))).into_iter().map(|name| {
         let method = METHODS.entry(&name).map(|entry| (entry.description, entry.source));
         let found = method.or_else(|_| POLICIES.entry(&name).map(|entry| (entry.description, entry.source)));
         let (summary, paper) = found.unwrap_or(("not known to this program", ""));
         let link = Cell { link: paper, ..Cell::text(paper.trim_start_matches("https://")) };
-        let label = super::arm::label(&name);
+        let label = super::variant_name::label(&name);
         Row { label, cells: vec![Cell::text(summary), link], ..Row::default() }
     });
     Table {
@@ -173,19 +177,20 @@ fn failures(data: &Data<'_>) -> Option<Table> {
 
 const SUMMARY: &[Measure] = &[RELATIVE, KL, TOP1, TTFT_SPEEDUP, TPOT_SPEEDUP, RECOMPUTED, KEPT, KV_SHARE, KV];
 
-/// By model: what every method and policy keeps of vanilla's quality, and at what cost.
+/// Quality and cost of every variant against vanilla, by model.
 pub(super) fn summary(data: &Data<'_>) -> Section {
     let mut blocks = Vec::new();
     for model in 0..data.models.len() {
         let tasks = data.tasks_of(model);
-        let lines = lines(data, &data.arms_of(model, &tasks), &[]);
+        let lines = lines(data, &data.variants_of(model, &tasks), &[]);
         if lines.is_empty() {
             continue;
         }
-        let encoded = lines.iter().any(|line| option(&data.arms[line.arm].method, "at_rest").is_some());
+        let encoded =
+            lines.iter().any(|line| option(&data.variants[line.variant].method, "at_rest").is_some());
         let mut measures = SUMMARY.to_vec();
         measures.extend(encoded.then_some(AT_REST));
-        let mut table = costs(data, model, &tasks, &lines, &measures);
+        let mut table = costs_table(data, model, &tasks, &lines, &measures);
         table.title = format!("All tasks: {}", data.models[model]);
         blocks.extend(advice(data, model, &tasks).into_iter().map(Block::Text));
         blocks.push(Block::Table(table));
@@ -209,13 +214,14 @@ const READING: &str = "How to read: scores as a share of Vanilla's, and all rati
 
 /// Sentences on which method, and which policy, to take; of tasks that all of them and vanilla were run on.
 fn advice(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
-    let arms = data.arms_of(model, tasks).into_iter().filter(|arm| !data.arms[*arm].is_vanilla());
+    let variants =
+        data.variants_of(model, tasks).into_iter().filter(|variant| !data.variants[*variant].is_vanilla());
     let (fusion, eviction): (Vec<usize>, Vec<usize>) =
-        arms.partition(|arm| data.arms[*arm].method != "vanilla");
-    let said = |(kind, arms, cost): (&str, Vec<usize>, Measure)| {
-        let all = arms.iter().copied().chain(data.vanilla());
-        let common = all.fold(tasks.to_vec(), |tasks, arm| data.met(model, &tasks, arm));
-        let said = Choice { data, model, tasks: &common, arms: &arms, cost }.said()?;
+        variants.partition(|variant| data.variants[*variant].method != "vanilla");
+    let said = |(kind, variants, cost): (&str, Vec<usize>, Measure)| {
+        let all = variants.iter().copied().chain(data.vanilla());
+        let common = all.fold(tasks.to_vec(), |tasks, variant| data.met(model, &tasks, variant));
+        let said = Choice { data, model, tasks: &common, variants: &variants, cost }.said()?;
         Some(format!("{kind} on {}, {}: {said}", data.models[model], counted(common.len(), "task")))
     };
     [("Fusion", fusion, TTFT_SPEEDUP), ("Eviction", eviction, KV_SHARE)]
@@ -224,32 +230,34 @@ fn advice(data: &Data<'_>, model: usize, tasks: &[usize]) -> Vec<String> {
         .collect()
 }
 
-/// A choice among arms, whose cost is a speed-up or a share of memory.
+/// A choice among variants, whose cost is a speed-up or a share of memory.
 struct Choice<'a> {
     data: &'a Data<'a>,
     model: usize,
     tasks: &'a [usize],
-    arms: &'a [usize],
+    variants: &'a [usize],
     cost: Measure,
 }
 
 impl Choice<'_> {
     fn of(&self, measure: Measure) -> Vec<(usize, Stat)> {
-        let stat = |arm: &usize| Some((*arm, self.data.measure(self.model, self.tasks, *arm, &measure)?));
-        self.arms.iter().filter_map(stat).collect()
+        let stat = |variant: &usize| {
+            Some((*variant, self.data.measure(self.model, self.tasks, *variant, &measure)?))
+        };
+        self.variants.iter().filter_map(stat).collect()
     }
 
-    /// An arm and its cost in words.
-    fn priced(&self, arm: usize) -> String {
+    /// A variant and its cost in words.
+    fn priced(&self, variant: usize) -> String {
         let what = if self.cost.unit == Unit::Times {
             "Vanilla's speed to the first token"
         } else {
             "full attention's KV"
         };
-        let cost = self.data.measure(self.model, self.tasks, arm, &self.cost);
+        let cost = self.data.measure(self.model, self.tasks, variant, &self.cost);
         let cost =
             cost.map_or(String::new(), |stat| format!(" at {} of {what}", self.cost.unit.figure(stat.value)));
-        self.data.arms[arm].label() + &cost
+        self.data.variants[variant].label() + &cost
     }
 
     /// None if there are too few samples for advice.
@@ -278,42 +286,32 @@ impl Choice<'_> {
             self.priced(*best)
         );
         let price = |stat: &Stat| if self.cost.unit == Unit::Times { -stat.value } else { stat.value };
-        let near = |arm: usize| scores.iter().any(|(other, stat)| *other == arm && stat.high >= 1.0);
+        let near = |variant: usize| scores.iter().any(|(other, stat)| *other == variant && stat.high >= 1.0);
         let costs = self.of(self.cost);
-        let cheapest =
-            costs.iter().filter(|(arm, _)| near(*arm)).min_by(|a, b| price(&a.1).total_cmp(&price(&b.1)));
+        let cheapest = costs
+            .iter()
+            .filter(|(variant, _)| near(*variant))
+            .min_by(|a, b| price(&a.1).total_cmp(&price(&b.1)));
         let cheapest_said = match cheapest {
-            Some((arm, _)) if arm == best => {
+            Some((variant, _)) if variant == best => {
                 "it is also the cheapest that these samples cannot tell from Vanilla by score".to_owned()
             }
-            Some((arm, _)) => format!(
+            Some((variant, _)) => format!(
                 "the cheapest that these samples cannot tell from Vanilla by score is {}",
-                self.priced(*arm)
+                self.priced(*variant)
             ),
             None => "all score below Vanilla by more than chance".to_owned(),
         };
-        let silent = self.tasks.iter().filter(|task| self.data.silence(self.model, **task).is_some());
-        let silent: Vec<String> = silent.map(|task| task_name(self.data, *task)).collect();
-        let left = if silent.is_empty() {
+        let uninformative =
+            self.tasks.iter().filter(|task| self.data.uninformative(self.model, **task).is_some());
+        let uninformative: Vec<String> = uninformative.map(|task| task_name(self.data, *task)).collect();
+        let left = if uninformative.is_empty() {
             String::new()
         } else {
-            format!(" Left out, as they say nothing: {}.", silent.join(", "))
+            format!(" Left out, as they say nothing: {}.", uninformative.join(", "))
         };
         Some(format!("{best_said}; {cheapest_said}.{left}"))
     }
-}
-
-/// `YYYY-MM-DD HH:MM UTC` (Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`).
-fn date(seconds: u64) -> String {
-    let days = seconds / 86400 + 719468;
-    let (era, day_of_era) = (days / 146097, days % 146097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) =
-        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600 % 24, seconds / 60 % 60)
 }
 
 fn duration(seconds: f64) -> String {
@@ -329,10 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_of_the_calendar() {
-        assert_eq!(date(0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_827_696), "2000-02-29 12:34 UTC");
-        assert_eq!(date(1_767_225_599), "2025-12-31 23:59 UTC");
+    fn durations_have_a_unit() {
         assert_eq!(
             [duration(60.0), duration(600.0), duration(7200.0)],
             ["60 seconds", "10.0 minutes", "2.0 hours"]

@@ -1,4 +1,4 @@
-//! Means, medians, and what of them is chance.
+//! Means and medians with their confidence intervals.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -40,7 +40,7 @@ pub(super) fn bootstrap<T: Copy + PartialEq>(
     // A group of one sample does not vary, whatever it is: an interval over such groups would be too narrow.
     let varies = samples >= 2 * groups.len();
     let enough = samples >= ENOUGH && varies;
-    // Resamples of what does not vary are the same.
+    // Resamples of equal samples are equal.
     if !varies || groups.iter().all(|group| group.iter().all(|sample| *sample == group[0])) {
         return Some(Stat { value, low: value, high: value, samples, enough });
     }
@@ -70,7 +70,7 @@ pub(super) fn mean_of_means(groups: &[Vec<f64>]) -> f64 {
     groups.iter().map(|group| mean(group)).sum::<f64>() / groups.len() as f64
 }
 
-/// Of pairs, the first's mean of means over the second's.
+/// Aggregate pairs, the first's mean of means over the second's.
 pub(super) fn ratio_of_means(groups: &[Vec<(f64, f64)>]) -> f64 {
     let sum = |of: fn(&(f64, f64)) -> f64| -> f64 {
         groups.iter().map(|group| group.iter().map(of).sum::<f64>() / group.len() as f64).sum()

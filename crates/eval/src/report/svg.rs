@@ -14,9 +14,9 @@ pub(super) struct Axis {
     pub log: bool,
 }
 
-/// What one name has: points, or a line. Its look is the same in all plots.
+/// The points of a name, joined by a line or not. Its style is equal in all plots.
 pub(super) struct Series {
-    pub look: usize,
+    pub style: usize,
     pub joined: bool,
     pub points: Vec<Point>,
 }
@@ -34,20 +34,20 @@ pub(super) struct Plot {
     pub x: Axis,
     pub y: Axis,
     pub series: Vec<Series>,
-    /// A level that others are held against, and what it is.
+    /// A reference level and its label.
     pub level: Option<(f64, &'static str)>,
 }
 
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 340.0;
-/// What is free about a plot: left, top, right, bottom.
+/// Margins of a plot: left, top, right, bottom.
 const ROOM: [f64; 4] = [58.0, 34.0, 20.0, 44.0];
 /// Width and height of a label's character.
 const LETTER: [f64; 2] = [6.3, 13.0];
 /// Characters of a label, at most; the description has all.
 const LONGEST: usize = 28;
-/// Looks that there are; the style sheet has as many colours.
-const LOOKS: usize = 8;
+/// Number of styles; the style sheet has as many colours.
+const STYLES: usize = 8;
 const DASHES: [&str; 4] = ["none", "7 3", "2 3", "9 3 2 3"];
 
 /// Something drawn, so big, with a title and its content in words.
@@ -210,11 +210,11 @@ impl Plot {
 impl Series {
     fn draw(&self, out: &mut String, x: &Scale, y: &Scale) {
         // 0 is one alone.
-        let colour = if self.look == 0 { 0 } else { 1 + (self.look - 1) % (LOOKS - 1) };
+        let colour = if self.style == 0 { 0 } else { 1 + (self.style - 1) % (STYLES - 1) };
         if self.joined {
             let points = self.points.iter().map(|point| format!("{:.1},{:.1}", x.at(point.x), y.at(point.y)));
             let points = points.collect::<Vec<_>>().join(" ");
-            let dash = DASHES[self.look % DASHES.len()];
+            let dash = DASHES[self.style % DASHES.len()];
             let _ = writeln!(
                 out,
                 "<polyline points=\"{points}\" stroke-dasharray=\"{dash}\" class=\"line s{colour}\"/>"
@@ -225,7 +225,7 @@ impl Series {
             if let Some((low, high)) = point.interval {
                 line(out, [px, y.at(low), px, y.at(high)], &format!("whisker s{colour}"));
             }
-            let shape = match self.look % 4 {
+            let shape = match self.style % 4 {
                 0 => format!("M{:.1} {py:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", px - 4.0),
                 1 => format!("M{:.1} {:.1}h7v7h-7z", px - 3.5, py - 3.5),
                 2 => format!("M{px:.1} {:.1}l4.6 8h-9.2z", py - 4.8),
@@ -242,7 +242,7 @@ struct Labels {
 }
 
 impl Labels {
-    /// A free place near a point, the nearest that there is; right of it if there is none.
+    /// The nearest free place to a point, or the place right of it if none is free.
     fn place(&mut self, [x, y]: [f64; 2], label: &str) -> [f64; 4] {
         let [wide, high] = [LETTER[0] * label.chars().count() as f64, LETTER[1]];
         let area = |(dx, dy): (f64, f64)| {
@@ -266,7 +266,7 @@ impl Labels {
     }
 }
 
-/// Horizontal bars, some for each name, each with its figure; `kinds` are what the bars of a name are.
+/// Horizontal bars with their figures; each name has a bar of each of the `kinds`.
 pub(super) fn bars(title: &str, kinds: &[&str], unit: Unit, rows: &[(String, Vec<Option<f64>>)]) -> String {
     let (left, most) = (150.0, WIDTH - 150.0 - 58.0);
     let high =
@@ -313,7 +313,7 @@ fn colour(part: f64) -> [f64; 3] {
     })
 }
 
-/// Black on what is bright and white on what is dark (relative luminance, WCAG 2.2): contrast is 4.5 or more.
+/// Black on bright colours and white on dark ones (relative luminance, WCAG 2.2): contrast is 4.5 or more.
 fn ink(colour: [f64; 3]) -> &'static str {
     let linear = colour.map(|c| {
         let c = c / 255.0;
@@ -328,7 +328,7 @@ fn filled(out: &mut String, [x, y, width, height]: [f64; 4], part: f64) {
     let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" {size} fill=\"rgb({r},{g},{b})\"/>");
 }
 
-/// A grid of values from 0 to `most`, with figures in the cells where there is room.
+/// A grid of values from 0 to `most`, with figures in cells that are wide enough.
 pub(super) fn heat(
     title: &str,
     most: f64,
@@ -368,7 +368,7 @@ pub(super) fn heat(
     picture(width, bottom + 20.0, title, &words.join("; "), &out)
 }
 
-/// What the colours of heat maps mean.
+/// The key to the colours of heat maps.
 pub(super) fn legend(most: f64) -> String {
     let mut out = String::new();
     for step in 0..=10 {

@@ -1,4 +1,4 @@
-//! What a report is made of, before it is HTML or Markdown.
+//! The parts of a report, before they are HTML or Markdown.
 
 use super::stats::Stat;
 
@@ -32,7 +32,7 @@ pub(super) struct Table {
 #[derive(Clone, Default)]
 pub(super) struct Column {
     pub title: String,
-    /// A second line: samples, what it is not.
+    /// A second line: samples and remarks.
     pub sub: String,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Row {
     pub cells: Vec<Cell>,
 }
 
-/// A value, its 95 % interval, and what else to know.
+/// A value with its 95 % interval and a note.
 #[derive(Clone, Default)]
 pub(super) struct Cell {
     pub value: String,
@@ -73,7 +73,7 @@ impl Cell {
         Cell { value: value.into(), ..Cell::default() }
     }
 
-    /// A dash if there is none.
+    /// A cell with the statistic, or a dash.
     pub(super) fn stat(unit: Unit, stat: Option<Stat>) -> Cell {
         let Some(stat) = stat else { return Cell::text("–") };
         // A value that cannot vary has no interval to show.
@@ -95,7 +95,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    /// What a number is multiplied with, and what follows it.
+    /// The factor of a shown number, and its suffix.
     pub(super) fn suffix(self) -> (f64, &'static str) {
         match self {
             Unit::Percent => (100.0, " %"),

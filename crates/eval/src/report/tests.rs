@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::table::{Block, Section, Table};
 use super::*;
-use crate::{Cost, Fidelity, Machine, ModelAbout, TaskAbout};
+use crate::{Cost, Fidelity, MachineInfo, ModelInfo, TaskInfo};
 
 const MODELS: [&str; 2] = ["tiny", "<script>alert('m')</script>"];
 const METHODS: [&str; 5] = ["vanilla", "full_reuse", "cache-blend", "a3:ratio=0.15", "a3:ratio=0.5"];
@@ -51,7 +51,7 @@ fn record(model: &str, task: &str, method: &str, sample: usize) -> Record {
 }
 
 /// Two models, three tasks of which one is hopeless, five methods, some failures, and a grid of needles.
-fn run() -> (About, Vec<Record>) {
+fn run() -> (RunInfo, Vec<Record>) {
     let mut records = Vec::new();
     for model in MODELS {
         for task in ["qasper", "hotpotqa", "passage_count"] {
@@ -67,12 +67,12 @@ fn run() -> (About, Vec<Record>) {
             records.push(needle);
         }
     }
-    // What was run again counts as it was then.
+    // Aggregate a repeated sample the last record counts.
     let mut failed =
         Record { error: Some("too long: <script>1</script> | \"x\", y".to_owned()), ..records[6].clone() };
     (failed.scores, failed.fidelity, failed.cost) = (BTreeMap::new(), None, None);
     records.push(failed);
-    let task = |task: &str, benchmark: &str, length, scale| TaskAbout {
+    let task = |task: &str, benchmark: &str, length, scale| TaskInfo {
         benchmark: benchmark.to_owned(),
         task: task.to_owned(),
         length,
@@ -80,14 +80,14 @@ fn run() -> (About, Vec<Record>) {
         samples: SAMPLES,
         of: Some(200),
         note: format!("{task} is a <b>subset</b>"),
-        ..TaskAbout::default()
+        ..TaskInfo::default()
     };
-    let about = About {
+    let about = RunInfo {
         version: "1".to_owned(),
         command: "run <script>".to_owned(),
         matrix: "a = \"</pre>\"".to_owned(),
-        machine: Machine { cpu: "<cpu>".to_owned(), ..Machine::default() },
-        models: MODELS.map(|name| ModelAbout { name: name.to_owned(), ..ModelAbout::default() }).into(),
+        machine: MachineInfo { cpu: "<cpu>".to_owned(), ..MachineInfo::default() },
+        models: MODELS.map(|name| ModelInfo { name: name.to_owned(), ..ModelInfo::default() }).into(),
         tasks: vec![
             task("hotpotqa", "longbench", None, 100.0),
             task("qasper", "longbench", None, 100.0),
@@ -97,7 +97,7 @@ fn run() -> (About, Vec<Record>) {
         ],
         methods: METHODS.map(str::to_owned).into(),
         policies: vec!["full".to_owned()],
-        ..About::default()
+        ..RunInfo::default()
     };
     (about, records)
 }
@@ -114,7 +114,7 @@ fn cell<'a>(table: &'a Table, row: &str, column: &str) -> &'a table::Cell {
     &row.cells[column]
 }
 
-/// What is said of the first model.
+/// The verdict on the first model.
 fn verdict<'a>(claims: &'a Table, says: &str, by: &str) -> Option<&'a str> {
     let start = claims.rows.iter().position(|row| row.group.starts_with(says))?;
     let own = |row: &&table::Row| row.label == "tiny" && row.cells[1].value.starts_with(by);
@@ -128,7 +128,7 @@ fn tables_have_what_a_hand_computes() {
     let tables = tables(&sections);
     let table = |title: &str| *tables.iter().find(|table| table.title == title).expect(title);
     let scores = table("LongBench: tiny");
-    // The paper's order, and vanilla first; what the paper has not stands below.
+    // The paper's order, vanilla first; variants that the paper lacks stand below.
     let titles: Vec<&str> = scores.columns.iter().map(|column| column.title.as_str()).collect();
     assert_eq!(titles, ["qasper", "hotpotqa", "passage_count", "Avg"]);
     assert_eq!(scores.columns[0].sub, "6 of 200");
@@ -149,7 +149,7 @@ fn tables_have_what_a_hand_computes() {
     let summary = table("All tasks: tiny");
     assert_eq!(cell(summary, "CacheBlend", "Score").value, "80.0 %");
     assert_eq!(cell(summary, "FullReuse", "Score").value, "20.0 %");
-    // Speed-ups are 2 to 7, the same for each of three tasks.
+    // Speed-ups are 2 to 7 for each of three tasks.
     assert_eq!(cell(summary, "A3", "TTFT").value, "4.50×");
     assert_eq!(cell(summary, "A3", "KL").value, "0.350");
     assert_eq!(cell(summary, "A3", "KV, share").value, "20.0 %");
@@ -244,7 +244,7 @@ fn markdown_has_the_same_tables() {
     let sections = sections(&data::Data::new(&about, &records));
     let markdown = report(&about, &records).markdown;
     assert_eq!(markdown.matches("\n### ").count(), tables(&sections).len());
-    // What is indented is code, in which nothing is markup.
+    // Indented lines are code, in which nothing is markup.
     let text: String = markdown.lines().filter(|line| !line.starts_with("    ")).collect();
     assert!(
         !text.contains("<script") && !text.contains("<b>subset") && markdown.contains("    run <script>\n")
@@ -294,26 +294,26 @@ fn figures_show_the_grid_and_the_ratios() {
 
 #[test]
 fn what_is_not_there_is_left_out() {
-    let empty = report(&About::default(), &[]);
+    let empty = report(&RunInfo::default(), &[]);
     assert!(empty.html.contains("</html>") && !empty.html.contains("Against the papers"));
     let lone =
         Record { scores: BTreeMap::new(), error: Some("no".to_owned()), ..record("m", "qasper", "a3", 0) };
-    let lone = report(&About::default(), &[lone]);
+    let lone = report(&RunInfo::default(), &[lone]);
     assert!(lone.html.contains("Vanilla was not run") && !lone.html.contains("arXiv:2503.00979"));
 }
 
 /// A record of a task with these scores.
-fn scored(benchmark: &str, task: &str, arm: [&str; 2], sample: usize, scores: &[(&str, f64)]) -> Record {
+fn scored(benchmark: &str, task: &str, variant: [&str; 2], sample: usize, scores: &[(&str, f64)]) -> Record {
     Record {
         benchmark: benchmark.to_owned(),
-        policy: arm[1].to_owned(),
+        policy: variant[1].to_owned(),
         scores: scores.iter().map(|(name, score)| ((*name).to_owned(), *score)).collect(),
-        ..record("tiny", task, arm[0], sample)
+        ..record("tiny", task, variant[0], sample)
     }
 }
 
 fn all_sections(records: &[Record]) -> Vec<Section> {
-    sections(&data::Data::new(&About::default(), records))
+    sections(&data::Data::new(&RunInfo::default(), records))
 }
 
 fn titled<'a>(sections: &'a [Section], title: &str) -> Option<&'a Table> {
@@ -322,23 +322,23 @@ fn titled<'a>(sections: &'a [Section], title: &str) -> Option<&'a Table> {
 
 #[test]
 fn every_score_has_a_table() {
-    let run = |benchmark: &str, task: &str, arms: &[[&str; 2]]| -> Vec<Record> {
-        let one = |arm: &[&str; 2]| {
-            (0..9).map(|sample| scored(benchmark, task, *arm, sample, &[("score", 0.5)])).collect()
+    let run = |benchmark: &str, task: &str, variants: &[[&str; 2]]| -> Vec<Record> {
+        let one = |variant: &[&str; 2]| {
+            (0..9).map(|sample| scored(benchmark, task, *variant, sample, &[("score", 0.5)])).collect()
         };
-        arms.iter().flat_map::<Vec<Record>, _>(one).collect()
+        variants.iter().flat_map::<Vec<Record>, _>(one).collect()
     };
     let vanilla = ["vanilla", "full"];
     // Vanilla alone of a placed task, eviction where only fusion is placed, and fusion where only eviction is.
-    for (benchmark, task, arms) in [
+    for (benchmark, task, variants) in [
         ("longbench", "qasper", vec![vanilla]),
         ("ruler", "vt", vec![vanilla, ["vanilla", "h2o"]]),
         ("rag", "dureader", vec![vanilla, ["vanilla", "h2o"]]),
         ("longbench", "qmsum", vec![vanilla, ["a3", "full"]]),
     ] {
-        let sections = all_sections(&run(benchmark, task, &arms));
+        let sections = all_sections(&run(benchmark, task, &variants));
         let table = titled(&sections, &format!("{benchmark}: tiny")).expect(task);
-        assert_eq!((table.rows.len(), table.columns[0].title.as_str()), (arms.len(), task));
+        assert_eq!((table.rows.len(), table.columns[0].title.as_str()), (variants.len(), task));
     }
     let sections = all_sections(&run("longbench", "qasper", &[vanilla, ["a3", "full"]]));
     assert!(titled(&sections, "LongBench: tiny").is_some() && titled(&sections, "longbench: tiny").is_none());
@@ -364,10 +364,16 @@ fn few_samples_decide_nothing() {
         };
         scores.iter().enumerate().map(one).collect()
     };
-    for (scores, silent) in [(&[0.0, 0.0, 1.0][..], false), (&[0.0; 3], true), (&[0.0, 0.0, 0.1], true)] {
+    for (scores, uninformative) in
+        [(&[0.0, 0.0, 1.0][..], false), (&[0.0; 3], true), (&[0.0, 0.0, 0.1], true)]
+    {
         let records = few(scores);
-        let about = About::default();
-        assert_eq!(data::Data::new(&about, &records).silence(0, 0).is_some(), silent, "{scores:?}");
+        let about = RunInfo::default();
+        assert_eq!(
+            data::Data::new(&about, &records).uninformative(0, 0).is_some(),
+            uninformative,
+            "{scores:?}"
+        );
     }
 }
 
@@ -380,7 +386,7 @@ fn long_outputs_are_compared_as_their_papers_do() {
         scores
     };
     let run = |prefix: &str| -> Vec<Record> {
-        let arms = [
+        let variants = [
             ("full", 2.0),
             ("h2o:capacity=64", 1.0),
             ("h2o:capacity=128", 4.0),
@@ -391,7 +397,7 @@ fn long_outputs_are_compared_as_their_papers_do() {
             let scores: Vec<(&str, f64)> = scores.iter().map(|(name, score)| (&name[..], *score)).collect();
             scored("longgenbench", "short", ["vanilla", policy], sample, &scores)
         };
-        arms.into_iter().flat_map(|arm| (0..9).map(move |sample| one(arm, sample))).collect()
+        variants.into_iter().flat_map(|variant| (0..9).map(move |sample| one(variant, sample))).collect()
     };
     let sections = all_sections(&run(""));
     let titles: Vec<&str> =
@@ -429,8 +435,8 @@ fn averages_are_of_the_papers_own_sets() {
 #[test]
 fn samples_of_a_task_are_of_all_depths() {
     let (about, records) = run();
-    let about = About {
-        tasks: about.tasks.into_iter().map(|task| TaskAbout { samples: 2, ..task }).collect(),
+    let about = RunInfo {
+        tasks: about.tasks.into_iter().map(|task| TaskInfo { samples: 2, ..task }).collect(),
         ..about
     };
     let sections = sections(&data::Data::new(&about, &records));
@@ -438,7 +444,7 @@ fn samples_of_a_task_are_of_all_depths() {
     assert!(needle.rows[0].cells.iter().all(|cell| cell.note.is_empty()));
     let mut deep = scored("ruler", "vt", ["vanilla", "full"], 0, &[("score", 1.0)]);
     deep.depth = Some(25.0);
-    let csv = report(&About::default(), &[deep]).csv;
+    let csv = report(&RunInfo::default(), &[deep]).csv;
     assert_eq!(csv.matches("vanilla,full,score,").count(), 1, "{csv}");
 }
 

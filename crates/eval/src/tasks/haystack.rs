@@ -55,7 +55,7 @@ impl Essays {
         Ok(Essays { text, source: "essays: Paul Graham" })
     }
 
-    /// At least so many bytes of the text, which is repeated as needed.
+    /// At least `bytes` bytes of the text, which is repeated as needed.
     pub(crate) fn prefix(&self, bytes: usize) -> String {
         let mut prefix = self.text.repeat(bytes / self.text.len());
         prefix.push_str(&self.text[..self.text.ceil_char_boundary(bytes % self.text.len())]);

@@ -1,4 +1,4 @@
-//! Tasks by name: what a matrix asks for becomes samples.
+//! Tasks by name: the samples of a matrix.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,8 +8,8 @@ use refrain_model::{Specials, Tokenizer};
 use super::file::{DataFile, spread};
 use super::needle::{self, Needle, NeedleStyle};
 use super::ruler::{self, Ruler, RulerOptions};
-use super::{Loaded, Protocol, TokenText, longbench, longgen, longwriter, rag};
-use crate::{Error, Matrix, Result, Sample, Scoring, TaskAbout, TaskSpec};
+use super::{Protocol, TaskData, TokenText, longbench, longgen, longwriter, rag};
+use crate::{Error, Matrix, Result, Sample, Scoring, TaskInfo, TaskSpec};
 
 /// Lengths of generated contexts, where none are given.
 const LENGTHS: [usize; 1] = [4096];
@@ -22,9 +22,9 @@ const DEPTHS: usize = 10;
 
 /// A task with its samples, ready to be answered.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct LoadedTask {
     /// For the report.
-    pub about: TaskAbout,
+    pub about: TaskInfo,
     /// How answers are scored.
     pub scoring: Scoring,
     /// Whether only the first line of an answer counts.
@@ -37,9 +37,9 @@ pub struct Job {
     pub samples: Vec<Sample>,
 }
 
-/// What samples are made for.
+/// The properties of a model that samples depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct Model<'a> {
+pub struct TaskModel<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Its context.
@@ -48,7 +48,7 @@ pub struct Model<'a> {
     pub chunk_tokens: usize,
 }
 
-impl TokenText for Model<'_> {
+impl TokenText for TaskModel<'_> {
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.tokenizer.encode(text, Specials::Plain);
         ids.map_err(|error| Error::Engine(error.into()))
@@ -59,7 +59,7 @@ impl TokenText for Model<'_> {
     }
 }
 
-impl Model<'_> {
+impl TaskModel<'_> {
     fn count(&self, text: &str) -> usize {
         self.encode(text).map_or(usize::MAX / 2, |ids| ids.len())
     }
@@ -90,7 +90,7 @@ const LONG_OUTPUTS: [(&str, &str, Protocol, &str); 8] = [
     ("longwriter/morphkv_ruler", "longwrite_ruler", Protocol::MorphKv, "the same of LongWrite-Ruler"),
 ];
 
-/// Names of all tasks and suites, with what they are, for a list.
+/// Names of all tasks and suites, each with a description.
 pub fn names() -> Vec<(String, String)> {
     let mut names = vec![
         ("needle".to_owned(), "needle in a haystack: lengths × depths, generated".to_owned()),
@@ -116,16 +116,16 @@ pub fn names() -> Vec<(String, String)> {
     names
 }
 
-/// The jobs of all tasks of a matrix, for a model, and what of its suites is not there.
+/// The jobs of all tasks of a matrix for a model, and the names of the tasks of its suites that the data lack.
 ///
 /// # Errors
-/// If there is no such task, its data is missing or malformed, or it is asked for twice with other options.
-pub fn load(matrix: &Matrix, model: &Model<'_>) -> Result<(Vec<Job>, Vec<String>)> {
-    let mut jobs: Vec<(&TaskSpec, Job)> = Vec::new();
+/// If a task does not exist, its data are missing or malformed, or it is named twice with different options.
+pub fn load(matrix: &Matrix, model: &TaskModel<'_>) -> Result<(Vec<LoadedTask>, Vec<String>)> {
+    let mut jobs: Vec<(&TaskSpec, LoadedTask)> = Vec::new();
     let mut missing = Vec::new();
     for spec in &matrix.tasks {
-        for job in (Loading { matrix, spec, model }).jobs(&mut missing)? {
-            let same = |known: &&(&TaskSpec, Job)| known.1.about.same_as(&job.about);
+        for job in (TaskLoader { matrix, spec, model }).jobs(&mut missing)? {
+            let same = |known: &&(&TaskSpec, LoadedTask)| known.1.about.same_as(&job.about);
             let Some((known, _)) = jobs.iter().find(same) else {
                 jobs.push((spec, job));
                 continue;
@@ -134,11 +134,11 @@ pub fn load(matrix: &Matrix, model: &Model<'_>) -> Result<(Vec<Job>, Vec<String>
                 != (TaskSpec { name: String::new(), ..spec.clone() })
             {
                 let task = job.about.label();
-                return Err(Error::Asked(format!("{task} is asked for twice, with other options")));
+                return Err(Error::Invalid(format!("{task} is asked for twice, with other options")));
             }
         }
     }
-    let mut jobs: Vec<Job> = jobs.into_iter().map(|(_, job)| job).collect();
+    let mut jobs: Vec<LoadedTask> = jobs.into_iter().map(|(_, job)| job).collect();
     for job in &mut jobs {
         let mut seen = HashSet::new();
         for (index, sample) in job.samples.iter_mut().enumerate() {
@@ -151,14 +151,14 @@ pub fn load(matrix: &Matrix, model: &Model<'_>) -> Result<(Vec<Job>, Vec<String>
     Ok((jobs, missing))
 }
 
-struct Loading<'a> {
+struct TaskLoader<'a> {
     matrix: &'a Matrix,
     spec: &'a TaskSpec,
-    model: &'a Model<'a>,
+    model: &'a TaskModel<'a>,
 }
 
-impl Loading<'_> {
-    fn jobs(&self, missing: &mut Vec<String>) -> Result<Vec<Job>> {
+impl TaskLoader<'_> {
+    fn jobs(&self, missing: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let (benchmark, task) = self.spec.name.split_once('/').unwrap_or((&self.spec.name, ""));
         match (benchmark, task) {
             ("needle", "") => self.needle(),
@@ -188,7 +188,7 @@ impl Loading<'_> {
 
     fn unknown(&self) -> Error {
         let name = &self.spec.name;
-        Error::Asked(format!("there is no task {name:?}; `refrain eval tasks` lists them"))
+        Error::Invalid(format!("there is no task {name:?}; `refrain eval tasks` lists them"))
     }
 
     fn limit(&self) -> Option<usize> {
@@ -203,7 +203,7 @@ impl Loading<'_> {
         if self.spec.lengths.is_empty() { &LENGTHS } else { &self.spec.lengths }
     }
 
-    /// A folder of the data, if it is there; what is generated goes without.
+    /// A folder of the data, if it exists; generated tasks do without.
     fn folder(&self, name: &str) -> Option<std::path::PathBuf> {
         Some(self.matrix.data.as_ref()?.join(name)).filter(|folder| folder.is_dir())
     }
@@ -212,29 +212,29 @@ impl Loading<'_> {
     fn data(&self) -> Result<&Path> {
         self.matrix.data.as_deref().ok_or_else(|| {
             let name = &self.spec.name;
-            Error::Asked(format!(
+            Error::Invalid(format!(
                 "{name} needs data: give --data FOLDER (`refrain eval fetch` says where it comes from)"
             ))
         })
     }
 
-    fn job(&self, task: &str, scoring: Scoring, samples: Vec<Sample>) -> Job {
+    fn job(&self, task: &str, scoring: Scoring, samples: Vec<Sample>) -> LoadedTask {
         let benchmark = self.spec.name.split('/').next().unwrap_or_default().to_owned();
         let metric = scoring.name().to_owned();
         let scale = if scoring == Scoring::Needle { 10.0 } else { 100.0 };
-        let about = TaskAbout {
+        let about = TaskInfo {
             benchmark,
             task: task.to_owned(),
             metric,
             scale,
             samples: samples.len(),
-            ..TaskAbout::default()
+            ..TaskInfo::default()
         };
-        Job { about, scoring, first_line: false, temperature: 0.0, top_p: 1.0, samples }
+        LoadedTask { about, scoring, first_line: false, temperature: 0.0, top_p: 1.0, samples }
     }
 
     /// A job a length.
-    fn needle(&self) -> Result<Vec<Job>> {
+    fn needle(&self) -> Result<Vec<LoadedTask>> {
         let folder = self.folder("needle");
         let needle = Needle::open(folder.as_deref())?;
         let style = match self.spec.style.as_deref() {
@@ -243,7 +243,9 @@ impl Loading<'_> {
             Some("kamradt") => NeedleStyle::Kamradt,
             Some(other) => {
                 let known = "kv_papers, kvpress and kamradt";
-                return Err(Error::Asked(format!("needle: there is no style {other:?}; there are {known}")));
+                return Err(Error::Invalid(format!(
+                    "needle: there is no style {other:?}; there are {known}"
+                )));
             }
         };
         let job = |length: &usize| {
@@ -266,7 +268,7 @@ impl Loading<'_> {
         self.lengths().iter().map(job).collect()
     }
 
-    fn ruler(&self, tasks: &[ruler::Task]) -> Result<Vec<Job>> {
+    fn ruler(&self, tasks: &[ruler::Task]) -> Result<Vec<LoadedTask>> {
         let folder = self.folder("ruler");
         let ruler = Ruler::open(folder.as_deref())?;
         let options = RulerOptions { max_tokens: self.max_tokens(), chat: true };
@@ -283,9 +285,9 @@ impl Loading<'_> {
         Ok(jobs)
     }
 
-    fn questions(&self) -> Result<Vec<Job>> {
+    fn questions(&self) -> Result<Vec<LoadedTask>> {
         let file = self.spec.file.as_deref().ok_or_else(|| {
-            Error::Asked("ruler/qa needs a file of questions with their documents: `file = ...`".to_owned())
+            Error::Invalid("ruler/qa needs a file of questions with their documents: `file = ...`".to_owned())
         })?;
         let questions = ruler::Questions::open(file)?;
         let options = RulerOptions { max_tokens: self.max_tokens(), chat: true };
@@ -315,7 +317,7 @@ impl Loading<'_> {
         mut samples: Vec<Sample>,
         length: usize,
         source: &str,
-    ) -> Job {
+    ) -> LoadedTask {
         samples.iter_mut().for_each(|sample| sample.length = Some(length));
         let mut job = self.job(task, scoring, samples);
         job.about.length = Some(length);
@@ -331,8 +333,8 @@ impl Loading<'_> {
         job
     }
 
-    /// Adds to what is not as in the benchmark.
-    fn note(&self, job: &mut Job, more: &str) {
+    /// Adds to the differences from the benchmark.
+    fn note(&self, job: &mut LoadedTask, more: &str) {
         let note = &mut job.about.note;
         if !note.is_empty() && !more.is_empty() {
             note.push_str("; ");
@@ -341,7 +343,7 @@ impl Loading<'_> {
     }
 
     /// A job of data.
-    fn of(&self, task: &str, mut loaded: Loaded) -> Job {
+    fn of(&self, task: &str, mut loaded: TaskData) -> LoadedTask {
         if let Some(most) = self.max_tokens() {
             loaded.samples.iter_mut().for_each(|sample| sample.max_tokens = most);
         }
@@ -357,7 +359,7 @@ impl Loading<'_> {
         job
     }
 
-    fn longbench(&self, name: &str) -> Result<Job> {
+    fn longbench(&self, name: &str) -> Result<LoadedTask> {
         let options = longbench::LongBenchOptions {
             max_prompt_tokens: self.matrix.max_prompt_tokens.unwrap_or(self.model.prompt_tokens()),
             chunk_tokens: self.model.chunk_tokens,
@@ -367,8 +369,8 @@ impl Loading<'_> {
         Ok(self.of(name, longbench::samples(name, self.data()?, self.limit(), &options, self.model)?))
     }
 
-    /// Those tasks of LongBench whose files are there.
-    fn suite(&self, tasks: &[&str], missing: &mut Vec<String>) -> Result<Vec<Job>> {
+    /// The tasks of LongBench whose files exist.
+    fn suite(&self, tasks: &[&str], missing: &mut Vec<String>) -> Result<Vec<LoadedTask>> {
         let mut jobs = Vec::new();
         for task in tasks {
             if longbench::is_there(task, self.data()?) {
@@ -381,12 +383,12 @@ impl Loading<'_> {
         if jobs.is_empty() { self.longbench(tasks[0]).map(|job| vec![job]) } else { Ok(jobs) }
     }
 
-    fn rag(&self, name: &str) -> Result<Job> {
+    fn rag(&self, name: &str) -> Result<LoadedTask> {
         let file = self.spec.file.clone().map_or_else(|| rag::find(name, self.data()?), Ok)?;
         Ok(self.of(name, rag::samples(&file, self.limit())?))
     }
 
-    fn long_output(&self, task: &str, set: &str, protocol: Protocol) -> Result<Job> {
+    fn long_output(&self, task: &str, set: &str, protocol: Protocol) -> Result<LoadedTask> {
         let loaded = match self.spec.name.split('/').next() {
             Some("longwriter") => longwriter::samples(set, self.data()?, self.limit(), protocol)?,
             _ => longgen::samples(set, self.data()?, self.limit(), protocol)?,

@@ -3,6 +3,7 @@
 mod divide;
 mod prompt;
 mod table;
+mod task;
 
 use std::path::Path;
 
@@ -11,65 +12,13 @@ use serde::Deserialize;
 pub use self::divide::Marker;
 use self::prompt::Prompt;
 pub(crate) use self::table::MULTI_HOP;
-pub use self::table::{A3, MORPHKV, SAMKV, SUITES, TASKS};
+pub use self::table::{A3, MORPHKV, SAMKV, SUITES, TASKS, suite};
+pub use self::task::{Context, Language, Task};
 use super::file::{DataFile, spread};
-use super::{Loaded, TokenText};
-use crate::{Error, Gold, Result, Sample, Scoring};
+use super::{TaskData, TokenText};
+use crate::{Error, Gold, Result, Sample};
 
-/// A task of the benchmark.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Task {
-    /// Its name.
-    pub name: &'static str,
-    /// How it is scored.
-    pub scoring: Scoring,
-    /// New tokens, unless [`LongBenchOptions`] say otherwise.
-    pub max_tokens: usize,
-    /// What its contexts are written in.
-    pub language: Language,
-    /// Samples that the benchmark has of it.
-    pub samples: usize,
-    /// What its contexts are made of.
-    pub context: Context,
-    /// Its prompt, with the places `{context}` and `{input}`.
-    pub prompt: &'static str,
-}
-
-/// What a task's contexts are written in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Language {
-    /// English.
-    English,
-    /// Chinese.
-    Chinese,
-    /// Programs.
-    Code,
-}
-
-/// What a task's contexts are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Context {
-    /// Documents, each begun by a marker: each is a unit of reuse.
-    Documents(Marker),
-    /// Solved examples, each begun by a marker. They are short: as many as fit a chunk are one unit.
-    Examples(Marker),
-    /// One text.
-    Whole,
-}
-
-impl Task {
-    /// Whether the chat template goes around the prompt.
-    pub fn chat(&self) -> bool {
-        !self.first_line() && self.language != Language::Code
-    }
-
-    /// Whether only the first line of an answer is scored: a model that was shown examples goes on to write some.
-    pub fn first_line(&self) -> bool {
-        matches!(self.context, Context::Examples(_))
-    }
-}
-
-/// What may differ from sample to sample of a run.
+/// Options of LongBench's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongBenchOptions {
     /// Most tokens of a prompt, chat template aside: of a longer one the middle is left out.
@@ -108,24 +57,24 @@ pub fn is_there(name: &str, folder: &Path) -> bool {
     places(name).iter().any(|place| folder.join(place).is_file())
 }
 
-/// Samples of a set: a task's name, with `_e` for its part of LongBench-E or `_short` for a set of shorter contexts in the same
-/// form. It is looked for in the folder's `longbench` and `longbench_derived`, then in the folder itself. `limit` takes some of
-/// all over the file.
+/// Samples of a set: a task's name, with `_e` for its part of LongBench-E or `_short` for a set of shorter contexts
+/// in its form. The file is looked for in the folder's `longbench` and `longbench_derived`, then in the folder
+/// itself. `limit` takes samples spread evenly over the file.
 ///
 /// # Errors
-/// If there is no such task or file, or the file is malformed.
+/// If the task or the file does not exist, or the file is malformed.
 pub fn samples(
     name: &str,
     folder: &Path,
     limit: Option<usize>,
     options: &LongBenchOptions,
     text: &dyn TokenText,
-) -> Result<Loaded> {
+) -> Result<TaskData> {
     let (task, edition) = find(name)?;
     let file = DataFile::find(folder, &places(name))?;
     let lines: Vec<Line> = file.lines()?;
     let taken = spread(lines.len(), limit).map(|index| &lines[index]);
-    Ok(Loaded {
+    Ok(TaskData {
         samples: taken.map(|line| sample(task, line, options, text)).collect::<Result<_>>()?,
         scoring: task.scoring,
         first_line: task.first_line(),
@@ -137,7 +86,7 @@ pub fn samples(
     })
 }
 
-/// What a set is of a task.
+/// The edition of a task that a set is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edition {
     V1,
@@ -170,7 +119,7 @@ fn find(name: &str) -> Result<(&'static Task, Edition)> {
         .or_else(|| of("_short").map(|task| (task, Edition::Derived)))
         .ok_or_else(|| {
             let names: Vec<&str> = TASKS.iter().map(|task| task.name).collect();
-            Error::Asked(format!(
+            Error::Invalid(format!(
                 "longbench: no task {name:?}; there are {}, each also with `_e` or `_short` where there is such a file",
                 names.join(", ")
             ))

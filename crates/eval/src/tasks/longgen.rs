@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::file::{DataFile, spread};
-use super::{Loaded, Protocol};
+use super::{Protocol, TaskData};
 use crate::metrics::longgen::Plan;
 use crate::{Error, Gold, Result, Sample, Scoring};
 
@@ -16,7 +16,7 @@ const SETTINGS: [(&str, &str, usize); 2] =
 
 /// Prompts of the benchmark in each setting.
 const PROMPTS: usize = 400;
-/// Those of each type that MorphKV takes.
+/// Prompts of each type that MorphKV takes.
 const MORPHKV_PROMPTS: usize = 10;
 const MORPHKV_TOKENS: usize = 8_000;
 
@@ -32,11 +32,11 @@ struct Prompt {
 /// MorphKV's protocol is greedy: the first ten prompts of each type, 8000 new tokens.
 ///
 /// # Errors
-/// If there is no such setting or file, or the file is malformed.
-pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Protocol) -> Result<Loaded> {
+/// If the setting or the file does not exist, or the file is malformed.
+pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Protocol) -> Result<TaskData> {
     let known = SETTINGS.iter().find(|(name, ..)| *name == setting);
     let (_, name, own_tokens) = known.ok_or_else(|| {
-        Error::Asked(format!("longgenbench: no setting {setting:?}; there are short, long"))
+        Error::Invalid(format!("longgenbench: no setting {setting:?}; there are short, long"))
     })?;
     let file = DataFile::find(folder, &[format!("longgenbench/{name}"), (*name).into()])?;
     let prompts: Vec<Prompt> = serde_json::from_str(&file.text).map_err(|error| file.wrong(error))?;
@@ -57,7 +57,7 @@ pub fn samples(setting: &str, folder: &Path, limit: Option<usize>, protocol: Pro
     let mut samples: Vec<Option<(usize, Prompt)>> = samples.into_iter().map(Some).collect();
     let chosen = spread(samples.len(), limit);
     let fewer = (count < PROMPTS).then(|| format!("{count} of {PROMPTS} records"));
-    Ok(Loaded {
+    Ok(TaskData {
         samples: chosen
             .filter_map(|place| samples[place].take())
             .map(|(index, prompt)| sample(setting, index, prompt, max_tokens))

@@ -5,11 +5,11 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::file::{DataFile, spread};
-use super::{Loaded, Protocol};
+use super::{Protocol, TaskData};
 use crate::{Error, Gold, Result, Sample, Scoring};
 
-/// The sets and how many prompts each has: LongBench-Write in English, all of it, and LongWrite-Ruler, of which only the length
-/// of responses counts.
+/// The sets and how many prompts each has: LongBench-Write in English, all of LongBench-Write, and LongWrite-Ruler,
+/// which scores only the length of responses.
 pub const SETS: [(&str, usize); 3] =
     [("longbench_write_en", 60), ("longbench_write", 120), ("longwrite_ruler", 48)];
 
@@ -18,18 +18,19 @@ const MAX_TOKENS: usize = 32_768;
 #[derive(Deserialize)]
 struct Prompt {
     prompt: String,
-    /// Words asked for.
+    /// Demanded number of words.
     length: usize,
 }
 
-/// Samples of a set: `NAME.jsonl` of a folder's `longwriter` or its own. `limit` takes some of all over it. The words asked for are
-/// the first answer of the gold. MorphKV's protocol has at most twice as many new tokens.
+/// Samples of a set: `NAME.jsonl` of a folder's `longwriter` or its own. `limit` takes samples spread evenly over it.
+/// The demanded number of words is the first answer of the gold. MorphKV's protocol has at most twice as many new
+/// tokens.
 ///
 /// # Errors
-/// If there is no such set or file, or the file is malformed.
-pub fn samples(name: &str, folder: &Path, limit: Option<usize>, protocol: Protocol) -> Result<Loaded> {
+/// If the set or the file does not exist, or the file is malformed.
+pub fn samples(name: &str, folder: &Path, limit: Option<usize>, protocol: Protocol) -> Result<TaskData> {
     let (_, of) = SETS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
-        Error::Asked(format!(
+        Error::Invalid(format!(
             "longwriter: no set {name:?}; there are {}",
             SETS.map(|(name, _)| name).join(", ")
         ))
@@ -39,7 +40,7 @@ pub fn samples(name: &str, folder: &Path, limit: Option<usize>, protocol: Protoc
     let fewer = (prompts.len() < of).then(|| format!("{} of {of} records", prompts.len()));
     let morphkv = (protocol == Protocol::MorphKv).then(|| "MorphKV's limit of new tokens".to_string());
     let taken = spread(prompts.len(), limit).map(|index| (index, &prompts[index]));
-    Ok(Loaded {
+    Ok(TaskData {
         samples: taken.map(|(index, prompt)| sample(name, index, prompt, protocol)).collect(),
         scoring: Scoring::LongWriter,
         first_line: false,
@@ -51,10 +52,10 @@ pub fn samples(name: &str, folder: &Path, limit: Option<usize>, protocol: Protoc
     })
 }
 
-/// What the judge of quality is asked, with the places `$INST$` and `$RESPONSE$`: `judge.txt` of the same folders.
+/// The prompt of the judge of quality, with the places `$INST$` and `$RESPONSE$`: `judge.txt` of the benchmark's folders.
 ///
 /// # Errors
-/// If there is no such file.
+/// If the file does not exist.
 pub fn judge_template(folder: &Path) -> Result<String> {
     Ok(DataFile::find(folder, &["longwriter/judge.txt".into(), "judge.txt".into()])?.text)
 }
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!((&*sample.id, &*sample.question, sample.chat), ("longwrite_ruler-0", "Write", true));
         assert_eq!(sample.gold.answers, ["100"]);
         let tokens =
-            |loaded: &Loaded| -> Vec<usize> { loaded.samples.iter().map(|s| s.max_tokens).collect() };
+            |loaded: &TaskData| -> Vec<usize> { loaded.samples.iter().map(|s| s.max_tokens).collect() };
         assert_eq!(tokens(&own), [32_768, 32_768]);
         let morphkv = loaded(Protocol::MorphKv);
         assert_eq!(tokens(&morphkv), [200, 10], "the first and the last");

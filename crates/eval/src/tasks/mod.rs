@@ -10,7 +10,7 @@ pub mod needle;
 pub mod rag;
 pub mod ruler;
 
-pub use load::{Job, Model, load, names};
+pub use load::{LoadedTask, TaskModel, load, names};
 
 use crate::{Result, Sample, Scoring};
 
@@ -24,9 +24,9 @@ pub trait TokenText {
     fn decode(&self, ids: &[u32]) -> String;
 }
 
-/// Samples read from a file of data, and what is the same for all of them.
+/// Samples read from a file, and the properties that they share.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Loaded {
+pub struct TaskData {
     /// The samples.
     pub samples: Vec<Sample>,
     /// How they are scored.
@@ -39,7 +39,7 @@ pub struct Loaded {
     pub top_p: f64,
     /// Samples of the benchmark itself, where that is known.
     pub of: Option<usize>,
-    /// What is not as in the benchmark, or empty.
+    /// Differences from the benchmark, or empty.
     pub note: String,
     /// BLAKE3 of the file, hexadecimal.
     pub hash: String,

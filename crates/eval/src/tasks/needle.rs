@@ -10,20 +10,21 @@ use crate::{Error, Gold, Result, Sample};
 pub const NEEDLE: &str =
     "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n";
 
-/// How the needle is put in and asked for. Each wants the chat template, which a base model goes without.
+/// Protocol of inserting the needle and asking for it. Each uses the chat template, except with a base model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NeedleStyle {
     /// As papers on KV caches do (FranxYao/Long-Context-Data-Engineering, Zefan-Cai/PyramidKV @5d4e2e1): a story book whose
     /// question is the needle's own beginning. Without their literal `<|im_start|>`, which the chat template stands for.
     #[default]
     KvPapers,
-    /// The same with NVIDIA/kvpress @8bb29b9's context: the needle at the exact token, 150 tokens left for all else.
+    /// The context of NVIDIA/kvpress @8bb29b9: the needle at the exact token, 150 tokens left for the rest of the
+    /// prompt.
     Kvpress,
     /// Greg Kamradt's: instruction, essays, question. His system message begins the prompt, and the judge is not his.
     Kamradt,
 }
 
-/// What a style says around the essays.
+/// The prompt of a style around the essays.
 struct Wording {
     before: &'static str,
     question: &'static str,
@@ -98,7 +99,7 @@ impl Needle {
         let needle = tokenizer.encode(NEEDLE)?;
         let room =
             length.checked_sub(style.buffer() + needle.len()).filter(|room| *room > 0).ok_or_else(|| {
-                Error::Asked(format!(
+                Error::Invalid(format!(
                     "needle: {length} tokens leave no room for essays beside needle and question"
                 ))
             })?;
@@ -128,7 +129,7 @@ impl Needle {
 
     /// The first tokens of the essays.
     fn tokens(&self, count: usize, tokenizer: &dyn TokenText) -> Result<Vec<u32>> {
-        // Some text more than is needed: the last token of a text that is cut off may be another one in the whole.
+        // A little more text than is needed: cutting a text can change its last token.
         for bytes_a_token in [6, 12, 24, 48] {
             let mut ids = tokenizer.encode(&self.essays.prefix(bytes_a_token * (count + 16)))?;
             if ids.len() > count {
@@ -136,7 +137,7 @@ impl Needle {
                 return Ok(ids);
             }
         }
-        Err(Error::Asked(format!("needle: the tokenizer makes no {count} tokens of the essays")))
+        Err(Error::Invalid(format!("needle: the tokenizer makes no {count} tokens of the essays")))
     }
 }
 
@@ -145,7 +146,7 @@ fn ends_sentence(token: u32, tokenizer: &dyn TokenText) -> bool {
     tokenizer.decode(&[token]).trim_end().ends_with('.')
 }
 
-/// So many depths from 0 to 100 percent, evenly spaced and whole.
+/// `count` depths from 0 to 100 percent, evenly spaced and rounded.
 pub fn depths(count: usize) -> Vec<f64> {
     let intervals = count.saturating_sub(1).max(1) as f64;
     (0..count).map(|i| (100.0 * i as f64 / intervals).round_ties_even()).collect()

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::Loaded;
+use super::TaskData;
 use super::file::{DataFile, spread};
 use super::longbench::MULTI_HOP;
 use crate::{Gold, Result, Sample, Scoring};
 
-/// A question, what it may be answered with, and the documents that tell.
+/// A question with its accepted answers and its documents.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Question {
     #[serde(rename = "_id", default)]
@@ -61,7 +61,7 @@ pub fn find(name: &str, folder: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 /// If it cannot be read or is malformed.
-pub fn samples(path: &Path, limit: Option<usize>) -> Result<Loaded> {
+pub fn samples(path: &Path, limit: Option<usize>) -> Result<TaskData> {
     let file = DataFile::open(path)?;
     let questions = questions(&file)?;
     let wording =
@@ -71,7 +71,7 @@ pub fn samples(path: &Path, limit: Option<usize>) -> Result<Loaded> {
         Wording::LongBench => (Scoring::QaF1, "asked as LongBench's hotpotqa"),
         Wording::CacheBlend => (Scoring::TokenF1, "CacheBlend's protocol"),
     };
-    Ok(Loaded {
+    Ok(TaskData {
         samples: taken.map(|(index, question)| wording.sample(index, question)).collect(),
         scoring,
         first_line: false,
@@ -99,7 +99,7 @@ impl Wording {
         }
     }
 
-    /// A document with what parts it from the next.
+    /// A document with the separator that follows it.
     fn document(self, Document { title, text, .. }: &Document) -> String {
         match self {
             Wording::LongBench if title.is_empty() => format!("{text}\n\n"),
@@ -108,7 +108,7 @@ impl Wording {
         }
     }
 
-    /// What stands before the documents and after them.
+    /// The prompt's text before and after the documents.
     fn around(self, question: &str) -> (String, String) {
         match self {
             Wording::LongBench => {

@@ -1,69 +1,26 @@
 //! RULER (NVIDIA/RULER @c3f5e3b): synthetic tasks of any length.
 //!
-//! Each task is a recipe that makes a prompt of so many units (words, lines, documents); its length is fitted
+//! Each task is a recipe that makes a prompt of any number of units (words, lines, documents); its length is fitted
 //! in units, then every sample is drawn anew. Samples are RULER's in distribution, not byte by byte: its generator's
 //! random numbers are Python's.
 
-mod draw;
 mod fit;
 mod lexicon;
 mod niah;
 mod qa;
+mod random;
+mod task;
 mod vt;
 mod words;
 
 use std::path::Path;
 
-use self::draw::Draw;
-use self::fit::{Budget, Recipe};
+use self::fit::{LengthBudget, Recipe};
 use self::lexicon::Lexicon;
 pub use self::qa::Questions;
+pub use self::task::{QA, RulerOptions, TASKS, Task};
 use super::haystack::Essays;
-use crate::{Error, Result, Sample, Scoring};
-
-/// A task of the benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Task {
-    /// Its name.
-    pub name: &'static str,
-    /// How it is scored.
-    pub scoring: Scoring,
-    /// New tokens, unless [`RulerOptions`] say otherwise.
-    pub tokens_to_generate: usize,
-}
-
-impl Task {
-    const fn new(name: &'static str, tokens_to_generate: usize) -> Task {
-        Task { name, scoring: Scoring::MatchAll, tokens_to_generate }
-    }
-}
-
-/// The tasks that need no data.
-pub const TASKS: &[Task] = &[
-    Task::new("niah_single_1", 128),
-    Task::new("niah_single_2", 128),
-    Task::new("niah_single_3", 128),
-    Task::new("niah_multikey_1", 128),
-    Task::new("niah_multikey_2", 128),
-    Task::new("niah_multikey_3", 128),
-    Task::new("niah_multivalue", 128),
-    Task::new("niah_multiquery", 128),
-    Task::new("vt", 30),
-    Task::new("cwe", 120),
-    Task::new("fwe", 50),
-];
-
-/// The task made of a file of [`Questions`].
-pub const QA: Task = Task { name: "qa", scoring: Scoring::MatchPart, tokens_to_generate: 32 };
-
-/// What may differ from RULER's own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RulerOptions {
-    /// New tokens of every task (papers on KV caches: 64); each task's own if there is none.
-    pub max_tokens: Option<usize>,
-    /// Whether the chat template goes around the prompt. It does not count into the length.
-    pub chat: bool,
-}
+use crate::{Error, Result, Sample};
 
 /// Makes samples of [`TASKS`].
 #[derive(Clone, Debug)]
@@ -100,7 +57,7 @@ impl Ruler {
     /// a text's. A sample depends on seed, task, length and its number only, and on what counts tokens.
     ///
     /// # Errors
-    /// If there is no such task or the length is too short for it.
+    /// If the task does not exist or the length is too short for it.
     pub fn samples(
         &self,
         task: &str,
@@ -112,9 +69,9 @@ impl Ruler {
     ) -> Result<Vec<Sample>> {
         let task = TASKS.iter().find(|known| known.name == task).ok_or_else(|| {
             let names: Vec<&str> = TASKS.iter().map(|task| task.name).collect();
-            Error::Asked(format!("ruler: no task {task:?}; there are {}", names.join(", ")))
+            Error::Invalid(format!("ruler: no task {task:?}; there are {}", names.join(", ")))
         })?;
-        let budget = Budget::new(task, length, seed, tokens, options);
+        let budget = LengthBudget::new(task, length, seed, tokens, options);
         let recipe: Box<dyn Recipe + '_> = match task.name {
             "vt" => Box::new(vt::Tracking::new(&budget)),
             "cwe" => Box::new(words::Common { lexicon: &self.lexicon, length }),
@@ -128,11 +85,6 @@ impl Ruler {
         let units = budget.units(&*recipe)?;
         (0..count).map(|index| budget.sample(&*recipe, units, index)).collect()
     }
-}
-
-/// A template's text with its `{place}`s filled in.
-fn fill(template: &str, places: &[(&str, &str)]) -> String {
-    places.iter().fold(template.into(), |text: String, (place, value)| text.replace(place, value))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What tests of tasks share.
+//! Helpers of the tasks' tests.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub(crate) fn data(folder: &str) -> Option<PathBuf> {
     None
 }
 
-/// A folder with one file of so many lines.
+/// A folder with one file of `count` lines.
 pub(crate) fn folder_with(name: &str, lines: &[String]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);

@@ -1,4 +1,4 @@
-//! Requests as a server gets them: a few documents are asked for most, and some clients leave.
+//! Requests like those of a real server: a few documents are requested most, and some clients leave.
 
 use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 pub(super) const FEW: f64 = 0.03;
 pub(super) const HOT: f64 = 0.6;
 
-/// How long a server is left alone before it says what memory it holds.
+/// Pause before the server is asked for its memory.
 const REST: Duration = Duration::from_secs(2);
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     /// Of the answer; 0 where there was none.
@@ -29,7 +29,7 @@ pub(super) struct Outcome {
     pub(super) left: bool,
 }
 
-/// What requests are made of.
+/// The traffic of a benchmark.
 pub(super) struct Traffic {
     pub(super) url: String,
     pub(super) ids: Vec<String>,
@@ -44,8 +44,8 @@ pub(super) struct Traffic {
     pub(super) drawn: AtomicU64,
 }
 
-/// How often each of `n` documents, and those before it, are asked for: by Zipf's law, with the exponent that gives the
-/// first `few` of them `hot` of all requests.
+/// Cumulative shares of requests of `n` documents: by Zipf's law, with the exponent that gives the first `few` of
+/// them `hot` of all requests.
 pub(super) fn shares(n: usize, few: f64, hot: f64) -> Vec<f64> {
     let cumulative = |exponent: f64| {
         let mut sum = 0.0;
@@ -97,7 +97,7 @@ impl Traffic {
         .to_string()
     }
 
-    /// So many clients, each asking again as soon as it is answered, for so long.
+    /// Outcomes of `clients` clients during `time`, each of which asks again as soon as it is answered.
     pub(super) fn closed(
         &self,
         clients: usize,
@@ -119,13 +119,13 @@ impl Traffic {
         outcomes.into_inner().unwrap_or_default()
     }
 
-    /// Lets what is drawn by chance begin anew: every method gets the same.
+    /// Resets the random draws, so that every method gets equal requests.
     pub(super) fn begin_again(&self) {
         self.drawn.store(self.seed, Relaxed);
     }
 
-    /// Requests that come by chance, so many a second, whether others are answered or not. They are the same, and come in
-    /// the same order with the same gaps but for the rate, each time.
+    /// Outcomes of requests that arrive at random (Poisson) at `rate` a second, whether others are answered or not.
+    /// Requests, their order and their gaps, scaled by the rate, are equal each time.
     pub(super) fn open(
         &self,
         rate: f64,

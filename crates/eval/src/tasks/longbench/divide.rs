@@ -7,7 +7,7 @@ use crate::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     word: &'static str,
-    /// What follows the number after the word, if there is a number.
+    /// The text after the number, if a number follows the word.
     after_number: Option<&'static str>,
 }
 
@@ -27,7 +27,7 @@ impl Marker {
         after_digits.len() < rest.len() && after_digits.starts_with(after)
     }
 
-    /// The parts of a context. What stands before the first marker is one too.
+    /// The parts of a context. Text before the first marker is a part.
     pub(crate) fn parts(self, context: &str) -> Vec<&str> {
         let lines = context.match_indices('\n').map(|(at, _)| at + 1);
         let mut parts = Vec::new();

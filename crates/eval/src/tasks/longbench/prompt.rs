@@ -21,8 +21,8 @@ impl Prompt {
         Prompt { before, context: context.into(), question }
     }
 
-    /// Cut to `tokens` tokens as LongBench does: of a longer prompt the first and the last half of that are decoded apart and
-    /// joined. Where a cut falls outside the context, what is left of the instructions takes that side.
+    /// Cut to `tokens` tokens as LongBench does: of a longer prompt the first and the last half of that are decoded
+    /// apart and joined. Where a cut falls outside the context, the rest of the instructions takes that side.
     ///
     /// LongBench's tokens begin with BOS: a first half here has one more token of text.
     pub(crate) fn without_middle(self, tokens: usize, text: &dyn TokenText) -> Result<Prompt> {

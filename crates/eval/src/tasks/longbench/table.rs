@@ -1,6 +1,7 @@
 //! The benchmark's tasks, with its `dataset2prompt.json`, `dataset2maxlen.json` and `dataset2metric.json`.
 
-use super::{Context, Language, Marker, Task};
+use super::divide::Marker;
+use super::task::{Context, Language, Task};
 use crate::Scoring;
 
 const PASSAGES: Context = Context::Documents(Marker::numbered("Passage ", ":\n"));
@@ -273,3 +274,8 @@ pub const MORPHKV: &[&str] = &[
 
 /// The papers' tables by name.
 pub const SUITES: &[(&str, &[&str])] = &[("a3", A3), ("samkv", SAMKV), ("morphkv", MORPHKV)];
+
+/// The tasks of a suite.
+pub fn suite(name: &str) -> Option<&'static [&'static str]> {
+    SUITES.iter().find(|(known, _)| *known == name).map(|(_, tasks)| *tasks)
+}

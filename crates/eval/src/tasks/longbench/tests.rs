@@ -1,10 +1,11 @@
-//! What samples of the benchmark must be.
+//! Properties of the benchmark's samples.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::super::testing::{Words, data, folder_with};
 use super::*;
+use crate::Scoring;
 
 const LONG: LongBenchOptions =
     LongBenchOptions { max_prompt_tokens: usize::MAX, chunk_tokens: 512, split: Split::Marked };

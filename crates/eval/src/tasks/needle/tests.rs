@@ -1,4 +1,4 @@
-//! Where the needle comes to lie.
+//! Positions of the needle.
 
 use std::path::PathBuf;
 

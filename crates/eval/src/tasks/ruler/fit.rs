@@ -2,7 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Draw, RulerOptions, Task};
+use super::random::Random;
+use super::task::{RulerOptions, Task};
 use crate::{Error, Result, Sample};
 
 /// How a task makes a prompt of any size.
@@ -13,12 +14,12 @@ pub(super) trait Recipe {
     /// The fewest units that make a prompt and the most that there are; empty if no number does.
     fn range(&self) -> RangeInclusive<usize>;
 
-    /// A prompt of so many units: its parts, its answers and its depth.
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample;
+    /// A prompt of `units` units: its parts, its answers and its depth.
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample;
 }
 
 /// The length that a task's samples must fit.
-pub(super) struct Budget<'a> {
+pub(super) struct LengthBudget<'a> {
     task: &'static Task,
     length: usize,
     seed: u64,
@@ -28,16 +29,16 @@ pub(super) struct Budget<'a> {
     pub(super) max_tokens: usize,
 }
 
-impl<'a> Budget<'a> {
+impl<'a> LengthBudget<'a> {
     pub(super) fn new(
         task: &'static Task,
         length: usize,
         seed: u64,
         tokens: &'a dyn Fn(&str) -> usize,
         options: &RulerOptions,
-    ) -> Budget<'a> {
+    ) -> LengthBudget<'a> {
         let max_tokens = options.max_tokens.unwrap_or(task.tokens_to_generate);
-        Budget { task, length, seed, tokens, chat: options.chat, max_tokens }
+        LengthBudget { task, length, seed, tokens, chat: options.chat, max_tokens }
     }
 
     pub(super) fn length(&self) -> usize {
@@ -81,7 +82,7 @@ impl<'a> Budget<'a> {
         fitting
     }
 
-    /// The sample of a number: of so many units, or as many fewer as it takes.
+    /// The sample number `index`, of `units` units or as many fewer as it takes to fit.
     pub(super) fn sample(&self, recipe: &dyn Recipe, mut units: usize, index: usize) -> Result<Sample> {
         let mut draw = self.draw(&index.to_string());
         loop {
@@ -103,8 +104,8 @@ impl<'a> Budget<'a> {
     }
 
     /// Random choices for something of this task at this length.
-    fn draw(&self, what: &str) -> Draw {
-        Draw::named(&format!("{} {} {} {what}", self.task.name, self.length, self.seed))
+    fn draw(&self, what: &str) -> Random {
+        Random::named(&format!("{} {} {} {what}", self.task.name, self.length, self.seed))
     }
 
     /// Tokens of a prompt and of the answer.
@@ -113,8 +114,8 @@ impl<'a> Budget<'a> {
     }
 
     fn too_short(&self) -> Error {
-        let Budget { task, length, max_tokens, .. } = self;
-        Error::Asked(format!(
+        let LengthBudget { task, length, max_tokens, .. } = self;
+        Error::Invalid(format!(
             "ruler: {length} tokens are too few for {}, whose answer has {max_tokens} of them: give it more",
             task.name
         ))
@@ -150,14 +151,14 @@ mod tests {
             self.0.clone()
         }
 
-        fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+        fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
             Sample { before: "word ".repeat(units + draw.below(2)), ..Sample::default() }
         }
     }
 
-    fn budget(length: usize) -> Budget<'static> {
+    fn budget(length: usize) -> LengthBudget<'static> {
         let options = RulerOptions { max_tokens: Some(20), chat: false };
-        Budget::new(&QA, length, 1, &|text| text.split_whitespace().count(), &options)
+        LengthBudget::new(&QA, length, 1, &|text| text.split_whitespace().count(), &options)
     }
 
     #[test]

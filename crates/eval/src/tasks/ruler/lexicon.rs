@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::Draw;
+use super::random::Random;
 use crate::tasks::haystack::read;
 use crate::{Error, Result};
 
@@ -46,12 +46,12 @@ impl Lexicon {
     }
 
     /// An adjective and a noun.
-    pub(super) fn pair(&self, draw: &mut Draw) -> String {
+    pub(super) fn pair(&self, draw: &mut Random) -> String {
         format!("{}-{}", draw.pick(&self.adjectives), draw.pick(&self.nouns))
     }
 
-    /// So many different words, in random order. Beyond the lists they are made up; RULER has a longer list for that.
-    pub(super) fn words(&self, count: usize, draw: &mut Draw) -> Vec<String> {
+    /// `count` different words, in random order. Words beyond the lists are made up, where RULER has a longer list.
+    pub(super) fn words(&self, count: usize, draw: &mut Random) -> Vec<String> {
         let places = draw.places(count, self.all.len());
         let mut words: Vec<String> = places.into_iter().map(|place| self.all[place].clone()).collect();
         if words.len() < count {
@@ -71,8 +71,8 @@ impl Lexicon {
 }
 
 /// Four syllables: sixteen million words.
-fn made_up(draw: &mut Draw) -> String {
-    let syllable = |draw: &mut Draw| [*draw.pick(b"bdfgklmnprstvz"), *draw.pick(b"aeiou")].map(char::from);
+fn made_up(draw: &mut Random) -> String {
+    let syllable = |draw: &mut Random| [*draw.pick(b"bdfgklmnprstvz"), *draw.pick(b"aeiou")].map(char::from);
     (0..4).flat_map(|_| syllable(draw)).collect()
 }
 
@@ -94,7 +94,7 @@ mod tests {
     fn words_beyond_the_lists_are_made_up() {
         let lexicon = Lexicon::built_in();
         let known = lexicon.all.len();
-        let words = lexicon.words(known + 100, &mut Draw::named("words"));
+        let words = lexicon.words(known + 100, &mut Random::named("words"));
         assert_eq!(words.iter().collect::<HashSet<_>>().len(), known + 100);
         assert_eq!(words.iter().filter(|word| lexicon.all.contains(word)).count(), known);
         assert!(words.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase())));

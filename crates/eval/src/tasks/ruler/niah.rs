@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 
 use super::fit::Recipe;
 use super::lexicon::Lexicon;
-use super::{Draw, fill};
+use super::random::Random;
+use super::task::fill;
 use crate::tasks::haystack::sentences;
 use crate::{Gold, Sample};
 
@@ -26,7 +27,7 @@ enum Haystack {
     Needles,
 }
 
-/// What a key or a value is.
+/// The kind of a key or a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Words,
@@ -43,7 +44,7 @@ impl Kind {
         }
     }
 
-    fn draw(self, lexicon: &Lexicon, draw: &mut Draw) -> String {
+    fn draw(self, lexicon: &Lexicon, draw: &mut Random) -> String {
         match self {
             Kind::Words => lexicon.pair(draw),
             Kind::Numbers => (1_000_000 + draw.below(9_000_000)).to_string(),
@@ -62,12 +63,12 @@ pub(super) struct Needles {
     num_keys: usize,
     /// Values a key (`num_needle_v`).
     num_values: usize,
-    /// Keys asked for (`num_needle_q`).
+    /// Number of keys in the question (`num_needle_q`).
     num_queries: usize,
 }
 
 impl Needles {
-    /// Those of `niah_single_2`, with what another task has different.
+    /// The needles of `niah_single_2`, with the changes of another task.
     pub(super) fn of(task: &str) -> Needles {
         let single = Needles {
             haystack: Haystack::Essay,
@@ -91,7 +92,7 @@ impl Needles {
         }
     }
 
-    /// A part of the template. Asked for one value, RULER puts it in the singular by these very replacements.
+    /// A part of the template. For one value RULER makes the singular by these replacements.
     fn word(&self, template: &str, query: &str) -> String {
         let plural = self.values.name();
         if self.num_queries * self.num_values > 1 {
@@ -121,7 +122,7 @@ impl Recipe for Niah<'_> {
         self.needles.num_keys * self.needles.num_values..=usize::MAX
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let Needles { keys, values, num_keys, num_values, num_queries, .. } = self.needles;
         let keys = draw.distinct(num_keys, |draw| keys.draw(self.lexicon, draw));
         let values: Vec<Vec<String>> = (0..num_keys)
@@ -159,8 +160,8 @@ impl Niah<'_> {
     }
 
     /// Needles of other keys. RULER does not look whether they are others: with its six million it need not.
-    fn distractors(&self, count: usize, keys: &[String], draw: &mut Draw) -> Vec<String> {
-        let other = |draw: &mut Draw| {
+    fn distractors(&self, count: usize, keys: &[String], draw: &mut Random) -> Vec<String> {
+        let other = |draw: &mut Random| {
             loop {
                 let key = self.needles.keys.draw(self.lexicon, draw);
                 if !keys.contains(&key) {
@@ -177,7 +178,7 @@ impl Niah<'_> {
     }
 
     /// The essays' first words with needles between their sentences, and the depth of a needle that is alone.
-    fn in_essay(&self, units: usize, needles: Vec<String>, draw: &mut Draw) -> (String, Option<f64>) {
+    fn in_essay(&self, units: usize, needles: Vec<String>, draw: &mut Random) -> (String, Option<f64>) {
         let words: Vec<&str> = self.essay.iter().cycle().take(units).map(String::as_str).collect();
         let text = words.join(" ");
         let sentences = sentences(&text);
@@ -199,7 +200,7 @@ impl Niah<'_> {
 }
 
 /// Lines with needles between them, and the depth of a needle that is alone.
-fn in_lines(mut lines: Vec<String>, needles: Vec<String>, draw: &mut Draw) -> (String, Option<f64>) {
+fn in_lines(mut lines: Vec<String>, needles: Vec<String>, draw: &mut Random) -> (String, Option<f64>) {
     let count = lines.len();
     let mut places = draw.places(needles.len(), count);
     places.sort_unstable_by(|a, b| b.cmp(a));
@@ -258,7 +259,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for index in 0..200 {
             let (text, depth) =
-                niah.in_essay(400, vec!["NEEDLE".into()], &mut Draw::named(&index.to_string()));
+                niah.in_essay(400, vec!["NEEDLE".into()], &mut Random::named(&index.to_string()));
             let depth = depth.unwrap() as usize;
             let before = text.split("NEEDLE").next().unwrap().split_whitespace().count();
             assert_eq!(before, 400 * depth / 100);
@@ -273,7 +274,7 @@ mod tests {
         let niah =
             Niah { needles: Needles::of("niah_multikey_2"), essay: &[], lexicon: &Lexicon::built_in() };
         for index in 0..20 {
-            let sample = niah.prompt(5000, &mut Draw::named(&index.to_string()));
+            let sample = niah.prompt(5000, &mut Random::named(&index.to_string()));
             let key = sample.question.split(" for ").nth(1).unwrap().split(' ').next().unwrap();
             let lines: Vec<&str> =
                 sample.documents[0].lines().filter(|line| line.contains(&format!(" {key} "))).collect();

@@ -1,11 +1,12 @@
-//! Questions over documents (RULER `qa.py`, its `qa_2`): a question's own documents among those of others.
+//! Questions over documents (RULER `qa.py`, its `qa_2`): a question's documents among the documents of other questions.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::fit::{Budget, Recipe};
-use super::{Draw, QA, RulerOptions};
+use super::fit::{LengthBudget, Recipe};
+use super::random::Random;
+use super::task::{QA, RulerOptions};
 use crate::tasks::file::DataFile;
 use crate::tasks::rag;
 use crate::{Gold, Result, Sample};
@@ -21,7 +22,7 @@ struct Question {
     answers: Vec<String>,
     /// Its own documents, those that support the answer first.
     own: Vec<usize>,
-    /// How many of them every prompt has: those that support, or all if none is said to.
+    /// Number of documents that every prompt has: the supporting ones, or all if none is marked.
     needed: usize,
 }
 
@@ -62,11 +63,11 @@ impl Questions {
         Ok(Questions { documents, questions })
     }
 
-    /// The first `count` samples, or as many as there are questions; the rest as [`Ruler::samples`](super::Ruler::samples).
-    /// A document of a sample is one of its documents, with what parts it from the next.
+    /// The first `count` samples, or one a question if there are fewer; see [`Ruler::samples`](super::Ruler::samples).
+    /// Each document is one of the sample's documents, with the separator that follows it.
     ///
     /// # Errors
-    /// If the length is too short for what a question needs.
+    /// If the length is too short for a question's documents.
     pub fn samples(
         &self,
         length: usize,
@@ -75,8 +76,8 @@ impl Questions {
         tokens: &dyn Fn(&str) -> usize,
         options: &RulerOptions,
     ) -> Result<Vec<Sample>> {
-        let budget = Budget::new(&QA, length, seed, tokens, options);
-        let asked = |question| Asked { documents: &self.documents, question };
+        let budget = LengthBudget::new(&QA, length, seed, tokens, options);
+        let asked = |question| QuestionPrompt { documents: &self.documents, question };
         let units = budget.units(&asked(&self.questions[0]))?;
         let questions = self.questions.iter().take(count).enumerate();
         questions.map(|(index, question)| budget.sample(&asked(question), units, index)).collect()
@@ -84,12 +85,12 @@ impl Questions {
 }
 
 /// One question; the units are documents.
-struct Asked<'a> {
+struct QuestionPrompt<'a> {
     documents: &'a [String],
     question: &'a Question,
 }
 
-impl Recipe for Asked<'_> {
+impl Recipe for QuestionPrompt<'_> {
     fn step(&self) -> usize {
         10
     }
@@ -98,7 +99,7 @@ impl Recipe for Asked<'_> {
         self.question.needed..=self.documents.len()
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let units = units.max(self.question.needed);
         let own = &self.question.own[..units.min(self.question.own.len())];
         let others: Vec<usize> =

@@ -1,8 +1,9 @@
-//! What every task's samples must be, whatever was drawn.
+//! Properties of every task's samples, for any seed.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::fit::text;
+use super::task::fill;
 use super::*;
 use crate::tasks::testing::data;
 
@@ -322,7 +323,7 @@ fn a_sample_has_the_shape_of_rulers_own() {
     let ruler = Ruler::open(Some(&data.join("ruler"))).unwrap();
     assert_eq!(ruler.source(), "essays: Paul Graham; words: wonderwords");
     let ours = ruler.samples("niah_multikey_3", 4096, 1, 42, &words, &RulerOptions::default()).unwrap();
-    // All UUIDs become the same: what is left is the template, here with the answer prefix in `input`.
+    // All UUIDs are replaced by one word, which leaves the template, here with the answer prefix in `input`.
     let shape = |text: &str| {
         let is_hex = |c: char| c.is_ascii_hexdigit() || c == '-';
         let plain = |word: &str| {

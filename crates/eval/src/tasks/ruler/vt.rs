@@ -2,9 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::fit::{Budget, Recipe, text};
+use super::fit::{LengthBudget, Recipe, text};
 use super::niah::NOISE;
-use super::{Draw, fill};
+use super::random::Random;
+use super::task::fill;
 use crate::{Gold, Sample};
 
 const BEFORE: &str =
@@ -35,7 +36,7 @@ impl Recipe for Chain {
         NAMES..=usize::MAX
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let names = draw.distinct(NAMES, |draw| draw.letters(b'A', self.letters));
         let value = (10_000 + draw.below(89_999)).to_string();
         let mut places = draw.places(NAMES, units);
@@ -62,7 +63,7 @@ impl Recipe for Chain {
     }
 }
 
-/// Makes prompts: a small worked example, then the chain that is asked for.
+/// Makes prompts: a small worked example, then the chain of the question.
 pub(super) struct Tracking {
     example: Chain,
     /// Lines of noise in the example.
@@ -71,7 +72,7 @@ pub(super) struct Tracking {
 }
 
 impl Tracking {
-    pub(super) fn new(budget: &Budget<'_>) -> Tracking {
+    pub(super) fn new(budget: &LengthBudget<'_>) -> Tracking {
         let example = Chain { step: 5, letters: 3 };
         // Never more than half: RULER's example is made for lengths of 4096 and more.
         let length = EXAMPLE_LENGTH.min(budget.length() / 2);
@@ -90,7 +91,7 @@ impl Recipe for Tracking {
         self.chain.range()
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let example = self.example.prompt(self.example_lines, draw);
         let sample = self.chain.prompt(units, draw);
         let before = format!("{} {}\n\n{}", text(&example), example.gold.answers.join(" "), sample.before);

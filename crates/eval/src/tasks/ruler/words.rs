@@ -4,9 +4,9 @@
 use std::f64::consts::PI;
 use std::ops::RangeInclusive;
 
-use super::Draw;
 use super::fit::{Recipe, text};
 use super::lexicon::Lexicon;
+use super::random::Random;
 use crate::{Gold, Sample};
 
 /// Words that are common in a list.
@@ -28,7 +28,7 @@ impl Recipe for Common<'_> {
         COMMON + 1..=usize::MAX
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let short = self.length < 4096;
         let (example_words, example_repeats) = if short { (20, [3, 1]) } else { (40, [10, 3]) };
         let example = self.list(example_words, example_repeats, draw);
@@ -39,8 +39,8 @@ impl Recipe for Common<'_> {
 }
 
 impl Common<'_> {
-    /// A list of so many different words; `repeats` are the common ones' and the others'.
-    fn list(&self, count: usize, repeats: [usize; 2], draw: &mut Draw) -> Sample {
+    /// A list of `count` different words; `repeats` are those of the common words and of the others.
+    fn list(&self, count: usize, repeats: [usize; 2], draw: &mut Random) -> Sample {
         let words = self.lexicon.words(count, draw);
         let (common, others) = words.split_at(COMMON);
         let mut list: Vec<&String> = [(common, repeats[0]), (others, repeats[1])]
@@ -67,8 +67,8 @@ fn numbered<'a>(words: impl IntoIterator<Item = &'a String>) -> String {
     items.join(" ")
 }
 
-/// Words of six random letters, as often as Zipf's law with exponent 2 has it; the most frequent is noise, the three after it
-/// are asked for. A unit is RULER's step, a 32nd of the room.
+/// Words of six random letters, as often as Zipf's law with exponent 2 has it; the most frequent is noise, and the
+/// question is for the three after it. A unit is RULER's step, a 32nd of the room.
 pub(super) struct Frequent {
     /// Tokens of the prompt.
     pub(super) room: usize,
@@ -92,7 +92,7 @@ impl Frequent {
 /// Fewest words with one of rank 4: 16 ζ(2).
 const LEAST_WORDS: usize = 27;
 
-/// How often the word of a rank stands among so many.
+/// How often the word of a rank occurs in a text of this many words.
 fn times(words: usize, rank: usize) -> usize {
     let zeta = PI * PI / 6.0;
     (words as f64 / (rank * rank) as f64 / zeta) as usize
@@ -107,12 +107,12 @@ impl Recipe for Frequent {
         if self.vocabulary() < 4 {
             return RangeInclusive::new(1, 0);
         }
-        // The last of the words asked for stands in the text.
+        // The last word of the answer stands in the text.
         let fewest = LEAST_WORDS.saturating_sub(self.words(0)).div_ceil(self.step_words());
         fewest.max(1)..=usize::MAX
     }
 
-    fn prompt(&self, units: usize, draw: &mut Draw) -> Sample {
+    fn prompt(&self, units: usize, draw: &mut Random) -> Sample {
         let mut vocabulary = draw.distinct(self.vocabulary(), |draw| draw.letters(b'a', 6));
         vocabulary[0] = "...".into();
         let words = self.words(units);

@@ -1,12 +1,12 @@
-//! Scores by name: most are means over samples; those of LongGenBench's checks are pooled over all that were asked.
+//! Scores by name. Most are means over samples; scores of LongGenBench's checks are pooled over all checks.
 
 use std::collections::BTreeMap;
 
-/// A task's own score among those of a record.
+/// The name of a task's own score.
 pub(super) const SCORE: &str = "score";
 /// Words of the answer.
 const WORDS: &str = "words";
-/// What stands before the names of checks that no judge answered.
+/// Prefix of the names of checks that no judge answered.
 const PROXY: &str = "proxy_";
 /// The mean accuracy of LongGenBench's checks, as its paper and MorphKV's print it.
 const AVERAGE: &str = "average";
@@ -18,7 +18,7 @@ type Scores = BTreeMap<String, f64>;
 /// Numerators and denominators.
 pub(super) type Parts = [(f64, f64); 3];
 
-/// Names to show for what records have, their own score first.
+/// Names of the scores to show, the task's own first.
 pub(super) fn names<'a>(records: impl Iterator<Item = &'a Scores>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (name, _) in records.flatten() {
@@ -61,13 +61,13 @@ pub(super) fn title(benchmark: &str, name: &str) -> String {
     }
 }
 
-/// What a score of 1 is shown as.
+/// The number that a score of 1 is shown as.
 pub(super) fn scale(name: &str, task: f64) -> f64 {
     if name == WORDS { 1.0 } else { task }
 }
 
-/// A score of one record, or, for what is pooled, its parts: sums over records are divided group by group, and the ratios
-/// averaged. None where the record has no such thing.
+/// A score of one record as `(score, 1)`, or the parts of a pooled score as numerators and denominators: the sums
+/// over records are divided part by part, and the ratios averaged. None if the record lacks the score.
 fn parts(scores: &Scores, name: &str) -> Option<Vec<(f64, f64)>> {
     if let Some(score) = scores.get(name) {
         // The benchmark counts the words of long outputs only.
@@ -95,7 +95,8 @@ pub(super) fn three(scores: &Scores, name: &str) -> Option<Parts> {
     parts(scores, name).map(|parts| [0, 1, 2].map(|at| parts[at % parts.len()]))
 }
 
-/// Of records' parts: sums over sums, averaged over the parts. What was never asked counts 0, as in the reference.
+/// The pooled score of records' parts: sums over sums, averaged over the parts. A check that was never asked counts
+/// 0, as in the reference.
 pub(super) fn pooled<'a>(records: impl Iterator<Item = &'a Parts> + Clone) -> f64 {
     let ratio = |part: usize| {
         let sum =

@@ -1,87 +1,63 @@
-//! The kernels that `refrain bench kernels` measures, and at which shapes.
+//! The kernels that are measured, and their shapes.
 
 use std::convert::Infallible;
 
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, WeightRows, softmax};
-use serde::Serialize;
 
-use crate::args::Group;
-
-/// Keys that are attended to.
+/// Tokens in the KV cache of the attention cases.
 const KEYS: usize = 4096;
 
-/// Colours of the picture, and the first column of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
-    ProductBf16,
-    ProductQ8,
-    ProductF32,
-    VectorProduct,
+/// A group of kernels, as `--only` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Group {
+    /// Matrix and vector products
+    Products,
+    /// Attention and what methods ask of it
     Attention,
-    ElementWise,
-}
-
-impl Kind {
-    pub(super) const ALL: [Kind; 6] = [
-        Kind::ProductBf16,
-        Kind::ProductQ8,
-        Kind::ProductF32,
-        Kind::VectorProduct,
-        Kind::Attention,
-        Kind::ElementWise,
-    ];
-
-    pub(super) fn text(self) -> &'static str {
-        match self {
-            Kind::ProductBf16 => "product bf16",
-            Kind::ProductQ8 => "product q8",
-            Kind::ProductF32 => "product f32",
-            Kind::VectorProduct => "vector product",
-            Kind::Attention => "attention",
-            Kind::ElementWise => "element-wise",
-        }
-    }
+    /// Normalisation, rotation, placing of keys, softmax
+    Ops,
 }
 
 /// A kernel at one shape.
-pub(super) struct Case {
-    pub(super) group: Group,
-    pub(super) kind: Kind,
-    pub(super) name: String,
+pub(crate) struct Case {
+    pub(crate) group: Group,
+    /// The first column of the table, and the colour of the picture.
+    pub(crate) kernel: &'static str,
+    pub(crate) shape: String,
     /// Multiplications and additions of a call.
-    pub(super) operations: f64,
-    /// Whether it may multiply in `bf16`; else in `f32`.
-    pub(super) bf16: bool,
-    /// Whether it runs on the calling thread alone.
-    pub(super) one_thread: bool,
+    pub(crate) operations: f64,
+    /// Whether the kernel may multiply in `bf16`; otherwise it multiplies in `f32`.
+    pub(crate) bf16: bool,
+    /// Whether the kernel runs on the calling thread alone.
+    pub(crate) one_thread: bool,
     /// Bytes that one call touches, roughly.
-    pub(super) size: usize,
-    make: Make,
+    pub(crate) size: usize,
+    prepare: Prepare,
 }
 
-/// Makes the operands of a case, with about so many bytes of what calls take turns with.
-type Make = Box<dyn Fn(&Cpu, usize) -> Ready>;
+/// Allocates the operands of a case. Cases of one row rotate through this many bytes of operands, so that no call finds
+/// its own in a cache.
+type Prepare = Box<dyn Fn(&Cpu, usize) -> Prepared>;
 
 /// A case with its operands in memory.
-pub(super) struct Ready {
-    /// Bytes that a call reads, each once.
-    pub(super) read: usize,
-    /// Bytes that a call writes, each once.
-    pub(super) written: usize,
-    /// Bytes that calls go through until they come back to the same.
-    pub(super) span: usize,
-    pub(super) call: Box<dyn FnMut(&Cpu)>,
+pub(crate) struct Prepared {
+    /// Bytes that a call reads, each counted once.
+    pub(crate) read: usize,
+    /// Bytes that a call writes, each counted once.
+    pub(crate) written: usize,
+    /// Bytes of all operands that calls rotate through.
+    pub(crate) span: usize,
+    pub(crate) call: Box<dyn FnMut(&Cpu)>,
 }
 
 impl Case {
-    pub(super) fn make(&self, cpu: &Cpu, turns: usize) -> Ready {
-        (self.make)(cpu, turns)
+    pub(crate) fn prepare(&self, cpu: &Cpu, rotation: usize) -> Prepared {
+        (self.prepare)(cpu, rotation)
     }
 }
 
-/// All of them, in the order of the table.
-pub(super) fn cases() -> Vec<Case> {
+/// All cases, in the order of the table.
+pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
         for shape in [(2048, 576, 1536), (256, 4096, 14336), (2048, 4096, 14336)] {
@@ -103,7 +79,7 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-/// Numbers from −1 to 1, always the same.
+/// Fixed pseudo-random numbers from −1 to 1 (xorshift64).
 fn fill(n: usize) -> Vec<f32> {
     let mut s = 0x2545_f491_4f6c_dd1d_u64;
     let number = |_| {
@@ -121,22 +97,22 @@ fn buffer(dtype: Dtype, n: usize) -> Buffer {
     buffer
 }
 
-/// Cosines and sines for `tokens` × `half` angles: what rotates must not shrink from call to call.
+/// Cosines and sines of `tokens` × `half` angles: rotations, so that repeated calls do not shrink their operand.
 fn angles(tokens: usize, half: usize) -> [Vec<f32>; 2] {
     let angles = fill(tokens * half);
     [angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect()]
 }
 
-/// Of m × k by k × n. With one row, calls take turns with several weights.
+/// The product of m × k by k × n. With one row, calls rotate through several weights.
 fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
-    let kind = match precision {
-        _ if m == 1 => Kind::VectorProduct,
-        Precision::Bf16 => Kind::ProductBf16,
-        Precision::Q8 => Kind::ProductQ8,
-        Precision::F32 => Kind::ProductF32,
+    let kernel = match precision {
+        _ if m == 1 => "vector product",
+        Precision::Bf16 => "product bf16",
+        Precision::Q8 => "product q8",
+        Precision::F32 => "product f32",
     };
     let shape = format!("{m}×{k}×{n}");
-    let make = move |cpu: &Cpu, turns: usize| {
+    let prepare = move |cpu: &Cpu, rotation: usize| {
         let row = fill(k);
         let values = |_, out: &mut [f32]| {
             out.copy_from_slice(&row);
@@ -148,7 +124,7 @@ fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
         };
         let mut weights = vec![pack()];
         let bytes = weights[0].bytes();
-        let copies = if m == 1 { turns.div_ceil(bytes) } else { 1 };
+        let copies = if m == 1 { rotation.div_ceil(bytes) } else { 1 };
         weights.extend((1..copies).map(|_| pack()));
         let (x, mut y, mut turn) = (fill(m * k), vec![0.0; m * n], 0);
         let (read, written) = (bytes + 4 * x.len(), 4 * y.len());
@@ -156,17 +132,17 @@ fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
             cpu.linear(&weights[turn], &x, &mut y);
             turn = (turn + 1) % weights.len();
         };
-        Ready { read, written, span: bytes * copies + 4 * m * (k + n), call: Box::new(call) }
+        Prepared { read, written, span: bytes * copies + 4 * m * (k + n), call: Box::new(call) }
     };
     Case {
         group: Group::Products,
-        kind,
-        name: if m == 1 { format!("{precision} {shape}") } else { shape },
+        kernel,
+        shape: if m == 1 { format!("{precision} {shape}") } else { shape },
         operations: (2 * m * k * n) as f64,
         bf16: precision != Precision::F32,
         one_thread: false,
         size: 4 * (m * k + k * n + m * n),
-        make: Box::new(make),
+        prepare: Box::new(prepare),
     }
 }
 
@@ -177,7 +153,7 @@ struct Heads {
     width: usize,
 }
 
-/// What attention takes: queries of the last `rows` of [`KEYS`] tokens; keys and values, or keys alone.
+/// Queries of the last `rows` of [`KEYS`] tokens, and one or more copies of the keys and values.
 struct Operands {
     heads: Heads,
     q: Vec<f32>,
@@ -216,7 +192,7 @@ impl Operands {
     }
 }
 
-/// What the last `rows` of [`KEYS`] tokens see.
+/// Ranges of keys that the last `rows` of [`KEYS`] tokens see.
 fn visible(rows: usize) -> Vec<(u32, u32)> {
     (KEYS - rows..KEYS).map(|i| (0, i as u32 + 1)).collect()
 }
@@ -226,12 +202,12 @@ fn pairs(rows: usize) -> usize {
     visible(rows).iter().map(|(_, end)| *end as usize).sum()
 }
 
-/// Causal, over keys and values in `f16`. With one row, calls take turns with several keys and values.
+/// Causal attention over keys and values in `f16`. With one row, calls rotate through several caches.
 fn attention(precision: Precision, heads: Heads, rows: usize) -> Case {
     let Heads { query, kv, width } = heads;
     let stored = 2 * 2 * kv * KEYS * width;
-    let make = move |_: &Cpu, turns: usize| {
-        let copies = if rows == 1 { turns.div_ceil(stored) } else { 1 };
+    let prepare = move |_: &Cpu, rotation: usize| {
+        let copies = if rows == 1 { rotation.div_ceil(stored) } else { 1 };
         let operands = Operands::new(heads, rows, copies);
         let (mut out, mut turn) = (vec![0.0; operands.q.len()], 0);
         let moved = 4 * out.len();
@@ -240,68 +216,68 @@ fn attention(precision: Precision, heads: Heads, rows: usize) -> Case {
             turn += 1;
         };
         let span = stored * copies + 2 * moved;
-        Ready { read: stored + moved, written: moved, span, call: Box::new(call) }
+        Prepared { read: stored + moved, written: moved, span, call: Box::new(call) }
     };
     Case {
         group: Group::Attention,
-        kind: Kind::Attention,
-        name: format!("{precision}, {rows} × {KEYS}, {query}/{kv} heads of {width}"),
+        kernel: "attention",
+        shape: format!("{precision}, {rows} × {KEYS}, {query}/{kv} heads of {width}"),
         operations: (4 * pairs(rows) * query * width) as f64,
         bf16: precision == Precision::Bf16,
         one_thread: false,
         size: stored + 8 * rows * query * width,
-        make: Box::new(make),
+        prepare: Box::new(prepare),
     }
 }
 
 const SMALL: Heads = Heads { query: 9, kv: 3, width: 64 };
 
-/// Logits of a question's rows; the queries of a group are added up first.
+/// Attention logits of a question's rows; the queries of a KV head's group are added up first.
 fn concat_logits() -> Case {
     let (Heads { query, kv, width }, rows) = (SMALL, 60);
     let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * rows * KEYS);
-    let make = move |_: &Cpu, _| {
+    let prepare = move |_: &Cpu, _| {
         let operands = Operands::new(SMALL, rows, 1);
         let mut z = vec![0.0; rows * KEYS];
         let call = move |cpu: &Cpu| {
             let (q, k) = (&operands.q, operands.kv[0][0].as_slice());
             cpu.concat_logits(q, query, kv, width, k, KEYS, 0..KEYS, 0.125, &mut z);
         };
-        Ready { read, written, span: read + written, call: Box::new(call) }
+        Prepared { read, written, span: read + written, call: Box::new(call) }
     };
     Case {
         group: Group::Attention,
-        kind: Kind::Attention,
-        name: format!("concat_logits, {rows} × {KEYS}"),
+        kernel: "attention",
+        shape: format!("concat_logits, {rows} × {KEYS}"),
         operations: (2 * rows * KEYS * kv * width + rows * (query - kv) * width) as f64,
         bf16: false,
         one_thread: false,
         size: read + written,
-        make: Box::new(make),
+        prepare: Box::new(prepare),
     }
 }
 
-/// What rows give to each key, without values.
+/// Attention weights summed over rows, for each key; no values are read.
 fn attention_mass() -> Case {
     let (Heads { query, kv, width }, rows) = (SMALL, 614);
     let (read, written) = (4 * rows * query * width + 2 * kv * KEYS * width, 4 * kv * KEYS);
-    let make = move |_: &Cpu, _| {
+    let prepare = move |_: &Cpu, _| {
         let operands = Operands::new(SMALL, rows, 1);
         let mut sums = vec![0.0; kv * KEYS];
         let call = move |cpu: &Cpu| {
             cpu.attention_mass(&operands.attention(0, Precision::F32), 0..KEYS, &mut sums);
         };
-        Ready { read, written, span: read + written, call: Box::new(call) }
+        Prepared { read, written, span: read + written, call: Box::new(call) }
     };
     Case {
         group: Group::Attention,
-        kind: Kind::Attention,
-        name: format!("attention_mass, {rows} × {KEYS}"),
+        kernel: "attention",
+        shape: format!("attention_mass, {rows} × {KEYS}"),
         operations: (2 * pairs(rows) * query * width) as f64,
         bf16: false,
         one_thread: false,
         size: read + written,
-        make: Box::new(make),
+        prepare: Box::new(prepare),
     }
 }
 
@@ -320,19 +296,19 @@ fn element_wise(
 ) -> Case {
     Case {
         group: Group::Ops,
-        kind: Kind::ElementWise,
-        name: name.to_owned(),
+        kernel: "element-wise",
+        shape: name.to_owned(),
         operations: operations as f64,
         bf16: false,
         one_thread: false,
         size: read + written,
-        make: Box::new(move |_, _| Ready { read, written, span: read + written, call: call() }),
+        prepare: Box::new(move |_, _| Prepared { read, written, span: read + written, call: call() }),
     }
 }
 
 fn rms_norm() -> Case {
     let n = TOKENS * WIDTH;
-    // Squared and added, scaled, weighted.
+    // A square, an addition, a scaling and a weight for each element.
     element_wise("rms_norm 2048×1536", 4 * n, 4 * (n + WIDTH), 4 * n, move || {
         let (x, weight, mut y) = (fill(n), fill(WIDTH), vec![0.0; n]);
         Box::new(move |cpu| cpu.rms_norm(&x, &weight, 1e-6, &mut y))
@@ -341,7 +317,7 @@ fn rms_norm() -> Case {
 
 fn rope() -> Case {
     let n = TOKENS * WIDTH;
-    // Four multiplications, an addition and a subtraction for two elements.
+    // Four multiplications, an addition and a subtraction for each pair of elements.
     element_wise("rope 2048×24×64", 3 * n, 4 * (n + TOKENS * HEAD), 4 * n, move || {
         let (mut x, [cos, sin]) = (fill(n), angles(TOKENS, HEAD / 2));
         Box::new(move |cpu| cpu.rope(&mut x, HEADS, HEAD, &cos, &sin, HEAD))
@@ -357,10 +333,10 @@ fn place_keys() -> Case {
     })
 }
 
-/// Of logits, on one thread.
+/// Softmax of one row of logits, on one thread.
 fn softmax_row() -> Case {
     let n = 49152;
-    // An exponential is 22 operations; compared, reduced by the largest, added, divided.
+    // An exponential takes 22 operations; the maximum, the subtraction, the sum and the division take one each.
     let case = element_wise("softmax 49152, one thread", 26 * n, 4 * n, 4 * n, move || {
         let mut x = fill(n);
         Box::new(move |_| softmax(&mut x))

@@ -1,4 +1,4 @@
-//! Random choices, the same on every machine.
+//! Random choices that are equal on every machine.
 
 use std::collections::HashSet;
 
@@ -7,12 +7,12 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// A generator of random choices.
 #[derive(Debug)]
-pub(super) struct Draw(ChaCha8Rng);
+pub(super) struct Random(ChaCha8Rng);
 
-impl Draw {
-    /// The generator of what has this name: another name, unrelated numbers.
-    pub(super) fn named(name: &str) -> Draw {
-        Draw(ChaCha8Rng::from_seed(*blake3::hash(name.as_bytes()).as_bytes()))
+impl Random {
+    /// The generator of a name; different names give unrelated numbers.
+    pub(super) fn named(name: &str) -> Random {
+        Random(ChaCha8Rng::from_seed(*blake3::hash(name.as_bytes()).as_bytes()))
     }
 
     /// A number below `count`, which is not 0.
@@ -32,7 +32,7 @@ impl Draw {
         }
     }
 
-    /// So many different numbers below `among`, in random order; all of them if that is fewer.
+    /// `count` different numbers below `among`, or all if there are fewer, in random order.
     pub(super) fn places(&mut self, count: usize, among: usize) -> Vec<usize> {
         let mut places: Vec<usize> = (0..among).collect();
         for i in 0..count.min(among) {
@@ -43,11 +43,11 @@ impl Draw {
         places
     }
 
-    /// So many different values.
+    /// `count` different values.
     pub(super) fn distinct<T: Clone + Eq + std::hash::Hash>(
         &mut self,
         count: usize,
-        mut one: impl FnMut(&mut Draw) -> T,
+        mut one: impl FnMut(&mut Random) -> T,
     ) -> Vec<T> {
         let mut seen = HashSet::new();
         let mut values = Vec::with_capacity(count);
@@ -60,7 +60,7 @@ impl Draw {
         values
     }
 
-    /// So many letters from `first` (`A` or `a`) to its alphabet's end.
+    /// `count` letters from `first` (`A` or `a`) to the end of its alphabet.
     pub(super) fn letters(&mut self, first: u8, count: usize) -> String {
         (0..count).map(|_| char::from(first + self.below(26) as u8)).collect()
     }
@@ -82,13 +82,13 @@ mod tests {
     #[test]
     fn a_name_gives_the_same_choices_everywhere() {
         // Written down once: a generator that changes changes every benchmark made with it.
-        assert_eq!(Draw::named("ruler").uuid(), "97a5ca9b-b997-45b9-8ce4-8f103292cb4e");
-        assert_ne!(Draw::named("ruler").uuid(), Draw::named("ruler 2").uuid());
+        assert_eq!(Random::named("ruler").uuid(), "97a5ca9b-b997-45b9-8ce4-8f103292cb4e");
+        assert_ne!(Random::named("ruler").uuid(), Random::named("ruler 2").uuid());
     }
 
     #[test]
     fn a_uuid_says_its_version_and_variant() {
-        let mut draw = Draw::named("uuid");
+        let mut draw = Random::named("uuid");
         for _ in 0..100 {
             let uuid = draw.uuid();
             assert_eq!(uuid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn places_are_different_and_every_one_is_drawn() {
-        let mut draw = Draw::named("places");
+        let mut draw = Random::named("places");
         let mut seen = [0; 10];
         for _ in 0..1000 {
             let places = draw.places(3, 10);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_shuffle_leads_every_item_everywhere() {
-        let mut draw = Draw::named("shuffle");
+        let mut draw = Random::named("shuffle");
         let mut first = [0; 5];
         for _ in 0..1000 {
             let mut list = [0, 1, 2, 3, 4];

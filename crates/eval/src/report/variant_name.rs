@@ -1,4 +1,4 @@
-//! Methods and policies: their names for people, and which of them are the same.
+//! Names of methods with policies: canonical forms, labels for people, and their options.
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
@@ -6,7 +6,7 @@ use refrain_registry::{Registry, join, split, value_text};
 
 /// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE,…]` without options that are at their defaults.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Arm {
+pub(super) struct VariantName {
     pub method: String,
     pub policy: String,
 }
@@ -31,12 +31,12 @@ const LABELS: &[(&str, &str)] = &[
     ("morph_kv", "MorphKV"),
 ];
 
-impl Arm {
+impl VariantName {
     pub(super) fn is_vanilla(&self) -> bool {
         self.method == "vanilla" && self.policy == "full"
     }
 
-    /// What it has that vanilla has not: the method, the policy, or `METHOD+POLICY`.
+    /// The method unless it is vanilla, and the policy unless it is `full`: one of them, or `METHOD+POLICY`.
     pub(super) fn name(&self) -> String {
         match (self.method.as_str(), self.policy.as_str()) {
             (method, "full") => method.to_owned(),
@@ -91,11 +91,11 @@ fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
     name.split('+').map(of).collect::<Vec<_>>().join("+")
 }
 
-/// The option that tells how an arm's documents are stored, beside those of its method.
+/// The option that tells how a variant's documents are stored, beside those of its method.
 const STORAGE: &str = "at_rest";
 
-/// The text that selects the same, with `_` for `-` and without options that are at their defaults. A text that selects
-/// nothing stays as it is.
+/// The canonical text of a selection, with `_` for `-` and without options that are at their defaults. A text that selects
+/// nothing is unchanged.
 pub(super) fn canonical<T>(registry: &Registry<T>, asked: &str) -> String {
     let stored = option(asked, STORAGE).map(|value| format!("{STORAGE}={value}"));
     let Ok(selected) = registry.select(&without(asked, STORAGE)) else { return asked.to_owned() };
@@ -133,9 +133,10 @@ mod tests {
         for name in names {
             assert!(LABELS.iter().any(|(known, _)| *known == name), "{name}");
         }
-        let arm = |method: &str, policy: &str| Arm { method: method.to_owned(), policy: policy.to_owned() };
-        assert_eq!(arm("vanilla", "full").label(), "Vanilla");
-        assert_eq!(arm("vanilla", "h2o:capacity=9").label(), "H2O (capacity=9)");
-        assert_eq!(arm("a3:ratio=0.3", "a3_ex").label(), "A3 (ratio=0.3) + A3-ex");
+        let variant =
+            |method: &str, policy: &str| VariantName { method: method.to_owned(), policy: policy.to_owned() };
+        assert_eq!(variant("vanilla", "full").label(), "Vanilla");
+        assert_eq!(variant("vanilla", "h2o:capacity=9").label(), "H2O (capacity=9)");
+        assert_eq!(variant("a3:ratio=0.3", "a3_ex").label(), "A3 (ratio=0.3) + A3-ex");
     }
 }

@@ -1,0 +1,28 @@
+//! Measurements for those who work on Refrain. Users have `refrain bench`.
+
+mod cases;
+mod kernels;
+mod precision;
+mod worker;
+
+use clap::Parser;
+
+/// Measures what Refrain is made of.
+#[derive(Debug, Parser)]
+#[command(version)]
+enum Command {
+    /// Each kernel beside the peaks of this machine; needs no model
+    Kernels(kernels::Options),
+    /// KL divergence and equal top tokens of bf16 and q8 weights against f32, on real prompts
+    Precision(precision::Options),
+    /// Replies to JSON commands on standard input with bare times, for tools/bench_peers.py
+    Worker(worker::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Command::parse() {
+        Command::Kernels(options) => kernels::run(&options),
+        Command::Precision(options) => precision::run(&options),
+        Command::Worker(options) => worker::run(&options),
+    }
+}

