@@ -1,10 +1,10 @@
-//! `refrain ask`: an answer, its account, and methods side by side.
+//! `refrain ask`: an answer, its stats, and methods side by side.
 
 use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{
-    Account, Answer, Comparison, Document, Engine, IngestReport, Progress, Prompt, Request,
+    RequestStats, Answer, Comparison, Document, Engine, IngestReport, TokenEvent, Prompt, GenerateRequest,
 };
 use refrain_eviction::Eviction;
 use serde_json::{Value, json};
@@ -30,9 +30,9 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let engine = context.open_engine()?;
     let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
-    engine.room(&prompt, sampling.max_tokens, &policy.built)?;
+    engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
     // Methods are compared over an answer of full attention.
-    engine.room(&prompt, most, Eviction::full())?;
+    engine.max_seq_len(&prompt, most, Eviction::full())?;
     let reuses = answering.iter().chain(&compared).any(|asked| asked.built.reuses());
     let ingested = ingest_all(context, &engine, &documents, answering.iter().chain(&compared))?;
     if reuses {
@@ -44,10 +44,10 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         if titled {
             print(&format!("{}\n", paint("1", &asked.spec, &io::stdout())))?;
         }
-        let request = Request {
-            eviction: &policy.built,
+        let request = GenerateRequest {
+            eviction: policy.built.clone(),
             explain: args.explain,
-            ..Request::new(asked.built.as_ref(), &sampling)
+            ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
         let answer = answer(context, &engine, &prompt, (asked, &policy), &request)?;
         if titled {
@@ -84,7 +84,7 @@ fn ingest_all<'a>(
     let mut last: Option<IngestReport> = None;
     let mut kinds = Vec::new();
     for method in methods.filter(|method| method.built.reuses() && !documents.is_empty()) {
-        let kind = method.built.summarizes().iter().map(|of| of.kind()).collect::<Vec<_>>();
+        let kind = method.built.statistics().iter().map(|of| of.kind()).collect::<Vec<_>>();
         if !kinds.contains(&kind) {
             let report = ingest_to_answer(context, engine, documents, method)?;
             last = last.filter(|last| last.computed > 0 && report.computed == 0).or(Some(report));
@@ -128,19 +128,19 @@ fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Met
     Ok((answering, compared, policy))
 }
 
-/// Streams an answer to standard output, then its account to standard error.
+/// Streams an answer to standard output, then its stats to standard error.
 pub(crate) fn answer(
     context: &Context,
     engine: &Engine,
     prompt: &Prompt,
     (method, policy): (&Method, &Policy),
-    request: &Request<'_>,
+    request: &GenerateRequest,
 ) -> Result<Answer> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let mut failed = None;
     let mut ends_line = true;
-    let stream = |progress: Progress<'_>| {
+    let stream = |progress: TokenEvent<'_>| {
         if progress.text.is_empty() {
             return true;
         }
@@ -160,7 +160,7 @@ pub(crate) fn answer(
             writeln!(out)?;
         }
         out.flush()?;
-        context.say(&paint("2", &account(method, policy, &answer.account), &io::stderr()));
+        context.say(&paint("2", &account(method, policy, &answer.stats), &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
         }
@@ -168,32 +168,32 @@ pub(crate) fn answer(
     Ok(answer)
 }
 
-/// One line of account.
-pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> String {
-    let mut line = format!("{}: {} prompt tokens", asked.spec, account.prompt_tokens);
-    if account.document_tokens > 0 {
+/// One line of stats.
+pub(crate) fn account(asked: &Method, policy: &Policy, stats: &RequestStats) -> String {
+    let mut line = format!("{}: {} prompt tokens", asked.spec, stats.prompt_tokens);
+    if stats.document_tokens > 0 {
         line.push_str(&format!(
             ", {} cached, {} recomputed (ratio {:.3}, {})",
-            account.cached_tokens,
-            account.recomputed_tokens,
-            account.recompute_ratio,
-            count(account.full_layers, "full layer"),
+            stats.cached_tokens,
+            stats.recomputed_tokens,
+            stats.recompute_ratio,
+            count(stats.full_layers, "full layer"),
         ));
     }
-    if account.kept_tokens < account.prompt_tokens {
+    if stats.kept_tokens < stats.prompt_tokens {
         line.push_str(&format!(
             ", {} kept (sequence ratio {:.3}), {} read (the documents have {})",
-            account.kept_tokens,
-            account.sequence_ratio,
-            bytes(account.bytes_read),
-            bytes(account.document_bytes),
+            stats.kept_tokens,
+            stats.sequence_ratio,
+            bytes(stats.bytes_read),
+            bytes(stats.document_bytes),
         ));
     }
-    if account.repaired_chunks > 0 {
-        line.push_str(&format!(", {} repaired", count(account.repaired_chunks, "chunk")));
+    if stats.repaired_chunks > 0 {
+        line.push_str(&format!(", {} repaired", count(stats.repaired_chunks, "chunk")));
     }
-    line.push_str(&format!("; TTFT {} ({} compute)", seconds(account.ttft), seconds(account.compute_ttft)));
-    if let Some(tpot) = account.tpot {
+    line.push_str(&format!("; TTFT {} ({} compute)", seconds(stats.ttft), seconds(stats.compute_ttft)));
+    if let Some(tpot) = stats.tpot {
         line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));
     }
     if policy.built.is_full() {
@@ -202,15 +202,15 @@ pub(crate) fn account(asked: &Method, policy: &Policy, account: &Account) -> Str
     let heads = if policy.built.per_query_head { "query head" } else { "KV head" };
     line.push_str(&format!(
         "\n{}: {} tokens retained for each {heads}",
-        policy.spec, account.retained_tokens
+        policy.spec, stats.retained_tokens
     ));
     line.push_str(&format!(
         ", KV {} ({} of full attention's {}), at peak {}, {} beside",
-        bytes(account.kv_bytes as u64),
-        percent(account.kv_bytes, account.kv_bytes_full),
-        bytes(account.kv_bytes_full as u64),
-        bytes(account.kv_bytes_peak as u64),
-        bytes(account.side_bytes as u64),
+        bytes(stats.kv_bytes as u64),
+        percent(stats.kv_bytes, stats.kv_bytes_full),
+        bytes(stats.kv_bytes_full as u64),
+        bytes(stats.kv_bytes_peak as u64),
+        bytes(stats.side_bytes as u64),
     ));
     line
 }
@@ -249,10 +249,10 @@ fn comparison_table(comparison: &[Comparison], policy: &Policy) -> String {
     for row in comparison {
         table.push(vec![
             row.method.clone(),
-            seconds(row.account.ttft),
-            seconds(row.account.compute_ttft),
+            seconds(row.stats.ttft),
+            seconds(row.stats.compute_ttft),
             format!("{:.2}x", row.speedup),
-            format!("{:.1} %", 100.0 * row.account.recompute_ratio),
+            format!("{:.1} %", 100.0 * row.stats.recompute_ratio),
             format!("{:.4}", row.kl),
             format!("{:.0} %", 100.0 * row.top1),
         ]);

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, Instructions, Request, Sampling};
+use refrain_engine::{Document, Engine, Instructions, GenerateRequest, Sampling};
 use refrain_model::Message;
 
 use crate::args;
@@ -119,9 +119,9 @@ impl Chat<'_> {
         if self.method.built.reuses() {
             self.engine.ingest_system(&prompt)?;
         }
-        let request = Request {
-            eviction: &self.policy.built,
-            ..Request::new(self.method.built.as_ref(), &self.sampling)
+        let request = GenerateRequest {
+            eviction: self.policy.built.clone(),
+            ..GenerateRequest::new(self.method.built.clone(), self.sampling.clone())
         };
         let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)?;
         if self.context.json {

@@ -50,7 +50,7 @@ Examples:
   refrain ask --docs docs/ --evict morph_kv:capacity=600,window=30,fuse=max \"How tight …?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
-The answer goes to standard output, its account to standard error. Options of a \
+The answer goes to standard output, its stats to standard error. Options of a \
 method or policy stand after its name, NAME:OPTION=VALUE,…; `refrain methods` lists them. \
 --evict bounds the KV cache that is decoded in.";
 

@@ -1,6 +1,6 @@
 //! The tokens that the question attends to most, for people.
 
-use refrain_engine::{Attended, Explanation};
+use refrain_engine::{AttendedToken, Explanation};
 
 use crate::output::one_line;
 
@@ -27,7 +27,7 @@ pub(crate) fn explained(explanation: &Explanation, colour: bool) -> String {
     text
 }
 
-fn in_context(token: &Attended, colour: bool) -> String {
+fn in_context(token: &AttendedToken, colour: bool) -> String {
     // Spaces stay outside the mark, and line ends do not break the list.
     let text = one_line(&token.text);
     let (before, after) = (one_line(&token.before), one_line(&token.after));
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn recomputed_tokens_stand_in_brackets_where_there_is_no_colour() {
-        let token = |text: &str, recomputed| Attended {
+        let token = |text: &str, recomputed| AttendedToken {
             position: 7,
             share: 0.25,
             chunk: 0,

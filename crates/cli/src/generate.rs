@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use refrain_engine::{Instructions, Progress, Request};
+use refrain_engine::{Instructions, TokenEvent, GenerateRequest};
 
 use crate::args;
-use crate::ask::{account, as_json, asked_text};
+use crate::ask::{stats, as_json, asked_text};
 use crate::ingest::ingest_to_answer;
 use crate::methods;
 use crate::output::{bytes, number, paint, percent, plain, print_json};
@@ -34,17 +34,17 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         let room = engine.decoder().config().context.saturating_sub(prompt.len());
         sampling.max_tokens = sampling.max_tokens.min(room.max(1));
     }
-    engine.room(&prompt, sampling.max_tokens, &policy.built)?;
+    engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
     if method.built.reuses() {
         if !documents.is_empty() {
             ingest_to_answer(context, &engine, &documents, &method)?;
         }
         engine.ingest_system(&prompt)?;
     }
-    let request = Request {
-        eviction: &policy.built,
+    let request = GenerateRequest {
+        eviction: policy.built.clone(),
         ends: !args.ignore_end,
-        ..Request::new(method.built.as_ref(), &sampling)
+        ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let token_bytes = engine.decoder().shape().token_bytes(context.global.kv);
     let mut page = Page::new(context, prompt.len(), token_bytes);
@@ -53,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     if context.json {
         return print_json(&as_json(&method, &policy, &answer));
     }
-    context.say(&paint("2", &account(&method, &policy, &answer.account), &io::stderr()));
+    context.say(&paint("2", &account(&method, &policy, &answer.stats), &io::stderr()));
     Ok(())
 }
 
@@ -100,7 +100,7 @@ impl Page {
     }
 
     /// Takes a token's text; whether to go on.
-    fn show(&mut self, progress: Progress<'_>) -> bool {
+    fn show(&mut self, progress: TokenEvent<'_>) -> bool {
         // The first token's time is not that of those after it.
         let started = *self.started.get_or_insert_with(Instant::now);
         let rate = (progress.tokens - 1) as f64 / started.elapsed().as_secs_f64().max(1e-9);

@@ -16,7 +16,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::method(&args.method)?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine()?;
-    let report = ingest(context, |progress| engine.ingest_for(&documents, method.built.as_ref(), progress))?;
+    let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;
     if !context.json {
         print(&format!("{}\n", line(context, &report)))?;
     }
@@ -75,7 +75,7 @@ pub(crate) fn ingest_to_answer(
     method: &Method,
 ) -> Result<IngestReport> {
     let report =
-        ingest(context, |progress| engine.ingest_to_answer(documents, method.built.as_ref(), progress))?;
+        ingest(context, |progress| engine.ingest_to_answer(documents, &method.built, progress))?;
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {

@@ -406,10 +406,10 @@ fn answers_carry_a_measured_account() {
     };
     let [vanilla, pie, a3] = ["vanilla", "pie", "a3:ratio=0.5"].map(ask);
     for answer in [&vanilla, &pie, &a3] {
-        let account = &answer["account"];
-        assert_eq!(account["prompt_tokens"], vanilla["account"]["prompt_tokens"]);
+        let stats = &answer["stats"];
+        assert_eq!(account["prompt_tokens"], vanilla["stats"]["prompt_tokens"]);
         let (ttft, compute) = (account["ttft"].as_f64().unwrap(), account["compute_ttft"].as_f64().unwrap());
-        assert!(0.0 < compute && compute <= ttft, "{account}");
+        assert!(0.0 < compute && compute <= ttft, "{stats}");
         assert_eq!(
             account["answer_tokens"].as_u64().unwrap() as usize,
             answer["tokens"].as_array().unwrap().len()
@@ -417,17 +417,17 @@ fn answers_carry_a_measured_account() {
         assert_eq!(account["repaired_chunks"], 0);
         assert!(!answer["text"].as_str().unwrap().is_empty());
     }
-    assert_eq!(vanilla["account"]["recompute_ratio"], 1.0);
+    assert_eq!(vanilla["stats"]["recompute_ratio"], 1.0);
     assert_eq!(
-        (&vanilla["account"]["cached_tokens"], &vanilla["account"]["bytes_loaded"]),
+        (&vanilla["stats"]["cached_tokens"], &vanilla["stats"]["bytes_loaded"]),
         (&0.into(), &0.into())
     );
     assert_eq!(
-        (&pie["account"]["recompute_ratio"], &pie["account"]["recomputed_tokens"]),
+        (&pie["stats"]["recompute_ratio"], &pie["stats"]["recomputed_tokens"]),
         (&0.0.into(), &0.into())
     );
-    assert!(pie["account"]["cached_tokens"].as_u64() >= pie["account"]["document_tokens"].as_u64());
-    let ratio = a3["account"]["recompute_ratio"].as_f64().unwrap();
+    assert!(pie["stats"]["cached_tokens"].as_u64() >= pie["stats"]["document_tokens"].as_u64());
+    let ratio = a3["stats"]["recompute_ratio"].as_f64().unwrap();
     assert!(ratio > 0.5 && ratio < 0.7, "half of the rows, and all of the first layers: {ratio}");
 }
 
@@ -523,7 +523,7 @@ fn a_corrupted_chunk_is_computed_again_and_counted() {
     damage();
     let after = home.json(&words)["answers"][0].clone();
     assert_eq!(
-        (&before["account"]["repaired_chunks"], &after["account"]["repaired_chunks"]),
+        (&before["stats"]["repaired_chunks"], &after["stats"]["repaired_chunks"]),
         (&0.into(), &1.into())
     );
     assert_eq!((&after["text"], &after["tokens"]), (&before["text"], &before["tokens"]));
@@ -565,7 +565,7 @@ fn a_chat_remembers_and_ends_with_its_input() {
     let answers: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(answers.len(), 2);
     assert_eq!((&answers[0]["method"], &answers[1]["method"]), (&"a3".into(), &"pie".into()));
-    let tokens = |answer: &Value| answer["account"]["prompt_tokens"].as_u64().unwrap();
+    let tokens = |answer: &Value| answer["stats"]["prompt_tokens"].as_u64().unwrap();
     assert!(tokens(&answers[1]) > tokens(&answers[0]), "the first turn is part of the second prompt");
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refrain_engine::Account;
+use refrain_engine::RequestStats;
 use serde::{Deserialize, Serialize};
 
 /// One answer with its scores: a line of `results.jsonl`.
@@ -108,26 +108,26 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The short form of an account; `group` is query heads a KV head.
-    pub fn of(account: &Account, group: usize) -> Cost {
-        let own = if account.kv_accounting == "query_head" { group } else { 1 };
+    /// The short form of an stats; `group` is query heads a KV head.
+    pub fn of(stats: &RequestStats, group: usize) -> Cost {
+        let own = if stats.kv_accounting == "query_head" { group } else { 1 };
         Cost {
-            prompt_tokens: account.prompt_tokens,
-            document_tokens: account.document_tokens,
-            answer_tokens: account.answer_tokens,
-            recompute_ratio: account.recompute_ratio,
-            sequence_ratio: account.sequence_ratio,
-            operations: account.operations,
-            ttft: account.ttft,
-            compute_ttft: account.compute_ttft,
-            tpot: account.tpot,
-            kv_bytes: account.kv_bytes_held / own,
-            kv_bytes_query_heads: account.kv_bytes_held / own * group,
-            kv_bytes_peak: account.kv_bytes_peak,
-            kv_bytes_full: account.kv_bytes_full,
-            side_bytes: account.side_bytes,
-            bytes_loaded: account.bytes_loaded,
-            document_bytes: account.document_bytes,
+            prompt_tokens: stats.prompt_tokens,
+            document_tokens: stats.document_tokens,
+            answer_tokens: stats.answer_tokens,
+            recompute_ratio: stats.recompute_ratio,
+            sequence_ratio: stats.sequence_ratio,
+            operations: stats.operations,
+            ttft: stats.ttft,
+            compute_ttft: stats.compute_ttft,
+            tpot: stats.tpot,
+            kv_bytes: stats.kv_bytes_held / own,
+            kv_bytes_query_heads: stats.kv_bytes_held / own * group,
+            kv_bytes_peak: stats.kv_bytes_peak,
+            kv_bytes_full: stats.kv_bytes_full,
+            side_bytes: stats.side_bytes,
+            bytes_loaded: stats.bytes_loaded,
+            document_bytes: stats.document_bytes,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain_engine::{Answer, Closeness, Engine, Parts, Prompt, Reference, Request, Sampling};
+use refrain_engine::{Answer, Engine, Parts, Prompt, Reference, GenerateRequest, Sampling};
 use refrain_store::Encoding;
 
 use crate::error::{Error, Result};
@@ -43,7 +43,7 @@ impl<'a> SampleRun<'a> {
             match self.try_answer(variant) {
                 Ok((answer, fidelity)) => {
                     let config = self.engine.decoder().config();
-                    record.cost = Some(Cost::of(&answer.account, config.heads / config.kv_heads));
+                    record.cost = Some(Cost::of(&answer.stats, config.heads / config.kv_heads));
                     (record.answer, record.fidelity) = (answer.text, Some(fidelity));
                 }
                 Err(error) => record.error = Some(error.to_string()),
@@ -86,7 +86,7 @@ impl<'a> SampleRun<'a> {
             (reference.answer.clone(), fidelity)
         } else {
             let request =
-                Request { eviction: &variant.eviction, ..Request::new(variant.fusion.as_ref(), &sampling) };
+                GenerateRequest { eviction: variant.eviction.clone(), ..GenerateRequest::new(variant.fusion.clone(), sampling.clone()) };
             let (answer, found) =
                 self.engine.at_rest(variant.at_rest).answer_beside(prompt, &request, reference)?;
             (answer, fidelity(found))
@@ -123,7 +123,7 @@ impl<'a> SampleRun<'a> {
     }
 }
 
-fn fidelity(found: Closeness) -> Fidelity {
+fn fidelity(found: refrain_engine::Fidelity) -> Fidelity {
     Fidelity {
         kl: found.agreement.kl,
         top1: found.agreement.top1,

@@ -73,21 +73,21 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         })?;
         accounts.clear();
         for (answer, times) in answers.into_iter().zip(&mut times) {
-            let ttft = answer.account.ttft;
+            let ttft = answer.stats.ttft;
             let mut at = ttft;
             let steps = answer.steps.into_iter().map(|step| {
                 at += step;
                 at
             });
             times.push(std::iter::once(ttft).chain(steps).collect());
-            accounts.push(answer.account);
+            accounts.push(answer.stats);
         }
     }
     bar.finish_and_clear();
     let rows: Vec<PolicyTiming> = policies
         .iter()
         .zip(times.iter().zip(&accounts))
-        .map(|(policy, (times, account))| row(policy, times, account, &args.short))
+        .map(|(policy, (times, stats))| row(policy, times, stats, &args.short))
         .collect();
     let about =
         PolicySetup::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
@@ -112,7 +112,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
 fn row(
     policy: &Policy,
     times: &[Vec<f64>],
-    account: &refrain_engine::Account,
+    stats: &refrain_engine::RequestStats,
     short: &[usize],
 ) -> PolicyTiming {
     let tokens = times[0].len();
@@ -149,10 +149,10 @@ fn row(
         growth: curve[curve.len() - 1].1 / settled,
         curve,
         short,
-        kv_bytes: account.kv_bytes,
-        side_bytes: account.side_bytes,
-        retained_tokens: account.retained_tokens,
-        accounting: account.kv_accounting,
+        kv_bytes: stats.kv_bytes,
+        side_bytes: stats.side_bytes,
+        retained_tokens: stats.retained_tokens,
+        accounting: stats.kv_accounting,
     }
 }
 

@@ -108,7 +108,7 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     answer(&engine, &prompt, (method, policy), args.policies.tokens.min(8), |_| ())?;
     let before = resident_memory();
     let mut points = Vec::new();
-    let account = answer(&engine, &prompt, (method, policy), args.policies.tokens, |progress| {
+    let stats = answer(&engine, &prompt, (method, policy), args.policies.tokens, |progress| {
         let tokens = progress.tokens;
         if tokens % args.policies.tokens.div_ceil(PARTS) == 0 || tokens == 1 || tokens == args.policies.tokens
         {
@@ -122,16 +122,16 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     })?;
     let mut lengths = Vec::new();
     for (length, prompt) in args.lengths.iter().zip(prompts(&engine, &args.policies, &args.lengths, 1)?) {
-        let account = engine.measure(&prompt, method.built.as_ref(), &policy.built)?;
-        lengths.push((*length, account.kv_bytes, account.kv_bytes_peak));
+        let stats = engine.measure(&prompt, &method.built, &policy.built)?;
+        lengths.push((*length, stats.kv_bytes, stats.kv_bytes_peak));
     }
     Ok(PolicyMemory {
         policy: title(policy),
-        accounting: account.kv_accounting.to_owned(),
+        accounting: stats.kv_accounting.to_owned(),
         answer: points,
-        kv_bytes: account.kv_bytes,
-        side_bytes: account.side_bytes,
-        kv_bytes_full: account.kv_bytes_full,
+        kv_bytes: stats.kv_bytes,
+        side_bytes: stats.side_bytes,
+        kv_bytes_full: stats.kv_bytes_full,
         prompts: lengths,
     })
 }

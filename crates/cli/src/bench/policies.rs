@@ -1,7 +1,7 @@
 //! Engine, prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, Progress, Prompt, Request, Sampling};
+use refrain_engine::{Engine, TokenEvent, Prompt, GenerateRequest, Sampling};
 use refrain_store::Store;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -51,16 +51,16 @@ pub(super) fn answer(
     prompt: &Prompt,
     (method, policy): (&Method, &Policy),
     tokens: usize,
-    mut each: impl FnMut(Progress<'_>),
-) -> Result<refrain_engine::Account> {
+    mut each: impl FnMut(TokenEvent<'_>),
+) -> Result<refrain_engine::RequestStats> {
     let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
     let request =
-        Request { eviction: &policy.built, ends: false, ..Request::new(method.built.as_ref(), &sampling) };
+        GenerateRequest { eviction: policy.built.clone(), ignore_eos: true, ..GenerateRequest::new(method.built.clone(), sampling.clone()) };
     let answer = engine.answer(prompt, &request, |progress| {
         each(progress);
         true
     })?;
-    Ok(answer.account)
+    Ok(answer.stats)
 }
 
 /// Model and settings of the measurement.

@@ -1,7 +1,7 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Account, Engine, Prompt};
+use refrain_engine::{RequestStats, Engine, Prompt};
 use refrain_eviction::Eviction;
 use refrain_store::Store;
 use serde::Serialize;
@@ -88,8 +88,8 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
 #[derive(Clone, Debug, Default)]
 struct MethodRuns {
     /// Every chunk is read from its file, which the system has in its page cache.
-    disk: Vec<Account>,
-    memory: Vec<Account>,
+    disk: Vec<RequestStats>,
+    memory: Vec<RequestStats>,
     peak: Option<u64>,
 }
 
@@ -109,12 +109,12 @@ fn measure(
         for (asked, runs) in asked.iter().zip(&mut all) {
             machine::forget_peak_memory();
             engine.store().forget_memory();
-            let disk = engine.measure(prompt, asked.built.as_ref(), eviction)?;
+            let disk = engine.measure(prompt, &asked.built, eviction)?;
             let memory = match disk.bytes_loaded {
                 0 if round > 0 => disk.clone(),
                 _ => {
                     engine.load_into_memory(prompt, asked.built.as_ref())?;
-                    engine.measure(prompt, asked.built.as_ref(), eviction)?
+                    engine.measure(prompt, &asked.built, eviction)?
                 }
             };
             if round > 0 {
@@ -126,7 +126,7 @@ fn measure(
         }
     }
     bar.finish_and_clear();
-    let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| account.ttft)).collect();
+    let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| stats.ttft)).collect();
     let vanilla = asked.iter().position(|asked| asked.name == "vanilla");
     let (fresh, all_operations) =
         (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
@@ -136,7 +136,7 @@ fn measure(
     let row = |(index, asked): (usize, &Method)| {
         let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
-        let ttft = spread(&runs.disk, |account| account.ttft);
+        let ttft = spread(&runs.disk, |account| stats.ttft);
         let ratios = runs.disk.iter().zip(&runs.memory).map(|(disk, memory)| disk.ttft / memory.ttft);
         let bytes_loaded = runs.disk[0].bytes_loaded;
         let operations = runs.memory[0].operations;
@@ -144,13 +144,13 @@ fn measure(
         MethodTiming {
             length: prompt.len(),
             method: asked.spec.clone(),
-            compute_ttft: spread(&runs.memory, |account| account.compute_ttft),
+            compute_ttft: spread(&runs.memory, |account| stats.compute_ttft),
             ttft,
             memory_ttft: memory[index],
             disk_to_memory: (bytes_loaded > 0).then(|| Spread::of(ratios.collect()).median),
             bytes_loaded,
             bytes_per_second: bytes_loaded as f64 / ttft.median,
-            load_seconds: spread(&runs.disk, |account| account.load_seconds),
+            load_seconds: spread(&runs.disk, |account| stats.load_seconds),
             recompute_ratio: runs.disk[0].recompute_ratio,
             sequence_ratio: runs.disk[0].sequence_ratio,
             read_ratio: runs.disk[0].bytes_read as f64 / runs.disk[0].document_bytes.max(1) as f64,
@@ -159,14 +159,14 @@ fn measure(
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
             even_bound: model.speedup(size, asked),
-            select_seconds: spread(&runs.memory, |account| account.select_seconds),
+            select_seconds: spread(&runs.memory, |account| stats.select_seconds),
             peak_memory_bytes: runs.peak,
         }
     };
     Ok(asked.iter().enumerate().map(row).collect())
 }
 
-fn spread(accounts: &[Account], of: fn(&Account) -> f64) -> Spread {
+fn spread(accounts: &[RequestStats], of: fn(&RequestStats) -> f64) -> Spread {
     Spread::of(accounts.iter().map(of).collect())
 }
 

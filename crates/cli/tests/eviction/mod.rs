@@ -38,8 +38,8 @@ fn an_answer_in_a_bounded_cache_says_what_it_holds() {
     );
     assert!(said.contains("65 tokens retained") && said.contains("of full attention's"), "{said}");
     let answer = home.json(&words)["answers"][0].clone();
-    let account = |name: &str| answer["account"][name].as_u64().unwrap();
-    assert_eq!((account("retained_tokens"), &answer["account"]["kv_accounting"]), (65, &"kv_head".into()));
+    let stats = |name: &str| answer["stats"][name].as_u64().unwrap();
+    assert_eq!((account("retained_tokens"), &answer["stats"]["kv_accounting"]), (65, &"kv_head".into()));
     assert!(account("kv_bytes") < account("kv_bytes_peak") && account("kv_bytes") < account("kv_bytes_full"));
     assert!(account("side_bytes") > 0);
     // The same tokens as full attention while there is room for all of them.
@@ -80,7 +80,7 @@ fn a_long_text_goes_to_standard_output_and_how_it_goes_to_standard_error() {
     assert!(evict.starts_with("morph_kv:") && evict.contains("capacity=48"), "{evict}");
     // Past the end token, if asked to.
     let on = ["generate", "Say yes.", "--max-tokens", "40", "--ignore-end"];
-    assert_eq!(home.json(&on)["account"]["answer_tokens"], 40);
+    assert_eq!(home.json(&on)["stats"]["answer_tokens"], 40);
     home.run(&["generate", "-"]).failed(1, &["prompt is empty", "standard input"]);
     home.run(&["methods", "morph"]).failed(2, &["morph_kv", "cache_blend"]);
     let long = ["generate", "Count.", "--max-tokens", "9000"];

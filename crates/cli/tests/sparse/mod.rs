@@ -37,11 +37,11 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
         ["ask", "--docs", docs, "--method", "sam_kv", "--max-tokens", "8", "How many boats had Norrvik?"];
     let said = home.run(&words).good().err;
     assert!(said.contains("sequence ratio") && said.contains("read"), "{said}");
-    let account = home.json(&words)["answers"][0]["account"].clone();
+    let stats = home.json(&words)["answers"][0]["stats"].clone();
     let number = |name: &str| account[name].as_f64().unwrap();
-    assert!(number("sequence_ratio") < 0.6 && number("recompute_ratio") < 0.6, "{account}");
-    assert!(number("bytes_read") > 0.0 && number("bytes_read") < 0.7 * number("document_bytes"), "{account}");
-    assert!(number("kv_bytes") < number("kv_bytes_full"), "{account}");
+    assert!(number("sequence_ratio") < 0.6 && number("recompute_ratio") < 0.6, "{stats}");
+    assert!(number("bytes_read") > 0.0 && number("bytes_read") < 0.7 * number("document_bytes"), "{stats}");
+    assert!(number("kv_bytes") < number("kv_bytes_full"), "{stats}");
     // With its options, a policy after it, beside others, and explained.
     let options = "sam_kv:update=overwrite,selection=false";
     let mut more = vec!["ask", "--docs", docs, "--method", options, "--max-tokens", "8"];
@@ -51,7 +51,7 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
     assert_eq!(compared["comparison"].as_array().unwrap().len(), 2);
     let spec = compared["answers"][0]["method"].as_str().unwrap();
     assert!(spec.contains("selection=false") && spec.contains("update=overwrite"), "{spec}");
-    assert_eq!(compared["answers"][0]["account"]["retained_tokens"], 101);
+    assert_eq!(compared["answers"][0]["stats"]["retained_tokens"], 101);
     home.run(&["store", "verify"]).good();
 }
 
