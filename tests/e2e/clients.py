@@ -37,15 +37,15 @@ def stream(whole):
         model=model, messages=QUESTION, max_tokens=12, temperature=0, stream=True,
         stream_options={"include_usage": True}, extra_body={"documents": [TORQUE]},
     )
-    text, usage, account = "", None, None
+    text, usage, stats = "", None, None
     for part in parts:
         text += "".join(choice.delta.content or "" for choice in part.choices)
         usage = part.usage or usage
-        account = (part.model_extra or {}).get("refrain") or account
+        stats = (part.model_extra or {}).get("refrain") or stats
     assert text == whole.choices[0].message.content, (text, whole)
     # The second time the document comes from the cache.
     assert usage.prompt_tokens_details.cached_tokens > 0 and usage.total_tokens == whole.usage.total_tokens
-    assert account["account"]["repaired_chunks"] == 0 and account["documents"][0]["title"] == "Torque"
+    assert stats["stats"]["repaired_chunks"] == 0 and stats["documents"][0]["title"] == "Torque"
 
 
 def documents():

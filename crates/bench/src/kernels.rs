@@ -168,7 +168,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if free < ROOM / 2 {
         bail!("the peaks need 1 GiB of free memory: end other programs");
     }
-    let cpu = Cpu::new(options.threads);
+    let cpu = Cpu::new(options.threads)?;
     let mut peaks = [cpu.threads(), 1].map(|threads| Peak::measure(&cpu, threads));
     let (mut measured, mut skipped) = (Vec::new(), Vec::new());
     for case in cases().into_iter().filter(|case| options.only.contains(&case.group)) {

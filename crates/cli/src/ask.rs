@@ -160,7 +160,7 @@ pub(crate) fn answer(
             writeln!(out)?;
         }
         out.flush()?;
-        context.say(&paint("2", &account(method, policy, &answer.stats), &io::stderr()));
+        context.say(&paint("2", &stats_line(method, policy, &answer.stats), &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
         }
@@ -169,7 +169,7 @@ pub(crate) fn answer(
 }
 
 /// One line of stats.
-pub(crate) fn account(asked: &Method, policy: &Policy, stats: &RequestStats) -> String {
+pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) -> String {
     let mut line = format!("{}: {} prompt tokens", asked.spec, stats.prompt_tokens);
     if stats.document_tokens > 0 {
         line.push_str(&format!(

@@ -158,7 +158,7 @@ Examples:
   refrain serve --docs docs/
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"How tight is a stem bolt?\"}], \"documents\": \"search\"}'
-  refrain key new anna && refrain serve --host 0.0.0.0 --api-keys refrain-keys --tls-cert cert.pem --tls-key key.pem
+  refrain key new anna && refrain serve --host 0.0.0.0 --api-key-file refrain-keys --ssl-certfile cert.pem --ssl-keyfile key.pem
 
 Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
 text or as objects with their options) beside them; /openapi.json describes all of it.";

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use refrain_engine::{Instructions, TokenEvent, GenerateRequest};
 
 use crate::args;
-use crate::ask::{stats, as_json, asked_text};
+use crate::ask::{as_json, asked_text, stats_line};
 use crate::ingest::ingest_to_answer;
 use crate::methods;
 use crate::output::{bytes, number, paint, percent, plain, print_json};
@@ -43,7 +43,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     }
     let request = GenerateRequest {
         eviction: policy.built.clone(),
-        ends: !args.ignore_end,
+        ignore_eos: args.ignore_end,
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
     let token_bytes = engine.decoder().shape().token_bytes(context.global.kv);
@@ -53,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     if context.json {
         return print_json(&as_json(&method, &policy, &answer));
     }
-    context.say(&paint("2", &account(&method, &policy, &answer.stats), &io::stderr()));
+    context.say(&paint("2", &stats_line(&method, &policy, &answer.stats), &io::stderr()));
     Ok(())
 }
 

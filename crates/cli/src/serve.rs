@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use refrain_server::{App, Keys, Limits, Listener, Options, tls};
+use refrain_server::{ApiKeys, App, Listener, Options, tls};
 use serde_json::json;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -29,43 +29,23 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     };
     let log = tracing_subscriber::registry().with(log.with_filter(filter));
     #[cfg(feature = "otlp")]
-    let export = args.otlp.as_deref().map(crate::otlp::Export::new).transpose()?;
+    let export = args.otlp_traces_endpoint.as_deref().map(crate::otlp::Export::new).transpose()?;
     #[cfg(feature = "otlp")]
     let log = log.with(export.as_ref().map(crate::otlp::Export::layer));
     log.init();
-    if args.api_keys.is_some() && !args.docs.is_empty() {
+    if args.api_key_file.is_some() && !args.docs.is_empty() {
         return Err(Fail::usage(
-            "--docs are kept for who needs no key, and --api-keys lets nobody in without one",
+            "--docs are for requests without an API key, and --api-key-file refuses those",
         )
-        .hint("start without --docs, and bring them with a key: POST /v1/documents")
+        .hint("start without --docs, and add the documents with a key: POST /v1/documents")
         .into());
     }
     let documents = read_documents(&args.docs)?;
     let engine = context.open_engine()?;
-    let mut options = Options::new(args.name.clone().unwrap_or_else(|| context.global.model.clone()));
+    let mut options = options(context, args)?;
     (options.method, options.evict) = (method.spec, policy.spec);
-    options.limits = Limits::default();
-    options.limits.answers = args.answers.max(1);
-    (options.limits.queue, options.limits.deadline) = (args.queue.max(1), args.deadline);
-    options.limits.kv_bytes = usize::try_from(args.kv_cache).unwrap_or(usize::MAX);
-    options.body = usize::try_from(args.body).unwrap_or(usize::MAX);
-    (options.documents, options.arrival, options.drain) = (args.documents, args.arrival, args.drain);
-    options.limits.tokens = args.tokens;
-    options.cors.clone_from(&args.cors);
-    (options.local, options.library) = (args.host.is_loopback(), args.library);
-    options.hosts = args.hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
-    options.folder = Some(context.store.clone());
-    if let Some(path) = &args.api_keys {
-        options.keys = Keys::read(path)?;
-        if options.keys.is_empty() {
-            return Err(Fail::new(format!("{} holds no key", path.display()))
-                .hint("`refrain key new NAME` makes one")
-                .into());
-        }
-        options.namespace_key = Some(context.namespace_key()?);
-    }
-    let open = options.keys.is_empty();
-    let encrypted = match (&args.tls_cert, &args.tls_key) {
+    let open = options.api_keys.is_empty();
+    let encrypted = match (&args.ssl_certfile, &args.ssl_keyfile) {
         (Some(certificates), Some(key)) => Some(tls(certificates, key)?),
         _ => None,
     };
@@ -80,12 +60,12 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         let address = listener.address()?;
         let app = App::new(engine, options)?;
         if !documents.is_empty() {
-            let kept = app.keep(documents).await.map_err(|problem| anyhow::anyhow!("{problem}"))?;
-            context.say(&format!("{} kept", count(kept, "document")));
+            let ingested = app.ingest(documents).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+            context.say(&format!("{} ingested", count(ingested, "document")));
         }
         if open && !args.host.is_loopback() {
             tracing::warn!(
-                "everybody who can reach {address} may ask: --api-keys lets in only who has a key"
+                "everyone who can reach {address} can send requests: --api-key-file restricts them to holders of a key"
             );
         }
         let url = format!("{scheme}://{address}");
@@ -94,11 +74,11 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         } else {
             print(&format!("{} at {url}/v1 (Ctrl-C ends it)\n", context.global.model))?;
         }
-        listener.serve(app, stopped()).await;
+        listener.serve(app, stop_signal()).await;
         context.say("stopped");
         anyhow::Ok(())
     })?;
-    // Nothing waits for the tasks that still run.
+    // No client is left that blocking work could still serve.
     runtime.shutdown_timeout(Duration::from_secs(1));
     #[cfg(feature = "otlp")]
     if let Some(export) = export {
@@ -107,16 +87,45 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     Ok(())
 }
 
+/// The server's settings, without method and policy.
+fn options(context: &Context, args: &args::Serve) -> Result<Options> {
+    let name = args.served_model_name.clone().unwrap_or_else(|| context.global.model.clone());
+    let mut options = Options::new(name);
+    options.instructions.before_question.clone_from(&args.instruction);
+    options.limits.max_num_seqs = args.max_num_seqs.max(1);
+    options.limits.max_queued_requests = args.max_queued_requests.max(1);
+    options.limits.request_timeout = args.request_timeout;
+    options.limits.kv_cache_memory_bytes = usize::try_from(args.kv_cache_memory_bytes).unwrap_or(usize::MAX);
+    options.limits.max_tokens_per_request = args.max_tokens_per_request;
+    options.max_body = usize::try_from(args.max_body).unwrap_or(usize::MAX);
+    options.max_documents_per_request = args.max_documents_per_request;
+    (options.body_timeout, options.shutdown_timeout) = (args.body_timeout, args.shutdown_timeout);
+    options.allowed_origins.clone_from(&args.allowed_origins);
+    options.allowed_hosts = args.allowed_hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
+    (options.is_local, options.document_quota) = (args.host.is_loopback(), args.document_quota);
+    options.folder = Some(context.store.clone());
+    if let Some(path) = &args.api_key_file {
+        options.api_keys = ApiKeys::read(path)?;
+        if options.api_keys.is_empty() {
+            return Err(Fail::new(format!("{} holds no key", path.display()))
+                .hint("`refrain key new NAME` makes one")
+                .into());
+        }
+        options.namespace_key = Some(context.namespace_key()?);
+    }
+    Ok(options)
+}
+
 /// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
-async fn stopped() {
-    told_to_stop().await;
+async fn stop_signal() {
+    next_signal().await;
     tokio::spawn(async {
-        told_to_stop().await;
+        next_signal().await;
         std::process::exit(130);
     });
 }
 
-async fn told_to_stop() {
+async fn next_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -134,7 +143,7 @@ async fn told_to_stop() {
 /// `refrain key`
 pub(crate) fn key(context: &Context, command: &Key) -> Result<()> {
     let Key::New { name, file } = command;
-    let key = Keys::add(file, name)?;
+    let key = ApiKeys::add(file, name)?;
     if context.json {
         return print_json(&json!({ "name": name, "key": key, "file": file }));
     }

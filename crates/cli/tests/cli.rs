@@ -407,14 +407,14 @@ fn answers_carry_a_measured_account() {
     let [vanilla, pie, a3] = ["vanilla", "pie", "a3:ratio=0.5"].map(ask);
     for answer in [&vanilla, &pie, &a3] {
         let stats = &answer["stats"];
-        assert_eq!(account["prompt_tokens"], vanilla["stats"]["prompt_tokens"]);
-        let (ttft, compute) = (account["ttft"].as_f64().unwrap(), account["compute_ttft"].as_f64().unwrap());
+        assert_eq!(stats["prompt_tokens"], vanilla["stats"]["prompt_tokens"]);
+        let (ttft, compute) = (stats["ttft"].as_f64().unwrap(), stats["compute_ttft"].as_f64().unwrap());
         assert!(0.0 < compute && compute <= ttft, "{stats}");
         assert_eq!(
-            account["answer_tokens"].as_u64().unwrap() as usize,
+            stats["answer_tokens"].as_u64().unwrap() as usize,
             answer["tokens"].as_array().unwrap().len()
         );
-        assert_eq!(account["repaired_chunks"], 0);
+        assert_eq!(stats["repaired_chunks"], 0);
         assert!(!answer["text"].as_str().unwrap().is_empty());
     }
     assert_eq!(vanilla["stats"]["recompute_ratio"], 1.0);

@@ -72,7 +72,7 @@ impl<'a> SampleRun<'a> {
             let reference = self.engine.reference(&prompt, &asked, self.options.forced, self.options.maps)?;
             for encoding in Encoding::ALL {
                 let variants = self.variants.iter().filter(|variant| variant.at_rest == encoding);
-                let methods: Vec<_> = variants.map(|variant| variant.fusion.as_ref()).collect();
+                let methods: Vec<_> = variants.map(|variant| variant.fusion.clone()).collect();
                 self.engine.at_rest(encoding).ingest_prompt(&prompt, &methods)?;
             }
             self.reference = Some((prompt, reference));

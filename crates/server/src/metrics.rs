@@ -1,4 +1,4 @@
-//! What the server measures of itself, for Prometheus. Names are vLLM's where it has one, after `refrain:`.
+//! Metrics for Prometheus. A metric that vLLM has as well has vLLM's name, with the prefix `refrain_`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -9,18 +9,19 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use refrain_engine::Account;
+use refrain_engine::RequestStats;
 use refrain_store::Store;
 
-/// vLLM's buckets, in seconds.
+/// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
+/// vLLM's buckets of the time between tokens, in seconds.
 const BETWEEN_TOKENS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
 
-/// Everything that is measured. Cheap to clone; clones count together.
+/// The metrics of a server. A clone is cheap and counts into the same metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
@@ -39,12 +40,12 @@ pub(crate) struct Metrics {
     recomputed_tokens: Counter,
     repaired_chunks: Counter,
     bytes_loaded: Counter,
-    pub(crate) answers: Counter,
+    pub(crate) request_success: Counter,
     store: StoreMetrics,
     memory: Gauge,
 }
 
-/// What the store says when it is asked.
+/// Metrics of the chunk store, which are read from it when metrics are requested.
 #[derive(Clone, Debug, Default)]
 struct StoreMetrics {
     memory_bytes: Gauge,
@@ -62,18 +63,26 @@ impl Metrics {
     pub(crate) fn new() -> Metrics {
         let mut registry = Registry::default();
         macro_rules! metric {
-            ($name:expr, $help:expr, $made:expr) => {{
-                let metric = $made;
-                registry.register(concat!("refrain:", $name), $help, metric.clone());
+            ($name:expr, $help:expr, $metric:expr) => {{
+                let metric = $metric;
+                registry.register(concat!("refrain_", $name), $help, metric.clone());
                 metric
             }};
         }
         let store = StoreMetrics {
             memory_bytes: metric!("store_memory_bytes", "Bytes of chunks in memory", Gauge::default()),
             disk_bytes: metric!("store_disk_bytes", "Bytes of chunks in the folder", Gauge::default()),
-            memory_hits: metric!("store_memory_hits", "Chunks that memory had", Gauge::default()),
-            disk_hits: metric!("store_disk_hits", "Chunks that the folder had", Gauge::default()),
-            misses: metric!("store_misses", "Chunks that neither had", Gauge::default()),
+            memory_hits: metric!(
+                "store_memory_hits",
+                "Lookups that found their chunk in memory",
+                Gauge::default()
+            ),
+            disk_hits: metric!(
+                "store_disk_hits",
+                "Lookups that found their chunk in the folder",
+                Gauge::default()
+            ),
+            misses: metric!("store_misses", "Lookups that found no chunk", Gauge::default()),
             failures: metric!(
                 "store_load_failures",
                 "Chunk files that were broken or unreadable",
@@ -81,104 +90,105 @@ impl Metrics {
             ),
             evictions: metric!(
                 "store_evictions",
-                "Chunks that went to make room, or in time",
+                "Chunks evicted for want of room, or expired",
                 Gauge::default()
             ),
             #[cfg(feature = "remote")]
             pending: metric!(
                 "store_remote_pending",
-                "Chunks still to be brought to the object store",
+                "Chunks not yet uploaded to the object store",
                 Gauge::default()
             ),
         };
         let memory = Gauge::default();
         registry.register(
             "process_resident_memory_bytes",
-            "Bytes of memory that the process holds",
+            "Resident memory of the process in bytes",
             memory.clone(),
         );
         Metrics {
-            running: metric!("num_requests_running", "Answers under way", Gauge::default()),
+            running: metric!("num_requests_running", "Requests being decoded", Gauge::default()),
             waiting: metric!("num_requests_waiting", "Requests in the queue", Gauge::default()),
             kv_usage: metric!(
                 "kv_cache_usage_perc",
-                "Share of the bytes of keys and values that answers may take, 1 is all",
+                "Used share of the KV cache memory; 1 is all of it",
                 Gauge::default()
             ),
             queue_seconds: metric!(
                 "request_queue_time_seconds",
-                "Time in the queue",
+                "Time that requests spent in the queue",
                 Histogram::new(FIRST_TOKEN)
             ),
             cancelled: metric!(
                 "request_cancelled",
-                "Requests whose client went away, or that took too long",
+                "Requests whose client disconnected, or that timed out",
                 Counter::default()
             ),
-            rejected: metric!("request_rejected", "Requests that met a full queue", Counter::default()),
+            rejected: metric!(
+                "request_rejected",
+                "Requests refused because the queue was full",
+                Counter::default()
+            ),
             first_token_seconds: metric!(
                 "time_to_first_token_seconds",
-                "Time from request to first token, queue and loading included",
+                "Time from the arrival of a request to its first token",
                 Histogram::new(FIRST_TOKEN)
             ),
             token_seconds: metric!(
                 "inter_token_latency_seconds",
-                "Time between tokens of an answer",
+                "Time between two tokens of an answer",
                 Histogram::new(BETWEEN_TOKENS)
             ),
             prompt_tokens: metric!("prompt_tokens", "Tokens of prompts", Counter::default()),
             generation_tokens: metric!("generation_tokens", "Tokens of answers", Counter::default()),
             cache_queries: metric!(
                 "prefix_cache_queries",
-                "Prompt tokens that could be cached",
+                "Prompt tokens looked up in the cache",
                 Counter::default()
             ),
-            cache_hits: metric!(
-                "prefix_cache_hits",
-                "Prompt tokens that came from the cache",
-                Counter::default()
-            ),
+            cache_hits: metric!("prefix_cache_hits", "Prompt tokens found in the cache", Counter::default()),
             recomputed_tokens: metric!(
                 "recomputed_tokens",
-                "Cached document tokens that were computed again at the deepest layer",
+                "Document tokens recomputed at the deepest layer",
                 Counter::default()
             ),
             repaired_chunks: metric!(
                 "repaired_chunks",
-                "Chunks that were prefilled for an answer",
+                "Chunks that had to be prefilled for an answer",
                 Counter::default()
             ),
             bytes_loaded: metric!(
                 "kv_loaded_bytes",
-                "Bytes of keys and values brought in",
+                "Bytes of keys and values loaded from the chunk store",
                 Counter::default()
             ),
-            answers: metric!("request_success", "Answers that ended", Counter::default()),
+            request_success: metric!("request_success", "Requests answered", Counter::default()),
             store,
             memory,
             registry: Arc::new(registry),
         }
     }
 
-    pub(crate) fn first_token(&self, time: Duration, account: &Account) {
+    /// Counts a request whose first token came `time` after its arrival.
+    pub(crate) fn first_token(&self, time: Duration, stats: &RequestStats) {
         self.first_token_seconds.observe(time.as_secs_f64());
-        self.prompt_tokens.inc_by(account.prompt_tokens as u64);
-        self.cache_queries.inc_by(account.prompt_tokens as u64);
-        self.cache_hits.inc_by(account.cached_tokens as u64);
-        self.recomputed_tokens.inc_by(account.recomputed_tokens as u64);
-        self.repaired_chunks.inc_by(account.repaired_chunks as u64);
-        self.bytes_loaded.inc_by(account.bytes_loaded);
+        self.prompt_tokens.inc_by(stats.prompt_tokens as u64);
+        self.cache_queries.inc_by(stats.prompt_tokens as u64);
+        self.cache_hits.inc_by(stats.cached_tokens as u64);
+        self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
+        self.repaired_chunks.inc_by(stats.repaired_chunks as u64);
+        self.bytes_loaded.inc_by(stats.bytes_loaded);
     }
 
-    /// A token was written, so long after the one before, if there is one.
-    pub(crate) fn token(&self, since: Option<Duration>) {
-        if let Some(since) = since {
-            self.token_seconds.observe(since.as_secs_f64());
+    /// Counts a token; `latency` is the time since the answer's token before it.
+    pub(crate) fn token(&self, latency: Option<Duration>) {
+        if let Some(latency) = latency {
+            self.token_seconds.observe(latency.as_secs_f64());
         }
         self.generation_tokens.inc();
     }
 
-    /// In Prometheus' text format.
+    /// All metrics in the text format of OpenMetrics.
     pub(crate) fn text(&self, store: &Store) -> String {
         let (stats, own) = (store.stats(), &self.store);
         for (gauge, value) in [
@@ -192,7 +202,7 @@ impl Metrics {
         ] {
             gauge.set(value as i64);
         }
-        if let Some(bytes) = resident() {
+        if let Some(bytes) = resident_memory() {
             self.memory.set(bytes);
         }
         #[cfg(feature = "remote")]
@@ -200,14 +210,14 @@ impl Metrics {
             own.pending.set(remote.pending as i64);
         }
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // A write to a string does not fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
 }
 
-/// Bytes of memory that this process holds, where the system tells.
-fn resident() -> Option<i64> {
+/// Resident memory of this process in bytes, where the system tells it.
+fn resident_memory() -> Option<i64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<i64>().ok().map(|kib| kib * 1024)

@@ -1,5 +1,7 @@
 //! The routes without a socket, on a tiny model.
 
+mod schema;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use axum::http::{Request, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use refrain_engine::{Engine, Settings};
-use refrain_server::{App, Keys, Options, router};
+use refrain_server::{ApiKeys, App, Options, router};
 use refrain_store::{NamespaceKey, Store};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -99,12 +101,12 @@ async fn a_chat_is_answered_whole_and_as_a_stream_alike() {
         (&json!("chat.completion"), &json!("assistant"))
     );
     assert_eq!(choice["finish_reason"], "length");
-    let (usage, account) = (&whole["usage"], &whole["refrain"]["account"]);
-    assert_eq!((&usage["completion_tokens"], &account["answer_tokens"]), (&json!(8), &json!(8)));
-    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], account["cached_tokens"]);
+    let (usage, stats) = (&whole["usage"], &whole["refrain"]["stats"]);
+    assert_eq!((&usage["completion_tokens"], &stats["answer_tokens"]), (&json!(8), &json!(8)));
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], stats["cached_tokens"]);
     assert_eq!(whole["refrain"]["documents"][0]["title"], "Torque");
     // The first request has prefilled the documents, the second finds them.
-    assert_eq!(account["repaired_chunks"], 3);
+    assert_eq!(stats["repaired_chunks"], 3);
     let body = chat(
         json!({ "refrain": { "method": "pie" }, "stream": true, "stream_options": { "include_usage": true } }),
     );
@@ -117,7 +119,7 @@ async fn a_chat_is_answered_whole_and_as_a_stream_alike() {
     assert_eq!(json!(content), choice["message"]["content"]);
     let [.., last, used] = events.as_slice() else { panic!() };
     assert_eq!(last["choices"][0]["finish_reason"], "length");
-    assert_eq!((&last["refrain"]["account"]["repaired_chunks"], &used["choices"]), (&json!(0), &json!([])));
+    assert_eq!((&last["refrain"]["stats"]["repaired_chunks"], &used["choices"]), (&json!(0), &json!([])));
     assert_eq!(used["usage"], whole["usage"]);
     let ids: std::collections::BTreeSet<_> = events.iter().map(|event| event["id"].to_string()).collect();
     assert_eq!(ids.len(), 1);
@@ -189,11 +191,11 @@ async fn documents_are_brought_listed_searched_pinned_and_removed() {
     let cited = &answer["refrain"]["documents"];
     assert_eq!((&cited[0]["id"], cited[0]["chunks"].as_array().unwrap().len()), (&json!(id), 2));
     assert!(cited[0]["chunks"][0]["score"].as_f64().unwrap() > 0.0);
-    assert_eq!(answer["refrain"]["account"]["repaired_chunks"], 1, "the system part alone");
+    assert_eq!(answer["refrain"]["stats"]["repaired_chunks"], 1, "the system part alone");
     let by_id = chat(json!({ "documents": [{ "id": id }] }));
     let answer = post(&router, "/v1/chat/completions", by_id).await;
     assert_eq!(
-        (&answer["refrain"]["documents"][0]["title"], &answer["refrain"]["account"]["repaired_chunks"]),
+        (&answer["refrain"]["documents"][0]["title"], &answer["refrain"]["stats"]["repaired_chunks"]),
         (&json!("Wheels"), &json!(0))
     );
     let listed = value(ask(&router, "GET", "/v1/documents?limit=1", None, Value::Null).await).await;
@@ -214,7 +216,7 @@ async fn documents_are_brought_listed_searched_pinned_and_removed() {
 
 #[tokio::test]
 async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
-    let router = router(app(|options| options.documents = 2));
+    let router = router(app(|options| options.max_documents_per_request = 2));
     for (body, status, param) in [
         (chat(json!({ "tools": [{}] })), 400, "tools"),
         (chat(json!({ "model": "gpt-4o" })), 404, "model"),
@@ -279,7 +281,7 @@ async fn an_answer_of_no_text_is_streamed_to_its_end() {
 
 #[tokio::test]
 async fn bodies_are_bounded() {
-    let router = router(app(|options| options.body = 1000));
+    let router = router(app(|options| options.max_body = 1000));
     let large = chat(json!({ "user": "x".repeat(2000) }));
     let response = ask(&router, "POST", "/v1/chat/completions", None, large.clone()).await;
     assert_eq!(refused(response).await.0, 413);
@@ -303,9 +305,9 @@ async fn bodies_are_bounded() {
 fn guarded() -> (Router, TempDir, [String; 2]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    let keys = ["anna", "bob"].map(|name| Keys::add(&path, name).unwrap());
+    let keys = ["anna", "bob"].map(|name| ApiKeys::add(&path, name).unwrap());
     let mut options = Options::new(MODEL);
-    options.keys = Keys::read(&path).unwrap();
+    options.api_keys = ApiKeys::read(&path).unwrap();
     options.namespace_key = Some(NamespaceKey::of_folder(folder.path()).unwrap());
     options.folder = Some(folder.path().to_owned());
     let store = Store::open(folder.path().join("chunks"), 1 << 28).unwrap();
@@ -370,7 +372,7 @@ async fn documents_are_there_after_a_restart() {
 /// Answers asked for at once are those asked for one by one.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once_get_what_each_would_alone() {
-    let app = app(|options| options.limits.answers = 5);
+    let app = app(|options| options.limits.max_num_seqs = 5);
     let router = router(app);
     let body = |i: usize| {
         let method = ["vanilla", "pie", "a3", "cache_blend"][i % 4];
@@ -397,7 +399,7 @@ async fn many_at_once_get_what_each_would_alone() {
     }
     let metrics = metrics_of(&router).await;
     let number = |name: &str| -> f64 {
-        let line = metrics.lines().find(|line| line.starts_with(&format!("refrain:{name} "))).unwrap();
+        let line = metrics.lines().find(|line| line.starts_with(&format!("refrain_{name} "))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert_eq!((number("request_success_total"), number("time_to_first_token_seconds_count")), (32.0, 32.0));
@@ -408,8 +410,8 @@ async fn many_at_once_get_what_each_would_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_and_a_stop_are_told() {
     let app = app(|options| {
-        (options.limits.answers, options.limits.queue) = (1, 1);
-        options.drain = Duration::from_millis(300);
+        (options.limits.max_num_seqs, options.limits.max_queued_requests) = (1, 1);
+        options.shutdown_timeout = Duration::from_millis(300);
     });
     let router = router(app.clone());
     let long = json!({ "prompt": "x", "max_tokens": 480, "min_tokens": 480 });
@@ -439,9 +441,9 @@ async fn a_full_queue_and_a_stop_are_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_takes_too_long_or_too_much_is_refused() {
-    let late = router(app(|options| options.limits.deadline = Duration::from_micros(1)));
+    let late = router(app(|options| options.limits.request_timeout = Duration::from_micros(1)));
     assert_eq!(refused(ask(&late, "POST", "/v1/chat/completions", None, chat(json!({}))).await).await.0, 504);
-    let small = router(app(|options| options.limits.kv_bytes = 20_000));
+    let small = router(app(|options| options.limits.kv_cache_memory_bytes = 20_000));
     let body = chat(json!({ "documents": [], "max_tokens": 300 }));
     let (status, error) = refused(ask(&small, "POST", "/v1/chat/completions", None, body).await).await;
     assert!(status == 413 && error["message"].as_str().unwrap().contains("20000"), "{error}");
@@ -454,7 +456,7 @@ async fn what_takes_too_long_or_too_much_is_refused() {
 /// Whoever goes away leaves their place to the next, at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_frees_its_place() {
-    let router = router(app(|options| options.limits.answers = 1));
+    let router = router(app(|options| options.limits.max_num_seqs = 1));
     let long = json!({ "prompt": "x", "max_tokens": 500, "min_tokens": 500, "stream": true });
     for _ in 0..20 {
         // It has had its first token, and is dropped.
@@ -462,7 +464,7 @@ async fn a_client_that_goes_away_frees_its_place() {
         assert_eq!(response.status(), 200);
     }
     let metrics = metrics_of(&router).await;
-    let cancelled = metrics.lines().find(|line| line.starts_with("refrain:request_cancelled_total")).unwrap();
+    let cancelled = metrics.lines().find(|line| line.starts_with("refrain_request_cancelled_total")).unwrap();
     let cancelled: u32 = cancelled.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(cancelled >= 15, "{cancelled}");
 }
@@ -477,7 +479,9 @@ async fn pages_of_other_origins_may_ask_only_where_that_is_set() {
     };
     let closed = preflight(server()).await;
     assert!(!closed.headers().contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN));
-    let open = preflight(router(app(|options| options.cors = vec!["https://a.example".to_owned()]))).await;
+    let open =
+        preflight(router(app(|options| options.allowed_origins = vec!["https://a.example".to_owned()])))
+            .await;
     assert_eq!(open.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://a.example");
 }
 
@@ -525,6 +529,80 @@ async fn the_description_names_every_route() {
     }
 }
 
+/// Requests that are answered, and their answers, are as the description says.
+#[tokio::test]
+async fn requests_and_answers_fit_their_description() {
+    let router = server();
+    let described = value(ask(&router, "GET", "/openapi.json", None, Value::Null).await).await;
+    let check = |schema: &Value, value: &Value, of: &str| {
+        assert!(!schema.is_null(), "{of} is not described");
+        let faults = schema::faults(&described, schema, value, of);
+        assert!(faults.is_empty(), "{faults:#?}");
+    };
+    let operation = |method: &str, path: &str| described["paths"][path][method.to_lowercase()].clone();
+    let documents =
+        json!({ "documents": [{ "title": "Torque", "text": "A stem bolt is tightened to 5 Nm." }] });
+    let added = post(&router, "/v1/documents", documents.clone()).await;
+    let id = added["data"][0]["id"].as_str().unwrap();
+    let given = json!({
+        "documents": [{ "id": id }, { "text": "a" }], "stop": ["x"], "temperature": 0.5, "top_k": -1, "seed": null,
+        "logprobs": true, "top_logprobs": 2, "max_tokens": 2, "min_tokens": 2,
+        "refrain": { "method": { "name": "a3", "ratio": 0.2 }, "evict": "h2o:capacity=40", "explain": "tokens", "search": 3 },
+    });
+    let (document, pin) = (format!("/v1/documents/{id}"), format!("/v1/documents/{id}/pin"));
+    let completion = json!({ "prompt": "The bolt", "max_tokens": 2, "logprobs": 2, "documents": "search" });
+    for (method, path, template, body) in [
+        ("POST", "/v1/chat/completions", "", chat(given.clone())),
+        ("POST", "/v1/chat/completions", "", chat(json!({ "refrain": { "explain": true } }))),
+        ("POST", "/v1/completions", "", completion.clone()),
+        ("POST", "/v1/documents", "", documents.clone()),
+        ("GET", "/v1/documents", "", Value::Null),
+        ("GET", &document, "/v1/documents/{id}", Value::Null),
+        ("POST", &pin, "/v1/documents/{id}/pin", json!({ "pinned": true })),
+        ("DELETE", &document, "/v1/documents/{id}", Value::Null),
+        ("GET", "/v1/models", "", Value::Null),
+        ("GET", "/v1/models/tiny", "/v1/models/{model}", Value::Null),
+        ("GET", "/v1/methods", "", Value::Null),
+        ("GET", "/health", "", Value::Null),
+        ("GET", "/ready", "", Value::Null),
+        ("GET", "/openapi.json", "", Value::Null),
+    ] {
+        let operation = operation(method, if template.is_empty() { path } else { template });
+        if !body.is_null() {
+            check(&operation["requestBody"]["content"]["application/json"]["schema"], &body, path);
+        }
+        let answer = value(ask(&router, method, path, None, body).await).await;
+        check(&operation["responses"]["200"]["content"]["application/json"]["schema"], &answer, path);
+    }
+    // The chunks of streams, and errors.
+    for (path, mut body) in [
+        (
+            "/v1/chat/completions",
+            chat(json!({ "logprobs": true, "stream_options": { "include_usage": true } })),
+        ),
+        ("/v1/completions", completion),
+    ] {
+        body["stream"] = json!(true);
+        let responses = &operation("POST", path)["responses"];
+        check(&operation("POST", path)["requestBody"]["content"]["application/json"]["schema"], &body, path);
+        for event in events(ask(&router, "POST", path, None, body).await).await {
+            check(&responses["200"]["content"]["application/json"]["schema"], &event, path);
+        }
+        let (_, error) = refused(ask(&router, "POST", path, None, json!({ "n": 2 })).await).await;
+        let schema = &responses["4XX"]["content"]["application/json"]["schema"];
+        check(schema, &json!({ "error": error }), path);
+    }
+    let responses = &operation("POST", "/v1/documents")["responses"];
+    let mut body = documents;
+    body["stream"] = json!(true);
+    let events = events(ask(&router, "POST", "/v1/documents", None, body).await).await;
+    let (last, progress) = events.split_last().unwrap();
+    check(&responses["200"]["content"]["application/json"]["schema"], last, "the last event");
+    for event in progress {
+        check(&responses["200"]["content"]["text/event-stream"]["schema"], event, "progress");
+    }
+}
+
 /// The page loads nothing from elsewhere, and what it asks for is there.
 #[tokio::test]
 async fn the_page_needs_nothing_but_this_server() {
@@ -566,7 +644,7 @@ async fn the_page_needs_nothing_but_this_server() {
 
 #[tokio::test]
 async fn requests_have_a_bound_of_tokens() {
-    let router = router(app(|options| options.limits.tokens = 60));
+    let router = router(app(|options| options.limits.max_tokens_per_request = 60));
     let long = json!({ "text": "A stem bolt is tightened to 5 Nm. ".repeat(20) });
     let (status, error) = refused(ask(&router, "POST", "/v1/documents", None, long).await).await;
     assert_eq!((status, &error["code"]), (413, &json!("too_large")), "{error}");
@@ -593,8 +671,8 @@ async fn a_body_that_breaks_off_is_not_called_too_large() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_who_waits_is_forgotten_at_the_end() {
     let app = app(|options| {
-        options.limits.answers = 1;
-        options.drain = Duration::from_millis(50);
+        options.limits.max_num_seqs = 1;
+        options.shutdown_timeout = Duration::from_millis(50);
     });
     let router = router(app.clone());
     let long = json!({ "prompt": "x", "max_tokens": 500, "min_tokens": 500 });
@@ -614,7 +692,7 @@ async fn names_that_others_lead_here_are_refused_where_no_key_is_needed() {
     let get = |host: &str| {
         Request::builder().uri("/v1/documents").header(header::HOST, host).body(Body::empty()).unwrap()
     };
-    let open = router(app(|options| options.hosts = vec!["box.lan".to_owned()]));
+    let open = router(app(|options| options.allowed_hosts = vec!["box.lan".to_owned()]));
     for (host, status) in [
         ("127.0.0.1:8080", 200),
         ("[::1]:8080", 200),
@@ -626,13 +704,13 @@ async fn names_that_others_lead_here_are_refused_where_no_key_is_needed() {
     ] {
         assert_eq!(open.clone().oneshot(get(host)).await.unwrap().status(), status, "{host}");
     }
-    let reached = router(app(|options| options.local = false));
+    let reached = router(app(|options| options.is_local = false));
     assert_eq!(reached.oneshot(get("server.example")).await.unwrap().status(), 200);
 }
 
 #[tokio::test]
 async fn pages_of_origins_that_are_named_may_ask_with_headers_of_their_clients() {
-    let router = router(app(|options| options.cors = vec!["https://app.example".to_owned()]));
+    let router = router(app(|options| options.allowed_origins = vec!["https://app.example".to_owned()]));
     let asks = Request::builder()
         .method("OPTIONS")
         .uri("/v1/chat/completions")
@@ -674,8 +752,118 @@ async fn what_is_removed_leaves_no_chunk_behind() {
     assert!(keys(&id).await > before, "it was brought for both");
     ask(&router, "DELETE", &format!("/v1/documents/{id}"), None, Value::Null).await;
     let metrics = metrics_of(&router).await;
-    let held = metrics.lines().find_map(|line| line.strip_prefix("refrain:store_memory_bytes "));
+    let held = metrics.lines().find_map(|line| line.strip_prefix("refrain_store_memory_bytes "));
     assert_eq!(held, Some("0"), "{metrics}");
+}
+
+/// Files under a folder.
+fn files(folder: &std::path::Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// A search for a method that needs whole documents finds these, so that it computes nothing anew, and all that it leaves in
+/// the store goes with the documents.
+#[tokio::test]
+async fn a_search_leaves_no_chunk_that_removal_misses() {
+    for method in ["sam_kv:block=16", "multi_inf_llm:block=16", "pie"] {
+        let folder = tempfile::tempdir().unwrap();
+        let chunks = folder.path().join("chunks");
+        let app = App::new(engine(Store::open(&chunks, 1 << 28).unwrap()), Options::new(MODEL)).unwrap();
+        let router = router(app);
+        // The words of the question stand in chunks that are not neighbours.
+        let text = |name: &str| {
+            let bolt = format!("The {name} stem bolt is tight. ");
+            format!("{bolt}{}{bolt}", "Nothing is said of it here at all, nothing. ".repeat(4))
+        };
+        let documents = json!([{ "text": text("front") }, { "text": text("rear") }]);
+        let added = post(&router, "/v1/documents", json!({ "documents": documents, "method": method })).await;
+        // With an earlier turn, the system part is not kept.
+        let messages = json!([
+            { "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Hi" },
+            { "role": "user", "content": "How tight is the stem bolt?" },
+        ]);
+        let body = chat(json!({
+            "messages": messages, "documents": "search", "max_tokens": 2,
+            "refrain": { "method": method, "search": 3 },
+        }));
+        let answer = post(&router, "/v1/chat/completions", body).await;
+        assert_eq!(answer["refrain"]["stats"]["repaired_chunks"], 0, "{method}: {answer}");
+        let sources = answer["refrain"]["documents"].as_array().unwrap();
+        assert!(!sources.is_empty() && !sources[0]["chunks"].as_array().unwrap().is_empty(), "{answer}");
+        for document in added["data"].as_array().unwrap() {
+            let path = format!("/v1/documents/{}", document["id"].as_str().unwrap());
+            value(ask(&router, "DELETE", &path, None, Value::Null).await).await;
+        }
+        let left: Vec<PathBuf> = files(&chunks)
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|extension| extension != "redb"))
+            .collect();
+        assert!(left.is_empty(), "{method}: {left:?}");
+    }
+}
+
+/// A search for a method that needs whole documents takes as many of them as the context has room for.
+#[tokio::test]
+async fn a_search_takes_the_whole_documents_that_fit() {
+    let router = server();
+    let document = |name: &str| json!({ "text": format!("The {name} stem bolt is tight. ").repeat(5) });
+    let documents: Vec<Value> = ["front", "rear", "left", "right"].into_iter().map(document).collect();
+    let body = json!({ "documents": documents, "method": "sam_kv:block=16" });
+    post(&router, "/v1/documents", body).await;
+    let ask_for = async |method: &str| {
+        let body = chat(json!({
+            "documents": "search", "refrain": { "method": method, "search": 4 }, "max_tokens": 2,
+            "messages": [{ "role": "user", "content": "How tight is the stem bolt?" }],
+        }));
+        post(&router, "/v1/chat/completions", body).await
+    };
+    let answer = ask_for("sam_kv:block=16").await;
+    let taken = answer["refrain"]["documents"].as_array().unwrap();
+    assert!((1..4).contains(&taken.len()), "{answer}");
+    assert_eq!(
+        taken[0]["chunks"].as_array().unwrap().len(),
+        taken[0]["chunks"][0]["of"].as_u64().unwrap() as usize
+    );
+    // Not one of them fits.
+    let long = json!({ "text": "Spokes are laced. ".repeat(60), "method": "a3" });
+    post(&router, "/v1/documents", long).await;
+    let body = chat(json!({
+        "documents": "search", "refrain": { "method": "sam_kv:block=16" },
+        "messages": [{ "role": "user", "content": "How are spokes laced?" }],
+    }));
+    let (status, error) = refused(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
+    assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")), "{error}");
+}
+
+#[tokio::test]
+async fn a_search_for_more_tokens_than_the_context_is_refused() {
+    let router = server();
+    let text = "A stem bolt is tightened to 5 Nm. ".repeat(30);
+    post(&router, "/v1/documents", json!({ "text": text })).await;
+    let body = chat(json!({ "documents": "search", "refrain": { "search": 64 } }));
+    let (status, error) = refused(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
+    assert_eq!((status, &error["param"]), (400, &json!("documents")), "{error}");
+    assert_eq!(error["code"], "context_length_exceeded");
+}
+
+/// Without a seed every answer is sampled anew, and the seed that the answer tells repeats it.
+#[tokio::test]
+async fn answers_without_a_seed_vary_and_can_be_repeated() {
+    let router = server();
+    let mut answers = Vec::new();
+    for _ in 0..4 {
+        let body = chat(json!({ "temperature": 1.5, "max_tokens": 16, "min_tokens": 16 }));
+        answers.push(post(&router, "/v1/chat/completions", body).await);
+    }
+    let content = |answer: &Value| answer["choices"][0]["message"]["content"].clone();
+    assert!(answers[1..].iter().any(|answer| content(answer) != content(&answers[0])), "{answers:?}");
+    let seed = answers[0]["refrain"]["seed"].clone();
+    let body = chat(json!({ "temperature": 1.5, "max_tokens": 16, "min_tokens": 16, "seed": seed }));
+    let again = post(&router, "/v1/chat/completions", body).await;
+    assert_eq!((content(&again), &again["refrain"]["seed"]), (content(&answers[0]), &seed));
+    let greedy = post(&router, "/v1/chat/completions", chat(json!({}))).await;
+    assert!(greedy["refrain"].get("seed").is_none(), "{greedy}");
 }
 
 /// The same text gone on with by so many at once.

@@ -187,10 +187,10 @@ pub(crate) struct ServeBench {
     /// Share of the requests whose client goes away before the answer ends
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub(crate) leave: f64,
-    /// Most answers decoded together
+    /// Most sequences decoded together
     #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(crate) answers: usize,
-    /// Seed of the random choices
+    pub(crate) max_num_seqs: usize,
+    /// Seed of what is drawn
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
 }

@@ -5,21 +5,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
+use refrain_engine::Instructions;
 
 use crate::output::{parse_duration, parse_size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Address to listen on; 0.0.0.0 or :: for all of this machine's
+    /// Address to listen on; 0.0.0.0 or :: for all addresses of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
-    /// Port to listen on; 0 for any that is free
+    /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub(crate) port: u16,
-    /// What the model is called in requests [default: as --model says]
+    /// Name of the model in requests [default: the value of --model]
     #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Text, Markdown or JSONL (title, text) files, or folders of them, to keep before the first request
+    pub(crate) served_model_name: Option<String>,
+    /// Text, Markdown or JSONL (title, text) files, or folders of them, to ingest before the first request
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
     /// Fusion method of requests that name none
@@ -28,58 +29,61 @@ pub(crate) struct Serve {
     /// Eviction policy of requests that name none
     #[arg(long, value_name = "POLICY", default_value = "full")]
     pub(crate) evict: String,
-    /// File of the API keys that are let in (`refrain key new`); without it everybody is who can reach the address
+    /// Text between the documents and the question of a chat
+    #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question, hide_default_value = true)]
+    pub(crate) instruction: String,
+    /// File of the accepted API keys (`refrain key new`); without it, no request needs a key
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) api_keys: Option<PathBuf>,
-    /// Certificate chain (PEM) to speak TLS with
-    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Names that the server goes by, beside localhost and addresses; others are refused while it listens on this machine alone
-    /// and no key is needed
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Certificate chain (PEM) for TLS
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile", value_hint = ValueHint::FilePath)]
+    pub(crate) ssl_certfile: Option<PathBuf>,
+    /// Private key (PEM) of the certificate
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile", value_hint = ValueHint::FilePath)]
+    pub(crate) ssl_keyfile: Option<PathBuf>,
+    /// Names of the server beside localhost and addresses; requests to other names are refused while it listens on a loopback
+    /// address and needs no API key
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub(crate) hosts: Vec<String>,
-    /// Origins of web pages that may ask, * for all
+    pub(crate) allowed_hosts: Vec<String>,
+    /// Origins of web pages that may send requests, * for all
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
-    pub(crate) cors: Vec<String>,
-    /// Most answers decoded together
+    pub(crate) allowed_origins: Vec<String>,
+    /// Most sequences decoded together
     #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(crate) answers: usize,
+    pub(crate) max_num_seqs: usize,
     /// Most requests that wait; further ones are refused with 429
     #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(crate) queue: usize,
-    /// Most bytes of keys and values of the answers under way
+    pub(crate) max_queued_requests: usize,
+    /// Most bytes of keys and values of all running sequences
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size)]
-    pub(crate) kv_cache: u64,
-    /// How long a request may take, waiting included
+    pub(crate) kv_cache_memory_bytes: u64,
+    /// Most time that a request may take, waiting included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
-    pub(crate) deadline: Duration,
-    /// How long a request may take to arrive
+    pub(crate) request_timeout: Duration,
+    /// Most time in which a request's head and body may arrive
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    pub(crate) arrival: Duration,
-    /// How long answers under way have when the server is told to stop
+    pub(crate) body_timeout: Duration,
+    /// Most time that running requests may go on when the server shuts down
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    pub(crate) drain: Duration,
-    /// Most bytes of a request
+    pub(crate) shutdown_timeout: Duration,
+    /// Most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
-    pub(crate) body: u64,
-    /// Most bytes of the texts that are kept for one key
+    pub(crate) max_body: u64,
+    /// Most bytes of the titles and texts stored for one API key
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
-    pub(crate) library: u64,
+    pub(crate) document_quota: u64,
     /// Most documents of a request
     #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(crate) documents: usize,
-    /// OpenTelemetry collector that spans of requests are sent to by OTLP over HTTP, such as http://localhost:4318
+    pub(crate) max_documents_per_request: usize,
+    /// OpenTelemetry collector to which spans of requests are sent by OTLP over HTTP, such as http://localhost:4318
     #[cfg(feature = "otlp")]
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_hint = ValueHint::Url)]
-    pub(crate) otlp: Option<String>,
-    /// Most tokens of a request: of its documents, or of its prompt and answer
+    pub(crate) otlp_traces_endpoint: Option<String>,
+    /// Most tokens of a request: of the documents to ingest, or of prompt and answer
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
-    pub(crate) tokens: usize,
-    /// What is logged: error, warn, info, debug, or by module as in `info,tantivy=warn`; `info,refrain::text=trace` has
-    /// prompts and answers as well
+    pub(crate) max_tokens_per_request: usize,
+    /// Log filter: error, warn, info, debug, or by module as in `info,tantivy=warn`; `info,refrain::text=trace` also logs
+    /// prompts and answers
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,
 }
@@ -87,12 +91,12 @@ pub(crate) struct Serve {
 /// API keys of the server
 #[derive(Debug, Subcommand)]
 pub(crate) enum Key {
-    /// Make a key, and print it: it is stored nowhere, only its hash is
+    /// Make a key and print it; the file stores only its hash
     New {
-        /// Whose it is
+        /// Name of its holder
         #[arg(value_name = "NAME")]
         name: String,
-        /// File of the keys, new or to add to
+        /// File of the keys; created if it is missing
         #[arg(long, value_name = "FILE", default_value = "refrain-keys", value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },

@@ -67,7 +67,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
     let mut accounts = Vec::new();
     let evictions: Vec<&Eviction> = policies.iter().map(|policy| &policy.built).collect();
     for _ in 0..args.runs {
-        let method = method.built.as_ref();
+        let method = &method.built;
         let answers = engine.time_policies(&prompt, method, &evictions, args.policies.tokens, |tokens| {
             bar.inc(tokens as u64)
         })?;

@@ -168,9 +168,9 @@ impl LocalServer {
 
 fn start(engine: Engine, args: &args::ServeBench) -> Result<(LocalServer, String)> {
     let mut options = Options::new("bench");
-    options.limits.answers = args.answers;
-    options.drain = Duration::from_secs(2);
-    options.limits.deadline = Duration::from_secs(24 * 3600);
+    options.limits.max_num_seqs = args.max_num_seqs;
+    options.shutdown_timeout = Duration::from_secs(2);
+    options.limits.request_timeout = Duration::from_secs(24 * 3600);
     let app = App::new(engine, options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

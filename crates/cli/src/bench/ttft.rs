@@ -126,7 +126,7 @@ fn measure(
         }
     }
     bar.finish_and_clear();
-    let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |account| stats.ttft)).collect();
+    let memory: Vec<Spread> = all.iter().map(|runs| spread(&runs.memory, |stats| stats.ttft)).collect();
     let vanilla = asked.iter().position(|asked| asked.name == "vanilla");
     let (fresh, all_operations) =
         (vanilla.map(|i| memory[i].median), vanilla.map(|i| all[i].memory[0].operations));
@@ -136,7 +136,7 @@ fn measure(
     let row = |(index, asked): (usize, &Method)| {
         let speedup = fresh.map(|fresh| fresh / memory[index].median);
         let runs = &all[index];
-        let ttft = spread(&runs.disk, |account| stats.ttft);
+        let ttft = spread(&runs.disk, |stats| stats.ttft);
         let ratios = runs.disk.iter().zip(&runs.memory).map(|(disk, memory)| disk.ttft / memory.ttft);
         let bytes_loaded = runs.disk[0].bytes_loaded;
         let operations = runs.memory[0].operations;
@@ -144,13 +144,13 @@ fn measure(
         MethodTiming {
             length: prompt.len(),
             method: asked.spec.clone(),
-            compute_ttft: spread(&runs.memory, |account| stats.compute_ttft),
+            compute_ttft: spread(&runs.memory, |stats| stats.compute_ttft),
             ttft,
             memory_ttft: memory[index],
             disk_to_memory: (bytes_loaded > 0).then(|| Spread::of(ratios.collect()).median),
             bytes_loaded,
             bytes_per_second: bytes_loaded as f64 / ttft.median,
-            load_seconds: spread(&runs.disk, |account| stats.load_seconds),
+            load_seconds: spread(&runs.disk, |stats| stats.load_seconds),
             recompute_ratio: runs.disk[0].recompute_ratio,
             sequence_ratio: runs.disk[0].sequence_ratio,
             read_ratio: runs.disk[0].bytes_read as f64 / runs.disk[0].document_bytes.max(1) as f64,
@@ -159,7 +159,7 @@ fn measure(
             bound,
             share_of_bound: speedup.zip(bound).map(|(speedup, bound)| speedup / bound),
             even_bound: model.speedup(size, asked),
-            select_seconds: spread(&runs.memory, |account| stats.select_seconds),
+            select_seconds: spread(&runs.memory, |stats| stats.select_seconds),
             peak_memory_bytes: runs.peak,
         }
     };

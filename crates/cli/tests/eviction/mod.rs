@@ -39,9 +39,9 @@ fn an_answer_in_a_bounded_cache_says_what_it_holds() {
     assert!(said.contains("65 tokens retained") && said.contains("of full attention's"), "{said}");
     let answer = home.json(&words)["answers"][0].clone();
     let stats = |name: &str| answer["stats"][name].as_u64().unwrap();
-    assert_eq!((account("retained_tokens"), &answer["stats"]["kv_accounting"]), (65, &"kv_head".into()));
-    assert!(account("kv_bytes") < account("kv_bytes_peak") && account("kv_bytes") < account("kv_bytes_full"));
-    assert!(account("side_bytes") > 0);
+    assert_eq!((stats("retained_tokens"), &answer["stats"]["kv_accounting"]), (65, &"kv_head".into()));
+    assert!(stats("kv_bytes") < stats("kv_bytes_peak") && stats("kv_bytes") < stats("kv_bytes_full"));
+    assert!(stats("side_bytes") > 0);
     // The same tokens as full attention while there is room for all of them.
     let tokens = |evict: &str| {
         let words =

@@ -83,7 +83,7 @@ fn official_clients_drive_the_server() {
     let home = Home::new();
     let keys = home.path("keys");
     let key = home.run(&["key", "new", "anna", "--file", keys.to_str().unwrap()]).good().out;
-    let server = Server::start(home, &["--api-keys", keys.to_str().unwrap()]);
+    let server = Server::start(home, &["--api-key-file", keys.to_str().unwrap()]);
     drive("clients.py", &[&format!("http://{}", server.address), key.trim()]);
 }
 
@@ -112,7 +112,7 @@ fn the_page_is_used_by_keyboard_and_can_be_read() {
 fn memory(server: &Server) -> u64 {
     std::thread::sleep(Duration::from_secs(3));
     let text = server.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    assert!(text.contains("refrain:num_requests_running 0\n"), "{text}");
+    assert!(text.contains("refrain_num_requests_running 0\n"), "{text}");
     let line = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
     line.unwrap().trim().parse().unwrap()
 }
@@ -123,7 +123,7 @@ fn memory_is_back_at_its_level_after_a_crowd() {
     if !real_model() {
         return;
     }
-    let server = Server::start(Home::new(), &["--answers", "8"]);
+    let server = Server::start(Home::new(), &["--max-num-seqs", "8"]);
     let crowd = || {
         std::thread::scope(|scope| {
             for client in 0..12 {
@@ -235,7 +235,7 @@ fn logs_have_what_was_said_only_where_that_is_asked_for() {
         let home = Home::new();
         let keys = home.path("keys");
         let key = home.run(&["key", "new", "anna", "--file", keys.to_str().unwrap()]).good().out;
-        let server = Server::start(home, &["--log", filter, "--api-keys", keys.to_str().unwrap()]);
+        let server = Server::start(home, &["--log", filter, "--api-key-file", keys.to_str().unwrap()]);
         let head = format!(
             "content-type: application/json\r\ncontent-length: {}\r\nauthorization: Bearer {}\r\nx-request-id: mine-1\r\nconnection: close",
             body.len(),
@@ -285,7 +285,7 @@ fn spans_go_to_a_collector() {
         }
         told.send(String::from_utf8_lossy(&got).into_owned())
     });
-    let mut server = Server::start(Home::new(), &["--otlp", &url]);
+    let mut server = Server::start(Home::new(), &["--otlp-traces-endpoint", &url]);
     let body = r#"{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4,"min_tokens":4}"#;
     let head = format!(
         "content-type: application/json\r\nx-request-id: followed-1\r\ncontent-length: {}",
@@ -310,7 +310,7 @@ fn clients_that_mean_no_good_are_refused_and_the_server_lives() {
     if !real_model() {
         return;
     }
-    let server = Server::start(Home::new(), &["--arrival", "1s", "--body", "1MiB"]);
+    let server = Server::start(Home::new(), &["--body-timeout", "1s", "--max-body", "1MiB"]);
     // A hundred megabytes, announced and unannounced.
     let announced = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
     assert!(server.send(announced.as_bytes()).starts_with("HTTP/1.1 413"));

@@ -38,7 +38,7 @@ fn a_part_of_the_documents_is_kept_read_and_told() {
     let said = home.run(&words).good().err;
     assert!(said.contains("sequence ratio") && said.contains("read"), "{said}");
     let stats = home.json(&words)["answers"][0]["stats"].clone();
-    let number = |name: &str| account[name].as_f64().unwrap();
+    let number = |name: &str| stats[name].as_f64().unwrap();
     assert!(number("sequence_ratio") < 0.6 && number("recompute_ratio") < 0.6, "{stats}");
     assert!(number("bytes_read") > 0.0 && number("bytes_read") < 0.7 * number("document_bytes"), "{stats}");
     assert!(number("kv_bytes") < number("kv_bytes_full"), "{stats}");

@@ -79,12 +79,24 @@ impl Engine {
     /// # Errors
     /// If the question is empty, or the chat template or tokenizer refuses a part.
     pub fn prompt(&self, documents: &[Document], question: &str, around: &Instructions) -> Result<Prompt> {
-        let chunks = self.chunks(documents)?;
+        self.prompt_of_chunks(self.chunks(documents)?, question, around)
+    }
+
+    /// The prompt of a question over documents that are cut into chunks already, as [`Engine::chunks`] cuts them.
+    ///
+    /// # Errors
+    /// If the question is empty, or the chat template or tokenizer refuses a part.
+    pub fn prompt_of_chunks(
+        &self,
+        chunks: Vec<PromptChunk>,
+        question: &str,
+        around: &Instructions,
+    ) -> Result<Prompt> {
         let question = question.trim();
         if question.is_empty() {
             return Err(Error::EmptyQuestion);
         }
-        let (before, asked) = if documents.is_empty() {
+        let (before, asked) = if chunks.is_empty() {
             (String::new(), question.to_owned())
         } else {
             (around.before_documents.clone(), format!("{}{question}", around.before_question))

@@ -82,14 +82,16 @@ impl Prompt {
         self.chunks.iter().map(&mut place).collect()
     }
 
-    /// The prompt with documents in one piece, as far as these have at most `most` tokens.
+    /// The prompt with neighbouring chunks of a document joined into contexts of at most `most` tokens. Chunks with others
+    /// missing between them stay apart.
     pub fn contexts(&self, most: usize) -> Prompt {
         let mut chunks: Vec<PromptChunk> = Vec::new();
+        let mut next = None;
         for chunk in &self.chunks {
+            let follows = next == Some((chunk.document, chunk.part.0));
+            next = Some((chunk.document, chunk.part.0 + 1));
             match chunks.last_mut() {
-                Some(last)
-                    if last.document == chunk.document && last.tokens.len() + chunk.tokens.len() <= most =>
-                {
+                Some(last) if follows && last.tokens.len() + chunk.tokens.len() <= most => {
                     last.tokens.extend_from_slice(&chunk.tokens);
                 }
                 _ => chunks.push(PromptChunk { part: (0, 1), ..chunk.clone() }),

@@ -1,50 +1,60 @@
-//! `/v1/documents`: brought once, prefilled once, asked about ever after.
+//! `/v1/documents`: documents that are prefilled once and asked about later.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use refrain_engine::{Document, IngestReport};
-use refrain_store::{ChunkKey, Scope};
-use serde::Deserialize;
-use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use refrain_engine::{Document, IngestReport, PromptChunk};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
 
-use super::answer::{data, done};
-use super::{Json, aside, json as answer_json};
-use crate::app::{App, Caller, Method, title};
-use crate::error::{Problem, Result};
-use crate::library::Kept;
-use crate::work::{Event, Work};
+use super::events::{end_of_stream, json_event};
+use super::extract::Json;
+use super::request::{DocumentText, fusion_method};
+use crate::api_error::{ApiError, ErrorResponse, Result};
+use crate::app::App;
+use crate::blocking::spawn_blocking;
+use crate::corpus::StoredDocument;
+use crate::ingest::{Ingest, Ingested, pin_chunks};
+use crate::job::Event;
+use crate::tenant::Tenant;
 
-/// One document, or several.
-#[derive(Debug, Deserialize)]
-pub(super) struct Brought {
+/// Most documents of a page, and their number by default.
+const MAX_PAGE: usize = 1000;
+
+/// One document (`text`, `title`), or several (`documents`).
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct AddDocumentsRequest {
     #[serde(default)]
     title: String,
     text: Option<String>,
-    documents: Option<Vec<Document>>,
-    /// Whether progress is told by server-sent events.
+    documents: Option<Vec<DocumentText>>,
+    /// Whether progress is sent as server-sent events.
     #[serde(default)]
     stream: bool,
-    /// The method that they are to be ready for; the server's own if it is not said.
+    /// Fusion method that the documents are prefilled for; the server's default if there is none.
+    #[schema(schema_with = fusion_method)]
     method: Option<Value>,
 }
 
-#[derive(Debug, Deserialize)]
-pub(super) struct Page {
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct PageQuery {
+    /// Most documents of the page.
+    #[param(minimum = 1, maximum = 1000, default = 1000)]
     limit: Option<usize>,
+    /// Id of the document before the page: the `last_id` of the page before it.
     after: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-pub(super) struct Pin {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct PinRequest {
     #[serde(default = "yes")]
+    #[schema(default = true)]
     pinned: bool,
 }
 
@@ -52,250 +62,284 @@ fn yes() -> bool {
     true
 }
 
-/// Most documents of a page.
-const PAGE: usize = 1000;
+/// A stored document.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DocumentResponse {
+    id: String,
+    /// `document`
+    object: &'static str,
+    /// The title, or the first line of a text without one.
+    title: String,
+    /// Seconds since 1970.
+    created: u64,
+    pinned: bool,
+    /// Bytes of the text.
+    bytes: u64,
+    tokens: usize,
+    /// Number of chunks in the chunk store, over all methods that the document was prefilled for.
+    chunks: usize,
+}
 
-/// `POST /v1/documents`
+/// A stored document with its text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DocumentTextResponse {
+    #[serde(flatten)]
+    document: DocumentResponse,
+    text: String,
+    /// Keys of its chunks in the chunk store.
+    chunk_keys: Vec<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DocumentListResponse {
+    /// `list`
+    object: &'static str,
+    data: Vec<DocumentResponse>,
+    /// Whether further documents follow.
+    has_more: bool,
+    /// Id of the last document of the page.
+    #[schema(required = true)]
+    last_id: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AddDocumentsResponse {
+    /// `list`
+    object: &'static str,
+    data: Vec<DocumentResponse>,
+    ingest: IngestResponse,
+}
+
+/// What an ingest computed.
+#[derive(Debug, Serialize, ToSchema)]
+struct IngestResponse {
+    documents: usize,
+    /// Chunks of the documents.
+    chunks: usize,
+    /// Chunks that were computed; the others were in the chunk store.
+    computed: usize,
+    /// Chunks among them that were in the store and lacked only a method's statistics.
+    summarised: usize,
+    /// Tokens of all chunks.
+    tokens: usize,
+    computed_tokens: usize,
+    /// Bytes that were added to the chunk store.
+    bytes: u64,
+    seconds: f64,
+    /// Whether chunks could not be written to disk.
+    not_stored: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ProgressResponse {
+    /// `document.progress`
+    object: &'static str,
+    /// Tokens that are computed.
+    done: usize,
+    /// Tokens to compute.
+    total: usize,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DeletedResponse {
+    id: String,
+    /// `document.deleted`
+    object: &'static str,
+    deleted: bool,
+}
+
+impl From<StoredDocument> for DocumentResponse {
+    fn from(stored: StoredDocument) -> DocumentResponse {
+        let StoredDocument { id, title, created, pinned, bytes, tokens, chunk_keys: chunks, .. } = stored;
+        DocumentResponse { id, object: "document", title, created, pinned, bytes, tokens, chunks }
+    }
+}
+
+impl From<Ingested> for AddDocumentsResponse {
+    fn from(ingested: Ingested) -> AddDocumentsResponse {
+        // Other tenants' chunks that were evicted or repaired, and paths of files, are not the tenant's business.
+        let IngestReport { documents, chunks, computed, summarised, tokens, computed_tokens, .. } =
+            ingested.report;
+        let IngestReport { bytes, seconds, .. } = ingested.report;
+        let not_stored = ingested.report.not_stored.is_some();
+        AddDocumentsResponse {
+            object: "list",
+            data: ingested.documents.into_iter().map(DocumentResponse::from).collect(),
+            ingest: IngestResponse {
+                documents,
+                chunks,
+                computed,
+                summarised,
+                tokens,
+                computed_tokens,
+                bytes,
+                seconds,
+                not_stored,
+            },
+        }
+    }
+}
+
+/// Prefill documents and store them.
+#[utoipa::path(
+    post, path = "/v1/documents", request_body = AddDocumentsRequest,
+    responses(
+        (status = 200, description = "The documents, or with `stream` server-sent events: progress, then the documents, then `[DONE]`", content(
+            (AddDocumentsResponse = "application/json"), (ProgressResponse = "text/event-stream"),
+        )),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed, is shutting down, has no room, or took too long", body = ErrorResponse),
+    ),
+)]
 pub(super) async fn add(
     State(app): State<App>,
-    caller: Caller,
-    Json(brought): Json<Brought>,
+    tenant: Tenant,
+    Json(request): Json<AddDocumentsRequest>,
 ) -> Result<Response> {
-    let Brought { title, text, documents, stream, method } = brought;
-    let documents = match (text, documents) {
+    let AddDocumentsRequest { title, text, documents, stream, method } = request;
+    let documents: Vec<Document> = match (text, documents) {
         (Some(text), None) => vec![Document { title, text }],
-        (None, Some(documents)) => documents,
-        _ => return Err(Problem::field("text", "give a text, or documents: a list of {title, text}")),
+        (None, Some(documents)) => documents.into_iter().map(Document::from).collect(),
+        _ => return Err(ApiError::field("text", "give a text, or documents: a list of {title, text}")),
     };
-    let most = app.0.options.documents;
-    if documents.is_empty() || documents.len() > most {
-        return Err(Problem::field("documents", format!("give 1 to {most} documents")));
+    let limit = app.state.options.max_documents_per_request;
+    if documents.is_empty() || documents.len() > limit {
+        return Err(ApiError::field("documents", format!("give 1 to {limit} documents")));
     }
     if let Some(index) = documents.iter().position(|document| document.text.trim().is_empty()) {
-        return Err(Problem::field(&format!("documents[{index}].text"), "a document has no text"));
+        return Err(ApiError::field(&format!("documents[{index}].text"), "a document has no text"));
     }
     let method = app.method("method", method.as_ref())?;
-    app.0.scheduler.has_room()?;
-    let ingest = Ingest::submit(app, caller, documents, method.built, false).await?;
+    app.state.scheduler.check_queue()?;
+    let ingest = Ingest::submit(app, tenant, documents, method.built, false).await?;
     if !stream {
-        return ingest.kept().await.map(answer_json);
+        let ingested = ingest.finish().await?;
+        return Ok(axum::Json(AddDocumentsResponse::from(ingested)).into_response());
     }
     let events = stream::unfold(Some(ingest), |state| async move {
         let mut ingest = state?;
-        match ingest.received.recv().await {
-            Some(Event::Ingested(progress)) => {
-                let value =
-                    json!({ "object": "document.progress", "done": progress.done, "total": progress.total });
-                Some((vec![data(&value)], Some(ingest)))
+        let last = match ingest.events.recv().await {
+            Some(Event::Progress(progress)) => {
+                let (done, total) = (progress.done, progress.total);
+                let response = ProgressResponse { object: "document.progress", done, total };
+                return Some((vec![json_event(&response)], Some(ingest)));
             }
-            Some(Event::Kept(report)) => {
-                let kept = ingest.enter(*report).await.unwrap_or_else(|problem| problem.json());
-                Some((vec![data(&kept), done()], None))
+            Some(Event::Ingested(report)) => match ingest.store(*report).await {
+                Ok(ingested) => json_event(&AddDocumentsResponse::from(ingested)),
+                Err(error) => json_event(&error.body()),
+            },
+            Some(Event::Failed(error)) => json_event(&error.body()),
+            Some(Event::Token(_) | Event::Finished(_)) | None => {
+                json_event(&ApiError::internal(&"an ingest ended without a report").body())
             }
-            Some(Event::Failed(problem)) => Some((vec![data(&problem.json()), done()], None)),
-            Some(Event::Token(_) | Event::Done(_)) | None => {
-                Some((vec![data(&Problem::internal(&"documents were lost").json()), done()], None))
-            }
-        }
+        };
+        Some((vec![last, end_of_stream()], None))
     });
-    let events = futures_util::StreamExt::flat_map(events, |sent| {
-        stream::iter(sent.into_iter().map(Ok::<_, Infallible>))
+    let events = futures_util::StreamExt::flat_map(events, |events| {
+        stream::iter(events.into_iter().map(Ok::<_, Infallible>))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
 
-/// Longer than anything takes.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// Documents on their way into the store, and then into library and search.
-pub(crate) struct Ingest {
-    app: App,
-    caller: Caller,
-    cut: Vec<Cut>,
-    received: UnboundedReceiver<Event>,
-}
-
-/// A document as it is cut into chunks.
-struct Cut {
-    document: Document,
-    tokens: usize,
-    /// The chunks' names in the store.
-    keys: Vec<String>,
-    texts: Vec<String>,
-}
-
-impl Ingest {
-    /// Has documents prefilled. The server's `own` may be as many as they are, and take as long as it takes.
-    pub(crate) async fn submit(
-        app: App,
-        caller: Caller,
-        documents: Vec<Document>,
-        method: Method,
-        own: bool,
-    ) -> Result<Ingest> {
-        let (events, received) = unbounded_channel();
-        let of = app.clone();
-        let work = move || {
-            let mut cut = Vec::with_capacity(documents.len());
-            for document in &documents {
-                let chunks = caller.engine.chunks(std::slice::from_ref(document))?;
-                let keys = caller.engine.keys_of(&chunks, !method.summarizes().is_empty());
-                cut.push(Cut {
-                    document: document.clone(),
-                    tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
-                    keys: keys.iter().map(ToString::to_string).collect(),
-                    texts: chunks.iter().map(|chunk| app.text(chunk)).collect(),
-                });
-            }
-            let (scheduler, engine) = (&app.0.scheduler, caller.engine.clone());
-            if !own {
-                scheduler.bound_tokens(cut.iter().map(|cut| cut.tokens).sum())?;
-            }
-            let deadline = own.then_some(FOREVER);
-            scheduler.submit(engine, Work::Ingest { documents, method }, events, deadline)?;
-            Ok(Ingest { app, caller, cut, received })
-        };
-        of.prepared(work).await
-    }
-
-    /// Waits until they are prefilled, and keeps them.
-    pub(crate) async fn kept(mut self) -> Result<Value> {
-        while let Some(event) = self.received.recv().await {
-            match event {
-                Event::Kept(report) => return self.enter(*report).await,
-                Event::Failed(problem) => return Err(problem),
-                _ => {}
-            }
-        }
-        Err(Problem::internal(&"documents were lost"))
-    }
-
-    /// Enters documents that are prefilled into library and search.
-    async fn enter(self, report: IngestReport) -> Result<Value> {
-        let work = move || {
-            let (shared, namespace) = (&self.app.0, self.caller.namespace());
-            let (mut all, mut texts) = (Vec::new(), Vec::new());
-            let mut enter = |cut: Cut| {
-                let kept = shared.library.put(namespace, &cut.document, (cut.tokens, cut.keys))?;
-                texts.push((kept.id.clone(), cut.texts));
-                all.push(told(&kept));
-                if kept.pinned { pin_chunks(&self.caller, &kept, true) } else { Ok(()) }
-            };
-            let entered = self.cut.into_iter().try_for_each(&mut enter);
-            // What there was room for is found as well.
-            shared.search.add(namespace, texts)?;
-            entered?;
-            // What happened to others' chunks, and where files are, is nobody's business.
-            let mut told = json!(report);
-            for name in ["evicted", "repaired"] {
-                told.as_object_mut().map(|told| told.remove(name));
-            }
-            told["not_stored"] = json!(report.not_stored.is_some());
-            Ok(json!({ "object": "list", "data": all, "ingest": told }))
-        };
-        aside(work).await
-    }
-}
-
-/// A document without its text.
-fn told(kept: &Kept) -> Value {
-    json!({
-        "id": kept.id, "object": "document", "title": title(&kept.document), "created": kept.created,
-        "pinned": kept.pinned, "bytes": kept.document.text.len(), "tokens": kept.tokens, "chunks": kept.chunks.len(),
-    })
-}
-
-/// `GET /v1/documents`
+/// List one's documents, ascending by id.
+#[utoipa::path(
+    get, path = "/v1/documents", params(PageQuery),
+    responses(
+        (status = 200, description = "A page of documents", body = DocumentListResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed", body = ErrorResponse),
+    ),
+)]
 pub(super) async fn list(
     State(app): State<App>,
-    caller: Caller,
-    page: std::result::Result<Query<Page>, QueryRejection>,
+    tenant: Tenant,
+    page: std::result::Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Response> {
-    let Query(page) = page.map_err(|error| Problem::field("limit", error.body_text()))?;
-    let (after, most) = (page.after.unwrap_or_default(), page.limit.unwrap_or(PAGE).clamp(1, PAGE));
+    let Query(page) = page.map_err(|error| ApiError::field("limit", error.body_text()))?;
+    let (after, limit) = (page.after.unwrap_or_default(), page.limit.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE));
+    let work = move || app.state.corpus.documents().list(tenant.namespace(), &after, limit);
+    let (documents, has_more) = spawn_blocking(work).await?;
+    let data: Vec<DocumentResponse> = documents.into_iter().map(DocumentResponse::from).collect();
+    let last_id = data.last().map(|document| document.id.clone());
+    Ok(axum::Json(DocumentListResponse { object: "list", data, has_more, last_id }).into_response())
+}
+
+/// Show a document with its text.
+#[utoipa::path(
+    get, path = "/v1/documents/{id}", params(("id" = String, Path)),
+    responses(
+        (status = 200, description = "The document", body = DocumentTextResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed", body = ErrorResponse),
+    ),
+)]
+pub(super) async fn show(State(app): State<App>, tenant: Tenant, Path(id): Path<String>) -> Result<Response> {
     let work = move || {
-        let mut shown = Vec::with_capacity(most);
-        let more = app.0.library.each(caller.namespace(), &after, |kept| {
-            let room = shown.len() < most;
-            shown.extend(room.then(|| told(&kept)));
-            room
-        });
-        more.map(|all| (shown, !all))
+        let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
+        Ok(DocumentTextResponse {
+            document: documents.get(namespace, &id)?.into(),
+            text: documents.document(namespace, &id)?.text,
+            chunk_keys: documents.chunk_keys(namespace, &id)?.iter().map(ToString::to_string).collect(),
+        })
     };
-    let (shown, more) = aside(work).await?;
-    let last = shown.last().map(|kept| kept["id"].clone());
-    Ok(answer_json(json!({ "object": "list", "data": shown, "has_more": more, "last_id": last })))
+    Ok(axum::Json(spawn_blocking(work).await?).into_response())
 }
 
-/// `GET /v1/documents/{id}`
-pub(super) async fn show(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Response> {
-    let kept = aside(move || app.0.library.get(caller.namespace(), &id)).await?;
-    let mut value = told(&kept);
-    (value["text"], value["chunk_keys"]) = (json!(kept.document.text), json!(kept.chunks));
-    Ok(answer_json(value))
-}
-
-/// `DELETE /v1/documents/{id}`
+/// Remove a document and its chunks.
+#[utoipa::path(
+    delete, path = "/v1/documents/{id}", params(("id" = String, Path)),
+    responses(
+        (status = 200, description = "The document is removed", body = DeletedResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed", body = ErrorResponse),
+    ),
+)]
 pub(super) async fn remove(
     State(app): State<App>,
-    caller: Caller,
+    tenant: Tenant,
     Path(id): Path<String>,
 ) -> Result<Response> {
     let work = move || {
-        let kept = app.0.library.get(caller.namespace(), &id)?;
-        // What it is called now, and what it was called whenever it was brought.
-        let chunks = caller.engine.chunks(std::slice::from_ref(&kept.document))?;
-        let now = caller.engine.keys_of(&chunks, true).iter().map(ToString::to_string).collect();
-        let own = app.0.library.remove(caller.namespace(), kept.clone(), now)?;
-        app.0.search.remove(caller.namespace(), &id)?;
-        for key in keys(&own) {
-            caller.engine.store().remove(&key).map_err(|error| Problem::internal(&error))?;
+        let (corpus, engine) = (&app.state.corpus, &tenant.engine);
+        let chunks = corpus.documents().chunks(tenant.namespace(), &id)?;
+        let of = chunks.len();
+        let chunk =
+            |(index, tokens)| PromptChunk { tokens, title: String::new(), document: 0, part: (index, of) };
+        let chunks: Vec<PromptChunk> = chunks.into_iter().enumerate().map(chunk).collect();
+        // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
+        let further = engine.keys_of(&chunks, true);
+        for key in corpus.remove(tenant.namespace(), &id, &further)? {
+            engine.store().remove(&key).map_err(|error| ApiError::internal(&error))?;
         }
-        Ok(answer_json(json!({ "id": kept.id, "object": "document.deleted", "deleted": true })))
+        Ok(DeletedResponse { id, object: "document.deleted", deleted: true })
     };
-    aside(work).await
+    Ok(axum::Json(spawn_blocking(work).await?).into_response())
 }
 
-/// `POST /v1/documents/{id}/pin`
+/// Keep a document's chunks in the chunk store whatever room is needed, or let them be evicted again.
+#[utoipa::path(
+    post, path = "/v1/documents/{id}/pin", params(("id" = String, Path)), request_body = PinRequest,
+    responses(
+        (status = 200, description = "The document", body = DocumentResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+        (status = "5XX", description = "The server failed, or the chunks cannot be pinned", body = ErrorResponse),
+    ),
+)]
 pub(super) async fn pin(
     State(app): State<App>,
-    caller: Caller,
+    tenant: Tenant,
     Path(id): Path<String>,
-    Json(Pin { pinned }): Json<Pin>,
+    Json(PinRequest { pinned }): Json<PinRequest>,
 ) -> Result<Response> {
     let work = move || {
-        let mut kept = app.0.library.get(caller.namespace(), &id)?;
-        if !pinned {
-            // Chunks that a pinned document has as well stay pinned.
-            app.0.library.each(caller.namespace(), "", |other| {
-                kept.chunks.retain(|chunk| !other.pinned || other.id == id || !other.chunks.contains(chunk));
-                true
-            })?;
-        }
-        pin_chunks(&caller, &kept, pinned)?;
-        let kept = app.0.library.pin(caller.namespace(), &id, pinned)?;
-        Ok(answer_json(told(&kept)))
+        let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
+        documents.get(namespace, &id)?;
+        let keys = match pinned {
+            true => documents.chunk_keys(namespace, &id)?,
+            false => documents.keys_to_unpin(namespace, &id)?,
+        };
+        pin_chunks(&tenant, &keys, pinned)?;
+        Ok(DocumentResponse::from(documents.set_pinned(namespace, &id, pinned)?))
     };
-    aside(work).await
-}
-
-/// Pins the chunks of a document that are in the store, or lets them go as others do.
-fn pin_chunks(caller: &Caller, kept: &Kept, pinned: bool) -> Result<()> {
-    let store = caller.engine.store();
-    let there =
-        store.keys(Scope::Namespace(caller.namespace())).map_err(|error| Problem::internal(&error))?;
-    for key in keys(&kept.chunks).filter(|key| there.contains(key)) {
-        store.pin(&key, pinned).map_err(|error| {
-            tracing::error!(%error, "chunks cannot be pinned");
-            Problem::new(
-                StatusCode::INSUFFICIENT_STORAGE,
-                "the chunks cannot be pinned: the server's log says why",
-            )
-        })?;
-    }
-    Ok(())
-}
-
-fn keys(names: &[String]) -> impl Iterator<Item = ChunkKey> {
-    names.iter().filter_map(|name| name.parse().ok())
+    Ok(axum::Json(spawn_blocking(work).await?).into_response())
 }

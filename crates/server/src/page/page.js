@@ -120,7 +120,7 @@ class Answer {
       if (event.error) throw new Error(event.error.message);
       this.text.append(event.choices[0]?.delta?.content ?? "");
       if (event.refrain?.retained) this.hold(event.refrain);
-      if (event.refrain?.account) this.account = event.refrain;
+      if (event.refrain?.stats) this.stats = event.refrain;
     }
     this.show();
   }
@@ -139,8 +139,8 @@ class Answer {
   }
 
   show() {
-    const { account, explanation } = this.account ?? {};
-    if (!account) return;
+    const { stats, explanation } = this.stats ?? {};
+    if (!stats) return;
     for (const part of explanation?.chunks ?? []) {
       const most = Math.max(...part.shares, 1e-9);
       const words = part.tokens.map((text, i) => {
@@ -157,7 +157,7 @@ class Answer {
 
 /// Bars of all answers, to one scale.
 function compare(answers) {
-  const done = answers.filter((answer) => answer.account);
+  const done = answers.filter((answer) => answer.stats);
   const rows = [
     ["Time to first token", (a) => a.ttft, seconds],
     ["Tokens recomputed", (a) => a.recomputed_tokens, String],
@@ -167,7 +167,7 @@ function compare(answers) {
   ];
   for (const answer of done) {
     const cells = rows.flatMap(([name, of, say]) => {
-      const [own, most] = [of(answer.account.account), Math.max(...done.map((other) => of(other.account.account)), 1e-9)];
+      const [own, most] = [of(answer.stats.stats), Math.max(...done.map((other) => of(other.stats.stats)), 1e-9)];
       const bar = make("i");
       bar.style.width = `${100 * own / most}%`;
       return [make("dt", { textContent: name }), make("div", { className: "bar" }, bar), make("dd", { textContent: say(own) })];

@@ -187,7 +187,7 @@ impl Traffic {
             broken |= data.starts_with("{\"error\"");
             outcome.whole |= data == "[DONE]" && !broken;
             // Every token has an event of its own but where a character takes several.
-            if data.contains("\"retained\"") && !data.contains("\"account\"") {
+            if data.contains("\"retained\"") && !data.contains("\"stats\"") {
                 let now = Instant::now();
                 match outcome.ttft {
                     None => outcome.ttft = Some((now - started).as_secs_f64()),

@@ -1,4 +1,4 @@
-//! Connections: taken, encrypted if wanted, bounded in number and time, and ended in order.
+//! Connections: accepted, encrypted where TLS is configured, bounded in number and time, and closed gracefully.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,27 +22,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::Error;
+use crate::api::router;
 use crate::app::App;
+use crate::error::Error;
 
-/// Most connections at a time; further ones wait to be taken.
-const CONNECTIONS: usize = 1024;
+/// Most open connections; further ones wait to be accepted.
+const MAX_CONNECTIONS: usize = 1024;
 
-/// An address that is listened on.
+/// A bound address.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
 }
 
-/// A certificate chain and its key, from PEM files.
+/// The TLS configuration of a certificate chain and its private key, from PEM files.
 ///
 /// # Errors
-/// If a file cannot be read, or they do not fit.
+/// If a file cannot be read, or key and certificate do not belong together.
 pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, Error> {
-    let wrong = |path: &Path, why: &dyn std::fmt::Display| Error::Tls {
+    let wrong = |path: &Path, reason: &dyn std::fmt::Display| Error::Tls {
         path: path.display().to_string(),
-        why: why.to_string(),
+        reason: reason.to_string(),
     };
     let chain = CertificateDer::pem_file_iter(certificates).map_err(|error| wrong(certificates, &error))?;
     let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(certificates, &error))?;
@@ -56,42 +57,43 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, Error> 
 }
 
 impl Listener {
-    /// Listens on an address, with TLS if it is configured.
+    /// Listens on an address, with TLS where a configuration is given.
     ///
     /// # Errors
-    /// If the address is taken or is none of this machine's.
+    /// If the address is in use or is not one of this machine's.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Listener, Error> {
         let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { address, source })?;
         Ok(Listener { listener, tls })
     }
 
-    /// The address, with the port that was taken if none was given.
+    /// The bound address; its port is the one that the system chose for port 0.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system cannot tell it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop`, then takes no more connections, and waits for answers under way, [`Options::drain`] at most.
+    /// Serves until `stop` completes, then accepts no more connections and waits for running requests, for at most
+    /// [`Options::shutdown_timeout`].
     ///
-    /// [`Options::drain`]: crate::Options::drain
+    /// [`Options::shutdown_timeout`]: crate::Options::shutdown_timeout
     pub async fn serve(self, app: App, stop: impl Future<Output = ()>) {
-        let router = crate::router(app.clone());
-        let (graceful, places) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS)));
+        let router = router(app.clone());
+        let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
         let mut stop = std::pin::pin!(stop);
         loop {
-            let taken = async {
-                let place = places.clone().acquire_owned().await;
-                (self.listener.accept().await, place)
+            let accept = async {
+                let permit = permits.clone().acquire_owned().await;
+                (self.listener.accept().await, permit)
             };
             tokio::select! {
                 () = &mut stop => break,
-                (accepted, place) = taken => match (accepted, place) {
-                    (Ok((stream, _)), Ok(place)) => self.take(stream, place, &router, &app, &graceful),
-                    // Too many open files, most likely: some will close.
+                (accepted, permit) = accept => match (accepted, permit) {
+                    (Ok((stream, _)), Ok(permit)) => self.spawn(stream, permit, &router, &app, &graceful),
+                    // Most likely too many files are open, and some will close soon.
                     (Err(error), _) => {
-                        tracing::warn!(%error, "a connection could not be taken");
+                        tracing::warn!(%error, "a connection could not be accepted");
                         sleep(Duration::from_millis(100)).await;
                     }
                     (_, Err(_)) => break,
@@ -101,28 +103,29 @@ impl Listener {
         drop(self.listener);
         let drained = tokio::task::spawn_blocking(move || app.drain());
         let _ = drained.await;
-        // The last words of streams are on their way.
+        // The last events of streams may not have been sent yet.
         let _ = timeout(Duration::from_secs(5), graceful.shutdown()).await;
     }
 
-    fn take(
+    /// Serves a connection in a task of its own, which holds `permit` until the connection ends.
+    fn spawn(
         &self,
         stream: TcpStream,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
         router: &Router,
         app: &App,
         graceful: &GracefulShutdown,
     ) {
         let _ = stream.set_nodelay(true);
-        let (router, arrival) = (router.clone(), app.0.options.arrival);
+        let (router, limit) = (router.clone(), app.state.options.body_timeout);
         let watcher = graceful.watcher();
         match self.tls.clone() {
-            None => _ = tokio::spawn(talk(stream, router, arrival, watcher, place)),
+            None => _ = tokio::spawn(serve_connection(stream, router, limit, watcher, permit)),
             Some(tls) => {
                 tokio::spawn(async move {
-                    // Whoever does not finish the handshake is left.
-                    if let Ok(Ok(stream)) = timeout(arrival, TlsAcceptor::from(tls).accept(stream)).await {
-                        talk(stream, router, arrival, watcher, place).await;
+                    // A client that does not finish the handshake in time is disconnected.
+                    if let Ok(Ok(stream)) = timeout(limit, TlsAcceptor::from(tls).accept(stream)).await {
+                        serve_connection(stream, router, limit, watcher, permit).await;
                     }
                 });
             }
@@ -130,28 +133,28 @@ impl Listener {
     }
 }
 
-/// A stream that ends when its other side takes nothing for a time: it would hold a place for ever.
-struct Patient<S> {
+/// A stream whose writes time out: a client that reads nothing would hold its connection for ever.
+struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
-    /// Runs while something waits to be taken.
-    since: Option<Pin<Box<Sleep>>>,
+    limit: Duration,
+    /// Runs while a write is pending.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    /// What has become of something that the other side is to take.
-    fn taken<T>(&mut self, context: &mut Context<'_>, taken: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if taken.is_ready() {
-            self.since = None;
-            return taken;
+impl<S> WriteTimeout<S> {
+    /// Passes on the outcome of a write, and fails one that has been pending for too long.
+    fn timed<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.timer = None;
+            return written;
         }
-        let patience = self.patience;
-        let since = self.since.get_or_insert_with(|| Box::pin(sleep(patience)));
-        since.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let limit = self.limit;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
+        timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -161,41 +164,41 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let taken = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.taken(context, taken)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.timed(context, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let taken = Pin::new(&mut self.stream).poll_flush(context);
-        self.taken(context, taken)
+        let written = Pin::new(&mut self.stream).poll_flush(context);
+        self.timed(context, written)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let taken = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.taken(context, taken)
+        let written = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.timed(context, written)
     }
 }
 
-/// One connection to its end.
-async fn talk(
+/// Serves one connection until it ends.
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    arrival: Duration,
+    limit: Duration,
     watcher: hyper_util::server::graceful::Watcher,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) {
-    let stream = Patient { stream, patience: arrival, since: None };
+    let stream = WriteTimeout { stream, limit, timer: None };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(arrival)
+        .header_read_timeout(limit)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // Clients go away as they like.
+    // A client may close its connection at any time, which is no error of the server.
     let _ = watcher.watch(connection).await;
-    drop(place);
+    drop(permit);
 }

@@ -1,52 +1,55 @@
-//! API keys: who asks, and which namespace is theirs.
+//! API keys and the file that lists them.
 //!
-//! A file has a line `NAME HASH` for each key; the key itself is stored nowhere. It is 256 random bits, so that a plain
-//! hash keeps it. A namespace follows from the key (see [`refrain_store::NamespaceKey`]), and never from what a request says.
+//! The file has a line `NAME HASH` for each key. The key itself is stored nowhere: it is 256 random bits, so a plain hash
+//! protects it. A tenant's namespace follows from the key (see [`refrain_store::NamespaceKey`]), and never from the content of
+//! a request.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// What keys begin with.
+/// Prefix of every key.
 const PREFIX: &str = "sk-refrain-";
-/// Domain of the hash.
+/// Domain of the hash of a key.
 const CONTEXT: &str = "refrain API key, version 1";
 
-/// The keys that are let in.
+/// The API keys that a server accepts.
 #[derive(Debug, Default)]
-pub struct Keys(Vec<Key>);
+pub struct ApiKeys(Vec<ApiKey>);
 
 #[derive(Debug)]
-struct Key {
+struct ApiKey {
     name: String,
     hash: blake3::Hash,
 }
 
-/// Why a file of keys cannot be used.
+/// The reason for which a file of API keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum KeysError {
-    /// It cannot be read or written.
+pub enum ApiKeysError {
+    /// The file cannot be read or written.
     #[error("cannot use the file of API keys {path}: {source}")]
     Io {
         /// The file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A line is no key.
+    /// A line is not a name and a hash.
     #[error("line {line} of {path} is not NAME HASH: `refrain key new NAME` makes one")]
     Line {
         /// The file.
         path: String,
-        /// Its line, from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
-    /// No random bits.
+    /// The system has no random bits.
     #[error("cannot make a key: {0}")]
     Random(getrandom::Error),
-    /// A name that cannot be one.
-    #[error("{0:?} is no name of a key: letters, digits, `-`, `_`, `.` and `@`, not there yet")]
+    /// The name has other characters than the allowed ones, or the file has it already.
+    #[error(
+        "{0:?} is no name for a new key: it takes letters, digits, `-`, `_`, `.` and `@`, and no name that the file has already"
+    )]
     Name(String),
 }
 
@@ -54,12 +57,12 @@ fn hash(key: &str) -> blake3::Hash {
     blake3::Hasher::new_derive_key(CONTEXT).update(key.as_bytes()).finalize()
 }
 
-impl Keys {
-    /// Reads a file. Empty lines, and those that begin with `#`, are passed over.
+impl ApiKeys {
+    /// Reads a file of keys. Empty lines, and those that begin with `#`, are skipped.
     ///
     /// # Errors
-    /// If it cannot be read, or a line is no key.
-    pub fn read(path: &Path) -> Result<Keys, KeysError> {
+    /// If the file cannot be read, or a line is not a name and a hash.
+    pub fn read(path: &Path) -> Result<ApiKeys, ApiKeysError> {
         let text = fs::read_to_string(path).map_err(|source| io(path, source))?;
         let mut keys = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -67,26 +70,27 @@ impl Keys {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let wrong = || KeysError::Line { path: path.display().to_string(), line: index + 1 };
+            let wrong = || ApiKeysError::Line { path: path.display().to_string(), line: index + 1 };
             let (name, hash) = line.split_once(char::is_whitespace).ok_or_else(wrong)?;
             let hash = blake3::Hash::from_hex(hash.trim()).map_err(|_| wrong())?;
-            keys.push(Key { name: name.to_owned(), hash });
+            keys.push(ApiKey { name: name.to_owned(), hash });
         }
-        Ok(Keys(keys))
+        Ok(ApiKeys(keys))
     }
 
-    /// Makes a key, writes its hash to the file, which is made if it is missing, and returns it: it is shown only now.
+    /// Makes a new key and appends its name and hash to the file, which is created if it is missing. Returns the key, which
+    /// cannot be read from the file later.
     ///
     /// # Errors
-    /// If the name is there or is none, or the file cannot be read or written.
-    pub fn add(path: &Path, name: &str) -> Result<String, KeysError> {
-        let known = if path.exists() { Keys::read(path)? } else { Keys::default() };
+    /// If the name is not allowed or taken, or the file cannot be read or written.
+    pub fn add(path: &Path, name: &str) -> Result<String, ApiKeysError> {
+        let known = if path.exists() { ApiKeys::read(path)? } else { ApiKeys::default() };
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if name.is_empty() || !name.chars().all(is_name) || known.0.iter().any(|key| key.name == name) {
-            return Err(KeysError::Name(name.to_owned()));
+            return Err(ApiKeysError::Name(name.to_owned()));
         }
         let mut bits = [0; 32];
-        getrandom::fill(&mut bits).map_err(KeysError::Random)?;
+        getrandom::fill(&mut bits).map_err(ApiKeysError::Random)?;
         let key = format!("{PREFIX}{}", bits.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         let mut options = fs::OpenOptions::new();
         options.create(true).append(true);
@@ -100,23 +104,23 @@ impl Keys {
         Ok(key)
     }
 
-    /// Whether anybody is let in.
+    /// Whether there is no key.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The name of a key that is let in. Every key is compared, each in the same time.
+    /// The name of an accepted key. All keys are compared, each in constant time.
     pub(crate) fn name(&self, key: &str) -> Option<&str> {
         let presented = hash(key);
-        // `Hash` compares in constant time.
+        // `blake3::Hash` compares in constant time.
         self.0
             .iter()
             .fold(None, |found, known| if known.hash == presented { Some(&known.name) } else { found })
     }
 }
 
-fn io(path: &Path, source: io::Error) -> KeysError {
-    KeysError::Io { path: path.display().to_string(), source }
+fn io(path: &Path, source: io::Error) -> ApiKeysError {
+    ApiKeysError::Io { path: path.display().to_string(), source }
 }
 
 #[cfg(test)]
@@ -124,15 +128,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_let_in_and_its_file_does_not_hold_it() {
+    fn a_key_is_accepted_and_its_file_does_not_contain_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
-        let (anna, bob) = (Keys::add(&path, "anna").unwrap(), Keys::add(&path, "bob").unwrap());
-        assert!(matches!(Keys::add(&path, "bob"), Err(KeysError::Name(_))));
-        assert!(matches!(Keys::add(&path, "two words"), Err(KeysError::Name(_))));
+        let (anna, bob) = (ApiKeys::add(&path, "anna").unwrap(), ApiKeys::add(&path, "bob").unwrap());
+        assert!(matches!(ApiKeys::add(&path, "bob"), Err(ApiKeysError::Name(_))));
+        assert!(matches!(ApiKeys::add(&path, "two words"), Err(ApiKeysError::Name(_))));
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(&anna[PREFIX.len()..]));
-        let keys = Keys::read(&path).unwrap();
+        let keys = ApiKeys::read(&path).unwrap();
         assert_eq!((keys.name(&anna), keys.name(&bob)), (Some("anna"), Some("bob")));
         for wrong in ["", "sk-refrain-", &anna[1..], &anna.to_uppercase(), &format!("{anna}0")] {
             assert_eq!(keys.name(wrong), None, "{wrong}");
@@ -143,6 +147,6 @@ mod tests {
             0
         );
         fs::write(&path, "# who\n\nanna notahash\n").unwrap();
-        assert!(Keys::read(&path).unwrap_err().to_string().contains("line 3"));
+        assert!(ApiKeys::read(&path).unwrap_err().to_string().contains("line 3"));
     }
 }

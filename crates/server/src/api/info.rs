@@ -1,0 +1,136 @@
+//! The model, the methods, and the state of the server.
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use refrain_eviction::POLICIES;
+use refrain_fusion::METHODS;
+use refrain_registry::{Entry, Registry};
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::api_error::{ApiError, ErrorResponse, Result};
+use crate::app::App;
+use crate::blocking::spawn_blocking;
+use crate::tenant::Tenant;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ModelResponse {
+    id: String,
+    /// `model`
+    object: &'static str,
+    /// Seconds since 1970 at which the server started.
+    created: u64,
+    /// `refrain`
+    owned_by: &'static str,
+    /// The model's context in tokens.
+    max_model_len: usize,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ModelListResponse {
+    /// `list`
+    object: &'static str,
+    data: Vec<ModelResponse>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct StatusResponse {
+    /// `ok`, `ready` or `stopping`.
+    status: &'static str,
+}
+
+fn model_response(app: &App) -> ModelResponse {
+    ModelResponse {
+        id: app.state.options.served_model_name.clone(),
+        object: "model",
+        created: app.state.started,
+        owned_by: "refrain",
+        max_model_len: app.state.engine.decoder().config().context,
+    }
+}
+
+/// List the model.
+#[utoipa::path(
+    get, path = "/v1/models",
+    responses(
+        (status = 200, description = "The model", body = ModelListResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+    ),
+)]
+pub(super) async fn models(State(app): State<App>, _: Tenant) -> Response {
+    axum::Json(ModelListResponse { object: "list", data: vec![model_response(&app)] }).into_response()
+}
+
+/// Show the model.
+#[utoipa::path(
+    get, path = "/v1/models/{model}", params(("model" = String, Path)),
+    responses(
+        (status = 200, description = "The model", body = ModelResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+    ),
+)]
+pub(super) async fn model(State(app): State<App>, _: Tenant, Path(model): Path<String>) -> Result<Response> {
+    if model == app.state.options.served_model_name {
+        Ok(axum::Json(model_response(&app)).into_response())
+    } else {
+        Err(ApiError::not_found("model", &model))
+    }
+}
+
+/// List fusion methods and eviction policies with their options.
+#[utoipa::path(
+    get, path = "/v1/methods", security(()),
+    responses((status = 200, description = "Methods, policies, and the server's defaults", body = Object)),
+)]
+pub(super) async fn methods(State(app): State<App>) -> Response {
+    fn entries<T>(registry: &Registry<T>) -> Vec<Value> {
+        registry.entries.iter().map(Entry::to_json).collect()
+    }
+    let value = json!({
+        "methods": entries(&METHODS), "policies": entries(&POLICIES),
+        "default_method": app.state.options.method, "default_evict": app.state.options.evict,
+    });
+    axum::Json(value).into_response()
+}
+
+/// Whether the process answers.
+#[utoipa::path(
+    get, path = "/health", security(()),
+    responses((status = 200, description = "It does", body = StatusResponse)),
+)]
+pub(super) async fn health() -> Response {
+    axum::Json(StatusResponse { status: "ok" }).into_response()
+}
+
+/// Whether the server takes requests.
+#[utoipa::path(
+    get, path = "/ready", security(()),
+    responses(
+        (status = 200, description = "It does", body = StatusResponse),
+        (status = 503, description = "It is shutting down", body = StatusResponse),
+    ),
+)]
+pub(super) async fn ready(State(app): State<App>) -> Response {
+    match app.is_stopping() {
+        false => axum::Json(StatusResponse { status: "ready" }).into_response(),
+        true => {
+            let body = axum::Json(StatusResponse { status: "stopping" });
+            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
+        }
+    }
+}
+
+/// Metrics for Prometheus.
+#[utoipa::path(
+    get, path = "/metrics", security(()),
+    responses(
+        (status = 200, description = "Metrics in the text format of OpenMetrics", body = String, content_type = "application/openmetrics-text"),
+    ),
+)]
+pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
+    let text = spawn_blocking(move || Ok(app.state.metrics.text(app.state.engine.store()))).await?;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+}

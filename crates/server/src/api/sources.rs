@@ -1,0 +1,241 @@
+//! The documents that an answer draws on, as chunks of token ids.
+
+use std::collections::{BTreeMap, HashSet};
+
+use axum::http::StatusCode;
+use refrain_engine::{Document, PromptChunk};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::request::{DocumentReference, Documents};
+use crate::api_error::{ApiError, Result};
+use crate::app::App;
+use crate::corpus::{StoredDocument, display_title, document_id};
+use crate::tenant::Tenant;
+
+/// Chunks that a search finds if the request gives no number.
+const SEARCH_LIMIT: usize = 5;
+/// Most chunks that a search may find.
+const MAX_SEARCH_LIMIT: usize = 64;
+
+/// A document of a prompt.
+#[derive(Debug)]
+pub(super) struct Source {
+    id: String,
+    title: String,
+    /// Its chunks in the prompt, ascending.
+    chunks: Vec<SourceChunk>,
+}
+
+#[derive(Debug)]
+struct SourceChunk {
+    /// Index of the chunk in its document, and the number of the document's chunks.
+    part: (usize, usize),
+    tokens: Vec<u32>,
+    /// BM25 score of a chunk that a search found.
+    score: Option<f32>,
+}
+
+/// A document that an answer draws on.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct SourceResponse {
+    id: String,
+    title: String,
+    /// The document's chunks in the prompt.
+    chunks: Vec<ChunkResponse>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ChunkResponse {
+    /// Index of the chunk in its document.
+    part: usize,
+    /// Number of the document's chunks.
+    of: usize,
+    tokens: usize,
+    /// BM25 score of a chunk that a search found.
+    #[schema(required = true)]
+    score: Option<f32>,
+}
+
+impl Source {
+    pub(super) fn tokens(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
+    }
+
+    pub(super) fn response(&self) -> SourceResponse {
+        let chunk = |chunk: &SourceChunk| {
+            let (part, of) = chunk.part;
+            ChunkResponse { part, of, tokens: chunk.tokens.len(), score: chunk.score }
+        };
+        SourceResponse {
+            id: self.id.clone(),
+            title: self.title.clone(),
+            chunks: self.chunks.iter().map(chunk).collect(),
+        }
+    }
+
+    /// The chunks as those of a prompt's `document`-th document.
+    pub(super) fn prompt_chunks(&self, document: usize) -> impl Iterator<Item = PromptChunk> + '_ {
+        self.chunks.iter().map(move |chunk| PromptChunk {
+            tokens: chunk.tokens.clone(),
+            title: self.title.clone(),
+            document,
+            part: chunk.part,
+        })
+    }
+}
+
+/// Finds the documents of requests.
+pub(super) struct SourceFinder<'a> {
+    pub(super) app: &'a App,
+    pub(super) tenant: &'a Tenant,
+    /// Whether the method needs whole documents. Each is then one context, which is stored under a key of its own, and a
+    /// context made of some chunks would have a key that the document's removal does not know.
+    pub(super) whole_documents: bool,
+}
+
+impl SourceFinder<'_> {
+    /// The documents that a request names, or that a search for its question finds, best first.
+    ///
+    /// # Errors
+    /// If a document is not there or empty, the documents exceed the model's context, or the field is neither a list nor
+    /// `"search"`.
+    pub(super) fn find(
+        &self,
+        documents: Option<&Documents>,
+        question: &str,
+        search_limit: Option<usize>,
+    ) -> Result<Vec<Source>> {
+        match documents {
+            None => Ok(Vec::new()),
+            Some(Documents::List(list)) => self.listed(list),
+            Some(Documents::Search(word)) if word == "search" => {
+                let limit = search_limit.unwrap_or(SEARCH_LIMIT).min(MAX_SEARCH_LIMIT);
+                self.searched(question, limit)
+            }
+            Some(Documents::Search(word)) => {
+                Err(ApiError::field("documents", format!("documents is \"search\" or a list, not {word:?}")))
+            }
+        }
+    }
+
+    fn context(&self) -> usize {
+        self.tenant.engine.decoder().config().context
+    }
+
+    fn too_many_tokens(&self) -> ApiError {
+        let message =
+            format!("the documents have more tokens than the model's context of {}", self.context());
+        ApiError::context_length("documents", message)
+    }
+
+    fn listed(&self, list: &[DocumentReference]) -> Result<Vec<Source>> {
+        let limit = self.app.state.options.max_documents_per_request;
+        if list.len() > limit {
+            return Err(ApiError::field("documents", format!("a request may have {limit} documents")));
+        }
+        let mut tokens = 0;
+        let mut sources = Vec::with_capacity(list.len());
+        for reference in list {
+            sources.push(match reference {
+                DocumentReference::Id { id } => {
+                    let stored = self.app.state.corpus.documents().get(self.tenant.namespace(), id)?;
+                    tokens += stored.tokens;
+                    if tokens > self.context() {
+                        return Err(self.too_many_tokens());
+                    }
+                    self.whole(&stored, &BTreeMap::new())?
+                }
+                DocumentReference::Text(document) if document.text.trim().is_empty() => {
+                    return Err(ApiError::field("documents", "a document has no text"));
+                }
+                DocumentReference::Text(document) => self.given(document.clone().into())?,
+            });
+        }
+        Ok(sources)
+    }
+
+    /// A document that the request contains.
+    fn given(&self, document: Document) -> Result<Source> {
+        let chunks = self.tenant.engine.chunks(std::slice::from_ref(&document))?.into_iter();
+        let chunk = |chunk: PromptChunk| SourceChunk { part: chunk.part, tokens: chunk.tokens, score: None };
+        Ok(Source {
+            id: document_id(&document),
+            title: display_title(&document),
+            chunks: chunks.map(chunk).collect(),
+        })
+    }
+
+    /// A stored document with all its chunks, and the scores of those that a search found.
+    fn whole(&self, stored: &StoredDocument, scores: &BTreeMap<u32, f32>) -> Result<Source> {
+        let chunks = self.app.state.corpus.documents().chunks(self.tenant.namespace(), &stored.id)?;
+        // It may have been removed since its metadata was read.
+        if chunks.len() != stored.chunks as usize {
+            return Err(ApiError::not_found("document", &stored.id));
+        }
+        let of = chunks.len();
+        let chunk = |(index, tokens)| {
+            let score = scores.get(&(index as u32)).copied();
+            SourceChunk { part: (index, of), tokens, score }
+        };
+        let chunks = chunks.into_iter().enumerate().map(chunk).collect();
+        Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
+    }
+
+    /// The chunks of a stored document that a search found.
+    fn part(&self, stored: &StoredDocument, scores: &BTreeMap<u32, f32>) -> Result<Source> {
+        let documents = self.app.state.corpus.documents();
+        let mut chunks = Vec::with_capacity(scores.len());
+        for (index, score) in scores {
+            chunks.push(SourceChunk {
+                part: (*index as usize, stored.chunks as usize),
+                tokens: documents.chunk(self.tenant.namespace(), &stored.id, *index)?,
+                score: Some(*score),
+            });
+        }
+        Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
+    }
+
+    fn searched(&self, question: &str, limit: usize) -> Result<Vec<Source>> {
+        let hits = self.app.state.corpus.search(self.tenant.namespace(), question, limit)?;
+        let mut scores: BTreeMap<&str, BTreeMap<u32, f32>> = BTreeMap::new();
+        for hit in &hits {
+            scores.entry(&hit.document).or_default().insert(hit.chunk, hit.score);
+        }
+        let (mut sources, mut tokens) = (Vec::new(), 0);
+        let (mut seen, mut is_left_out) = (HashSet::new(), false);
+        for hit in hits.iter().filter(|hit| seen.insert(&hit.document)) {
+            let scores = &scores[hit.document.as_str()];
+            let found = self.app.state.corpus.documents().get(self.tenant.namespace(), &hit.document);
+            let source = found.and_then(|stored| {
+                if self.whole_documents && tokens + stored.tokens > self.context() {
+                    is_left_out = true;
+                    return Ok(None);
+                }
+                let source = if self.whole_documents {
+                    self.whole(&stored, scores)
+                } else {
+                    self.part(&stored, scores)
+                };
+                source.map(Some)
+            });
+            match source {
+                Ok(Some(source)) => {
+                    tokens += source.tokens();
+                    if tokens > self.context() {
+                        return Err(self.too_many_tokens());
+                    }
+                    sources.push(source);
+                }
+                Ok(None) => {}
+                // It may have been removed since the search.
+                Err(error) if error.status == StatusCode::NOT_FOUND => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if sources.is_empty() && is_left_out {
+            return Err(self.too_many_tokens());
+        }
+        Ok(sources)
+    }
+}

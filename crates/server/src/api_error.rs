@@ -1,0 +1,138 @@
+//! Errors of requests in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the status that fits.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use refrain_engine::Error as EngineError;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Result with [`ApiError`].
+pub(crate) type Result<T> = std::result::Result<T, ApiError>;
+
+/// The reason for which a request gets no answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    /// The field of the request that is wrong.
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<&'static str>,
+    /// Seconds after which the request can be sent again.
+    pub(crate) retry_after: Option<u64>,
+}
+
+/// The body of an error.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ErrorResponse {
+    error: ErrorBody,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct ErrorBody {
+    message: String,
+    /// `invalid_request_error`, `authentication_error`, `permission_error`, `rate_limit_error` or `server_error`.
+    r#type: &'static str,
+    /// The field of the request that is wrong.
+    #[schema(required = true)]
+    param: Option<String>,
+    /// A word for programs, such as `context_length_exceeded`.
+    #[schema(required = true)]
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The request's field `param` is wrong.
+    pub(crate) fn field(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// The documents or messages need more tokens than the model's context has.
+    pub(crate) fn context_length(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::field(param, message) }
+    }
+
+    /// The request exceeds one of the server's limits.
+    pub(crate) fn too_large(message: impl Into<String>) -> ApiError {
+        ApiError { code: Some("too_large"), ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
+    }
+
+    /// The server takes no more requests.
+    pub(crate) fn shutting_down() -> ApiError {
+        let message = "the server is shutting down";
+        ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    pub(crate) fn not_found(kind: &str, name: &str) -> ApiError {
+        ApiError {
+            code: Some("not_found"),
+            ..ApiError::new(StatusCode::NOT_FOUND, format!("there is no {kind} {name:?}"))
+        }
+    }
+
+    /// The server failed. The log has the reason; the client is not told it.
+    pub(crate) fn internal(error: &dyn std::fmt::Display) -> ApiError {
+        tracing::error!(%error, "a request failed");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed to answer; its log says why")
+    }
+
+    pub(crate) fn body(&self) -> ErrorResponse {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let (message, param, code) = (self.message.clone(), self.param.clone(), self.code);
+        ErrorResponse { error: ErrorBody { message, r#type: kind, param, code } }
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            EngineError::PromptTooLong { prompt, answer, context } => ApiError::context_length(
+                "messages",
+                format!(
+                    "the prompt has {prompt} tokens and the answer may take {answer}, but the model's context is {context} \
+                     tokens: send fewer documents or messages, or a lower max_tokens"
+                ),
+            ),
+            EngineError::EmptyQuestion => {
+                ApiError::field("messages", "the last message is empty: ask something")
+            }
+            EngineError::Sampling { option, .. } => ApiError::field(option, message),
+            EngineError::Fusion(_) | EngineError::Eviction(_) => ApiError::field("refrain", message),
+            // The prompt decides whether the model accepts it: a chat template may refuse an order of roles.
+            EngineError::Model(_) => ApiError::field("messages", message),
+            error => ApiError::internal(&error),
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The compute thread: `admit; advance; decode; publish`, over and over.
+//!
+//! All prefills, ingests and sequences under way belong to this thread. One turn takes jobs from the queue as far as there is room,
+//! computes at most one layer of one prefill or ingest, decodes a token of every running sequence if one is due, and tells
+//! the others what is under way.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_engine::{
+    Advance, DecodeWorkspace, FinishReason, GenerateRequest, Ingest, Prefill, RequestStats, Sequence, decode_step,
+};
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{Span, info_span};
+
+use crate::TEXT_LOG;
+use crate::api_error::{ApiError, Result};
+use crate::job::{Event, GenerateJob, Job, aborted, send_token};
+use crate::queue::{QueuedJob, Shared};
+
+/// While there are prompts to compute, a decode step is due after this many times its own duration: a quarter of the time goes
+/// to decoding.
+const PREFILL_SHARE: u32 = 3;
+
+/// While questions are prefilled, one turn in this many belongs to an ingest.
+const INGEST_TURN: usize = 4;
+
+/// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
+const MAX_INGESTS: usize = 4;
+
+/// Time without work after which unused memory is given back to the system.
+const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
+
+/// The request behind a piece of work.
+struct Client {
+    events: UnboundedSender<Event>,
+    deadline: Instant,
+    /// The span of the request.
+    span: Span,
+}
+
+impl Client {
+    fn fail(&self, error: ApiError) {
+        let _ = self.events.send(Event::Failed(error));
+    }
+}
+
+/// A prompt that is being computed.
+struct RunningPrefill {
+    client: Client,
+    prefill: Prefill,
+    arrived: Instant,
+    started: Instant,
+    /// Bytes that it will need.
+    kv_bytes: usize,
+    prefill_span: Span,
+}
+
+/// Documents that are being prefilled.
+struct RunningIngest {
+    client: Client,
+    ingest: Ingest,
+    /// Tokens that the request was told of.
+    told: Option<usize>,
+    ingest_span: Span,
+}
+
+/// A sequence that is being decoded.
+struct RunningSequence {
+    client: Client,
+    sequence: Sequence,
+    kv_bytes: usize,
+    /// The time of its last token.
+    last_token: Option<Instant>,
+    decode_span: Span,
+}
+
+/// Everything that is under way.
+pub(crate) struct Compute {
+    shared: Arc<Shared>,
+    prefills: VecDeque<RunningPrefill>,
+    ingests: VecDeque<RunningIngest>,
+    sequences: Vec<RunningSequence>,
+    workspace: DecodeWorkspace,
+    /// The end of the last decode step, and its duration.
+    last_step: Option<(Instant, Duration)>,
+    turns: usize,
+    /// The time of the last turn with work; none once unused memory was given back.
+    last_work: Option<Instant>,
+}
+
+impl Compute {
+    pub(crate) fn new(shared: Arc<Shared>) -> Compute {
+        Compute {
+            shared,
+            prefills: VecDeque::new(),
+            ingests: VecDeque::new(),
+            sequences: Vec::new(),
+            workspace: DecodeWorkspace::default(),
+            last_step: None,
+            turns: 0,
+            last_work: None,
+        }
+    }
+
+    /// Works until the server aborts.
+    pub(crate) fn run(mut self) {
+        while !self.shared.is_aborted() || self.is_busy() {
+            // A panic must not end the thread: other requests follow.
+            if catch_unwind(AssertUnwindSafe(|| self.turn())).is_err() {
+                tracing::error!("a turn of the compute thread panicked");
+            }
+        }
+        self.shared.abort_queue();
+    }
+
+    fn turn(&mut self) {
+        self.admit();
+        self.advance();
+        self.decode();
+        self.publish();
+    }
+
+    fn is_busy(&self) -> bool {
+        !(self.prefills.is_empty() && self.ingests.is_empty() && self.sequences.is_empty())
+    }
+
+    /// Bytes of keys and values of everything under way.
+    fn kv_bytes(&self) -> usize {
+        self.prefills.iter().map(|prefill| prefill.kv_bytes).sum::<usize>()
+            + self.sequences.iter().map(|sequence| sequence.kv_bytes).sum::<usize>()
+    }
+
+    /// Takes jobs from the queue as far as there is room; waits for one where nothing is under way.
+    fn admit(&mut self) {
+        if !self.is_busy() {
+            self.shared.wait();
+            if self.last_work.is_some_and(|time| time.elapsed() > IDLE_BEFORE_TRIM) {
+                self.last_work = None;
+                refrain_engine::release_free_memory();
+            }
+        }
+        loop {
+            let room = (self.prefills.len() + self.sequences.len(), self.kv_bytes());
+            let Some(job) = self.shared.take(room, self.ingests.len() < MAX_INGESTS) else { return };
+            self.start(job);
+        }
+    }
+
+    /// Begins a job.
+    fn start(&mut self, queued: QueuedJob) {
+        let QueuedJob { engine, job, events, arrived, deadline, kv_bytes, span, queue_span } = queued;
+        drop(queue_span);
+        let (client, started) = (Client { events, deadline, span }, Instant::now());
+        self.shared.metrics.queue_seconds.observe((started - arrived).as_secs_f64());
+        match job {
+            Job::Ingest(ingest) => {
+                let ingest_span = info_span!(parent: &client.span, "ingest");
+                self.ingests.push_back(RunningIngest { client, ingest: *ingest, told: None, ingest_span });
+            }
+            Job::Generate(job) => {
+                let GenerateJob { prompt, method, eviction, sampling, explain } = *job;
+                let prefill_span = info_span!(parent: &client.span, "prefill", tokens = prompt.len());
+                let request = GenerateRequest { eviction, explain, ..GenerateRequest::new(method, sampling) };
+                let begun = catch_unwind(AssertUnwindSafe(|| engine.prefill(&prompt, request)));
+                match begun {
+                    Ok(Ok(prefill)) => self.prefills.push_back(RunningPrefill {
+                        client,
+                        prefill,
+                        arrived,
+                        started,
+                        kv_bytes,
+                        prefill_span,
+                    }),
+                    Ok(Err(error)) => client.fail(error.into()),
+                    Err(_) => client.fail(ApiError::internal(&"a computation panicked")),
+                }
+            }
+        }
+    }
+
+    /// Computes at most one layer: of the first prefill that does not wait for its keys and values, or of an ingest.
+    fn advance(&mut self) {
+        self.turns = self.turns.wrapping_add(1);
+        let ingest_first = self.prefills.is_empty() || self.turns.is_multiple_of(INGEST_TURN);
+        if ingest_first && self.advance_ingest() {
+            return;
+        }
+        for _ in 0..self.prefills.len() {
+            if self.advance_prefill() {
+                return;
+            }
+            // A call that waited took some milliseconds: running sequences are not to wait for all of them.
+            if !self.sequences.is_empty() {
+                return;
+            }
+        }
+        if !ingest_first {
+            self.advance_ingest();
+        }
+    }
+
+    /// A step of the first prefill; false if it waits, and is the last one then.
+    fn advance_prefill(&mut self) -> bool {
+        let Some(mut running) = self.prefills.pop_front() else { return false };
+        if self.is_over(&running.client) {
+            return true;
+        }
+        let span = running.prefill_span.clone();
+        let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.prefill.advance())));
+        match advanced {
+            Ok(Ok(Advance::Progress)) => self.prefills.push_front(running),
+            Ok(Ok(Advance::Waiting)) => {
+                self.prefills.push_back(running);
+                return false;
+            }
+            Ok(Ok(Advance::Done)) => self.first_token(running),
+            Ok(Err(error)) => running.client.fail(error.into()),
+            Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+        }
+        true
+    }
+
+    /// A prefill at its end becomes a running sequence.
+    fn first_token(&mut self, running: RunningPrefill) {
+        let RunningPrefill { client, prefill, arrived, started, kv_bytes, prefill_span } = running;
+        let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
+        drop(prefill_span);
+        let Ok(Some(sequence)) = finished else {
+            return client.fail(ApiError::internal(&"a computation panicked"));
+        };
+        self.shared.metrics.first_token(arrived.elapsed(), sequence.stats());
+        self.shared.count_prefill(started.elapsed());
+        let decode_span = info_span!(parent: &client.span, "decode");
+        self.sequences.push(RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span });
+    }
+
+    /// A step of the first ingest, which is the last one then; false if there is none or it waits.
+    fn advance_ingest(&mut self) -> bool {
+        let Some(mut running) = self.ingests.pop_front() else { return false };
+        if self.is_over(&running.client) {
+            return true;
+        }
+        let span = running.ingest_span.clone();
+        let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
+        let progress = running.ingest.progress();
+        if progress.total > 0 && running.told != Some(progress.done) {
+            running.told = Some(progress.done);
+            let _ = running.client.events.send(Event::Progress(progress));
+        }
+        match advanced {
+            Ok(Ok(Advance::Progress)) => self.ingests.push_back(running),
+            Ok(Ok(Advance::Waiting)) => {
+                self.ingests.push_back(running);
+                return false;
+            }
+            Ok(Ok(Advance::Done)) => {
+                let report = running.ingest.finish();
+                let _ = running.client.events.send(Event::Ingested(Box::new(report)));
+            }
+            Ok(Err(error)) => running.client.fail(error.into()),
+            Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
+        }
+        true
+    }
+
+    /// Whether a request's work is to end: its client has disconnected, its time is over, or the server aborts.
+    fn is_over(&self, client: &Client) -> bool {
+        let late = client.deadline <= Instant::now() || self.shared.is_aborted();
+        if !late && !client.events.is_closed() {
+            return false;
+        }
+        self.shared.metrics.cancelled.inc();
+        let _ = client.events.send(aborted(client.deadline));
+        true
+    }
+
+    /// Emits the token that was chosen for each running sequence, and decodes the next one, if a step is due. Finished sequences
+    /// leave.
+    fn decode(&mut self) {
+        if self.sequences.is_empty() {
+            self.last_step = None;
+            return;
+        }
+        let computing = !(self.prefills.is_empty() && self.ingests.is_empty());
+        let rests = |(end, took): &(Instant, Duration)| end.elapsed() < *took * PREFILL_SHARE;
+        if computing && self.last_step.as_ref().is_some_and(rests) {
+            return;
+        }
+        let started = Instant::now();
+        let shared = self.shared.clone();
+        let mut unfinished = Vec::with_capacity(self.sequences.len());
+        for mut running in self.sequences.drain(..) {
+            let events = running.client.events.clone();
+            let emitted = catch_unwind(AssertUnwindSafe(|| match emit_token(&shared, &mut running) {
+                None => Some(running),
+                Some(reason) => {
+                    finish(&shared, running, reason);
+                    None
+                }
+            }));
+            match emitted {
+                Ok(running) => unfinished.extend(running),
+                Err(_) => _ = events.send(Event::Failed(ApiError::internal(&"a sequence panicked"))),
+            }
+        }
+        self.sequences = unfinished;
+        if let Err(error) = self.step() {
+            self.sequences.drain(..).for_each(|running| running.client.fail(error.clone()));
+            self.workspace = DecodeWorkspace::default();
+        }
+        self.last_step = Some((Instant::now(), started.elapsed()));
+    }
+
+    /// Decodes a token of each running sequence.
+    fn step(&mut self) -> Result<()> {
+        let (sequences, workspace) = (&mut self.sequences, &mut self.workspace);
+        let stepped = catch_unwind(AssertUnwindSafe(|| {
+            let mut batch: Vec<_> = sequences.iter_mut().map(|running| &mut running.sequence).collect();
+            decode_step(&mut batch, workspace)
+        }));
+        match stepped {
+            Ok(stepped) => Ok(stepped?),
+            Err(_) => Err(ApiError::internal(&"a step panicked")),
+        }
+    }
+
+    /// Tells metrics and those who wait what is under way.
+    fn publish(&mut self) {
+        if self.is_busy() {
+            self.last_work = Some(Instant::now());
+        }
+        let under_way = self.prefills.len() + self.ingests.len() + self.sequences.len();
+        self.shared.publish(under_way, self.sequences.len(), self.kv_bytes());
+    }
+}
+
+/// Sends the token that was chosen, and gives the reason if the sequence ends with it.
+fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
+    let RunningSequence { sequence, client: Client { events, deadline, .. }, last_token, .. } = running;
+    let late = *deadline <= Instant::now() || shared.is_aborted();
+    let mut received = true;
+    let reason = sequence.push_token(&mut |event| {
+        received = send_token(events, &event);
+        received && !late
+    });
+    shared.metrics.token(last_token.replace(Instant::now()).map(|last| last.elapsed()));
+    if received { reason } else { Some(FinishReason::Cancelled) }
+}
+
+/// Sends the complete answer of a sequence, or an error if it was cancelled.
+fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
+    let RunningSequence { sequence, client: Client { events, deadline, span }, decode_span, .. } = running;
+    drop(decode_span);
+    let _entered = span.entered();
+    if reason == FinishReason::Cancelled {
+        shared.metrics.cancelled.inc();
+        let _ = events.send(aborted(deadline));
+        return;
+    }
+    let answer = sequence.finish(reason, &mut |event| send_token(&events, &event));
+    shared.metrics.request_success.inc();
+    let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
+    let tokens = answer.tokens.len();
+    tracing::info!(prompt_tokens, cached_tokens, recomputed_tokens, tokens, ttft, tpot, "answered");
+    tracing::trace!(target: TEXT_LOG, answer = answer.text);
+    let _ = events.send(Event::Finished(Box::new(answer)));
+}

@@ -1,0 +1,205 @@
+//! The tenants' documents: stored, and searched by their chunks.
+
+mod database;
+mod migration;
+mod search;
+mod store;
+mod tables;
+
+use std::sync::{Mutex, PoisonError};
+
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
+
+pub(crate) use search::Hit;
+use search::SearchIndex;
+pub(crate) use store::DocumentStore;
+pub use store::DocumentStoreError;
+use tables::Segmented;
+pub(crate) use tables::{StoredDocument, display_title, document_id};
+
+use crate::api_error::Result;
+
+/// Documents that are indexed in one commit when the server starts.
+const BATCH: usize = 256;
+
+/// A document with its chunks, ready to be stored and searched.
+#[derive(Debug)]
+pub(crate) struct NewDocument {
+    pub(crate) document: Document,
+    /// Token ids of each chunk.
+    pub(crate) chunks: Vec<Vec<u32>>,
+    /// Text of each chunk.
+    pub(crate) chunk_texts: Vec<String>,
+    /// Keys of the chunks in the chunk store.
+    pub(crate) keys: Vec<ChunkKey>,
+}
+
+/// The document store and the search index over it, which hold the same documents whenever no change is under way.
+pub(crate) struct Corpus {
+    store: DocumentStore,
+    index: SearchIndex,
+    /// Held while store and index change together: a removal between the two halves of an insertion would leave hits of a
+    /// document that is gone.
+    changing: Mutex<()>,
+    /// The tokenizer and chunk size that cut the documents.
+    segmentation: String,
+}
+
+impl Corpus {
+    pub(crate) fn new(store: DocumentStore, segmentation: String) -> Result<Corpus> {
+        Ok(Corpus { store, index: SearchIndex::new()?, changing: Mutex::default(), segmentation })
+    }
+
+    /// Indexes every stored document. Chunks come from the store; `cut` cuts a document again that another tokenizer or
+    /// chunk size had cut. `text` decodes a chunk.
+    ///
+    /// # Errors
+    /// If the store cannot be read or written, or `cut` fails.
+    pub(crate) fn index_all(
+        &self,
+        cut: impl Fn(&str, Document) -> Result<NewDocument>,
+        text: impl Fn(&[u32]) -> String,
+    ) -> Result<()> {
+        for batch in self.store.all()?.chunks(BATCH) {
+            let mut entries = Vec::with_capacity(batch.len());
+            for (namespace, stored) in batch {
+                let texts = if stored.segmentation == self.segmentation {
+                    let chunks = self.store.chunks(namespace, &stored.id)?;
+                    chunks.iter().map(|tokens| text(tokens)).collect()
+                } else {
+                    let new = cut(namespace, self.store.document(namespace, &stored.id)?)?;
+                    self.store.replace_chunks(namespace, &stored.id, &self.segmented(&new))?;
+                    new.chunk_texts
+                };
+                entries.push((namespace.clone(), stored.id.clone(), texts));
+            }
+            self.index.add(entries)?;
+        }
+        Ok(())
+    }
+
+    fn segmented<'a>(&'a self, new: &'a NewDocument) -> Segmented<'a> {
+        Segmented {
+            chunks: new.chunks.iter().map(Vec::as_slice).collect(),
+            keys: &new.keys,
+            segmentation: &self.segmentation,
+        }
+    }
+
+    /// Stores and indexes documents, in order, up to the first that cannot be stored. Those before it stay.
+    ///
+    /// # Errors
+    /// If the namespace's quota has no room for a document, or a change fails.
+    pub(crate) fn put(&self, namespace: &str, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut stored, mut entries) = (Vec::new(), Vec::new());
+        let mut outcome = Ok(());
+        for new in documents {
+            match self.store.put(namespace, &new.document, &self.segmented(&new)) {
+                Ok(document) => {
+                    entries.push((namespace.to_owned(), document.id.clone(), new.chunk_texts));
+                    stored.push(document);
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        self.index.add(entries)?;
+        outcome.map(|()| stored)
+    }
+
+    /// Removes a document from store and index. Gives those of its chunk keys, and of `further`, that no other document of
+    /// the namespace has.
+    ///
+    /// # Errors
+    /// If the namespace has no such document, or a change fails.
+    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let unused = self.store.remove(namespace, id, further)?;
+        self.index.remove(namespace, id)?;
+        Ok(unused)
+    }
+
+    /// The stored documents, to read and pin.
+    pub(crate) fn documents(&self) -> &DocumentStore {
+        &self.store
+    }
+
+    /// The `limit` chunks of a namespace that match a question best, best first.
+    pub(crate) fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
+        self.index.search(namespace, question, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new_document(index: usize) -> NewDocument {
+        let text = format!("bolt number {index}");
+        NewDocument {
+            document: Document { title: String::new(), text: text.clone() },
+            chunks: vec![vec![index as u32]],
+            chunk_texts: vec![text],
+            keys: vec![ChunkKey([index as u8; 32])],
+        }
+    }
+
+    /// A removal that comes between the storing and the indexing of its document leaves no hit behind.
+    #[test]
+    fn every_hit_of_a_search_is_a_stored_document() {
+        let corpus = Corpus::new(DocumentStore::open(None, 1 << 20).unwrap(), "test".to_owned()).unwrap();
+        for round in 0..40 {
+            let id = document_id(&new_document(round).document);
+            std::thread::scope(|scope| {
+                scope.spawn(|| corpus.put("", vec![new_document(round)]).unwrap());
+                scope.spawn(|| while corpus.remove("", &id, &[]).is_err() {});
+            });
+        }
+        assert_eq!(corpus.search("", "bolt", 100).unwrap(), []);
+        assert_eq!(corpus.documents().list("", "", 10).unwrap(), (Vec::new(), false));
+    }
+
+    #[test]
+    fn documents_before_one_without_room_are_stored_and_found() {
+        let corpus = Corpus::new(DocumentStore::open(None, 30).unwrap(), "test".to_owned()).unwrap();
+        let error = corpus.put("", (0..5).map(new_document).collect()).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (507, Some("document_quota_exceeded")));
+        assert_eq!(corpus.search("", "bolt", 100).unwrap().len(), 2);
+        assert_eq!(corpus.documents().list("", "", 10).unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn chunks_are_cut_again_only_where_another_segmentation_cut_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |segmentation: &str| {
+            let store = DocumentStore::open(Some(folder.path()), 1 << 20).unwrap();
+            Corpus::new(store, segmentation.to_owned()).unwrap()
+        };
+        let id = document_id(&new_document(7).document);
+        open("first").put("", vec![new_document(7)]).unwrap();
+        let untouched = |_: &str, _: Document| -> Result<NewDocument> { panic!("it is cut already") };
+        let corpus = open("first");
+        corpus.index_all(untouched, |tokens| format!("word{}", tokens[0])).unwrap();
+        assert_eq!(corpus.search("", "word7", 9).unwrap()[0].document, id);
+        drop(corpus);
+        let cut = |_: &str, document: Document| {
+            Ok(NewDocument {
+                chunks: vec![vec![1], vec![2]],
+                chunk_texts: vec!["one".to_owned(), "two".to_owned()],
+                document,
+                keys: vec![ChunkKey([9; 32])],
+            })
+        };
+        let corpus = open("second");
+        corpus.index_all(cut, |_| panic!("its chunks are of another size")).unwrap();
+        assert_eq!(corpus.search("", "two", 9).unwrap()[0].chunk, 1);
+        assert_eq!(corpus.documents().chunk("", &id, 1).unwrap(), [2]);
+        // The keys of both are removed with the document.
+        assert_eq!(corpus.remove("", &id, &[]).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
+        assert_eq!(corpus.documents().chunk("", &id, 1).unwrap_err().status, 404);
+    }
+}

@@ -1,0 +1,269 @@
+//! The tenants' documents in a redb database.
+//!
+//! A document's id follows from its title and text. A document belongs to a namespace and is invisible in all others. No
+//! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
+
+use std::path::Path;
+
+use redb::backends::InMemoryBackend;
+use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable};
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
+
+use super::database::{ReopeningDatabase, Transacted};
+use super::tables::{
+    CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
+    insert, parsed, remove_tokens, token_ids, write_chunks,
+};
+use crate::api_error::{ApiError, Result};
+
+/// File of the documents in the server's folder.
+const FILE: &str = "documents.redb";
+/// Documents by namespace. Every change is one transaction, the count of bytes included.
+pub(crate) struct DocumentStore {
+    database: ReopeningDatabase,
+    /// Most bytes of a namespace's titles and texts.
+    quota: u64,
+}
+
+/// The reason for which the documents cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {path}: {reason}")]
+#[non_exhaustive]
+pub struct DocumentStoreError {
+    path: String,
+    reason: String,
+}
+
+impl DocumentStore {
+    /// Opens the documents of a folder, or an empty store in memory. `quota` bounds the bytes of a namespace.
+    pub(crate) fn open(
+        folder: Option<&Path>,
+        quota: u64,
+    ) -> std::result::Result<DocumentStore, DocumentStoreError> {
+        let Some(folder) = folder else {
+            let in_memory = || Builder::new().create_with_backend(InMemoryBackend::new());
+            return DocumentStore::with(in_memory, quota)
+                .map_err(|reason| DocumentStoreError { path: FILE.to_owned(), reason });
+        };
+        let path = folder.join(FILE);
+        let shown = path.display().to_string();
+        let failed = |reason| DocumentStoreError { path: shown, reason };
+        if let Err(error) = std::fs::create_dir_all(folder) {
+            return Err(failed(error.to_string()));
+        }
+        DocumentStore::with(move || Database::create(&path), quota).map_err(failed)
+    }
+
+    fn with(
+        open: impl Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync + 'static,
+        quota: u64,
+    ) -> std::result::Result<DocumentStore, String> {
+        let database = ReopeningDatabase::new(open).map_err(|error| match error {
+            DatabaseError::DatabaseAlreadyOpen => {
+                "another server has it open; give this one another --store".to_owned()
+            }
+            error => error.to_string(),
+        })?;
+        database.write(create_tables).map_err(|error| error.message)?;
+        Ok(DocumentStore { database, quota })
+    }
+
+    /// Stores a document. One that is there already keeps its time of creation and its pin, and the chunk keys of both
+    /// are its own.
+    ///
+    /// # Errors
+    /// If the namespace's quota has no room for a new document, or the transaction fails.
+    pub(crate) fn put(
+        &self,
+        namespace: &str,
+        document: &Document,
+        segmented: &Segmented<'_>,
+    ) -> Result<StoredDocument> {
+        self.database
+            .write(|transaction| insert(transaction, namespace, document, segmented, Some(self.quota)))
+    }
+
+    /// Replaces the chunks of a document, which another tokenizer or chunk size had cut. Earlier chunk keys stay, for as
+    /// long as the document does.
+    pub(crate) fn replace_chunks(
+        &self,
+        namespace: &str,
+        id: &str,
+        segmented: &Segmented<'_>,
+    ) -> Result<StoredDocument> {
+        self.database.write(|transaction| {
+            let mut metadata = transaction.open_table(METADATA)?;
+            let known: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
+            let mut known = known.ok_or_else(|| ApiError::not_found("document", id))?;
+            write_chunks(transaction, namespace, &mut known, segmented)?;
+            metadata.insert((namespace, id), serde_json::to_vec(&known)?.as_slice())?;
+            Ok(known)
+        })
+    }
+
+    /// A document's metadata.
+    ///
+    /// # Errors
+    /// If the namespace has no such document.
+    pub(crate) fn get(&self, namespace: &str, id: &str) -> Result<StoredDocument> {
+        self.database.read(|transaction| {
+            let found = parsed(transaction.open_table(METADATA)?.get((namespace, id))?)?;
+            found.ok_or_else(|| ApiError::not_found("document", id).into())
+        })
+    }
+
+    /// A document's title and text.
+    ///
+    /// # Errors
+    /// If the namespace has no such document.
+    pub(crate) fn document(&self, namespace: &str, id: &str) -> Result<Document> {
+        self.database.read(|transaction| {
+            let found = parsed(transaction.open_table(TEXTS)?.get((namespace, id))?)?;
+            found.ok_or_else(|| ApiError::not_found("document", id).into())
+        })
+    }
+
+    /// Token ids of one chunk of a document.
+    ///
+    /// # Errors
+    /// If the namespace has no such document, or the document no such chunk.
+    pub(crate) fn chunk(&self, namespace: &str, id: &str, index: u32) -> Result<Vec<u32>> {
+        self.database.read(|transaction| {
+            let found = transaction.open_table(TOKENS)?.get((namespace, id, index))?;
+            let tokens = found.map(|row| token_ids(row.value()));
+            tokens.ok_or_else(|| ApiError::not_found("document", id).into())
+        })
+    }
+
+    /// Token ids of all chunks of a document, in order; none of a document that is not there.
+    pub(crate) fn chunks(&self, namespace: &str, id: &str) -> Result<Vec<Vec<u32>>> {
+        self.database.read(|transaction| {
+            let table = transaction.open_table(TOKENS)?;
+            let rows = table.range((namespace, id, 0)..=(namespace, id, u32::MAX))?;
+            rows.map(|row| Ok(token_ids(row?.1.value()))).collect()
+        })
+    }
+
+    /// Keys of a document's chunks, ascending.
+    pub(crate) fn chunk_keys(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+        self.database.read(|transaction| {
+            let keys = transaction.open_multimap_table(CHUNK_KEYS)?.get((namespace, id))?;
+            keys.map(|key| Ok(ChunkKey(*key?.value()))).collect()
+        })
+    }
+
+    /// At most `limit` documents of a namespace, ascending by id, from the first after `after` on; and whether more
+    /// follow.
+    pub(crate) fn list(
+        &self,
+        namespace: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<(Vec<StoredDocument>, bool)> {
+        self.database.read(|transaction| {
+            let table = transaction.open_table(METADATA)?;
+            let mut listed = Vec::new();
+            for row in table.range((namespace, after)..)? {
+                let (key, value) = row?;
+                let (of, id) = key.value();
+                if of != namespace {
+                    break;
+                }
+                if id == after {
+                    continue;
+                }
+                if listed.len() == limit {
+                    return Ok((listed, true));
+                }
+                listed.push(serde_json::from_slice(value.value())?);
+            }
+            Ok((listed, false))
+        })
+    }
+
+    /// Metadata of all documents, with their namespaces.
+    pub(crate) fn all(&self) -> Result<Vec<(String, StoredDocument)>> {
+        self.database.read(|transaction| {
+            let table = transaction.open_table(METADATA)?;
+            let row = |row: std::result::Result<_, redb::StorageError>| -> Transacted<_> {
+                let (key, value): (redb::AccessGuard<'_, (&str, &str)>, redb::AccessGuard<'_, &[u8]>) = row?;
+                Ok((key.value().0.to_owned(), serde_json::from_slice(value.value())?))
+            };
+            table.iter()?.map(row).collect()
+        })
+    }
+
+    /// Keys of a document's chunks that no other pinned document of the namespace has.
+    pub(crate) fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+        self.database.read(|transaction| {
+            let metadata = transaction.open_table(METADATA)?;
+            let users = transaction.open_multimap_table(CHUNK_USERS)?;
+            let mut keys = Vec::new();
+            for key in transaction.open_multimap_table(CHUNK_KEYS)?.get((namespace, id))? {
+                let key = *key?.value();
+                let mut is_pinned = false;
+                for user in users.get((namespace, &key))? {
+                    let user = user?;
+                    if user.value() != id {
+                        let other: Option<StoredDocument> = parsed(metadata.get((namespace, user.value()))?)?;
+                        is_pinned |= other.is_some_and(|other| other.pinned);
+                    }
+                }
+                keys.extend((!is_pinned).then_some(ChunkKey(key)));
+            }
+            Ok(keys)
+        })
+    }
+
+    /// Pins or unpins a document.
+    ///
+    /// # Errors
+    /// If the namespace has no such document.
+    pub(crate) fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
+        self.database.write(|transaction| {
+            let mut metadata = transaction.open_table(METADATA)?;
+            let found: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
+            let found = found.ok_or_else(|| ApiError::not_found("document", id))?;
+            let changed = StoredDocument { pinned, ..found };
+            metadata.insert((namespace, id), serde_json::to_vec(&changed)?.as_slice())?;
+            Ok(changed)
+        })
+    }
+
+    /// Removes a document. Gives those of its chunk keys, and of `further`, that no other document of the namespace has.
+    ///
+    /// # Errors
+    /// If the namespace has no such document.
+    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
+        self.database.write(|transaction| {
+            let removed: Option<StoredDocument> =
+                parsed(transaction.open_table(METADATA)?.remove((namespace, id))?)?;
+            let removed = removed.ok_or_else(|| ApiError::not_found("document", id))?;
+            transaction.open_table(TEXTS)?.remove((namespace, id))?;
+            remove_tokens(transaction, namespace, &removed)?;
+            let mut bytes = transaction.open_table(STORED_BYTES)?;
+            let stored = bytes.get(namespace)?.map_or(0, |row| row.value());
+            bytes.insert(namespace, stored.saturating_sub(removed.stored_bytes))?;
+            let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
+            let mut keys: Vec<ChunkKey> = further.to_vec();
+            for key in transaction.open_multimap_table(CHUNK_KEYS)?.remove_all((namespace, id))? {
+                let key = *key?.value();
+                users.remove((namespace, &key), id)?;
+                keys.push(ChunkKey(key));
+            }
+            keys.sort_unstable();
+            keys.dedup();
+            let mut unused = Vec::with_capacity(keys.len());
+            for key in keys {
+                let is_used = users.get((namespace, &key.0))?.next().is_some();
+                unused.extend((!is_used).then_some(key));
+            }
+            Ok(unused)
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

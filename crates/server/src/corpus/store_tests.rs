@@ -1,0 +1,208 @@
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use redb::StorageBackend;
+
+use super::*;
+use crate::corpus::migration;
+use crate::corpus::tables::document_id;
+
+/// A file in memory that counts the bytes read from it and refuses to be written where it is told to.
+#[derive(Clone, Debug, Default)]
+struct Disk {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    is_full: Arc<AtomicBool>,
+    read: Arc<AtomicU64>,
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.bytes.lock().unwrap().len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read.fetch_add(out.len() as u64, Relaxed);
+        out.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..][..out.len()]);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.bytes.lock().unwrap().resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if self.is_full.load(Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.lock().unwrap()[offset as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+impl Disk {
+    fn open(&self, quota: u64) -> DocumentStore {
+        let disk = self.clone();
+        let open = move || Builder::new().set_cache_size(1 << 20).create_with_backend(disk.clone());
+        DocumentStore::with(open, quota).unwrap()
+    }
+}
+
+fn document(title: &str, text: &str) -> Document {
+    Document { title: title.to_owned(), text: text.to_owned() }
+}
+
+fn key(byte: u8) -> ChunkKey {
+    ChunkKey([byte; 32])
+}
+
+/// Stores a document of one chunk with these keys.
+fn put(store: &DocumentStore, namespace: &str, document: &Document, keys: &[u8]) -> Result<StoredDocument> {
+    let keys: Vec<ChunkKey> = keys.iter().copied().map(key).collect();
+    let segmented = Segmented { chunks: vec![&[1, 2, 3]], keys: &keys, segmentation: "test" };
+    store.put(namespace, document, &segmented)
+}
+
+fn list(store: &DocumentStore, namespace: &str) -> Vec<StoredDocument> {
+    store.list(namespace, "", usize::MAX).unwrap().0
+}
+
+#[test]
+fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DocumentStore::open(Some(folder.path()), 15).unwrap();
+    assert_eq!(store.all().unwrap(), []);
+    let (one, two) = (document("a", "bc"), document("ab", "c"));
+    let first = put(&store, "x", &one, &[1, 2]).unwrap();
+    let second = put(&store, "x", &two, &[2, 3]).unwrap();
+    assert_ne!(first.id, second.id, "a title is no text");
+    put(&store, "", &one, &[9]).unwrap();
+    put(&store, "xy", &one, &[8]).unwrap();
+    assert!(store.set_pinned("x", &first.id, true).unwrap().pinned);
+    let again = put(&store, "x", &one, &[1, 2]).unwrap();
+    assert_eq!((again.pinned, again.created, again.chunk_keys), (true, first.created, 2));
+    assert_eq!(store.get("y", &first.id).unwrap_err().status, 404);
+    assert_eq!(store.document("y", &first.id).unwrap_err().status, 404);
+    assert_eq!(store.document("x", &first.id).unwrap(), one);
+    assert_eq!(store.chunks("x", &first.id).unwrap(), [[1, 2, 3]]);
+    let both = list(&store, "x");
+    assert_eq!(both.len(), 2);
+    assert_eq!(store.list("x", "", 1).unwrap(), (both[..1].to_vec(), true));
+    assert_eq!(store.list("x", &both[0].id, 1).unwrap(), (both[1..].to_vec(), false));
+    let all = store.all().unwrap();
+    assert_eq!(all.len(), 4);
+    let twice = DocumentStore::open(Some(folder.path()), 15).map(|_| ()).unwrap_err();
+    assert!(twice.to_string().contains("another server"));
+    drop(store);
+    let store = DocumentStore::open(Some(folder.path()), 6).unwrap();
+    assert_eq!(store.all().unwrap(), all);
+    // A document that is ingested for another method has the chunks of both.
+    put(&store, "x", &one, &[4]).unwrap();
+    let full = put(&store, "x", &document("", "d"), &[]).unwrap_err();
+    assert_eq!((full.status.as_u16(), full.code), (507, Some("document_quota_exceeded")));
+    assert_eq!(store.chunk_keys("x", &first.id).unwrap(), [1, 2, 4].map(key));
+    assert_eq!(store.remove("x", &first.id, &[key(5), key(3)]).unwrap(), [1, 4, 5].map(key));
+    assert_eq!(store.remove("x", &first.id, &[]).unwrap_err().status, 404);
+    put(&store, "x", &document("", "d"), &[]).unwrap();
+    assert_eq!((list(&store, "x").len(), list(&store, "").len()), (2, 1));
+    assert_eq!(store.chunk_keys("xy", &list(&store, "xy")[0].id).unwrap(), [key(8)]);
+}
+
+#[test]
+fn unpinning_spares_chunks_of_other_pinned_documents() {
+    let store = DocumentStore::open(None, 1 << 10).unwrap();
+    let ids = [("a", [1, 2]), ("b", [2, 3]), ("c", [3, 4])]
+        .map(|(text, keys)| put(&store, "", &document("", text), &keys).unwrap().id);
+    store.set_pinned("", &ids[0], true).unwrap();
+    store.set_pinned("", &ids[1], true).unwrap();
+    assert_eq!(store.keys_to_unpin("", &ids[1]).unwrap(), [key(3)]);
+    store.set_pinned("", &ids[1], false).unwrap();
+    assert_eq!(store.keys_to_unpin("", &ids[0]).unwrap(), [1, 2].map(key));
+}
+
+/// A document that could not be written takes nothing of the quota, and the store goes on once there is room again.
+#[test]
+fn a_full_disk_costs_neither_quota_nor_the_store() {
+    let disk = Disk::default();
+    let store = disk.open(10);
+    put(&store, "", &document("", "12"), &[1]).unwrap();
+    disk.is_full.store(true, Relaxed);
+    for _ in 0..3 {
+        assert_eq!(put(&store, "", &document("", "12345678"), &[2]).unwrap_err().status, 500);
+    }
+    disk.is_full.store(false, Relaxed);
+    // The first attempt may find the database as the full disk had left it.
+    let _ = put(&store, "", &document("", "12345678"), &[2]);
+    put(&store, "", &document("", "12345678"), &[2]).unwrap();
+    assert_eq!(list(&store, "").len(), 2);
+    assert_eq!(put(&store, "", &document("", "1"), &[]).unwrap_err().status, 507);
+}
+
+/// Listing, pinning, removing and reading one chunk do not read the texts.
+#[test]
+fn texts_are_read_only_where_they_are_asked_for() {
+    let disk = Disk::default();
+    let store = disk.open(u64::MAX);
+    let (count, size) = (64, 100_000);
+    let ids: Vec<String> = (0..count)
+        .map(|index| {
+            let text = format!("{index} {}", "x".repeat(size));
+            put(&store, "", &document("", &text), &[index as u8, 200]).unwrap().id
+        })
+        .collect();
+    drop(store);
+    let store = disk.open(u64::MAX);
+    let read_by = |work: &dyn Fn()| {
+        let before = disk.read.load(Relaxed);
+        work();
+        disk.read.load(Relaxed) - before
+    };
+    let all = (count as usize * size) as u64;
+    let listed = read_by(&|| assert_eq!(list(&store, "").len(), 64));
+    assert!(listed < all / 20, "{listed} of {all} bytes");
+    let changed = read_by(&|| {
+        store.set_pinned("", &ids[3], true).unwrap();
+        assert_eq!(store.keys_to_unpin("", &ids[3]).unwrap().len(), 2);
+        store.set_pinned("", &ids[3], false).unwrap();
+        store.remove("", &ids[4], &[]).unwrap();
+        assert_eq!(store.chunk("", &ids[5], 0).unwrap(), [1, 2, 3]);
+    });
+    assert!(changed < all / 20, "{changed} of {all} bytes");
+    let text = read_by(&|| assert!(store.document("", &ids[5]).unwrap().text.len() > size));
+    assert!(text >= size as u64, "{text}");
+}
+
+#[test]
+fn files_of_version_1_are_migrated() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = document("", "# A heading\nand a text");
+    let id = document_id(&one);
+    {
+        let database = Database::create(folder.path().join(FILE)).unwrap();
+        let transaction = database.begin_write().unwrap();
+        let row = serde_json::json!({
+            "id": id, "document": one, "created": 5, "pinned": true, "tokens": 9,
+            "chunks": [key(1).to_string(), key(2).to_string()],
+        });
+        let json = row.to_string();
+        let mut table = transaction.open_table(migration::TABLE).unwrap();
+        table.insert(format!("name/space/{id}").as_str(), json.as_bytes()).unwrap();
+        drop(table);
+        transaction.commit().unwrap();
+    }
+    for _ in 0..2 {
+        let store = DocumentStore::open(Some(folder.path()), 25).unwrap();
+        let stored = store.get("name/space", &id).unwrap();
+        assert_eq!((stored.created, stored.pinned, stored.tokens, stored.chunks), (5, true, 9, 0));
+        assert_eq!((stored.title.as_str(), stored.segmentation.as_str()), ("A heading", ""));
+        assert_eq!(store.document("name/space", &id).unwrap(), one);
+        assert_eq!(store.chunk_keys("name/space", &id).unwrap(), [1, 2].map(key));
+        // Its bytes count against the quota.
+        assert_eq!(put(&store, "name/space", &document("", "four"), &[]).unwrap_err().status, 507);
+    }
+}

@@ -1,0 +1,216 @@
+//! The tables of stored documents, and how a document is written to them.
+//!
+//! | table | key | value |
+//! |---|---|---|
+//! | [`METADATA`] | namespace, id | [`StoredDocument`] as JSON |
+//! | [`TEXTS`] | namespace, id | [`Document`] as JSON |
+//! | [`TOKENS`] | namespace, id, chunk index | token ids, little-endian `u32` |
+//! | [`CHUNK_KEYS`] | namespace, id | the document's chunk keys, several a document |
+//! | [`CHUNK_USERS`] | namespace, chunk key | ids of the documents that have the chunk |
+//! | [`STORED_BYTES`] | namespace | bytes of all titles and texts |
+
+use axum::http::StatusCode;
+use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::database::Transacted;
+use super::migration;
+use crate::api_error::ApiError;
+use crate::clock::unix_seconds;
+
+pub(super) const METADATA: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("metadata, version 2");
+pub(super) const TEXTS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("texts, version 2");
+pub(super) const TOKENS: TableDefinition<(&str, &str, u32), &[u8]> =
+    TableDefinition::new("tokens, version 2");
+pub(super) const CHUNK_KEYS: MultimapTableDefinition<(&str, &str), &[u8; 32]> =
+    MultimapTableDefinition::new("chunk keys, version 2");
+pub(super) const CHUNK_USERS: MultimapTableDefinition<(&str, &[u8; 32]), &str> =
+    MultimapTableDefinition::new("chunk users, version 2");
+pub(super) const STORED_BYTES: TableDefinition<&str, u64> = TableDefinition::new("stored bytes, version 2");
+
+/// Most characters of a title that is shown.
+const TITLE: usize = 80;
+
+/// A document without its text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StoredDocument {
+    pub(crate) id: String,
+    /// The title, or the first line of a text without one.
+    pub(crate) title: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) pinned: bool,
+    /// Bytes of the text.
+    pub(crate) bytes: u64,
+    /// Bytes of title and text, which the quota counts.
+    pub(super) stored_bytes: u64,
+    /// Tokens of all chunks.
+    pub(crate) tokens: usize,
+    /// Keys of the document's chunks, over all methods that it was ingested for.
+    pub(crate) chunk_keys: usize,
+    /// Chunks whose token ids are stored.
+    pub(crate) chunks: u32,
+    /// The tokenizer and chunk size that cut those chunks.
+    pub(crate) segmentation: String,
+}
+
+/// A document cut into chunks.
+#[derive(Clone, Debug)]
+pub(crate) struct Segmented<'a> {
+    /// Token ids of each chunk.
+    pub(crate) chunks: Vec<&'a [u32]>,
+    /// Keys of the chunks in the chunk store.
+    pub(crate) keys: &'a [ChunkKey],
+    /// The tokenizer and chunk size that cut them.
+    pub(crate) segmentation: &'a str,
+}
+
+/// The id of a document.
+pub(crate) fn document_id(document: &Document) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("refrain document, version 1");
+    hasher.update(&(document.title.len() as u64).to_le_bytes());
+    hasher.update(document.title.as_bytes()).update(document.text.as_bytes());
+    format!("doc-{}", &hasher.finalize().to_hex()[..24])
+}
+
+/// A document's title, or the first line of its text.
+pub(crate) fn display_title(document: &Document) -> String {
+    let title = document.title.trim();
+    let title =
+        if title.is_empty() { document.text.trim().lines().next().unwrap_or_default() } else { title };
+    title.trim_start_matches('#').trim().chars().take(TITLE).collect()
+}
+
+/// Creates the tables, and moves the documents of an earlier version's file into them.
+pub(super) fn create_tables(transaction: &WriteTransaction) -> Transacted<()> {
+    transaction.open_table(METADATA)?;
+    transaction.open_table(TEXTS)?;
+    transaction.open_table(TOKENS)?;
+    transaction.open_multimap_table(CHUNK_KEYS)?;
+    transaction.open_multimap_table(CHUNK_USERS)?;
+    transaction.open_table(STORED_BYTES)?;
+    migration::from_version_1(transaction, |namespace, known| {
+        // Its chunks are cut when the server starts.
+        let segmented = Segmented { chunks: Vec::new(), keys: &known.keys, segmentation: "" };
+        let stored = insert(transaction, namespace, &known.document, &segmented, None)?;
+        let stored =
+            StoredDocument { created: known.created, pinned: known.pinned, tokens: known.tokens, ..stored };
+        let json = serde_json::to_vec(&stored)?;
+        transaction.open_table(METADATA)?.insert((namespace, stored.id.as_str()), json.as_slice())?;
+        Ok(())
+    })
+}
+
+/// Inserts a document, or adds chunks and keys to the one that is there already.
+///
+/// # Errors
+/// If the quota has no room for a new document, or a table cannot be written.
+pub(super) fn insert(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    document: &Document,
+    segmented: &Segmented<'_>,
+    quota: Option<u64>,
+) -> Transacted<StoredDocument> {
+    let id = document_id(document);
+    let mut metadata = transaction.open_table(METADATA)?;
+    let known: Option<StoredDocument> = parsed(metadata.get((namespace, id.as_str()))?)?;
+    let mut stored = match known {
+        Some(known) => known,
+        None => {
+            let stored_bytes = (document.title.len() + document.text.len()) as u64;
+            count_bytes(transaction, namespace, stored_bytes, quota)?;
+            let json = serde_json::to_vec(document)?;
+            transaction.open_table(TEXTS)?.insert((namespace, id.as_str()), json.as_slice())?;
+            StoredDocument {
+                id: id.clone(),
+                title: display_title(document),
+                created: unix_seconds(),
+                pinned: false,
+                bytes: document.text.len() as u64,
+                stored_bytes,
+                tokens: 0,
+                chunk_keys: 0,
+                chunks: 0,
+                segmentation: String::new(),
+            }
+        }
+    };
+    write_chunks(transaction, namespace, &mut stored, segmented)?;
+    metadata.insert((namespace, id.as_str()), serde_json::to_vec(&stored)?.as_slice())?;
+    Ok(stored)
+}
+
+/// Writes the chunks' token ids and keys, and enters them into the metadata.
+pub(super) fn write_chunks(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    stored: &mut StoredDocument,
+    segmented: &Segmented<'_>,
+) -> Transacted<()> {
+    remove_tokens(transaction, namespace, stored)?;
+    let mut table = transaction.open_table(TOKENS)?;
+    for (index, tokens) in segmented.chunks.iter().enumerate() {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        table.insert((namespace, stored.id.as_str(), index as u32), bytes.as_slice())?;
+    }
+    let mut keys = transaction.open_multimap_table(CHUNK_KEYS)?;
+    let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
+    for key in segmented.keys {
+        let is_known = keys.insert((namespace, stored.id.as_str()), &key.0)?;
+        stored.chunk_keys += usize::from(!is_known);
+        users.insert((namespace, &key.0), stored.id.as_str())?;
+    }
+    stored.tokens = segmented.chunks.iter().map(|chunk| chunk.len()).sum();
+    stored.chunks = segmented.chunks.len() as u32;
+    segmented.segmentation.clone_into(&mut stored.segmentation);
+    Ok(())
+}
+
+/// Removes the token ids of all chunks of a document.
+pub(super) fn remove_tokens(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    stored: &StoredDocument,
+) -> Transacted<()> {
+    let mut table = transaction.open_table(TOKENS)?;
+    for index in 0..stored.chunks {
+        table.remove((namespace, stored.id.as_str(), index))?;
+    }
+    Ok(())
+}
+
+/// Counts a new document's bytes, where the quota has room for them.
+fn count_bytes(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    new: u64,
+    quota: Option<u64>,
+) -> Transacted<()> {
+    let mut table = transaction.open_table(STORED_BYTES)?;
+    let stored = table.get(namespace)?.map_or(0, |row| row.value());
+    if let Some(quota) = quota.filter(|quota| stored + new > *quota) {
+        let message = format!(
+            "the stored documents have {stored} bytes of a quota of {quota}, and this one has {new}: remove some of them first"
+        );
+        let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message);
+        return Err(ApiError { code: Some("document_quota_exceeded"), ..error }.into());
+    }
+    table.insert(namespace, stored + new)?;
+    Ok(())
+}
+
+/// A row of JSON.
+pub(super) fn parsed<T: DeserializeOwned>(
+    row: Option<redb::AccessGuard<'_, &'static [u8]>>,
+) -> Transacted<Option<T>> {
+    Ok(row.map(|row| serde_json::from_slice(row.value())).transpose()?)
+}
+
+/// Token ids of a row of [`TOKENS`].
+pub(super) fn token_ids(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+}

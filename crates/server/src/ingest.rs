@@ -1,0 +1,126 @@
+//! Ingest of documents: prefilled by the scheduler, then stored and indexed.
+
+use std::time::Duration;
+
+use refrain_engine::{Document, IngestReport};
+use refrain_store::ChunkKey;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::api_error::{ApiError, Result};
+use crate::app::{App, Method, cut_document};
+use crate::blocking::spawn_blocking;
+use crate::corpus::{NewDocument, StoredDocument};
+use crate::job::{Event, Job};
+use crate::tenant::Tenant;
+
+/// Timeout of the server's own documents: longer than any ingest.
+const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Documents that are being prefilled, to be stored and indexed afterwards.
+pub(crate) struct Ingest {
+    app: App,
+    tenant: Tenant,
+    documents: Vec<NewDocument>,
+    /// Events of the job.
+    pub(crate) events: UnboundedReceiver<Event>,
+}
+
+/// Documents that were ingested.
+#[derive(Debug)]
+pub(crate) struct Ingested {
+    pub(crate) documents: Vec<StoredDocument>,
+    pub(crate) report: IngestReport,
+}
+
+impl Ingest {
+    /// Cuts documents into chunks, and submits a job that prefills them. With `unlimited`, for the server's own documents,
+    /// neither their tokens nor their time are bounded.
+    ///
+    /// # Errors
+    /// If a text cannot be tokenised, the request exceeds a limit, or the queue is full.
+    pub(crate) async fn submit(
+        app: App,
+        tenant: Tenant,
+        documents: Vec<Document>,
+        method: Method,
+        unlimited: bool,
+    ) -> Result<Ingest> {
+        let (sender, events) = unbounded_channel();
+        let preprocessing = app.clone();
+        let work = move || {
+            let with_contexts = !method.statistics().is_empty();
+            let cut = |document: &Document| cut_document(&tenant.engine, document.clone(), with_contexts);
+            let new = documents.iter().map(cut).collect::<Result<Vec<_>>>()?;
+            let (scheduler, engine) = (&app.state.scheduler, tenant.engine.clone());
+            if !unlimited {
+                let tokens = new.iter().flat_map(|new| &new.chunks).map(Vec::len).sum();
+                scheduler.check_tokens(tokens)?;
+            }
+            let timeout = unlimited.then_some(NO_TIMEOUT);
+            let ingest = engine.start_ingest(&documents, &method, true)?;
+            scheduler.submit(engine, Job::Ingest(Box::new(ingest)), sender, timeout)?;
+            Ok(Ingest { app, tenant, documents: new, events })
+        };
+        preprocessing.preprocess(work).await
+    }
+
+    /// Waits until the documents are prefilled, then stores and indexes them.
+    ///
+    /// # Errors
+    /// If the job fails, or the documents cannot be stored.
+    pub(crate) async fn finish(mut self) -> Result<Ingested> {
+        while let Some(event) = self.events.recv().await {
+            match event {
+                Event::Ingested(report) => return self.store(*report).await,
+                Event::Failed(error) => return Err(error),
+                Event::Progress(_) | Event::Token(_) | Event::Finished(_) => {}
+            }
+        }
+        Err(ApiError::internal(&"an ingest ended without a report"))
+    }
+
+    /// Stores and indexes the documents after their prefill.
+    ///
+    /// # Errors
+    /// If the quota has no room for them, or they cannot be stored.
+    pub(crate) async fn store(self, report: IngestReport) -> Result<Ingested> {
+        let work = move || {
+            let (corpus, namespace) = (&self.app.state.corpus, self.tenant.namespace());
+            let documents = corpus.put(namespace, self.documents)?;
+            for document in documents.iter().filter(|document| document.pinned) {
+                let keys = corpus.documents().chunk_keys(namespace, &document.id)?;
+                pin_chunks(&self.tenant, &keys, true)?;
+            }
+            Ok(Ingested { documents, report })
+        };
+        spawn_blocking(work).await
+    }
+}
+
+/// Pins or unpins those of the chunks that are in the chunk store.
+///
+/// # Errors
+/// If the store's index cannot be written.
+pub(crate) fn pin_chunks(tenant: &Tenant, keys: &[ChunkKey], pinned: bool) -> Result<()> {
+    for key in keys {
+        tenant.engine.store().pin(key, pinned).map_err(|error| {
+            tracing::error!(%error, "chunks cannot be pinned");
+            let message = "the chunks cannot be pinned: the server's log says why";
+            ApiError::new(axum::http::StatusCode::INSUFFICIENT_STORAGE, message)
+        })?;
+    }
+    Ok(())
+}
+
+impl App {
+    /// Ingests documents for requests without an API key, and gives their number.
+    ///
+    /// # Errors
+    /// If the documents cannot be prefilled or stored.
+    pub async fn ingest(&self, documents: Vec<Document>) -> std::result::Result<usize, ApiError> {
+        let tenant = Tenant { engine: self.state.engine.clone(), name: String::new() };
+        let method = self.method("method", None)?;
+        let ingest = Ingest::submit(self.clone(), tenant, documents, method.built, true).await?;
+        Ok(ingest.finish().await?.documents.len())
+    }
+}

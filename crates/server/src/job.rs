@@ -1,0 +1,81 @@
+//! Jobs of the compute thread, and the events that their requests receive.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use refrain_engine::{Answer, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
+use refrain_eviction::Eviction;
+use refrain_fusion::FusionMethod;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::api_error::ApiError;
+
+/// A job of the compute thread.
+pub(crate) enum Job {
+    /// Prefill documents into the chunk store.
+    Ingest(Box<Ingest>),
+    /// Answer a prompt.
+    Generate(Box<GenerateJob>),
+}
+
+/// A prompt to answer, with the method, policy and sampling of the request.
+#[derive(Debug)]
+pub(crate) struct GenerateJob {
+    pub(crate) prompt: Prompt,
+    pub(crate) method: Arc<dyn FusionMethod>,
+    pub(crate) eviction: Eviction,
+    pub(crate) sampling: Sampling,
+    pub(crate) explain: bool,
+}
+
+/// An event that a request receives about its job.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Progress of an ingest.
+    Progress(IngestProgress),
+    /// The ingest is done.
+    Ingested(Box<IngestReport>),
+    /// A token of the answer.
+    Token(Token),
+    /// The answer is complete.
+    Finished(Box<Answer>),
+    /// The job failed.
+    Failed(ApiError),
+}
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Token {
+    /// Text that is complete with this token.
+    pub(crate) text: String,
+    /// The token's id; `None` with text that was held back until the end.
+    pub(crate) id: Option<u32>,
+    pub(crate) logprobs: Option<refrain_engine::TokenLogprobs>,
+    /// Tokens whose keys and values each head's cache holds.
+    pub(crate) retained: usize,
+    /// Bytes of the cache.
+    pub(crate) kv_bytes: usize,
+}
+
+/// Sends a token to its request, and says whether the request still receives.
+pub(crate) fn send_token(events: &UnboundedSender<Event>, event: &TokenEvent<'_>) -> bool {
+    let token = Token {
+        text: event.text.to_owned(),
+        id: event.token,
+        logprobs: event.logprobs.cloned(),
+        retained: event.retained,
+        kv_bytes: event.kv_bytes,
+    };
+    events.send(Event::Token(token)).is_ok()
+}
+
+/// The event of a job that was aborted: its deadline is over, or else the server shuts down.
+pub(crate) fn aborted(deadline: Instant) -> Event {
+    Event::Failed(if deadline <= Instant::now() {
+        let message = "the request took too long";
+        ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    } else {
+        ApiError::shutting_down()
+    })
+}

@@ -1,0 +1,100 @@
+//! Settings of a server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use refrain_engine::Instructions;
+use refrain_store::NamespaceKey;
+
+use crate::api_keys::ApiKeys;
+
+/// Bounds on the work that a server accepts.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Most sequences that are decoded together.
+    pub max_num_seqs: usize,
+    /// Most requests that wait.
+    pub max_queued_requests: usize,
+    /// Most bytes of keys and values of all sequences that are being prefilled or decoded.
+    pub kv_cache_memory_bytes: usize,
+    /// Most tokens of a request: of the documents to ingest, or of prompt and answer.
+    pub max_tokens_per_request: usize,
+    /// Most time that a request may take, from its arrival on.
+    pub request_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            max_num_seqs: 32,
+            max_queued_requests: 256,
+            kv_cache_memory_bytes: 4 << 30,
+            max_tokens_per_request: 1 << 20,
+            request_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Settings of a server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Name of the model in requests.
+    pub served_model_name: String,
+    /// Fusion method of requests that name none, such as `a3:ratio=0.2`.
+    pub method: String,
+    /// Eviction policy of requests that name none, such as `full`.
+    pub evict: String,
+    /// What the prompt of a chat says before and after its documents; system message and history come from the request.
+    pub instructions: Instructions,
+    /// Bounds on the work that is accepted.
+    pub limits: Limits,
+    /// Most bytes of a request's body.
+    pub max_body: usize,
+    /// Most documents of a request.
+    pub max_documents_per_request: usize,
+    /// Most time in which a request's head and body may arrive, and in which a client must take what it is sent.
+    pub body_timeout: Duration,
+    /// Most time that requests may go on when the server shuts down.
+    pub shutdown_timeout: Duration,
+    /// The API keys that are accepted. Where there are none, no request needs a key.
+    pub api_keys: ApiKeys,
+    /// The secret from which the namespaces of API keys are derived.
+    pub namespace_key: Option<NamespaceKey>,
+    /// Folder of the stored documents; without one they are held in memory.
+    pub folder: Option<PathBuf>,
+    /// Whether the server listens on a loopback address. If so, and no API key is needed, requests whose `Host` is another
+    /// name are refused: a web page could have its own name resolve to this machine.
+    pub is_local: bool,
+    /// Names that the `Host` of a request may have beside `localhost` and addresses.
+    pub allowed_hosts: Vec<String>,
+    /// Most bytes of the titles and texts that are stored for one API key.
+    pub document_quota: u64,
+    /// Origins of web pages that may send requests, `*` for all; none by default.
+    pub allowed_origins: Vec<String>,
+}
+
+impl Options {
+    /// Default settings for a model of this name.
+    pub fn new(served_model_name: impl Into<String>) -> Options {
+        Options {
+            served_model_name: served_model_name.into(),
+            method: "a3".to_owned(),
+            evict: "full".to_owned(),
+            instructions: Instructions::default(),
+            limits: Limits::default(),
+            max_body: 16 << 20,
+            max_documents_per_request: 256,
+            body_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(30),
+            api_keys: ApiKeys::default(),
+            namespace_key: None,
+            folder: None,
+            is_local: true,
+            allowed_hosts: Vec::new(),
+            document_quota: 1 << 30,
+            allowed_origins: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The queue between requests and the compute thread.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use refrain_engine::Engine;
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{Span, info_span};
+
+use crate::api_error::{ApiError, Result};
+use crate::job::{Event, Job, aborted};
+use crate::metrics::Metrics;
+use crate::options::Limits;
+
+/// A job in the queue.
+pub(crate) struct QueuedJob {
+    pub(crate) engine: Engine,
+    pub(crate) job: Job,
+    pub(crate) events: UnboundedSender<Event>,
+    pub(crate) arrived: Instant,
+    pub(crate) deadline: Instant,
+    /// Bytes that it will need.
+    pub(crate) kv_bytes: usize,
+    /// The span of the request.
+    pub(crate) span: Span,
+    /// The span of its time in the queue.
+    pub(crate) queue_span: Span,
+}
+
+/// The state that requests and the compute thread share.
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Whether everything under way is to be aborted.
+    abort: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<QueuedJob>,
+    /// Prefills, ingests and sequences that the compute thread has.
+    under_way: usize,
+    closed: bool,
+    /// Moving average of the seconds from a job's start to its first token.
+    prefill_seconds: f64,
+}
+
+impl Shared {
+    pub(crate) fn new(limits: Limits, metrics: Metrics) -> Shared {
+        Shared {
+            limits,
+            metrics,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            abort: AtomicBool::new(false),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a job into the queue.
+    ///
+    /// # Errors
+    /// If the queue is full, or the server is shutting down.
+    pub(crate) fn push(
+        &self,
+        engine: Engine,
+        job: Job,
+        events: UnboundedSender<Event>,
+        timeout: Duration,
+        kv_bytes: usize,
+    ) -> Result<()> {
+        let mut queue = self.queue();
+        self.admit(&mut queue)?;
+        let (arrived, span) = (Instant::now(), Span::current());
+        let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
+        let deadline = arrived + timeout;
+        let queued = QueuedJob { engine, job, events, arrived, deadline, kv_bytes, span, queue_span };
+        queue.jobs.push_back(queued);
+        self.metrics.waiting.set(queue.jobs.len() as i64);
+        drop(queue);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Checks whether the queue takes a job.
+    ///
+    /// # Errors
+    /// If the queue is full, or the server is shutting down.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.admit(&mut self.queue())
+    }
+
+    fn admit(&self, queue: &mut Queue) -> Result<()> {
+        let limit = self.limits.max_queued_requests;
+        if queue.closed {
+            return Err(ApiError::shutting_down());
+        }
+        if queue.jobs.len() >= limit {
+            // Jobs of disconnected clients leave the queue.
+            let all = queue.jobs.len();
+            queue.jobs.retain(|job| !job.events.is_closed());
+            self.metrics.cancelled.inc_by((all - queue.jobs.len()) as u64);
+        }
+        if queue.jobs.len() >= limit {
+            self.metrics.rejected.inc();
+            let seconds = queue.prefill_seconds * queue.jobs.len() as f64;
+            let message = format!("{limit} requests are waiting already");
+            let error = ApiError {
+                code: Some("queue_full"),
+                ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+            };
+            return Err(ApiError { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..error });
+        }
+        Ok(())
+    }
+
+    /// The first job of the queue that may start beside `(sequences, bytes)` under way. A question waits until there is room for
+    /// those before it; an ingest, which holds no cache, stands in no question's way. Jobs that are late, or whose client has
+    /// disconnected, are dropped.
+    pub(crate) fn take(&self, (num_seqs, kv_bytes): (usize, usize), may_ingest: bool) -> Option<QueuedJob> {
+        let mut queue = self.queue();
+        queue.jobs.retain(|job| {
+            let over = job.events.is_closed() || job.deadline <= Instant::now() || self.is_aborted();
+            if over {
+                let _ = job.events.send(aborted(job.deadline));
+                self.metrics.cancelled.inc();
+            }
+            !over
+        });
+        let fits = |job: &QueuedJob| {
+            num_seqs < self.limits.max_num_seqs
+                && kv_bytes + job.kv_bytes <= self.limits.kv_cache_memory_bytes
+        };
+        let is_ingest = |job: &QueuedJob| matches!(job.job, Job::Ingest(_));
+        let question = queue.jobs.iter().position(|job| !is_ingest(job));
+        let question = question.filter(|index| fits(&queue.jobs[*index]));
+        let ingest = queue.jobs.iter().position(is_ingest).filter(|_| may_ingest);
+        let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
+        queue.under_way += usize::from(job.is_some());
+        self.metrics.waiting.set(queue.jobs.len() as i64);
+        job
+    }
+
+    /// Waits for a job.
+    pub(crate) fn wait(&self) {
+        let idle = |queue: &mut Queue| queue.jobs.is_empty() && !self.is_aborted();
+        // The timeout bounds the time until jobs of disconnected clients are noticed.
+        let timeout = Duration::from_millis(200);
+        let waited = self.changed.wait_timeout_while(self.queue(), timeout, idle);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Counts the time from a job's start to its first token.
+    pub(crate) fn count_prefill(&self, time: Duration) {
+        let mut queue = self.queue();
+        queue.prefill_seconds = 0.8 * queue.prefill_seconds + 0.2 * time.as_secs_f64();
+    }
+
+    /// Tells metrics and those who wait how much is under way, and how much of it is decoded.
+    pub(crate) fn publish(&self, under_way: usize, decoding: usize, kv_bytes: usize) {
+        self.metrics.running.set(decoding as i64);
+        self.metrics.kv_usage.set(kv_bytes as f64 / self.limits.kv_cache_memory_bytes.max(1) as f64);
+        let mut queue = self.queue();
+        let changed = queue.under_way != under_way;
+        queue.under_way = under_way;
+        drop(queue);
+        if changed {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes no more jobs, and waits for those that are there, for at most `timeout`.
+    pub(crate) fn drain(&self, timeout: Duration) {
+        let mut queue = self.queue();
+        queue.closed = true;
+        self.changed.notify_all();
+        let busy = |queue: &mut Queue| !queue.jobs.is_empty() || queue.under_way > 0;
+        let waited = self.changed.wait_timeout_while(queue, timeout, busy);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Aborts everything under way.
+    pub(crate) fn abort(&self) {
+        self.queue().closed = true;
+        self.abort.store(true, Relaxed);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.abort.load(Relaxed)
+    }
+
+    /// Sends an error to the requests in the queue.
+    pub(crate) fn abort_queue(&self) {
+        for job in self.queue().jobs.drain(..) {
+            let _ = job.events.send(aborted(job.deadline));
+        }
+    }
+}

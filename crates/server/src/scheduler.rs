@@ -1,0 +1,91 @@
+//! The scheduler: one thread computes for all requests, which wait for it in a queue of bounded length.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use refrain_engine::Engine;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::api_error::{ApiError, Result};
+use crate::compute::Compute;
+use crate::job::{Event, Job};
+use crate::metrics::Metrics;
+use crate::options::Limits;
+use crate::queue::Shared;
+
+/// The queue and the compute thread. A clone is cheap and shares both.
+#[derive(Clone)]
+pub(crate) struct Scheduler(Arc<Shared>);
+
+impl Scheduler {
+    /// Starts the compute thread.
+    pub(crate) fn start(limits: Limits, metrics: Metrics) -> std::io::Result<Scheduler> {
+        let shared = Arc::new(Shared::new(limits, metrics));
+        let compute = Compute::new(shared.clone());
+        thread::Builder::new().name("compute".to_owned()).spawn(move || compute.run())?;
+        Ok(Scheduler(shared))
+    }
+
+    /// Checks the number of tokens of a request.
+    ///
+    /// # Errors
+    /// If they exceed [`Limits::max_tokens_per_request`].
+    pub(crate) fn check_tokens(&self, tokens: usize) -> Result<()> {
+        let limit = self.0.limits.max_tokens_per_request;
+        if tokens <= limit {
+            return Ok(());
+        }
+        let message = format!("the request has {tokens} tokens, and may have {limit}");
+        Err(ApiError::too_large(message))
+    }
+
+    /// Puts a job into the queue. `timeout` replaces [`Limits::request_timeout`].
+    ///
+    /// # Errors
+    /// If the job exceeds a limit, the queue is full, or the server is shutting down.
+    pub(crate) fn submit(
+        &self,
+        engine: Engine,
+        job: Job,
+        events: UnboundedSender<Event>,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let timeout = timeout.unwrap_or(self.0.limits.request_timeout);
+        let limit = self.0.limits.kv_cache_memory_bytes;
+        let kv_bytes = match &job {
+            Job::Ingest(_) => 0,
+            Job::Generate(job) => {
+                self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
+                engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?
+            }
+        };
+        if kv_bytes > limit {
+            let message = format!(
+                "the request may need {kv_bytes} bytes of keys and values, and all requests together have {limit}: send less, \
+                 ask for a lower max_tokens, or bound the cache with refrain.evict"
+            );
+            return Err(ApiError::too_large(message));
+        }
+        self.0.push(engine, job, events, timeout, kv_bytes)
+    }
+
+    /// Checks, before a request is tokenised, whether the queue takes it.
+    ///
+    /// # Errors
+    /// If the queue is full, or the server is shutting down.
+    pub(crate) fn check_queue(&self) -> Result<()> {
+        self.0.check_room()
+    }
+
+    /// Takes no more jobs, waits for those that are there, for at most `timeout`, and aborts the rest.
+    pub(crate) fn drain(&self, timeout: Duration) {
+        self.0.drain(timeout);
+        self.abort();
+    }
+
+    /// Aborts all jobs, and ends the compute thread.
+    pub(crate) fn abort(&self) {
+        self.0.abort();
+    }
+}
