@@ -168,7 +168,7 @@ fn pin(
     let mut changed = 0;
     for key in keys(context, store, named, all)? {
         // A time to live alone pins nothing.
-        let mut there = (keep.is_none() || remove) && store.pin(&key, !remove)?;
+        let mut there = (keep.is_none() || remove) && store.pin(&[key], !remove)? == 1;
         if let Some(keep) = keep {
             let at = match keep {
                 Keep::Never => None,

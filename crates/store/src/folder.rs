@@ -4,6 +4,7 @@
 //! While a file is written it is called `.tmp-…` in the same folder and locked, so that whoever cleans up can tell a
 //! writer at work from one that died.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -185,26 +186,41 @@ impl Folder {
     /// Everything in the folder, ascending by path.
     pub(crate) fn scan(&self) -> Result<Vec<Found>> {
         let mut found = Vec::new();
-        for (name, path) in entries(&self.root)? {
-            let is_shard = name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        for (name, path) in entries(&self.root, "")? {
             if OWN.contains(&name.as_str()) {
                 continue;
             }
-            if !is_shard || !path.is_dir() {
+            if !is_shard(&name) || !path.is_dir() {
                 found.push(classify(&self.root, path));
                 continue;
             }
-            found.extend(entries(&path)?.into_iter().map(|(_, path)| classify(&self.root, path)));
+            found.extend(self.shard(&name, "")?);
         }
         Ok(found)
     }
 
+    /// The files of a subfolder whose names begin with `prefix`, ascending by path.
+    fn shard(&self, name: &str, prefix: &str) -> Result<impl Iterator<Item = Found>> {
+        let files = entries(&self.root.join(name), prefix)?;
+        Ok(files.into_iter().map(|(_, path)| classify(&self.root, path)))
+    }
+
     /// A chunk's file and its summaries', by their names alone.
     pub(crate) fn files(&self, key: &ChunkKey) -> Result<Vec<Found>> {
-        let path = self.path(key);
-        let beside = entries(path.parent().unwrap_or(&self.root))?;
-        let found = beside.into_iter().map(|(_, path)| classify(&self.root, path));
-        Ok(found.filter(|found| found.key() == Some(key)).collect())
+        let name = key.to_string();
+        Ok(self.shard(&name[..2], &name)?.filter(|found| found.key() == Some(key)).collect())
+    }
+
+    /// The files of several chunks and of their summaries, by their names alone, ascending by path.
+    pub(crate) fn files_of(&self, keys: &BTreeSet<ChunkKey>) -> Result<Vec<Found>> {
+        let shards: BTreeSet<String> = keys.iter().map(|key| key.to_string()[..2].to_owned()).collect();
+        let mut found = Vec::new();
+        for shard in shards {
+            found.extend(
+                self.shard(&shard, "")?.filter(|found| found.key().is_some_and(|key| keys.contains(key))),
+            );
+        }
+        Ok(found)
     }
 
     /// A chunk's summaries, by their names alone.
@@ -213,11 +229,24 @@ impl Folder {
         Ok(files.filter(|found| matches!(found, Found::Summary(..))).collect())
     }
 
-    /// Keys of all chunk files, by their names alone.
-    pub(crate) fn keys(&self) -> Result<Vec<ChunkKey>> {
-        let key = |found| if let Found::Chunk(key, _) = found { Some(key) } else { None };
-        Ok(self.scan()?.into_iter().filter_map(key).collect())
+    /// Keys of the chunk files whose names begin with `prefix`, by their names alone, ascending.
+    pub(crate) fn keys(&self, prefix: &str) -> Result<Vec<ChunkKey>> {
+        let mut keys = Vec::new();
+        for (name, _) in entries(&self.root, prefix.get(..2).unwrap_or(prefix))? {
+            if is_shard(&name) {
+                let found = self.shard(&name, prefix)?;
+                keys.extend(
+                    found.filter_map(|found| if let Found::Chunk(key, _) = found { Some(key) } else { None }),
+                );
+            }
+        }
+        Ok(keys)
     }
+}
+
+/// Whether this is the name of a subfolder of chunks: the first two digits of their keys.
+fn is_shard(name: &str) -> bool {
+    name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 fn chunk_path(root: &Path, key: &ChunkKey) -> PathBuf {
@@ -347,17 +376,20 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Store
     move |source| StoreError::Io { action, path, source }
 }
 
-/// Names and paths of what is in a folder, ascending; nothing if it has just been removed.
-fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
+/// Names and paths of what is in a folder and begins with `prefix`, ascending; nothing where there is no such folder.
+fn entries(dir: &Path, prefix: &str) -> Result<Vec<(String, PathBuf)>> {
     let listed = match fs::read_dir(dir) {
         Ok(listed) => listed,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
         Err(source) => return Err(io("read the folder", dir)(source)),
     };
     let mut entries = Vec::new();
     for entry in listed {
         let entry = entry.map_err(io("read the folder", dir))?;
-        entries.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(prefix) {
+            entries.push((name, entry.path()));
+        }
     }
     entries.sort();
     Ok(entries)

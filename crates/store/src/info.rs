@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 
 use crate::file::Header;
 use crate::id::hex;
-use crate::limits::Row;
-use crate::store::Held;
+use crate::index::IndexRow;
+use crate::store::MemoryEntry;
 use crate::{BosPolicy, ChunkId, ChunkKey, Encoding, Problem, StoreError};
 
 /// Whose chunks are meant. Chunks of one namespace are invisible to another, in content and in listings.
@@ -81,14 +81,19 @@ pub struct ChunkInfo {
 }
 
 impl ChunkInfo {
-    pub(crate) fn of_held(held: &Held) -> ChunkInfo {
+    pub(crate) fn of_memory(held: &MemoryEntry) -> ChunkInfo {
         let (chunk, expires) = (&held.chunk, Some(held.expires).filter(|expires| *expires != 0));
         ChunkInfo { expires, ..ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true) }
     }
 
-    pub(crate) fn of_header(header: &Header, path: PathBuf, in_memory: bool, row: Option<&Row>) -> ChunkInfo {
+    pub(crate) fn of_header(
+        header: &Header,
+        path: PathBuf,
+        in_memory: bool,
+        row: Option<&IndexRow>,
+    ) -> ChunkInfo {
         ChunkInfo {
-            used: row.map(|row| row.used / 1000),
+            used: row.map(|row| row.last_used / 1000),
             expires: row.map(|row| row.expires).filter(|expires| *expires != 0),
             pinned: row.is_some_and(|row| row.pinned),
             ..ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)

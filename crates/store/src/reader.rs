@@ -19,7 +19,7 @@ use crate::layer::{Layer, room};
 use crate::rest::{GROUP, Layout};
 #[cfg(feature = "remote")]
 use crate::store::Arriving;
-use crate::store::{Held, OpenFile};
+use crate::store::{MemoryEntry, OpenFile};
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Store};
 
 /// A chunk whose layers are read as they are asked for, in any order and by any number of threads at once.
@@ -282,7 +282,7 @@ impl Disk {
         // Acquire and release: whoever counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let kept = self.keep.then(|| self.chunk()).flatten();
-            self.store.read_from_disk(kept.map(|chunk| Held { chunk, expires: self.expires }));
+            self.store.read_from_disk(kept.map(|chunk| MemoryEntry { chunk, expires: self.expires }));
         }
     }
 

@@ -9,7 +9,9 @@ mod memory;
 mod remote;
 mod summaries;
 
-use std::collections::{BTreeMap, VecDeque};
+#[cfg(feature = "remote")]
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -23,18 +25,18 @@ use refrain_kv::Summary;
 #[cfg(feature = "remote")]
 pub(crate) use self::arriving::Arriving;
 use self::counters::Counters;
-pub(crate) use self::memory::Held;
+pub(crate) use self::memory::MemoryEntry;
 use self::memory::{ByBytes, bounded};
 use self::summaries::Name;
 use crate::chunk::now;
 use crate::disk::{Disk, Origin};
 use crate::file::Header;
 use crate::folder::{Folder, remove};
-use crate::limits::Row;
+use crate::limits::Limits;
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, Limits, Problem, PutOutcome, Repair, Result,
-    VerifyProgress, VerifyReport,
+    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, Problem, PutOutcome, Repair, Result, VerifyProgress,
+    VerifyReport,
 };
 
 /// Most repairs remembered until somebody asks for them.
@@ -52,7 +54,7 @@ pub struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    memory: Cache<ChunkKey, Held, ByBytes>,
+    memory: Cache<ChunkKey, MemoryEntry, ByBytes>,
     summaries: Cache<Name, Arc<Summary>, ByBytes>,
     disk: Option<Arc<Disk>>,
     #[cfg(feature = "remote")]
@@ -186,7 +188,7 @@ impl Store {
     }
 
     /// The chunk in memory, unless its time is over.
-    fn held(&self, key: &ChunkKey) -> Option<Held> {
+    fn held(&self, key: &ChunkKey) -> Option<MemoryEntry> {
         let held = self.0.memory.get(key)?;
         if held.expires != 0 && held.expires <= now() {
             self.0.memory.remove(key);
@@ -233,7 +235,7 @@ impl Store {
     }
 
     /// Counts a chunk that was read from disk, and keeps it in memory.
-    pub(crate) fn read_from_disk(&self, kept: Option<Held>) {
+    pub(crate) fn read_from_disk(&self, kept: Option<MemoryEntry>) {
         self.0.counters.disk_hits.fetch_add(1, Relaxed);
         if let Some(held) = kept {
             self.0.memory.insert(held.chunk.key(), held);
@@ -297,7 +299,7 @@ impl Store {
             }
             disk.write_chunk(&chunk, Origin::Here).map(Some)
         });
-        self.0.memory.insert(key, Held { chunk, expires });
+        self.0.memory.insert(key, MemoryEntry { chunk, expires });
         Ok(outcome)
     }
 
@@ -353,10 +355,6 @@ impl Store {
         outcome
     }
 
-    pub(super) fn rows(&self) -> BTreeMap<ChunkKey, Row> {
-        self.0.disk.as_ref().map_or_else(BTreeMap::new, |disk| disk.rows())
-    }
-
     /// Removes a chunk and its summaries from memory and disk, and says whether the chunk was there. Chunks in use stay
     /// whole.
     ///
@@ -369,12 +367,13 @@ impl Store {
         Ok(in_memory || on_disk)
     }
 
-    /// Has a chunk on disk stay whatever room is needed, or go as others do, and says whether it is there.
+    /// Pins the chunks `keys`, so that they stay on disk however much room is needed, or unpins them. Returns how many of
+    /// them are on disk. One transaction for all of them.
     ///
     /// # Errors
     /// If the index cannot be written.
-    pub fn pin(&self, key: &ChunkKey, pinned: bool) -> Result<bool> {
-        self.0.disk.as_ref().map_or(Ok(false), |disk| disk.change(key, |row| row.pinned = pinned))
+    pub fn pin(&self, keys: &[ChunkKey], pinned: bool) -> Result<usize> {
+        self.0.disk.as_ref().map_or(Ok(0), |disk| disk.change(keys, |row| row.pinned = pinned))
     }
 
     /// Has a chunk on disk go at that time, in memory and on disk, or never, and says whether it is there. Other processes
@@ -387,9 +386,10 @@ impl Store {
         // 0 is never, so what was over before 1970 is over one second later.
         let expires = at.map_or(0, |at| seconds(at).max(1));
         if let Some(held) = self.0.memory.peek(key) {
-            self.0.memory.insert(*key, Held { expires, ..held });
+            self.0.memory.insert(*key, MemoryEntry { expires, ..held });
         }
-        self.0.disk.as_ref().map_or(Ok(false), |disk| disk.change(key, |row| row.expires = expires))
+        let there = self.0.disk.as_ref().map(|disk| disk.change(&[*key], |row| row.expires = expires));
+        Ok(there.transpose()? == Some(1))
     }
 
     /// Removes what is left of writers that died, summaries without their chunk, chunks whose time is over and, where the
@@ -424,7 +424,7 @@ impl Store {
         let Some(disk) = &self.0.disk else { return Ok(VerifyReport::default()) };
         let mut report = verify(disk.folder(), progress)?;
         // The files are the truth: they were read, whatever becomes of the index.
-        match disk.settle_now() {
+        match disk.reconcile() {
             Ok(settled) => (report.entered, report.forgotten) = (settled.entered, settled.forgotten),
             Err(error) => report.index_problem = Some(error.to_string()),
         }

@@ -10,7 +10,7 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use refrain_engine::{Document, IngestReport};
-use refrain_store::{ChunkKey, Scope};
+use refrain_store::ChunkKey;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -282,18 +282,14 @@ pub(super) async fn pin(
 /// Pins the chunks of a document that are in the store, or lets them go as others do.
 fn pin_chunks(caller: &Caller, kept: &Kept, pinned: bool) -> Result<()> {
     let store = caller.engine.store();
-    let there =
-        store.keys(Scope::Namespace(caller.namespace())).map_err(|error| Problem::internal(&error))?;
-    for key in keys(&kept.chunks).filter(|key| there.contains(key)) {
-        store.pin(&key, pinned).map_err(|error| {
-            tracing::error!(%error, "chunks cannot be pinned");
-            Problem::new(
-                StatusCode::INSUFFICIENT_STORAGE,
-                "the chunks cannot be pinned: the server's log says why",
-            )
-        })?;
-    }
-    Ok(())
+    let keys: Vec<ChunkKey> = keys(&kept.chunks).collect();
+    store.pin(&keys, pinned).map(drop).map_err(|error| {
+        tracing::error!(%error, "chunks cannot be pinned");
+        Problem::new(
+            StatusCode::INSUFFICIENT_STORAGE,
+            "the chunks cannot be pinned: the server's log says why",
+        )
+    })
 }
 
 fn keys(names: &[String]) -> impl Iterator<Item = ChunkKey> {

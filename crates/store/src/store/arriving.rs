@@ -10,7 +10,7 @@ use crate::file::{Header, MAX_HEADER, check_all};
 use crate::header::length;
 use crate::layer::{Layer, room};
 use crate::remote::Taker;
-use crate::store::Held;
+use crate::store::MemoryEntry;
 use crate::{Chunk, ChunkId, ChunkKey, Problem};
 
 /// What of a chunk is there. Whoever wants more waits for it: the request behind it has its time limits.
@@ -155,7 +155,7 @@ impl Taker for Receiver {
             let expires = store.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
             // Where it cannot be written it serves from memory.
             let _ = store.write(|disk| disk.write_chunk(&chunk, Origin::Remote).map(Some));
-            store.0.memory.insert(self.key, Held { chunk, expires });
+            store.0.memory.insert(self.key, MemoryEntry { chunk, expires });
         }
         Ok(())
     }

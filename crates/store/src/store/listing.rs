@@ -2,20 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Held, Store};
-use crate::folder::{Folder, Found, open_chunk};
+use super::{MemoryEntry, Store};
+use crate::folder::{Found, open_chunk};
+use crate::index::IndexRow;
 use crate::{ChunkDetail, ChunkInfo, ChunkKey, Listing, Result, Scope, StoreError, Unusable};
 
 impl Store {
-    /// The chunks in `scope`, of whatever model, from the headers of their files and from memory.
+    /// The chunks in `scope`, of all models, from the headers of their files and from memory.
+    ///
+    /// For a namespace only its own rows of the index and its own files are read: a chunk file that another program has put
+    /// into the folder is listed once the index knows it, after its first use or after [`Store::gc`] or [`Store::verify`].
+    /// Where the index cannot be used, the headers of all files are read.
     ///
     /// # Errors
     /// If the folder cannot be read.
     pub fn list(&self, scope: Scope<'_>) -> Result<Listing> {
-        let mut memory: BTreeMap<ChunkKey, Held> = self.0.memory.iter().collect();
+        let (found, rows) = self.files_in(scope)?;
+        let mut memory: BTreeMap<ChunkKey, MemoryEntry> =
+            self.0.memory.iter().filter(|(_, entry)| scope.has(&entry.chunk.id().namespace)).collect();
         let mut listing = Listing::default();
-        let found = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::scan)?;
-        let rows = self.rows();
         let mut beside = self.beside(&found);
         for found in found {
             let Found::Chunk(key, path) = found else { continue };
@@ -25,18 +30,31 @@ impl Store {
                     listing.chunks.push(ChunkInfo::of_header(&header, path, in_memory, rows.get(&key)));
                 }
                 Ok(None) => {}
-                // Whose it is nobody knows.
+                // The namespace of an unreadable file is unknown, so only the listing of all names it.
                 Err(problem) if scope == Scope::All => listing.unusable.push(Unusable { path, problem }),
                 Err(_) => {}
             }
         }
-        listing.chunks.extend(memory.values().map(ChunkInfo::of_held));
+        listing.chunks.extend(memory.values().map(ChunkInfo::of_memory));
         listing.chunks.retain(|info| scope.has(&info.namespace));
         listing.chunks.sort_by_key(|info| info.key);
         for info in &mut listing.chunks {
             beside.remove(&info.key).unwrap_or_default().tell(info);
         }
         Ok(listing)
+    }
+
+    /// The files that may be of chunks in `scope`, by their names, and the rows of the index in it.
+    fn files_in(&self, scope: Scope<'_>) -> Result<(Vec<Found>, BTreeMap<ChunkKey, IndexRow>)> {
+        let Some(disk) = self.0.disk.as_deref() else { return Ok(Default::default()) };
+        if let Scope::Namespace(namespace) = scope
+            && let Ok(rows) = disk.rows_of(namespace)
+        {
+            let rows: BTreeMap<_, _> = rows.into_iter().collect();
+            return Ok((disk.folder().files_of(&rows.keys().copied().collect())?, rows));
+        }
+        let rows = disk.rows().unwrap_or_default().into_iter().collect();
+        Ok((disk.folder().scan()?, rows))
     }
 
     /// The only key of a chunk in `scope` that begins with `prefix`, 1 to 64 hexadecimal digits.
@@ -48,7 +66,7 @@ impl Store {
             return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
         }
         let wanted = prefix.to_ascii_lowercase();
-        let on_disk = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::keys)?;
+        let on_disk = self.folder_on_disk().map_or(Ok(Vec::new()), |folder| folder.keys(&wanted))?;
         let in_memory = self.0.memory.iter().map(|(key, _)| key);
         let keys: BTreeSet<ChunkKey> = on_disk
             .into_iter()
@@ -96,13 +114,13 @@ impl Store {
                 opened => opened,
             };
             if let Ok(Some((_, header))) = opened {
-                let rows = self.rows();
-                let info = ChunkInfo::of_header(&header, path, in_memory.is_some(), rows.get(key));
+                let row = self.0.disk.as_ref().and_then(|disk| disk.row(key).ok().flatten());
+                let info = ChunkInfo::of_header(&header, path, in_memory.is_some(), row.as_ref());
                 return Ok(ChunkDetail { info, token_ids: header.id.tokens });
             }
         }
         let held = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
-        Ok(ChunkDetail { info: ChunkInfo::of_held(&held), token_ids: held.chunk.tokens().to_vec() })
+        Ok(ChunkDetail { info: ChunkInfo::of_memory(&held), token_ids: held.chunk.tokens().to_vec() })
     }
 
     /// The keys of all chunks in `scope` that are on disk, ascending.

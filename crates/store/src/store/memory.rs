@@ -9,7 +9,7 @@ use crate::{Chunk, ChunkKey};
 
 /// A chunk in memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryEntry {
     pub(crate) chunk: Chunk,
     /// When its time is over, in seconds since 1970; 0 is never.
     pub(crate) expires: u64,
@@ -18,8 +18,8 @@ pub(crate) struct Held {
 #[derive(Clone, Debug)]
 pub(super) struct ByBytes;
 
-impl Weighter<ChunkKey, Held> for ByBytes {
-    fn weight(&self, _: &ChunkKey, held: &Held) -> u64 {
+impl Weighter<ChunkKey, MemoryEntry> for ByBytes {
+    fn weight(&self, _: &ChunkKey, held: &MemoryEntry) -> u64 {
         held.chunk.weight()
     }
 }

@@ -15,7 +15,7 @@ use refrain_kernels::Buffer;
 use refrain_kv::Summary;
 use tempfile::tempdir;
 
-use super::limits::age;
+use super::limits::{age, derived_tables_agree};
 use super::store::files;
 use super::{Random, content, numbered};
 use crate::folder::{Found, classify};
@@ -69,7 +69,7 @@ fn child() {
             7 => drop(store.get(chunk.id()).unwrap()),
             // A quarter of them may be pinned: there is room for these.
             8 if n < CHUNKS / 4 => {
-                if store.pin(&chunk.key(), true).unwrap() {
+                if store.pin(&[chunk.key()], true).unwrap() == 1 {
                     say("pinned", n);
                 }
             }
@@ -176,7 +176,7 @@ fn check(
     assert!(report.failed.is_empty() && report.foreign.is_empty(), "{report:?}");
     assert_eq!(report.index_problem, None);
     assert_eq!(store.take_set_aside(), None, "the index survives");
-    let there: BTreeSet<usize> = store.disk().keys().unwrap().iter().map(|key| numbers[key]).collect();
+    let there: BTreeSet<usize> = store.disk().keys("").unwrap().iter().map(|key| numbers[key]).collect();
     for n in &there {
         assert_eq!(content(&store.get(chunk(*n).id()).unwrap().unwrap()).3, content(&chunk(*n)).3);
     }
@@ -193,6 +193,7 @@ fn check(
         File::options().write(true).open(file).unwrap().set_modified(minute_ago).unwrap();
     }
     age(folder);
+    derived_tables_agree(folder);
     let report = store.gc().unwrap();
     assert_eq!(report.stale.len(), temporary.len());
     let left = files(folder);

@@ -27,7 +27,7 @@ fn an_archive_brings_chunks_and_summaries_as_they_were() {
     }
     stored(source.put_summary(chunks[1].id(), "test-1", summary()).unwrap());
     fs::write(path(&source, &chunks[2]), b"broken").unwrap();
-    let keys = source.disk().keys().unwrap();
+    let keys = source.disk().keys("").unwrap();
     let (mut archive, mut last) = (Vec::new(), None);
     let report = export(&source, &keys, &mut archive, |progress| last = Some(progress)).unwrap();
     assert_eq!((report.chunks, report.summaries, report.left_out.len()), (2, 1, 1));

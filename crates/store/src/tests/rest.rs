@@ -152,7 +152,7 @@ fn an_encoded_chunk_survives_the_store_and_is_another_than_the_exact_one() {
         assert_eq!(tensors.len(), 2 * [2, 4, 6][encoding as usize]);
         assert!(again.verify(|_| ()).unwrap().failed.is_empty());
     }
-    assert_eq!(open(&dir).disk().keys().unwrap().len(), 3);
+    assert_eq!(open(&dir).disk().keys("").unwrap().len(), 3);
 }
 
 fn same(a: &Layer, b: &Layer) {
