@@ -88,7 +88,7 @@ fn file(context: &Context, engine: &Engine) -> Result<PathBuf> {
 
 /// The first digits of what identifies a model and its precision.
 fn fingerprint(engine: &Engine) -> String {
-    engine.fingerprint()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    refrain_store::hex::encode(&engine.fingerprint()[..8])
 }
 
 fn write(file: &PathBuf, kept: &Kept) -> Result<()> {

@@ -11,7 +11,7 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Going, Run, Step, Way, left, read};
 use refrain_eval::tasks::{Job, Model, TokenText, load, longwriter, names};
 use refrain_eval::{About, Machine, Matrix, ModelAbout, Scoring, TaskSpec};
-use refrain_store::{Encoding, Store};
+use refrain_store::{KvQuantization, Store};
 use serde_json::json;
 
 use crate::args;
@@ -120,29 +120,29 @@ fn ways(context: &Context, matrix: &Matrix) -> Result<Vec<Way>> {
     };
     let methods = methods::methods(&first(&matrix.methods, "vanilla"))?;
     let policies = methods::policies(&first(&matrix.policies, "full"))?;
-    let mut at_rest = Vec::new();
-    for name in &matrix.at_rest {
-        at_rest.push(name.parse::<Encoding>()?);
+    let mut store_dtype = Vec::new();
+    for name in &matrix.store_dtype {
+        store_dtype.push(name.parse::<KvQuantization>()?);
     }
-    if at_rest.is_empty() {
-        at_rest.push(context.global.at_rest);
+    if store_dtype.is_empty() {
+        store_dtype.push(context.global.store_dtype);
     }
     let mut ways = Vec::new();
     for (policy, method) in
         policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
     {
         // Whoever reuses nothing does not see how it lies.
-        let exact = [Encoding::Exact];
-        for at_rest in if method.built.reuses() { at_rest.as_slice() } else { &exact } {
+        let exact = [KvQuantization::Exact];
+        for store_dtype in if method.built.reuses() { store_dtype.as_slice() } else { &exact } {
             let spec = method.spec.clone();
             ways.push(Way {
-                method: match at_rest {
-                    Encoding::Exact => spec,
-                    _ if spec.contains(':') => format!("{spec},at_rest={at_rest}"),
-                    _ => format!("{spec}:at_rest={at_rest}"),
+                method: match store_dtype {
+                    KvQuantization::Exact => spec,
+                    _ if spec.contains(':') => format!("{spec},store_dtype={store_dtype}"),
+                    _ => format!("{spec}:store_dtype={store_dtype}"),
                 },
                 fusion: method.built.clone(),
-                at_rest: *at_rest,
+                store_dtype: *store_dtype,
                 policy: policy.spec.clone(),
                 eviction: policy.built.clone(),
             });
@@ -238,11 +238,10 @@ fn about(context: &Context, matrix: &Matrix, ways: &[Way], engine: &Engine, jobs
     let policies = names.pop().unwrap_or_default();
     let (config, cpu) = (engine.decoder().config(), engine.decoder().backend());
     let file = models::resolve(context)?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let model = ModelAbout {
         name: context.global.model.clone(),
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        fingerprint: hex(&engine.fingerprint()),
+        fingerprint: refrain_store::hex::encode(&engine.fingerprint()),
         layers: config.num_layers(),
         heads: config.heads,
         kv_heads: config.kv_heads,

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use refrain_model::{ModelFiles, Tokenizer};
-use refrain_store::{ChunkDetail, ChunkInfo, ChunkKey, Encoding, Scope, Store};
+use refrain_store::{ChunkDetail, ChunkInfo, ChunkKey, KvQuantization, Scope, Store};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
@@ -61,7 +61,7 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
         fn add(&mut self, info: &ChunkInfo) {
             self.chunks += 1;
             self.tokens += info.tokens;
-            self.bytes += info.bytes + info.summary_bytes;
+            self.bytes += info.bytes + info.aux_bytes;
         }
     }
     let (stats, chunks) = (store.stats(), store.list(Scope::All)?.chunks);
@@ -106,7 +106,9 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
             text.push_str(&format!("{what}: {}, {}\n", count(group.chunks, "chunk"), bytes(group.bytes)));
         }
     }
-    let current = model(context).and_then(|files| identity(context, &files)).map(|model| hex(&model));
+    let current = model(context)
+        .and_then(|files| identity(context, &files))
+        .map(|model| refrain_store::hex::encode(&model));
     let mut table = Table::new(&["<of", "chunks", "tokens", "size", "<"]);
     for (namespace, group) in &namespaces {
         let name = if namespace.is_empty() { "(no name)".to_owned() } else { one_line(namespace) };
@@ -127,17 +129,13 @@ fn row(name: &str, chunks: usize, tokens: usize, size: u64, note: &str) -> Vec<S
     vec![name.to_owned(), chunks.to_string(), tokens.to_string(), bytes(size), note.to_owned()]
 }
 
-fn hex(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn gc(context: &Context, store: &Store) -> Result<()> {
     let report = store.gc()?;
     if context.json {
         return print_json(&report);
     }
     for path in &report.orphans {
-        output::say(&format!("removed: {}: a summary without its chunk", path.display()));
+        output::say(&format!("removed: {}: an aux tensors file without its chunk", path.display()));
     }
     for path in &report.stale {
         output::say(&format!("removed: {}: left by a program that died", path.display()));
@@ -261,8 +259,8 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
 
 /// Type of the elements, and how they lie at rest.
 fn kind(info: &ChunkInfo) -> String {
-    match info.encoding {
-        Encoding::Exact => info.dtype.to_string(),
+    match info.quantization {
+        KvQuantization::Exact => info.dtype.to_string(),
         encoding => format!("{} as {encoding}", info.dtype),
     }
 }
@@ -303,10 +301,10 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
         ("type", kind(info)),
         ("size", bytes(info.bytes)),
         (
-            "summaries",
-            match info.summaries.as_slice() {
+            "aux tensors",
+            match info.aux_kinds.as_slice() {
                 [] => "(none)".to_owned(),
-                kinds => format!("{}, {}", kinds.join(", "), bytes(info.summary_bytes)),
+                kinds => format!("{}, {}", kinds.join(", "), bytes(info.aux_bytes)),
             },
         ),
         ("BOS", info.bos.to_string()),
@@ -384,13 +382,13 @@ fn verify(context: &Context, store: &Store) -> Result<()> {
         output::say(&format!("left alone: {}: not the store's", path.display()));
     }
     for path in &report.orphans {
-        output::say(&format!("removed: {}: a summary without its chunk", path.display()));
+        output::say(&format!("removed: {}: an aux tensors file without its chunk", path.display()));
     }
     let removed = report.failed.iter().filter(|repair| repair.removed).count();
     let left = report.failed.len() - removed;
     let mut text = count(report.whole as usize, "chunk");
-    if report.summaries > 0 {
-        text.push_str(&format!(" and {} summaries", report.summaries));
+    if report.aux_files > 0 {
+        text.push_str(&format!(" and {} aux tensors files", report.aux_files));
     }
     text.push_str(&format!(" whole, {}", bytes(report.bytes)));
     text.push_str(&format!("; {removed} broken and removed"));

@@ -119,7 +119,7 @@ impl<'a> Load<'a> {
 
     fn read(&self, layer: usize, segment: &Segment) -> Option<Layer> {
         let data = segment.reader.layer(layer);
-        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::bytes_at_rest);
+        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::stored_bytes);
         self.bytes.fetch_add(bytes as u64, Relaxed);
         data
     }

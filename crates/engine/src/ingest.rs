@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{Calibration, ContextLayer, FusionMethod, SamKv, Summarize};
 use refrain_kernels::{Buffer, Dtype, Slice};
-use refrain_kv::Summary;
-use refrain_store::{BosPolicy, Chunk, ChunkId, ChunkKey, Encoding, PutOutcome};
+use refrain_kv::AuxTensors;
+use refrain_store::{BosPolicy, Chunk, ChunkId, ChunkKey, KvQuantization, PutOutcome};
 use serde::Serialize;
 
 use crate::forward::{State, attention};
@@ -154,9 +154,9 @@ impl Engine {
         let mut summaries = Vec::new();
         for context in prompt.contexts(self.longest_context()).chunks {
             let id = self.chunk_id(&context.tokens);
-            let own = self.store.summary(&id, &method.kind())?;
+            let own = self.store.aux_tensors(&id, &method.kind())?;
             let shared = self.shared(&id).filter(|_| own.is_none());
-            let shared = shared.map(|id| self.store.summary(&id, &method.kind())).transpose()?;
+            let shared = shared.map(|id| self.store.aux_tensors(&id, &method.kind())).transpose()?;
             summaries.extend(own.or(shared.flatten()));
         }
         Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
@@ -186,12 +186,13 @@ impl Engine {
             ..IngestReport::default()
         };
         let ids: Vec<ChunkId> = chunks.iter().map(|chunk| self.chunk_id(&chunk.tokens)).collect();
-        self.bring(&ids, summaries, whole)?;
+        self.prefetch(&ids, summaries, whole)?;
         for chunk in chunks {
             self.pause()?;
             let id = self.chunk_id(&chunk.tokens);
-            let is_whole = |id: &ChunkId| summaries.iter().all(|of| self.store.has_summary(id, &of.kind()));
-            let is_there = |id: &ChunkId| self.store.contains(id) || self.store.is_coming(id);
+            let is_whole =
+                |id: &ChunkId| summaries.iter().all(|of| self.store.has_aux_tensors(id, &of.kind()));
+            let is_there = |id: &ChunkId| self.store.contains(id) || self.store.is_in_flight(id);
             let stored = is_there(&id);
             let shared = || self.shared(&id).is_some_and(|id| is_there(&id) && is_whole(&id));
             let whole = stored && is_whole(&id) || shared();
@@ -227,14 +228,14 @@ impl Engine {
 
     /// Has the store fetch what it shares with others and lacks of these chunks, at once, and waits until it is known which of
     /// them come. They are read while they come, unless this is to wait until they are `whole`.
-    pub(crate) fn bring(&self, own: &[ChunkId], summaries: &[&dyn Summarize], whole: bool) -> Result<()> {
+    pub(crate) fn prefetch(&self, own: &[ChunkId], summaries: &[&dyn Summarize], whole: bool) -> Result<()> {
         let shared: Vec<ChunkId> = own.iter().filter_map(|id| self.shared(id)).collect();
         let kinds: Vec<String> = summaries.iter().map(|of| of.kind()).collect();
         let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
         let all: Vec<&ChunkId> = own.iter().chain(&shared).collect();
         self.patiently(|| {
-            self.store.bring(&all, &kinds, whole);
-            all.iter().for_each(|id| _ = self.store.is_coming(id));
+            self.store.prefetch(&all, &kinds, whole);
+            all.iter().for_each(|id| _ = self.store.is_in_flight(id));
         })
     }
 
@@ -264,7 +265,7 @@ impl Engine {
     /// The identity of a document chunk under this model and these settings.
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer.bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
-        ChunkId { encoding: self.settings.at_rest, ..self.id(bos, tokens) }
+        ChunkId { quantization: self.settings.store_dtype, ..self.id(bos, tokens) }
     }
 
     /// What a document's chunks are called in the store, and if `whole`, what they are called for methods that have documents
@@ -297,7 +298,7 @@ impl Engine {
         ChunkId {
             model: self.fingerprint,
             dtype: self.settings.kv,
-            encoding: Encoding::Exact,
+            quantization: KvQuantization::Exact,
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
@@ -313,7 +314,7 @@ impl Engine {
         id: ChunkId,
         label: &str,
         summaries: &[&dyn Summarize],
-    ) -> Result<(Chunk, Vec<Arc<Summary>>, PutOutcome)> {
+    ) -> Result<(Chunk, Vec<Arc<AuxTensors>>, PutOutcome)> {
         let mut tokens = Vec::with_capacity(id.tokens.len() + 1);
         let dropped = usize::from(id.bos == BosPolicy::Dropped);
         tokens.extend(self.tokenizer.bos().filter(|_| dropped == 1));
@@ -322,7 +323,7 @@ impl Engine {
         let chunk = Chunk::new(id, label, layers)?;
         let mut outcome = self.store.put(chunk.clone())?;
         for (of, summary) in summaries.iter().zip(&made) {
-            let put = self.store.put_summary(chunk.id(), &of.kind(), summary.clone())?;
+            let put = self.store.put_aux_tensors(chunk.id(), &of.kind(), summary.clone())?;
             if let failed @ PutOutcome::NotStored { .. } = put {
                 outcome = failed;
             }
@@ -338,14 +339,14 @@ impl Engine {
         dropped: usize,
         dtype: Dtype,
         summaries: &[&dyn Summarize],
-    ) -> Result<(Vec<Kv>, Vec<Summary>)> {
+    ) -> Result<(Vec<Kv>, Vec<AuxTensors>)> {
         let config = self.decoder.config();
         let mut state = State::new(&self.decoder, dtype, ids.len(), ids.len());
         let mut rows = state.embed(ids, (0..ids.len() as u32).collect())?;
         let width = config.kv_heads * config.head_dim;
         let kept = dropped * width..ids.len() * width;
         let mut kv = Vec::with_capacity(config.num_layers());
-        let mut made = vec![Summary::default(); summaries.len()];
+        let mut made = vec![AuxTensors::default(); summaries.len()];
         let local = summaries.iter().map(|of| of.local().min(ids.len() - dropped)).max().unwrap_or(0);
         let (mut queries, mut lse) = (Vec::new(), Vec::new());
         for layer in 0..config.num_layers() {

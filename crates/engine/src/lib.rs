@@ -71,7 +71,7 @@ use refrain_kv::Span;
 use refrain_model::{
     ChatTemplate, Decoder, Layout, Message, ModelFiles, Piece, PromptParts, Specials, Tokenizer,
 };
-use refrain_store::{Encoding, Store};
+use refrain_store::{KvQuantization, Store};
 
 /// How an engine computes and keeps.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ pub struct Settings {
     /// Type of cached keys and values.
     pub kv: Dtype,
     /// How documents' keys and values lie in the store.
-    pub at_rest: Encoding,
+    pub store_dtype: KvQuantization,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
     /// Chunks of one namespace are invisible to another.
@@ -100,7 +100,7 @@ impl Default for Settings {
             threads: 0,
             precision: None,
             kv: Dtype::F16,
-            at_rest: Encoding::Exact,
+            store_dtype: KvQuantization::Exact,
             chunk_tokens: 512,
             namespace: String::new(),
             shared: None,
@@ -214,8 +214,8 @@ impl Engine {
     }
 
     /// The same engine with documents lying in the store in another way.
-    pub fn at_rest(&self, at_rest: Encoding) -> Engine {
-        Engine { settings: Settings { at_rest, ..self.settings.clone() }, ..self.clone() }
+    pub fn store_dtype(&self, store_dtype: KvQuantization) -> Engine {
+        Engine { settings: Settings { store_dtype, ..self.settings.clone() }, ..self.clone() }
     }
 
     /// The same engine for the chunks of another namespace, with those of a shared one where it lacks its own.

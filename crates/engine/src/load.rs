@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{FusionMethod, PromptView, Summarize};
-use refrain_kv::{KvCache, Lender, Span, Summary};
+use refrain_kv::{AuxTensors, KvCache, Lender, Span};
 use refrain_store::{Chunk, ChunkId, ChunkReader};
 
 use crate::bounded::Bounded;
@@ -24,7 +24,7 @@ pub(crate) struct Segment {
     pub(crate) span: Span,
     pub(crate) reader: Arc<ChunkReader>,
     /// What the method keeps beside it, of each kind, and bytes of these that were read from the folder.
-    pub(crate) summaries: Vec<Arc<Summary>>,
+    pub(crate) summaries: Vec<Arc<AuxTensors>>,
     pub(crate) summary_read: u64,
     /// Whether it was computed for this request.
     pub(crate) computed: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Loaded {
 }
 
 /// A chunk as it is found in the store, with the summaries that are wanted and the bytes of these that were read.
-type Found = (ChunkReader, Vec<Arc<Summary>>, u64);
+type Found = (ChunkReader, Vec<Arc<AuxTensors>>, u64);
 
 /// The summaries that a method wants of a document; it wants none of the system part.
 fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn Summarize> {
@@ -232,10 +232,10 @@ impl Engine {
         let same_rope = || self.decoder.ropes(prompt.system.len()) == self.decoder.ropes(reach);
         let keeps_system = self.keeps_system(prompt) && same_rope();
         if keeps_system {
-            self.bring(&[self.system_id(&prompt.system)], &[], false)?;
+            self.prefetch(&[self.system_id(&prompt.system)], &[], false)?;
         }
         let ids: Vec<ChunkId> = prompt.chunks.iter().map(|chunk| self.chunk_id(&chunk.tokens)).collect();
-        self.bring(&ids, &method.summarizes(), false)?;
+        self.prefetch(&ids, &method.summarizes(), false)?;
         if keeps_system {
             self.open_part(prompt, method, None, prompt.system_span(), &mut loaded)?;
         }
@@ -296,8 +296,8 @@ impl Engine {
     fn find_exactly(&self, id: &ChunkId, summaries: &[&dyn Summarize]) -> Result<Option<Found>> {
         let (mut found, mut read) = (Vec::new(), 0);
         for of in summaries {
-            let held = self.store.holds_summary(id, &of.kind());
-            let Some(summary) = self.store.summary(id, &of.kind())? else { return Ok(None) };
+            let held = self.store.has_aux_tensors_in_memory(id, &of.kind());
+            let Some(summary) = self.store.aux_tensors(id, &of.kind())? else { return Ok(None) };
             read += if held { 0 } else { summary.bytes() as u64 };
             found.push(summary);
         }
@@ -311,7 +311,7 @@ impl Engine {
         summaries: &[&dyn Summarize],
         chunk: Option<usize>,
         loaded: &mut Loaded,
-    ) -> Result<Option<(Chunk, Vec<Arc<Summary>>)>> {
+    ) -> Result<Option<(Chunk, Vec<Arc<AuxTensors>>)>> {
         let computed = match chunk {
             None => (self.compute_system(prompt)?, Vec::new()),
             Some(index) if self.settings.repair => {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{Kept, PromptView, Selection, SparseMethod};
 use refrain_kernels::Buffer;
-use refrain_kv::{KvCache, LayerCache, Lender, RopeTable, Span, Summary, stats};
+use refrain_kv::{AuxTensors, KvCache, LayerCache, Lender, RopeTable, Span, stats};
 
 use crate::bounded::{Bounded, PromptRows};
 use crate::closeness::{AttentionMap, question_keys};
@@ -92,7 +92,7 @@ impl Engine {
 }
 
 /// What is kept beside each of a prompt's contexts, of one kind.
-pub(crate) fn summaries(segments: &[Segment], contexts: usize, kind: usize) -> Vec<Option<&Summary>> {
+pub(crate) fn summaries(segments: &[Segment], contexts: usize, kind: usize) -> Vec<Option<&AuxTensors>> {
     let of = |index: usize| segments.iter().find(|segment| segment.chunk == Some(index));
     (0..contexts).map(|index| of(index)?.summaries.get(kind).map(AsRef::as_ref)).collect()
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use refrain_engine::{Answer, Closeness, Engine, Parts, Prompt, Reference, Request, Sampling};
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
-use refrain_store::Encoding;
+use refrain_store::KvQuantization;
 
 use crate::scoring::Scorer;
 use crate::tasks::Job;
@@ -24,7 +24,7 @@ pub struct Way {
     /// The method.
     pub fusion: Arc<dyn FusionMethod>,
     /// How the documents lie in the store.
-    pub at_rest: Encoding,
+    pub store_dtype: KvQuantization,
     /// As it was asked for.
     pub policy: String,
     /// The policy.
@@ -301,10 +301,10 @@ impl Asking<'_> {
             let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.going.forced) };
             let asked = Sampling { max_tokens: most, ..sampling.clone() };
             let reference = self.engine.reference(&prompt, &asked, self.going.forced, self.going.maps)?;
-            for encoding in Encoding::ALL {
-                let ways = self.ways.iter().filter(|way| way.at_rest == encoding);
+            for encoding in KvQuantization::ALL {
+                let ways = self.ways.iter().filter(|way| way.store_dtype == encoding);
                 let methods: Vec<_> = ways.map(|way| way.fusion.as_ref()).collect();
-                self.engine.at_rest(encoding).ingest_prompt(&prompt, &methods)?;
+                self.engine.store_dtype(encoding).ingest_prompt(&prompt, &methods)?;
             }
             self.reference = Some((prompt, reference));
         }
@@ -318,7 +318,7 @@ impl Asking<'_> {
         } else {
             let request = Request { eviction: &way.eviction, ..Request::new(way.fusion.as_ref(), &sampling) };
             let (answer, close) =
-                self.engine.at_rest(way.at_rest).answer_beside(prompt, &request, reference)?;
+                self.engine.store_dtype(way.store_dtype).answer_beside(prompt, &request, reference)?;
             (answer, fidelity(close))
         };
         if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {

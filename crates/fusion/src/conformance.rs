@@ -1,7 +1,12 @@
 //! What every fusion method must keep to, whatever it selects by. A new method runs it in one line.
 
+<<<<<<< HEAD
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
+=======
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kv::{AuxTensors, Rope, Ropes, Span};
+>>>>>>> 8c60746 (The store speaks the field's words, and its files import each other in one direction)
 
 use crate::{
     CachedSegment, ChunkPlace, ContextLayer, Draft, Error, FusionMethod, LayerView, PromptView, SparseMethod,
@@ -106,7 +111,7 @@ fn select(method: &dyn FusionMethod, sparse: &dyn SparseMethod) {
         chunks: &places,
         question: Span::new(start, start + 5),
     };
-    let summaries: Vec<Option<Summary>> =
+    let summaries: Vec<Option<AuxTensors>> =
         places.iter().map(|place| place.cached.then(|| summarize(sparse, place.span.len()))).collect();
     let base = sparse.base(&prompt);
     let within =
@@ -143,7 +148,7 @@ fn select(method: &dyn FusionMethod, sparse: &dyn SparseMethod) {
 }
 
 /// What a method keeps beside a random context.
-fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
+fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> AuxTensors {
     let (q, keys) = (random(tokens * HEADS * HEAD_DIM, 7), buffer(tokens * KV_HEADS * HEAD_DIM, 8));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
     let attention = Attention {
@@ -160,12 +165,17 @@ fn summarize(sparse: &dyn SparseMethod, tokens: usize) -> Summary {
     };
     let cpu = Cpu::new(1).unwrap();
     let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * HEADS]);
+<<<<<<< HEAD
     cpu.attention_with_outputs(
         &attention,
         &mut out,
         AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
     );
     let mut summary = Summary::default();
+=======
+    cpu.attention_reporting(&attention, &mut out, Report { lse: Some(&mut lse), ..Report::default() });
+    let mut summary = AuxTensors::default();
+>>>>>>> 8c60746 (The store speaks the field's words, and its files import each other in one direction)
     for layer in 0..LAYERS {
         sparse.summarize(
             &ContextLayer {

@@ -5,7 +5,7 @@
 //! blocks are retrieved as make the sequence ratio that of SamKV on the same prompt.
 
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,7 @@ impl Summarize for MultiInfLlm {
         0
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {
@@ -127,7 +127,7 @@ impl RetrievalMethod for MultiInfLlm {
     fn known(
         &self,
         prompt: &PromptView<'_>,
-        summaries: &[Option<&Summary>],
+        summaries: &[Option<&AuxTensors>],
         width: usize,
     ) -> Result<Vec<KnownBlock>> {
         let mut known = Vec::new();
@@ -137,7 +137,7 @@ impl RetrievalMethod for MultiInfLlm {
             let found = summary.get(REPRESENTATIVES);
             let found = found.filter(|tensor| tensor.shape == [prompt.layers, blocks, width]);
             let (start, end) = (context.span.start, context.span.end);
-            let tensor = found.ok_or(Error::Summary { tensor: REPRESENTATIVES, start, end })?;
+            let tensor = found.ok_or(Error::AuxTensors { tensor: REPRESENTATIVES, start, end })?;
             let mut all = vec![0.0; tensor.data.len()];
             tensor.data.as_slice().to_f32(&mut all);
             for block in 0..blocks {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 
 use crate::{PromptView, Result, SparseMethod};
 
@@ -23,7 +23,7 @@ pub trait RetrievalMethod: Debug + Send + Sync {
     fn known(
         &self,
         _prompt: &PromptView<'_>,
-        _summaries: &[Option<&Summary>],
+        _summaries: &[Option<&AuxTensors>],
         _width: usize,
     ) -> Result<Vec<KnownBlock>> {
         Ok(Vec::new())

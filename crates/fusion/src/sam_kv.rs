@@ -13,7 +13,7 @@ mod calibration;
 mod offline;
 mod online;
 
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -235,7 +235,7 @@ impl Summarize for SamKv {
         self.local.max(1) * self.block
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         self.observe(layer, summary);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use refrain_kernels::{Attention, Cpu, Slice};
-use refrain_kv::{Ropes, Span, Summary};
+use refrain_kv::{AuxTensors, Ropes, Span};
 
 use crate::{PromptView, Result};
 
@@ -17,7 +17,7 @@ pub trait Summarize: Debug + Send + Sync {
     fn local(&self) -> usize;
 
     /// What is kept beside a context's keys and values: called for every layer, ascending, when it is prefilled.
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary);
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors);
 }
 
 /// A method that keeps, layer by layer, only a part of the documents' keys and values.
@@ -141,7 +141,7 @@ pub struct Draft<'a> {
     /// The prompt; its chunks are contexts.
     pub prompt: &'a PromptView<'a>,
     /// Of each context, what was kept beside it; none if the context is not cached.
-    pub summaries: &'a [Option<&'a Summary>],
+    pub summaries: &'a [Option<&'a AuxTensors>],
     /// Mean query before RoPE of the question at each layer, `layers × H × d`; empty if the method did not
     /// [ask](SparseMethod::asks).
     pub queries: &'a [f32],

@@ -4,8 +4,13 @@ use refrain_fusion::{
     Below, ChunkPlace, ContextLayer, Cosine, Draft, Extremes, FusionMethod, PromptView, Quota, Recompute,
     Rotation, Rounding, SamKv, SparseMethod, Summarize, Theta, Update,
 };
+<<<<<<< HEAD
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
 use refrain_kv::{Rope, Ropes, Span, Summary};
+=======
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Precision, Report};
+use refrain_kv::{AuxTensors, Rope, Ropes, Span};
+>>>>>>> 8c60746 (The store speaks the field's words, and its files import each other in one direction)
 
 const LAYERS: usize = 6;
 const HEADS: usize = 6;
@@ -66,8 +71,8 @@ impl Numbers {
         }
     }
 
-    fn summary(&self) -> Summary {
-        let mut summary = Summary::default();
+    fn summary(&self) -> AuxTensors {
+        let mut summary = AuxTensors::default();
         summary.push("k_mean", [LAYERS, self.blocks, WIDTH], buffer(&self.means));
         summary.push("q_local", [LAYERS, HEADS * D], buffer(&self.local));
         summary.push("representative", [LAYERS, self.blocks], buffer(&self.representative));
@@ -270,7 +275,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
             };
             let of: Vec<Numbers> =
                 documents.iter().map(|tokens| Numbers::new(&mut random, &method, *tokens)).collect();
-            let summaries: Vec<Summary> = of.iter().map(Numbers::summary).collect();
+            let summaries: Vec<AuxTensors> = of.iter().map(Numbers::summary).collect();
             let queries = random.many(LAYERS * HEADS * D);
             let draft = Draft {
                 prompt: &prompt,
@@ -407,7 +412,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         );
         let local = method.local().min(tokens);
         let queries = random.many(local * HEADS * D);
-        let mut summary = Summary::default();
+        let mut summary = AuxTensors::default();
         for layer in 0..2 {
             let view = ContextLayer {
                 cpu: &cpu,

@@ -10,19 +10,19 @@ use std::path::Path;
 #[cfg(feature = "remote")]
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 
 use self::eviction::choose_victims;
-use crate::chunk::now;
-use crate::file::Header;
-use crate::folder::{Folder, Found, NewFile, remove};
+use crate::chunk_file::Header;
+use crate::clock::{milliseconds, nanoseconds, now};
+use crate::folder::{Folder, FolderEntry, NewFile, remove};
 use crate::index::{Index, IndexError, IndexRow, Tables, Totals};
+use crate::info::GcReport;
 use crate::limits::Limits;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Result};
 
-pub use self::reconcile::GcReport;
 use self::unwritten_uses::UnwrittenUses;
 
 /// Where a file that is written comes from.
@@ -35,7 +35,7 @@ pub(crate) enum Origin {
     Remote,
 }
 
-/// Chunks and summaries in a folder.
+/// Chunks and aux tensors in a folder.
 #[derive(Debug)]
 pub(crate) struct Disk {
     folder: Folder,
@@ -132,7 +132,7 @@ impl Disk {
 
     /// Remembers that a chunk is used now. The index learns of it some seconds later.
     pub(crate) fn touch(&self, key: ChunkKey) {
-        if self.uses.add(key, milliseconds()) {
+        if self.uses.add(key, milliseconds(SystemTime::now())) {
             // While another process writes, the uses wait for the next time.
             self.write_uses(false);
         }
@@ -191,16 +191,16 @@ impl Disk {
         self.write(&chunk.key(), &chunk.id().namespace, &self.folder.chunk_file(chunk)?, origin)
     }
 
-    /// Writes a summary and returns the bytes of its file.
-    pub(crate) fn write_summary(
+    /// Writes an aux tensors file and returns the bytes of its file.
+    pub(crate) fn write_aux(
         &self,
         id: &ChunkId,
         kind: &str,
-        summary: &Summary,
+        aux: &AuxTensors,
         origin: Origin,
     ) -> Result<u64> {
         let key = id.key();
-        self.write(&key, &id.namespace, &self.folder.summary_file(&key, kind, summary)?, origin)
+        self.write(&key, &id.namespace, &self.folder.aux_file(&key, kind, aux)?, origin)
     }
 
     /// Makes room for a file of a chunk, and writes it.
@@ -252,14 +252,14 @@ impl Disk {
     ) -> Result<IndexRow, IndexError> {
         let now = now();
         let files = self.folder.files(key)?;
-        let (old, beside): (Vec<Found>, Vec<Found>) =
+        let (old, beside): (Vec<FolderEntry>, Vec<FolderEntry>) =
             files.into_iter().partition(|found| found.path() == file.path);
         let known = tables.take(key)?.filter(|row| !row.is_expired(now));
         // A file that another process is writing is in the row before it is in the folder.
         let taken = known.as_ref().map_or(0, |row| row.bytes.saturating_sub(bytes(&old)));
         let row = IndexRow {
             bytes: taken.max(bytes(&beside)) + file.bytes(),
-            last_used: milliseconds(),
+            last_used: milliseconds(SystemTime::now()),
             entered: now,
             expires: known.as_ref().map_or(self.expiry(now), |row| self.renewed(row.expires, now)),
             pinned: known.is_some_and(|row| row.pinned),
@@ -327,7 +327,7 @@ impl Disk {
     /// The row of a chunk that has a file.
     fn row_with_file(&self, tables: &Tables<'_>, key: &ChunkKey) -> Result<Option<IndexRow>, IndexError> {
         let known = tables.row(key)?.filter(|_| self.folder.path(key).exists());
-        Ok(known.or_else(|| self.row_of_file(key, milliseconds())))
+        Ok(known.or_else(|| self.row_of_file(key, milliseconds(SystemTime::now()))))
     }
 
     /// A chunk that is on disk was to be stored again: it is used now, its time to live begins anew, and it is noted as not
@@ -348,7 +348,7 @@ impl Disk {
         let _ = self.index().and_then(|index| index.write(renew));
     }
 
-    /// Removes a chunk and its summaries, and says whether the chunk was there.
+    /// Removes a chunk and its aux tensors, and says whether the chunk was there.
     pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
         self.uses.remove(key);
         self.remove_if(key, |_| true)
@@ -379,9 +379,9 @@ impl Disk {
 
     /// Removes a chunk's files, and says whether its own was there.
     fn remove_files(&self, key: &ChunkKey) -> Result<bool> {
-        // The chunk goes first: `gc` finds a summary without its chunk.
+        // The chunk goes first: `gc` finds an aux tensors file without its chunk.
         let was_there = remove(&self.folder.path(key))?;
-        self.folder.summaries(key)?.iter().try_for_each(|found| remove(found.path()).map(drop))?;
+        self.folder.aux_files(key)?.iter().try_for_each(|found| remove(found.path()).map(drop))?;
         Ok(was_there)
     }
 
@@ -400,9 +400,9 @@ impl Disk {
     /// A chunk's files, with their names in the object store.
     #[cfg(feature = "remote")]
     pub(crate) fn shared_files(&self, key: &ChunkKey) -> Result<Vec<(String, PathBuf)>> {
-        let named = |found: Found| {
+        let named = |found: FolderEntry| {
             let kind = match &found {
-                Found::Summary(_, kind, _) => Some(kind.as_str()),
+                FolderEntry::Aux(_, kind, _) => Some(kind.as_str()),
                 _ => None,
             };
             (crate::folder::name(key, kind), found.path().to_owned())
@@ -417,19 +417,6 @@ impl Drop for Disk {
     }
 }
 
-fn bytes(found: &[Found]) -> u64 {
-    found.iter().map(Found::bytes).sum()
-}
-
-fn milliseconds() -> u64 {
-    since_1970(SystemTime::now())
-}
-
-fn since_1970(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn nanoseconds() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+fn bytes(found: &[FolderEntry]) -> u64 {
+    found.iter().map(FolderEntry::bytes).sum()
 }

@@ -26,15 +26,9 @@ pub(crate) use self::error::IndexError;
 pub(crate) use self::tables::ROWS_READ;
 pub(crate) use self::tables::{IndexRow, Tables, Totals};
 use self::tables::{Snapshot, has_row, set_complete, take_over_earlier_rows};
-use crate::folder::TEMPORARY;
+use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, TEMPORARY};
 use crate::{ChunkKey, Result, StoreError};
 
-/// File name of the index in the store's folder.
-pub(crate) const FILE: &str = "index.redb";
-/// File that is locked while a broken index is set aside.
-pub(crate) const LOCK: &str = "index.lock";
-/// File name of a broken index that was set aside.
-pub(crate) const BROKEN: &str = "index.redb.broken";
 /// Reason given for a file on which the database panics.
 const NONSENSE: &str = "it cannot be made sense of";
 /// Bytes of database pages kept in memory.
@@ -55,7 +49,7 @@ impl Index {
     /// The index of the folder `root`, which is opened, or made, at its first use.
     pub(crate) fn of(root: &Path) -> Index {
         Index {
-            path: root.join(FILE),
+            path: root.join(INDEX),
             database: Mutex::new(None),
             complete: AtomicBool::new(false),
             set_aside: Mutex::new(None),
@@ -191,14 +185,17 @@ impl Index {
         }
         // One process sets the file aside. A second one waits for the lock and then finds the new file.
         let failed = |source| StoreError::Io { action: "set aside", path: self.path.clone(), source };
-        let lock =
-            File::options().write(true).create(true).truncate(false).open(self.path.with_file_name(LOCK));
+        let lock = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.path.with_file_name(INDEX_LOCK));
         let lock = lock.map_err(failed)?;
         lock.lock().map_err(failed)?;
         match open(&self.path) {
             Ok(database) => return Ok(database),
             Err(IndexError::Broken(why)) => {
-                fs::rename(&self.path, self.path.with_file_name(BROKEN)).map_err(failed)?;
+                fs::rename(&self.path, self.path.with_file_name(BROKEN_INDEX)).map_err(failed)?;
                 self.complete.store(false, Relaxed);
                 *self.set_aside.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
             }

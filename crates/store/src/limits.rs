@@ -7,9 +7,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes of chunks in memory, besides those in use. Summaries may take a sixteenth of it on top.
+    /// Bytes of chunks in memory, besides those in use. Aux tensors may take a sixteenth of it on top.
     pub memory: u64,
-    /// Bytes of chunk and summary files in the folder. The least recently used chunks go first, and pinned ones never.
+    /// Bytes of chunk and aux tensors files in the folder. The least recently used chunks go first, and pinned ones never.
     pub disk: u64,
     /// Bytes of the files of one namespace that has no entry in `quotas`.
     pub quota: u64,

@@ -150,6 +150,7 @@ fn parts_are_taken_as_they_are() {
     engine.ingest_prompt(&apart, &[sam_kv.as_ref(), pie.as_ref()]).unwrap();
     let id = engine.chunk_id(&apart.chunks[0].tokens);
     assert!(
-        engine.store().contains(&id) && engine.store().holds_summary(&id, &sam_kv.summarizes()[0].kind())
+        engine.store().contains(&id)
+            && engine.store().has_aux_tensors_in_memory(&id, &sam_kv.summarizes()[0].kind())
     );
 }

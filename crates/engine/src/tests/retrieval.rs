@@ -229,7 +229,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     prefill(&engine, &prompt, &multi, prompt.len() + 8);
     let id = engine.chunk_id(&prompt.chunks[0].tokens);
     let kind = multi.summarizes()[0].kind();
-    let summary = engine.store().summary(&id, &kind).unwrap().unwrap();
+    let summary = engine.store().aux_tensors(&id, &kind).unwrap().unwrap();
     let config = engine.decoder().config();
     let (d, kv_heads, heads) = (config.head_dim, config.kv_heads, config.heads);
     let found = floats(&summary.get("k_representative").unwrap().data);

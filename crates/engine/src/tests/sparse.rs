@@ -8,7 +8,7 @@ use refrain_fusion::{
     Selection, SparseMethod, Summarize, Update, Vanilla,
 };
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
@@ -49,7 +49,7 @@ impl Summarize for Fixed {
         1
     }
 
-    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn summarize(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         if layer.layer == 0 {
             summary.push("tokens", [1], Buffer::F32(vec![layer.tokens() as f32]));
         }
@@ -534,12 +534,12 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
         first.compute_chunk(id.clone(), "plain", &[]).unwrap();
     }
     let kind = small_blocks().kind();
-    assert!(ids.iter().all(|id| !first.store().has_summary(id, &kind)));
+    assert!(ids.iter().all(|id| !first.store().has_aux_tensors(id, &kind)));
     let file = |key: String| folder.path().join(&key[..2]).join(format!("{key}.safetensors"));
     let bytes: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     let upgraded = prefill(&first, &prompt, &small_blocks(), prompt.len() + 1);
     assert_eq!(upgraded.loaded.repaired, 2 + 1, "two summaries and the system part");
-    assert!(ids.iter().all(|id| first.store().has_summary(id, &kind)));
+    assert!(ids.iter().all(|id| first.store().has_aux_tensors(id, &kind)));
     let now: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     assert_eq!(now, bytes, "what was there stays as it was");
     let second = open();

@@ -72,9 +72,9 @@ pub(super) const KV_SHARE_QUERY: Measure = measure(
     Of::Median(|c| share(c.kv_bytes_query_heads, c.kv_bytes_full)),
 );
 
-pub(super) const AT_REST: Measure = measure(
+pub(super) const STORED: Measure = measure(
     "rest_bytes_per_token",
-    "At rest, a token",
+    "Stored, a token",
     Unit::Bytes,
     Of::Median(|c| {
         (c.bytes_loaded > 0 && c.document_bytes > 0)
@@ -114,7 +114,7 @@ pub(super) const ALL: &[Measure] = &[
     KV_SHARE_QUERY,
     measure("side_bytes", "", Unit::Bytes, Of::Median(|c| Some(c.side_bytes as f64))),
     measure("bytes_loaded", "", Unit::Bytes, Of::Median(|c| Some(c.bytes_loaded as f64))),
-    AT_REST,
+    STORED,
     measure("prompt_tokens", "", Unit::Count, Of::Median(|c| Some(c.prompt_tokens as f64))),
     measure("answer_tokens", "", Unit::Count, Of::Median(|c| Some(c.answer_tokens as f64))),
 ];

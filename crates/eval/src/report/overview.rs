@@ -9,7 +9,7 @@ use super::arm::{base, option};
 use super::data::Data;
 use super::figures;
 use super::measures::{
-    AT_REST, KEPT, KL, KV, KV_SHARE, Measure, RECOMPUTED, RELATIVE, TOP1, TPOT_SPEEDUP, TTFT_SPEEDUP,
+    KEPT, KL, KV, KV_SHARE, Measure, RECOMPUTED, RELATIVE, STORED, TOP1, TPOT_SPEEDUP, TTFT_SPEEDUP,
 };
 use super::stats::Stat;
 use super::table::{Block, Cell, Column, Row, Section, Table, Unit, counted, distinct};
@@ -182,9 +182,9 @@ pub(super) fn summary(data: &Data<'_>) -> Section {
         if lines.is_empty() {
             continue;
         }
-        let encoded = lines.iter().any(|line| option(&data.arms[line.arm].method, "at_rest").is_some());
+        let encoded = lines.iter().any(|line| option(&data.arms[line.arm].method, "store_dtype").is_some());
         let mut measures = SUMMARY.to_vec();
-        measures.extend(encoded.then_some(AT_REST));
+        measures.extend(encoded.then_some(STORED));
         let mut table = costs(data, model, &tasks, &lines, &measures);
         table.title = format!("All tasks: {}", data.models[model]);
         blocks.extend(advice(data, model, &tasks).into_iter().map(Block::Text));

@@ -1,41 +1,16 @@
 //! Reconciling the index with the folder's files.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use serde::Serialize;
-
+use super::Disk;
 use super::eviction::choose_victims;
-use super::{Disk, since_1970};
-use crate::chunk::now;
-use crate::folder::{Found, STALE, remove, remove_stale};
+use crate::clock::{milliseconds, now};
+use crate::file_names::BROKEN_INDEX;
+use crate::folder::{FolderEntry, STALE_AFTER, remove, remove_stale};
 use crate::index::{IndexError, IndexRow, Tables};
+use crate::info::GcReport;
 use crate::{ChunkKey, Result};
-
-/// What `gc` removed, and what the folder holds afterwards.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct GcReport {
-    /// Chunks that are on disk now.
-    pub chunks: u64,
-    /// Bytes of their files and their summaries'.
-    pub bytes: u64,
-    /// Chunks removed because they had expired.
-    pub expired: u64,
-    /// Least recently used chunks removed to stay within the limits.
-    pub evicted: u64,
-    /// Bytes of all files removed.
-    pub freed: u64,
-    /// Chunk files that had no row in the index, and have one now.
-    pub entered: u64,
-    /// Rows of the index whose files were gone, and that were taken out.
-    pub forgotten: u64,
-    /// Summaries whose chunk is not there, removed.
-    pub orphans: Vec<PathBuf>,
-    /// Temporary files of writers that died, removed.
-    pub stale: Vec<PathBuf>,
-}
 
 /// Bytes of a chunk's files, and whether the chunk's own is among them.
 #[derive(Clone, Copy, Default)]
@@ -45,7 +20,7 @@ struct Files {
 }
 
 impl Disk {
-    /// Removes temporary files of writers that died, summaries without their chunk, chunks that have expired and, where
+    /// Removes temporary files of writers that died, aux tensors files without their chunk, chunks that have expired and, where
     /// the folder exceeds its bounds, the least recently used chunks; and reconciles the index.
     pub(crate) fn gc(&self) -> Result<GcReport> {
         let mut report = GcReport::default();
@@ -54,19 +29,19 @@ impl Disk {
             let size = found.bytes();
             let is_orphan = |key| matches!(self.folder.path(key).try_exists(), Ok(false));
             match found {
-                Found::Temporary(path) if remove_stale(&path)? => {
+                FolderEntry::Temporary(path) if remove_stale(&path)? => {
                     report.freed += size;
                     report.stale.push(path);
                 }
-                Found::Summary(key, _, path) if is_orphan(&key) && remove_stale(&path)? => {
+                FolderEntry::Aux(key, _, path) if is_orphan(&key) && remove_stale(&path)? => {
                     report.freed += size;
                     report.orphans.push(path);
                 }
                 _ => {}
             }
         }
-        if remove(&self.folder.root().join(crate::index::BROKEN))? {
-            report.stale.push(self.folder.root().join(crate::index::BROKEN));
+        if remove(&self.folder.root().join(BROKEN_INDEX))? {
+            report.stale.push(self.folder.root().join(BROKEN_INDEX));
         }
         self.flush();
         self.index()?;
@@ -85,12 +60,17 @@ impl Disk {
 
     /// Enters a row for each chunk in `found` that has none, corrects the bytes of the others, takes out rows without a
     /// file and, to `evict`, removes the chunks that the limits have no room for.
-    pub(crate) fn reconcile_index(&self, found: &[Found], evict: bool, report: &mut GcReport) -> Result<()> {
+    pub(crate) fn reconcile_index(
+        &self,
+        found: &[FolderEntry],
+        evict: bool,
+        report: &mut GcReport,
+    ) -> Result<()> {
         let mut files: BTreeMap<ChunkKey, Files> = BTreeMap::new();
         for found in found {
             let Some(key) = found.key() else { continue };
             let files = files.entry(*key).or_default();
-            files.has_chunk |= matches!(found, Found::Chunk(..));
+            files.has_chunk |= matches!(found, FolderEntry::Chunk(..));
             files.bytes += found.bytes();
         }
         self.index.write(|tables| {
@@ -119,7 +99,7 @@ impl Disk {
         let rows: BTreeMap<ChunkKey, IndexRow> = tables.rows()?.into_iter().collect();
         for (key, row) in &rows {
             // The files of a new row may be about to get their names.
-            if row.entered.saturating_add(STALE.as_secs()) > now() {
+            if row.entered.saturating_add(STALE_AFTER.as_secs()) > now() {
                 continue;
             }
             match files.get(key) {
@@ -142,6 +122,6 @@ impl Disk {
     /// When a chunk's file was written, in milliseconds since 1970.
     fn modified(&self, key: &ChunkKey) -> u64 {
         let modified = self.folder.path(key).metadata().and_then(|metadata| metadata.modified());
-        modified.map_or(0, since_1970)
+        modified.map_or(0, milliseconds)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MemoryEntry, Store};
-use crate::folder::{Found, open_chunk};
+use super::Store;
+use crate::folder::{FolderEntry, open_chunk};
 use crate::index::IndexRow;
-use crate::{ChunkDetail, ChunkInfo, ChunkKey, Listing, Result, Scope, StoreError, Unusable};
+use crate::tiers::MemoryEntry;
+use crate::{ChunkDetail, ChunkInfo, ChunkKey, InvalidKey, Listing, Result, Scope, StoreError, Unusable};
 
 impl Store {
     /// The chunks in `scope`, of all models, from the headers of their files and from memory.
@@ -23,7 +24,7 @@ impl Store {
         let mut listing = Listing::default();
         let mut beside = self.beside(&found);
         for found in found {
-            let Found::Chunk(key, path) = found else { continue };
+            let FolderEntry::Chunk(key, path) = found else { continue };
             match open_chunk(&path, &key) {
                 Ok(Some((_, header))) => {
                     let in_memory = memory.remove(&key).is_some();
@@ -35,7 +36,7 @@ impl Store {
                 Err(_) => {}
             }
         }
-        listing.chunks.extend(memory.values().map(ChunkInfo::of_memory));
+        listing.chunks.extend(memory.values().map(|entry| ChunkInfo::of_memory(&entry.chunk, entry.expires)));
         listing.chunks.retain(|info| scope.has(&info.namespace));
         listing.chunks.sort_by_key(|info| info.key);
         for info in &mut listing.chunks {
@@ -45,7 +46,7 @@ impl Store {
     }
 
     /// The files that may be of chunks in `scope`, by their names, and the rows of the index in it.
-    fn files_in(&self, scope: Scope<'_>) -> Result<(Vec<Found>, BTreeMap<ChunkKey, IndexRow>)> {
+    fn files_in(&self, scope: Scope<'_>) -> Result<(Vec<FolderEntry>, BTreeMap<ChunkKey, IndexRow>)> {
         let Some(disk) = self.0.disk.as_deref() else { return Ok(Default::default()) };
         if let Scope::Namespace(namespace) = scope
             && let Ok(rows) = disk.rows_of(namespace)
@@ -63,10 +64,10 @@ impl Store {
     /// If there is none, or several (the error lists them), or the prefix is not hexadecimal.
     pub fn resolve(&self, prefix: &str, scope: Scope<'_>) -> Result<ChunkKey> {
         if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
+            return Err(InvalidKey { text: prefix.to_owned(), expected: "1 to 64" }.into());
         }
         let wanted = prefix.to_ascii_lowercase();
-        let on_disk = self.folder_on_disk().map_or(Ok(Vec::new()), |folder| folder.keys(&wanted))?;
+        let on_disk = self.0.folder().map_or(Ok(Vec::new()), |folder| folder.keys(&wanted))?;
         let in_memory = self.0.memory.iter().map(|(key, _)| key);
         let keys: BTreeSet<ChunkKey> = on_disk
             .into_iter()
@@ -85,7 +86,7 @@ impl Store {
 
     /// Whether a chunk is in the scope. One whose header cannot be read is in that of all.
     fn is_in(&self, key: &ChunkKey, scope: Scope<'_>) -> bool {
-        let on_disk = || self.folder_on_disk()?.open_chunk(key).ok()?.map(|(_, header)| header.id.namespace);
+        let on_disk = || self.0.folder()?.open_chunk(key).ok()?.map(|(_, header)| header.id.namespace);
         let namespace = match self.0.memory.peek(key) {
             Some(held) => Some(held.chunk.id().namespace.clone()),
             None if scope == Scope::All => None,
@@ -100,14 +101,14 @@ impl Store {
     /// If there is no such chunk, or its header cannot be used.
     pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
         let mut detail = self.detail(key)?;
-        let mut beside = self.beside(&self.summaries_on_disk(key)?);
+        let mut beside = self.beside(&self.aux_files_on_disk(key)?);
         beside.remove(key).unwrap_or_default().tell(&mut detail.info);
         Ok(detail)
     }
 
     fn detail(&self, key: &ChunkKey) -> Result<ChunkDetail> {
         let in_memory = self.0.memory.peek(key);
-        if let Some(folder) = self.folder_on_disk() {
+        if let Some(folder) = self.0.folder() {
             let path = folder.path(key);
             let opened = match folder.open_chunk(key) {
                 Err(problem) if in_memory.is_none() => return Err(StoreError::Unusable { path, problem }),
@@ -120,7 +121,10 @@ impl Store {
             }
         }
         let held = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
-        Ok(ChunkDetail { info: ChunkInfo::of_memory(&held), token_ids: held.chunk.tokens().to_vec() })
+        Ok(ChunkDetail {
+            info: ChunkInfo::of_memory(&held.chunk, held.expires),
+            token_ids: held.chunk.tokens().to_vec(),
+        })
     }
 
     /// The keys of all chunks in `scope` that are on disk, ascending.

@@ -7,13 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use redb::TableDefinition;
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 use tempfile::{TempDir, tempdir};
 
 use super::store::{files, path, stored};
 use super::{chunk_of, numbered};
 use crate::disk::eviction::choose_victims;
-use crate::index::{FILE, Index, IndexRow, ROWS_READ, Tables};
+use crate::file_names::INDEX;
+use crate::index::{Index, IndexRow, ROWS_READ, Tables};
 use crate::{Chunk, ChunkId, ChunkKey, Limits, NamespaceKey, PutOutcome, Scope, Store, StoreError};
 
 fn limited(dir: &TempDir, change: impl FnOnce(&mut Limits)) -> Store {
@@ -211,9 +212,9 @@ fn removing_and_storing_at_once_never_counts_too_little() {
                     } else {
                         let outcome = store.put(chunk.clone()).unwrap();
                         assert!(!matches!(outcome, PutOutcome::NotStored { .. }), "{outcome:?}");
-                        let mut summary = Summary::default();
-                        summary.push("t".to_owned(), vec![4], Buffer::zeros(Dtype::F32, 4));
-                        store.put_summary(chunk.id(), &format!("kind-{worker}"), summary).unwrap();
+                        let mut aux = AuxTensors::default();
+                        aux.push("t".to_owned(), vec![4], Buffer::zeros(Dtype::F32, 4));
+                        store.put_aux_tensors(chunk.id(), &format!("kind-{worker}"), aux).unwrap();
                     }
                 }
             });
@@ -258,7 +259,7 @@ fn an_index_that_is_replaced_while_it_is_open_is_opened_again() {
     let dir = tempdir().unwrap();
     let store = limited(&dir, |limits| limits.disk = 2 * size());
     stored(store.put(numbered(1, 50)).unwrap());
-    fs::rename(dir.path().join(FILE), dir.path().join("index.redb.broken")).unwrap();
+    fs::rename(dir.path().join(INDEX), dir.path().join("index.redb.broken")).unwrap();
     let other = limited(&dir, |limits| limits.disk = 2 * size());
     stored(other.put(numbered(2, 50)).unwrap());
     later();
@@ -270,28 +271,28 @@ fn an_index_that_is_replaced_while_it_is_open_is_opened_again() {
 }
 
 #[test]
-fn summaries_count_with_their_chunk_and_go_with_it() {
+fn aux_tensors_count_with_their_chunk_and_go_with_it() {
     let dir = tempdir().unwrap();
     let store = limited(&dir, |limits| limits.disk = 3 * size());
     let (a, b, c) = (numbered(1, 50), numbered(2, 50), numbered(3, 50));
-    let summary = |elements: usize| {
-        let mut summary = Summary::default();
-        summary.push("t".to_owned(), vec![elements], Buffer::zeros(Dtype::F32, elements));
-        summary
+    let aux = |elements: usize| {
+        let mut aux = AuxTensors::default();
+        aux.push("t".to_owned(), vec![elements], Buffer::zeros(Dtype::F32, elements));
+        aux
     };
     stored(store.put(a.clone()).unwrap());
     later();
     stored(store.put(b.clone()).unwrap());
-    let bytes = stored(store.put_summary(b.id(), "test", summary(10)).unwrap());
+    let bytes = stored(store.put_aux_tensors(b.id(), "test", aux(10)).unwrap());
     assert_eq!(store.stats().disk_bytes, 2 * size() + bytes);
-    assert!(matches!(store.put_summary(b.id(), "test", summary(10)).unwrap(), PutOutcome::Known));
+    assert!(matches!(store.put_aux_tensors(b.id(), "test", aux(10)).unwrap(), PutOutcome::Known));
     assert_eq!(store.stats().disk_bytes, 2 * size() + bytes);
     later();
     stored(store.put(c.clone()).unwrap());
     assert_eq!(on_disk(&store), sorted(&[&b, &c]));
-    // A summary makes room as well, and not by its own chunk.
+    // An aux tensors file makes room as well, and not by its own chunk.
     later();
-    stored(store.put_summary(b.id(), "large", summary(size() as usize / 4)).unwrap());
+    stored(store.put_aux_tensors(b.id(), "large", aux(size() as usize / 4)).unwrap());
     assert_eq!(on_disk(&store), [b.key()]);
     assert!(store.remove(&b.key()).unwrap());
     assert!(files(dir.path()).is_empty());
@@ -306,7 +307,7 @@ fn an_index_that_is_lost_or_broken_is_made_anew_and_loses_no_chunk() {
     chunks.iter().for_each(|chunk| _ = stored(store.put(chunk.clone()).unwrap()));
     store.pin(&[chunks[0].key()], true).unwrap();
     drop(store);
-    let index = dir.path().join(FILE);
+    let index = dir.path().join(INDEX);
     let whole = fs::read(&index).unwrap();
     for case in 0..12 {
         match case {
@@ -554,7 +555,7 @@ fn an_index_of_an_earlier_build_is_taken_over() {
     type Value = (u64, u64, u64, u64, bool, &'static str);
     const CHUNKS: TableDefinition<'static, &[u8; 32], Value> = TableDefinition::new("chunks, version 1");
     const COMPLETE: TableDefinition<'static, &str, bool> = TableDefinition::new("complete");
-    let index = dir.path().join(FILE);
+    let index = dir.path().join(INDEX);
     for is_complete in [true, false] {
         fs::remove_file(&index).unwrap();
         let database = redb::Builder::new()

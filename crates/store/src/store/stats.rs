@@ -1,23 +1,9 @@
-//! What a store has done.
+//! Counts since the store was opened, and what it holds now.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Store;
 use crate::Stats;
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) memory_hits: AtomicU64,
-    pub(super) disk_hits: AtomicU64,
-    pub(super) misses: AtomicU64,
-    pub(super) removed: AtomicU64,
-    pub(super) unusable: AtomicU64,
-    pub(super) stored: AtomicU64,
-    pub(super) not_stored: AtomicU64,
-    pub(super) bytes_read: AtomicU64,
-    pub(super) bytes_written: AtomicU64,
-}
 
 impl Store {
     /// Broken files removed since the store was opened.

@@ -1,11 +1,14 @@
 //! The tier in memory: bounded by bytes.
 
 use std::hash::Hash;
+use std::sync::Arc;
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+use refrain_kv::AuxTensors;
 
-use crate::{Chunk, ChunkKey};
+use crate::chunk::Chunk;
+use crate::key::ChunkKey;
 
 /// A chunk in memory.
 #[derive(Clone, Debug)]
@@ -16,7 +19,7 @@ pub(crate) struct MemoryEntry {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct ByBytes;
+pub(crate) struct ByBytes;
 
 impl Weighter<ChunkKey, MemoryEntry> for ByBytes {
     fn weight(&self, _: &ChunkKey, held: &MemoryEntry) -> u64 {
@@ -24,8 +27,19 @@ impl Weighter<ChunkKey, MemoryEntry> for ByBytes {
     }
 }
 
+/// Chunk and kind.
+pub(crate) type AuxName = (ChunkKey, String);
+
+impl Weighter<AuxName, Arc<AuxTensors>> for ByBytes {
+    fn weight(&self, (_, kind): &AuxName, aux: &Arc<AuxTensors>) -> u64 {
+        let tensors = aux.tensors().iter();
+        let names: usize = tensors.map(|tensor| tensor.name.len() + 8 * tensor.shape.len() + 128).sum();
+        (aux.bytes() + names + kind.len() + 256) as u64
+    }
+}
+
 /// A cache of at most `bytes`.
-pub(super) fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
+pub(crate) fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
 where
     ByBytes: Weighter<K, V>,
 {
