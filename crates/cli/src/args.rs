@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
-use refrain_store::Encoding;
+use refrain_store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Memory, Policies, ServeBench, StoreBench, Ttft};
@@ -132,9 +132,9 @@ pub(crate) struct Global {
     /// Type of cached keys and values: f16, bf16 or f32
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", hide_short_help = true)]
     pub(crate) kv: Dtype,
-    /// How documents lie in the store: exact, q8 (8 bits an element) or q4 (4 bits, KIVI)
-    #[arg(long, global = true, value_name = "ENCODING", default_value = "exact", hide_short_help = true)]
-    pub(crate) at_rest: Encoding,
+    /// Type of stored keys and values: exact (as computed), q8 (8 bits an element) or q4 (4 bits, KIVI)
+    #[arg(long, global = true, value_name = "TYPE", default_value = "exact", hide_short_help = true)]
+    pub(crate) store_dtype: KvQuantization,
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Read, Write};
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{
-    RequestStats, Answer, Comparison, Document, Engine, IngestReport, TokenEvent, Prompt, GenerateRequest,
+    Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, RequestStats, TokenEvent,
 };
 use refrain_eviction::Eviction;
 use serde_json::{Value, json};
@@ -200,10 +200,7 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
         return line;
     }
     let heads = if policy.built.per_query_head { "query head" } else { "KV head" };
-    line.push_str(&format!(
-        "\n{}: {} tokens retained for each {heads}",
-        policy.spec, stats.retained_tokens
-    ));
+    line.push_str(&format!("\n{}: {} tokens retained for each {heads}", policy.spec, stats.retained_tokens));
     line.push_str(&format!(
         ", KV {} ({} of full attention's {}), at peak {}, {} beside",
         bytes(stats.kv_bytes as u64),

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, Instructions, GenerateRequest, Sampling};
+use refrain_engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
 use refrain_model::Message;
 
 use crate::args;

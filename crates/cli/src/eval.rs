@@ -11,7 +11,7 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
 use refrain_eval::{MachineInfo, Matrix, ModelInfo, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
-use refrain_store::{Encoding, Store};
+use refrain_store::{KvQuantization, Store};
 use serde_json::json;
 
 use crate::args;
@@ -121,29 +121,29 @@ fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
     };
     let methods = methods::methods(&first(&matrix.methods, "vanilla"))?;
     let policies = methods::policies(&first(&matrix.policies, "full"))?;
-    let mut at_rest = Vec::new();
-    for name in &matrix.at_rest {
-        at_rest.push(name.parse::<Encoding>()?);
+    let mut store_dtype = Vec::new();
+    for name in &matrix.store_dtype {
+        store_dtype.push(name.parse::<KvQuantization>()?);
     }
-    if at_rest.is_empty() {
-        at_rest.push(context.global.at_rest);
+    if store_dtype.is_empty() {
+        store_dtype.push(context.global.store_dtype);
     }
     let mut variants = Vec::new();
     for (policy, method) in
         policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
     {
         // A method that reuses nothing reads no stored document.
-        let exact = [Encoding::Exact];
-        for at_rest in if method.built.reuses() { at_rest.as_slice() } else { &exact } {
+        let exact = [KvQuantization::Exact];
+        for store_dtype in if method.built.reuses() { store_dtype.as_slice() } else { &exact } {
             let spec = method.spec.clone();
             variants.push(Variant {
-                method: match at_rest {
-                    Encoding::Exact => spec,
-                    _ if spec.contains(':') => format!("{spec},at_rest={at_rest}"),
-                    _ => format!("{spec}:at_rest={at_rest}"),
+                method: match store_dtype {
+                    KvQuantization::Exact => spec,
+                    _ if spec.contains(':') => format!("{spec},store_dtype={store_dtype}"),
+                    _ => format!("{spec}:store_dtype={store_dtype}"),
                 },
                 fusion: method.built.clone(),
-                at_rest: *at_rest,
+                store_dtype: *store_dtype,
                 policy: policy.spec.clone(),
                 eviction: policy.built.clone(),
             });

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use refrain_engine::{Instructions, TokenEvent, GenerateRequest};
+use refrain_engine::{GenerateRequest, Instructions, TokenEvent};
 
 use crate::args;
 use crate::ask::{as_json, asked_text, stats_line};

@@ -74,8 +74,7 @@ pub(crate) fn ingest_to_answer(
     documents: &[Document],
     method: &Method,
 ) -> Result<IngestReport> {
-    let report =
-        ingest(context, |progress| engine.ingest_to_answer(documents, &method.built, progress))?;
+    let report = ingest(context, |progress| engine.ingest_to_answer(documents, &method.built, progress))?;
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {

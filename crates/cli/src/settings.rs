@@ -117,7 +117,7 @@ impl Context {
             threads: self.global.threads,
             precision: self.global.compute.0,
             kv: self.global.kv,
-            at_rest: self.global.at_rest,
+            store_dtype: self.global.store_dtype,
             chunk_tokens: self.global.chunk_tokens,
             namespace: self.namespace()?,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),

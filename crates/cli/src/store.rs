@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use refrain_model::{ModelFiles, Tokenizer};
-use refrain_store::{ChunkDetail, ChunkInfo, Encoding, Scope, Store};
+use refrain_store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
@@ -57,7 +57,7 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
         fn add(&mut self, info: &ChunkInfo) {
             self.chunks += 1;
             self.tokens += info.tokens;
-            self.bytes += info.bytes + info.summary_bytes;
+            self.bytes += info.bytes + info.aux_bytes;
         }
     }
     let (stats, chunks) = (store.stats(), store.list(Scope::All)?.chunks);
@@ -133,7 +133,7 @@ fn gc(context: &Context, store: &Store) -> Result<()> {
         return print_json(&report);
     }
     for path in &report.orphans {
-        output::say(&format!("removed: {}: a summary without its chunk", path.display()));
+        output::say(&format!("removed: {}: an aux tensors file without its chunk", path.display()));
     }
     for path in &report.stale {
         output::say(&format!("removed: {}: left by a program that died", path.display()));
@@ -164,7 +164,7 @@ fn pin(
     let mut changed = 0;
     for key in keys(context, store, named, all)? {
         // A time to live alone pins nothing.
-        let mut there = (keep.is_none() || remove) && store.pin(&key, !remove)?;
+        let mut there = (keep.is_none() || remove) && store.pin(&[key], !remove)? == 1;
         if let Some(keep) = keep {
             let at = match keep {
                 Keep::Never => None,
@@ -257,9 +257,9 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
 
 /// Type of the elements, and how they lie at rest.
 fn kind(info: &ChunkInfo) -> String {
-    match info.encoding {
-        Encoding::Exact => info.dtype.to_string(),
-        encoding => format!("{} as {encoding}", info.dtype),
+    match info.quantization {
+        KvQuantization::Exact => info.dtype.to_string(),
+        quantization => format!("{} as {quantization}", info.dtype),
     }
 }
 
@@ -299,10 +299,10 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
         ("type", kind(info)),
         ("size", bytes(info.bytes)),
         (
-            "summaries",
-            match info.summaries.as_slice() {
+            "aux tensors",
+            match info.aux_kinds.as_slice() {
                 [] => "(none)".to_owned(),
-                kinds => format!("{}, {}", kinds.join(", "), bytes(info.summary_bytes)),
+                kinds => format!("{}, {}", kinds.join(", "), bytes(info.aux_bytes)),
             },
         ),
         ("BOS", info.bos.to_string()),
@@ -380,13 +380,13 @@ fn verify(context: &Context, store: &Store) -> Result<()> {
         output::say(&format!("left alone: {}: not the store's", path.display()));
     }
     for path in &report.orphans {
-        output::say(&format!("removed: {}: a summary without its chunk", path.display()));
+        output::say(&format!("removed: {}: an aux tensors file without its chunk", path.display()));
     }
     let removed = report.failed.iter().filter(|repair| repair.removed).count();
     let left = report.failed.len() - removed;
     let mut text = count(report.whole as usize, "chunk");
-    if report.summaries > 0 {
-        text.push_str(&format!(" and {} summaries", report.summaries));
+    if report.aux_files > 0 {
+        text.push_str(&format!(" and {} aux tensors files", report.aux_files));
     }
     text.push_str(&format!(" whole, {}", bytes(report.bytes)));
     text.push_str(&format!("; {removed} broken and removed"));

@@ -102,9 +102,10 @@ impl LayerAttention for DecodeStep<'_, '_> {
         let each = self.caches.iter_mut().zip(rows).enumerate();
         if self.parallel {
             let mut each: Vec<_> = each.map(|(_, each)| each).collect();
-            let run = |i: usize, (cache, (q, out)): &mut (&mut &mut SequenceCache, (&mut [f32], &mut [f32]))| {
-                attend(i, cache, q, out);
-            };
+            let run =
+                |i: usize, (cache, (q, out)): &mut (&mut &mut SequenceCache, (&mut [f32], &mut [f32]))| {
+                    attend(i, cache, q, out);
+                };
             decoder.backend().parallel_each(&mut each, &run);
         } else {
             each.for_each(|(i, (cache, (q, out)))| attend(i, cache, q, out));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use refrain_kernels::{Cpu, Dtype, Precision};
 use refrain_kv::Span;
 use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
-use refrain_store::{Encoding, Store};
+use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ pub struct Settings {
     /// Type of cached keys and values.
     pub kv: Dtype,
     /// How documents' keys and values lie in the store.
-    pub at_rest: Encoding,
+    pub store_dtype: KvQuantization,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
     /// Chunks of one namespace are invisible to another.
@@ -38,7 +38,7 @@ impl Default for Settings {
             threads: 0,
             precision: None,
             kv: Dtype::F16,
-            at_rest: Encoding::Exact,
+            store_dtype: KvQuantization::Exact,
             chunk_tokens: 512,
             namespace: String::new(),
             shared: None,
@@ -114,8 +114,8 @@ impl Engine {
     }
 
     /// An engine that shares everything with this one, and keeps documents in the store in another encoding.
-    pub fn at_rest(&self, at_rest: Encoding) -> Engine {
-        Engine { settings: Settings { at_rest, ..self.settings.clone() }, ..self.clone() }
+    pub fn store_dtype(&self, store_dtype: KvQuantization) -> Engine {
+        Engine { settings: Settings { store_dtype, ..self.settings.clone() }, ..self.clone() }
     }
 
     /// An engine that shares everything with this one, for the chunks of another namespace. Chunks of the `shared` namespace are

@@ -110,7 +110,13 @@ impl Engine {
         tokens.iter().map(|token| detokenizer.push(self.tokenizer(), *token).unwrap_or_default()).collect()
     }
 
-    fn attended(&self, prompt: &Prompt, position: u32, share: f32, recomputed: bool) -> Option<AttendedToken> {
+    fn attended(
+        &self,
+        prompt: &Prompt,
+        position: u32,
+        share: f32,
+        recomputed: bool,
+    ) -> Option<AttendedToken> {
         let spans = prompt.chunk_spans();
         let chunk = spans.iter().position(|span| span.contains(position))?;
         let tokens = &prompt.chunks[chunk].tokens;

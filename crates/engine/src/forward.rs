@@ -182,7 +182,8 @@ impl BufferPool {
     /// Active tokens in pooled memory, if there is some.
     pub(crate) fn acquire(&self, decoder: &Arc<Decoder>, dtype: Dtype) -> ActiveTokens {
         let pooled = self.tokens.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let fits = |tokens: &ActiveTokens| tokens.work.k.dtype() == dtype && Arc::ptr_eq(&tokens.decoder, decoder);
+        let fits =
+            |tokens: &ActiveTokens| tokens.work.k.dtype() == dtype && Arc::ptr_eq(&tokens.decoder, decoder);
         pooled.filter(fits).unwrap_or_else(|| ActiveTokens::new(decoder, dtype))
     }
 

@@ -44,7 +44,8 @@ impl Prefill {
         let started = Instant::now();
         let max_seq_len = engine.max_seq_len(prompt, steps, &request.eviction)?;
         let GenerateRequest { method, eviction, .. } = request.clone();
-        let job = PrefillJob::start(engine, prompt, PrefillRequest { method, eviction, max_seq_len, capture })?;
+        let job =
+            PrefillJob::start(engine, prompt, PrefillRequest { method, eviction, max_seq_len, capture })?;
         let (engine, prompt) = (engine.clone(), prompt.clone());
         Ok(Prefill { engine, prompt, request, recorded, started, job })
     }
@@ -77,7 +78,8 @@ impl Prefill {
         stats.ttft = (started.elapsed() - prefilled.capturing).as_secs_f64();
         stats.compute_ttft = stats.ttft - load.reused.waited.as_secs_f64();
         let attention = prefilled.attention.as_ref();
-        let explanation = attention.map(|attention| engine.explanation(&prompt, attention, &prefilled.final_rows));
+        let explanation =
+            attention.map(|attention| engine.explanation(&prompt, attention, &prefilled.final_rows));
         let (eviction, first) = (request.eviction, Instant::now());
         let sequence =
             Sequence { engine, cache, generator, next_token, stats, eviction, explanation, first, load };

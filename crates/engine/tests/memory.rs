@@ -32,7 +32,8 @@ fn peak_memory_is_weights_and_cache_and_little_more() {
         chunks: ids[32..TOKENS - 64].chunks(512).enumerate().map(chunk).collect(),
         question: ids[TOKENS - 64..].to_vec(),
     };
-    let account = engine.measure(&prompt, &(Arc::new(Vanilla) as Arc<dyn FusionMethod>), Eviction::full()).unwrap();
+    let account =
+        engine.measure(&prompt, &(Arc::new(Vanilla) as Arc<dyn FusionMethod>), Eviction::full()).unwrap();
     assert_eq!(account.prompt_tokens, TOKENS);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();

@@ -19,7 +19,7 @@ pub struct Matrix {
     /// How documents lie in the store, `exact`, `q8` or `q4`: every method that reuses chunks answers with each.
     /// Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub at_rest: Vec<String>,
+    pub store_dtype: Vec<String>,
     /// Folder of the benchmarks' data; generated tasks need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
@@ -51,7 +51,7 @@ impl Default for Matrix {
             models: Vec::new(),
             methods: vec!["vanilla".to_owned()],
             policies: vec!["full".to_owned()],
-            at_rest: Vec::new(),
+            store_dtype: Vec::new(),
             data: None,
             limit: None,
             max_tokens: None,

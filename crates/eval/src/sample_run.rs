@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain_engine::{Answer, Engine, Parts, Prompt, Reference, GenerateRequest, Sampling};
-use refrain_store::Encoding;
+use refrain_engine::{Answer, Engine, GenerateRequest, Parts, Prompt, Reference, Sampling};
+use refrain_store::KvQuantization;
 
 use crate::error::{Error, Result};
 use crate::record::{Cost, Fidelity, Record};
@@ -70,10 +70,10 @@ impl<'a> SampleRun<'a> {
                 if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.options.forced) };
             let asked = Sampling { max_tokens: most, ..sampling.clone() };
             let reference = self.engine.reference(&prompt, &asked, self.options.forced, self.options.maps)?;
-            for encoding in Encoding::ALL {
-                let variants = self.variants.iter().filter(|variant| variant.at_rest == encoding);
+            for encoding in KvQuantization::ALL {
+                let variants = self.variants.iter().filter(|variant| variant.store_dtype == encoding);
                 let methods: Vec<_> = variants.map(|variant| variant.fusion.clone()).collect();
-                self.engine.at_rest(encoding).ingest_prompt(&prompt, &methods)?;
+                self.engine.store_dtype(encoding).ingest_prompt(&prompt, &methods)?;
             }
             self.reference = Some((prompt, reference));
         }
@@ -85,10 +85,12 @@ impl<'a> SampleRun<'a> {
             let fidelity = Fidelity { top1: 1.0, positions, ..Fidelity::default() };
             (reference.answer.clone(), fidelity)
         } else {
-            let request =
-                GenerateRequest { eviction: variant.eviction.clone(), ..GenerateRequest::new(variant.fusion.clone(), sampling.clone()) };
+            let request = GenerateRequest {
+                eviction: variant.eviction.clone(),
+                ..GenerateRequest::new(variant.fusion.clone(), sampling.clone())
+            };
             let (answer, found) =
-                self.engine.at_rest(variant.at_rest).answer_beside(prompt, &request, reference)?;
+                self.engine.store_dtype(variant.store_dtype).answer_beside(prompt, &request, reference)?;
             (answer, fidelity(found))
         };
         if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {

@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
-use refrain_store::Encoding;
+use refrain_store::KvQuantization;
 
 /// A fusion method with an eviction policy and an encoding of stored documents, under the names that records have.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Specification of the method, with the encoding if it is not exact: `a3:ratio=0.3:at_rest=q4`.
+    /// Specification of the method, with the encoding if it is not exact: `a3:ratio=0.3:store_dtype=q4`.
     pub method: String,
     /// The method.
     pub fusion: Arc<dyn FusionMethod>,
-    /// Encoding of the documents in the store.
-    pub at_rest: Encoding,
+    /// KvQuantization of the documents in the store.
+    pub store_dtype: KvQuantization,
     /// Specification of the policy.
     pub policy: String,
     /// The policy.

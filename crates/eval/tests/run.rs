@@ -8,7 +8,7 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, load};
 use refrain_eval::{Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
-use refrain_store::{Encoding, Store};
+use refrain_store::{KvQuantization, Store};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -35,8 +35,12 @@ fn matrix() -> Matrix {
 fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
     let variant = |(method, policy): &(&str, &str)| Variant {
         method: (*method).to_owned(),
-        fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":at_rest=q4")).unwrap(),
-        at_rest: if method.ends_with(":at_rest=q4") { Encoding::Q4 } else { Encoding::Exact },
+        fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":store_dtype=q4")).unwrap(),
+        store_dtype: if method.ends_with(":store_dtype=q4") {
+            KvQuantization::Q4
+        } else {
+            KvQuantization::Exact
+        },
         policy: (*policy).to_owned(),
         eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
     };
@@ -58,7 +62,7 @@ fn go_on(folder: &Path, engine: &Engine, jobs: &[LoadedTask], most: usize) -> bo
     let variants = variants(&[
         ("vanilla", "full"),
         ("pie", "full"),
-        ("pie:at_rest=q4", "full"),
+        ("pie:store_dtype=q4", "full"),
         ("a3:ratio=0.3", "morph_kv:capacity=40,window=8"),
     ]);
     let options = RunOptions { forced: 4, maps: true, seed: 42, until: None };
@@ -100,7 +104,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
         let record = expected.iter().find(|record| record.method == method).unwrap();
         (record.cost.as_ref().unwrap().document_bytes, record.fidelity.as_ref().unwrap().kl)
     };
-    let (exact, q4) = (of("pie"), of("pie:at_rest=q4"));
+    let (exact, q4) = (of("pie"), of("pie:store_dtype=q4"));
     assert!(q4.0 < exact.0 && q4.1 > 0.0 && q4.1 != exact.1, "{exact:?} {q4:?}");
     for record in &expected {
         assert_eq!(record.error, None);
@@ -109,7 +113,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
         assert!(record.scores.contains_key("score") && fidelity.positions > 0);
         match record.method.as_str() {
             "vanilla" => assert_eq!((fidelity.kl, fidelity.top1, cost.recompute_ratio), (0.0, 1.0, 1.0)),
-            "pie" | "pie:at_rest=q4" => {
+            "pie" | "pie:store_dtype=q4" => {
                 assert!(fidelity.kl > 0.0 && cost.recompute_ratio == 0.0 && fidelity.hit_rate_40.is_none())
             }
             _ => assert!(cost.kv_bytes < cost.kv_bytes_full && fidelity.hit_rate_40.is_some()),
@@ -202,7 +206,7 @@ fn the_example_matrices_name_what_there_is() {
         for method in &matrix.methods {
             refrain_fusion::METHODS.parse(method).unwrap();
         }
-        matrix.at_rest.iter().for_each(|name| _ = name.parse::<Encoding>().unwrap());
+        matrix.store_dtype.iter().for_each(|name| _ = name.parse::<KvQuantization>().unwrap());
         for policy in &matrix.policies {
             refrain_eviction::POLICIES.parse(policy).unwrap();
         }

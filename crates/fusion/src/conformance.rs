@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
-use refrain_kv::{Rope, Ropes, Span, Summary};
+use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 use crate::{
-    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, Error, FusionMethod, LayerTokens, LayerView, ModelFacts,
-    Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
+    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, Error, FusionMethod, LayerTokens, LayerView,
+    ModelFacts, Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
 };
 
 const HEADS: usize = 4;
@@ -42,7 +42,11 @@ pub fn check(method: &dyn FusionMethod) {
             let last = chain.last().map(|(plan, _)| plan);
             if inputs.layout.reusable() == 0 && method.reuses() {
                 let all = inputs.layout.required_tokens();
-                assert_eq!(last.map(|plan| &plan.tokens), Some(&all), "{method:?}: nothing cached, all computed");
+                assert_eq!(
+                    last.map(|plan| &plan.tokens),
+                    Some(&all),
+                    "{method:?}: nothing cached, all computed"
+                );
             }
         }
     }
@@ -92,8 +96,9 @@ fn inputs(
 
 /// Runs the passes of a method over random reports. Returns each plan with the tokens that went on from its checks.
 fn run(method: &dyn FusionMethod, inputs: &Arc<PrefillInputs>) -> Vec<(PassPlan, Vec<Vec<u32>>)> {
-    let mut pass =
-        method.start(inputs).unwrap_or_else(|error| panic!("{method:?} refuses {:?}: {error}", inputs.layout));
+    let mut pass = method
+        .start(inputs)
+        .unwrap_or_else(|error| panic!("{method:?} refuses {:?}: {error}", inputs.layout));
     let mut chain = Vec::new();
     loop {
         let continuing = walk(method, inputs, pass.as_mut());
@@ -102,7 +107,11 @@ fn run(method: &dyn FusionMethod, inputs: &Arc<PrefillInputs>) -> Vec<(PassPlan,
         chain.push((plan, continuing));
         assert!(chain.len() <= MAX_PASSES, "{method:?}: the chain of passes does not end");
         let next = pass.next().unwrap_or_else(|error| panic!("{method:?} refuses its next pass: {error}"));
-        assert_eq!(next.is_some(), probe.is_some(), "{method:?}: a probe has a next pass, and the last pass has none");
+        assert_eq!(
+            next.is_some(),
+            probe.is_some(),
+            "{method:?}: a probe has a next pass, and the last pass has none"
+        );
         let Some(next) = next else { return chain };
         pass = next;
     }
@@ -148,7 +157,10 @@ fn selected(method: &dyn FusionMethod, layout: &PromptLayout, layers: &[LayerTok
             assert!(positions.is_sorted_by(|a, b| a < b), "{method:?}: tokens ascend");
         }
         let kept = count(&layer.question_sees);
-        assert!(probe || kept == count(&layers[0].question_sees), "{method:?}: layers keep equally many tokens");
+        assert!(
+            probe || kept == count(&layers[0].question_sees),
+            "{method:?}: layers keep equally many tokens"
+        );
     }
 }
 
@@ -161,8 +173,10 @@ fn observe(
     needs: Needs,
     tokens: &[u32],
 ) -> Vec<u32> {
-    let positive = |count: usize, seed: u32| random(count, seed).into_iter().map(f32::abs).collect::<Vec<f32>>();
-    let report = |wanted: bool, count: usize, seed: u32| if wanted { positive(count, seed) } else { Vec::new() };
+    let positive =
+        |count: usize, seed: u32| random(count, seed).into_iter().map(f32::abs).collect::<Vec<f32>>();
+    let report =
+        |wanted: bool, count: usize, seed: u32| if wanted { positive(count, seed) } else { Vec::new() };
     let candidates = layout.candidates(tokens).len();
     let view = LayerView {
         layer,
@@ -177,13 +191,16 @@ fn observe(
 
 fn subset(method: &dyn FusionMethod, layout: &PromptLayout, tokens: &[u32], of: &[u32]) {
     assert!(tokens.is_sorted_by(|a, b| a < b), "{method:?}: tokens must ascend: {tokens:?}");
-    assert!(tokens.iter().all(|token| of.contains(token)), "{method:?}: a token is new: {tokens:?} of {of:?}");
+    assert!(
+        tokens.iter().all(|token| of.contains(token)),
+        "{method:?}: a token is new: {tokens:?} of {of:?}"
+    );
     let missing = layout.required_tokens().into_iter().find(|token| !tokens.contains(token));
     assert_eq!(missing, None, "{method:?}: a token that is not cached is left out");
 }
 
 /// Statistics of a random context.
-fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> Summary {
+fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
     let (q, keys) = (random(tokens * HEADS * HEAD_DIM, 7), buffer(tokens * KV_HEADS * HEAD_DIM, 8));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
     let attention = Attention {
@@ -205,7 +222,7 @@ fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> Summary {
         &mut out,
         AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
     );
-    let mut summary = Summary::default();
+    let mut summary = AuxTensors::default();
     for layer in 0..LAYERS {
         of.observe(
             &ContextLayer {

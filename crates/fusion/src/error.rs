@@ -17,7 +17,7 @@ pub enum Error {
     #[error(
         "the summary of the document at positions {start}..{end} has no fitting '{tensor}'; remove the chunk and ingest the document again"
     )]
-    Summary {
+    AuxTensors {
         /// The tensor that is missing or has another shape.
         tensor: &'static str,
         /// The document's first position.

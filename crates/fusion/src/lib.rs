@@ -31,14 +31,17 @@ pub use inf_llm::InfLlm;
 pub use lego_link::LegoLink;
 pub use multi_inf_llm::MultiInfLlm;
 pub use pass::{
-    CachedTensor, CachedTokens, KeyPositions, LayerTokens, LayerView, Mask, Needs, Pass, PassAttention, PassPlan,
+    CachedTensor, CachedTokens, KeyPositions, LayerTokens, LayerView, Mask, Needs, Pass, PassAttention,
+    PassPlan,
 };
 pub use pie::Pie;
 pub use prompt::{ChunkSpan, ModelFacts, PrefillInputs, PromptLayout};
 pub use prophet_kv::ProphetKv;
 pub use registry::METHODS;
 pub use retrieval::{KnownBlock, Retrieval, RetrievalBudget, RetrievalPlan, representative};
-pub use sam_kv::{Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update};
+pub use sam_kv::{
+    Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update,
+};
 pub use selection::{LayerSelection, Selection, SelectionPlan};
 pub use statistics::{ChunkStatistics, ContextLayer};
 pub use vanilla::Vanilla;

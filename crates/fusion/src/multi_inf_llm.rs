@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,8 @@ impl FusionMethod for MultiInfLlm {
         if self.topk > 0 {
             return self.last(inputs, sizes, RetrievalBudget::Blocks(self.topk));
         }
-        let budget = BudgetPass { method: *self, inputs: inputs.clone(), sizes, of: self.like.start_at(inputs, 1)? };
+        let budget =
+            BudgetPass { method: *self, inputs: inputs.clone(), sizes, of: self.like.start_at(inputs, 1)? };
         if budget.of.plan().probe.is_none() {
             return budget.last();
         }
@@ -99,7 +100,8 @@ impl BudgetPass {
         let kept = match &self.of.plan().cached {
             CachedTokens::All => layout.documents().len(),
             CachedTokens::Selected(layers) => {
-                let of_documents = layers.first().map_or(0, |layer| layer.question_sees.iter().map(|s| s.len()).sum());
+                let of_documents =
+                    layers.first().map_or(0, |layer| layer.question_sees.iter().map(|s| s.len()).sum());
                 of_documents + layout.missing_chunks().map(Span::len).sum::<usize>()
             }
         };
@@ -135,7 +137,7 @@ impl ChunkStatistics for MultiInfLlm {
         0
     }
 
-    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {
@@ -201,7 +203,7 @@ impl MultiInfLlm {
             let found = summary.get(REPRESENTATIVES);
             let found = found.filter(|tensor| tensor.shape == [prompt.layers, blocks, width]);
             let (start, end) = (context.span.start, context.span.end);
-            let tensor = found.ok_or(Error::Summary { tensor: REPRESENTATIVES, start, end })?;
+            let tensor = found.ok_or(Error::AuxTensors { tensor: REPRESENTATIVES, start, end })?;
             let mut all = vec![0.0; tensor.data.len()];
             tensor.data.as_slice().to_f32(&mut all);
             for block in 0..blocks {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kv::{Ropes, Span, Summary, top_count};
+use refrain_kv::{AuxTensors, Ropes, Span, top_count};
 
 use crate::{Error, Result};
 
@@ -131,12 +131,12 @@ pub struct PrefillInputs {
     pub max_tokens: usize,
     /// Statistics of each chunk, one for each entry of [`statistics`](crate::FusionMethod::statistics) in its order; empty for
     /// chunks that are not cached.
-    pub statistics: Vec<Vec<Arc<Summary>>>,
+    pub statistics: Vec<Vec<Arc<AuxTensors>>>,
 }
 
 impl PrefillInputs {
     /// Entry `kind` of each chunk's statistics.
-    pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = Option<&Summary>> + '_ {
+    pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = Option<&AuxTensors>> + '_ {
         self.statistics.iter().map(move |all| all.get(kind).map(AsRef::as_ref))
     }
 }

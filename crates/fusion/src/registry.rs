@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use refrain_registry::{Entry, Options, Registry, option_specs, read_options};
 
-use crate::{A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, SamKv, Vanilla};
+use crate::{
+    A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, SamKv, Vanilla,
+};
 
 /// All fusion methods, in the order in which they are shown.
 pub static METHODS: Registry<Arc<dyn FusionMethod>> = Registry { what: "fusion method", entries: ENTRIES };

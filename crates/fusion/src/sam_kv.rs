@@ -15,7 +15,7 @@ mod online;
 
 use std::sync::Arc;
 
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -239,7 +239,7 @@ impl ChunkStatistics for SamKv {
         self.local.max(1) * self.block
     }
 
-    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         self.observe_layer(layer, summary);
     }
 }

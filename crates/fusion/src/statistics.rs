@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use refrain_kernels::{Attention, Cpu, Slice};
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 
 /// Statistics that a method keeps beside each document. A document is one *context* for it: prefilled as one, however long.
 pub trait ChunkStatistics: Debug + Send + Sync {
@@ -14,7 +14,7 @@ pub trait ChunkStatistics: Debug + Send + Sync {
     fn last_queries(&self) -> usize;
 
     /// Adds one layer of a context to its statistics. Called for every layer, ascending, when the context is prefilled.
-    fn observe(&self, layer: &ContextLayer<'_>, statistics: &mut Summary);
+    fn observe(&self, layer: &ContextLayer<'_>, statistics: &mut AuxTensors);
 }
 
 /// One layer of a context that is prefilled alone.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use refrain_fusion::{
-    Below, ChunkSpan, ChunkStatistics, ContextLayer, Cosine, Extremes, FusionMethod, ModelFacts, PrefillInputs, PromptLayout,
-    Quota, Recompute, Rotation, Rounding, SamKv, Theta,
+    Below, ChunkSpan, ChunkStatistics, ContextLayer, Cosine, Extremes, FusionMethod, ModelFacts,
+    PrefillInputs, PromptLayout, Quota, Recompute, Rotation, Rounding, SamKv, Theta,
 };
 use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
-use refrain_kv::{Rope, Ropes, Span, Summary};
+use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 const LAYERS: usize = 6;
 const HEADS: usize = 6;
@@ -16,9 +16,14 @@ const D: usize = 16;
 const WIDTH: usize = KV_HEADS * D;
 
 /// A request over documents with these statistics.
-fn inputs(layout: &PromptLayout, statistics: Vec<Summary>, rope: &Rope) -> PrefillInputs {
-    let model =
-        ModelFacts { heads: HEADS, kv_heads: KV_HEADS, head_dim: D, ropes: Ropes::shared(rope.clone(), LAYERS), stable_layers: None };
+fn inputs(layout: &PromptLayout, statistics: Vec<AuxTensors>, rope: &Rope) -> PrefillInputs {
+    let model = ModelFacts {
+        heads: HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: D,
+        ropes: Ropes::shared(rope.clone(), LAYERS),
+        stable_layers: None,
+    };
     let statistics = statistics.into_iter().map(|of| vec![Arc::new(of)]).collect();
     PrefillInputs { layout: layout.clone(), model, max_tokens: layout.len() + 8, statistics }
 }
@@ -76,8 +81,8 @@ impl Numbers {
         }
     }
 
-    fn summary(&self) -> Summary {
-        let mut summary = Summary::default();
+    fn summary(&self) -> AuxTensors {
+        let mut summary = AuxTensors::default();
         summary.push("k_mean", [LAYERS, self.blocks, WIDTH], buffer(&self.means));
         summary.push("q_local", [LAYERS, HEADS * D], buffer(&self.local));
         summary.push("representative", [LAYERS, self.blocks], buffer(&self.representative));
@@ -280,7 +285,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
             };
             let of: Vec<Numbers> =
                 documents.iter().map(|tokens| Numbers::new(&mut random, &method, *tokens)).collect();
-            let summaries: Vec<Summary> = of.iter().map(Numbers::summary).collect();
+            let summaries: Vec<AuxTensors> = of.iter().map(Numbers::summary).collect();
             let queries = random.many(LAYERS * HEADS * D);
             let selection = method.select(&inputs(&prompt, summaries, &rope), 0, &queries).unwrap();
             let spans: Vec<Span> = places.iter().map(|place| place.span).collect();
@@ -388,10 +393,14 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         };
         let cpu = Cpu::new(2).unwrap();
         let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; rows * HEADS]);
-        cpu.attention_with_outputs(&attention, &mut out, AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() });
+        cpu.attention_with_outputs(
+            &attention,
+            &mut out,
+            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
+        );
         let local = method.last_queries().min(tokens);
         let queries = random.many(local * HEADS * D);
-        let mut summary = Summary::default();
+        let mut summary = AuxTensors::default();
         for layer in 0..2 {
             let view = ContextLayer {
                 cpu: &cpu,

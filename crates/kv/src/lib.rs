@@ -3,15 +3,15 @@
 //!
 //! Shapes are written `a × b × c`, row-major. `n` tokens, `H` query heads, `Hkv` KV heads, `d` head dim.
 
+mod aux_tensors;
 mod cache;
 mod rope;
 mod select;
 mod span;
 pub mod stats;
-mod summary;
 
+pub use aux_tensors::{AuxTensors, Tensor};
 pub use cache::{HeldBytes, KvAllocator, KvBufferPool, KvCache, LayerCache, MemoryMeter, Shape};
 pub use rope::{Rope, RopeTable, RopeTables, Ropes};
 pub use select::{survivors, top_count, top_k, weakest};
 pub use span::Span;
-pub use summary::{Summary, Tensor};

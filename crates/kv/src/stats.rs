@@ -90,8 +90,10 @@ pub fn question_attention(
             (0..documents.len()).map(sum).collect()
         }
         Softmax::Documents => {
-            let visible: Vec<(u32, u32)> =
-                question.positions().map(|j| (keys.first(documents.start, j).min(documents.end), documents.end)).collect();
+            let visible: Vec<(u32, u32)> = question
+                .positions()
+                .map(|j| (keys.first(documents.start, j).min(documents.end), documents.end))
+                .collect();
             let mut heads = vec![0.0; keys.kv_heads * documents.len()];
             cpu.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
             let weight = 1.0 / (keys.heads * question.len()) as f32;

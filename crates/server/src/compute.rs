@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_engine::{
-    Advance, DecodeWorkspace, FinishReason, GenerateRequest, Ingest, Prefill, RequestStats, Sequence, decode_step,
+    Advance, DecodeWorkspace, FinishReason, GenerateRequest, Ingest, Prefill, RequestStats, Sequence,
+    decode_step,
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{Span, info_span};

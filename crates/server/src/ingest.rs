@@ -102,13 +102,11 @@ impl Ingest {
 /// # Errors
 /// If the store's index cannot be written.
 pub(crate) fn pin_chunks(tenant: &Tenant, keys: &[ChunkKey], pinned: bool) -> Result<()> {
-    for key in keys {
-        tenant.engine.store().pin(key, pinned).map_err(|error| {
-            tracing::error!(%error, "chunks cannot be pinned");
-            let message = "the chunks cannot be pinned: the server's log says why";
-            ApiError::new(axum::http::StatusCode::INSUFFICIENT_STORAGE, message)
-        })?;
-    }
+    tenant.engine.store().pin(keys, pinned).map_err(|error| {
+        tracing::error!(%error, "chunks cannot be pinned");
+        let message = "the chunks cannot be pinned: the server's log says why";
+        ApiError::new(axum::http::StatusCode::INSUFFICIENT_STORAGE, message)
+    })?;
     Ok(())
 }
 

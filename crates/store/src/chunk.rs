@@ -1,13 +1,15 @@
 //! A chunk in memory.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use refrain_kernels::{Buffer, Dtype, Slice};
 
+use crate::clock::now;
+use crate::error::{Result, StoreError};
+use crate::id::ChunkId;
+use crate::key::ChunkKey;
+use crate::kv_quant::Layout;
 use crate::layer::Layer;
-use crate::rest::Layout;
-use crate::{ChunkId, ChunkKey, Problem, Result, StoreError, file};
 
 /// Keys before RoPE and values of a run of tokens that was prefilled alone. Immutable; clones share the memory.
 #[derive(Clone, Debug)]
@@ -43,23 +45,6 @@ impl Chunk {
         let layout = id.layout()?;
         debug_assert_eq!(layout.layer * id.layers, data.iter().map(|layer| layer.bytes()).sum::<usize>());
         Ok(Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data })))
-    }
-
-    /// Reads a whole chunk file, as [`Chunk::to_bytes`] makes it, and verifies everything about it.
-    ///
-    /// # Errors
-    /// What is wrong with the bytes.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Chunk, Problem> {
-        let mut reader = bytes;
-        let header = file::Header::read(&mut reader, bytes.len() as u64)?;
-        file::read_layers(header, &mut reader)
-    }
-
-    /// The bytes of the chunk's file: always the same for the same content, label and time of creation.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = file::Header::of(self).encode();
-        self.data().iter().for_each(|layer| out.extend_from_slice(layer.as_bytes()));
-        out
     }
 
     /// The same keys and values in another namespace.
@@ -194,9 +179,4 @@ impl ChunkBuilder {
         }
         Chunk::from_parts(self.id, self.label, now(), self.data)
     }
-}
-
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

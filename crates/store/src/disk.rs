@@ -1,179 +1,185 @@
-//! The folder and its index: what may be written, what goes, and what becomes of it.
+//! The folder of files together with its index: storing within the bounds, removing, last uses, pins and expiry.
 
-mod gc;
+pub(crate) mod eviction;
+mod reconcile;
+mod unwritten_uses;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
-use std::mem;
 use std::path::Path;
 #[cfg(feature = "remote")]
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
 
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 
-use crate::chunk::now;
-use crate::file::Header;
-use crate::folder::{Folder, Found, NewFile, remove};
-use crate::index::{Changes, Index};
-use crate::limits::{Limits, Row};
+use self::eviction::choose_victims;
+use crate::chunk_file::Header;
+use crate::clock::{milliseconds, nanoseconds, now};
+use crate::folder::{Folder, FolderEntry, NewFile, remove};
+use crate::index::{Index, IndexError, IndexRow, Tables, Totals};
+use crate::info::GcReport;
+use crate::limits::Limits;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Result};
 
-pub use gc::GcReport;
+use self::unwritten_uses::UnwrittenUses;
 
-/// How often uses are written to the index, at most.
-const FLUSH: Duration = Duration::from_secs(10);
-/// Most uses that wait for it.
-const TOUCHED: usize = 4096;
-
-/// Where what is written comes from.
+/// Where a file that is written comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Computed, or imported: to be shared, if anything is.
+    /// Computed or imported here: sent to the object store, if there is one.
     Here,
-    /// From where it is shared.
+    /// The object store.
     #[cfg(feature = "remote")]
     Remote,
 }
 
-/// Chunks and summaries on disk.
+/// Chunks and aux tensors in a folder.
 #[derive(Debug)]
 pub(crate) struct Disk {
     folder: Folder,
     index: Index,
     limits: Limits,
-    touched: Mutex<Touched>,
+    uses: UnwrittenUses,
     evicted: AtomicU64,
-    /// Whether what is written is noted as not yet where it is shared.
-    notes: bool,
-}
-
-/// When chunks were last used, in milliseconds since 1970, where the index does not know it yet.
-#[derive(Debug)]
-struct Touched {
-    keys: HashMap<ChunkKey, u64>,
-    flushed: Instant,
+    /// Whether chunks that are stored here are noted as not yet in the object store.
+    shares: bool,
+    /// Whether every namespace is known to be within its quota. Storing a chunk then looks at the chunk's namespace alone.
+    quotas_hold: AtomicBool,
 }
 
 impl Disk {
-    /// `notes`: what is written is noted as not yet where it is shared.
-    pub(crate) fn open(root: &Path, limits: Limits, notes: bool) -> Result<Disk> {
-        let touched = Mutex::new(Touched { keys: HashMap::new(), flushed: Instant::now() });
-        let (folder, index) = (Folder::open(root)?, Index::of(root));
-        Ok(Disk { folder, index, limits, touched, evicted: AtomicU64::new(0), notes })
+    /// With `shares`, chunks that are stored here are noted as not yet in the object store.
+    pub(crate) fn open(root: &Path, limits: Limits, shares: bool) -> Result<Disk> {
+        Ok(Disk {
+            folder: Folder::open(root)?,
+            index: Index::of(root),
+            limits,
+            uses: UnwrittenUses::new(),
+            evicted: AtomicU64::new(0),
+            shares,
+            quotas_hold: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// Chunks that went to make room or because their time was over, since this store was opened.
+    /// Chunks removed to make room or because they had expired, since this store was opened.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted.load(Relaxed)
     }
 
-    /// Why the index was made anew, if it was since this was last asked.
+    /// Why a broken index was set aside, if one was since the last call.
     pub(crate) fn take_set_aside(&self) -> Option<String> {
         self.index.take_set_aside()
     }
 
-    /// The index, with a row of every file that was there before it.
+    /// The index, after every file that is older than the index has got its row.
     fn index(&self) -> Result<&Index> {
         if !self.index.is_complete()? {
-            self.settle(&self.folder.scan()?, false, &mut GcReport::default())?;
-            self.index.complete()?;
+            self.reconcile_index(&self.folder.scan()?, false, &mut GcReport::default())?;
+            self.index.set_complete()?;
         }
         Ok(&self.index)
     }
 
-    /// All rows; none where the index cannot be used.
-    pub(crate) fn rows(&self) -> BTreeMap<ChunkKey, Row> {
-        self.index().and_then(Index::rows).unwrap_or_default()
+    /// All rows, ascending by key.
+    pub(crate) fn rows(&self) -> Result<Vec<(ChunkKey, IndexRow)>> {
+        self.index()?.rows()
     }
 
-    /// The file of a chunk whose identity is known, and when its time is over (0 is never). A chunk whose time is over is
-    /// removed, and not there.
+    /// The rows of a namespace, ascending by key.
+    pub(crate) fn rows_of(&self, namespace: &str) -> Result<Vec<(ChunkKey, IndexRow)>> {
+        self.index()?.rows_of(namespace)
+    }
+
+    /// The row of a chunk.
+    pub(crate) fn row(&self, key: &ChunkKey) -> Result<Option<IndexRow>> {
+        self.index()?.row(key)
+    }
+
+    /// Sums over all rows.
+    pub(crate) fn totals(&self) -> Result<Totals> {
+        self.index()?.totals()
+    }
+
+    /// The file of a chunk whose identity is known, and when the chunk expires (s since 1970, 0 never). An expired chunk is
+    /// removed and reported as missing.
     pub(crate) fn open_known(
         &self,
         id: &ChunkId,
         key: &ChunkKey,
     ) -> Result<Option<(File, Header, u64)>, Problem> {
-        // What the index cannot tell does not matter here: a file says what it is.
+        // An index that cannot be read does not stop reading: the file itself says what it is.
         let row = self.index.row(key).ok().flatten();
-        if row.as_ref().is_some_and(|row| row.is_over(now())) {
-            // Removed later, if not now: it is not used any more in any case.
-            let _ = self.remove_if(key, |row| row.is_some_and(|row| row.is_over(now())));
+        if row.as_ref().is_some_and(|row| row.is_expired(now())) {
+            // Where this fails, a later read or `gc` removes the chunk.
+            let _ = self.remove_if(key, |row| row.is_some_and(|row| row.is_expired(now())));
             return Ok(None);
         }
         let expires = row.map_or(0, |row| row.expires);
         Ok(self.folder.open_known(id, key)?.map(|(file, header)| (file, header, expires)))
     }
 
-    /// Whether there is a chunk with a header that fits, whose time is not over.
+    /// Whether there is a chunk with a header that fits and that has not expired.
     pub(crate) fn contains(&self, key: &ChunkKey) -> bool {
         matches!(self.folder.open_chunk(key), Ok(Some(_)))
-            && !matches!(self.index.row(key), Ok(Some(row)) if row.is_over(now()))
+            && !matches!(self.index.row(key), Ok(Some(row)) if row.is_expired(now()))
     }
 
     /// Remembers that a chunk is used now. The index learns of it some seconds later.
     pub(crate) fn touch(&self, key: ChunkKey) {
-        let mut touched = self.touched();
-        touched.keys.insert(key, milliseconds());
-        let due = touched.flushed.elapsed() >= FLUSH || touched.keys.len() >= TOUCHED;
-        drop(touched);
-        if due {
-            self.tell(false);
+        if self.uses.add(key, milliseconds(SystemTime::now())) {
+            // While another process writes, the uses wait for the next time.
+            self.write_uses(false);
         }
     }
 
-    /// Tells the index which chunks were used, and of files that it does not know. Where it cannot be written this is lost.
+    /// Writes the last uses to the index. Where the index cannot be written they are lost.
     pub(crate) fn flush(&self) {
-        self.tell(true);
+        self.write_uses(true);
     }
 
-    /// The same, unless somebody else is writing and it is not to `wait` for them.
-    fn tell(&self, wait: bool) {
-        let mut touched = self.touched();
-        touched.flushed = Instant::now();
-        let keys = mem::take(&mut touched.keys);
-        drop(touched);
-        if keys.is_empty() {
+    /// Writes the last uses to the index; with `wait` also if another process writes there now.
+    fn write_uses(&self, wait: bool) {
+        let uses = self.uses.take();
+        if uses.is_empty() {
             return;
         }
-        let used = |(key, used): (&ChunkKey, &u64), rows: &BTreeMap<ChunkKey, Row>| {
-            let row = match rows.get(key) {
-                Some(row) => Row { used: row.used.max(*used), ..row.clone() },
-                None => self.row_of(key, *used)?,
-            };
-            Some((*key, Some(row)))
-        };
-        let change = |rows: &BTreeMap<ChunkKey, Row>| {
-            Ok((keys.iter().filter_map(|touched| used(touched, rows)).collect(), ()))
-        };
-        let write = |index: &Index| match wait {
-            true => index.change(change).map(Some),
-            false => index.try_change(change),
-        };
-        if let Ok(None) = self.index().and_then(write) {
-            // The next time.
-            let mut touched = self.touched();
-            keys.into_iter().for_each(|(key, used)| _ = touched.keys.entry(key).or_insert(used));
+        let enter = |tables: &mut Tables<'_>| self.enter_uses(tables, &uses);
+        let written = self.index().and_then(|index| match wait {
+            true => index.write(enter).map(Some),
+            false => index.try_write(enter),
+        });
+        if let Ok(None) = written {
+            self.uses.put_back(uses);
         }
     }
 
-    fn touched(&self) -> MutexGuard<'_, Touched> {
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Enters last uses, and the chunks among them that have a file and no row.
+    fn enter_uses(&self, tables: &mut Tables<'_>, uses: &HashMap<ChunkKey, u64>) -> Result<(), IndexError> {
+        for (key, used) in uses {
+            let row = match tables.row(key)? {
+                Some(row) => Some(IndexRow { last_used: row.last_used.max(*used), ..row }),
+                None => self.row_of_file(key, *used),
+            };
+            row.map_or(Ok(()), |row| tables.set(key, &row))?;
+        }
+        Ok(())
     }
 
-    /// The row of a chunk that the index does not know, from its file.
-    fn row_of(&self, key: &ChunkKey, used: u64) -> Option<Row> {
+    /// The row of a chunk that has a file and no row.
+    fn row_of_file(&self, key: &ChunkKey, last_used: u64) -> Option<IndexRow> {
         let (_, header) = self.folder.open_chunk(key).ok().flatten()?;
-        Some(Row {
+        // No room was made for it when it was written.
+        self.quotas_hold.store(false, Relaxed);
+        Some(IndexRow {
             bytes: bytes(&self.folder.files(key).ok()?),
-            used,
-            written: now(),
+            last_used,
+            entered: now(),
             expires: 0,
             pinned: false,
             namespace: header.id.namespace,
@@ -185,152 +191,187 @@ impl Disk {
         self.write(&chunk.key(), &chunk.id().namespace, &self.folder.chunk_file(chunk)?, origin)
     }
 
-    /// Writes a summary and returns the bytes of its file.
-    pub(crate) fn write_summary(
+    /// Writes an aux tensors file and returns the bytes of its file.
+    pub(crate) fn write_aux(
         &self,
         id: &ChunkId,
         kind: &str,
-        summary: &Summary,
+        aux: &AuxTensors,
         origin: Origin,
     ) -> Result<u64> {
         let key = id.key();
-        self.write(&key, &id.namespace, &self.folder.summary_file(&key, kind, summary)?, origin)
-    }
-
-    /// Chunks that are not yet where they are shared.
-    #[cfg(feature = "remote")]
-    pub(crate) fn pending(&self) -> Result<Vec<(ChunkKey, u64)>> {
-        self.index()?.pending()
-    }
-
-    /// A chunk is where it is shared, unless more of it has been noted since.
-    #[cfg(feature = "remote")]
-    pub(crate) fn sent(&self, key: &ChunkKey, noted: u64) -> Result<()> {
-        self.index.sent(key, noted)
-    }
-
-    /// A chunk's files, under the names that they have where they are shared.
-    #[cfg(feature = "remote")]
-    pub(crate) fn shared_files(&self, key: &ChunkKey) -> Result<Vec<(String, PathBuf)>> {
-        let named = |found: Found| {
-            let kind = match &found {
-                Found::Summary(_, kind, _) => Some(kind.as_str()),
-                _ => None,
-            };
-            (crate::folder::name(key, kind), found.path().to_owned())
-        };
-        Ok(self.folder.files(key)?.into_iter().map(named).collect())
+        self.write(&key, &id.namespace, &self.folder.aux_file(&key, kind, aux)?, origin)
     }
 
     /// Makes room for a file of a chunk, and writes it.
     fn write(&self, key: &ChunkKey, namespace: &str, file: &NewFile<'_>, origin: Origin) -> Result<u64> {
-        let note = self.notes && origin == Origin::Here;
-        let (now, used) = (now(), milliseconds());
-        let mut entered = None;
-        let row = |known: Option<Row>| {
-            let files = self.folder.files(key).unwrap_or_default();
-            let (old, beside): (Vec<Found>, Vec<Found>) =
-                files.into_iter().partition(|found| found.path() == file.path);
-            let known = known.filter(|row| !row.is_over(now));
-            // What others are writing is in its row before it is in the folder.
-            let taken = known.as_ref().map_or(0, |row| row.bytes.saturating_sub(bytes(&old)));
-            let row = Row {
-                bytes: taken.max(bytes(&beside)) + file.bytes(),
-                used,
-                written: now,
-                expires: match &known {
-                    Some(row) if row.expires == 0 => 0,
-                    Some(row) => row.expires.max(self.expiry(now)),
-                    None => self.expiry(now),
-                },
-                pinned: known.is_some_and(|row| row.pinned),
-                namespace: namespace.to_owned(),
-            };
-            entered = Some(row.clone());
-            row
+        let note = self.shares && origin == Origin::Here;
+        // Which chunks go depends on what was used until now, so the uses are written in the same transaction.
+        let uses = self.uses.take();
+        let entered = self.index().and_then(|index| {
+            index.write(|tables| {
+                self.enter_uses(tables, &uses)?;
+                self.admit(tables, key, namespace, file, note)
+            })
+        });
+        let row = match entered {
+            Ok(row) => {
+                self.quotas_hold.store(true, Relaxed);
+                row
+            }
+            Err(error) => {
+                self.uses.put_back(uses);
+                return Err(error);
+            }
         };
-        // Who goes depends on what was used until now.
-        self.flush();
-        let remove = |victim: &ChunkKey| self.remove_files(victim).map(drop);
-        let gone = self.index()?.admit(key, row, note, &self.limits, remove)?;
-        self.evicted.fetch_add(gone.len() as u64, Relaxed);
         let written = self.folder.write(file);
-        if written.is_err() {
-            // Best effort: what it counts too much is found when the store is set right.
-            let change = |rows: &BTreeMap<ChunkKey, Row>| {
-                let Some(row) = rows.get(key).filter(|row| Some(*row) == entered.as_ref()) else {
-                    return Ok((Changes::new(), ()));
-                };
-                let left = bytes(&self.folder.files(key)?);
-                let row = (left > 0).then(|| Row { bytes: left, ..row.clone() });
-                Ok((Changes::from([(*key, row)]), ()))
-            };
-            let _ = self.index.change(change);
-        } else if let Some(row) = &entered {
-            // Best effort: the row that was entered above, and its note, are there unless somebody took them out meanwhile.
-            let _ = self.index.has_its_name(key, row, note);
-        }
+        // Best effort from here on: a row that counts too much is corrected by `gc`.
+        let _ = match &written {
+            Err(_) => self.index.write(|tables| self.withdraw(tables, key, &row)),
+            // The row that was entered above, and its note, are there unless another process took them out meanwhile: one
+            // that removed the chunk did not see the file, and one that sent the chunk's files did not either.
+            Ok(_) if note => self.index.write(|tables| {
+                if tables.row(key)?.is_none() {
+                    tables.set(key, &row)?;
+                }
+                tables.note(key, nanoseconds())
+            }),
+            Ok(_) => self.index.ensure_row(key, &row),
+        };
         written
     }
 
-    /// When the time of a chunk that is stored now is over; 0 is never.
+    /// Enters the row of a chunk that gets a new file, after removing the chunks that must go for it.
+    fn admit(
+        &self,
+        tables: &mut Tables<'_>,
+        key: &ChunkKey,
+        namespace: &str,
+        file: &NewFile<'_>,
+        note: bool,
+    ) -> Result<IndexRow, IndexError> {
+        let now = now();
+        let files = self.folder.files(key)?;
+        let (old, beside): (Vec<FolderEntry>, Vec<FolderEntry>) =
+            files.into_iter().partition(|found| found.path() == file.path);
+        let known = tables.take(key)?.filter(|row| !row.is_expired(now));
+        // A file that another process is writing is in the row before it is in the folder.
+        let taken = known.as_ref().map_or(0, |row| row.bytes.saturating_sub(bytes(&old)));
+        let row = IndexRow {
+            bytes: taken.max(bytes(&beside)) + file.bytes(),
+            last_used: milliseconds(SystemTime::now()),
+            entered: now,
+            expires: known.as_ref().map_or(self.expiry(now), |row| self.renewed(row.expires, now)),
+            pinned: known.is_some_and(|row| row.pinned),
+            namespace: namespace.to_owned(),
+        };
+        let every_namespace = !self.quotas_hold.load(Relaxed);
+        let victims = choose_victims(tables, Some(&row), &self.limits, every_namespace, now)?;
+        for (victim, _) in &victims {
+            self.remove_files(victim)?;
+            tables.remove(victim)?;
+        }
+        self.evicted.fetch_add(victims.len() as u64, Relaxed);
+        tables.set(key, &row)?;
+        if note {
+            tables.note(key, nanoseconds())?;
+        }
+        Ok(row)
+    }
+
+    /// Corrects the row of a chunk whose file could not be written, unless the row has been changed since.
+    fn withdraw(
+        &self,
+        tables: &mut Tables<'_>,
+        key: &ChunkKey,
+        entered: &IndexRow,
+    ) -> Result<(), IndexError> {
+        if tables.row(key)?.as_ref() != Some(entered) {
+            return Ok(());
+        }
+        match bytes(&self.folder.files(key)?) {
+            0 => tables.remove(key),
+            left => tables.set(key, &IndexRow { bytes: left, ..entered.clone() }),
+        }
+    }
+
+    /// When a chunk that is stored now expires (s since 1970, 0 never).
     pub(crate) fn expiry_now(&self) -> u64 {
         self.expiry(now())
     }
 
-    /// When the time of a chunk that is stored `now` is over.
+    /// When a chunk that is stored at `now` expires.
     fn expiry(&self, now: u64) -> u64 {
         self.limits.time_to_live.map_or(0, |time| now.saturating_add(time.as_secs()).max(1))
     }
 
-    /// Changes what the index knows of a chunk that has a file, and says whether it has one.
-    pub(crate) fn change(&self, key: &ChunkKey, change: impl FnOnce(&mut Row)) -> Result<bool> {
-        self.index()?.change(|rows| {
-            let known = rows.get(key).cloned().filter(|_| self.folder.path(key).exists());
-            let Some(mut row) = known.or_else(|| self.row_of(key, milliseconds())) else {
-                return Ok((Changes::new(), false));
-            };
-            change(&mut row);
-            Ok((Changes::from([(*key, Some(row))]), true))
+    /// When a chunk that expires at `expires` does so after it is stored again at `now`: never earlier.
+    fn renewed(&self, expires: u64, now: u64) -> u64 {
+        if expires == 0 { 0 } else { expires.max(self.expiry(now)) }
+    }
+
+    /// Changes the rows of the chunks in `keys` that have a file, in one transaction, and returns how many have one.
+    pub(crate) fn change(&self, keys: &[ChunkKey], change: impl Fn(&mut IndexRow)) -> Result<usize> {
+        self.index()?.write(|tables| {
+            let mut there = 0;
+            for key in keys {
+                let Some(mut row) = self.row_with_file(tables, key)? else { continue };
+                change(&mut row);
+                tables.set(key, &row)?;
+                there += 1;
+            }
+            Ok(there)
         })
     }
 
-    /// A chunk that is on disk already was to be stored: its time begins anew.
-    pub(crate) fn renew(&self, key: &ChunkKey) {
-        self.touch(*key);
-        if self.limits.time_to_live.is_some() {
-            let expires = self.expiry(now());
-            // What is to stay without an end does.
-            let longer =
-                |row: &mut Row| row.expires = if row.expires == 0 { 0 } else { row.expires.max(expires) };
-            let _ = self.change(key, longer);
-        }
-        if self.notes {
-            // It may have been stored before it was to be shared.
-            let _ = self.index.note(key);
-        }
+    /// The row of a chunk that has a file.
+    fn row_with_file(&self, tables: &Tables<'_>, key: &ChunkKey) -> Result<Option<IndexRow>, IndexError> {
+        let known = tables.row(key)?.filter(|_| self.folder.path(key).exists());
+        Ok(known.or_else(|| self.row_of_file(key, milliseconds(SystemTime::now()))))
     }
 
-    /// Removes a chunk and its summaries, and says whether the chunk was there.
+    /// A chunk that is on disk was to be stored again: it is used now, its time to live begins anew, and it is noted as not
+    /// yet in the object store, since it may have been stored before there was one.
+    pub(crate) fn renew(&self, key: &ChunkKey) {
+        self.touch(*key);
+        if self.limits.time_to_live.is_none() && !self.shares {
+            return;
+        }
+        let renew = |tables: &mut Tables<'_>| {
+            if let Some(row) = self.row_with_file(tables, key)? {
+                let expires = self.renewed(row.expires, now());
+                tables.set(key, &IndexRow { expires, ..row })?;
+            }
+            if self.shares { tables.note(key, nanoseconds()) } else { Ok(()) }
+        };
+        // Best effort: the chunk is there in any case.
+        let _ = self.index().and_then(|index| index.write(renew));
+    }
+
+    /// Removes a chunk and its aux tensors, and says whether the chunk was there.
     pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
-        self.touched().keys.remove(key);
+        self.uses.remove(key);
         self.remove_if(key, |_| true)
     }
 
-    /// Removes a chunk if its row is so, and says whether it did and the chunk was there. Nobody stores it meanwhile.
-    fn remove_if(&self, key: &ChunkKey, goes: impl Fn(Option<&Row>) -> bool) -> Result<bool> {
+    /// Removes a chunk if `goes` says so of its row, and says whether it did and the chunk was there. No process stores the
+    /// chunk meanwhile.
+    fn remove_if(&self, key: &ChunkKey, goes: impl Fn(Option<&IndexRow>) -> bool) -> Result<bool> {
         let mut removed = None;
-        let in_index = self.index.change(|rows| {
-            if !goes(rows.get(key)) {
+        let in_index = self.index.write(|tables| {
+            if !goes(tables.row(key)?.as_ref()) {
                 removed = Some(Ok(false));
-                return Ok((Changes::new(), ()));
+                return Ok(());
             }
-            removed = Some(self.remove_files(key));
-            Ok((Changes::from([(*key, None)]), ()))
+            let outcome = self.remove_files(key);
+            // A file that could not be removed still counts.
+            let is_gone = outcome.is_ok();
+            removed = Some(outcome);
+            if is_gone { tables.remove(key) } else { Ok(()) }
         });
         match (removed, in_index) {
             (Some(removed), _) => removed,
-            // What no index says goes all the same.
+            // The files go even where the index cannot be written.
             (None, Err(_)) if goes(None) => self.remove_files(key),
             (None, _) => Ok(false),
         }
@@ -338,10 +379,35 @@ impl Disk {
 
     /// Removes a chunk's files, and says whether its own was there.
     fn remove_files(&self, key: &ChunkKey) -> Result<bool> {
-        // The chunk goes first: a summary alone is an orphan, and found.
+        // The chunk goes first: `gc` finds an aux tensors file without its chunk.
         let was_there = remove(&self.folder.path(key))?;
-        self.folder.summaries(key)?.iter().try_for_each(|found| remove(found.path()).map(drop))?;
+        self.folder.aux_files(key)?.iter().try_for_each(|found| remove(found.path()).map(drop))?;
         Ok(was_there)
+    }
+
+    /// Chunks that are not yet in the object store, and when each was noted.
+    #[cfg(feature = "remote")]
+    pub(crate) fn pending(&self) -> Result<Vec<(ChunkKey, u64)>> {
+        self.index()?.pending()
+    }
+
+    /// A chunk's files are in the object store. Its note goes unless it has been noted again since `noted`.
+    #[cfg(feature = "remote")]
+    pub(crate) fn sent(&self, key: &ChunkKey, noted: u64) -> Result<()> {
+        self.index.write(|tables| if tables.noted(key)? == Some(noted) { tables.unnote(key) } else { Ok(()) })
+    }
+
+    /// A chunk's files, with their names in the object store.
+    #[cfg(feature = "remote")]
+    pub(crate) fn shared_files(&self, key: &ChunkKey) -> Result<Vec<(String, PathBuf)>> {
+        let named = |found: FolderEntry| {
+            let kind = match &found {
+                FolderEntry::Aux(_, kind, _) => Some(kind.as_str()),
+                _ => None,
+            };
+            (crate::folder::name(key, kind), found.path().to_owned())
+        };
+        Ok(self.folder.files(key)?.into_iter().map(named).collect())
     }
 }
 
@@ -351,14 +417,6 @@ impl Drop for Disk {
     }
 }
 
-fn bytes(found: &[Found]) -> u64 {
-    found.iter().map(Found::bytes).sum()
-}
-
-fn milliseconds() -> u64 {
-    since_1970(SystemTime::now())
-}
-
-fn since_1970(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+fn bytes(found: &[FolderEntry]) -> u64 {
+    found.iter().map(FolderEntry::bytes).sum()
 }

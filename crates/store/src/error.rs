@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use refrain_kernels::Dtype;
 
-use crate::ChunkKey;
+use crate::key::{ChunkKey, InvalidKey};
 
 /// The result of everything fallible in this crate.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -65,7 +65,7 @@ pub enum StoreError {
         /// Layers of the identity.
         expected: usize,
     },
-    /// A chunk or summary file that cannot be used.
+    /// A chunk or aux tensors file that cannot be used.
     #[error(
         "{} cannot be used: {problem}; `verify` removes broken files, and they are computed again when needed",
         path.display()
@@ -130,14 +130,9 @@ pub enum StoreError {
         /// The namespace whose quota it is; none is the whole folder.
         namespace: Option<String>,
     },
-    /// Text that is no key nor the beginning of one.
-    #[error("'{text}' is no chunk key: give {expected} hexadecimal digits")]
-    BadKey {
-        /// The text.
-        text: String,
-        /// How many digits there may be.
-        expected: &'static str,
-    },
+    /// Text that is not a key, nor the beginning of one.
+    #[error(transparent)]
+    Key(#[from] InvalidKey),
 }
 
 /// A few of the candidates, one a line.
@@ -153,7 +148,7 @@ fn list(candidates: &[ChunkKey]) -> String {
     out
 }
 
-/// Why a chunk or summary file cannot be used.
+/// Why a chunk or aux tensors file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -165,7 +160,7 @@ pub enum Problem {
         /// Bytes there are.
         found: u64,
     },
-    /// The header is no safetensors header of a chunk or summary.
+    /// The header is no safetensors header of a chunk or aux tensors.
     #[error("its header is malformed: {0}")]
     Header(String),
     /// Another version of the format: left alone.
@@ -180,7 +175,7 @@ pub enum Problem {
     /// The keys and values of a layer, or of some tokens of it, do not match their checksum.
     #[error("the checksum of layer {0} does not match")]
     Checksum(usize),
-    /// The tensors of a summary do not match their checksum.
+    /// The tensors of an aux tensors file do not match their checksum.
     #[error("the checksum of its tensors does not match")]
     DataChecksum,
     /// The system cannot read it. It is left alone: reading may succeed another time.

@@ -1,30 +1,30 @@
 //! The folder of chunk files: names, atomic writes, what lies in it.
 //!
-//! A chunk lies at `<first two digits>/<64 digits>.safetensors`, its summaries beside it: `<64 digits>.<kind>.summary`.
+//! A chunk lies at `<first two digits>/<64 digits>.safetensors`, its aux tensors beside it: `<64 digits>.<kind>.summary`.
 //! While a file is written it is called `.tmp-…` in the same folder and locked, so that whoever cleans up can tell a
 //! writer at work from one that died.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 
-use crate::chunk::now;
-use crate::file::{Header, MAX_HEADER};
-use crate::index;
+use crate::chunk_file::{Header, MAX_HEADER};
+use crate::clock::now;
+use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, NAMESPACE_KEY, TEMPORARY};
 use crate::layer::Layer;
-use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, namespace, summary};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, aux_file};
 
 const EXTENSION: &str = ".safetensors";
-const SUMMARY: &str = ".summary";
-pub(crate) const TEMPORARY: &str = ".tmp-";
+const AUX_EXTENSION: &str = ".summary";
 /// Files of the store's own beside the chunks.
-const OWN: [&str; 4] = [index::FILE, index::LOCK, index::BROKEN, namespace::FILE];
-/// A temporary file younger than this may belong to a writer that has not locked it yet, and a summary to a chunk that
+const OWN_FILES: [&str; 4] = [INDEX, INDEX_LOCK, BROKEN_INDEX, NAMESPACE_KEY];
+/// A temporary file younger than this may belong to a writer that has not locked it yet, and an aux tensors file to a chunk that
 /// is about to be written.
-pub(crate) const STALE: Duration = Duration::from_secs(60);
+pub(crate) const STALE_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -49,29 +49,29 @@ impl NewFile<'_> {
 
 /// Something in the folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Found {
+pub(crate) enum FolderEntry {
     Chunk(ChunkKey, PathBuf),
     /// Of this chunk and kind.
-    Summary(ChunkKey, String, PathBuf),
+    Aux(ChunkKey, String, PathBuf),
     Temporary(PathBuf),
     Other(PathBuf),
 }
 
-impl Found {
+impl FolderEntry {
     pub(crate) fn path(&self) -> &Path {
         match self {
-            Found::Chunk(_, path)
-            | Found::Summary(.., path)
-            | Found::Temporary(path)
-            | Found::Other(path) => path,
+            FolderEntry::Chunk(_, path)
+            | FolderEntry::Aux(.., path)
+            | FolderEntry::Temporary(path)
+            | FolderEntry::Other(path) => path,
         }
     }
 
     /// The chunk that it is of.
     pub(crate) fn key(&self) -> Option<&ChunkKey> {
         match self {
-            Found::Chunk(key, _) | Found::Summary(key, ..) => Some(key),
-            Found::Temporary(_) | Found::Other(_) => None,
+            FolderEntry::Chunk(key, _) | FolderEntry::Aux(key, ..) => Some(key),
+            FolderEntry::Temporary(_) | FolderEntry::Other(_) => None,
         }
     }
 
@@ -101,9 +101,9 @@ impl Folder {
         chunk_path(&self.root, key)
     }
 
-    /// Where the summary is, or would be.
-    pub(crate) fn summary_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
-        summary_path(&self.root, key, kind)
+    /// Where the aux tensors is, or would be.
+    pub(crate) fn aux_path(&self, key: &ChunkKey, kind: &str) -> PathBuf {
+        aux_path(&self.root, key, kind)
     }
 
     /// The chunk's file and its header, or nothing if there is no such file.
@@ -135,17 +135,17 @@ impl Folder {
         Ok(NewFile { path, header, data: chunk.data().iter().map(Layer::as_bytes).collect() })
     }
 
-    /// The file of a summary.
-    pub(crate) fn summary_file<'a>(
+    /// The file of an aux tensors file.
+    pub(crate) fn aux_file<'a>(
         &self,
         key: &ChunkKey,
         kind: &str,
-        summary: &'a Summary,
+        aux: &'a AuxTensors,
     ) -> Result<NewFile<'a>> {
-        let path = self.summary_path(key, kind);
-        let header = summary::header(key, kind, now(), summary)
+        let path = self.aux_path(key, kind);
+        let header = aux_file::header(key, kind, now(), aux)
             .map_err(|problem| unwritten(&path, &problem.to_string()))?;
-        Ok(NewFile { path, header, data: summary::data(summary).collect() })
+        Ok(NewFile { path, header, data: aux_file::data(aux).collect() })
     }
 
     /// Writes a file under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
@@ -183,41 +183,69 @@ impl Folder {
     }
 
     /// Everything in the folder, ascending by path.
-    pub(crate) fn scan(&self) -> Result<Vec<Found>> {
+    pub(crate) fn scan(&self) -> Result<Vec<FolderEntry>> {
         let mut found = Vec::new();
-        for (name, path) in entries(&self.root)? {
-            let is_shard = name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-            if OWN.contains(&name.as_str()) {
+        for (name, path) in entries(&self.root, "")? {
+            if OWN_FILES.contains(&name.as_str()) {
                 continue;
             }
-            if !is_shard || !path.is_dir() {
+            if !is_shard(&name) || !path.is_dir() {
                 found.push(classify(&self.root, path));
                 continue;
             }
-            found.extend(entries(&path)?.into_iter().map(|(_, path)| classify(&self.root, path)));
+            found.extend(self.shard(&name, "")?);
         }
         Ok(found)
     }
 
-    /// A chunk's file and its summaries', by their names alone.
-    pub(crate) fn files(&self, key: &ChunkKey) -> Result<Vec<Found>> {
-        let path = self.path(key);
-        let beside = entries(path.parent().unwrap_or(&self.root))?;
-        let found = beside.into_iter().map(|(_, path)| classify(&self.root, path));
-        Ok(found.filter(|found| found.key() == Some(key)).collect())
+    /// The files of a subfolder whose names begin with `prefix`, ascending by path.
+    fn shard(&self, name: &str, prefix: &str) -> Result<impl Iterator<Item = FolderEntry>> {
+        let files = entries(&self.root.join(name), prefix)?;
+        Ok(files.into_iter().map(|(_, path)| classify(&self.root, path)))
     }
 
-    /// A chunk's summaries, by their names alone.
-    pub(crate) fn summaries(&self, key: &ChunkKey) -> Result<Vec<Found>> {
+    /// A chunk's file and its aux tensors files', by their names alone.
+    pub(crate) fn files(&self, key: &ChunkKey) -> Result<Vec<FolderEntry>> {
+        let name = key.to_string();
+        Ok(self.shard(&name[..2], &name)?.filter(|found| found.key() == Some(key)).collect())
+    }
+
+    /// The files of several chunks and of their aux tensors, by their names alone, ascending by path.
+    pub(crate) fn files_of(&self, keys: &BTreeSet<ChunkKey>) -> Result<Vec<FolderEntry>> {
+        let shards: BTreeSet<String> = keys.iter().map(|key| key.to_string()[..2].to_owned()).collect();
+        let mut found = Vec::new();
+        for shard in shards {
+            found.extend(
+                self.shard(&shard, "")?.filter(|found| found.key().is_some_and(|key| keys.contains(key))),
+            );
+        }
+        Ok(found)
+    }
+
+    /// A chunk's aux tensors, by their names alone.
+    pub(crate) fn aux_files(&self, key: &ChunkKey) -> Result<Vec<FolderEntry>> {
         let files = self.files(key)?.into_iter();
-        Ok(files.filter(|found| matches!(found, Found::Summary(..))).collect())
+        Ok(files.filter(|found| matches!(found, FolderEntry::Aux(..))).collect())
     }
 
-    /// Keys of all chunk files, by their names alone.
-    pub(crate) fn keys(&self) -> Result<Vec<ChunkKey>> {
-        let key = |found| if let Found::Chunk(key, _) = found { Some(key) } else { None };
-        Ok(self.scan()?.into_iter().filter_map(key).collect())
+    /// Keys of the chunk files whose names begin with `prefix`, by their names alone, ascending.
+    pub(crate) fn keys(&self, prefix: &str) -> Result<Vec<ChunkKey>> {
+        let mut keys = Vec::new();
+        for (name, _) in entries(&self.root, prefix.get(..2).unwrap_or(prefix))? {
+            if is_shard(&name) {
+                let found = self.shard(&name, prefix)?;
+                keys.extend(found.filter_map(|found| {
+                    if let FolderEntry::Chunk(key, _) = found { Some(key) } else { None }
+                }));
+            }
+        }
+        Ok(keys)
     }
+}
+
+/// Whether this is the name of a subfolder of chunks: the first two digits of their keys.
+fn is_shard(name: &str) -> bool {
+    name.len() == 2 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 fn chunk_path(root: &Path, key: &ChunkKey) -> PathBuf {
@@ -225,38 +253,38 @@ fn chunk_path(root: &Path, key: &ChunkKey) -> PathBuf {
     root.join(&name[..2]).join(name + EXTENSION)
 }
 
-/// What a chunk's file, or its summary's of this kind, is called in any store.
+/// What a chunk's file, or its aux tensors's of this kind, is called in any store.
 #[cfg(feature = "remote")]
 pub(crate) fn name(key: &ChunkKey, kind: Option<&str>) -> String {
     let name = key.to_string();
     match kind {
         None => format!("{}/{name}{EXTENSION}", &name[..2]),
-        Some(kind) => format!("{}/{name}.{kind}{SUMMARY}", &name[..2]),
+        Some(kind) => format!("{}/{name}.{kind}{AUX_EXTENSION}", &name[..2]),
     }
 }
 
-fn summary_path(root: &Path, key: &ChunkKey, kind: &str) -> PathBuf {
-    chunk_path(root, key).with_file_name(format!("{key}.{kind}{SUMMARY}"))
+fn aux_path(root: &Path, key: &ChunkKey, kind: &str) -> PathBuf {
+    chunk_path(root, key).with_file_name(format!("{key}.{kind}{AUX_EXTENSION}"))
 }
 
 /// What a file below the folder `root` is, by its name.
-pub(crate) fn classify(root: &Path, path: PathBuf) -> Found {
+pub(crate) fn classify(root: &Path, path: PathBuf) -> FolderEntry {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if let Some(Ok(key)) = file.strip_suffix(EXTENSION).map(str::parse::<ChunkKey>)
         && path == chunk_path(root, &key)
     {
-        return Found::Chunk(key, path);
+        return FolderEntry::Chunk(key, path);
     }
     if let Some((Ok(key), kind)) = file
-        .strip_suffix(SUMMARY)
+        .strip_suffix(AUX_EXTENSION)
         .and_then(|stem| stem.split_once('.'))
         .map(|(key, kind)| (key.parse::<ChunkKey>(), kind))
-        && summary::is_kind(kind)
-        && path == summary_path(root, &key, kind)
+        && aux_file::is_kind(kind)
+        && path == aux_path(root, &key, kind)
     {
-        return Found::Summary(key, kind.to_owned(), path);
+        return FolderEntry::Aux(key, kind.to_owned(), path);
     }
-    if file.starts_with(TEMPORARY) { Found::Temporary(path) } else { Found::Other(path) }
+    if file.starts_with(TEMPORARY) { FolderEntry::Temporary(path) } else { FolderEntry::Other(path) }
 }
 
 /// Opens a chunk file and reads its header, which must be that of a chunk with this key.
@@ -272,19 +300,19 @@ fn open_file(path: &Path) -> Result<Option<(File, Header)>, Problem> {
     read_header(path, |file, len| Header::read(file, len))
 }
 
-/// Opens a summary's file and reads its header, which must be that of a summary of this chunk and kind.
-pub(crate) fn open_summary(
+/// Opens an aux tensors file and reads its header, which must be that of an aux tensors file of this chunk and kind.
+pub(crate) fn open_aux_file(
     path: &Path,
     key: &ChunkKey,
     kind: &str,
-) -> Result<Option<(File, summary::Header)>, Problem> {
-    read_header(path, |file, len| summary::Header::read(file, len, key, kind))
+) -> Result<Option<(File, aux_file::Header)>, Problem> {
+    read_header(path, |file, len| aux_file::Header::read(file, len, key, kind))
 }
 
-/// Reads a summary's file and verifies all of it.
-pub(crate) fn read_summary(path: &Path, key: &ChunkKey, kind: &str) -> Result<Option<Summary>, Problem> {
-    let read = |(mut file, header): (File, summary::Header)| header.summary(&mut file);
-    open_summary(path, key, kind)?.map(read).transpose()
+/// Reads an aux tensors file and verifies all of it.
+pub(crate) fn read_aux_file(path: &Path, key: &ChunkKey, kind: &str) -> Result<Option<AuxTensors>, Problem> {
+    let read = |(mut file, header): (File, aux_file::Header)| header.aux_tensors(&mut file);
+    open_aux_file(path, key, kind)?.map(read).transpose()
 }
 
 /// Opens a file and reads its header. The file stands behind it.
@@ -328,7 +356,7 @@ pub(crate) fn remove_stale(path: &Path) -> Result<bool> {
     let Ok(file) = File::open(path) else { return Ok(false) };
     let age = file.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
     let is_locked = matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
-    if is_locked || age.is_ok_and(|age| age < STALE) {
+    if is_locked || age.is_ok_and(|age| age < STALE_AFTER) {
         return Ok(false);
     }
     remove(path)
@@ -347,17 +375,20 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Store
     move |source| StoreError::Io { action, path, source }
 }
 
-/// Names and paths of what is in a folder, ascending; nothing if it has just been removed.
-fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
+/// Names and paths of what is in a folder and begins with `prefix`, ascending; nothing where there is no such folder.
+fn entries(dir: &Path, prefix: &str) -> Result<Vec<(String, PathBuf)>> {
     let listed = match fs::read_dir(dir) {
         Ok(listed) => listed,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
         Err(source) => return Err(io("read the folder", dir)(source)),
     };
     let mut entries = Vec::new();
     for entry in listed {
         let entry = entry.map_err(io("read the folder", dir))?;
-        entries.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(prefix) {
+            entries.push((name, entry.path()));
+        }
     }
     entries.sort();
     Ok(entries)

@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Serialize;
 
 use crate::Problem;
-use crate::id::{hex, parse_hex};
+use crate::hex;
 
 /// Name of the entry with the checksum of all others.
 const CHECKSUM: &str = "header.blake3";
@@ -140,7 +140,7 @@ impl Entries<'_> {
 
     /// Exactly `bytes` bytes in hexadecimal digits.
     pub(crate) fn bytes(&self, name: &str, bytes: usize) -> Result<Vec<u8>, Problem> {
-        parse_hex(self.text(name)?).filter(|found| found.len() == bytes).ok_or_else(|| bad_value(name))
+        hex::decode(self.text(name)?).filter(|found| found.len() == bytes).ok_or_else(|| bad_value(name))
     }
 
     pub(crate) fn digest(&self, name: &str) -> Result<[u8; 32], Problem> {
@@ -167,7 +167,7 @@ pub(crate) fn checksum<'a>(entries: impl Iterator<Item = (&'a String, &'a String
             hasher.update(text.as_bytes());
         }
     }
-    hex(hasher.finalize().as_bytes())
+    hex::encode(hasher.finalize().as_bytes())
 }
 
 /// The format's name of a type.

@@ -4,10 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use refrain_kernels::Dtype;
-use serde::{Serialize, Serializer};
 
-use crate::rest::Layout;
-use crate::{Encoding, Result, StoreError};
+use crate::error::{Result, StoreError};
+use crate::key::ChunkKey;
+use crate::kv_quant::KvQuantization;
+use crate::kv_quant::Layout;
 
 /// Versions of keys and of the chunk file, and the domain of the keyed hash of each, so that names never meet: what is
 /// as computed has the first, and what is encoded the second, which earlier programs leave alone.
@@ -81,7 +82,7 @@ pub struct ChunkId {
     /// Type of the elements as computed.
     pub dtype: Dtype,
     /// How they lie at rest.
-    pub encoding: Encoding,
+    pub quantization: KvQuantization,
     /// Layers of the model, 1 to 1000.
     pub layers: usize,
     /// KV heads of a layer.
@@ -112,7 +113,7 @@ impl ChunkId {
         hasher.update(&self.model);
         hasher.update(&[dtype_tag(self.dtype), self.bos.tag()]);
         if format > 0 {
-            hasher.update(&[self.encoding.tag()]);
+            hasher.update(&[self.quantization.tag()]);
         }
         for size in [self.layers, self.kv_heads, self.head_dim, self.namespace.len()] {
             hasher.update(&(size as u64).to_le_bytes());
@@ -127,7 +128,7 @@ impl ChunkId {
 
     /// Which of the [`VERSIONS`] it has.
     pub(crate) fn format(&self) -> usize {
-        usize::from(self.encoding != Encoding::Exact)
+        usize::from(self.quantization != KvQuantization::Exact)
     }
 
     /// What a layer is made of.
@@ -138,7 +139,7 @@ impl ChunkId {
                 return None;
             }
             let heads = (self.kv_heads, self.head_dim);
-            let layout = Layout::new(self.encoding, self.dtype, heads, self.tokens.len())?;
+            let layout = Layout::new(self.quantization, self.dtype, heads, self.tokens.len())?;
             // Room for the rounding of an allocation.
             let total = layout.layer.checked_mul(self.layers)?;
             (total <= isize::MAX as usize - 64).then_some(layout)
@@ -156,7 +157,7 @@ impl ChunkId {
         let fields = [
             (self.model == other.model, "model"),
             (self.dtype == other.dtype, "element type"),
-            (self.encoding == other.encoding, "encoding"),
+            (self.quantization == other.quantization, "encoding"),
             (self.layers == other.layers, "number of layers"),
             (self.kv_heads == other.kv_heads, "number of KV heads"),
             (self.head_dim == other.head_dim, "head size"),
@@ -174,83 +175,4 @@ fn dtype_tag(dtype: Dtype) -> u8 {
         Dtype::F16 => 1,
         Dtype::Bf16 => 2,
     }
-}
-
-/// The name of a chunk. Shown and read as 64 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChunkKey(pub [u8; 32]);
-
-impl ChunkKey {
-    /// The first digits, enough to tell chunks apart in a list.
-    pub fn short(&self) -> ShortKey {
-        ShortKey(*self)
-    }
-}
-
-impl fmt::Display for ChunkKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&hex(&self.0))
-    }
-}
-
-impl fmt::Debug for ChunkKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ChunkKey({self})")
-    }
-}
-
-impl FromStr for ChunkKey {
-    type Err = StoreError;
-
-    fn from_str(s: &str) -> Result<ChunkKey> {
-        let bad = || StoreError::BadKey { text: s.to_owned(), expected: "64" };
-        parse_hex(s).and_then(|bytes| bytes.try_into().ok()).map(ChunkKey).ok_or_else(bad)
-    }
-}
-
-impl Serialize for ChunkKey {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// Shows the first 12 hexadecimal digits of a [`ChunkKey`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortKey(ChunkKey);
-
-impl fmt::Display for ShortKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&hex(&self.0.0[..6]))
-    }
-}
-
-const DIGITS: [u8; 16] = *b"0123456789abcdef";
-
-/// What each character is worth as a hexadecimal digit; 255 is none.
-const VALUES: [u8; 256] = {
-    let (mut values, mut value) = ([255; 256], 0);
-    while value < 16 {
-        values[DIGITS[value] as usize] = value as u8;
-        values[DIGITS[value].to_ascii_uppercase() as usize] = value as u8;
-        value += 1;
-    }
-    values
-};
-
-/// Lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
-    bytes.iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
-}
-
-/// The bytes of hexadecimal digits of either case.
-pub(crate) fn parse_hex(text: &str) -> Option<Vec<u8>> {
-    let mut seen = 0;
-    let byte = |pair: &[u8]| {
-        let [high, low] = [pair[0], pair[1]].map(|digit| VALUES[usize::from(digit)]);
-        seen |= high | low;
-        high << 4 | low
-    };
-    let bytes = text.as_bytes().chunks_exact(2).map(byte).collect();
-    (text.len().is_multiple_of(2) && seen < 16).then_some(bytes)
 }

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use refrain_kernels::Dtype;
 use serde::{Serialize, Serializer};
 
-use crate::file::Header;
-use crate::id::hex;
-use crate::limits::Row;
-use crate::store::Held;
-use crate::{BosPolicy, ChunkId, ChunkKey, Encoding, Problem, StoreError};
+use crate::chunk_file::Header;
+use crate::hex;
+use crate::index::IndexRow;
+use crate::{BosPolicy, Chunk, ChunkId, ChunkKey, KvQuantization, Problem, StoreError};
 
 /// Whose chunks are meant. Chunks of one namespace are invisible to another, in content and in listings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +47,7 @@ pub struct ChunkInfo {
     pub dtype: Dtype,
     /// How they lie at rest.
     #[serde(serialize_with = "as_text")]
-    pub encoding: Encoding,
+    pub quantization: KvQuantization,
     /// What was done about the token that begins every text.
     #[serde(serialize_with = "as_text")]
     pub bos: BosPolicy,
@@ -68,10 +67,10 @@ pub struct ChunkInfo {
     pub created: u64,
     /// Bytes of its keys and values at rest.
     pub bytes: u64,
-    /// Kinds of its summaries on disk or in memory, ascending.
-    pub summaries: Vec<String>,
-    /// Bytes of the summaries' files.
-    pub summary_bytes: u64,
+    /// Kinds of its aux tensors on disk or in memory, ascending.
+    pub aux_kinds: Vec<String>,
+    /// Bytes of the aux tensors files.
+    pub aux_bytes: u64,
     /// When it was last used, in seconds since 1970, as far as the index knows yet.
     pub used: Option<u64>,
     /// When its time is over, in seconds since 1970.
@@ -81,14 +80,19 @@ pub struct ChunkInfo {
 }
 
 impl ChunkInfo {
-    pub(crate) fn of_held(held: &Held) -> ChunkInfo {
-        let (chunk, expires) = (&held.chunk, Some(held.expires).filter(|expires| *expires != 0));
+    pub(crate) fn of_memory(chunk: &Chunk, expires: u64) -> ChunkInfo {
+        let expires = Some(expires).filter(|expires| *expires != 0);
         ChunkInfo { expires, ..ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true) }
     }
 
-    pub(crate) fn of_header(header: &Header, path: PathBuf, in_memory: bool, row: Option<&Row>) -> ChunkInfo {
+    pub(crate) fn of_header(
+        header: &Header,
+        path: PathBuf,
+        in_memory: bool,
+        row: Option<&IndexRow>,
+    ) -> ChunkInfo {
         ChunkInfo {
-            used: row.map(|row| row.used / 1000),
+            used: row.map(|row| row.last_used / 1000),
             expires: row.map(|row| row.expires).filter(|expires| *expires != 0),
             pinned: row.is_some_and(|row| row.pinned),
             ..ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)
@@ -102,7 +106,7 @@ impl ChunkInfo {
             in_memory,
             model: id.model,
             dtype: id.dtype,
-            encoding: id.encoding,
+            quantization: id.quantization,
             bos: id.bos,
             namespace: id.namespace.clone(),
             tokens: id.tokens.len(),
@@ -112,8 +116,8 @@ impl ChunkInfo {
             label: label.to_owned(),
             created,
             bytes: id.layout().map_or(0, |layout| (layout.layer * id.layers) as u64),
-            summaries: Vec::new(),
-            summary_bytes: 0,
+            aux_kinds: Vec::new(),
+            aux_bytes: 0,
             used: None,
             expires: None,
             pinned: false,
@@ -122,12 +126,12 @@ impl ChunkInfo {
 
     /// The model's fingerprint in hexadecimal digits.
     pub fn model_hex(&self) -> String {
-        hex(&self.model)
+        hex::encode(&self.model)
     }
 }
 
 fn as_hex<S: Serializer>(bytes: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&hex(bytes))
+    serializer.serialize_str(&hex::encode(bytes))
 }
 
 fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -166,7 +170,7 @@ pub struct Unusable {
     pub problem: Problem,
 }
 
-/// A chunk or summary file that failed when it was to be used or verified.
+/// A chunk or aux tensors file that failed when it was to be used or verified.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Repair {
@@ -179,7 +183,7 @@ pub struct Repair {
     pub removed: bool,
 }
 
-/// What became of a chunk or summary that was put into the store.
+/// What became of a chunk or aux tensors that was put into the store.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PutOutcome {
@@ -210,21 +214,21 @@ pub struct Stats {
     pub disk_hits: u64,
     /// Chunks that were nowhere, or broken.
     pub misses: u64,
-    /// Broken chunk and summary files removed.
+    /// Broken chunk and aux tensors files removed.
     pub removed: u64,
-    /// Chunk and summary files that could not be used and were left alone.
+    /// Chunk and aux tensors files that could not be used and were left alone.
     pub unusable: u64,
-    /// Chunks and summaries written to disk.
+    /// Chunks and aux tensors written to disk.
     pub stored: u64,
-    /// Chunks and summaries that could not be written to disk.
+    /// Chunks and aux tensors that could not be written to disk.
     pub not_stored: u64,
-    /// Bytes of keys, values and summaries read from disk.
+    /// Bytes of keys, values and aux tensors read from disk.
     pub bytes_read: u64,
-    /// Bytes of chunk and summary files written.
+    /// Bytes of chunk and aux tensors files written.
     pub bytes_written: u64,
     /// Chunks that went to make room on disk, or because their time was over.
     pub evicted: u64,
-    /// Bytes of chunk and summary files on disk now, of all processes.
+    /// Bytes of chunk and aux tensors files on disk now, of all processes.
     pub disk_bytes: u64,
     /// Chunks on disk now.
     pub disk_chunks: u64,
@@ -232,4 +236,28 @@ pub struct Stats {
     pub memory_bytes: u64,
     /// Chunks in memory now.
     pub memory_chunks: u64,
+}
+
+/// What `gc` removed, and what the folder holds afterwards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct GcReport {
+    /// Chunks that are on disk now.
+    pub chunks: u64,
+    /// Bytes of their files and their aux tensors files'.
+    pub bytes: u64,
+    /// Chunks removed because they had expired.
+    pub expired: u64,
+    /// Least recently used chunks removed to stay within the limits.
+    pub evicted: u64,
+    /// Bytes of all files removed.
+    pub freed: u64,
+    /// Chunk files that had no row in the index, and have one now.
+    pub entered: u64,
+    /// Rows of the index whose files were gone, and that were taken out.
+    pub forgotten: u64,
+    /// Aux tensors whose chunk is not there, removed.
+    pub orphans: Vec<PathBuf>,
+    /// Temporary files of writers that died, removed.
+    pub stale: Vec<PathBuf>,
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use refrain_kernels::{Buffer, Dtype, Slice, advise_huge_pages};
 
-use crate::rest::Layout;
+use crate::kv_quant::Layout;
 
 /// Keys before RoPE and values of one layer of a chunk. Immutable; clones share the memory.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ struct Inner {
     dtype: Dtype,
     data: Data,
     /// Bytes that it took at rest.
-    at_rest: usize,
+    stored_bytes: usize,
 }
 
 enum Data {
@@ -65,8 +65,8 @@ impl Layer {
         if layout.is_exact() {
             return self.clone();
         }
-        let (dtype, at_rest) = (self.0.dtype, self.0.at_rest);
-        Layer(Arc::new(Inner { dtype, data: Data::Decoded(layout.decode(self.as_bytes())), at_rest }))
+        let (dtype, stored_bytes) = (self.0.dtype, self.0.stored_bytes);
+        Layer(Arc::new(Inner { dtype, data: Data::Decoded(layout.decode(self.as_bytes())), stored_bytes }))
     }
 
     /// Copies the given tokens, with `row` bytes of keys each, one after the other.
@@ -94,7 +94,7 @@ impl Layer {
 
     /// What [`room`] has given, filled.
     pub(crate) fn new(dtype: Dtype, bytes: BytesMut) -> Layer {
-        Layer(Arc::new(Inner { dtype, at_rest: bytes.len(), data: Data::Bytes(bytes.freeze()) }))
+        Layer(Arc::new(Inner { dtype, stored_bytes: bytes.len(), data: Data::Bytes(bytes.freeze()) }))
     }
 
     /// Reads parts of a file, each an offset and a number of bytes, one after the other; into `room`, if it is given.
@@ -129,8 +129,8 @@ impl Layer {
     }
 
     /// Bytes of what they were made of: fewer where they were encoded at rest.
-    pub fn bytes_at_rest(&self) -> usize {
-        self.0.at_rest
+    pub fn stored_bytes(&self) -> usize {
+        self.0.stored_bytes
     }
 
     /// Keys, then values; or what lies at rest.

@@ -9,20 +9,26 @@
 //! at all, its content follows from its name, and whoever writes it second replaces it by its equal. What the folder may
 //! take, and what was used last, stands in an index that they share ([`Limits`]); one process at a time writes there.
 //!
-//! Beside a chunk lie its summaries ([`refrain_kv::Summary`]): tensors that a method computed of the chunk once.
+//! Beside a chunk lie its aux tensors ([`refrain_kv::AuxTensors`]): tensors that a method computed of the chunk once.
 //!
-//! The store does not know what the numbers mean: a layer is two runs of elements, and a summary is named tensors.
+//! The store does not know what the numbers mean: a layer is two runs of elements, and an aux tensors file is named tensors.
 
-mod blocks;
+pub mod aux_file;
+mod block_digests;
 mod chunk;
+mod chunk_file;
+mod clock;
 mod disk;
 mod error;
-mod file;
+mod file_names;
 mod folder;
 mod header;
+pub mod hex;
 mod id;
 mod index;
 mod info;
+mod key;
+mod kv_quant;
 mod layer;
 mod limits;
 mod namespace;
@@ -30,24 +36,23 @@ pub mod pack;
 mod reader;
 #[cfg(feature = "remote")]
 mod remote;
-mod rest;
 mod store;
-pub mod summary;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod verify;
 
 pub use chunk::{Chunk, ChunkBuilder};
-pub use disk::GcReport;
 pub use error::{Problem, Result, StoreError};
-pub use id::{BosPolicy, ChunkId, ChunkKey, ShortKey, UnknownBosPolicy};
-pub use info::{ChunkDetail, ChunkInfo, Listing, PutOutcome, Repair, Scope, Stats, Unusable};
+pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
+pub use info::{ChunkDetail, ChunkInfo, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable};
+pub use key::{ChunkKey, InvalidKey, ShortKey};
+pub use kv_quant::{KvQuantization, UnknownKvQuantization};
 pub use layer::Layer;
 pub use limits::Limits;
 pub use namespace::{NamespaceKey, SHARED};
 pub use reader::ChunkReader;
 #[cfg(feature = "remote")]
 pub use remote::{RemoteOptions, RemoteStats};
-pub use rest::{Encoding, UnknownEncoding};
 pub use store::Store;
 pub use verify::{VerifyProgress, VerifyReport};

@@ -5,14 +5,13 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use crate::folder::{TEMPORARY, sync_dir};
-use crate::id::{hex, parse_hex};
+use crate::file_names::{NAMESPACE_KEY, TEMPORARY};
+use crate::folder::sync_dir;
+use crate::hex;
 use crate::{Result, StoreError};
 
 /// The namespace of chunks that everybody may use, where the configuration allows it.
 pub const SHARED: &str = "shared";
-/// The key's file in the store's folder.
-pub(crate) const FILE: &str = "namespace.key";
 /// Domain of the keyed hash.
 const CONTEXT: &str = "refrain namespace, version 1";
 /// Bytes of a namespace's name before it is written in hexadecimal digits.
@@ -29,7 +28,7 @@ impl NamespaceKey {
     /// # Errors
     /// If it can be neither read nor made, or is no key.
     pub fn of_folder(folder: &Path) -> Result<NamespaceKey> {
-        let path = folder.join(FILE);
+        let path = folder.join(NAMESPACE_KEY);
         let failed = |action| {
             let path = path.clone();
             move |source| StoreError::Io { action, path, source }
@@ -48,7 +47,7 @@ impl NamespaceKey {
                     .prefix(TEMPORARY)
                     .tempfile_in(folder)
                     .map_err(failed("make the key"))?;
-                writeln!(file, "{}", hex(&key)).map_err(failed("make the key"))?;
+                writeln!(file, "{}", hex::encode(&key)).map_err(failed("make the key"))?;
                 file.as_file().sync_all().map_err(failed("make the key"))?;
                 match file.persist_noclobber(&path) {
                     Ok(_) => sync_dir(folder).map(|()| NamespaceKey(key)),
@@ -69,7 +68,7 @@ impl NamespaceKey {
         let Some(credential) = credential else { return String::new() };
         let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(CONTEXT, &self.0));
         hasher.update(credential.as_bytes());
-        hex(&hasher.finalize().as_bytes()[..NAME])
+        hex::encode(&hasher.finalize().as_bytes()[..NAME])
     }
 }
 
@@ -78,7 +77,7 @@ impl std::str::FromStr for NamespaceKey {
 
     /// Reads 64 hexadecimal digits.
     fn from_str(text: &str) -> Result<NamespaceKey, ()> {
-        parse_hex(text).and_then(|bytes| bytes.try_into().ok()).map(NamespaceKey).ok_or(())
+        hex::decode(text).and_then(|bytes| bytes.try_into().ok()).map(NamespaceKey).ok_or(())
     }
 }
 

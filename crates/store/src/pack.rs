@@ -1,5 +1,5 @@
-//! Chunks in one file, to carry them elsewhere: a tar archive of chunk and summary files under the names they have in a
-//! store's folder, a chunk before its summaries.
+//! Chunks in one file, to carry them elsewhere: a tar archive of chunk and aux tensors files under the names they have in a
+//! store's folder, a chunk before its aux tensors.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::folder::{Found, classify, open_chunk};
-use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Result, Store, StoreError, summary};
+use crate::folder::{FolderEntry, classify, open_chunk};
+use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Result, Store, StoreError, aux_file};
 
 /// How far an export or an import is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -26,8 +26,8 @@ pub struct PackProgress {
 pub struct PackReport {
     /// Chunks written, or stored.
     pub chunks: u64,
-    /// Summaries written, or stored.
-    pub summaries: u64,
+    /// Aux tensors written, or stored.
+    pub aux_files: u64,
     /// Bytes of their files.
     pub bytes: u64,
     /// Chunks of an import that were there already.
@@ -36,7 +36,7 @@ pub struct PackReport {
     pub left_out: Vec<(PathBuf, String)>,
 }
 
-/// Writes the chunks `keys` of a store's folder with their summaries. Chunks that cannot be used are left out.
+/// Writes the chunks `keys` of a store's folder with their aux tensors. Chunks that cannot be used are left out.
 ///
 /// # Errors
 /// If the archive cannot be written or the folder cannot be read.
@@ -47,13 +47,13 @@ pub fn export(
     mut progress: impl FnMut(PackProgress),
 ) -> Result<PackReport> {
     let Some(folder) = store.folder_on_disk() else { return Ok(PackReport::default()) };
-    let mut files: Vec<(ChunkKey, Vec<Found>)> = Vec::new();
+    let mut files: Vec<(ChunkKey, Vec<FolderEntry>)> = Vec::new();
     for key in keys {
         let mut found = folder.files(key)?;
-        found.sort_by_key(|found| !matches!(found, Found::Chunk(..)));
+        found.sort_by_key(|found| !matches!(found, FolderEntry::Chunk(..)));
         files.push((*key, found));
     }
-    let total = files.iter().flat_map(|(_, found)| found).map(Found::bytes).sum();
+    let total = files.iter().flat_map(|(_, found)| found).map(FolderEntry::bytes).sum();
     let mut state = PackProgress { bytes: Some(total), bytes_done: 0 };
     let (mut archive, mut report) = (tar::Builder::new(out), PackReport::default());
     for (key, found) in files {
@@ -76,7 +76,11 @@ pub fn export(
             };
             let size = file.metadata().map_err(failed("read"))?.len();
             append(&mut archive, &name(path), size, file).map_err(failed("write to the archive"))?;
-            *if matches!(found, Found::Chunk(..)) { &mut report.chunks } else { &mut report.summaries } += 1;
+            *if matches!(found, FolderEntry::Chunk(..)) {
+                &mut report.chunks
+            } else {
+                &mut report.aux_files
+            } += 1;
             report.bytes += size;
             state.bytes_done += size;
             progress(state);
@@ -119,7 +123,7 @@ pub fn import(
         let is_plain = entry.header().entry_type().is_file();
         let outcome = match &found {
             _ if !is_plain => Err(Problem::Header("it is no plain file".to_owned())),
-            Found::Chunk(key, _) => read(&mut entry, size).map_err(failed)?.and_then(|bytes| {
+            FolderEntry::Chunk(key, _) => read(&mut entry, size).map_err(failed)?.and_then(|bytes| {
                 let chunk = Chunk::from_bytes(&bytes)?;
                 if chunk.key() != *key {
                     return Err(Problem::Identity("key than its name"));
@@ -131,15 +135,15 @@ pub fn import(
                 last = Some((*key, chunk.id().clone()));
                 Ok(store.put(chunk))
             }),
-            Found::Summary(key, kind, _) => match last.as_ref().filter(|(last, _)| last == key) {
+            FolderEntry::Aux(key, kind, _) => match last.as_ref().filter(|(last, _)| last == key) {
                 Some((_, id)) => read(&mut entry, size)
                     .map_err(failed)?
-                    .and_then(|bytes| summary::decode(&bytes, key, kind))
-                    .map(|summary| store.put_summary(id, kind, summary)),
+                    .and_then(|bytes| aux_file::decode(&bytes, key, kind))
+                    .map(|aux| store.put_aux_tensors(id, kind, aux)),
                 None => Err(Problem::Header("its chunk does not stand before it".to_owned())),
             },
-            Found::Temporary(_) | Found::Other(_) => {
-                Err(Problem::Header("it is no chunk and no summary by its name".to_owned()))
+            FolderEntry::Temporary(_) | FolderEntry::Other(_) => {
+                Err(Problem::Header("it is neither a chunk nor an aux tensors file by its name".to_owned()))
             }
         };
         state.bytes_done += size;
@@ -147,7 +151,7 @@ pub fn import(
         match outcome {
             Ok(outcome) => match outcome? {
                 PutOutcome::NotStored { error } => return Err(error),
-                PutOutcome::Known => report.known += u64::from(matches!(found, Found::Chunk(..))),
+                PutOutcome::Known => report.known += u64::from(matches!(found, FolderEntry::Chunk(..))),
                 PutOutcome::Stored { bytes } => report.count(&found, bytes),
                 PutOutcome::MemoryOnly => report.count(&found, size),
             },
@@ -158,8 +162,8 @@ pub fn import(
 }
 
 impl PackReport {
-    fn count(&mut self, found: &Found, bytes: u64) {
-        *if matches!(found, Found::Chunk(..)) { &mut self.chunks } else { &mut self.summaries } += 1;
+    fn count(&mut self, found: &FolderEntry, bytes: u64) {
+        *if matches!(found, FolderEntry::Chunk(..)) { &mut self.chunks } else { &mut self.aux_files } += 1;
         self.bytes += bytes;
     }
 }

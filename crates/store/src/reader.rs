@@ -5,22 +5,21 @@ use std::io::Seek;
 use std::mem;
 use std::ops::Range;
 use std::slice;
-#[cfg(feature = "remote")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use bytes::BytesMut;
 
-use crate::blocks::within;
+use crate::block_digests::within;
 use crate::chunk::weight;
-use crate::file::{Header, check_quickly, read_runs};
+use crate::chunk_file::{Header, check_quickly, read_runs};
+use crate::kv_quant::{GROUP, Layout};
 use crate::layer::{Layer, room};
-use crate::rest::{GROUP, Layout};
 #[cfg(feature = "remote")]
-use crate::store::Arriving;
-use crate::store::{Held, OpenFile};
-use crate::{Chunk, ChunkId, ChunkKey, Problem, Store};
+use crate::tiers::InFlightChunk;
+use crate::tiers::{MemoryEntry, OpenFile, Tiers};
+use crate::{Chunk, ChunkId, ChunkKey, Problem};
 
 /// A chunk whose layers are read as they are asked for, in any order and by any number of threads at once.
 ///
@@ -34,12 +33,12 @@ enum Source {
     Disk(Box<Disk>),
     /// On its way from the object store.
     #[cfg(feature = "remote")]
-    Arriving(Arc<Header>, Arc<Arriving>),
+    InFlightChunk(Arc<Header>, Arc<InFlightChunk>),
 }
 
 #[derive(Debug)]
 struct Disk {
-    store: Store,
+    store: Arc<Tiers>,
     key: ChunkKey,
     header: Header,
     /// When its time is over, in seconds since 1970; 0 is never.
@@ -68,7 +67,7 @@ impl From<Chunk> for ChunkReader {
 impl ChunkReader {
     /// `file` stands at the first layer.
     pub(crate) fn open(
-        store: Store,
+        store: Arc<Tiers>,
         key: ChunkKey,
         (mut file, header, expires): (File, Header, u64),
     ) -> Result<ChunkReader, Problem> {
@@ -91,8 +90,8 @@ impl ChunkReader {
     }
 
     #[cfg(feature = "remote")]
-    pub(crate) fn arriving(header: Arc<Header>, arriving: Arc<Arriving>) -> ChunkReader {
-        ChunkReader(Source::Arriving(header, arriving))
+    pub(crate) fn in_flight(header: Arc<Header>, in_flight: Arc<InFlightChunk>) -> ChunkReader {
+        ChunkReader(Source::InFlightChunk(header, in_flight))
     }
 
     /// What the chunk is.
@@ -101,7 +100,7 @@ impl ChunkReader {
             Source::Memory(chunk) => chunk.id(),
             Source::Disk(disk) => &disk.header.id,
             #[cfg(feature = "remote")]
-            Source::Arriving(header, _) => &header.id,
+            Source::InFlightChunk(header, _) => &header.id,
         }
     }
 
@@ -124,7 +123,7 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(chunk.layer(layer)),
             Source::Disk(disk) => Some(disk.layer(layer)?.decode(&disk.header.layout)),
             #[cfg(feature = "remote")]
-            Source::Arriving(header, arriving) => Some(arriving.layer(layer)?.decode(&header.layout)),
+            Source::InFlightChunk(header, in_flight) => Some(in_flight.layer(layer)?.decode(&header.layout)),
         }
     }
 
@@ -146,8 +145,8 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(select(chunk.layout(), &chunk.data()[layer], ranges)),
             Source::Disk(disk) => disk.tokens(layer, ranges),
             #[cfg(feature = "remote")]
-            Source::Arriving(header, arriving) => {
-                Some(select(&header.layout, &arriving.layer(layer)?, ranges))
+            Source::InFlightChunk(header, in_flight) => {
+                Some(select(&header.layout, &in_flight.layer(layer)?, ranges))
             }
         }
     }
@@ -166,7 +165,7 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(chunk.clone()),
             Source::Disk(disk) => disk.chunk(),
             #[cfg(feature = "remote")]
-            Source::Arriving(_, arriving) => arriving.chunk(),
+            Source::InFlightChunk(_, in_flight) => in_flight.chunk(),
         }
     }
 }
@@ -282,7 +281,7 @@ impl Disk {
         // Acquire and release: whoever counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let kept = self.keep.then(|| self.chunk()).flatten();
-            self.store.read_from_disk(kept.map(|chunk| Held { chunk, expires: self.expires }));
+            self.store.read_from_disk(kept.map(|chunk| MemoryEntry { chunk, expires: self.expires }));
         }
     }
 

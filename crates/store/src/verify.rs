@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::file::verify_layers;
-use crate::folder::{Folder, Found, open_chunk, read_summary, remove, remove_stale};
+use crate::chunk_file::verify_layers;
+use crate::folder::{Folder, FolderEntry, open_chunk, read_aux_file, remove, remove_stale};
 use crate::{ChunkKey, Problem, Repair, Result};
 
 /// How far a verification is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerifyProgress {
-    /// Chunk and summary files to read.
+    /// Chunk and aux tensors files to read.
     pub files: u64,
-    /// Chunk and summary files read.
+    /// Chunk and aux tensors files read.
     pub files_done: u64,
     /// Bytes to read.
     pub bytes: u64,
@@ -28,14 +28,14 @@ pub struct VerifyProgress {
 pub struct VerifyReport {
     /// Chunks that are whole.
     pub whole: u64,
-    /// Summaries that are whole.
-    pub summaries: u64,
-    /// Bytes of keys and values, and of tensors of summaries, in what is whole.
+    /// Aux tensors that are whole.
+    pub aux_files: u64,
+    /// Bytes of keys and values, and of tensors of aux tensors, in what is whole.
     pub bytes: u64,
-    /// Chunk and summary files that failed: removed when broken, left alone when of an unknown version or not readable
+    /// Chunk and aux tensors files that failed: removed when broken, left alone when of an unknown version or not readable
     /// now.
     pub failed: Vec<Repair>,
-    /// Whole summaries of chunks that are not on disk, removed.
+    /// Whole aux tensors of chunks that are not on disk, removed.
     pub orphans: Vec<PathBuf>,
     /// Temporary files of writers that died, removed.
     pub stale: Vec<PathBuf>,
@@ -53,10 +53,10 @@ pub struct VerifyReport {
 
 pub(crate) fn verify(folder: &Folder, mut progress: impl FnMut(VerifyProgress)) -> Result<VerifyReport> {
     let mut found = folder.scan()?;
-    // Chunks come first: a summary whose chunk turns out broken has none.
-    found.sort_by_key(|found| !matches!(found, Found::Chunk(..)));
+    // Chunks come first: an aux tensors file whose chunk turns out broken has none.
+    found.sort_by_key(|found| !matches!(found, FolderEntry::Chunk(..)));
     let mut state = VerifyProgress::default();
-    for found in found.iter().filter(|found| matches!(found, Found::Chunk(..) | Found::Summary(..))) {
+    for found in found.iter().filter(|found| matches!(found, FolderEntry::Chunk(..) | FolderEntry::Aux(..))) {
         state.files += 1;
         state.bytes += found.bytes();
     }
@@ -64,30 +64,30 @@ pub(crate) fn verify(folder: &Folder, mut progress: impl FnMut(VerifyProgress)) 
     let mut report = VerifyReport::default();
     for found in found {
         match found {
-            Found::Chunk(..) | Found::Summary(..) => {
+            FolderEntry::Chunk(..) | FolderEntry::Aux(..) => {
                 let bytes = found.bytes();
                 verify_file(folder, &found, &mut report)?;
                 state.files_done += 1;
                 state.bytes_done = (state.bytes_done + bytes).min(state.bytes);
                 progress(state);
             }
-            Found::Temporary(path) if remove_stale(&path)? => report.stale.push(path),
-            Found::Temporary(path) => report.in_progress.push(path),
-            Found::Other(path) => report.foreign.push(path),
+            FolderEntry::Temporary(path) if remove_stale(&path)? => report.stale.push(path),
+            FolderEntry::Temporary(path) => report.in_progress.push(path),
+            FolderEntry::Other(path) => report.foreign.push(path),
         }
     }
     Ok(report)
 }
 
-/// Verifies a chunk or summary.
-fn verify_file(folder: &Folder, found: &Found, report: &mut VerifyReport) -> Result<()> {
+/// Verifies a chunk or aux tensors.
+fn verify_file(folder: &Folder, found: &FolderEntry, report: &mut VerifyReport) -> Result<()> {
     let path = found.path();
     let checked = match found {
-        Found::Chunk(key, _) => verify_chunk(path, key),
-        Found::Summary(key, kind, _) => {
-            read_summary(path, key, kind).map(|summary| summary.map(|summary| summary.bytes() as u64))
+        FolderEntry::Chunk(key, _) => verify_chunk(path, key),
+        FolderEntry::Aux(key, kind, _) => {
+            read_aux_file(path, key, kind).map(|aux| aux.map(|aux| aux.bytes() as u64))
         }
-        Found::Temporary(_) | Found::Other(_) => Ok(None),
+        FolderEntry::Temporary(_) | FolderEntry::Other(_) => Ok(None),
     };
     match (checked, found) {
         // Somebody has removed it meanwhile.
@@ -96,12 +96,12 @@ fn verify_file(folder: &Folder, found: &Found, report: &mut VerifyReport) -> Res
             let removed = problem.is_permanent() && remove(path)?;
             report.failed.push(Repair { path: path.to_owned(), problem, removed });
         }
-        (Ok(Some(_)), Found::Summary(key, ..)) if is_missing(&folder.path(key)) && remove_stale(path)? => {
+        (Ok(Some(_)), FolderEntry::Aux(key, ..)) if is_missing(&folder.path(key)) && remove_stale(path)? => {
             report.orphans.push(path.to_owned());
         }
         (Ok(Some(bytes)), _) => {
-            let is_chunk = matches!(found, Found::Chunk(..));
-            *if is_chunk { &mut report.whole } else { &mut report.summaries } += 1;
+            let is_chunk = matches!(found, FolderEntry::Chunk(..));
+            *if is_chunk { &mut report.whole } else { &mut report.aux_files } += 1;
             report.bytes += bytes;
         }
     }

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::Summary;
-use refrain_store::{BosPolicy, Chunk, ChunkId, Encoding, Limits, RemoteOptions, Store};
+use refrain_kv::AuxTensors;
+use refrain_store::{BosPolicy, Chunk, ChunkId, KvQuantization, Limits, RemoteOptions, Store};
 use tempfile::{TempDir, tempdir};
 
 const BUCKET: &str = "chunks";
@@ -192,7 +192,7 @@ fn chunk(n: u32) -> Chunk {
     let id = ChunkId {
         model: [7; 32],
         dtype: Dtype::F16,
-        encoding: Encoding::Exact,
+        quantization: KvQuantization::Exact,
         layers: 2,
         kv_heads: 2,
         head_dim: 8,
@@ -209,10 +209,10 @@ fn chunk(n: u32) -> Chunk {
     Chunk::new(id, format!("chunk {n}"), vec![(kv(1), kv(2)), (kv(3), kv(4))]).unwrap()
 }
 
-fn summary(n: u32) -> Summary {
-    let mut summary = Summary::default();
-    summary.push("t".to_owned(), vec![2], Buffer::F32(vec![n as f32, 1.0]));
-    summary
+fn aux(n: u32) -> AuxTensors {
+    let mut aux = AuxTensors::default();
+    aux.push("t".to_owned(), vec![2], Buffer::F32(vec![n as f32, 1.0]));
+    aux
 }
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -234,18 +234,18 @@ fn what_one_machine_stores_another_uses() {
     for n in 1..=5 {
         first.put(chunk(n)).unwrap();
     }
-    first.put_summary(chunk(2).id(), "test", summary(2)).unwrap();
+    first.put_aux_tensors(chunk(2).id(), "test", aux(2)).unwrap();
     sent(&first);
     assert_eq!(s3.objects().len(), 6);
     let (folder, second) = s3.machine();
     let ids: Vec<_> = (1..=6).map(|n| chunk(n).id().clone()).collect();
-    assert_eq!(second.bring(&ids.iter().collect::<Vec<_>>(), &["test"], true), 5);
+    assert_eq!(second.prefetch(&ids.iter().collect::<Vec<_>>(), &["test"], true), 5);
     for n in 1..=5 {
         let found = second.get(chunk(n).id()).unwrap().unwrap();
         assert_eq!(found.to_bytes(), first.get(chunk(n).id()).unwrap().unwrap().to_bytes());
     }
     assert!(second.get(chunk(6).id()).unwrap().is_none());
-    assert_eq!(*second.summary(chunk(2).id(), "test").unwrap().unwrap(), summary(2));
+    assert_eq!(*second.aux_tensors(chunk(2).id(), "test").unwrap().unwrap(), aux(2));
     let stats = second.remote_stats().unwrap();
     assert_eq!((stats.fetched, stats.pending, stats.sent, stats.failures), (6, 0, 0, 0), "{stats:?}");
     // What was brought is on disk: no network is needed any more.

@@ -1,7 +1,7 @@
 //! Engine, prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, TokenEvent, Prompt, GenerateRequest, Sampling};
+use refrain_engine::{Engine, GenerateRequest, Prompt, Sampling, TokenEvent};
 use refrain_store::Store;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -54,8 +54,11 @@ pub(super) fn answer(
     mut each: impl FnMut(TokenEvent<'_>),
 ) -> Result<refrain_engine::RequestStats> {
     let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
-    let request =
-        GenerateRequest { eviction: policy.built.clone(), ignore_eos: true, ..GenerateRequest::new(method.built.clone(), sampling.clone()) };
+    let request = GenerateRequest {
+        eviction: policy.built.clone(),
+        ignore_eos: true,
+        ..GenerateRequest::new(method.built.clone(), sampling.clone())
+    };
     let answer = engine.answer(prompt, &request, |progress| {
         each(progress);
         true

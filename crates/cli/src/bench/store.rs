@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{Document, Engine};
-use refrain_store::{ChunkId, Encoding, Scope, Store};
+use refrain_store::{ChunkId, KvQuantization, Scope, Store};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,10 +18,10 @@ use crate::output::{bytes, count, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
-/// One encoding.
+/// One quantization.
 #[derive(Debug, Serialize)]
 struct EncodingResult {
-    encoding: String,
+    quantization: String,
     /// Bytes of keys and values of a token, all layers.
     bytes_per_token: f64,
     /// Distance of each method's answers to vanilla's.
@@ -54,17 +54,17 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
     let (methods, policy) = (methods::methods(&args.methods)?, methods::policy("full")?);
     let mut rows = Vec::new();
     let mut about = None;
-    for encoding in Encoding::ALL {
+    for quantization in KvQuantization::ALL {
         let folder = tempfile::Builder::new()
             .prefix("refrain-bench-")
             .tempdir()
             .context("cannot make a folder for the chunks of this benchmark")?;
         let mut context = context.clone();
-        context.global.at_rest = encoding;
+        context.global.store_dtype = quantization;
         let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
         about.get_or_insert_with(|| Setup::new(engine.decoder().backend(), args.runs));
         let near = fidelities(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
-        rows.push(EncodingResult::new(encoding, &engine, folder.path(), near, args.runs)?);
+        rows.push(EncodingResult::new(quantization, &engine, folder.path(), near, args.runs)?);
     }
     let Some(about) = about else { return Ok(()) };
     if context.json {
@@ -117,7 +117,7 @@ fn fidelities(
 
 impl EncodingResult {
     fn new(
-        encoding: Encoding,
+        quantization: KvQuantization,
         engine: &Engine,
         folder: &std::path::Path,
         methods: Vec<MethodFidelity>,
@@ -125,12 +125,14 @@ impl EncodingResult {
     ) -> Result<EncodingResult> {
         let store = engine.store();
         let mut ids = Vec::new();
-        for info in store.list(Scope::All)?.chunks.into_iter().filter(|info| info.encoding == encoding) {
+        for info in
+            store.list(Scope::All)?.chunks.into_iter().filter(|info| info.quantization == quantization)
+        {
             let detail = store.show(&info.key)?;
             ids.push(ChunkId {
                 model: info.model,
                 dtype: info.dtype,
-                encoding,
+                quantization,
                 layers: info.layers,
                 kv_heads: info.kv_heads,
                 head_dim: info.head_dim,
@@ -139,8 +141,13 @@ impl EncodingResult {
                 tokens: detail.token_ids,
             });
         }
-        let bytes: u64 =
-            store.list(Scope::All)?.chunks.iter().filter(|i| i.encoding == encoding).map(|i| i.bytes).sum();
+        let bytes: u64 = store
+            .list(Scope::All)?
+            .chunks
+            .iter()
+            .filter(|i| i.quantization == quantization)
+            .map(|i| i.bytes)
+            .sum();
         let tokens: usize = ids.iter().map(|id| id.tokens.len()).sum();
         let threads = [1, engine.decoder().backend().threads()];
         // A store without memory: every run reads files, from the system's page cache.
@@ -172,7 +179,7 @@ impl EncodingResult {
         let [load_seconds, kept_seconds, memory_seconds, copy_seconds, new_copy_seconds] =
             seconds.map(|of| of.map(Spread::of));
         Ok(EncodingResult {
-            encoding: encoding.to_string(),
+            quantization: quantization.to_string(),
             bytes_per_token: bytes as f64 / tokens as f64,
             methods,
             load_bytes,
@@ -250,7 +257,7 @@ fn costs(rows: &[EncodingResult]) -> Table {
     for row in rows {
         for near in &row.methods {
             table.push(vec![
-                row.encoding.clone(),
+                row.quantization.clone(),
                 bytes(row.bytes_per_token as u64),
                 format!("{:.1} %", 100.0 * row.bytes_per_token / exact),
                 near.method.clone(),
@@ -288,7 +295,7 @@ fn speeds(rows: &[EncodingResult]) -> Table {
             let [load, kept, held, copy, new] = all.map(|of| row.rate(&of[at]));
             let rate = |rate: f64| format!("{rate:.1} GB/s");
             table.push(vec![
-                row.encoding.clone(),
+                row.quantization.clone(),
                 if at == 0 { "1".to_owned() } else { "all".to_owned() },
                 bytes(row.load_bytes),
                 rate(load),

@@ -1,7 +1,7 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{RequestStats, Engine, Prompt};
+use refrain_engine::{Engine, Prompt, RequestStats};
 use refrain_eviction::Eviction;
 use refrain_store::Store;
 use serde::Serialize;

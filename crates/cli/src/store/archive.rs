@@ -69,8 +69,8 @@ fn told(context: &Context, report: &pack::PackReport, done: &str, aside: bool) -
         return print_json(report);
     }
     let mut text = format!("{done} {}", count(report.chunks as usize, "chunk"));
-    if report.summaries > 0 {
-        text.push_str(&format!(" and {}", count(report.summaries as usize, "file")));
+    if report.aux_files > 0 {
+        text.push_str(&format!(" and {}", count(report.aux_files as usize, "file")));
         text.push_str(" of what methods keep beside them");
     }
     text.push_str(&format!(", {}", bytes(report.bytes)));

@@ -1,7 +1,7 @@
 //! Attention to blocks that are retrieved, over a cache that holds every token; slot = position.
 
 use refrain_fusion::{Retrieval, RetrievalBudget, RetrievalPlan, representative};
-use refrain_kernels::{Buffer, Cpu, Dtype, AttentionOutputs};
+use refrain_kernels::{AttentionOutputs, Buffer, Cpu, Dtype};
 use refrain_kv::{KvBufferPool, LayerCache, Rope, RopeTables, Ropes, Shape, Span, stats, top_k};
 use refrain_model::Decoder;
 
@@ -125,7 +125,8 @@ impl BlockRetrieval {
                 local,
             };
             let BlockRetrieval { sizes, budget, ropes, layers, .. } = self;
-            let (all, of_last) = layers[layer].attend(&part, (sizes, *budget), ropes.layer(layer), &mut out[elements]);
+            let (all, of_last) =
+                layers[layer].attend(&part, (sizes, *budget), ropes.layer(layer), &mut out[elements]);
             self.keys += all;
             last = of_last;
         }

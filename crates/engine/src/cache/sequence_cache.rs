@@ -28,7 +28,13 @@ impl SequenceCache {
         len: usize,
         pool: Arc<KvBufferPool>,
     ) -> SequenceCache {
-        SequenceCache { decoder: decoder.clone(), cache, len, rotary: RopeTables::default(), pool: Some(pool) }
+        SequenceCache {
+            decoder: decoder.clone(),
+            cache,
+            len,
+            rotary: RopeTables::default(),
+            pool: Some(pool),
+        }
     }
 
     /// A copy that goes on from the same tokens.

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_fusion::{ChunkStatistics, ContextLayer};
-use refrain_kernels::{Buffer, Dtype, AttentionOutputs, Slice};
-use refrain_kv::{LayerCache, Summary};
+use refrain_kernels::{AttentionOutputs, Buffer, Dtype, Slice};
+use refrain_kv::{AuxTensors, LayerCache};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
 use crate::Result;
@@ -16,7 +16,7 @@ use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward};
 pub(crate) type LayerKv = (Buffer, Buffer);
 
 /// A chunk in memory, its statistics in the order of those asked for, and whether it was stored.
-pub(crate) type ComputedChunk = (Chunk, Vec<Arc<Summary>>, PutOutcome);
+pub(crate) type ComputedChunk = (Chunk, Vec<Arc<AuxTensors>>, PutOutcome);
 
 /// A chunk whose layers are computed one by one.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl ChunkPrefill {
         let chunk = Chunk::new(id, &label, layers)?;
         let mut outcome = engine.store().put(chunk.clone())?;
         for (of, statistics) in statistics.iter().zip(&made) {
-            let put = engine.store().put_summary(chunk.id(), &of.kind(), statistics.clone())?;
+            let put = engine.store().put_aux_tensors(chunk.id(), &of.kind(), statistics.clone())?;
             if let failed @ PutOutcome::NotStored { .. } = put {
                 outcome = failed;
             }
@@ -77,7 +77,7 @@ struct IsolatedLayers {
     /// Elements of the kept rows.
     kept: Range<usize>,
     kv: Vec<LayerKv>,
-    made: Vec<Summary>,
+    made: Vec<AuxTensors>,
     lse: Vec<f32>,
 }
 
@@ -103,7 +103,7 @@ impl IsolatedRun {
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
         let layers = self.tokens.decoder.shape().layers;
         if self.layer < layers {
-            self.layers.made.resize(statistics.len(), Summary::default());
+            self.layers.made.resize(statistics.len(), AuxTensors::default());
             let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
             forward(self.layer, &mut self.tokens, &mut observed)?;
             self.layer += 1;
@@ -112,7 +112,7 @@ impl IsolatedRun {
     }
 
     /// Keys before RoPE and values of each layer, and the statistics.
-    pub(crate) fn finish(self, engine: &Engine) -> (Vec<LayerKv>, Vec<Summary>) {
+    pub(crate) fn finish(self, engine: &Engine) -> (Vec<LayerKv>, Vec<AuxTensors>) {
         engine.buffers().release(self.tokens);
         (self.layers.kv, self.layers.made)
     }

@@ -1,6 +1,6 @@
 //! Identity of chunks in the store.
 
-use refrain_store::{BosPolicy, ChunkId, ChunkKey, Encoding};
+use refrain_store::{BosPolicy, ChunkId, ChunkKey, KvQuantization};
 
 use crate::engine::Engine;
 use crate::prompt::{Prompt, PromptChunk};
@@ -14,7 +14,7 @@ impl Engine {
     /// The identity of a document chunk under this model and these settings.
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer().bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
-        ChunkId { encoding: self.settings().at_rest, ..self.id(bos, tokens) }
+        ChunkId { quantization: self.settings().store_dtype, ..self.id(bos, tokens) }
     }
 
     /// Keys of a document's chunks in the store, and if `whole`, the keys of its contexts for methods with statistics.
@@ -46,7 +46,7 @@ impl Engine {
         ChunkId {
             model: self.fingerprint(),
             dtype: self.settings().kv,
-            encoding: Encoding::Exact,
+            quantization: KvQuantization::Exact,
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,

@@ -187,8 +187,9 @@ impl Ingest {
         let mut seen = HashSet::new();
         for chunk in &self.chunks {
             let id = engine.chunk_id(&chunk.tokens);
-            let has_statistics = |id: &ChunkId| statistics.iter().all(|of| store.has_summary(id, &of.kind()));
-            let is_there = |id: &ChunkId| store.contains(id) || store.is_coming(id);
+            let has_statistics =
+                |id: &ChunkId| statistics.iter().all(|of| store.has_aux_tensors(id, &of.kind()));
+            let is_there = |id: &ChunkId| store.contains(id) || store.is_in_flight(id);
             let stored = is_there(&id);
             let shared = || engine.shared(&id).is_some_and(|id| is_there(&id) && has_statistics(&id));
             let complete = stored && has_statistics(&id) || shared();
@@ -331,9 +332,9 @@ impl Engine {
         let mut summaries = Vec::new();
         for context in prompt.contexts(self.longest_context()).chunks {
             let id = self.chunk_id(&context.tokens);
-            let own = self.store().summary(&id, &method.kind())?;
+            let own = self.store().aux_tensors(&id, &method.kind())?;
             let shared = self.shared(&id).filter(|_| own.is_none());
-            let shared = shared.map(|id| self.store().summary(&id, &method.kind())).transpose()?;
+            let shared = shared.map(|id| self.store().aux_tensors(&id, &method.kind())).transpose()?;
             summaries.extend(own.or(shared.flatten()));
         }
         Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
@@ -346,7 +347,8 @@ impl Engine {
     /// If the store cannot be read.
     pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
         if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
-            let mut chunk = ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned())?;
+            let mut chunk =
+                ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned())?;
             while !chunk.advance(&[])? {}
             chunk.finish(&[])?;
         }
@@ -375,8 +377,8 @@ impl Engine {
         ids.extend(shared);
         let fetch = move || {
             let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-            store.bring(&ids.iter().collect::<Vec<_>>(), &kinds, whole);
-            ids.iter().for_each(|id| _ = store.is_coming(id));
+            store.prefetch(&ids.iter().collect::<Vec<_>>(), &kinds, whole);
+            ids.iter().for_each(|id| _ = store.is_in_flight(id));
         };
         Ok(Some(Background::spawn(fetch)?))
     }

@@ -215,7 +215,8 @@ impl PrefillJob {
         } else {
             engine.buffers().release(tokens);
         }
-        let cache = SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
+        let cache =
+            SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
         let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(0, false));
         let load = BackgroundLoad { reused, prefetcher };
         self.prefilled = Some(Box::new(Prefilled { cache, logits, stats, load }));

@@ -13,13 +13,15 @@ use refrain_store::Layer;
 
 use super::capture::{AttentionCapture, AttentionMap, EXPLAIN_LAYER, question_keys};
 use super::context::PassContext;
-use super::prefetch::{LayerPrefetcher, Prefetched, PrefetchSizes, PrefetchedLayer};
+use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer};
 use super::reuse::Segment;
 use super::selected::SelectedLayers;
 use super::stats::{LoadStats, PrefillStats, count_within};
-use crate::cache::{BlockRetrieval, BlockSparseCache, DecodeCache, EvictingCache, FullCache, PromptLayer, RetrievingTokens};
-use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward, visible_keys};
 use crate::Result;
+use crate::cache::{
+    BlockRetrieval, BlockSparseCache, DecodeCache, EvictingCache, FullCache, PromptLayer, RetrievingTokens,
+};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward, visible_keys};
 
 /// Keys and values that a probe leaves to the next pass.
 #[derive(Debug, Default)]
@@ -133,7 +135,10 @@ impl PassRun {
             retrieval: None,
             q_pre_rope: Vec::new(),
             ready: None,
-            stats: PrefillStats { ambiguous_cases: plan.ambiguous_cases, ..PrefillStats::after_probe(before) },
+            stats: PrefillStats {
+                ambiguous_cases: plan.ambiguous_cases,
+                ..PrefillStats::after_probe(before)
+            },
             plan,
         };
         match &layers.plan.cached {
@@ -141,10 +146,17 @@ impl PassRun {
                 let spans = PromptSpans { system: layout.system, question: layout.question };
                 let ropes = decoder.ropes(context.max_rope_position);
                 let room = context.max_seq_len;
-                let evicting = EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, None)?;
+                let evicting =
+                    EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, None)?;
                 let answer = match evicting {
                     Some(evicting) => AnswerCache::Evicting(evicting),
-                    None => AnswerCache::Full(FullCache::new(shape, dtype, room, context.tables.clone(), layout.len())),
+                    None => AnswerCache::Full(FullCache::new(
+                        shape,
+                        dtype,
+                        room,
+                        context.tables.clone(),
+                        layout.len(),
+                    )),
                 };
                 layers.read_all(answer, carried);
             }
@@ -225,7 +237,9 @@ impl PassRun {
         }
         let evicting = matches!(answer, Some(AnswerCache::Evicting(_)));
         let cache: Box<dyn DecodeCache> = match (answer, retrieval) {
-            (Some(AnswerCache::Full(full)), Some(retrieval)) => Box::new(BlockSparseCache::new(full, retrieval)),
+            (Some(AnswerCache::Full(full)), Some(retrieval)) => {
+                Box::new(BlockSparseCache::new(full, retrieval))
+            }
             (Some(AnswerCache::Full(full)), None) => Box::new(full),
             // From now on the policy decides what is seen.
             (Some(AnswerCache::Evicting(evicting)), _) => Box::new(evicting),
@@ -317,7 +331,9 @@ impl PassLayers {
                 let capacity = self.prompt_capacity();
                 empty(self.context.allocator.acquire(decoder.shape(), dtype, capacity))
             }
-            Source::Selected(_) => empty(LayerCache::new(context.engine.decoder().shape(), context.engine.settings().kv, 0)),
+            Source::Selected(_) => {
+                empty(LayerCache::new(context.engine.decoder().shape(), context.engine.settings().kv, 0))
+            }
         }
     }
 
@@ -356,7 +372,8 @@ impl PassLayers {
         let layout = &self.context.inputs.layout;
         let question_attention = match (needs.question_attention, cache) {
             (Some(softmax), Some(cache)) => {
-                let keys = question_keys(tokens, cache, self.prompt_capacity(), (layer, layout.question.len()));
+                let keys =
+                    question_keys(tokens, cache, self.prompt_capacity(), (layer, layout.question.len()));
                 let cpu = tokens.decoder.backend();
                 stats::question_attention(cpu, &keys, layout.documents(), layout.question, softmax)
             }
@@ -441,7 +458,8 @@ impl PassLayers {
         match self.context.capture {
             AttentionCapture::Explain if layer == EXPLAIN_LAYER.min(layout.layers - 1) => {
                 let keys = question_keys(tokens, cache, capacity, (layer, question.len()));
-                let found = stats::question_attention(cpu, &keys, documents, question, stats::Softmax::PerHead);
+                let found =
+                    stats::question_attention(cpu, &keys, documents, question, stats::Softmax::PerHead);
                 let spread = |kept: &[usize]| {
                     let mut attention = vec![0.0; all];
                     kept.iter().zip(&found).for_each(|(token, weight)| attention[*token] = *weight);
@@ -530,7 +548,8 @@ impl PassLayers {
         tokens.work.attended.resize(elements);
         let keys = match &mut self.retrieval {
             None => {
-                let attention = attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, visible);
+                let attention =
+                    attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, visible);
                 tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
                 visible_keys(visible)
             }

@@ -109,7 +109,7 @@ impl PrefetchJob {
 
     fn read(&self, layer: usize, segment: &Segment) -> Option<Layer> {
         let data = segment.reader.layer(layer);
-        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::bytes_at_rest);
+        let bytes = data.as_ref().filter(|_| !segment.computed).map_or(0, Layer::stored_bytes);
         self.bytes.fetch_add(bytes as u64, Relaxed);
         data
     }
@@ -242,7 +242,14 @@ impl LayerPrefetcher {
             Builder::new().name(format!("load-{i}")).spawn(move || job.work(&outbox)).ok()
         };
         let loaders = (0..cpu.threads().min(MAX_LOADERS).min(sizes.layers)).filter_map(spawn).collect();
-        LayerPrefetcher { job, inbox, loaders, early: BTreeMap::new(), waited: Duration::ZERO, counted: LoadStats::default() }
+        LayerPrefetcher {
+            job,
+            inbox,
+            loaders,
+            early: BTreeMap::new(),
+            waited: Duration::ZERO,
+            counted: LoadStats::default(),
+        }
     }
 
     /// The layer, if it comes within a moment.

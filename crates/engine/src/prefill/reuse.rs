@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_store::{Chunk, ChunkId, ChunkReader};
 
 use super::stats::LoadStats;
@@ -24,7 +24,7 @@ pub(crate) struct Segment {
     pub(crate) span: Span,
     pub(crate) reader: Arc<ChunkReader>,
     /// The method's statistics of it, of each kind.
-    pub(crate) statistics: Vec<Arc<Summary>>,
+    pub(crate) statistics: Vec<Arc<AuxTensors>>,
     /// Bytes of statistics that were read from the folder.
     statistics_read: u64,
     /// Whether it was computed for this request.
@@ -93,7 +93,7 @@ struct Part {
 /// A part that the store has, or that was computed.
 struct Found {
     reader: Arc<ChunkReader>,
-    statistics: Vec<Arc<Summary>>,
+    statistics: Vec<Arc<AuxTensors>>,
     statistics_read: u64,
     computed: bool,
 }
@@ -128,8 +128,11 @@ impl Opening {
     pub(crate) fn materialize(reused: &mut ReusedSegments) -> Opening {
         reused.read_before = reused.bytes_read();
         let segments = std::mem::replace(&mut reused.segments, Arc::new([]));
-        let part =
-            |segment: &Segment| Part { chunk: segment.chunk, span: segment.span, before: Some(segment.clone()) };
+        let part = |segment: &Segment| Part {
+            chunk: segment.chunk,
+            span: segment.span,
+            before: Some(segment.clone()),
+        };
         let parts = segments.iter().map(part).collect();
         Opening { parts, segments: Vec::new(), computing: None, reading: None }
     }
@@ -267,7 +270,15 @@ impl Opening {
         };
         reused.set_cached(part.chunk, true);
         let Part { chunk, span, .. } = part;
-        self.segments.push(Segment { chunk, span, reader, statistics, statistics_read, computed, first_position });
+        self.segments.push(Segment {
+            chunk,
+            span,
+            reader,
+            statistics,
+            statistics_read,
+            computed,
+            first_position,
+        });
     }
 }
 
@@ -295,8 +306,8 @@ fn find(engine: &Engine, id: &ChunkId, statistics: &[&dyn ChunkStatistics]) -> R
 fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) -> Result<Option<Found>> {
     let (store, mut statistics, mut statistics_read) = (engine.store(), Vec::new(), 0);
     for of in wanted {
-        let held = store.holds_summary(id, &of.kind());
-        let Some(found) = store.summary(id, &of.kind())? else { return Ok(None) };
+        let held = store.has_aux_tensors_in_memory(id, &of.kind());
+        let Some(found) = store.aux_tensors(id, &of.kind())? else { return Ok(None) };
         statistics_read += if held { 0 } else { found.bytes() as u64 };
         statistics.push(found);
     }

@@ -109,8 +109,15 @@ impl SelectedLayers {
         let decoder = context.engine.decoder();
         let ropes = decoder.ropes(context.max_rope_position);
         let (dtype, room) = (context.engine.settings().kv, context.max_seq_len - left_out);
-        let cache =
-            EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, Some(left_out))?;
+        let cache = EvictingCache::new(
+            decoder.config(),
+            ropes,
+            &context.eviction,
+            spans,
+            dtype,
+            room,
+            Some(left_out),
+        )?;
         Ok(cache.unwrap_or_else(|| unreachable!("a cache of a part of the prompt is always made")))
     }
 
@@ -165,7 +172,8 @@ impl SelectedLayers {
         let dtype = context.engine.settings().kv;
         let mut cache = context.allocator.acquire(shape, dtype, slots.len());
         for loaded in self.spans[layer].iter() {
-            let rotary = context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
+            let rotary =
+                context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
             let first = slots.before(loaded.span.start);
             let slots: Vec<u32> = (first..first + loaded.span.len() as u32).collect();
             cache.place(cpu, shape, loaded.kv(shape.width()), rotary, &slots);
@@ -187,9 +195,11 @@ impl SelectedLayers {
         let (width, dtype) = (shape.width(), context.engine.settings().kv);
         let (required, written) = (context.inputs.layout.required_tokens(), &self.tokens[layer].written);
         let is_fresh = |p: &u32| required.binary_search(p).is_ok() || written.binary_search(p).is_ok();
-        let rows: Vec<usize> = (0..tokens.positions.len()).filter(|i| is_fresh(&tokens.positions[*i])).collect();
+        let rows: Vec<usize> =
+            (0..tokens.positions.len()).filter(|i| is_fresh(&tokens.positions[*i])).collect();
         let positions: Vec<u32> = rows.iter().map(|i| tokens.positions[*i]).collect();
-        let (mut k, mut v) = (Buffer::zeros(dtype, rows.len() * width), Buffer::zeros(dtype, rows.len() * width));
+        let (mut k, mut v) =
+            (Buffer::zeros(dtype, rows.len() * width), Buffer::zeros(dtype, rows.len() * width));
         let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
         for (to, i) in rows.iter().enumerate() {
             let cached = merge.and_then(|pass| Some((pass, self.spans[layer].at(positions[to], width)?)));
@@ -327,13 +337,7 @@ fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
 }
 
 /// Attention of some of the active tokens.
-fn attend(
-    tokens: &mut ActiveTokens,
-    layer: usize,
-    cache: &LayerCache,
-    slots: usize,
-    rows: Range<usize>,
-) {
+fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: usize, rows: Range<usize>) {
     let (width, all) = (tokens.q_width(), tokens.work.q.len());
     tokens.work.attended.resize(all);
     if rows.is_empty() {

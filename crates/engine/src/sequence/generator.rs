@@ -29,7 +29,12 @@ pub(crate) struct Generator {
 
 impl Generator {
     /// A generator for one answer, which keeps the logits of the first `recorded` tokens.
-    pub(crate) fn new(engine: &Engine, request: &GenerateRequest, prompt: &Prompt, recorded: usize) -> Generator {
+    pub(crate) fn new(
+        engine: &Engine,
+        request: &GenerateRequest,
+        prompt: &Prompt,
+        recorded: usize,
+    ) -> Generator {
         let GenerateRequest { sampling, ignore_eos, .. } = request;
         Generator {
             engine: engine.clone(),
@@ -74,8 +79,14 @@ impl Generator {
         let tokens = self.tokens.len();
         let (retained, kv_bytes) = (cache.cache.retained(), cache.cache.kv_bytes());
         let logprobs = self.logprobs.take();
-        let event =
-            TokenEvent { text: "", tokens, token: Some(token), logprobs: logprobs.as_ref(), retained, kv_bytes };
+        let event = TokenEvent {
+            text: "",
+            tokens,
+            token: Some(token),
+            logprobs: logprobs.as_ref(),
+            retained,
+            kv_bytes,
+        };
         let ends = !self.ignore_eos && self.engine.is_end(token);
         let early = tokens <= self.sampling.min_tokens;
         let finish = self.text.push(&self.engine, token, (ends, early), event, stream);

@@ -9,8 +9,8 @@ use refrain_kernels::{Dtype, Precision};
 
 use super::{SMOLLM2, engine, random_prompt, real, small, tiny};
 use crate::{
-    Advance, Answer, DecodeWorkspace, Engine, GenerateRequest, Prompt, Sampling, Sequence, Settings, TokenEvent,
-    decode_step,
+    Advance, Answer, DecodeWorkspace, Engine, GenerateRequest, Prompt, Sampling, Sequence, Settings,
+    TokenEvent, decode_step,
 };
 
 /// A request, and what it comes to alone.
@@ -51,8 +51,11 @@ fn asked(engine: &Engine) -> Vec<Asked> {
             ..Sampling::default()
         };
         let mut likely = Vec::new();
-        let request =
-            GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
+        let request = GenerateRequest {
+            eviction: eviction.clone(),
+            ignore_eos: true,
+            ..GenerateRequest::new(method.clone(), sampling.clone())
+        };
         let alone = engine.answer(&prompt, &request, |event| note(&mut likely, event)).unwrap();
         assert_eq!((alone.tokens.len(), likely.len()), (*tokens, *tokens));
         Asked { prompt, method, eviction, sampling, alone, likely }
@@ -135,7 +138,8 @@ fn same_beside_others(engine: &Engine) {
                 (a.kv_bytes, a.retained_tokens, a.answer_tokens),
                 (b.kv_bytes, b.retained_tokens, b.answer_tokens)
             );
-            let bytes = engine.max_kv_bytes(&asked.prompt, asked.sampling.max_tokens, &asked.eviction).unwrap();
+            let bytes =
+                engine.max_kv_bytes(&asked.prompt, asked.sampling.max_tokens, &asked.eviction).unwrap();
             assert!(
                 a.kv_bytes <= bytes + bytes / 16 || !asked.method.keeps_all_tokens(),
                 "{what}: {} {bytes}",

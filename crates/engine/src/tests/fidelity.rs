@@ -35,7 +35,10 @@ fn an_answer_beside_another_is_the_one_alone() {
             let reference = engine.reference(&prompt, &sampling, forced, maps).unwrap();
             for (method, policy) in WAYS {
                 let (method, policy) = (METHODS.parse(method).unwrap(), POLICIES.parse(policy).unwrap());
-                let request = GenerateRequest { eviction: policy.clone(), ..GenerateRequest::new(method.clone(), sampling.clone()) };
+                let request = GenerateRequest {
+                    eviction: policy.clone(),
+                    ..GenerateRequest::new(method.clone(), sampling.clone())
+                };
                 let alone = engine.answer(&prompt, &request, |_| true).unwrap();
                 let (beside, close) = engine.answer_beside(&prompt, &request, &reference).unwrap();
                 assert_eq!(beside.tokens, alone.tokens, "{method:?} {policy:?}");
@@ -70,7 +73,10 @@ fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
         let reference = engine.reference(&prompt, &sampling, 8, true).unwrap();
         let close = |method: &str| {
             let method = METHODS.parse(method).unwrap();
-            engine.answer_beside(&prompt, &GenerateRequest::new(method.clone(), sampling.clone()), &reference).unwrap().1
+            engine
+                .answer_beside(&prompt, &GenerateRequest::new(method.clone(), sampling.clone()), &reference)
+                .unwrap()
+                .1
         };
         let own = close("vanilla");
         assert_eq!((own.agreement.kl, own.agreement.top1), (0.0, 1.0));
@@ -97,7 +103,8 @@ fn an_answer_has_its_least_tokens() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
     let begins = |seed| {
         let prompt = random_prompt(&engine, 2, &[30], 5, seed);
-        let first = engine.answer(&prompt, &GenerateRequest::new(shared(Vanilla), sampling(1)), |_| true).unwrap();
+        let first =
+            engine.answer(&prompt, &GenerateRequest::new(shared(Vanilla), sampling(1)), |_| true).unwrap();
         (prompt, first)
     };
     let (prompt, first) = (1..).map(begins).find(|(_, first)| !first.text.is_empty()).unwrap();
@@ -150,6 +157,7 @@ fn parts_are_taken_as_they_are() {
     engine.ingest_prompt(&apart, &[sam_kv.clone(), pie.clone()]).unwrap();
     let id = engine.chunk_id(&apart.chunks[0].tokens);
     assert!(
-        engine.store().contains(&id) && engine.store().holds_summary(&id, &sam_kv.statistics()[0].kind())
+        engine.store().contains(&id)
+            && engine.store().has_aux_tensors_in_memory(&id, &sam_kv.statistics()[0].kind())
     );
 }

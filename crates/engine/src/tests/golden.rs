@@ -69,7 +69,8 @@ impl LayerAttention for Causal<'_> {
         tokens.write_kv(layer, &mut cache, &tokens.positions);
         tokens.set_causal_mask(layer);
         tokens.work.attended.resize(tokens.work.q.len());
-        let attention = attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, &tokens.visible);
+        let attention =
+            attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, &tokens.visible);
         tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
         self.0.kv.install(layer, cache);
         Ok(Flow::Continue)

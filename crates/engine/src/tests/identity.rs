@@ -9,8 +9,8 @@ use refrain_store::Store;
 
 use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, shared, small, tiny};
 use crate::{
-    Document, Engine, Error, FinishReason, GenerateRequest, Instructions, Prompt, PromptChunk, Sampling, Settings, TokenEvent,
-    argmax,
+    Document, Engine, Error, FinishReason, GenerateRequest, Instructions, Prompt, PromptChunk, Sampling,
+    Settings, TokenEvent, argmax,
 };
 
 fn methods() -> Vec<Arc<dyn FusionMethod>> {

@@ -202,7 +202,10 @@ fn a_broken_chunk_may_be_left_to_the_prompt() {
     break_last_layer(&path);
     let broken = open(folder.path(), 1 << 20, settings.clone());
     let got = run(&broken, &prompt, &Pie);
-    assert_eq!((got.load.reused.repaired, got.load.reused.chunk_cached.clone()), (0, vec![false, true, true, false]));
+    assert_eq!(
+        (got.load.reused.repaired, got.load.reused.chunk_cached.clone()),
+        (0, vec![false, true, true, false])
+    );
     let missing = open(folder.path(), 1 << 20, settings);
     assert!(!path.exists());
     assert_same(&run(&missing, &prompt, &Pie), &got, "left to the prompt");

@@ -1,9 +1,9 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
 mod batch;
-mod fidelity;
 mod documents;
 mod eviction;
+mod fidelity;
 mod golden;
 mod identity;
 mod loading;

@@ -3,8 +3,8 @@
 //! Each oracle is shown to catch the fault it is there for where one is known: the bottom-right mask.
 
 use refrain_fusion::{
-    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs, ProphetKv,
-    Vanilla,
+    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs,
+    ProphetKv, Vanilla,
 };
 use refrain_kernels::Dtype;
 use refrain_kv::{Span, stats};

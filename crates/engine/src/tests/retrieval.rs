@@ -6,7 +6,7 @@ use refrain_kernels::{Buffer, Dtype};
 use refrain_model::Workspace;
 
 use super::{STEPS, engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny};
-use crate::{Engine, Prompt, GenerateRequest, Sampling};
+use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
     InfLlm { initial, local, block, topk: blocks, representatives: 4, rows }
@@ -229,7 +229,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     prefill(&engine, &prompt, &multi, prompt.len() + 8);
     let id = engine.chunk_id(&prompt.chunks[0].tokens);
     let kind = multi.statistics()[0].kind();
-    let summary = engine.store().summary(&id, &kind).unwrap().unwrap();
+    let summary = engine.store().aux_tensors(&id, &kind).unwrap().unwrap();
     let config = engine.decoder().config();
     let (d, kv_heads, heads) = (config.head_dim, config.kv_heads, config.heads);
     let found = floats(&summary.get("k_representative").unwrap().data);
@@ -282,14 +282,17 @@ fn policies_go_on_after_it_and_answers_say_what_was_seen() {
     {
         let method = METHODS.parse(spec).unwrap();
         let sampling = Sampling { max_tokens: 8, ..Sampling::default() };
-        let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
+        let request =
+            GenerateRequest { ignore_eos: true, ..GenerateRequest::new(method.clone(), sampling.clone()) };
         let answer = engine.answer(&prompt, &request, |_| true).unwrap();
         assert_eq!(answer.tokens.len(), 8);
         assert!(answer.stats.sequence_ratio < 0.6, "{spec}: {}", answer.stats.sequence_ratio);
         assert_eq!(answer.stats.retained_tokens, prompt.len() + 7, "everything is held");
         assert!(answer.stats.side_bytes > 0);
         let policy = POLICIES.parse("morph_kv:capacity=60,window=8").unwrap();
-        let bounded = engine.answer(&prompt, &GenerateRequest { eviction: policy.clone(), ..request }, |_| true).unwrap();
+        let bounded = engine
+            .answer(&prompt, &GenerateRequest { eviction: policy.clone(), ..request }, |_| true)
+            .unwrap();
         assert_eq!(bounded.tokens[0], answer.tokens[0], "the first token is the same");
         assert!(bounded.stats.retained_tokens <= 61);
     }

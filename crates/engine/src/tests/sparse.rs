@@ -5,19 +5,20 @@ use std::sync::Arc;
 
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{
-    CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LegoLink, METHODS, Pass, PassPlan,
-    PrefillInputs, Recompute, SamKv, Selection, SelectionPlan, Update, Vanilla,
+    CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LegoLink, METHODS, Pass,
+    PassPlan, PrefillInputs, Recompute, SamKv, Selection, SelectionPlan, Update, Vanilla,
 };
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::{Span, Summary};
+use refrain_kv::{AuxTensors, Span};
 use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny, tiny_engine,
+    engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny,
+    tiny_engine,
 };
 use crate::prefill::Prefilled;
-use crate::{Engine, Prompt, GenerateRequest, Sampling, Settings};
+use crate::{Engine, GenerateRequest, Prompt, Sampling, Settings};
 
 /// A sparse method whose selection is given.
 #[derive(Clone, Debug)]
@@ -59,7 +60,7 @@ impl ChunkStatistics for Fixed {
         1
     }
 
-    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    fn observe(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         if layer.layer == 0 {
             summary.push("tokens", [1], Buffer::F32(vec![layer.tokens() as f32]));
         }
@@ -357,7 +358,8 @@ mod figure_5 {
         let prompt = random_prompt(&engine, 5, &[24, 32], 9, 1);
         let layers = engine.decoder().config().num_layers();
         let cached = |selection: &Selection| {
-            let unchanged = selection.layers.iter().map(|kept| LayerSelection { recomputed: Vec::new(), ..kept.clone() });
+            let unchanged =
+                selection.layers.iter().map(|kept| LayerSelection { recomputed: Vec::new(), ..kept.clone() });
             Fixed { selection: Selection { layers: unchanged.collect(), ambiguous_cases: 0 }, merging: None }
         };
         let selection = selection(recomputed, layers);
@@ -368,13 +370,7 @@ mod figure_5 {
         close(&after.logits, &logits);
         let d = engine.decoder().config().head_dim;
         let of = |prefilled: &Prefilled, layer: usize| {
-            prefilled
-                .evicting()
-                .unwrap()
-                .keys(layer, 0)
-                .chunks(d)
-                .map(<[f32]>::to_vec)
-                .collect::<Vec<_>>()
+            prefilled.evicting().unwrap().keys(layer, 0).chunks(d).map(<[f32]>::to_vec).collect::<Vec<_>>()
         };
         let layer = |l: usize| {
             let pairs = kept[l].keys().zip(of(&before, l).into_iter().zip(of(&after, l)));
@@ -537,12 +533,12 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
         first.compute_chunk(id.clone(), "plain", &[]);
     }
     let kind = small_blocks().kind();
-    assert!(ids.iter().all(|id| !first.store().has_summary(id, &kind)));
+    assert!(ids.iter().all(|id| !first.store().has_aux_tensors(id, &kind)));
     let file = |key: String| folder.path().join(&key[..2]).join(format!("{key}.safetensors"));
     let bytes: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     let upgraded = prefill(&first, &prompt, &small_blocks(), prompt.len() + 1);
     assert_eq!(upgraded.load.reused.repaired, 2 + 1, "two summaries and the system part");
-    assert!(ids.iter().all(|id| first.store().has_summary(id, &kind)));
+    assert!(ids.iter().all(|id| first.store().has_aux_tensors(id, &kind)));
     let now: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     assert_eq!(now, bytes, "what was there stays as it was");
     let second = open();
@@ -568,7 +564,8 @@ fn only_what_is_kept_is_read() {
     let kept = found.stats.kept_tokens - 5 - 9;
     let of_documents = kept * engine.decoder().shape().token_bytes(Dtype::F16);
     let system = 5 * engine.decoder().shape().token_bytes(Dtype::F16);
-    let summaries: usize = found.load.reused.segments.iter().flat_map(|s| &s.statistics).map(|s| s.bytes()).sum();
+    let summaries: usize =
+        found.load.reused.segments.iter().flat_map(|s| &s.statistics).map(|s| s.bytes()).sum();
     assert_eq!(found.load.reused.bytes_read() as usize, of_documents + system + summaries);
     assert_eq!(found.load.reused.load.bytes as usize, of_documents + system);
     assert!(of_documents < documents * 3 / 4, "{of_documents} of {documents}");
@@ -590,7 +587,10 @@ fn a_missing_document_is_prefilled_again_or_computed_whole() {
     }
     let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);
     assert!(found.stats.kept_tokens < prompt_of.len());
-    assert!(found.stats.document_rows.iter().all(|rows| *rows >= 90), "all of the missing one at every layer");
+    assert!(
+        found.stats.document_rows.iter().all(|rows| *rows >= 90),
+        "all of the missing one at every layer"
+    );
     // Nothing cached at all is vanilla.
     let none = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
     let vanilla = forced(&none, &prompt_of, &Vanilla, Eviction::full());
@@ -652,7 +652,12 @@ fn every_policy_goes_on_after_it() {
                 let most = if entry.name == "keyformer" { kept / 2 + 1 } else { 41 };
                 let grows = matches!(entry.name, "snap_kv" | "a3_ex");
                 let most = if grows { most + token as usize } else { most };
-                assert!(prefilled.cache.cache.retained() <= most, "{}: {}", entry.name, prefilled.cache.cache.retained());
+                assert!(
+                    prefilled.cache.cache.retained() <= most,
+                    "{}: {}",
+                    entry.name,
+                    prefilled.cache.cache.retained()
+                );
             }
             // Also where each query head has a cache of its own.
             let expanded = entry.with([("per_query_head", "true")]).unwrap();

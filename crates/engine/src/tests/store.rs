@@ -4,7 +4,7 @@ use std::path::Path;
 
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
 use refrain_kernels::Dtype;
-use refrain_store::{ChunkId, Encoding, Scope, Store};
+use refrain_store::{ChunkId, KvQuantization, Scope, Store};
 
 use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::{Engine, Prompt, PromptChunk, Settings};
@@ -13,7 +13,11 @@ fn open(folder: &Path, settings: Settings) -> Engine {
     Engine::open(&tiny("llama"), Store::open(folder, 1 << 24).unwrap(), settings, |_, _| ()).unwrap()
 }
 
-fn logits(engine: &Engine, prompt: &Prompt, method: &(impl FusionMethod + Clone + 'static)) -> (Vec<f32>, usize) {
+fn logits(
+    engine: &Engine,
+    prompt: &Prompt,
+    method: &(impl FusionMethod + Clone + 'static),
+) -> (Vec<f32>, usize) {
     let prefilled = prefill(engine, prompt, method, prompt.len());
     (prefilled.logits, prefilled.load.reused.repaired)
 }
@@ -22,8 +26,8 @@ fn logits(engine: &Engine, prompt: &Prompt, method: &(impl FusionMethod + Clone 
 #[test]
 fn encoded_chunks_are_the_same_in_every_tier() {
     let mut seen = Vec::new();
-    for at_rest in Encoding::ALL {
-        let settings = || Settings { at_rest, ..exact(Dtype::F16) };
+    for store_dtype in KvQuantization::ALL {
+        let settings = || Settings { store_dtype, ..exact(Dtype::F16) };
         for entry in refrain_fusion::METHODS.entries {
             let method = entry.with([]).unwrap();
             let folder = tempfile::tempdir().unwrap();
@@ -31,12 +35,7 @@ fn encoded_chunks_are_the_same_in_every_tier() {
             let prompt = random_prompt(&engine, 5, &[100, 73], 9, 11);
             let (fresh, computed) = logits(&engine, &prompt, &method);
             assert_eq!(computed > 0, method.reuses());
-            assert_eq!(
-                logits(&engine, &prompt, &method),
-                (fresh.clone(), 0),
-                "{} memory",
-                entry.name
-            );
+            assert_eq!(logits(&engine, &prompt, &method), (fresh.clone(), 0), "{} memory", entry.name);
             let again = open(folder.path(), settings());
             assert_eq!(logits(&again, &prompt, &method), (fresh.clone(), 0), "{} disk", entry.name);
             for info in again.store().list(Scope::All).unwrap().chunks {
@@ -57,19 +56,19 @@ fn encoded_chunks_are_the_same_in_every_tier() {
 
 #[test]
 fn what_is_encoded_is_near_what_is_exact() {
-    let engine = |at_rest| {
-        let settings = Settings { at_rest, ..exact(Dtype::F32) };
+    let engine = |store_dtype| {
+        let settings = Settings { store_dtype, ..exact(Dtype::F32) };
         Engine::open(&tiny("llama"), Store::in_memory(1 << 24), settings, |_, _| ()).unwrap()
     };
-    let exact = engine(Encoding::Exact);
+    let exact = engine(KvQuantization::Exact);
     let prompt = random_prompt(&exact, 5, &[120, 90], 9, 3);
     let expected = logits(&exact, &prompt, &Pie).0;
     let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-    let error = |at_rest| {
-        let found = logits(&engine(at_rest), &prompt, &Pie).0;
+    let error = |store_dtype| {
+        let found = logits(&engine(store_dtype), &prompt, &Pie).0;
         found.iter().zip(&expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / scale
     };
-    let (q8, q4) = (error(Encoding::Q8), error(Encoding::Q4));
+    let (q8, q4) = (error(KvQuantization::Q8), error(KvQuantization::Q4));
     assert!(q8 > 0.0 && q8 < 0.01, "{q8}");
     assert!(q4 > q8 && q4 < 0.15, "{q4}");
 }

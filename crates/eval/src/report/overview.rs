@@ -187,7 +187,7 @@ pub(super) fn summary(data: &Data<'_>) -> Section {
             continue;
         }
         let encoded =
-            lines.iter().any(|line| option(&data.variants[line.variant].method, "at_rest").is_some());
+            lines.iter().any(|line| option(&data.variants[line.variant].method, "store_dtype").is_some());
         let mut measures = SUMMARY.to_vec();
         measures.extend(encoded.then_some(AT_REST));
         let mut table = costs_table(data, model, &tasks, &lines, &measures);

@@ -92,7 +92,7 @@ fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
 }
 
 /// The option that tells how a variant's documents are stored, beside those of its method.
-const STORAGE: &str = "at_rest";
+const STORAGE: &str = "store_dtype";
 
 /// The canonical text of a selection, with `_` for `-` and without options that are at their defaults. A text that selects
 /// nothing is unchanged.
@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(canonical(&METHODS, "lego-link:head-only"), "lego_link:head_only=true");
         assert_eq!(canonical(&METHODS, "a3:ratio=0.15,smoothing=1"), "a3:smoothing=1");
         assert_eq!(canonical(&METHODS, "no-such:x"), "no-such:x");
-        assert_eq!(canonical(&METHODS, "a3:ratio=0.15,at_rest=q4"), "a3:at_rest=q4");
-        assert_eq!(canonical(&METHODS, "a3:ratio=0.5,at_rest=q4"), "a3:ratio=0.5,at_rest=q4");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.15,store_dtype=q4"), "a3:store_dtype=q4");
+        assert_eq!(canonical(&METHODS, "a3:ratio=0.5,store_dtype=q4"), "a3:ratio=0.5,store_dtype=q4");
         let name = canonical(&POLICIES, "morph_kv:capacity=64,fuse=sum,window=8");
         assert_eq!(name, "morph_kv:capacity=64,window=8");
         assert_eq!((option(&name, "window"), option(&name, "fuse")), (Some("8"), None));

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 
 use super::SamKv;
 use super::offline::RECEIVED;
@@ -28,7 +28,7 @@ pub struct Calibration {
 
 impl SamKv {
     /// Finds the stable layers from documents' summaries; nothing if none is long enough.
-    pub fn calibrate(&self, summaries: &[&Summary]) -> Option<Calibration> {
+    pub fn calibrate(&self, summaries: &[&AuxTensors]) -> Option<Calibration> {
         let mut sums: Vec<f64> = Vec::new();
         let mut documents = 0;
         for summary in summaries {
@@ -84,8 +84,8 @@ mod tests {
 
     use super::*;
 
-    fn summary(layers: &[[f32; 7]]) -> Summary {
-        let mut summary = Summary::default();
+    fn summary(layers: &[[f32; 7]]) -> AuxTensors {
+        let mut summary = AuxTensors::default();
         summary.push(RECEIVED, [layers.len(), 7], Buffer::F32(layers.concat()));
         summary
     }
@@ -107,9 +107,9 @@ mod tests {
 
     #[test]
     fn documents_without_middle_blocks_tell_nothing() {
-        let mut short = Summary::default();
+        let mut short = AuxTensors::default();
         short.push(RECEIVED, [4, 5], Buffer::F32(vec![1.0; 20]));
-        assert_eq!(SamKv::default().calibrate(&[&short, &Summary::default()]), None);
+        assert_eq!(SamKv::default().calibrate(&[&short, &AuxTensors::default()]), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What SamKV keeps beside a document: made of its own attention when it is prefilled.
 
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 use refrain_kv::stats::mean;
 
 use super::SamKv;
@@ -31,7 +31,7 @@ pub(super) const EXTREMES: &str = "extremes";
 
 impl SamKv {
     /// One layer of a document.
-    pub(super) fn observe_layer(&self, layer: &ContextLayer<'_>, summary: &mut Summary) {
+    pub(super) fn observe_layer(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
         let (tokens, width) = (layer.tokens(), layer.width());
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {

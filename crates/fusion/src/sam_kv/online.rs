@@ -64,7 +64,7 @@ impl<'a> Contexts<'a> {
             let (layers, blocks) = (inputs.layout.layers, method.blocks(place.span));
             let tensor = |name: &'static str, shape: &[usize]| {
                 let found = summary.get(name).filter(|tensor| tensor.shape == shape);
-                found.ok_or(Error::Summary { tensor: name, start: place.span.start, end: place.span.end })
+                found.ok_or(Error::AuxTensors { tensor: name, start: place.span.start, end: place.span.end })
             };
             let floats = |name, shape: &[usize]| {
                 let data = &tensor(name, shape)?.data;

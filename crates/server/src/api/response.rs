@@ -1,6 +1,6 @@
 //! Answers in OpenAI's shapes: whole, or as chunks of a stream.
 
-use refrain_engine::{RequestStats, Answer, Engine, Explanation, FinishReason, TokenLogprobs, ShadedChunk};
+use refrain_engine::{Answer, Engine, Explanation, FinishReason, RequestStats, ShadedChunk, TokenLogprobs};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;

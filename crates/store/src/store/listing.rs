@@ -2,35 +2,41 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Held, Store};
-use crate::folder::{Folder, Found, open_chunk};
-use crate::{ChunkDetail, ChunkInfo, ChunkKey, Listing, Result, Scope, StoreError, Unusable};
+use super::Store;
+use crate::folder::{FolderEntry, open_chunk};
+use crate::index::IndexRow;
+use crate::tiers::MemoryEntry;
+use crate::{ChunkDetail, ChunkInfo, ChunkKey, InvalidKey, Listing, Result, Scope, StoreError, Unusable};
 
 impl Store {
-    /// The chunks in `scope`, of whatever model, from the headers of their files and from memory.
+    /// The chunks in `scope`, of all models, from the headers of their files and from memory.
+    ///
+    /// For a namespace only its own rows of the index and its own files are read: a chunk file that another program has put
+    /// into the folder is listed once the index knows it, after its first use or after [`Store::gc`] or [`Store::verify`].
+    /// Where the index cannot be used, the headers of all files are read.
     ///
     /// # Errors
     /// If the folder cannot be read.
     pub fn list(&self, scope: Scope<'_>) -> Result<Listing> {
-        let mut memory: BTreeMap<ChunkKey, Held> = self.0.memory.iter().collect();
+        let (found, rows) = self.files_in(scope)?;
+        let mut memory: BTreeMap<ChunkKey, MemoryEntry> =
+            self.0.memory.iter().filter(|(_, entry)| scope.has(&entry.chunk.id().namespace)).collect();
         let mut listing = Listing::default();
-        let found = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::scan)?;
-        let rows = self.rows();
         let mut beside = self.beside(&found);
         for found in found {
-            let Found::Chunk(key, path) = found else { continue };
+            let FolderEntry::Chunk(key, path) = found else { continue };
             match open_chunk(&path, &key) {
                 Ok(Some((_, header))) => {
                     let in_memory = memory.remove(&key).is_some();
                     listing.chunks.push(ChunkInfo::of_header(&header, path, in_memory, rows.get(&key)));
                 }
                 Ok(None) => {}
-                // Whose it is nobody knows.
+                // The namespace of an unreadable file is unknown, so only the listing of all names it.
                 Err(problem) if scope == Scope::All => listing.unusable.push(Unusable { path, problem }),
                 Err(_) => {}
             }
         }
-        listing.chunks.extend(memory.values().map(ChunkInfo::of_held));
+        listing.chunks.extend(memory.values().map(|entry| ChunkInfo::of_memory(&entry.chunk, entry.expires)));
         listing.chunks.retain(|info| scope.has(&info.namespace));
         listing.chunks.sort_by_key(|info| info.key);
         for info in &mut listing.chunks {
@@ -39,16 +45,29 @@ impl Store {
         Ok(listing)
     }
 
+    /// The files that may be of chunks in `scope`, by their names, and the rows of the index in it.
+    fn files_in(&self, scope: Scope<'_>) -> Result<(Vec<FolderEntry>, BTreeMap<ChunkKey, IndexRow>)> {
+        let Some(disk) = self.0.disk.as_deref() else { return Ok(Default::default()) };
+        if let Scope::Namespace(namespace) = scope
+            && let Ok(rows) = disk.rows_of(namespace)
+        {
+            let rows: BTreeMap<_, _> = rows.into_iter().collect();
+            return Ok((disk.folder().files_of(&rows.keys().copied().collect())?, rows));
+        }
+        let rows = disk.rows().unwrap_or_default().into_iter().collect();
+        Ok((disk.folder().scan()?, rows))
+    }
+
     /// The only key of a chunk in `scope` that begins with `prefix`, 1 to 64 hexadecimal digits.
     ///
     /// # Errors
     /// If there is none, or several (the error lists them), or the prefix is not hexadecimal.
     pub fn resolve(&self, prefix: &str, scope: Scope<'_>) -> Result<ChunkKey> {
         if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(StoreError::BadKey { text: prefix.to_owned(), expected: "1 to 64" });
+            return Err(InvalidKey { text: prefix.to_owned(), expected: "1 to 64" }.into());
         }
         let wanted = prefix.to_ascii_lowercase();
-        let on_disk = self.folder_on_disk().map_or(Ok(Vec::new()), Folder::keys)?;
+        let on_disk = self.0.folder().map_or(Ok(Vec::new()), |folder| folder.keys(&wanted))?;
         let in_memory = self.0.memory.iter().map(|(key, _)| key);
         let keys: BTreeSet<ChunkKey> = on_disk
             .into_iter()
@@ -67,7 +86,7 @@ impl Store {
 
     /// Whether a chunk is in the scope. One whose header cannot be read is in that of all.
     fn is_in(&self, key: &ChunkKey, scope: Scope<'_>) -> bool {
-        let on_disk = || self.folder_on_disk()?.open_chunk(key).ok()?.map(|(_, header)| header.id.namespace);
+        let on_disk = || self.0.folder()?.open_chunk(key).ok()?.map(|(_, header)| header.id.namespace);
         let namespace = match self.0.memory.peek(key) {
             Some(held) => Some(held.chunk.id().namespace.clone()),
             None if scope == Scope::All => None,
@@ -82,27 +101,30 @@ impl Store {
     /// If there is no such chunk, or its header cannot be used.
     pub fn show(&self, key: &ChunkKey) -> Result<ChunkDetail> {
         let mut detail = self.detail(key)?;
-        let mut beside = self.beside(&self.summaries_on_disk(key)?);
+        let mut beside = self.beside(&self.aux_files_on_disk(key)?);
         beside.remove(key).unwrap_or_default().tell(&mut detail.info);
         Ok(detail)
     }
 
     fn detail(&self, key: &ChunkKey) -> Result<ChunkDetail> {
         let in_memory = self.0.memory.peek(key);
-        if let Some(folder) = self.folder_on_disk() {
+        if let Some(folder) = self.0.folder() {
             let path = folder.path(key);
             let opened = match folder.open_chunk(key) {
                 Err(problem) if in_memory.is_none() => return Err(StoreError::Unusable { path, problem }),
                 opened => opened,
             };
             if let Ok(Some((_, header))) = opened {
-                let rows = self.rows();
-                let info = ChunkInfo::of_header(&header, path, in_memory.is_some(), rows.get(key));
+                let row = self.0.disk.as_ref().and_then(|disk| disk.row(key).ok().flatten());
+                let info = ChunkInfo::of_header(&header, path, in_memory.is_some(), row.as_ref());
                 return Ok(ChunkDetail { info, token_ids: header.id.tokens });
             }
         }
         let held = in_memory.ok_or_else(|| StoreError::NoSuchChunk { prefix: key.to_string() })?;
-        Ok(ChunkDetail { info: ChunkInfo::of_held(&held), token_ids: held.chunk.tokens().to_vec() })
+        Ok(ChunkDetail {
+            info: ChunkInfo::of_memory(&held.chunk, held.expires),
+            token_ids: held.chunk.tokens().to_vec(),
+        })
     }
 
     /// The keys of all chunks in `scope` that are on disk, ascending.

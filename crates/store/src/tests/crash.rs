@@ -12,13 +12,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use refrain_kernels::Buffer;
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 use tempfile::tempdir;
 
-use super::limits::age;
+use super::limits::{age, derived_tables_agree};
 use super::store::files;
 use super::{Random, content, numbered};
-use crate::folder::{Found, classify};
+use crate::folder::{FolderEntry, classify};
 use crate::{ChunkKey, Limits, PutOutcome, Store};
 
 const FOLDER: &str = "REFRAIN_CRASH_FOLDER";
@@ -33,10 +33,10 @@ fn chunk(n: usize) -> crate::Chunk {
     numbered(n as u32, TOKENS)
 }
 
-fn summary(n: usize) -> Summary {
-    let mut summary = Summary::default();
-    summary.push("t".to_owned(), vec![500], Buffer::F32(vec![n as f32; 500]));
-    summary
+fn aux(n: usize) -> AuxTensors {
+    let mut aux = AuxTensors::default();
+    aux.push("t".to_owned(), vec![500], Buffer::F32(vec![n as f32; 500]));
+    aux
 }
 
 fn open(folder: &Path, disk: u64) -> Store {
@@ -65,11 +65,11 @@ fn child() {
                 PutOutcome::NotStored { error } => panic!("{error}"),
                 _ => say("stored", n),
             },
-            6 => drop(store.put_summary(chunk.id(), "test", summary(n)).unwrap()),
+            6 => drop(store.put_aux_tensors(chunk.id(), "test", aux(n)).unwrap()),
             7 => drop(store.get(chunk.id()).unwrap()),
             // A quarter of them may be pinned: there is room for these.
             8 if n < CHUNKS / 4 => {
-                if store.pin(&chunk.key(), true).unwrap() {
+                if store.pin(&[chunk.key()], true).unwrap() == 1 {
                     say("pinned", n);
                 }
             }
@@ -176,7 +176,7 @@ fn check(
     assert!(report.failed.is_empty() && report.foreign.is_empty(), "{report:?}");
     assert_eq!(report.index_problem, None);
     assert_eq!(store.take_set_aside(), None, "the index survives");
-    let there: BTreeSet<usize> = store.disk().keys().unwrap().iter().map(|key| numbers[key]).collect();
+    let there: BTreeSet<usize> = store.disk().keys("").unwrap().iter().map(|key| numbers[key]).collect();
     for n in &there {
         assert_eq!(content(&store.get(chunk(*n).id()).unwrap().unwrap()).3, content(&chunk(*n)).3);
     }
@@ -184,7 +184,7 @@ fn check(
     assert!(promised.is_subset(&there), "{promised:?} were promised, {there:?} are there");
     let size =
         |found: &[std::path::PathBuf]| found.iter().map(|f| fs::metadata(f).unwrap().len()).sum::<u64>();
-    let is_temporary = |path: &Path| matches!(classify(folder, path.to_owned()), Found::Temporary(_));
+    let is_temporary = |path: &Path| matches!(classify(folder, path.to_owned()), FolderEntry::Temporary(_));
     let (temporary, whole): (Vec<_>, Vec<_>) = files(folder).into_iter().partition(|path| is_temporary(path));
     assert!(size(&whole) <= disk, "{} of {disk}", size(&whole));
     // A minute later nothing is left of the writer, and the index says what there is.
@@ -193,12 +193,13 @@ fn check(
         File::options().write(true).open(file).unwrap().set_modified(minute_ago).unwrap();
     }
     age(folder);
+    derived_tables_agree(folder);
     let report = store.gc().unwrap();
     assert_eq!(report.stale.len(), temporary.len());
     let left = files(folder);
     assert_eq!(report.chunks as usize, there.len());
     assert_eq!(report.bytes, size(&left));
-    // Nothing but chunks, and summaries of these.
+    // Nothing but chunks, and aux tensors of these.
     let keys: BTreeSet<_> = there.iter().map(|n| chunk(*n).key()).collect();
     assert!(left.iter().all(|f| classify(folder, f.clone()).key().is_some_and(|key| keys.contains(key))));
 }

@@ -7,7 +7,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::store::{files, stored};
 use super::{content, numbered};
-use crate::index::FILE;
+use crate::file_names::INDEX;
 use crate::{Limits, PutOutcome, Store};
 
 /// A file system of some MiB; it goes when it is dropped.
@@ -93,5 +93,5 @@ fn without_room_for_an_index_nothing_is_stored() {
     std::fs::remove_file(disk.path().join("ballast")).unwrap();
     let store = Store::open(disk.path().join("chunks"), Limits::memory(1 << 20)).unwrap();
     stored(store.put(numbered(1, 50)).unwrap());
-    assert!(disk.path().join("chunks").join(FILE).exists());
+    assert!(disk.path().join("chunks").join(INDEX).exists());
 }

@@ -76,7 +76,7 @@ fn keys_are_shown_and_read() {
     assert_eq!(key.short().to_string(), text[..12]);
     assert_eq!(serde_json::to_string(&key).unwrap(), format!("\"{text}\""));
     for bad in ["", "12", &text[..63], &format!("{text}0"), &format!("{}g", &text[..63]), &"é".repeat(32)] {
-        assert!(matches!(bad.parse::<ChunkKey>(), Err(StoreError::BadKey { .. })), "{bad}");
+        assert!(matches!(bad.parse::<ChunkKey>(), Err(crate::InvalidKey { .. })), "{bad}");
     }
 }
 

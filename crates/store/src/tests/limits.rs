@@ -1,16 +1,20 @@
 //! What the folder may take, who goes first, and the index that knows it.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use redb::TableDefinition;
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 use tempfile::{TempDir, tempdir};
 
 use super::store::{files, path, stored};
 use super::{chunk_of, numbered};
-use crate::index::{FILE, Index};
-use crate::limits::{Row, victims};
+use crate::disk::eviction::choose_victims;
+use crate::file_names::INDEX;
+use crate::index::{Index, IndexRow, ROWS_READ, Tables};
 use crate::{Chunk, ChunkId, ChunkKey, Limits, NamespaceKey, PutOutcome, Scope, Store, StoreError};
 
 fn limited(dir: &TempDir, change: impl FnOnce(&mut Limits)) -> Store {
@@ -25,7 +29,7 @@ fn size() -> u64 {
 }
 
 fn on_disk(store: &Store) -> Vec<ChunkKey> {
-    let mut keys = store.disk().keys().unwrap();
+    let mut keys = store.disk().keys("").unwrap();
     keys.sort();
     keys
 }
@@ -74,12 +78,11 @@ fn pinned_chunks_stay_and_what_does_not_fit_beside_them_is_not_stored() {
     let store = limited(&dir, |limits| limits.disk = 2 * size() + 1);
     let (a, b, c) = (numbered(1, 50), numbered(2, 50), numbered(3, 50));
     stored(store.put(a.clone()).unwrap());
-    assert!(store.pin(&a.key(), true).unwrap());
-    assert!(!store.pin(&c.key(), true).unwrap(), "it is not there");
+    assert_eq!(store.pin(&[a.key(), c.key()], true).unwrap(), 1, "the second is not there");
     stored(store.put(b.clone()).unwrap());
     stored(store.put(c.clone()).unwrap());
     assert_eq!(on_disk(&store), sorted(&[&a, &c]));
-    assert!(store.pin(&c.key(), true).unwrap());
+    assert_eq!(store.pin(&[c.key()], true).unwrap(), 1);
     let PutOutcome::NotStored { error } = store.put(b.clone()).unwrap() else { panic!() };
     assert!(matches!(error, StoreError::NoRoom { pinned, .. } if pinned == 2 * size()), "{error}");
     assert!(error.to_string().contains("unpin some"), "{error}");
@@ -89,7 +92,7 @@ fn pinned_chunks_stay_and_what_does_not_fit_beside_them_is_not_stored() {
     drop(store);
     let store = limited(&dir, |limits| limits.disk = 2 * size() + 1);
     assert_eq!(pinned(&store), 2);
-    assert!(store.pin(&a.key(), false).unwrap());
+    assert_eq!(store.pin(&[a.key()], false).unwrap(), 1);
     stored(store.put(b.clone()).unwrap());
     assert_eq!(on_disk(&store), sorted(&[&b, &c]));
     // Larger than all there may be: nothing goes for it in vain.
@@ -142,7 +145,7 @@ fn a_chunk_goes_when_its_time_is_over() {
     let (a, b) = (numbered(1, 50), numbered(2, 50));
     for chunk in [&a, &b] {
         stored(store.put(chunk.clone()).unwrap());
-        assert!(store.pin(&chunk.key(), true).unwrap());
+        assert_eq!(store.pin(&[chunk.key()], true).unwrap(), 1);
     }
     let hour = store.list(Scope::All).unwrap().chunks[0].expires.unwrap();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -209,9 +212,9 @@ fn removing_and_storing_at_once_never_counts_too_little() {
                     } else {
                         let outcome = store.put(chunk.clone()).unwrap();
                         assert!(!matches!(outcome, PutOutcome::NotStored { .. }), "{outcome:?}");
-                        let mut summary = Summary::default();
-                        summary.push("t".to_owned(), vec![4], Buffer::zeros(Dtype::F32, 4));
-                        store.put_summary(chunk.id(), &format!("kind-{worker}"), summary).unwrap();
+                        let mut aux = AuxTensors::default();
+                        aux.push("t".to_owned(), vec![4], Buffer::zeros(Dtype::F32, 4));
+                        store.put_aux_tensors(chunk.id(), &format!("kind-{worker}"), aux).unwrap();
                     }
                 }
             });
@@ -233,7 +236,7 @@ fn reading_waits_for_no_writer() {
     stored(store.put(chunk.clone()).unwrap());
     let other = Index::of(dir.path());
     other
-        .change(|_| {
+        .write(|_| {
             let (done, wait) = std::sync::mpsc::channel();
             let (store, chunk) = (&store, &chunk);
             std::thread::scope(|scope| {
@@ -245,7 +248,7 @@ fn reading_waits_for_no_writer() {
                 });
                 assert_eq!(wait.recv_timeout(Duration::from_secs(20)), Ok(1));
             });
-            Ok((crate::index::Changes::new(), ()))
+            Ok(())
         })
         .unwrap();
 }
@@ -256,7 +259,7 @@ fn an_index_that_is_replaced_while_it_is_open_is_opened_again() {
     let dir = tempdir().unwrap();
     let store = limited(&dir, |limits| limits.disk = 2 * size());
     stored(store.put(numbered(1, 50)).unwrap());
-    fs::rename(dir.path().join(FILE), dir.path().join("index.redb.broken")).unwrap();
+    fs::rename(dir.path().join(INDEX), dir.path().join("index.redb.broken")).unwrap();
     let other = limited(&dir, |limits| limits.disk = 2 * size());
     stored(other.put(numbered(2, 50)).unwrap());
     later();
@@ -268,28 +271,28 @@ fn an_index_that_is_replaced_while_it_is_open_is_opened_again() {
 }
 
 #[test]
-fn summaries_count_with_their_chunk_and_go_with_it() {
+fn aux_tensors_count_with_their_chunk_and_go_with_it() {
     let dir = tempdir().unwrap();
     let store = limited(&dir, |limits| limits.disk = 3 * size());
     let (a, b, c) = (numbered(1, 50), numbered(2, 50), numbered(3, 50));
-    let summary = |elements: usize| {
-        let mut summary = Summary::default();
-        summary.push("t".to_owned(), vec![elements], Buffer::zeros(Dtype::F32, elements));
-        summary
+    let aux = |elements: usize| {
+        let mut aux = AuxTensors::default();
+        aux.push("t".to_owned(), vec![elements], Buffer::zeros(Dtype::F32, elements));
+        aux
     };
     stored(store.put(a.clone()).unwrap());
     later();
     stored(store.put(b.clone()).unwrap());
-    let bytes = stored(store.put_summary(b.id(), "test", summary(10)).unwrap());
+    let bytes = stored(store.put_aux_tensors(b.id(), "test", aux(10)).unwrap());
     assert_eq!(store.stats().disk_bytes, 2 * size() + bytes);
-    assert!(matches!(store.put_summary(b.id(), "test", summary(10)).unwrap(), PutOutcome::Known));
+    assert!(matches!(store.put_aux_tensors(b.id(), "test", aux(10)).unwrap(), PutOutcome::Known));
     assert_eq!(store.stats().disk_bytes, 2 * size() + bytes);
     later();
     stored(store.put(c.clone()).unwrap());
     assert_eq!(on_disk(&store), sorted(&[&b, &c]));
-    // A summary makes room as well, and not by its own chunk.
+    // An aux tensors file makes room as well, and not by its own chunk.
     later();
-    stored(store.put_summary(b.id(), "large", summary(size() as usize / 4)).unwrap());
+    stored(store.put_aux_tensors(b.id(), "large", aux(size() as usize / 4)).unwrap());
     assert_eq!(on_disk(&store), [b.key()]);
     assert!(store.remove(&b.key()).unwrap());
     assert!(files(dir.path()).is_empty());
@@ -302,9 +305,9 @@ fn an_index_that_is_lost_or_broken_is_made_anew_and_loses_no_chunk() {
     let chunks: Vec<_> = (1..=3).map(|n| numbered(n, 50)).collect();
     let store = limited(&dir, |_| ());
     chunks.iter().for_each(|chunk| _ = stored(store.put(chunk.clone()).unwrap()));
-    store.pin(&chunks[0].key(), true).unwrap();
+    store.pin(&[chunks[0].key()], true).unwrap();
     drop(store);
-    let index = dir.path().join(FILE);
+    let index = dir.path().join(INDEX);
     let whole = fs::read(&index).unwrap();
     for case in 0..12 {
         match case {
@@ -361,12 +364,50 @@ fn gc_has_the_index_agree_with_the_files() {
     assert_eq!((report.evicted, report.chunks, report.bytes, report.freed), (1, 1, size(), size()));
 }
 
-/// As if all rows had been entered an hour ago.
-pub(super) fn age(root: &std::path::Path) {
+/// Makes all rows an hour older.
+pub(super) fn age(root: &Path) {
+    change_rows(root, |row| row.entered -= 3600);
+}
+
+fn change_rows(root: &Path, change: impl Fn(&mut IndexRow)) {
     let index = Index::of(root);
-    let aged =
-        |(key, row): (&ChunkKey, &Row)| (*key, Some(Row { written: row.written - 3600, ..row.clone() }));
-    index.change(|rows| Ok((rows.iter().map(aged).collect(), ()))).unwrap();
+    let aged = |tables: &mut Tables<'_>| {
+        for (key, mut row) in tables.rows()? {
+            change(&mut row);
+            tables.set(&key, &row)?;
+        }
+        Ok(())
+    };
+    index.write(aged).unwrap();
+}
+
+/// Orders and totals say what follows from the rows.
+pub(super) fn derived_tables_agree(root: &Path) {
+    let check = |tables: &mut Tables<'_>| {
+        let rows = tables.rows()?;
+        let namespaces: BTreeSet<_> = rows.iter().map(|(_, row)| row.namespace.clone()).collect();
+        assert_eq!(tables.namespaces()?, namespaces.iter().cloned().collect::<Vec<_>>());
+        for scope in namespaces.iter().map(|name| Some(name.as_str())).chain([None]) {
+            let is_within = |row: &IndexRow| scope.is_none_or(|name| name == row.namespace);
+            let within: Vec<_> = rows.iter().filter(|(_, row)| is_within(row)).cloned().collect();
+            let bytes = |pinned: &[bool]| {
+                let counted = within.iter().filter(|(_, row)| pinned.contains(&row.pinned));
+                counted.map(|(_, row)| row.bytes).sum()
+            };
+            let totals = tables.totals(scope)?;
+            let expected = (within.len() as u64, bytes(&[true, false]), bytes(&[true]));
+            assert_eq!((totals.chunks, totals.bytes, totals.pinned_bytes), expected, "{scope:?}");
+            let mut by_use: Vec<_> = within.iter().filter(|(_, row)| !row.pinned).cloned().collect();
+            by_use.sort_by_key(|(key, row)| (row.last_used, *key));
+            let found: Vec<_> = tables.least_recently_used(scope)?.map(|row| row.ok().unwrap()).collect();
+            assert_eq!(found, by_use, "{scope:?}");
+        }
+        let mut by_expiry: Vec<_> = rows.iter().filter(|(_, row)| row.expires != 0).cloned().collect();
+        by_expiry.sort_by_key(|(key, row)| (row.expires, *key));
+        assert_eq!(tables.expired(u64::MAX)?, by_expiry);
+        Ok(())
+    };
+    Index::of(root).write(check).unwrap();
 }
 
 #[test]
@@ -391,22 +432,24 @@ fn two_stores_on_one_folder_keep_to_its_limit_together() {
     assert!(store.verify(|_| ()).unwrap().failed.is_empty());
 }
 
+fn row(bytes: u64, last_used: u64, namespace: &str) -> IndexRow {
+    IndexRow { bytes, last_used, entered: 1, expires: 0, pinned: false, namespace: namespace.into() }
+}
+
 #[test]
 fn victims_are_few_and_in_order() {
-    let row = |bytes, used, namespace: &str| Row {
-        bytes,
-        used,
-        written: 1,
-        expires: 0,
-        pinned: false,
-        namespace: namespace.into(),
-    };
     let rows = [row(10, 5, "a"), row(20, 1, "a"), row(30, 3, "b"), row(40, 2, "b")];
-    let rows = rows.into_iter().zip(0_u8..).map(|(row, n)| (ChunkKey([n; 32]), row)).collect();
-    let gone = |disk, quota, new: Option<&Row>| {
+    let gone = |disk, quota, new: Option<&IndexRow>| {
+        let dir = tempdir().unwrap();
         let limits = Limits { disk, quota, ..Limits::memory(0) };
-        let gone = victims(&rows, new, &limits).unwrap();
-        gone.into_iter().map(|(key, bytes)| (key.0[0], bytes)).collect::<Vec<_>>()
+        let choose = |tables: &mut Tables<'_>| {
+            for (row, n) in rows.iter().zip(0_u8..) {
+                tables.set(&ChunkKey([n; 32]), row)?;
+            }
+            choose_victims(tables, new, &limits, true, 1_800_000_000)
+        };
+        let gone = Index::of(dir.path()).write(choose).unwrap();
+        gone.into_iter().map(|(key, row)| (key.0[0], row.bytes)).collect::<Vec<_>>()
     };
     assert_eq!(gone(100, 100, None), []);
     assert_eq!(gone(99, 100, None), [(1, 20)]);
@@ -418,6 +461,138 @@ fn victims_are_few_and_in_order() {
     );
     assert_eq!(gone(1000, 39, Some(&row(10, 9, "a"))), [(1, 20), (3, 40)]);
     assert_eq!(gone(30, 1000, None), [(1, 20), (3, 40), (2, 30)]);
+}
+
+/// A folder whose index has `rows` rows of 50 namespaces besides those of the chunks that are put.
+fn large_index(rows: u64, change: impl FnOnce(&mut Limits)) -> (TempDir, Store) {
+    let dir = tempdir().unwrap();
+    let store = limited(&dir, change);
+    stored(store.put(numbered(1, 50)).unwrap());
+    let enter = |tables: &mut Tables<'_>| {
+        for n in 0..rows {
+            let key = ChunkKey(*blake3::hash(&n.to_le_bytes()).as_bytes());
+            tables.set(&key, &row(1000, 1_700_000_000_000 + n, &format!("namespace {}", n % 50)))?;
+        }
+        Ok(())
+    };
+    Index::of(dir.path()).write(enter).unwrap();
+    (dir, store)
+}
+
+fn rows_read(work: impl FnOnce()) -> u64 {
+    let before = ROWS_READ.get();
+    work();
+    ROWS_READ.get() - before
+}
+
+/// What an operation reads of the index does not grow with it.
+#[test]
+fn storing_renewing_and_pinning_read_few_rows_of_a_large_index() {
+    const ROWS: u64 = 10_000;
+    let full = 1000 * ROWS + 3 * size();
+    let (dir, store) = large_index(ROWS, |limits| {
+        limits.disk = full;
+        limits.quota = 1 << 30;
+        limits.time_to_live = Some(Duration::from_secs(3600));
+    });
+    // The first one looks at the quota of every namespace.
+    stored(store.put(numbered(2, 50)).unwrap());
+    let few = 20;
+    let read = rows_read(|| _ = stored(store.put(numbered(3, 50)).unwrap()));
+    assert!(read <= few, "a put within the bound read {read} rows");
+    assert_eq!(store.stats().evicted, 0);
+    let victims = size().div_ceil(1000);
+    let read = rows_read(|| _ = stored(store.put(numbered(4, 50)).unwrap()));
+    assert_eq!(store.stats().evicted, victims);
+    assert!(read <= few + victims, "a put that evicts {victims} chunks read {read} rows");
+    let read = rows_read(|| assert!(matches!(store.put(numbered(4, 50)).unwrap(), PutOutcome::Known)));
+    assert!(read <= few, "a put of a known chunk read {read} rows");
+    let read = rows_read(|| assert_eq!(store.pin(&[numbered(4, 50).key()], true).unwrap(), 1));
+    assert!(read <= few, "a pin read {read} rows");
+    let read = rows_read(|| assert!(store.remove(&numbered(4, 50).key()).unwrap()));
+    assert!(read <= few, "a removal read {read} rows");
+    let large = numbered(5, 300_000);
+    let read = rows_read(|| assert!(matches!(store.put(large).unwrap(), PutOutcome::NotStored { .. })));
+    assert!(read <= few, "a put that cannot fit read {read} rows");
+    let read = rows_read(|| assert_eq!(store.stats().disk_chunks, ROWS + 3 - victims));
+    assert!(read <= few, "stats read {read} rows");
+    derived_tables_agree(dir.path());
+}
+
+/// The listing of one namespace opens no file, and reads no row, of another.
+#[test]
+fn a_listing_of_one_namespace_reads_its_own_rows_alone() {
+    let (dir, store) = large_index(1000, |_| ());
+    let of = |namespace: &str, n: u32| {
+        let chunk = numbered(n, 50);
+        chunk_of(ChunkId { namespace: namespace.into(), ..chunk.id().clone() }, u64::from(n))
+    };
+    for n in 2..5 {
+        stored(store.put(of("mine", n)).unwrap());
+        stored(store.put(of("theirs", n)).unwrap());
+    }
+    // A broken file would be told if it were opened.
+    fs::write(path(&store, &of("theirs", 2)), b"broken").unwrap();
+    let read = rows_read(|| {
+        let listing = store.list(Scope::Namespace("mine")).unwrap();
+        let keys: Vec<_> = listing.chunks.iter().map(|info| info.key).collect();
+        assert_eq!(keys, sorted(&[&of("mine", 2), &of("mine", 3), &of("mine", 4)]));
+        assert!(listing.chunks.iter().all(|info| info.used.is_some()));
+    });
+    assert!(read <= 5, "{read} rows were read");
+    assert_eq!(store.keys(Scope::Namespace("mine")).unwrap().len(), 3);
+    drop(dir);
+}
+
+/// Rows of an earlier build are taken over: last uses, pins and times to live are kept.
+#[test]
+fn an_index_of_an_earlier_build_is_taken_over() {
+    let dir = tempdir().unwrap();
+    let chunks: Vec<_> = (1..=3).map(|n| numbered(n, 50)).collect();
+    let store = limited(&dir, |_| ());
+    chunks.iter().for_each(|chunk| _ = stored(store.put(chunk.clone()).unwrap()));
+    drop(store);
+    type Value = (u64, u64, u64, u64, bool, &'static str);
+    const CHUNKS: TableDefinition<'static, &[u8; 32], Value> = TableDefinition::new("chunks, version 1");
+    const COMPLETE: TableDefinition<'static, &str, bool> = TableDefinition::new("complete");
+    let index = dir.path().join(INDEX);
+    for is_complete in [true, false] {
+        fs::remove_file(&index).unwrap();
+        let database = redb::Builder::new()
+            .set_concurrency_mode(redb::ConcurrencyMode::MultiWriter)
+            .create(&index)
+            .unwrap();
+        let write = database.begin_write().unwrap();
+        let mut table = write.open_table(CHUNKS).unwrap();
+        // The third has no row yet where the earlier build was interrupted.
+        let known = if is_complete { 3 } else { 2 };
+        for (n, chunk) in chunks[..known].iter().enumerate() {
+            let expires = if n == 1 { 4_000_000_000 } else { 0 };
+            table.insert(&chunk.key().0, (size(), 1000 * n as u64, 1, expires, n == 0, "shared")).unwrap();
+        }
+        drop(table);
+        if is_complete {
+            write.open_table(COMPLETE).unwrap().insert("", true).unwrap();
+        }
+        write.commit().unwrap();
+        drop(database);
+        let store = limited(&dir, |limits| limits.disk = 3 * size());
+        let listed = store.list(Scope::Namespace("shared")).unwrap().chunks;
+        let of = |n: usize| listed.iter().find(|info| info.key == chunks[n].key()).unwrap();
+        assert_eq!((of(0).pinned, of(1).pinned), (true, false));
+        assert_eq!((of(0).expires, of(1).expires), (None, Some(4_000_000_000)));
+        assert_eq!((of(1).used, of(2).used == Some(2)), (Some(1), is_complete));
+        assert_eq!((store.stats().disk_chunks, store.stats().disk_bytes), (3, 3 * size()));
+        assert!(store.take_set_aside().is_none());
+        derived_tables_agree(dir.path());
+    }
+    let store = limited(&dir, |limits| limits.disk = 3 * size());
+    stored(store.put(numbered(4, 50)).unwrap());
+    assert_eq!(
+        on_disk(&store),
+        sorted(&[&chunks[0], &chunks[2], &numbered(4, 50)]),
+        "the second was used first"
+    );
 }
 
 #[test]

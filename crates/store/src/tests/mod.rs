@@ -1,14 +1,14 @@
 //! Tests of the store. What they share is here.
 
+mod aux_file;
+mod chunk_file;
 mod crash;
-mod file;
 mod full_disk;
 mod id;
+mod kv_quant;
 mod limits;
 mod pack;
-mod rest;
 mod store;
-mod summary;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use refrain_kernels::{Buffer, Dtype};
 use serde_json::Value;
 
-use crate::{BosPolicy, Chunk, ChunkId, Encoding};
+use crate::{BosPolicy, Chunk, ChunkId, KvQuantization};
 
 /// A file on a disk with `room` bytes left.
 pub(crate) struct SmallDisk<'a> {
@@ -65,7 +65,7 @@ fn id(dtype: Dtype) -> ChunkId {
     ChunkId {
         model: [0xa5; 32],
         dtype,
-        encoding: Encoding::Exact,
+        quantization: KvQuantization::Exact,
         layers: 2,
         kv_heads: 2,
         head_dim: 4,

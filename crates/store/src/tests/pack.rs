@@ -3,7 +3,7 @@
 use std::fs;
 
 use refrain_kernels::Buffer;
-use refrain_kv::Summary;
+use refrain_kv::AuxTensors;
 use tempfile::tempdir;
 
 use super::store::{files, open, path, stored};
@@ -11,37 +11,37 @@ use super::{content, numbered};
 use crate::pack::{export, import};
 use crate::{ChunkId, Scope, Store};
 
-fn summary() -> Summary {
-    let mut summary = Summary::default();
-    summary.push("t".to_owned(), vec![5], Buffer::F32(vec![1.0, 2.0, 3.0, 4.0, 5.0]));
-    summary
+fn aux() -> AuxTensors {
+    let mut aux = AuxTensors::default();
+    aux.push("t".to_owned(), vec![5], Buffer::F32(vec![1.0, 2.0, 3.0, 4.0, 5.0]));
+    aux
 }
 
 #[test]
-fn an_archive_brings_chunks_and_summaries_as_they_were() {
+fn an_archive_brings_chunks_and_aux_tensors_as_they_were() {
     let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
     let (source, target) = (open(&from), open(&to));
     let chunks: Vec<_> = (1..=3).map(|n| numbered(n, 40)).collect();
     for chunk in &chunks {
         stored(source.put(chunk.clone()).unwrap());
     }
-    stored(source.put_summary(chunks[1].id(), "test-1", summary()).unwrap());
+    stored(source.put_aux_tensors(chunks[1].id(), "test-1", aux()).unwrap());
     fs::write(path(&source, &chunks[2]), b"broken").unwrap();
-    let keys = source.disk().keys().unwrap();
+    let keys = source.disk().keys("").unwrap();
     let (mut archive, mut last) = (Vec::new(), None);
     let report = export(&source, &keys, &mut archive, |progress| last = Some(progress)).unwrap();
-    assert_eq!((report.chunks, report.summaries, report.left_out.len()), (2, 1, 1));
+    assert_eq!((report.chunks, report.aux_files, report.left_out.len()), (2, 1, 1));
     let total = report.bytes + 6;
     assert_eq!(last.map(|last| (last.bytes, last.bytes_done)), Some((Some(total), report.bytes)));
 
     let brought = import(&target, archive.as_slice(), None, |_| ()).unwrap();
-    assert_eq!((brought.chunks, brought.summaries, brought.known), (2, 1, 0));
+    assert_eq!((brought.chunks, brought.aux_files, brought.known), (2, 1, 0));
     assert_eq!(brought.bytes, report.bytes);
     for chunk in &chunks[..2] {
         assert_eq!(content(&target.get(chunk.id()).unwrap().unwrap()), content(chunk));
         assert_eq!(fs::read(path(&target, chunk)).unwrap(), fs::read(path(&source, chunk)).unwrap());
     }
-    assert_eq!(*target.summary(chunks[1].id(), "test-1").unwrap().unwrap(), summary());
+    assert_eq!(*target.aux_tensors(chunks[1].id(), "test-1").unwrap().unwrap(), aux());
     let again = import(&target, archive.as_slice(), None, |_| ()).unwrap();
     assert_eq!((again.chunks, again.known), (0, 2));
 
@@ -51,7 +51,7 @@ fn an_archive_brings_chunks_and_summaries_as_they_were() {
     let id = ChunkId { namespace: "theirs".into(), ..chunks[1].id().clone() };
     let moved = target.get(&id).unwrap().unwrap();
     assert_eq!(content(&moved).3, content(&chunks[1]).3);
-    assert_eq!(*target.summary(&id, "test-1").unwrap().unwrap(), summary());
+    assert_eq!(*target.aux_tensors(&id, "test-1").unwrap().unwrap(), aux());
     assert!(target.verify(|_| ()).unwrap().failed.is_empty());
 }
 
@@ -62,7 +62,7 @@ fn an_archive_is_not_believed() {
     let (source, target) = (open(&from), open(&to));
     let (chunk, other) = (numbered(1, 40), numbered(2, 40));
     stored(source.put(chunk.clone()).unwrap());
-    stored(source.put_summary(chunk.id(), "test", summary()).unwrap());
+    stored(source.put_aux_tensors(chunk.id(), "test", aux()).unwrap());
     let good = fs::read(path(&source, &chunk)).unwrap();
     let mut flipped = good.clone();
     flipped[good.len() - 1] ^= 1;
@@ -71,15 +71,15 @@ fn an_archive_is_not_believed() {
         format!("{}/{key}.safetensors", &key[..2])
     };
     let beside = |chunk: &crate::Chunk| name(chunk).replace(".safetensors", ".test.summary");
-    let summary_file = fs::read(source.disk().summary_path(&chunk.key(), "test")).unwrap();
+    let aux_file = fs::read(source.disk().aux_path(&chunk.key(), "test")).unwrap();
     let entries = [
         ("notes.txt".to_owned(), b"hello".to_vec()),
-        (beside(&chunk), summary_file.clone()),
+        (beside(&chunk), aux_file.clone()),
         (name(&other), good.clone()),
         (name(&chunk), flipped),
         (name(&chunk), good[..good.len() / 2].to_vec()),
         (name(&chunk), good),
-        (beside(&other), summary_file),
+        (beside(&other), aux_file),
     ];
     let mut archive = tar::Builder::new(Vec::new());
     for (name, bytes) in &entries {
@@ -96,7 +96,7 @@ fn an_archive_is_not_believed() {
     archive.append(&header, std::io::empty()).unwrap();
     let archive = archive.into_inner().unwrap();
     let report = import(&target, archive.as_slice(), None, |_| ()).unwrap();
-    assert_eq!((report.chunks, report.summaries, report.left_out.len()), (1, 0, 7), "{report:?}");
+    assert_eq!((report.chunks, report.aux_files, report.left_out.len()), (1, 0, 7), "{report:?}");
     assert_eq!(files(to.path()).len(), 1);
     assert!(target.verify(|_| ()).unwrap().failed.is_empty());
     // Cut off anywhere: what came before is kept, the rest is told.

@@ -15,9 +15,9 @@ use tempfile::{TempDir, tempdir};
 use twox_hash::XxHash3_128;
 
 use super::{Random, chunk_of, content, forged, id, raw};
-use crate::blocks::within;
-use crate::file::Header;
-use crate::id::hex;
+use crate::block_digests::within;
+use crate::chunk_file::Header;
+use crate::hex;
 use crate::{Chunk, ChunkId, ChunkReader, Layer, Problem, Store};
 
 /// Tokens of a block.
@@ -336,11 +336,11 @@ fn ranges_that_are_none_are_refused() {
 fn hexadecimal_digits_are_read_back() {
     let mut random = Random(3);
     let bytes: Vec<u8> = (0..=255).chain((0..100).map(|_| random.next() as u8)).collect();
-    assert_eq!(crate::id::parse_hex(&hex(&bytes)), Some(bytes.clone()));
-    assert_eq!(crate::id::parse_hex(&hex(&bytes).to_uppercase()), Some(bytes));
+    assert_eq!(hex::decode(&hex::encode(&bytes)), Some(bytes.clone()));
+    assert_eq!(hex::decode(&hex::encode(&bytes).to_uppercase()), Some(bytes));
     for b in 0..=127_u8 {
         let text = [char::from(b), '0'].iter().collect::<String>();
         let expected = char::from(b).to_digit(16).map(|digit| vec![digit as u8 * 16]);
-        assert_eq!(crate::id::parse_hex(&text), expected, "{text}");
+        assert_eq!(hex::decode(&text), expected, "{text}");
     }
 }

@@ -16,7 +16,8 @@ impl EvictingCache {
         let (cpu, cache) = (prompt.cpu, prompt.whole);
         let Plan { budget, capacity, window, scale } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
-        let expanded = self.eviction.per_query_head.then(|| cache.gather(d, n, &self.identity, self.copies, n));
+        let expanded =
+            self.eviction.per_query_head.then(|| cache.gather(d, n, &self.identity, self.copies, n));
         let _expanded = meter.hold(expanded.as_ref().map_or(0, LayerCache::bytes));
         let whole = expanded.as_ref().unwrap_or(cache);
         let view = LayerView {

@@ -10,9 +10,10 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    SMOLLM2, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small, tiny_engine,
+    SMOLLM2, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small,
+    tiny_engine,
 };
-use crate::{Engine, Prompt, GenerateRequest, Sampling};
+use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
 /// Every policy by its own name, small enough to be at work in a prompt of a hundred tokens.
 const POLICIES: [&str; 11] = [
@@ -104,7 +105,12 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
             ("morph_kv", true),
         ] {
             let capacity = if evicts { prompt.len() - 1 } else { most };
-            let got = logits(engine, &prompt, &policy(&format!("{spec}{}capacity={capacity}", if spec.contains(':') { "," } else { ":" })), 12);
+            let got = logits(
+                engine,
+                &prompt,
+                &policy(&format!("{spec}{}capacity={capacity}", if spec.contains(':') { "," } else { ":" })),
+                12,
+            );
             let same = got.iter().zip(&full).all(|(a, b)| a.to_bits() == b.to_bits());
             let window = engine.decoder().config().layers.iter().any(|layer| layer.window.is_some());
             if window && !evicts {
@@ -186,7 +192,8 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
                     let bounded = prefilled.evicting().unwrap();
                     bytes.insert((bounded.kv_bytes(), bounded.side_bytes()));
                     for layer in 0..engine.decoder().config().num_layers() {
-                        let window = engine.decoder().config().layers[layer].window.is_some_and(|w| w <= capacity);
+                        let window =
+                            engine.decoder().config().layers[layer].window.is_some_and(|w| w <= capacity);
                         for head in 0..engine.decoder().config().kv_heads {
                             let positions: BTreeSet<usize> =
                                 bounded.positions(layer, head).iter().map(|p| *p as usize).collect();
@@ -358,7 +365,11 @@ fn a_cache_for_every_query_head_takes_that_much_more_and_gives_the_same_where_no
         let sampling = Sampling { max_tokens: 20, ..Sampling::default() };
         let account = |spec: &str| {
             let eviction = policy(spec);
-            let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(Vanilla), sampling.clone()) };
+            let request = GenerateRequest {
+                eviction: eviction.clone(),
+                ignore_eos: true,
+                ..GenerateRequest::new(shared(Vanilla), sampling.clone())
+            };
             engine.answer(&prompt, &request, |_| true).unwrap().stats
         };
         let full = logits(&engine, &prompt, Eviction::full(), 12);
@@ -393,7 +404,11 @@ fn the_account_says_what_is_held() {
     let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
     let answer = |spec: &str| {
         let eviction = policy(spec);
-        let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(A3::default()), sampling.clone()) };
+        let request = GenerateRequest {
+            eviction: eviction.clone(),
+            ignore_eos: true,
+            ..GenerateRequest::new(shared(A3::default()), sampling.clone())
+        };
         let mut most = 0;
         let answer = engine.answer(&prompt, &request, |event| {
             most = most.max(event.retained);
@@ -423,7 +438,11 @@ fn streaming_llm_goes_on_past_the_context_and_others_say_that_they_cannot() {
     let sampling = Sampling { max_tokens: context + 50, ..Sampling::default() };
     let answer = |spec: &str| {
         let eviction = policy(spec);
-        let request = GenerateRequest { eviction: eviction.clone(), ignore_eos: true, ..GenerateRequest::new(shared(Vanilla), sampling.clone()) };
+        let request = GenerateRequest {
+            eviction: eviction.clone(),
+            ignore_eos: true,
+            ..GenerateRequest::new(shared(Vanilla), sampling.clone())
+        };
         engine.answer(&prompt, &request, |_| true).map(|answer| answer.tokens.len())
     };
     assert_eq!(answer("streaming_llm:capacity=40").unwrap(), context + 50);

@@ -38,11 +38,17 @@ impl Given {
     }
 
     /// The cache after the prompt, with room for `room` tokens.
-    pub(super) fn prefilled(&self, cpu: &Cpu, eviction: &Eviction, room: usize) -> crate::Result<EvictingCache> {
+    pub(super) fn prefilled(
+        &self,
+        cpu: &Cpu,
+        eviction: &Eviction,
+        room: usize,
+    ) -> crate::Result<EvictingCache> {
         let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
-        let mut bounded = EvictingCache::new(&self.config(), ropes, eviction, prompt, dtype, room, None)?.unwrap();
+        let mut bounded =
+            EvictingCache::new(&self.config(), ropes, eviction, prompt, dtype, room, None)?.unwrap();
         let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
         let mut layer = cache.take(0);
         layer.k.resize(kv_heads * n * head_dim);

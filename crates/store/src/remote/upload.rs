@@ -6,44 +6,44 @@ use std::sync::{Arc, Weak};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use super::{FIRST_PAUSE, Failure, LONGEST_PAUSE, Shared};
+use super::client::{Client, FIRST_PAUSE, Failure, LONGEST_PAUSE};
 use crate::disk::Disk;
 use crate::{ChunkKey, Result};
 
 /// Brings what the index notes to the object store, until the store is closed.
-pub(super) async fn send_all(shared: Arc<Shared>, disk: Weak<Disk>) {
+pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        shared.recover().await;
+        client.recover().await;
         let Some(disk) = disk.upgrade() else { return };
-        let trouble = send_pending(&shared, disk).await;
+        let trouble = send_pending(&client, disk).await;
         let is_stuck = trouble.is_some();
-        *shared.stuck() = trouble;
+        *client.stuck() = trouble;
         if is_stuck {
             // Whatever is put meanwhile waits as well.
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         } else {
             pause = FIRST_PAUSE;
-            shared.wake.notified().await;
+            client.wake.notified().await;
         }
     }
 }
 
 /// Brings what is noted there now, and says what is in the way, if something is.
-async fn send_pending(shared: &Shared, disk: Arc<Disk>) -> Option<String> {
+async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
     let pending = match aside(&disk, Disk::pending).await {
         Ok(pending) => pending,
         Err(why) => return Some(why),
     };
     let mut trouble = None;
     for (key, noted) in pending {
-        match send_chunk(shared, &disk, key, noted).await {
+        match send_chunk(client, &disk, key, noted).await {
             Ok(()) => {}
             // Another may go.
             Err(Failure::Refused(why)) => trouble = Some(why),
             Err(Failure::Failed(why)) => {
-                shared.failed(&why);
+                client.failed(&why);
                 return Some(why);
             }
             Err(Failure::Absent | Failure::Broken(_)) => trouble = Some("there is no such bucket".to_owned()),
@@ -52,11 +52,11 @@ async fn send_pending(shared: &Shared, disk: Arc<Disk>) -> Option<String> {
     trouble
 }
 
-async fn send_chunk(shared: &Shared, disk: &Arc<Disk>, key: ChunkKey, noted: u64) -> Result<(), Failure> {
+async fn send_chunk(client: &Client, disk: &Arc<Disk>, key: ChunkKey, noted: u64) -> Result<(), Failure> {
     let files = aside(disk, move |disk| disk.shared_files(&key)).await.map_err(Failure::Refused)?;
     for (name, path) in files {
         match tokio::fs::read(&path).await {
-            Ok(bytes) => shared.send(&name, bytes).await?,
+            Ok(bytes) => client.send(&name, bytes).await?,
             // It went to make room meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Failure::Refused(format!("cannot read {}: {error}", path.display()))),

@@ -8,9 +8,10 @@ use twox_hash::xxhash3_128;
 
 use crate::Problem;
 use crate::header::{Entries, bad_value};
-use crate::id::{ChunkId, hex};
+use crate::hex;
+use crate::id::ChunkId;
+use crate::kv_quant::{GROUP, Layout};
 use crate::layer::Layer;
-use crate::rest::{GROUP, Layout};
 
 /// Tokens of a block in files that are written now.
 const TOKENS: usize = 64;
@@ -79,7 +80,7 @@ impl Blocks {
     pub(crate) fn write(&self, entries: &mut BTreeMap<String, String>) {
         entries.insert(SIZE.to_owned(), self.size.to_string());
         for (layer, digests) in self.digests.iter().enumerate() {
-            entries.insert(name(layer), hex(digests));
+            entries.insert(name(layer), hex::encode(digests));
         }
     }
 

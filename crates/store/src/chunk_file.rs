@@ -10,12 +10,13 @@ use std::ops::Range;
 use bytes::BytesMut;
 use safetensors::tensor::TensorInfo;
 
-use crate::blocks::Blocks;
+use crate::block_digests::Blocks;
 use crate::header::{Entries, Raw, bad_value, encode, trouble};
-use crate::id::{VERSIONS, hex};
+use crate::hex;
+use crate::id::VERSIONS;
+use crate::kv_quant::Layout;
 use crate::layer::{Layer, room};
-use crate::rest::Layout;
-use crate::{Chunk, ChunkId, Encoding, Problem};
+use crate::{Chunk, ChunkId, KvQuantization, Problem};
 
 /// Value of the `format` entry.
 const FORMAT: &str = "refrain-chunk";
@@ -66,7 +67,7 @@ impl Header {
         let mut entries: BTreeMap<String, String> = [
             ("format", FORMAT.to_owned()),
             ("version", VERSIONS[id.format()].to_string()),
-            ("model", hex(&id.model)),
+            ("model", hex::encode(&id.model)),
             ("dtype", id.dtype.to_string()),
             ("layers", id.layers.to_string()),
             ("kv_heads", id.kv_heads.to_string()),
@@ -80,10 +81,10 @@ impl Header {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         if id.format() > 0 {
-            entries.insert("encoding".to_owned(), id.encoding.to_string());
+            entries.insert("encoding".to_owned(), id.quantization.to_string());
         }
         for (layer, checksum) in self.checksums.iter().enumerate() {
-            entries.insert(checksum_name(layer), hex(checksum));
+            entries.insert(checksum_name(layer), hex::encode(checksum));
         }
         if let Some(blocks) = &self.blocks {
             blocks.write(&mut entries);
@@ -108,7 +109,11 @@ impl Header {
         let id = ChunkId {
             model: entries.digest("model")?,
             dtype: entries.parse("dtype")?,
-            encoding: if entries.has("encoding") { entries.parse("encoding")? } else { Encoding::Exact },
+            quantization: if entries.has("encoding") {
+                entries.parse("encoding")?
+            } else {
+                KvQuantization::Exact
+            },
             layers: entries.parse("layers")?,
             kv_heads: entries.parse("kv_heads")?,
             head_dim: entries.parse("head_dim")?,
@@ -122,6 +127,25 @@ impl Header {
         let blocks = Blocks::read(entries, &id, &layout)?;
         let (label, created) = (entries.text("label")?.to_owned(), entries.parse("created")?);
         Ok(Header { id, layout, label, created, checksums, blocks })
+    }
+}
+
+impl Chunk {
+    /// Reads a whole chunk file, as [`Chunk::to_bytes`] makes it, and verifies everything about it.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Chunk, Problem> {
+        let mut reader = bytes;
+        let header = Header::read(&mut reader, bytes.len() as u64)?;
+        read_layers(header, &mut reader)
+    }
+
+    /// The bytes of the chunk's file: always the same for the same content, label and time of creation.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Header::of(self).encode();
+        self.data().iter().for_each(|layer| out.extend_from_slice(layer.as_bytes()));
+        out
     }
 }
 

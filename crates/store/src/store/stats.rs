@@ -1,23 +1,9 @@
-//! What a store has done.
+//! Counts since the store was opened, and what it holds now.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Store;
 use crate::Stats;
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) memory_hits: AtomicU64,
-    pub(super) disk_hits: AtomicU64,
-    pub(super) misses: AtomicU64,
-    pub(super) removed: AtomicU64,
-    pub(super) unusable: AtomicU64,
-    pub(super) stored: AtomicU64,
-    pub(super) not_stored: AtomicU64,
-    pub(super) bytes_read: AtomicU64,
-    pub(super) bytes_written: AtomicU64,
-}
 
 impl Store {
     /// Broken files removed since the store was opened.
@@ -33,10 +19,11 @@ impl Store {
     /// Counts since the store was opened, and what it holds now.
     pub fn stats(&self) -> Stats {
         let c = &self.0.counters;
-        let rows = self.rows();
+        // Where the index cannot be used, what is on disk is not known.
+        let on_disk = self.0.disk.as_ref().and_then(|disk| disk.totals().ok()).unwrap_or_default();
         Stats {
-            disk_bytes: rows.values().map(|row| row.bytes).sum(),
-            disk_chunks: rows.len() as u64,
+            disk_bytes: on_disk.bytes,
+            disk_chunks: on_disk.chunks,
             evicted: self.evicted(),
             memory_hits: c.memory_hits.load(Relaxed),
             disk_hits: c.disk_hits.load(Relaxed),

@@ -13,17 +13,17 @@ use safetensors::tensor::Dtype as Stored;
 
 use crate::header::stored_as;
 
-/// Tokens that share the range of a channel of keys in [`Encoding::Q4`] (KIVI's group size).
+/// Tokens that share the range of a channel of keys in [`KvQuantization::Q4`] (KIVI's group size).
 pub(crate) const GROUP: usize = 32;
-/// Channels that share the range of a token's values in [`Encoding::Q4`].
+/// Channels that share the range of a token's values in [`KvQuantization::Q4`].
 const CHANNELS: usize = 32;
-/// The last tokens that [`Encoding::Q4`] leaves as computed, besides those that fill no group (KIVI's residual window).
+/// The last tokens that [`KvQuantization::Q4`] leaves as computed, besides those that fill no group (KIVI's residual window).
 const RESIDUAL: usize = 32;
 
 /// How keys and values lie at rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Encoding {
+pub enum KvQuantization {
     /// As computed.
     #[default]
     Exact,
@@ -34,29 +34,29 @@ pub enum Encoding {
     Q4,
 }
 
-impl Encoding {
+impl KvQuantization {
     /// All of them.
-    pub const ALL: [Encoding; 3] = [Encoding::Exact, Encoding::Q8, Encoding::Q4];
+    pub const ALL: [KvQuantization; 3] = [KvQuantization::Exact, KvQuantization::Q8, KvQuantization::Q4];
 
     /// The name that [`FromStr`] reads: `exact`, `q8` or `q4`.
     pub fn name(self) -> &'static str {
         match self {
-            Encoding::Exact => "exact",
-            Encoding::Q8 => "q8",
-            Encoding::Q4 => "q4",
+            KvQuantization::Exact => "exact",
+            KvQuantization::Q8 => "q8",
+            KvQuantization::Q4 => "q4",
         }
     }
 
     pub(crate) fn tag(self) -> u8 {
         match self {
-            Encoding::Exact => 0,
-            Encoding::Q8 => 1,
-            Encoding::Q4 => 2,
+            KvQuantization::Exact => 0,
+            KvQuantization::Q8 => 1,
+            KvQuantization::Q4 => 2,
         }
     }
 }
 
-impl fmt::Display for Encoding {
+impl fmt::Display for KvQuantization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -64,16 +64,16 @@ impl fmt::Display for Encoding {
 
 /// A name that is none of `exact`, `q8` and `q4`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown encoding {0:?}: use exact, q8 or q4")]
+#[error("unknown quantization {0:?}: use exact, q8 or q4")]
 #[non_exhaustive]
-pub struct UnknownEncoding(pub String);
+pub struct UnknownKvQuantization(pub String);
 
-impl FromStr for Encoding {
-    type Err = UnknownEncoding;
+impl FromStr for KvQuantization {
+    type Err = UnknownKvQuantization;
 
-    fn from_str(s: &str) -> Result<Encoding, UnknownEncoding> {
-        let known = Encoding::ALL.into_iter().find(|encoding| encoding.name() == s);
-        known.ok_or_else(|| UnknownEncoding(s.to_owned()))
+    fn from_str(s: &str) -> Result<KvQuantization, UnknownKvQuantization> {
+        let known = KvQuantization::ALL.into_iter().find(|quantization| quantization.name() == s);
+        known.ok_or_else(|| UnknownKvQuantization(s.to_owned()))
     }
 }
 
@@ -110,7 +110,7 @@ impl Part {
 /// What a layer of some tokens is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    encoding: Encoding,
+    quantization: KvQuantization,
     dtype: Dtype,
     heads: usize,
     head_dim: usize,
@@ -120,18 +120,18 @@ pub(crate) struct Layout {
     pub(crate) layer: usize,
 }
 
-/// Tokens of `tokens` that [`Encoding::Q4`] encodes.
-fn encoded(encoding: Encoding, tokens: usize) -> usize {
-    match encoding {
-        Encoding::Q4 => tokens.saturating_sub(RESIDUAL) / GROUP * GROUP,
-        Encoding::Exact | Encoding::Q8 => tokens,
+/// Tokens of `tokens` that [`KvQuantization::Q4`] encodes.
+fn encoded(quantization: KvQuantization, tokens: usize) -> usize {
+    match quantization {
+        KvQuantization::Q4 => tokens.saturating_sub(RESIDUAL) / GROUP * GROUP,
+        KvQuantization::Exact | KvQuantization::Q8 => tokens,
     }
 }
 
 impl Layout {
     /// Of a layer with this many tokens, all sizes at least 1; none if it exceeds the address space.
     pub(crate) fn new(
-        encoding: Encoding,
+        quantization: KvQuantization,
         dtype: Dtype,
         (heads, head_dim): (usize, usize),
         tokens: usize,
@@ -139,12 +139,12 @@ impl Layout {
         // The largest there can be: nothing below overflows if this does not.
         let elements = heads.checked_mul(head_dim)?.checked_mul(tokens)?;
         elements.checked_mul(64).filter(|bytes| *bytes < isize::MAX as usize)?;
-        Some(Layout::of(encoding, dtype, (heads, head_dim), (encoded(encoding, tokens), tokens)))
+        Some(Layout::of(quantization, dtype, (heads, head_dim), (encoded(quantization, tokens), tokens)))
     }
 
     /// The same where the first `encoded` of the tokens are so.
     fn of(
-        encoding: Encoding,
+        quantization: KvQuantization,
         dtype: Dtype,
         (heads, head_dim): (usize, usize),
         (encoded, tokens): (usize, usize),
@@ -158,18 +158,18 @@ impl Layout {
         };
         let (stored, size) = (stored_as(dtype), dtype.size());
         let row = heads * head_dim;
-        match encoding {
-            Encoding::Exact => {
+        match quantization {
+            KvQuantization::Exact => {
                 push("k", stored, 0..tokens, 1, &[heads, head_dim], size);
                 push("v", stored, 0..tokens, 1, &[heads, head_dim], size);
             }
-            Encoding::Q8 => {
+            KvQuantization::Q8 => {
                 for [codes, scale] in [["k.q8", "k.scale"], ["v.q8", "v.scale"]] {
                     push(scale, Stored::F16, 0..tokens, 1, &[heads], 2);
                     push(codes, Stored::I8, 0..tokens, 1, &[heads, head_dim], 1);
                 }
             }
-            Encoding::Q4 => {
+            KvQuantization::Q4 => {
                 let (head, rest) = (0..encoded, encoded..tokens);
                 let groups = head_dim.div_ceil(CHANNELS);
                 push("k.rest", stored, rest.clone(), 1, &[heads, head_dim], size);
@@ -181,19 +181,19 @@ impl Layout {
             }
         }
         let layer = parts.last().map_or(0, |last| last.start + last.bytes());
-        Layout { encoding, dtype, heads, head_dim, tokens, parts, layer }
+        Layout { quantization, dtype, heads, head_dim, tokens, parts, layer }
     }
 
     /// Of a layer that has only the tokens `runs` of this one, one run after the other. Runs begin at multiples of [`GROUP`].
     pub(crate) fn only(&self, runs: &[Range<usize>]) -> Layout {
-        let bound = encoded(self.encoding, self.tokens);
+        let bound = encoded(self.quantization, self.tokens);
         let encoded = runs.iter().map(|run| run.end.min(bound).saturating_sub(run.start)).sum();
         let tokens = runs.iter().map(Range::len).sum();
-        Layout::of(self.encoding, self.dtype, (self.heads, self.head_dim), (encoded, tokens))
+        Layout::of(self.quantization, self.dtype, (self.heads, self.head_dim), (encoded, tokens))
     }
 
     pub(crate) fn is_exact(&self) -> bool {
-        self.encoding == Encoding::Exact
+        self.quantization == KvQuantization::Exact
     }
 
     /// Bytes of the keys of a token as computed, and of its values.
@@ -211,12 +211,12 @@ impl Layout {
     pub(crate) fn encode(&self, k: Slice<'_>, v: Slice<'_>) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.layer);
         let (tokens, row) = (self.tokens, self.heads * self.head_dim);
-        match self.encoding {
-            Encoding::Exact => {
+        match self.quantization {
+            KvQuantization::Exact => {
                 out.extend_from_slice(k.as_bytes());
                 out.extend_from_slice(v.as_bytes());
             }
-            Encoding::Q8 => {
+            KvQuantization::Q8 => {
                 for x in [k, v] {
                     let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(tokens * row));
                     for_rows(x, self.head_dim, |head| q8(head, &mut scales, &mut codes));
@@ -224,8 +224,8 @@ impl Layout {
                     out.extend(codes.iter().map(|code| *code as u8));
                 }
             }
-            Encoding::Q4 => {
-                let bound = encoded(self.encoding, tokens);
+            KvQuantization::Q4 => {
+                let bound = encoded(self.quantization, tokens);
                 for x in [k, v] {
                     out.extend_from_slice(x.range(bound * row..tokens * row).as_bytes());
                 }
@@ -282,13 +282,13 @@ impl Layout {
             let part = &self.parts[index];
             &bytes[part.start..part.start + part.bytes()]
         };
-        match self.encoding {
-            Encoding::Exact => {
+        match self.quantization {
+            KvQuantization::Exact => {
                 if let Ok(slice) = Slice::from_bytes(self.dtype, bytes) {
                     out.write(0, slice);
                 }
             }
-            Encoding::Q8 => {
+            KvQuantization::Q8 => {
                 for half in 0..2 {
                     let (scales, codes) = (halves(part(2 * half)), bytemuck::cast_slice(part(2 * half + 1)));
                     out.dequantize_runs(
@@ -300,7 +300,7 @@ impl Layout {
                     );
                 }
             }
-            Encoding::Q4 => {
+            KvQuantization::Q4 => {
                 let rest = part(0).len() / self.dtype.size() / row;
                 let bound = tokens - rest;
                 for half in 0..2 {

@@ -7,7 +7,7 @@ use tempfile::tempdir;
 
 use super::store::{open, path, stored};
 use super::{Random, content, id, parts, raw};
-use crate::{Chunk, ChunkId, Encoding, Layer, Problem, Store};
+use crate::{Chunk, ChunkId, KvQuantization, Layer, Problem, Store};
 
 const HEADS: usize = 2;
 const DIM: usize = 48;
@@ -27,10 +27,10 @@ fn kv(dtype: Dtype, tokens: usize, seed: u64) -> (Buffer, Buffer) {
     (make(0.5), make(0.0))
 }
 
-fn encoded(encoding: Encoding, dtype: Dtype, tokens: usize) -> (Chunk, Vec<(Buffer, Buffer)>) {
+fn encoded(quantization: KvQuantization, dtype: Dtype, tokens: usize) -> (Chunk, Vec<(Buffer, Buffer)>) {
     let layers: Vec<_> = (0..2).map(|layer| kv(dtype, tokens, 77 + layer)).collect();
     let id = ChunkId {
-        encoding,
+        quantization,
         kv_heads: HEADS,
         head_dim: DIM,
         tokens: (0..tokens as u32).collect(),
@@ -70,8 +70,8 @@ fn q4_bound(x: &[f32], at: usize, is_key: bool) -> f32 {
 fn rounding_stays_within_half_a_step_and_recent_tokens_are_exact() {
     for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
         for tokens in [1, 31, 32, 63, 64, 65, 100, 200] {
-            for encoding in [Encoding::Q8, Encoding::Q4] {
-                let (chunk, exact) = encoded(encoding, dtype, tokens);
+            for quantization in [KvQuantization::Q8, KvQuantization::Q4] {
+                let (chunk, exact) = encoded(quantization, dtype, tokens);
                 let bound = tokens.saturating_sub(32) / 32 * 32;
                 for (layer, (k, v)) in exact.iter().enumerate() {
                     let found = chunk.layer(layer);
@@ -80,12 +80,12 @@ fn rounding_stays_within_half_a_step_and_recent_tokens_are_exact() {
                         assert_eq!(x.len(), y.len());
                         for at in 0..x.len() {
                             let error = (x[at] - y[at]).abs();
-                            if encoding == Encoding::Q4 && at / (HEADS * DIM) >= bound {
-                                assert!(error == 0.0, "{encoding} {tokens} {at}");
+                            if quantization == KvQuantization::Q4 && at / (HEADS * DIM) >= bound {
+                                assert!(error == 0.0, "{quantization} {tokens} {at}");
                                 continue;
                             }
-                            let half = match encoding {
-                                Encoding::Q8 => q8_bound(&x, at),
+                            let half = match quantization {
+                                KvQuantization::Q8 => q8_bound(&x, at),
                                 _ => q4_bound(&x, at, is_key),
                             };
                             // The step itself is an f16, and what comes out is rounded to the type.
@@ -93,7 +93,7 @@ fn rounding_stays_within_half_a_step_and_recent_tokens_are_exact() {
                                 + x[at].abs().max(1.0) * if dtype == Dtype::Bf16 { 0.01 } else { 0.002 };
                             assert!(
                                 error <= half + slack,
-                                "{encoding} {dtype} {tokens} {at}: {error} > {half}"
+                                "{quantization} {dtype} {tokens} {at}: {error} > {half}"
                             );
                         }
                     }
@@ -105,15 +105,18 @@ fn rounding_stays_within_half_a_step_and_recent_tokens_are_exact() {
 
 #[test]
 fn what_has_few_values_comes_back_as_it_was() {
-    for encoding in [Encoding::Q8, Encoding::Q4] {
+    for quantization in [KvQuantization::Q8, KvQuantization::Q4] {
         for value in [0.0, 1.0, -2.5, 60_000.0] {
             let mut x = Buffer::zeros(Dtype::F16, 80 * HEADS * DIM);
             x.write_f32(0, &vec![value; 80 * HEADS * DIM]);
-            let id = encoded(encoding, Dtype::F16, 80).0.id().clone();
+            let id = encoded(quantization, Dtype::F16, 80).0.id().clone();
             let chunk = Chunk::new(id, "", vec![(x.clone(), x.clone()); 2]).unwrap();
             let (found, tolerance) = (chunk.layer(1), value.abs() * 1e-3);
             for found in [found.k(), found.v()] {
-                assert!(floats(found).iter().all(|y| (y - value).abs() <= tolerance), "{encoding} {value}");
+                assert!(
+                    floats(found).iter().all(|y| (y - value).abs() <= tolerance),
+                    "{quantization} {value}"
+                );
             }
         }
     }
@@ -121,38 +124,38 @@ fn what_has_few_values_comes_back_as_it_was() {
 
 #[test]
 fn an_encoded_chunk_takes_the_bytes_it_should() {
-    let bytes = |encoding| encoded(encoding, Dtype::F16, 512).0.bytes() as f64 / (2.0 * 512.0);
+    let bytes = |quantization| encoded(quantization, Dtype::F16, 512).0.bytes() as f64 / (2.0 * 512.0);
     let exact = (2 * HEADS * DIM * 2) as f64;
-    assert_eq!(bytes(Encoding::Exact), exact);
+    assert_eq!(bytes(KvQuantization::Exact), exact);
     // A byte an element and two a head.
-    assert_eq!(bytes(Encoding::Q8), (2 * HEADS * (DIM + 2)) as f64);
+    assert_eq!(bytes(KvQuantization::Q8), (2 * HEADS * (DIM + 2)) as f64);
     // Of 512 tokens 480 take half a byte an element, and their ranges: four bytes a channel and 32 tokens, and a group.
     let quantised = (HEADS * DIM) as f64 + (HEADS * DIM * 4) as f64 / 32.0 + (HEADS * 2 * 4) as f64;
-    assert_eq!(bytes(Encoding::Q4), (480.0 * quantised + 32.0 * exact) / 512.0);
+    assert_eq!(bytes(KvQuantization::Q4), (480.0 * quantised + 32.0 * exact) / 512.0);
 }
 
 #[test]
 fn an_encoded_chunk_survives_the_store_and_is_another_than_the_exact_one() {
     let dir = tempdir().unwrap();
-    for encoding in Encoding::ALL {
-        let (chunk, store) = (encoded(encoding, Dtype::F16, 200).0, open(&dir));
-        assert!(store.get(chunk.id()).unwrap().is_none(), "{encoding}");
+    for quantization in KvQuantization::ALL {
+        let (chunk, store) = (encoded(quantization, Dtype::F16, 200).0, open(&dir));
+        assert!(store.get(chunk.id()).unwrap().is_none(), "{quantization}");
         stored(store.put(chunk.clone()).unwrap());
         let again = open(&dir);
         assert_eq!(content(&again.get(chunk.id()).unwrap().unwrap()), content(&chunk));
         let file = fs::read(path(&store, &chunk)).unwrap();
         let metadata = parts(&file).0["__metadata__"].clone();
-        let version = if encoding == Encoding::Exact { "1" } else { "2" };
+        let version = if quantization == KvQuantization::Exact { "1" } else { "2" };
         assert_eq!(
             (&metadata["version"], metadata.get("encoding").is_some()),
             (&version.into(), version == "2")
         );
         assert_eq!(content(&Chunk::from_bytes(&file).unwrap()), content(&chunk));
         let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
-        assert_eq!(tensors.len(), 2 * [2, 4, 6][encoding as usize]);
+        assert_eq!(tensors.len(), 2 * [2, 4, 6][quantization as usize]);
         assert!(again.verify(|_| ()).unwrap().failed.is_empty());
     }
-    assert_eq!(open(&dir).disk().keys().unwrap().len(), 3);
+    assert_eq!(open(&dir).disk().keys("").unwrap().len(), 3);
 }
 
 fn same(a: &Layer, b: &Layer) {
@@ -163,9 +166,9 @@ fn same(a: &Layer, b: &Layer) {
 fn some_tokens_are_those_of_the_whole_layer() {
     let dir = tempdir().unwrap();
     let mut random = Random(5);
-    for encoding in Encoding::ALL {
+    for quantization in KvQuantization::ALL {
         for tokens in [40, 64, 96, 130, 200] {
-            let chunk = encoded(encoding, Dtype::F16, tokens).0;
+            let chunk = encoded(quantization, Dtype::F16, tokens).0;
             stored(open(&dir).put(chunk.clone()).unwrap());
             for _ in 0..20 {
                 let (mut ranges, mut at) = (Vec::new(), 0);
@@ -198,8 +201,8 @@ fn some_tokens_are_those_of_the_whole_layer() {
 #[test]
 fn every_flipped_bit_of_an_encoded_chunk_is_found() {
     let mut random = Random(9);
-    for encoding in [Encoding::Q8, Encoding::Q4] {
-        let chunk = encoded(encoding, Dtype::F16, 100).0;
+    for quantization in [KvQuantization::Q8, KvQuantization::Q4] {
+        let chunk = encoded(quantization, Dtype::F16, 100).0;
         let good = chunk.to_bytes();
         for _ in 0..300 {
             let mut bytes = good.clone();

@@ -5,15 +5,16 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use super::arriving::{Arriving, Receiver};
-use super::{Inner, Store};
+use super::Store;
+use super::receiver::Receiver;
 use crate::disk::{Disk, Origin};
-use crate::folder::{name, open_summary};
-use crate::remote::{Remote, Taker};
-use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, summary};
+use crate::folder::{name, open_aux_file};
+use crate::remote::{ObjectSink, Remote};
+use crate::tiers::{InFlightChunk, Tiers};
+use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file};
 
-/// Most bytes of a summary that are fetched.
-const LARGEST_SUMMARY: u64 = 1 << 30;
+/// Most bytes of an aux tensors file that are fetched.
+const MAX_AUX_BYTES: u64 = 1 << 30;
 
 impl Store {
     /// Opens the store in `folder` as [`Store::open`] does, and shares its chunks through an object store: what neither memory
@@ -31,18 +32,18 @@ impl Store {
         let memory = limits.memory;
         let disk = Arc::new(Disk::open(folder.as_ref(), limits, true)?);
         let remote = Remote::open(options, &disk)?;
-        Ok(Store::assemble(Some(disk), Some(remote), memory))
+        Ok(Store(Arc::new(Tiers::new(Some(disk), Some(remote), memory))))
     }
 
-    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their summaries of these kinds, and
+    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds, and
     /// says how many chunks are asked for, or, if it is to wait until they are `whole`, have come. Without that
     /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
     ///
     /// # Panics
     /// If one is no kind.
-    pub fn bring(&self, ids: &[&ChunkId], kinds: &[&str], whole: bool) -> usize {
+    pub fn prefetch(&self, ids: &[&ChunkId], kinds: &[&str], whole: bool) -> usize {
         let Some(remote) = &self.0.remote else { return 0 };
-        let (mut chunks, mut summaries) = (BTreeMap::new(), Vec::new());
+        let (mut chunks, mut aux) = (BTreeMap::new(), Vec::new());
         for id in ids.iter().filter(|id| id.layout().is_ok()) {
             let key = id.key();
             if chunks.contains_key(&key) {
@@ -51,17 +52,17 @@ impl Store {
             if !self.contains(id) {
                 chunks.insert(key, self.receive(remote, id, key));
             }
-            for kind in kinds.iter().filter(|kind| !self.has_summary(id, kind)) {
-                let gate = Arc::new(Arriving::default());
+            for kind in kinds.iter().filter(|kind| !self.has_aux_tensors(id, kind)) {
+                let gate = Arc::new(InFlightChunk::default());
                 let (store, id, kind) = (Arc::downgrade(&self.0), (*id).clone(), (*kind).to_owned());
                 let object = name(&key, Some(&kind));
-                let taker = SummaryReceiver { store, id, kind, bytes: Vec::new(), gate: gate.clone() };
-                remote.fetch(object, Box::new(taker));
-                summaries.push(gate);
+                let sink = AuxReceiver { store, id, kind, bytes: Vec::new(), gate: gate.clone() };
+                remote.fetch(object, Box::new(sink));
+                aux.push(gate);
             }
         }
-        summaries.iter().for_each(|summary| summary.wait());
-        let came = |chunk: &&Arc<Arriving>| {
+        aux.iter().for_each(|aux| aux.wait());
+        let came = |chunk: &&Arc<InFlightChunk>| {
             chunk.wait();
             chunk.chunk().is_some()
         };
@@ -74,38 +75,38 @@ impl Store {
     }
 
     /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.
-    pub fn is_coming(&self, id: &ChunkId) -> bool {
-        self.reader_of_arriving(&id.key()).is_some()
+    pub fn is_in_flight(&self, id: &ChunkId) -> bool {
+        self.reader_in_flight(&id.key()).is_some()
     }
 
     /// The chunk as it comes, fetched for whoever asked first.
-    fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<Arriving> {
-        let arriving = match self.arriving().entry(key) {
+    fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<InFlightChunk> {
+        let in_flight = match self.in_flight().entry(key) {
             Entry::Occupied(known) => return known.get().clone(),
             Entry::Vacant(new) => new.insert(Arc::default()).clone(),
         };
-        remote.fetch(name(&key, None), Box::new(Receiver::new(self, id.clone(), arriving.clone())));
-        arriving
+        remote.fetch(name(&key, None), Box::new(Receiver::new(&self.0, id.clone(), in_flight.clone())));
+        in_flight
     }
 
-    fn arriving(&self) -> MutexGuard<'_, BTreeMap<ChunkKey, Arc<Arriving>>> {
-        self.0.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, BTreeMap<ChunkKey, Arc<InFlightChunk>>> {
+        self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A reader of a chunk that is coming.
-    pub(super) fn reader_of_arriving(&self, key: &ChunkKey) -> Option<ChunkReader> {
-        let arriving = self.arriving().get(key).cloned()?;
-        Some(ChunkReader::arriving(arriving.header()?, arriving))
+    pub(super) fn reader_in_flight(&self, key: &ChunkKey) -> Option<ChunkReader> {
+        let in_flight = self.in_flight().get(key).cloned()?;
+        Some(ChunkReader::in_flight(in_flight.header()?, in_flight))
     }
 
-    fn take_summary(&self, id: &ChunkId, kind: &str, bytes: &[u8]) -> Result<(), Problem> {
+    fn receive_aux(&self, id: &ChunkId, kind: &str, bytes: &[u8]) -> Result<(), Problem> {
         let key = id.key();
-        let summary = summary::decode(bytes, &key, kind)?;
-        let _ = self.write(|disk| match open_summary(&disk.folder().summary_path(&key, kind), &key, kind) {
+        let aux = aux_file::decode(bytes, &key, kind)?;
+        let _ = self.0.write(|disk| match open_aux_file(&disk.folder().aux_path(&key, kind), &key, kind) {
             Err(problem) if !problem.is_permanent() => Ok(None),
-            _ => disk.write_summary(id, kind, &summary, Origin::Remote).map(Some),
+            _ => disk.write_aux(id, kind, &aux, Origin::Remote).map(Some),
         });
-        self.0.summaries.insert((key, kind.to_owned()), Arc::new(summary));
+        self.0.aux_tensors.insert((key, kind.to_owned()), Arc::new(aux));
         Ok(())
     }
 
@@ -118,37 +119,37 @@ impl Store {
     }
 }
 
-/// What takes a summary's bytes as they come.
-struct SummaryReceiver {
-    store: Weak<Inner>,
+/// What takes an aux tensors file's bytes as they come.
+struct AuxReceiver {
+    store: Weak<Tiers>,
     id: ChunkId,
     kind: String,
     bytes: Vec<u8>,
     /// Opens when nothing comes any more.
-    gate: Arc<Arriving>,
+    gate: Arc<InFlightChunk>,
 }
 
-impl Taker for SummaryReceiver {
+impl ObjectSink for AuxReceiver {
     fn most(&self) -> u64 {
-        LARGEST_SUMMARY
+        MAX_AUX_BYTES
     }
 
     fn take(&mut self, size: u64, bytes: &[u8]) -> Result<(), Problem> {
         self.bytes.extend_from_slice(bytes);
         let found = self.bytes.len() as u64;
-        if found > size.min(LARGEST_SUMMARY) {
-            return Err(Problem::Length { expected: size.min(LARGEST_SUMMARY), found });
+        if found > size.min(MAX_AUX_BYTES) {
+            return Err(Problem::Length { expected: size.min(MAX_AUX_BYTES), found });
         }
         Ok(())
     }
 
     fn end(&mut self) -> Result<(), Problem> {
         let store = self.store.upgrade().map(Store);
-        store.map_or(Ok(()), |store| store.take_summary(&self.id, &self.kind, &self.bytes))
+        store.map_or(Ok(()), |store| store.receive_aux(&self.id, &self.kind, &self.bytes))
     }
 }
 
-impl Drop for SummaryReceiver {
+impl Drop for AuxReceiver {
     fn drop(&mut self) {
         self.gate.end();
     }

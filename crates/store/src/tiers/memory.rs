@@ -1,31 +1,45 @@
 //! The tier in memory: bounded by bytes.
 
 use std::hash::Hash;
+use std::sync::Arc;
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+use refrain_kv::AuxTensors;
 
-use crate::{Chunk, ChunkKey};
+use crate::chunk::Chunk;
+use crate::key::ChunkKey;
 
 /// A chunk in memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryEntry {
     pub(crate) chunk: Chunk,
     /// When its time is over, in seconds since 1970; 0 is never.
     pub(crate) expires: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct ByBytes;
+pub(crate) struct ByBytes;
 
-impl Weighter<ChunkKey, Held> for ByBytes {
-    fn weight(&self, _: &ChunkKey, held: &Held) -> u64 {
+impl Weighter<ChunkKey, MemoryEntry> for ByBytes {
+    fn weight(&self, _: &ChunkKey, held: &MemoryEntry) -> u64 {
         held.chunk.weight()
     }
 }
 
+/// Chunk and kind.
+pub(crate) type AuxName = (ChunkKey, String);
+
+impl Weighter<AuxName, Arc<AuxTensors>> for ByBytes {
+    fn weight(&self, (_, kind): &AuxName, aux: &Arc<AuxTensors>) -> u64 {
+        let tensors = aux.tensors().iter();
+        let names: usize = tensors.map(|tensor| tensor.name.len() + 8 * tensor.shape.len() + 128).sum();
+        (aux.bytes() + names + kind.len() + 256) as u64
+    }
+}
+
 /// A cache of at most `bytes`.
-pub(super) fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
+pub(crate) fn bounded<K: Eq + Hash, V: Clone>(bytes: u64) -> Cache<K, V, ByBytes>
 where
     ByBytes: Weighter<K, V>,
 {

@@ -1,25 +1,25 @@
-//! What a method computed of a chunk once, when it was prefilled, and keeps beside its keys and values.
+//! Auxiliary tensors of a chunk: what a method computed of the chunk once, when it was prefilled, besides keys and values.
 
 use refrain_kernels::Buffer;
 
 /// Named tensors of one chunk.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summary {
+pub struct AuxTensors {
     tensors: Vec<Tensor>,
 }
 
-/// One of them.
+/// A named tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its name, unlike the others'.
+    /// Name, which no other tensor of the chunk's [`AuxTensors`] has.
     pub name: String,
-    /// Its sizes, the slowest first.
+    /// Sizes, the slowest first.
     pub shape: Vec<usize>,
-    /// Its elements, row-major.
+    /// Elements, row-major.
     pub data: Buffer,
 }
 
-impl Summary {
+impl AuxTensors {
     /// Adds a tensor.
     ///
     /// # Panics
@@ -36,12 +36,12 @@ impl Summary {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// The same, to be filled.
+    /// The tensor of this name, to be filled.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Tensor> {
         self.tensors.iter_mut().find(|tensor| tensor.name == name)
     }
 
-    /// All of them, in the order in which they were added.
+    /// All tensors, in the order in which they were added.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }

@@ -1,17 +1,17 @@
-//! The file of a summary, which lies beside its chunk's: a safetensors file too. See `docs/chunk-file.md`.
+//! The file of an aux tensors file, which lies beside its chunk's: a safetensors file too. See `docs/chunk-file.md`.
 //!
-//! [`Store::put_summary`](crate::Store::put_summary) and [`Store::summary`](crate::Store::summary) write and read it.
+//! [`Store::put_aux_tensors`](crate::Store::put_aux_tensors) and [`Store::aux_tensors`](crate::Store::aux_tensors) write and read it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Read;
 
 use refrain_kernels::{Buffer, Dtype};
-use refrain_kv::{Summary, Tensor};
+use refrain_kv::{AuxTensors, Tensor};
 use safetensors::tensor::TensorInfo;
 
 use crate::header::{self, Raw, bad_value, stored_as, trouble};
-use crate::id::hex;
+use crate::hex;
 use crate::{ChunkKey, Problem};
 
 /// Value of the `format` entry.
@@ -26,13 +26,13 @@ const MAX_KIND: usize = 40;
 /// What the metadata say about a tensor: name, type, sizes.
 type Listed = (String, Dtype, Vec<usize>);
 
-/// The bytes of a summary's file: always the same for the same content and time of creation, in seconds since 1970.
+/// The bytes of an aux tensors file: always the same for the same content and time of creation, in seconds since 1970.
 ///
 /// # Errors
 /// If the format has no room for it: more than 1 MiB of header, or a tensor called `__metadata__`.
-pub fn encode(chunk: &ChunkKey, kind: &str, created: u64, summary: &Summary) -> Result<Vec<u8>, Problem> {
-    let mut out = header(chunk, kind, created, summary)?;
-    data(summary).for_each(|bytes| out.extend_from_slice(bytes));
+pub fn encode(chunk: &ChunkKey, kind: &str, created: u64, aux: &AuxTensors) -> Result<Vec<u8>, Problem> {
+    let mut out = header(chunk, kind, created, aux)?;
+    data(aux).for_each(|bytes| out.extend_from_slice(bytes));
     Ok(out)
 }
 
@@ -40,9 +40,9 @@ pub fn encode(chunk: &ChunkKey, kind: &str, created: u64, summary: &Summary) -> 
 ///
 /// # Errors
 /// What is wrong with the bytes.
-pub fn decode(bytes: &[u8], chunk: &ChunkKey, kind: &str) -> Result<Summary, Problem> {
+pub fn decode(bytes: &[u8], chunk: &ChunkKey, kind: &str) -> Result<AuxTensors, Problem> {
     let mut reader = bytes;
-    Header::read(&mut reader, bytes.len() as u64, chunk, kind)?.summary(&mut reader)
+    Header::read(&mut reader, bytes.len() as u64, chunk, kind)?.aux_tensors(&mut reader)
 }
 
 /// Whether it is one: it stands in names of files.
@@ -56,14 +56,14 @@ pub(crate) fn header(
     chunk: &ChunkKey,
     kind: &str,
     created: u64,
-    summary: &Summary,
+    aux: &AuxTensors,
 ) -> Result<Vec<u8>, Problem> {
     let listed = |tensor: &Tensor| (tensor.name.clone(), tensor.data.dtype(), tensor.shape.clone());
-    let listed: Vec<Listed> = summary.tensors().iter().map(listed).collect();
+    let listed: Vec<Listed> = aux.tensors().iter().map(listed).collect();
     let (tensors, _) = places(&listed)?;
     let listed: Vec<_> = listed.iter().map(|(name, dtype, shape)| (name, dtype.name(), shape)).collect();
     let mut hasher = blake3::Hasher::new();
-    data(summary).for_each(|bytes| _ = hasher.update(bytes));
+    data(aux).for_each(|bytes| _ = hasher.update(bytes));
     let entries = [
         ("format", FORMAT.to_owned()),
         ("version", VERSION.to_string()),
@@ -71,7 +71,7 @@ pub(crate) fn header(
         ("kind", kind.to_owned()),
         ("created", created.to_string()),
         ("tensors", serde_json::to_string(&listed).expect("strings and numbers go into a string")),
-        ("data.blake3", hex(hasher.finalize().as_bytes())),
+        ("data.blake3", hex::encode(hasher.finalize().as_bytes())),
     ];
     let out = header::encode(entries.map(|(name, value)| (name.to_owned(), value)).into(), tensors);
     header::bound((out.len() - 8) as u64, MAX_HEADER)?;
@@ -79,8 +79,8 @@ pub(crate) fn header(
 }
 
 /// The tensors' bytes as they lie in the file.
-pub(crate) fn data(summary: &Summary) -> impl Iterator<Item = &[u8]> {
-    let tensors = in_file_order(summary.tensors(), |tensor| tensor.data.dtype());
+pub(crate) fn data(aux: &AuxTensors) -> impl Iterator<Item = &[u8]> {
+    let tensors = in_file_order(aux.tensors(), |tensor| tensor.data.dtype());
     tensors.into_iter().map(|tensor| tensor.data.as_slice().as_bytes())
 }
 
@@ -111,9 +111,9 @@ fn places(listed: &[Listed]) -> Result<(BTreeMap<String, TensorInfo>, usize), Pr
     Ok((places, start))
 }
 
-/// The first part of a summary's file.
+/// The first part of an aux tensors file.
 pub(crate) struct Header {
-    /// In the summary's order.
+    /// In the aux tensors's order.
     listed: Vec<Listed>,
     /// Bytes of all tensors.
     bytes: usize,
@@ -150,7 +150,7 @@ impl Header {
     }
 
     /// Reads what follows the header and verifies it.
-    pub(crate) fn summary(self, reader: &mut dyn Read) -> Result<Summary, Problem> {
+    pub(crate) fn aux_tensors(self, reader: &mut dyn Read) -> Result<AuxTensors, Problem> {
         let (mut hasher, mut data) = (blake3::Hasher::new(), BTreeMap::new());
         for (name, dtype, shape) in in_file_order(&self.listed, |(_, dtype, _)| *dtype) {
             // The file is as long as all of them.
@@ -164,13 +164,13 @@ impl Header {
         if hasher.finalize() != self.checksum {
             return Err(Problem::DataChecksum);
         }
-        let mut summary = Summary::default();
+        let mut aux = AuxTensors::default();
         for (name, _, shape) in self.listed {
             if let Some(data) = data.remove(&name) {
-                summary.push(name, shape, data);
+                aux.push(name, shape, data);
             }
         }
-        Ok(summary)
+        Ok(aux)
     }
 }
 

@@ -3,7 +3,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use super::{Random, assemble, chunk, chunk_of, content, forged, id, mutate, numbered, parts, raw};
-use crate::file::{Header, verify_layers};
+use crate::chunk_file::{Header, verify_layers};
 use crate::{Chunk, ChunkBuilder, ChunkId, Problem, StoreError};
 
 fn forge(change: impl Fn(&mut Value)) -> Result<Chunk, Problem> {
@@ -123,7 +123,7 @@ fn every_truncation_and_every_tail_is_found() {
     let mut reader = &bytes[..bytes.len() - 1];
     let header = Header::read(&mut reader, bytes.len() as u64).unwrap();
     assert!(matches!(verify_layers(&header, &mut reader.to_vec().as_slice()), Err(Problem::Length { .. })));
-    assert!(matches!(crate::file::read_layers(header, &mut reader), Err(Problem::Length { .. })));
+    assert!(matches!(crate::chunk_file::read_layers(header, &mut reader), Err(Problem::Length { .. })));
 }
 
 /// Large layers are verified piece by piece, and pieces end within blocks.

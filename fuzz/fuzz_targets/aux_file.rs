@@ -1,4 +1,4 @@
-//! A summary file of arbitrary bytes, as it is and with its checksums made right: reading it must not panic or allocate
+//! An aux tensors file of arbitrary bytes, as it is and with its checksums made right: reading it must not panic or allocate
 //! beyond what the bytes justify, and what is accepted must survive being written and read again.
 #![no_main]
 
@@ -6,7 +6,7 @@ mod forge;
 
 use forge::forge;
 use libfuzzer_sys::fuzz_target;
-use refrain_store::{ChunkKey, summary};
+use refrain_store::{ChunkKey, aux_file};
 
 const KIND: &str = "sam_kv-64-1-2";
 
@@ -18,9 +18,9 @@ fuzz_target!(|bytes: &[u8]| {
         entries.insert("data.blake3".to_owned(), blake3::hash(data).to_string());
     };
     for bytes in [Some(bytes.to_vec()), forge(bytes, mend)].into_iter().flatten() {
-        let Ok(read) = summary::decode(&bytes, &key, KIND) else { continue };
-        let again = summary::encode(&key, KIND, 0, &read).expect("what was accepted can be written");
-        let again = summary::decode(&again, &key, KIND).expect("what was written is accepted");
+        let Ok(read) = aux_file::decode(&bytes, &key, KIND) else { continue };
+        let again = aux_file::encode(&key, KIND, 0, &read).expect("what was accepted can be written");
+        let again = aux_file::decode(&again, &key, KIND).expect("what was written is accepted");
         assert_eq!(format!("{again:?}"), format!("{read:?}"));
     }
 });

@@ -1,0 +1,127 @@
+//! Reconciling the index with the folder's files.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Disk;
+use super::eviction::choose_victims;
+use crate::clock::{milliseconds, now};
+use crate::file_names::BROKEN_INDEX;
+use crate::folder::{FolderEntry, STALE_AFTER, remove, remove_stale};
+use crate::index::{IndexError, IndexRow, Tables};
+use crate::info::GcReport;
+use crate::{ChunkKey, Result};
+
+/// Bytes of a chunk's files, and whether the chunk's own is among them.
+#[derive(Clone, Copy, Default)]
+struct Files {
+    has_chunk: bool,
+    bytes: u64,
+}
+
+impl Disk {
+    /// Removes temporary files of writers that died, aux tensors files without their chunk, chunks that have expired and, where
+    /// the folder exceeds its bounds, the least recently used chunks; and reconciles the index.
+    pub(crate) fn gc(&self) -> Result<GcReport> {
+        let mut report = GcReport::default();
+        // What needs no index goes first: on a full disk it makes the room that the index needs.
+        for found in self.folder.scan()? {
+            let size = found.bytes();
+            let is_orphan = |key| matches!(self.folder.path(key).try_exists(), Ok(false));
+            match found {
+                FolderEntry::Temporary(path) if remove_stale(&path)? => {
+                    report.freed += size;
+                    report.stale.push(path);
+                }
+                FolderEntry::Aux(key, _, path) if is_orphan(&key) && remove_stale(&path)? => {
+                    report.freed += size;
+                    report.orphans.push(path);
+                }
+                _ => {}
+            }
+        }
+        if remove(&self.folder.root().join(BROKEN_INDEX))? {
+            report.stale.push(self.folder.root().join(BROKEN_INDEX));
+        }
+        self.flush();
+        self.index()?;
+        self.reconcile_index(&self.folder.scan()?, true, &mut report)?;
+        self.evicted.fetch_add(report.evicted + report.expired, Relaxed);
+        Ok(report)
+    }
+
+    /// Reconciles the index with the folder, and removes no chunk.
+    pub(crate) fn reconcile(&self) -> Result<GcReport> {
+        self.index()?;
+        let mut report = GcReport::default();
+        self.reconcile_index(&self.folder.scan()?, false, &mut report)?;
+        Ok(report)
+    }
+
+    /// Enters a row for each chunk in `found` that has none, corrects the bytes of the others, takes out rows without a
+    /// file and, to `evict`, removes the chunks that the limits have no room for.
+    pub(crate) fn reconcile_index(
+        &self,
+        found: &[FolderEntry],
+        evict: bool,
+        report: &mut GcReport,
+    ) -> Result<()> {
+        let mut files: BTreeMap<ChunkKey, Files> = BTreeMap::new();
+        for found in found {
+            let Some(key) = found.key() else { continue };
+            let files = files.entry(*key).or_default();
+            files.has_chunk |= matches!(found, FolderEntry::Chunk(..));
+            files.bytes += found.bytes();
+        }
+        self.index.write(|tables| {
+            self.reconcile_rows(tables, &files, report)?;
+            if evict {
+                let now = now();
+                for (key, row) in choose_victims(tables, None, &self.limits, true, now)? {
+                    self.remove_files(&key)?;
+                    tables.remove(&key)?;
+                    *if row.is_expired(now) { &mut report.expired } else { &mut report.evicted } += 1;
+                    report.freed += row.bytes;
+                }
+            }
+            let totals = tables.totals(None)?;
+            (report.chunks, report.bytes) = (totals.chunks, totals.bytes);
+            Ok(())
+        })
+    }
+
+    fn reconcile_rows(
+        &self,
+        tables: &mut Tables<'_>,
+        files: &BTreeMap<ChunkKey, Files>,
+        report: &mut GcReport,
+    ) -> Result<(), IndexError> {
+        let rows: BTreeMap<ChunkKey, IndexRow> = tables.rows()?.into_iter().collect();
+        for (key, row) in &rows {
+            // The files of a new row may be about to get their names.
+            if row.entered.saturating_add(STALE_AFTER.as_secs()) > now() {
+                continue;
+            }
+            match files.get(key) {
+                Some(files) if files.bytes == row.bytes => {}
+                Some(files) => tables.set(key, &IndexRow { bytes: files.bytes, ..row.clone() })?,
+                None => {
+                    report.forgotten += 1;
+                    tables.remove(key)?;
+                }
+            }
+        }
+        for (key, files) in files.iter().filter(|(key, files)| files.has_chunk && !rows.contains_key(key)) {
+            let Some(row) = self.row_of_file(key, self.modified(key)) else { continue };
+            report.entered += 1;
+            tables.set(key, &IndexRow { bytes: files.bytes, ..row })?;
+        }
+        Ok(())
+    }
+
+    /// When a chunk's file was written, in milliseconds since 1970.
+    fn modified(&self, key: &ChunkKey) -> u64 {
+        let modified = self.folder.path(key).metadata().and_then(|metadata| metadata.modified());
+        modified.map_or(0, milliseconds)
+    }
+}

@@ -1,0 +1,208 @@
+//! The tiers of a store: memory, the folder, and the chunks that are on their way from the object store.
+//!
+//! Readers of chunks, and the receivers of chunks that are fetched, work on the tiers; [`Store`](crate::Store) is the
+//! interface above.
+
+mod counters;
+#[cfg(feature = "remote")]
+mod in_flight;
+mod memory;
+
+#[cfg(feature = "remote")]
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quick_cache::sync::Cache;
+use refrain_kv::AuxTensors;
+
+use self::counters::Counters;
+#[cfg(feature = "remote")]
+pub(crate) use self::in_flight::InFlightChunk;
+pub(crate) use self::memory::{AuxName, MemoryEntry};
+use self::memory::{ByBytes, bounded};
+use crate::chunk_file::Header;
+use crate::clock::now;
+use crate::disk::Disk;
+use crate::error::{Problem, Result};
+use crate::folder::{Folder, remove};
+use crate::info::{PutOutcome, Repair};
+use crate::key::ChunkKey;
+
+/// Most repairs remembered until somebody asks for them.
+const REPAIRS: usize = 256;
+/// Most files that readers keep open: a prompt may have more chunks than a process may have files.
+const OPEN_FILES: usize = 256;
+/// Aux tensors in memory take at most this part of what chunks may take.
+const AUX_SHARE: u64 = 16;
+
+#[derive(Debug)]
+pub(crate) struct Tiers {
+    pub(crate) memory: Cache<ChunkKey, MemoryEntry, ByBytes>,
+    pub(crate) aux_tensors: Cache<AuxName, Arc<AuxTensors>, ByBytes>,
+    pub(crate) disk: Option<Arc<Disk>>,
+    #[cfg(feature = "remote")]
+    pub(crate) remote: Option<crate::remote::Remote>,
+    /// Chunks that are on their way from there.
+    #[cfg(feature = "remote")]
+    pub(crate) in_flight: Mutex<BTreeMap<ChunkKey, Arc<InFlightChunk>>>,
+    pub(crate) counters: Counters,
+    pub(crate) repairs: Mutex<VecDeque<Repair>>,
+    /// Files that readers have open.
+    pub(crate) open_files: Arc<()>,
+}
+
+/// A file that a reader keeps open.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    file: File,
+    /// Counts it.
+    _one: Arc<()>,
+}
+
+impl Deref for OpenFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Tiers {
+    pub(crate) fn new(
+        disk: Option<Arc<Disk>>,
+        #[cfg(feature = "remote")] remote: Option<crate::remote::Remote>,
+        memory_bytes: u64,
+    ) -> Tiers {
+        Tiers {
+            #[cfg(feature = "remote")]
+            remote,
+            #[cfg(feature = "remote")]
+            in_flight: Mutex::default(),
+            memory: bounded(memory_bytes),
+            aux_tensors: bounded(memory_bytes / AUX_SHARE),
+            disk,
+            counters: Counters::default(),
+            repairs: Mutex::default(),
+            open_files: Arc::default(),
+        }
+    }
+
+    /// The folder, if there is one.
+    pub(crate) fn folder(&self) -> Option<&Folder> {
+        self.disk.as_ref().map(|disk| disk.folder())
+    }
+
+    /// The chunk in memory, unless its time is over.
+    pub(crate) fn held(&self, key: &ChunkKey) -> Option<MemoryEntry> {
+        let held = self.memory.get(key)?;
+        if held.expires != 0 && held.expires <= now() {
+            self.memory.remove(key);
+            return None;
+        }
+        Some(held)
+    }
+
+    /// Remembers that a chunk is used now.
+    pub(crate) fn touch(&self, key: ChunkKey) {
+        if let Some(disk) = &self.disk {
+            disk.touch(key);
+        }
+    }
+
+    /// The chunk's file, if it is there.
+    pub(crate) fn open_file(&self, key: &ChunkKey) -> Result<Option<File>, Problem> {
+        self.folder().map_or(Ok(None), |folder| folder.open_file(key))
+    }
+
+    /// Keeps a file open, unless too many are.
+    pub(crate) fn keep_open(&self, file: File) -> Option<OpenFile> {
+        let one = self.open_files.clone();
+        (Arc::strong_count(&one) <= OPEN_FILES + 1).then(|| OpenFile { file, _one: one })
+    }
+
+    /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
+    /// `header`, since another process has removed or replaced it meanwhile.
+    pub(crate) fn confirm(&self, header: &Header, key: &ChunkKey, problem: Problem) -> Option<Problem> {
+        match self.folder()?.open_known(&header.id, key) {
+            Ok(Some((_, now))) => (now == *header).then_some(problem),
+            Ok(None) => None,
+            Err(problem) => Some(problem),
+        }
+    }
+
+    /// Most bytes of chunks in memory.
+    pub(crate) fn memory_capacity(&self) -> u64 {
+        self.memory.capacity()
+    }
+
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.counters.bytes_read.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts a chunk that was read from disk, and keeps it in memory.
+    pub(crate) fn read_from_disk(&self, kept: Option<MemoryEntry>) {
+        self.counters.disk_hits.fetch_add(1, Relaxed);
+        if let Some(held) = kept {
+            self.memory.insert(held.chunk.key(), held);
+        }
+    }
+
+    /// Counts a chunk that is not there, or is broken.
+    pub(crate) fn missed(&self, key: &ChunkKey, problem: Option<Problem>) {
+        self.counters.misses.fetch_add(1, Relaxed);
+        if let (Some(problem), Some(folder)) = (problem, self.folder()) {
+            self.repair(folder.path(key), problem);
+        }
+    }
+
+    /// Removes a broken file, counts it and remembers why. Never fails: what cannot be removed is left and told.
+    pub(crate) fn repair(&self, path: PathBuf, problem: Problem) {
+        let removed = problem.is_permanent() && remove(&path).unwrap_or(false);
+        self.record(Repair { path, problem, removed });
+    }
+
+    pub(crate) fn record(&self, repair: Repair) {
+        let counters = &self.counters;
+        let counter = if repair.removed { &counters.removed } else { &counters.unusable };
+        counter.fetch_add(1, Relaxed);
+        let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+        if repairs.len() == REPAIRS {
+            repairs.pop_front();
+        }
+        repairs.push_back(repair);
+    }
+
+    /// Writes something that says its bytes, or nothing if it was there, and counts it.
+    pub(crate) fn write(&self, write: impl FnOnce(&Disk) -> Result<Option<u64>>) -> PutOutcome {
+        let counters = &self.counters;
+        let outcome = match self.disk.as_deref().map(write) {
+            None => PutOutcome::MemoryOnly,
+            Some(Ok(None)) => PutOutcome::Known,
+            Some(Ok(Some(bytes))) => {
+                counters.stored.fetch_add(1, Relaxed);
+                counters.bytes_written.fetch_add(bytes, Relaxed);
+                PutOutcome::Stored { bytes }
+            }
+            Some(Err(error)) => {
+                counters.not_stored.fetch_add(1, Relaxed);
+                PutOutcome::NotStored { error }
+            }
+        };
+        #[cfg(feature = "remote")]
+        if let (Some(remote), PutOutcome::Stored { .. } | PutOutcome::Known) = (&self.remote, &outcome) {
+            remote.wake();
+        }
+        outcome
+    }
+
+    /// As many open files as there may be.
+    #[cfg(test)]
+    pub(crate) fn other_open_files(&self) -> Vec<Arc<()>> {
+        vec![self.open_files.clone(); OPEN_FILES]
+    }
+}
