@@ -5,6 +5,7 @@
 //! ([`ChatTemplate::split`]); a rendered text is never searched for what a user wrote.
 
 mod environment;
+mod placeholder;
 mod split;
 
 use std::path::Path;
@@ -12,19 +13,19 @@ use std::path::Path;
 use minijinja::{Environment, Value, context};
 use serde::{Deserialize, Serialize};
 
-pub use self::split::{Layout, Piece, PromptParts};
-use crate::error::{ModelError, Result};
+pub use self::split::{Layout, PromptParts};
+use crate::error::{ModelError, Result, template_error};
 use crate::files::ModelFiles;
 use crate::gguf::Gguf;
 use crate::safetensors::read_json;
-use crate::tokenizer::{Marks, marks};
+use crate::tokenizer::{BosEos, bos_eos};
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who says it: `system`, `user` or `assistant`.
+    /// The role of its author: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
@@ -32,7 +33,7 @@ pub struct Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    marks: Marks,
+    bos_eos: BosEos,
 }
 
 /// A chat template in a file: one, or several by name.
@@ -67,7 +68,7 @@ impl ChatTemplate {
             None => folder_source(files.path())?,
         };
         let Some(source) = source else { return Ok(None) };
-        let Marks { bos, eos } = marks(files)?;
+        let BosEos { bos, eos } = bos_eos(files)?;
         Self::new(&source, bos.as_deref(), eos.as_deref()).map(Some)
     }
 
@@ -76,11 +77,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::ChatTemplate`] if it is no valid template.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
-        split::check_source(source)?;
+        placeholder::check_source(source)?;
         let environment = environment::environment(source)
             .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))?;
-        let marks = Marks { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        Ok(Self { environment, marks })
+        let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
+        Ok(Self { environment, bos_eos })
     }
 
     /// The whole conversation as one text, as the model's authors would write it. Nothing in it tells the template's
@@ -104,23 +105,19 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.iter().map(pairs).collect();
         let none = Value::from(());
         // As in transformers: absent tools are none, not undefined; an absent token is undefined.
-        let mark = |mark: &Option<String>| mark.as_deref().map_or(Value::UNDEFINED, Value::from);
+        let text = |token: &Option<String>| token.as_deref().map_or(Value::UNDEFINED, Value::from);
         self.environment.get_template(environment::NAME)?.render(context! {
             messages => messages,
             add_generation_prompt => add_generation_prompt,
-            bos_token => mark(&self.marks.bos),
-            eos_token => mark(&self.marks.eos),
+            bos_token => text(&self.bos_eos.bos),
+            eos_token => text(&self.bos_eos.eos),
             tools => none.clone(),
             documents => none,
         })
     }
 }
 
-fn template_error(message: String) -> ModelError {
-    ModelError::ChatTemplate { message }
-}
-
-/// What the engine says, with the errors behind it.
+/// The template engine's message, with the errors behind it.
 fn describe(error: &minijinja::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::*;
 use crate::testing::{TestFolder, real_model, tiny_gguf};
-use crate::tokenizer::{Specials, Tokenizer};
+use crate::tokenizer::{Piece, Specials, Tokenizer};
 
 const LLAMA3: &str = "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
 

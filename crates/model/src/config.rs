@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Family {
-    /// Llama 1 to 3.3 and everything of the same architecture (SmolLM2, TinyLlama; Mistral as GGUF).
+    /// Llama 1 to 3.3 and all models of that architecture (SmolLM2, TinyLlama; Mistral as GGUF).
     Llama,
     /// Mistral v0.1 to v0.3.
     Mistral,

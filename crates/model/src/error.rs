@@ -1,6 +1,8 @@
-//! What can go wrong with a model's files, and what to do about it.
+//! Errors of reading a model's files; each says where the fault lies and what to do.
 
 use std::path::PathBuf;
+
+use crate::dtype::DType;
 
 /// The result of everything fallible in this crate.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
@@ -14,7 +16,7 @@ pub enum ModelError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's reason.
         source: std::io::Error,
     },
 
@@ -23,7 +25,7 @@ pub enum ModelError {
     NoModel {
         /// The path that was given.
         path: PathBuf,
-        /// What is missing, and what would be accepted.
+        /// The missing part, and the kinds that are accepted.
         message: String,
     },
 
@@ -37,7 +39,7 @@ pub enum ModelError {
         path: PathBuf,
         /// Where in the file the reader stood, in bytes from its start.
         offset: usize,
-        /// What was found there.
+        /// The fault found there.
         message: String,
     },
 
@@ -60,9 +62,9 @@ pub enum ModelError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The type that was asked for.
         expected: &'static str,
-        /// What the file has.
+        /// The type or value in the file.
         found: String,
     },
 
@@ -94,7 +96,7 @@ pub enum ModelError {
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
 
@@ -158,7 +160,7 @@ pub enum ModelError {
     #[error("{bytes} bytes of {dtype} do not make {values} values")]
     Blocks {
         /// The type of the blocks.
-        dtype: crate::quant::DType,
+        dtype: DType,
         /// How many bytes were given.
         bytes: usize,
         /// How many values were asked for.
@@ -170,7 +172,7 @@ pub enum ModelError {
     Tokenizer {
         /// The file with the tokenizer.
         path: PathBuf,
-        /// What is wrong, and what would be accepted.
+        /// The fault, and the kinds that are accepted.
         message: String,
     },
 
@@ -179,14 +181,19 @@ pub enum ModelError {
     Encode {
         /// The text's length in bytes.
         bytes: usize,
-        /// What the tokenizer says.
+        /// The tokenizer's reason.
         message: String,
     },
 
     /// A chat template that cannot be read or rendered, or that does not keep the messages as they are.
     #[error("the model's chat template {message}")]
     ChatTemplate {
-        /// What went wrong, as the end of the sentence.
+        /// The fault, as the end of the sentence.
         message: String,
     },
+}
+
+/// An error about a chat template; `message` ends the sentence "the model's chat template …".
+pub(crate) fn template_error(message: String) -> ModelError {
+    ModelError::ChatTemplate { message }
 }

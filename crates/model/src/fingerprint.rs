@@ -86,7 +86,7 @@ struct Remembered {
 }
 
 impl Memory {
-    /// What the file at `path` holds; nothing if it is missing, damaged or too large.
+    /// The hashes in the file at `path`; none if it is missing, damaged or too large.
     fn read(path: &Path) -> Memory {
         if std::fs::metadata(path).is_ok_and(|meta| meta.len() <= MAX_MEMORY) {
             let bytes = std::fs::read(path).unwrap_or_default();

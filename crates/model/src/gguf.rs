@@ -10,13 +10,13 @@ mod reader;
 mod value;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+pub use self::reader::TensorInfo;
 pub use self::value::{Array, Value};
+use crate::dtype::{DType, SUPPORTED, ggml_type_name};
 use crate::error::{ModelError, Result};
 use crate::map::FileBytes;
-use crate::quant::{DType, SUPPORTED, ggml_type_name};
 
 /// A parsed GGUF file: metadata, tensor directory and the mapped bytes.
 #[derive(Debug)]
@@ -25,20 +25,6 @@ pub struct Gguf {
     bytes: FileBytes,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
-}
-
-/// One entry of the tensor directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// The shape, outermost dimension first (the reverse of the file's order): `[rows, cols]` for a matrix.
-    pub shape: Vec<usize>,
-    /// ggml's number of the type.
-    pub ggml_type: u32,
-    /// The type, if it can be read.
-    pub dtype: Option<DType>,
-    /// Where the data lies in the file, in bytes. For a type that cannot be read its length is unknown and
-    /// the range is empty.
-    pub range: Range<usize>,
 }
 
 impl Gguf {

@@ -3,6 +3,7 @@
 mod chat_template;
 mod config;
 mod decoder;
+mod dtype;
 mod error;
 mod files;
 mod fingerprint;
@@ -17,13 +18,14 @@ mod testing;
 mod tokenizer;
 mod weights;
 
-pub use chat_template::{ChatTemplate, Layout, Message, Piece, PromptParts};
+pub use chat_template::{ChatTemplate, Layout, Message, PromptParts};
 pub use config::{BranchNorms, Config, Family, LayerSpec, RopeScaling, RopeSpec};
 pub use decoder::{Decoder, Workspace};
+pub use dtype::DType;
 pub use error::{ModelError, Result};
 pub use files::ModelFiles;
 pub use gguf::{Array, Gguf, TensorInfo, Value};
-pub use quant::{DType, dequantize};
+pub use quant::dequantize;
 pub use refrain_kernels::Activation;
-pub use tokenizer::{Detokenizer, Specials, Tokenizer};
+pub use tokenizer::{Detokenizer, Piece, Specials, Tokenizer};
 pub use weights::{Matrix, Weights};

@@ -27,11 +27,11 @@ pub(crate) enum FileBytes {
 pub(crate) struct Origin {
     /// Its canonical path.
     pub(crate) path: PathBuf,
-    /// What tells whether it has changed since.
+    /// Its state, which differs once it has changed.
     pub(crate) stamp: Stamp,
 }
 
-/// What the file system says of a file's state. Every write changes it: `changed` is set by the system itself, so that
+/// A file's state as its file system tells it. Every write changes it: `changed` is set by the system itself, so that
 /// setting the time of modification back leaves a trace. Only the clock's grain, some milliseconds, can hide a write.
 /// Systems without inodes leave size and time of modification, which a program may set back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::dtype::ggml_type_name;
 use crate::testing::{checksum, golden, random_bytes};
 
 /// The formats and, of each, what the `gguf` package's own code reads (`tools/golden_quants.py`).

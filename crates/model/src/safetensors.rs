@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+use crate::dtype::DType;
 use crate::error::{ModelError, Result};
 use crate::map::FileBytes;
-use crate::quant::DType;
 
 /// Largest JSON file that is read, in bytes; indices of models with thousands of tensors take some 100 KiB.
 const MAX_JSON: u64 = 64 << 20;

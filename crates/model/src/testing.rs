@@ -1,4 +1,4 @@
-//! What the tests of several modules need: small GGUF files made in memory, folders that vanish, models on
+//! Helpers of the tests of several modules: small GGUF files made in memory, folders that vanish, models on
 //! disk.
 
 use std::path::{Path, PathBuf};

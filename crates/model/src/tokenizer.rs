@@ -4,63 +4,48 @@
 //! to one byte-pair-encoding pipeline. Two things differ from what the usual libraries do, because prompts are made of
 //! parts that different people wrote:
 //!
-//! - [`Specials::Plain`] text cannot produce a control token, whatever is written in it.
+//! - [`Specials::Plain`] text cannot produce a control token.
 //! - A part that continues another ([`Tokenizer::encode_pieces`]) gets no space put before it, as it would get none in
 //!   the middle of one text.
 
+mod byte_encoding;
 mod detokenizer;
 mod gguf;
 mod hf;
 mod pipeline;
 mod pre;
+mod spec;
 mod spm;
 
 use std::path::Path;
 
+use self::byte_encoding::ByteEncoding;
 pub use self::detokenizer::Detokenizer;
-use self::pipeline::{Pipeline, Recipe};
-use crate::chat_template::Piece;
+use self::pipeline::Pipeline;
+pub use self::pipeline::Specials;
+pub(crate) use self::spec::BosEos;
+use self::spec::TokenizerSpec;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::gguf::Gguf;
 
-/// What special tokens written in a text mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Specials {
-    /// They are recognised: for text that the model's own chat template wrote.
-    Parse,
-    /// They are ordinary characters: for text that a user wrote. Added tokens that are neither control tokens nor look
-    /// like markup (runs of spaces, say) are still recognised, as they are in the text that the model learned from.
-    Plain,
-}
-
-/// The text of the tokens that a chat template may write.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Marks {
-    pub(crate) bos: Option<String>,
-    pub(crate) eos: Option<String>,
+/// A stretch of a prompt, with its author: the chat template or a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: String,
+    /// Whether the template wrote it, so that special tokens in it are recognised; else it is a user's text.
+    pub literal: bool,
 }
 
 /// A model's tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
     pipeline: Pipeline,
-    spelling: Spelling,
+    bytes: ByteEncoding,
     bos: Option<u32>,
     eos: Vec<u32>,
     special: Vec<u32>,
-}
-
-/// How the vocabulary writes bytes and spaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spelling {
-    /// GPT-2's: each byte is one printable character.
-    ByteLevel,
-    /// SentencePiece's: a space is `▁`, a byte that no token has is `<0x0A>`.
-    Spaces {
-        /// Whether encoding puts a space before the text, which decoding takes away.
-        prefixed: bool,
-    },
 }
 
 impl Tokenizer {
@@ -83,25 +68,25 @@ impl Tokenizer {
     /// The tokenizer in a GGUF file's metadata.
     ///
     /// # Errors
-    /// As [`Tokenizer::open`].
+    /// Those of [`Tokenizer::open`].
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
-        Self::build(gguf::recipe(gguf)?)
+        Self::build(gguf::spec(gguf)?)
     }
 
     /// The tokenizer of a Hugging Face folder: `tokenizer.json` and, if it is there, `tokenizer_config.json`.
     ///
     /// # Errors
-    /// As [`Tokenizer::open`].
+    /// Those of [`Tokenizer::open`].
     pub fn from_folder(folder: &Path) -> Result<Self> {
-        Self::build(hf::recipe(folder)?)
+        Self::build(hf::spec(folder)?)
     }
 
-    fn build(recipe: Recipe) -> Result<Self> {
-        let (spelling, bos, mut eos) = (recipe.spelling, recipe.bos, recipe.eos.clone());
-        let special = recipe.added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+    fn build(spec: TokenizerSpec) -> Result<Self> {
+        let (bytes, bos, mut eos) = (spec.bytes, spec.bos, spec.eos.clone());
+        let special = spec.added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         eos.sort_unstable();
         eos.dedup();
-        Ok(Self { pipeline: Pipeline::build(recipe)?, spelling, bos, eos, special })
+        Ok(Self { pipeline: Pipeline::build(spec)?, bytes, bos, eos, special })
     }
 
     /// The ids of a text that stands alone. BOS is never added.
@@ -116,7 +101,7 @@ impl Tokenizer {
     /// is there only if a literal piece has it.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>> {
         let mut ids: Vec<u32> = Vec::new();
         for piece in pieces {
@@ -130,8 +115,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The token to put before a prompt, by the file's own rule. None for models that use none, whatever token their
-    /// files call BOS.
+    /// The token to put before a prompt, by the file's own rule. None for models that use none, even if their files
+    /// name a BOS token.
     #[must_use]
     pub fn bos(&self) -> Option<u32> {
         self.bos
@@ -181,37 +166,25 @@ impl Tokenizer {
         bytes
     }
 
-    /// The text of tokens. Bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
-    #[must_use]
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut text = String::new();
-        let mut detokenizer = Detokenizer::default();
-        for id in ids.iter().filter(|id| !(skip_special && self.is_special(**id))) {
-            text.extend(detokenizer.add(self, *id));
-        }
-        text.extend(detokenizer.finish());
-        text
-    }
-
     /// Appends the bytes that a token stands for.
     fn push_bytes(&self, id: u32, out: &mut Vec<u8>) {
         let Some(text) = self.pipeline.token_text(id) else { return };
-        match self.spelling {
-            _ if self.pipeline.is_added(id) => out.extend(text.as_bytes()),
-            Spelling::ByteLevel => detokenizer::push_byte_level(&text, out),
-            Spelling::Spaces { .. } => detokenizer::push_spaces(&text, out),
+        if self.pipeline.is_added(id) {
+            out.extend(text.as_bytes());
+        } else {
+            self.bytes.push_bytes(&text, out);
         }
     }
 }
 
-/// The text of BOS and EOS of an opened model, for its chat template.
+/// The texts of BOS and EOS of an opened model, for its chat template.
 ///
 /// # Errors
 /// If the files that say so cannot be read.
-pub(crate) fn marks(files: &ModelFiles) -> Result<Marks> {
+pub(crate) fn bos_eos(files: &ModelFiles) -> Result<BosEos> {
     match files.gguf() {
-        Some(gguf) => gguf::marks(gguf),
-        None => hf::marks(files.path()),
+        Some(gguf) => gguf::bos_eos(gguf),
+        None => hf::bos_eos(files.path()),
     }
 }
 

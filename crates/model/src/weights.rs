@@ -4,12 +4,13 @@ use std::path::Path;
 
 use refrain_kernels::Q4Block;
 
-use crate::config::Config;
+use crate::config::{BranchNorms, Config};
+use crate::dtype::DType;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::map::FileBytes;
 use crate::names::ggml_name;
-use crate::quant::{self, DType, dequantize};
+use crate::quant::{self, dequantize};
 use crate::safetensors::SafetensorsFolder;
 
 /// The weights of one model, memory-mapped and read row by row. Shared freely between threads.
@@ -20,7 +21,7 @@ pub struct Weights {
 
 #[derive(Debug)]
 enum Source {
-    Gguf { gguf: Gguf, interleaved: Option<HeadShape> },
+    Gguf { gguf: Gguf, norms: BranchNorms, interleaved: Option<HeadShape> },
     Safetensors(SafetensorsFolder),
 }
 
@@ -44,7 +45,7 @@ struct TensorView<'a> {
 }
 
 impl Weights {
-    /// The weights of a GGUF file; `config` is the same file's.
+    /// The weights of a GGUF file, whose configuration is `config`.
     ///
     /// # Errors
     /// None at present; missing tensors are reported when they are asked for.
@@ -58,7 +59,7 @@ impl Weights {
                 head_dim: config.head_dim,
                 rotary_dim: config.ropes[0].rotary_dim,
             });
-        Ok(Self { source: Source::Gguf { gguf, interleaved } })
+        Ok(Self { source: Source::Gguf { gguf, norms: config.layers[0].norms, interleaved } })
     }
 
     /// The weights of a Hugging Face folder.
@@ -70,12 +71,12 @@ impl Weights {
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         match &self.source {
-            Source::Gguf { gguf, .. } => stored_name(gguf, name).is_some(),
+            Source::Gguf { gguf, norms, .. } => stored_name(gguf, *norms, name).is_some(),
             Source::Safetensors(folder) => folder.has(name),
         }
     }
 
-    /// The parameter `name` as a matrix, of whatever shape it has.
+    /// The parameter `name` as a matrix of the shape that the file gives it.
     ///
     /// Rows are in Hugging Face's order: of `llama` GGUF files Q and K are un-permuted while reading, so that
     /// RoPE always rotates the pairs (i, i + rotary_dim/2).
@@ -95,7 +96,7 @@ impl Weights {
     /// The parameter `name` as a matrix of `rows` rows (outputs) and `cols` columns (inputs).
     ///
     /// # Errors
-    /// As [`Weights::matrix`]; [`ModelError::TensorShape`] if it has another shape.
+    /// Those of [`Weights::matrix`]; [`ModelError::TensorShape`] if it has another shape.
     pub fn matrix_of(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix<'_>> {
         let view = self.view(name)?;
         self.checked_matrix(name, view, rows, cols)
@@ -164,10 +165,10 @@ impl Weights {
 
     fn view(&self, name: &str) -> Result<TensorView<'_>> {
         match &self.source {
-            Source::Gguf { gguf, .. } => {
-                let own = stored_name(gguf, name).ok_or_else(|| ModelError::TensorMissing {
+            Source::Gguf { gguf, norms, .. } => {
+                let own = stored_name(gguf, *norms, name).ok_or_else(|| ModelError::TensorMissing {
                     path: gguf.path().to_owned(),
-                    tensor: ggml_name(name).unwrap_or_else(|| name.to_owned()),
+                    tensor: ggml_name(*norms, name).unwrap_or_else(|| name.to_owned()),
                 })?;
                 let (info, dtype, data) = gguf.tensor(&own)?;
                 Ok(TensorView { name: own, shape: &info.shape, dtype, data })
@@ -321,8 +322,8 @@ impl<'a> Matrix<'a> {
 /// The name under which `gguf` holds Hugging Face's parameter `name`, if it does.
 ///
 /// `ffn_up` is an `up_proj` beside an `ffn_gate`, and alone a fused `gate_up_proj`.
-fn stored_name(gguf: &Gguf, name: &str) -> Option<String> {
-    let own = ggml_name(name).filter(|own| gguf.tensors().contains_key(own))?;
+fn stored_name(gguf: &Gguf, norms: BranchNorms, name: &str) -> Option<String> {
+    let own = ggml_name(norms, name).filter(|own| gguf.tensors().contains_key(own))?;
     let gated = || gguf.tensors().contains_key(&own.replace(".ffn_up.", ".ffn_gate."));
     let right = match (name.contains(".mlp.up_proj."), name.contains(".mlp.gate_up_proj.")) {
         (true, _) => gated(),

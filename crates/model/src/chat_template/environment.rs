@@ -30,7 +30,7 @@ pub(super) fn environment(source: &str) -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
-/// What templates call to refuse a conversation.
+/// The function that templates call to refuse a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }

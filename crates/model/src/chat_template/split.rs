@@ -1,61 +1,30 @@
 //! A prompt in pieces: `S ‖ documents ‖ Q`.
 
-use super::{ChatTemplate, Message, template_error};
-use crate::error::Result;
-
-/// A stretch of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// The text.
-    pub text: String,
-    /// Whether the template wrote it, so that special tokens in it are recognised; else it is a user's text.
-    pub literal: bool,
-}
+use super::placeholder::{CLOSE, OPEN, PAD, index_of, is_placeholder, placeholder};
+use super::{ChatTemplate, Message};
+use crate::error::{Result, template_error};
+use crate::tokenizer::Piece;
 
 /// A prompt without its documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptParts {
-    /// What comes before the documents.
+    /// The pieces before the documents.
     pub system: Vec<Piece>,
-    /// What comes after them, with the beginning of the answer's turn.
+    /// The pieces after the documents, with the beginning of the answer's turn.
     pub question: Vec<Piece>,
 }
 
-/// What to write into a prompt.
+/// The texts of a prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layout {
     /// The system message; none leaves it to the template, which may have one of its own.
     pub system: Option<String>,
-    /// What the user's turn says before the documents.
+    /// The user's turn before the documents.
     pub before_documents: String,
-    /// What it says after them.
+    /// The user's turn after the documents.
     pub question: String,
     /// Earlier turns, before the user's.
     pub history: Vec<Message>,
-}
-
-/// A placeholder is `OPEN`, decimal digits from `ZERO` on, `CLOSE`: characters of the private-use area, which no
-/// template writes and no template's trimming or splitting touches.
-const OPEN: char = '\u{F8E0}';
-const CLOSE: char = '\u{F8E1}';
-const ZERO: u32 = 0xF8E2;
-/// Stands on both sides of a placeholder. It is white space: where it is gone, the template trims.
-const PAD: char = '\u{2005}';
-
-/// Whether a character belongs to a placeholder.
-fn is_ours(c: char) -> bool {
-    c == PAD || (u32::from(OPEN)..ZERO + 10).contains(&u32::from(c))
-}
-
-/// Refuses a template in which a placeholder could be mistaken.
-pub(super) fn check_source(source: &str) -> Result<()> {
-    match source.chars().find(|c| is_ours(*c)) {
-        Some(c) => Err(template_error(format!(
-            "contains the character U+{:04X}, which is needed to tell its own text from a user's",
-            u32::from(c)
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// A user's text in place of a placeholder. The user's last turn has two, around the documents.
@@ -140,19 +109,6 @@ fn slots(layout: &Layout, system: Option<&str>) -> Vec<(String, Slot)> {
     slots
 }
 
-fn placeholder(index: usize) -> String {
-    let digit = |c: char| c.to_digit(10).and_then(|d| char::from_u32(ZERO + d)).unwrap_or(c);
-    let digits: String = index.to_string().chars().map(digit).collect();
-    format!("{OPEN}{digits}{CLOSE}")
-}
-
-/// The index that a placeholder's digits say; `None` if they are mutilated.
-fn index_of(digits: &str) -> Option<usize> {
-    let digit = |c: char| u32::from(c).checked_sub(ZERO).filter(|d| *d < 10);
-    let number = digits.chars().try_fold(0usize, |n, c| n.checked_mul(10)?.checked_add(digit(c)? as usize));
-    number.filter(|_| !digits.is_empty())
-}
-
 /// Cuts a rendered text at its placeholders; `None` if one is mutilated.
 fn parts(rendered: &str) -> Option<Vec<Part<'_>>> {
     let mut parts = Vec::new();
@@ -169,7 +125,7 @@ fn parts(rendered: &str) -> Option<Vec<Part<'_>>> {
         rest = right.unwrap_or(after);
     }
     parts.push(Part::Literal(rest));
-    let is_clean = |part: &Part<'_>| !matches!(part, Part::Literal(text) if text.contains(is_ours));
+    let is_clean = |part: &Part<'_>| !matches!(part, Part::Literal(text) if text.contains(is_placeholder));
     parts.iter().all(is_clean).then_some(parts)
 }
 
@@ -197,7 +153,7 @@ fn trim(text: &str, start: bool, end: bool) -> &str {
     if end { text.trim_end() } else { text }
 }
 
-/// Adds a text to the last piece if that is of the same kind: what is one text is tokenised as one.
+/// Adds a text to the last piece if both have one author, so that one text is tokenised as one.
 fn push(pieces: &mut Vec<Piece>, text: &str, literal: bool) {
     match pieces.last_mut() {
         _ if text.is_empty() => {}

@@ -56,9 +56,9 @@ struct RawRope {
     attention_factor: Option<f64>,
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
-    /// Only there where the parameters differ by layer.
+    /// Only in files whose parameters differ by layer.
     full_attention: Option<serde::de::IgnoredAny>,
-    /// Likewise.
+    /// Only in files whose parameters differ by layer.
     sliding_attention: Option<serde::de::IgnoredAny>,
 }
 
@@ -98,8 +98,8 @@ impl Config {
     /// [`ModelError::Io`] if there is no `config.json`; [`ModelError::Architecture`]; [`ModelError::Config`].
     pub(crate) fn from_hf(folder: &Path, weights: &SafetensorsFolder) -> Result<Self> {
         let path = folder.join("config.json");
-        // First only the architecture: of an unknown one other fields may be missing, and that is not the
-        // news.
+        // First only the architecture: the file of an unknown one may lack other fields, and the error should name the
+        // architecture.
         #[derive(Deserialize)]
         struct Kind {
             model_type: Option<String>,
@@ -119,7 +119,7 @@ impl Config {
     }
 }
 
-/// What is needed to resolve a raw configuration.
+/// A raw configuration on its way to a resolved one.
 struct Resolver<'a> {
     raw: &'a Raw,
     family: Family,
@@ -143,7 +143,7 @@ impl Resolver<'_> {
         }
         let head_dim = match raw.head_dim {
             Some(dim) => dim,
-            // Qwen3's class has 128 whatever the hidden size.
+            // Qwen3's class has 128, whichever the hidden size.
             None if self.family == Family::Qwen3 => 128,
             None if raw.num_attention_heads > 0
                 && raw.hidden_size.is_multiple_of(raw.num_attention_heads) =>

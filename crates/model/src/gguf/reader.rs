@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Range;
 
-use super::{Array, TensorInfo, Value};
-use crate::quant::DType;
+use super::value::{Array, Value};
+use crate::dtype::DType;
 
 /// Arrays inside arrays, at most.
 const MAX_NESTING: u32 = 4;
@@ -27,7 +28,21 @@ const MAX_ALIGNMENT: usize = 1 << 16;
 /// Alignment where the file names none, in bytes.
 const DEFAULT_ALIGNMENT: usize = 32;
 
-/// What is wrong with the bytes, and at which one.
+/// One entry of the tensor directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The shape, outermost dimension first (the reverse of the file's order): `[rows, cols]` for a matrix.
+    pub shape: Vec<usize>,
+    /// ggml's number of the type.
+    pub ggml_type: u32,
+    /// The type, if it can be read.
+    pub dtype: Option<DType>,
+    /// Where the data lies in the file, in bytes. For a type that cannot be read its length is unknown and
+    /// the range is empty.
+    pub range: Range<usize>,
+}
+
+/// A fault of the file, and the offset of the byte where it was found.
 #[derive(Debug)]
 pub(super) struct Malformed {
     pub(super) offset: usize,

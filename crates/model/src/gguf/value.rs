@@ -101,7 +101,7 @@ impl Value {
         if let Self::String(v) = self { Some(v) } else { None }
     }
 
-    /// What the value is, short enough for an error message.
+    /// A description of the value, short enough for an error message.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::U8(v) => format!("the integer {v}"),

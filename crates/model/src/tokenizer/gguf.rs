@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
-use super::pipeline::{Recipe, is_markup};
-use super::{Marks, Spelling, pre, spm};
+use super::byte_encoding::ByteEncoding;
+use super::pipeline::is_markup;
+use super::spec::{BosEos, TokenizerSpec};
+use super::{pre, spm};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
@@ -26,16 +28,16 @@ fn wrong(gguf: &Gguf, message: String) -> ModelError {
     ModelError::Tokenizer { path: gguf.path().to_owned(), message }
 }
 
-/// The text of BOS and EOS.
-pub(super) fn marks(gguf: &Gguf) -> Result<Marks> {
+/// The texts of BOS and EOS.
+pub(super) fn bos_eos(gguf: &Gguf) -> Result<BosEos> {
     let tokens = gguf.opt_strings("tokenizer.ggml.tokens")?.unwrap_or_default();
     let text = |key: &str| -> Result<Option<String>> {
         Ok(gguf.opt_u32(key)?.and_then(|id| tokens.get(id as usize)).cloned())
     };
-    Ok(Marks { bos: text("tokenizer.ggml.bos_token_id")?, eos: text("tokenizer.ggml.eos_token_id")? })
+    Ok(BosEos { bos: text("tokenizer.ggml.bos_token_id")?, eos: text("tokenizer.ggml.eos_token_id")? })
 }
 
-pub(super) fn recipe(gguf: &Gguf) -> Result<Recipe> {
+pub(super) fn spec(gguf: &Gguf) -> Result<TokenizerSpec> {
     let kind = gguf.get_str("tokenizer.ggml.model")?;
     match kind {
         "gpt2" => byte_level(gguf),
@@ -50,31 +52,31 @@ pub(super) fn recipe(gguf: &Gguf) -> Result<Recipe> {
 }
 
 /// A GPT-2 vocabulary with merges.
-fn byte_level(gguf: &Gguf) -> Result<Recipe> {
+fn byte_level(gguf: &Gguf) -> Result<TokenizerSpec> {
     let name = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
     let pre = pre::lookup(name).ok_or_else(|| {
         let supported = pre::SUPPORTED;
         let what = format!("the pre-tokenizer 'tokenizer.ggml.pre' = '{name}' is not supported");
         wrong(gguf, format!("{what}; supported are {supported}"))
     })?;
-    let mut recipe = tokens(gguf, pre.add_bos, None)?;
+    let mut spec = tokens(gguf, pre.add_bos, None)?;
     for merge in gguf.get_strings("tokenizer.ggml.merges")? {
-        // The first character belongs to the left half whatever it is.
+        // The first character always belongs to the left half.
         let cut = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
         let (left, right) = cut
             .and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
             .ok_or_else(|| wrong(gguf, format!("the merge '{merge}' is not of two tokens")))?;
-        recipe.merges.push((left.to_owned(), right.to_owned()));
+        spec.merges.push((left.to_owned(), right.to_owned()));
     }
-    recipe.ignore_merges = pre.ignore_merges;
-    recipe.normalizer = pre.normalizer;
-    recipe.pre_tokenizer = pre.pre_tokenizer;
-    Ok(recipe)
+    spec.ignore_merges = pre.ignore_merges;
+    spec.normalizer = pre.normalizer;
+    spec.pre_tokenizer = pre.pre_tokenizer;
+    Ok(spec)
 }
 
 /// A SentencePiece vocabulary with scores.
-fn sentence_piece(gguf: &Gguf) -> Result<Recipe> {
-    let mut recipe = tokens(gguf, true, Some((1, 2)))?;
+fn sentence_piece(gguf: &Gguf) -> Result<TokenizerSpec> {
+    let mut spec = tokens(gguf, true, Some((1, 2)))?;
     let all = gguf.get_strings("tokenizer.ggml.tokens")?;
     let scores = gguf.opt_f32s("tokenizer.ggml.scores")?.unwrap_or_default();
     if scores.len() != all.len() {
@@ -84,35 +86,35 @@ fn sentence_piece(gguf: &Gguf) -> Result<Recipe> {
     let unknown = all.get(unknown as usize).ok_or_else(|| {
         wrong(gguf, format!("the unknown token {unknown} is not among {} tokens", all.len()))
     })?;
-    if let Some(long) = recipe.vocab.keys().find(|piece| piece.len() > spm::MAX_PIECE) {
+    if let Some(long) = spec.vocab.keys().find(|piece| piece.len() > spm::MAX_PIECE) {
         return Err(wrong(gguf, format!("a token has {} bytes, more than {}", long.len(), spm::MAX_PIECE)));
     }
     let types = gguf.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
     let is_piece = |id: &u32, piece: &str| {
         let byte = types.get(*id as usize) == Some(&BYTE);
-        recipe.vocab.get(piece) == Some(id) && !recipe.added.contains_key(id) && !byte
+        spec.vocab.get(piece) == Some(id) && !spec.added.contains_key(id) && !byte
     };
     let pieces: Vec<(&str, f32)> = (0..)
         .zip(all.iter().zip(scores))
         .filter(|(id, (piece, _))| is_piece(id, piece))
         .map(|(_, (piece, score))| (piece.as_str(), *score))
         .collect();
-    recipe.merges = spm::merges(&pieces);
+    spec.merges = spm::merges(&pieces);
     let prefixed = gguf.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
     if prefixed {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
     }
-    recipe.normalizer = json!({"type": "Sequence", "normalizers": normalizers});
-    recipe.spelling = Spelling::Spaces { prefixed };
-    recipe.unknown = Some(unknown.clone());
-    recipe.fuse_unknown = true;
-    recipe.byte_fallback = true;
-    Ok(recipe)
+    spec.normalizer = json!({"type": "Sequence", "normalizers": normalizers});
+    spec.bytes = ByteEncoding::Metaspace { prefixed };
+    spec.unknown = Some(unknown.clone());
+    spec.fuse_unknown = true;
+    spec.byte_fallback = true;
+    Ok(spec)
 }
 
-/// What both kinds share: the tokens by type, BOS and EOS. `marks` are BOS and EOS where the file names none.
-fn tokens(gguf: &Gguf, add_bos: bool, marks: Option<(u32, u32)>) -> Result<Recipe> {
+/// The part that both kinds share: the tokens by type, BOS and EOS. `bos_eos` are BOS and EOS where the file names none.
+fn tokens(gguf: &Gguf, add_bos: bool, bos_eos: Option<(u32, u32)>) -> Result<TokenizerSpec> {
     let all = gguf.get_strings("tokenizer.ggml.tokens")?;
     let types = gguf.opt_i32s("tokenizer.ggml.token_type")?;
     if let Some(types) = types.filter(|types| types.len() != all.len()) {
@@ -126,10 +128,10 @@ fn tokens(gguf: &Gguf, add_bos: bool, marks: Option<(u32, u32)>) -> Result<Recip
         }
         Ok(id.or(default.filter(|id| (*id as usize) < all.len())))
     };
-    let bos = id_of("bos_token_id", marks.map(|(bos, _)| bos))?;
+    let bos = id_of("bos_token_id", bos_eos.map(|(bos, _)| bos))?;
     let add_bos = gguf.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
     let mut eos = Vec::new();
-    eos.extend(id_of("eos_token_id", marks.map(|(_, eos)| eos))?);
+    eos.extend(id_of("eos_token_id", bos_eos.map(|(_, eos)| eos))?);
     eos.extend(id_of("eot_token_id", None)?);
     eos.extend(id_of("eom_token_id", None)?);
 
@@ -153,7 +155,7 @@ fn tokens(gguf: &Gguf, add_bos: bool, marks: Option<(u32, u32)>) -> Result<Recip
             return Err(wrong(gguf, format!("the token '{token}' is there twice, as {other} and {id}")));
         }
     }
-    Ok(Recipe {
+    Ok(TokenizerSpec {
         path: gguf.path().to_owned(),
         vocab,
         merges: Vec::new(),
@@ -165,7 +167,7 @@ fn tokens(gguf: &Gguf, add_bos: bool, marks: Option<(u32, u32)>) -> Result<Recip
         ignore_merges: false,
         normalizer: Value::Null,
         pre_tokenizer: Value::Null,
-        spelling: Spelling::ByteLevel,
+        bytes: ByteEncoding::ByteLevel,
         bos: bos.filter(|_| add_bos),
         eos,
     })

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::pipeline::{Recipe, is_markup, parts, type_of};
-use super::{Marks, Spelling};
+use super::byte_encoding::ByteEncoding;
+use super::pipeline::{is_markup, parts, type_of};
+use super::spec::{BosEos, TokenizerSpec};
 use crate::error::{ModelError, Result};
 use crate::safetensors::read_json;
 
@@ -67,19 +68,19 @@ enum RawMerge {
 /// `tokenizer_config.json`, as far as the engine heeds it.
 #[derive(Debug, Default, Deserialize)]
 struct RawConfig {
-    bos_token: Option<RawMark>,
-    eos_token: Option<RawMark>,
+    bos_token: Option<RawToken>,
+    eos_token: Option<RawToken>,
     add_bos_token: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum RawMark {
+enum RawToken {
     Text(String),
     Token { content: String },
 }
 
-impl RawMark {
+impl RawToken {
     fn text(self) -> String {
         match self {
             Self::Text(text) | Self::Token { content: text } => text,
@@ -88,34 +89,34 @@ impl RawMark {
 }
 
 /// The text of BOS and EOS.
-pub(super) fn marks(folder: &Path) -> Result<Marks> {
+pub(super) fn bos_eos(folder: &Path) -> Result<BosEos> {
     Ok(config(folder)?.0)
 }
 
 /// The text of BOS and EOS, and whether BOS is added, if a file says so.
-fn config(folder: &Path) -> Result<(Marks, Option<bool>)> {
-    let mut marks = Marks::default();
+fn config(folder: &Path) -> Result<(BosEos, Option<bool>)> {
+    let mut bos_eos = BosEos::default();
     let mut add_bos = None;
     for name in ["tokenizer_config.json", "special_tokens_map.json"] {
         let path = folder.join(name);
         if path.is_file() {
             let raw: RawConfig = read_json(&path)?;
-            marks.bos = marks.bos.or(raw.bos_token.map(RawMark::text));
-            marks.eos = marks.eos.or(raw.eos_token.map(RawMark::text));
+            bos_eos.bos = bos_eos.bos.or(raw.bos_token.map(RawToken::text));
+            bos_eos.eos = bos_eos.eos.or(raw.eos_token.map(RawToken::text));
             add_bos = add_bos.or(raw.add_bos_token);
         }
     }
-    Ok((marks, add_bos))
+    Ok((bos_eos, add_bos))
 }
 
-pub(super) fn recipe(folder: &Path) -> Result<Recipe> {
+pub(super) fn spec(folder: &Path) -> Result<TokenizerSpec> {
     let path = folder.join("tokenizer.json");
     let raw = read(&path)?;
-    let (marks, add_bos) = config(folder)?;
+    let (bos_eos, add_bos) = config(folder)?;
     let wrong = |message: String| ModelError::Tokenizer { path: path.clone(), message };
     check(&raw.normalizer, "normalizer", &NORMALIZERS).map_err(wrong)?;
     check(&raw.pre_tokenizer, "pre_tokenizer", &PRE_TOKENIZERS).map_err(wrong)?;
-    let spelling = spelling(&raw.decoder).map_err(wrong)?;
+    let bytes = bytes(&raw.decoder).map_err(wrong)?;
     let mut added = BTreeMap::new();
     for RawAdded { id, token } in raw.added_tokens {
         if let Some(other) = added.insert(id, token) {
@@ -128,18 +129,18 @@ pub(super) fn recipe(folder: &Path) -> Result<Recipe> {
         token.map(|(id, _)| *id).or_else(|| vocab.get(text).copied())
     };
     let bos = match add_bos {
-        Some(true) => marks.bos.as_deref().and_then(id_of),
+        Some(true) => bos_eos.bos.as_deref().and_then(id_of),
         Some(false) => None,
         None => first_of(&raw.post_processor).and_then(id_of),
     };
-    let eos: Vec<u32> = marks.eos.as_deref().and_then(id_of).into_iter().collect();
+    let eos: Vec<u32> = bos_eos.eos.as_deref().and_then(id_of).into_iter().collect();
     for id in bos.iter().chain(&eos) {
-        // A control token that was not added is one all the same.
+        // BOS and EOS are control tokens even if the file does not list them as added ones.
         if let Some((text, _)) = vocab.iter().find(|(text, other)| *other == id && is_markup(text)) {
             added.entry(*id).or_insert_with(|| AddedToken::from(text.as_str(), true)).special = true;
         }
     }
-    Ok(Recipe {
+    Ok(TokenizerSpec {
         merges: merges(raw.model.merges, &path)?,
         vocab,
         added,
@@ -150,7 +151,7 @@ pub(super) fn recipe(folder: &Path) -> Result<Recipe> {
         ignore_merges: raw.model.ignore_merges,
         normalizer: raw.normalizer,
         pre_tokenizer: raw.pre_tokenizer,
-        spelling,
+        bytes,
         bos,
         eos,
         path,
@@ -222,16 +223,16 @@ fn check(value: &Value, what: &str, supported: &[&str]) -> Result<(), String> {
 }
 
 /// How the vocabulary spells, by the decoder that undoes it.
-fn spelling(decoder: &Value) -> Result<Spelling, String> {
+fn bytes(decoder: &Value) -> Result<ByteEncoding, String> {
     let decoders = parts(decoder);
     let has = |kind: &str| decoders.iter().find(|part| type_of(part) == kind);
     if has("ByteLevel").is_some() {
-        return Ok(Spelling::ByteLevel);
+        return Ok(ByteEncoding::ByteLevel);
     }
     if let Some(part) = has("Metaspace") {
         let never = part.get("prepend_scheme").is_some_and(|scheme| scheme == "never")
             || part.get("add_prefix_space").is_some_and(|add| add == false);
-        return Ok(Spelling::Spaces { prefixed: !never });
+        return Ok(ByteEncoding::Metaspace { prefixed: !never });
     }
     let space = |part: &&&Value| part.get("pattern").and_then(|p| p.get("String")).is_some_and(|s| s == "▁");
     if decoders.iter().filter(|part| type_of(part) == "Replace").find(space).is_some() {
@@ -239,7 +240,7 @@ fn spelling(decoder: &Value) -> Result<Spelling, String> {
             strip.get("content").is_some_and(|c| c == " ")
                 && strip.get("start").and_then(Value::as_u64).is_some_and(|n| n > 0)
         });
-        return Ok(Spelling::Spaces { prefixed: strips });
+        return Ok(ByteEncoding::Metaspace { prefixed: strips });
     }
     let kinds: Vec<&str> = decoders.iter().map(|part| type_of(part)).collect();
     Err(format!(

@@ -10,34 +10,17 @@ use tokenizers::{
     PreTokenizer, PreTokenizerWrapper, Token,
 };
 
-use super::{Specials, Spelling};
+use super::spec::TokenizerSpec;
 use crate::error::{ModelError, Result};
 
-/// What a file says about its tokenizer: both formats come down to this.
-#[derive(Debug)]
-pub(super) struct Recipe {
-    /// The file, for errors.
-    pub(super) path: PathBuf,
-    /// All tokens but the added ones that lie outside, by text.
-    pub(super) vocab: HashMap<String, u32>,
-    /// In order of precedence.
-    pub(super) merges: Vec<(String, String)>,
-    /// Added tokens by id, control tokens among them.
-    pub(super) added: BTreeMap<u32, AddedToken>,
-    /// Tokens by id that no text gives.
-    pub(super) unused: BTreeMap<u32, String>,
-    /// The token for characters that cannot be written otherwise.
-    pub(super) unknown: Option<String>,
-    pub(super) fuse_unknown: bool,
-    pub(super) byte_fallback: bool,
-    pub(super) ignore_merges: bool,
-    /// As `tokenizer.json` describes it, or null.
-    pub(super) normalizer: Value,
-    /// As `tokenizer.json` describes it, or null.
-    pub(super) pre_tokenizer: Value,
-    pub(super) spelling: Spelling,
-    pub(super) bos: Option<u32>,
-    pub(super) eos: Vec<u32>,
+/// The meaning of special tokens that are written in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Specials {
+    /// Special tokens are recognised: for text that the model's own chat template wrote.
+    Parse,
+    /// Special tokens are ordinary characters: for text that a user wrote. Added tokens that are neither control tokens nor look
+    /// like markup (runs of spaces, say) are still recognised, as they are in the text that the model learned from.
+    Plain,
 }
 
 /// A tokenizer's encoding half.
@@ -61,7 +44,7 @@ enum Prefix {
     EachSegment,
 }
 
-/// What happens to text before the model.
+/// The preparation of text before the model sees it.
 #[derive(Debug)]
 struct Stage {
     normalizer: Option<NormalizerWrapper>,
@@ -84,12 +67,12 @@ struct Vocabulary {
 }
 
 impl Pipeline {
-    pub(super) fn build(recipe: Recipe) -> Result<Self> {
-        let prefix = prefix_of(&recipe.normalizer).max_with(prefix_of(&recipe.pre_tokenizer));
+    pub(super) fn build(spec: TokenizerSpec) -> Result<Self> {
+        let prefix = prefix_of(&spec.normalizer).max_with(prefix_of(&spec.pre_tokenizer));
         let bare = |value: &Value| without_prefix(value.clone());
-        let (normalizer, pre_tokenizer) = (recipe.normalizer.clone(), recipe.pre_tokenizer.clone());
-        let (added, path) = (recipe.added.clone(), recipe.path.clone());
-        let vocabulary = Vocabulary::build(recipe)?;
+        let (normalizer, pre_tokenizer) = (spec.normalizer.clone(), spec.pre_tokenizer.clone());
+        let (added, path) = (spec.added.clone(), spec.path.clone());
+        let vocabulary = Vocabulary::build(spec)?;
         let start = Stage::build(&path, &normalizer, &pre_tokenizer, &added, &vocabulary)?;
         let inside = match prefix {
             Prefix::Never => None,
@@ -206,8 +189,8 @@ pub(super) fn is_markup(token: &str) -> bool {
 }
 
 impl Vocabulary {
-    fn build(recipe: Recipe) -> Result<Self> {
-        let Recipe { path, mut vocab, merges, added, unused, unknown, .. } = recipe;
+    fn build(spec: TokenizerSpec) -> Result<Self> {
+        let TokenizerSpec { path, mut vocab, merges, added, unused, unknown, .. } = spec;
         let wrong = |message: String| ModelError::Tokenizer { path: path.clone(), message };
         let is_unknown = |text: &str| unknown.as_deref() == Some(text);
         let greatest = vocab.values().chain(added.keys()).chain(unused.keys()).max().copied();
@@ -245,9 +228,9 @@ impl Vocabulary {
         }
         let mut builder = BPE::builder()
             .vocab_and_merges(vocab.into_iter().collect::<Vocab>(), kept)
-            .fuse_unk(recipe.fuse_unknown)
-            .byte_fallback(recipe.byte_fallback)
-            .ignore_merges(recipe.ignore_merges);
+            .fuse_unk(spec.fuse_unknown)
+            .byte_fallback(spec.byte_fallback)
+            .ignore_merges(spec.ignore_merges);
         if let Some(unknown) = unknown {
             builder = builder.unk_token(unknown);
         }

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-/// What a name stands for.
+/// The pre-tokenizer that a name stands for.
 #[derive(Debug)]
 pub(super) struct Pre {
     pub(super) normalizer: Value,

@@ -8,7 +8,7 @@ pub(super) const MAX_PIECE: usize = 1024;
 
 /// The merges that give each piece of `pieces` from two others, best score first.
 ///
-/// SentencePiece merges the neighbours whose union has the best score. Byte-pair encoding does the same when every way
+/// SentencePiece merges the neighbours whose union has the best score. Byte-pair encoding gives that merge when every way
 /// to make a piece of two has the piece's rank; the order among the ways is that of Hugging Face's converter
 /// (`generate_merges` in transformers): longer left half first.
 pub(super) fn merges(pieces: &[(&str, f32)]) -> Vec<(String, String)> {
