@@ -119,8 +119,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// x/2 · (1 + tanh(u)) with u = √(2/π) · (x + 0.044715·x³), in the form x / (1 + e^−2u).
     #[inline(always)]
     fn gelu_tanh(self, x: Self::F) -> Self::F {
-        const LINEAR: f32 = -1.595_769_1; // −2·√(2/π)
-        const CUBIC: f32 = -0.071_354_82; // LINEAR · 0.044715
+        const LINEAR: f32 = -1.595_769_2; // −2·√(2/π)
+        const CUBIC: f32 = -0.071_354_814; // LINEAR · 0.044715
         let square = self.mul(x, x);
         let u = self.mul(x, self.fma(square, self.splat(CUBIC), self.splat(LINEAR)));
         self.div(x, self.add(self.splat(1.0), self.exp(u)))
