@@ -205,11 +205,11 @@ fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
     let whole = d / S::LANES * S::LANES;
     for e in (0..whole).step_by(S::LANES) {
         // SAFETY: each key and query has LANES elements from `e` on.
-        unsafe { add_products::<S, E, N, T>(simd, k, d, e, S::LANES, q, padded, &mut sums) };
+        unsafe { add_products::<S, E, N, T>(simd, (k, d), (e, S::LANES), q, padded, &mut sums) };
     }
     if whole < d {
         // SAFETY: the rest of a key; `padded` is a multiple of the lanes, and so a query has LANES elements.
-        unsafe { add_products::<S, E, N, T>(simd, k, d, whole, d - whole, q, padded, &mut sums) };
+        unsafe { add_products::<S, E, N, T>(simd, (k, d), (whole, d - whole), q, padded, &mut sums) };
     }
     sums
 }
@@ -221,10 +221,8 @@ fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
 #[inline(always)]
 unsafe fn add_products<S: Simd, E: Elem, const N: usize, const T: usize>(
     simd: S,
-    k: &[E],
-    d: usize,
-    e: usize,
-    n: usize,
+    (k, d): (&[E], usize),
+    (e, n): (usize, usize),
     q: &[f32],
     padded: usize,
     sums: &mut [[S::F; N]; T],

@@ -172,7 +172,7 @@ impl<E: Elem> Kernel for FlashBlock<'_, E> {
         total.clear();
         let span = block.span(a.visible, 0..block.queries());
         for segment in span.start / SEGMENT..span.end.div_ceil(SEGMENT) {
-            attend_segment(simd, a, k, v, &block, segment, &mut work, &mut part);
+            attend_segment(simd, a, (k, v), &block, segment, &mut work, &mut part);
             total.merge(simd, part.o, part.m, part.l, block.shape.padded);
         }
         total.finish(simd, &block, out, lse);
@@ -199,7 +199,7 @@ impl<E: Elem> Kernel for FlashSegment<'_, E> {
         let mut scratch = scratch::borrow(&BUFFERS, Buffers::len(&block));
         let mut floats = scratch.as_f32_mut();
         let mut work = Buffers::new(a, &block, &mut floats);
-        attend_segment(simd, a, k, v, &block, segment, &mut work, &mut PartialOutput::new(&block, part));
+        attend_segment(simd, a, (k, v), &block, segment, &mut work, &mut PartialOutput::new(&block, part));
     }
 }
 
@@ -237,8 +237,7 @@ impl Kernel for MergeSegments<'_> {
 fn attend_segment<S: Simd, E: Elem>(
     simd: S,
     a: &Attention,
-    k: &[E],
-    v: &[E],
+    (k, v): (&[E], &[E]),
     block: &QueryBlock,
     segment: usize,
     work: &mut Buffers,
