@@ -24,12 +24,13 @@ pub use a3_ex::A3Ex;
 pub use full::Full;
 pub use h2o::{H2o, H2oBudget};
 pub use keyformer::Keyformer;
-pub use morph_kv::{Fuse, MorphKv, Profile};
+pub use morph_kv::{MorphKv, Profile};
 pub use policy::{
     Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Recent, Sizes, Statistics, Tau,
 };
 pub use refrain_registry::{Error, Result};
 pub use registry::{Eviction, POLICIES};
+pub use ring::Fuse;
 pub use scissorhands::Scissorhands;
 pub use snap_kv::{Pool, SnapKv};
 pub use streaming_llm::{SinkPositions, StreamingLlm};

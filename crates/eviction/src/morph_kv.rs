@@ -10,20 +10,10 @@ use refrain_registry::{Error, MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ring::Ring;
+use crate::ring::{Fuse, Ring};
 use crate::{
     Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
 };
-
-/// How the rows of the recent tokens are fused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Fuse {
-    /// Their sum.
-    Sum,
-    /// The largest of them.
-    Max,
-}
 
 /// What the recent tokens' rows are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

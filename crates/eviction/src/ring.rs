@@ -1,8 +1,20 @@
 //! The weights of the last rows, slot by slot, with their sum or maximum kept up to date.
 
 use refrain_kernels::{argmin_before, f16, max_assign, replace_row_in_sums, round_to_f16};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use crate::{Fuse, LayerView};
+use crate::LayerView;
+
+/// How the rows of the recent tokens are fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Fuse {
+    /// Their sum.
+    Sum,
+    /// The largest of them.
+    Max,
+}
 
 /// `heads × rows × capacity` weights in `f16`, the oldest row overwritten.
 #[derive(Clone, Debug)]

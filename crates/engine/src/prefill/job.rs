@@ -9,7 +9,8 @@ use refrain_kv::KvAllocator;
 
 use super::capture::AttentionCapture;
 use super::context::PassContext;
-use super::pass::{Carried, Finished, PassRun, Step};
+use super::layers::Carried;
+use super::pass::{Finished, PassRun, Step};
 use super::prefetch::LayerPrefetcher;
 use super::reuse::{Opening, ReusedSegments};
 use super::stats::PrefillStats;

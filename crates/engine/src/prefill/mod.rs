@@ -1,10 +1,13 @@
 //! Prefill of a prompt: reused parts are opened, the method's passes go through the layers, and a cache to decode in is left.
 
+mod attend;
 mod capture;
 mod context;
 mod job;
+mod layers;
 mod pass;
 mod prefetch;
+mod reports;
 mod reuse;
 mod selected;
 mod spans;

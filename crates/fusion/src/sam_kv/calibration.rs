@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use refrain_kv::AuxTensors;
 
-use super::SamKv;
 use super::offline::RECEIVED;
+use super::options::SamKv;
 
 /// Fewer blocks than this have no order to speak of.
 const BLOCKS: usize = 3;

@@ -4,7 +4,7 @@ use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::AuxTensors;
 use refrain_kv::stats::mean;
 
-use super::SamKv;
+use super::options::SamKv;
 use crate::ContextLayer;
 
 /// Fewer weights than this give no slope.

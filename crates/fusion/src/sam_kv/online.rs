@@ -4,7 +4,7 @@ use refrain_kv::stats::mean;
 use refrain_kv::{Span, Tensor, top_k};
 
 use super::offline::{EXTREMES, MARKED, MEANS, QUERIES, REPRESENTATIVE};
-use super::{Cosine, Extremes, Quota, Rotation, Rounding, SamKv, cosine, dot};
+use super::options::{Cosine, Extremes, Quota, Rotation, Rounding, SamKv, cosine, dot};
 use crate::{Error, ModelFacts, PrefillInputs, Result};
 
 /// A block that was retrieved.

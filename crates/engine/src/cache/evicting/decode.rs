@@ -1,0 +1,203 @@
+//! Decoding in an evicting cache: room is made, a token is appended, and the policy observes its attention.
+
+use refrain_eviction::{LayerView, Observation, Observed};
+use refrain_kernels::{Attention, Buffer, Cpu, GumbelNoise, Precision};
+use refrain_kv::survivors;
+
+use super::{EvictingCache, Layer, Plan, RotatedToken, of_layer};
+
+impl EvictingCache {
+    /// Makes room, places the token's key and value, attends, and lets the policy observe.
+    pub(crate) fn attend(
+        &mut self,
+        cpu: &Cpu,
+        precision: Precision,
+        layer: usize,
+        token: &RotatedToken<'_>,
+        out: &mut [f32],
+    ) {
+        let position = token.position;
+        let (plan, heads, d) = (self.plans[layer], self.shape.kv_heads, self.shape.head_dim);
+        self.leave_window(layer, position);
+        if plan.budget.decoding && self.layers[layer].len > plan.budget.most {
+            self.prune(cpu, layer, position);
+        }
+        let slot = self.layers[layer].len;
+        self.place(cpu, layer, token);
+        let held = &mut self.layers[layer];
+        held.positions.iter_mut().skip(slot).step_by(plan.capacity).for_each(|p| *p = position);
+        held.len = slot + 1;
+        self.turn_sinks(cpu, layer, position);
+        let (watches, Layer { cache, len, .. }) = (self.watches(layer), &self.layers[layer]);
+        let visible = [(0, *len as u32)];
+        let attention = Attention {
+            q: token.q,
+            k: cache.k.as_slice(),
+            v: cache.v.as_slice(),
+            heads: heads * self.group,
+            kv_heads: heads,
+            head_dim: d,
+            capacity: plan.capacity,
+            visible: &visible,
+            scale: plan.scale,
+            precision,
+        };
+        match watches {
+            Observation::Sums | Observation::Weights { .. } => {
+                let weights = &mut self.scratch.weights[..heads * len];
+                cpu.decode_with_weights(&attention, out, weights);
+            }
+            _ => cpu.attention(&attention, out),
+        }
+        if let Observation::NoisySums { seed, tau } = watches {
+            let step = position as usize + 1 - self.prompt.len();
+            let (seed, tau) = (of_layer(seed, layer), tau.at(step));
+            let noise = GumbelNoise {
+                seed,
+                temperature: tau,
+                query_positions: &[position],
+                key_positions: &self.layers[layer].positions,
+            };
+            let weights = &mut self.scratch.weights[..heads * len];
+            cpu.noisy_attention_mass(&attention, 0..*len, &noise, weights);
+        }
+        if watches != Observation::Nothing {
+            self.observe(cpu, layer, position, token.q);
+        }
+    }
+
+    /// Drops what the layer's own window does not reach from the token at place `next`, where places are not positions: of a
+    /// prompt of which only a part is kept.
+    fn leave_window(&mut self, layer: usize, next: u32) {
+        let (Plan { budget, capacity, window, .. }, d) = (self.plans[layer], self.shape.head_dim);
+        let held = &mut self.layers[layer];
+        if !window || held.origins.is_empty() {
+            return;
+        }
+        let n = held.origins.len() as u32;
+        let left_out = held.origins[held.origins.len() - 1] + 1 - n;
+        let position = |place: u32| held.origins.get(place as usize).copied().unwrap_or(place + left_out);
+        let reach = budget.keep as u32;
+        // Every head holds the same tokens here, in the same slots.
+        let gone: Vec<usize> = (0..held.len)
+            .rev()
+            .filter(|slot| position(held.positions[*slot]) + reach < next + left_out)
+            .collect();
+        for slot in gone {
+            held.len -= 1;
+            for head in 0..self.shape.kv_heads {
+                held.relocate((d, capacity), head, held.len, slot);
+            }
+        }
+    }
+
+    /// What attention reports of a step at a layer.
+    fn watches(&self, layer: usize) -> Observation {
+        match self.eviction.policy.observes(&self.prompt) {
+            _ if self.plans[layer].window => Observation::Nothing,
+            Observation::Prompt { .. } => Observation::Nothing,
+            observation => observation,
+        }
+    }
+
+    /// Tells the policy of the step at `position`: weights are those in the scratch.
+    fn observe(&mut self, cpu: &Cpu, layer: usize, position: u32, queries: &[f32]) {
+        let heads = self.shape.kv_heads;
+        let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
+        let view = LayerView {
+            cpu,
+            heads,
+            group: self.group,
+            head_dim: self.shape.head_dim,
+            scale: self.plans[layer].scale,
+            capacity: self.plans[layer].capacity,
+            len: *len,
+            positions,
+            keys: cache.k.as_slice(),
+            next: position + 1,
+        };
+        let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
+        statistics.observe(&Observed { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
+    }
+
+    /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.
+    fn prune(&mut self, cpu: &Cpu, layer: usize, next: u32) {
+        let (Plan { budget, capacity, .. }, d) = (self.plans[layer], self.shape.head_dim);
+        let (held, keep) = (&mut self.layers[layer], budget.keep);
+        for head in 0..self.shape.kv_heads {
+            let scores = &mut self.scratch.scores[..held.len];
+            let view = LayerView {
+                cpu,
+                heads: self.shape.kv_heads,
+                group: self.group,
+                head_dim: d,
+                scale: self.plans[layer].scale,
+                capacity,
+                len: held.len,
+                positions: &held.positions,
+                keys: held.cache.k.as_slice(),
+                next,
+            };
+            if held.len == keep + 1 {
+                let hole = held.statistics.weakest(&view, head, scores).unwrap_or(keep);
+                held.relocate((d, capacity), head, keep, hole);
+                continue;
+            }
+            held.statistics.score(&view, head, scores);
+            let kept = survivors(scores, view.head(head), keep);
+            let stay = kept.partition_point(|slot| (*slot as usize) < keep);
+            let (stay, movers) = kept.split_at(stay);
+            let holes = (0..keep as u32).filter(|slot| stay.binary_search(slot).is_err());
+            for (hole, mover) in holes.zip(movers) {
+                held.relocate((d, capacity), head, *mover as usize, hole as usize);
+            }
+        }
+        held.len = keep;
+    }
+
+    /// Rotates and places a token's key and value behind the others.
+    fn place(&mut self, cpu: &Cpu, layer: usize, token: &RotatedToken<'_>) {
+        let Layer { cache, len, .. } = &mut self.layers[layer];
+        let slots = [*len as u32];
+        let RotatedToken { k, v, rotary, .. } = *token;
+        if !self.eviction.per_query_head {
+            return cache.place(cpu, self.shape, (k, v), rotary, &slots);
+        }
+        let d = self.shape.head_dim;
+        for head in 0..self.shape.kv_heads {
+            let of = head / self.copies * d;
+            self.scratch.k.write(head * d, k.range(of..of + d));
+            self.scratch.v.write(head * d, v.range(of..of + d));
+        }
+        let (k, v) = (self.scratch.k.as_slice(), self.scratch.v.as_slice());
+        cache.place(cpu, self.shape, (k, v), rotary, &slots);
+    }
+
+    /// Where keys are rotated by their places in the cache, turns those of the first tokens towards the others, as far as
+    /// the token at `position` is further on than its place. Attention sees differences of positions only, and among
+    /// the recent tokens these are what they were.
+    fn turn_sinks(&mut self, cpu: &Cpu, layer: usize, position: u32) {
+        let Some(sinks) = self.eviction.policy.sinks().filter(|_| !self.plans[layer].window) else { return };
+        let capacity = self.plans[layer].capacity;
+        let Layer { cache, len, sinks: kept, .. } = &mut self.layers[layer];
+        let by = position + 1 - *len as u32;
+        let sinks = sinks.min(*len);
+        if by == 0 || sinks == 0 {
+            return;
+        }
+        let (heads, d) = (self.shape.kv_heads, self.shape.head_dim);
+        let kept = kept.get_or_insert_with(|| {
+            let mut kept = Buffer::zeros(self.dtype, sinks * heads * d);
+            for (i, at) in (0..sinks).flat_map(|sink| (0..heads).map(move |head| (sink, head))).enumerate() {
+                let from = (at.1 * capacity + at.0) * d;
+                kept.write(i * d, cache.k.as_slice().range(from..from + d));
+            }
+            kept
+        });
+        let turn = self.ropes.layer(layer).turn(by, sinks);
+        let (cos, sin) = turn.slice(0, sinks);
+        let slots: Vec<u32> = (0..sinks as u32).collect();
+        let rotary_dim = 2 * cos.len() / sinks;
+        cpu.place_keys(kept.as_slice(), heads, d, cos, sin, rotary_dim, &slots, &mut cache.k);
+    }
+}

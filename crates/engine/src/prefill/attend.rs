@@ -1,0 +1,218 @@
+//! Attention of one layer of a pass, over all tokens of the prompt or over selected ones.
+
+
+use refrain_fusion::{Mask, PromptLayout};
+use refrain_kv::LayerCache;
+
+use super::capture::AttentionCapture;
+use super::layers::{AnswerCache, PassLayers, Source};
+use super::prefetch::PrefetchedLayer;
+use super::reuse::Segment;
+use super::selected::SelectedLayers;
+use super::stats::count_within;
+use crate::Result;
+use crate::cache::{DecodeCache, PromptLayer, RetrievingTokens};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, visible_keys};
+
+impl PassLayers {
+    /// Lets each token see its slots at `layer`. `before` holds the tokens before the last layer shrank them, or nothing.
+    pub(super) fn set_mask(&self, layer: usize, tokens: &mut ActiveTokens, before: &[u32]) {
+        match self.plan.mask {
+            Mask::Absolute => tokens.set_causal_mask(layer),
+            Mask::BottomRight => {
+                let computed = if before.is_empty() { &tokens.positions } else { before };
+                let hidden = self.context.inputs.layout.len() - computed.len();
+                let seen = |token: &u32| (0, (hidden + computed.partition_point(|t| t <= token)) as u32);
+                tokens.visible = tokens.positions.iter().map(seen).collect();
+            }
+        }
+    }
+
+    /// A layer at which every token of the prompt has its slot.
+    pub(super) fn attend_all(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+        let PrefetchedLayer { mut cache, cached } = match self.ready.take() {
+            Some(ready) => ready,
+            None => unreachable!("a layer is computed when its keys and values are there"),
+        };
+        let context = self.context.clone();
+        let layout: &PromptLayout = &context.inputs.layout;
+        let last = layer + 1 == self.depth();
+        let needs = self.plan.checks.get(&layer).copied();
+        let mean_query = self.mean_query(needs.as_ref(), tokens);
+        if self.retrieval.is_some() {
+            self.q_pre_rope.clear();
+            self.q_pre_rope.extend_from_slice(&tokens.work.q);
+        }
+        tokens.apply_rope(layer);
+        tokens.write_kv(layer, &mut cache, &tokens.positions);
+        let projected = tokens.positions.len();
+        let final_pass = self.plan.probe.is_none();
+        if final_pass {
+            self.stats.document_rows.push(count_within(&tokens.positions, layout.documents()));
+            // Active tokens only shrink, so what the last layer reads from the cache is what any layer does.
+            let read = |s: &Segment| s.span.len() - count_within(&tokens.positions, s.span);
+            self.stats.cached_tokens = context.segments.iter().map(read).sum();
+            let maps = self.retrieval.is_none() || context.capture != AttentionCapture::Maps;
+            if maps && context.capture != AttentionCapture::Nothing {
+                let spans = (layout.documents(), layout.question);
+                self.capture(layer, tokens, (&cache, self.prompt_capacity()), spans, None);
+            }
+        }
+        if let Some(needs) = needs.filter(|_| !(final_pass && last)) {
+            let continuing = self.observe(layer, needs, tokens, (Some(&cache), &cached), &mean_query)?;
+            tokens.keep(continuing, &context.tables);
+        }
+        if last && !final_pass {
+            self.stats.count_layer(tokens.decoder.config(), projected, 0, 0);
+            self.carried.push(cache);
+            return Ok(Flow::Stop);
+        }
+        let capacity = self.prompt_capacity();
+        if final_pass && last {
+            self.stats.final_rows.clone_from(&tokens.positions);
+            self.set_mask(layer, tokens, &[]);
+            self.observe_prompt(layer, tokens, &cache);
+            if self.retrieval.is_none() {
+                tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+            }
+        }
+        let before = std::mem::take(&mut self.stats.final_rows);
+        self.set_mask(layer, tokens, &before);
+        self.stats.final_rows = before;
+        if final_pass && !last {
+            self.observe_prompt(layer, tokens, &cache);
+        }
+        let (visible, elements) = (&tokens.visible, tokens.work.q.len());
+        tokens.work.attended.resize(elements);
+        let keys = match &mut self.retrieval {
+            None => {
+                let attention =
+                    attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, visible);
+                tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
+                visible_keys(visible)
+            }
+            Some(retrieval) => {
+                let retrieving = RetrievingTokens {
+                    decoder: &tokens.decoder,
+                    cache: &cache,
+                    capacity,
+                    positions: &tokens.positions,
+                    visible,
+                    q: &tokens.work.q,
+                    q_pre_rope: &self.q_pre_rope,
+                };
+                retrieval.attend(layer, &retrieving, &mut tokens.work.attended);
+                if last {
+                    // Blocks are weighed by the attention of all tokens; the output of the last one is all that is needed.
+                    let width = elements / tokens.positions.len();
+                    tokens.work.attended.copy_within(elements - width..elements, 0);
+                    tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+                    tokens.work.attended.resize(width);
+                }
+                retrieval.take_keys()
+            }
+        };
+        self.stats.count_layer(tokens.decoder.config(), projected, tokens.positions.len(), keys);
+        match &mut self.answer {
+            Some(answer) if final_pass => {
+                if let Some(unused) = answer.as_cache().store_prompt(layer, cache) {
+                    context.allocator.release(unused);
+                }
+            }
+            Some(AnswerCache::Full(_)) => self.carried.push(cache),
+            _ => context.allocator.release(cache),
+        }
+        Ok(Flow::Continue)
+    }
+
+    /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there.
+    pub(super) fn observe_prompt(&mut self, layer: usize, tokens: &ActiveTokens, cache: &LayerCache) {
+        let prompt = PromptLayer {
+            cpu: tokens.decoder.backend(),
+            whole: cache,
+            q: &tokens.work.q,
+            rows: &tokens.positions,
+            visible: &tokens.visible,
+            origins: None,
+        };
+        if let Some(answer) = &mut self.answer {
+            answer.as_cache().observe_prompt(layer, &prompt, self.context.allocator.meter());
+        }
+    }
+
+    /// A layer that holds a part of the prompt's tokens.
+    pub(super) fn attend_selected(
+        &mut self,
+        selected: &mut SelectedLayers,
+        layer: usize,
+        tokens: &mut ActiveTokens,
+    ) -> Result<Flow> {
+        let context = self.context.clone();
+        let layout: &PromptLayout = &context.inputs.layout;
+        let decoder = tokens.decoder.clone();
+        let (config, projected) = (decoder.config(), tokens.positions.len());
+        let last = layer + 1 == self.depth();
+        let final_pass = self.plan.probe.is_none();
+        if let Some(needs) = self.plan.checks.get(&layer).copied() {
+            let mean_query = self.mean_query(Some(&needs), tokens);
+            self.observe(layer, needs, tokens, (None, &[]), &mean_query)?;
+        }
+        if last && !final_pass {
+            self.stats.count_layer(config, projected, 0, 0);
+            return Ok(Flow::Stop);
+        }
+        tokens.apply_rope(layer);
+        let merge = self.plan.merges.then_some(self.pass.as_ref());
+        let Some(cache) = selected.layer_cache(&context, layer, tokens, merge) else {
+            return Ok(Flow::Stop);
+        };
+        if final_pass {
+            self.stats.document_rows.push(count_within(&tokens.positions, layout.documents()));
+            selected.free(&context, layer);
+            if last {
+                self.stats.final_rows.clone_from(&tokens.positions);
+            }
+        }
+        tokens.keep(selected.continuing(&context, layer), &context.tables);
+        let kept = selected.attend_documents(&context, layer, tokens, cache, &mut self.stats);
+        selected.set_question_mask(layer, tokens);
+        if final_pass {
+            if context.capture != AttentionCapture::Nothing {
+                let (spans, positions) = selected.capture_spans(layout, layer);
+                self.capture(layer, tokens, (&kept.cache, kept.slots), spans, Some(&positions));
+            }
+            if let Some(answer) = &mut self.answer {
+                selected.show_answer_cache(&context, layer, tokens, &kept, answer.as_cache());
+            }
+        }
+        let mut first = kept.attended;
+        if last {
+            tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+            selected.set_question_mask(layer, tokens);
+            first = 0;
+        }
+        selected.attend_question(layer, tokens, &kept, first, &mut self.stats);
+        self.stats.count_layer(config, projected, tokens.positions.len(), 0);
+        if last {
+            self.stats.cached_tokens = selected.cached_tokens(&context);
+        }
+        kept.release(&context);
+        Ok(Flow::Continue)
+    }
+}
+
+impl LayerAttention for PassLayers {
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+        match std::mem::replace(&mut self.source, Source::Empty) {
+            Source::Selected(mut selected) => {
+                let flow = self.attend_selected(&mut selected, layer, tokens);
+                self.source = Source::Selected(selected);
+                flow
+            }
+            source => {
+                self.source = source;
+                self.attend_all(layer, tokens)
+            }
+        }
+    }
+}

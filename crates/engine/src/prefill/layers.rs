@@ -1,0 +1,178 @@
+//! The layers of one pass: where their keys and values come from, and where they go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use refrain_fusion::{Pass, PassPlan};
+use refrain_kv::LayerCache;
+
+use super::context::PassContext;
+use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer};
+use super::selected::SelectedLayers;
+use super::stats::{LoadStats, PrefillStats};
+use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache};
+
+/// Keys and values that a probe leaves to the next pass.
+#[derive(Debug, Default)]
+pub(crate) enum Carried {
+    #[default]
+    Nothing,
+    /// Layers with all reused keys and values in place. Slots of tokens that the next pass computes again are overwritten by it.
+    Layers(Vec<LayerCache>),
+    /// Spans that were read of each layer.
+    Spans(Box<SelectedLayers>),
+}
+
+/// The cache of a last pass.
+#[derive(Debug)]
+pub(super) enum AnswerCache {
+    Full(FullCache),
+    Evicting(EvictingCache),
+}
+
+impl AnswerCache {
+    pub(super) fn as_cache(&mut self) -> &mut dyn DecodeCache {
+        match self {
+            AnswerCache::Full(cache) => cache,
+            AnswerCache::Evicting(cache) => cache,
+        }
+    }
+}
+
+/// Origin of a pass's layers.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Nothing is reused: layers are empty.
+    Empty,
+    /// Loaded beside the computation.
+    Prefetched(LayerPrefetcher),
+    /// Left by the probe before, in ascending order of layers.
+    Carried(std::vec::IntoIter<LayerCache>),
+    /// A part of the tokens, read when a layer's turn comes.
+    Selected(Box<SelectedLayers>),
+}
+
+/// A pass but for its active tokens.
+#[derive(Debug)]
+pub(crate) struct PassLayers {
+    pub(crate) context: Arc<PassContext>,
+    pub(crate) pass: Box<dyn Pass>,
+    pub(crate) plan: PassPlan,
+    /// The cache that the answer is decoded in; a probe has none.
+    pub(super) answer: Option<AnswerCache>,
+    pub(super) source: Source,
+    /// Layers of a probe, for the next pass.
+    pub(super) carried: Vec<LayerCache>,
+    pub(super) retrieval: Option<BlockRetrieval>,
+    pub(super) q_pre_rope: Vec<f32>,
+    /// The layer to be computed next.
+    pub(super) ready: Option<PrefetchedLayer>,
+    pub(crate) stats: PrefillStats,
+}
+
+impl PassLayers {
+    /// Layers that the pass goes through.
+    pub(super) fn depth(&self) -> usize {
+        let layers = self.context.inputs.layout.layers;
+        self.plan.probe.map_or(layers, |depth| depth.min(layers))
+    }
+
+    /// Slots of a head in the cache that a layer of the prompt is computed in.
+    pub(super) fn prompt_capacity(&self) -> usize {
+        self.answer.as_ref().map_or(0, |answer| match answer {
+            AnswerCache::Full(cache) => cache.prompt_capacity(),
+            AnswerCache::Evicting(cache) => cache.prompt_capacity(),
+        })
+    }
+
+    /// Prepares a pass over all tokens of the prompt: the layers that the probe before has left, or a prefetcher.
+    pub(super) fn read_all(&mut self, mut answer: AnswerCache, carried: Carried) {
+        let context = self.context.clone();
+        let (engine, decoder) = (&context.engine, context.engine.decoder_arc());
+        let (shape, dtype) = (decoder.shape(), engine.settings().kv);
+        let capacity = answer.as_cache().prompt_capacity();
+        // A layer that waits is the request's own cache, or, where that is bounded, more than it.
+        let bounded = matches!(answer, AnswerCache::Evicting(_));
+        let ahead = if bounded { decoder.backend().threads() } else { shape.layers };
+        if bounded {
+            engine.buffers().kv.trim(ahead + 1);
+        }
+        let compares = self.plan.checks.values().any(|needs| needs.deviation.is_some());
+        let fits = |layers: &Vec<LayerCache>| {
+            layers.len() == shape.layers
+                && !compares
+                && self.plan.key_positions == refrain_fusion::KeyPositions::Global
+                && layers.iter().all(|layer| layer.k.len() == shape.width() * capacity)
+        };
+        self.source = match carried {
+            Carried::Layers(layers) if fits(&layers) => Source::Carried(layers.into_iter()),
+            carried => {
+                match carried {
+                    Carried::Layers(layers) => {
+                        layers.into_iter().for_each(|layer| context.allocator.release(layer));
+                    }
+                    Carried::Spans(mut spans) => spans.free_all(&context),
+                    Carried::Nothing => {}
+                }
+                if context.segments.is_empty() {
+                    Source::Empty
+                } else {
+                    let sizes = PrefetchSizes { shape, dtype, capacity, layers: self.depth(), ahead };
+                    Source::Prefetched(LayerPrefetcher::start(
+                        context.segments.clone(),
+                        &self.plan,
+                        context.tables.clone(),
+                        sizes,
+                        context.allocator.clone(),
+                        decoder.backend(),
+                    ))
+                }
+            }
+        };
+        self.answer = Some(answer);
+    }
+
+    /// The layer's cache with reused keys and values.
+    pub(super) fn poll(&mut self, layer: usize) -> Prefetched {
+        let context = &self.context;
+        let empty = |cache| Prefetched::Ready(PrefetchedLayer { cache, cached: Vec::new() });
+        match &mut self.source {
+            Source::Prefetched(prefetcher) => prefetcher.poll(layer),
+            Source::Carried(layers) => match layers.next() {
+                Some(cache) => empty(cache),
+                None => Prefetched::Broken,
+            },
+            Source::Empty => {
+                let decoder = context.engine.decoder();
+                let dtype = context.engine.settings().kv;
+                let capacity = self.prompt_capacity();
+                empty(self.context.allocator.acquire(decoder.shape(), dtype, capacity))
+            }
+            Source::Selected(_) => {
+                empty(LayerCache::new(context.engine.decoder().shape(), context.engine.settings().kv, 0))
+            }
+        }
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(&self.source, Source::Selected(selected) if selected.is_broken())
+    }
+
+    /// Bytes and time of loading so far.
+    pub(crate) fn count_load(&mut self) -> LoadStats {
+        match &mut self.source {
+            Source::Prefetched(prefetcher) => prefetcher.count(),
+            Source::Selected(selected) => selected.load(),
+            Source::Empty | Source::Carried(_) => LoadStats::default(),
+        }
+    }
+
+    /// Time that the computing thread waited for loading so far.
+    pub(crate) fn total_waited(&self) -> Duration {
+        match &self.source {
+            Source::Prefetched(prefetcher) => prefetcher.waited(),
+            Source::Selected(selected) => selected.load().busy,
+            Source::Empty | Source::Carried(_) => Duration::ZERO,
+        }
+    }
+}
