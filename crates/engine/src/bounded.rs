@@ -5,7 +5,9 @@
 
 mod prompt;
 
-use refrain_eviction::{Budget, Eviction, LayerView, Observation, Observed, PromptSpans, Statistics};
+use refrain_eviction::{
+    AttentionNeeds, AttentionReport, Budget, Eviction, LayerView, PromptSpans, TokenScorer,
+};
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, GumbelNoise, Precision};
 use refrain_kv::{LayerCache, RopeTables, Ropes, Shape, survivors};
 use refrain_model::{Config, LayerSpec, Workspace};
@@ -53,7 +55,7 @@ struct Layer {
     /// Position of the token in each slot, `heads × capacity`.
     positions: Vec<u32>,
     len: usize,
-    statistics: Box<dyn Statistics>,
+    statistics: Box<dyn TokenScorer>,
     /// Keys of the first tokens as they were rotated at first, once they are turned: `sinks × heads × d`.
     sinks: Option<Buffer>,
     /// Positions of the prompt's places, where only a part of it is kept and the layer's own window bounds it.
@@ -153,9 +155,11 @@ impl Bounded {
         };
         let plans: Vec<Plan> = config.layers.iter().map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
-        let reports = match eviction.policy.observes(&prompt) {
-            Observation::Nothing | Observation::Prompt { .. } | Observation::Queries { .. } => 0,
-            Observation::Sums | Observation::NoisySums { .. } | Observation::Weights { .. } => heads * most,
+        let reports = match eviction.policy.needs(&prompt) {
+            AttentionNeeds::Nothing | AttentionNeeds::PromptSums { .. } | AttentionNeeds::Queries { .. } => 0,
+            AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } | AttentionNeeds::RowWeights { .. } => {
+                heads * most
+            }
         };
         let scratch = Scratch {
             scores: vec![0.0; if plans.iter().any(|plan| plan.budget.decoding) { most } else { 0 }],
@@ -255,13 +259,13 @@ impl Bounded {
         };
         work.attended.resize(work.q.len());
         match watches {
-            Observation::Sums | Observation::Weights { .. } => {
+            AttentionNeeds::Sums | AttentionNeeds::RowWeights { .. } => {
                 let weights = &mut self.scratch.weights[..heads * len];
                 cpu.decode_with_weights(&attention, &mut work.attended, weights);
             }
             _ => cpu.attention(&attention, &mut work.attended),
         }
-        if let Observation::NoisySums { seed, tau } = watches {
+        if let AttentionNeeds::NoisySums { seed, tau } = watches {
             let step = position as usize + 1 - self.prompt.len();
             let (seed, tau) = (of_layer(seed, layer), tau.at(step));
             let noise = GumbelNoise {
@@ -273,7 +277,7 @@ impl Bounded {
             let weights = &mut self.scratch.weights[..heads * len];
             cpu.noisy_attention_mass(&attention, 0..*len, &noise, weights);
         }
-        if watches != Observation::Nothing {
+        if watches != AttentionNeeds::Nothing {
             self.observe(cpu, layer, position, &work.q);
         }
     }
@@ -304,10 +308,10 @@ impl Bounded {
     }
 
     /// What attention reports of a step at a layer.
-    fn watches(&self, layer: usize) -> Observation {
-        match self.eviction.policy.observes(&self.prompt) {
-            _ if self.plans[layer].window => Observation::Nothing,
-            Observation::Prompt { .. } => Observation::Nothing,
+    fn watches(&self, layer: usize) -> AttentionNeeds {
+        match self.eviction.policy.needs(&self.prompt) {
+            _ if self.plans[layer].window => AttentionNeeds::Nothing,
+            AttentionNeeds::PromptSums { .. } => AttentionNeeds::Nothing,
             observation => observation,
         }
     }
@@ -329,7 +333,8 @@ impl Bounded {
             next: position + 1,
         };
         let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
-        statistics.observe(&Observed { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
+        statistics
+            .observe(&AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
     }
 
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.
