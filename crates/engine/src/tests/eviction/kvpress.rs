@@ -66,7 +66,7 @@ fn snap_kv_keeps_what_kvpress_keeps() {
         let spec = format!("snap_kv:capacity={capacity},window={window},kernel={kernel}");
         assert_eq!(case.keeps(&policy(&spec)), case.kept, "case {i}");
         // Other options keep other tokens, where there is a choice.
-        let max = policy(&format!("{spec}:pool=max"));
+        let max = policy(&format!("{spec},pool=max"));
         assert!(
             *kernel == 1
                 || *capacity + 1 >= case.tokens

@@ -104,7 +104,9 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
             ("morph_kv", true),
         ] {
             let capacity = if evicts { prompt.len() - 1 } else { most };
-            let got = logits(engine, &prompt, &policy(&format!("{spec}:capacity={capacity}")), 12);
+            let separator = if spec.contains(':') { ',' } else { ':' };
+            let spec = format!("{spec}{separator}capacity={capacity}");
+            let got = logits(engine, &prompt, &policy(&spec), 12);
             let same = got.iter().zip(&full).all(|(a, b)| a.to_bits() == b.to_bits());
             let window = engine.decoder().config().layers.iter().any(|layer| layer.window.is_some());
             if window && !evicts {
@@ -168,7 +170,7 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
             for method in &all[..if real { 1 } else { 3 }] {
                 let eviction = policy(spec);
                 let option = |name: &str| {
-                    let value = spec.split(':').find_map(|word| word.strip_prefix(name));
+                    let value = spec.split([':', ',']).find_map(|word| word.strip_prefix(name));
                     value.and_then(|value| value.strip_prefix('=')).and_then(|value| value.parse().ok())
                 };
                 let capacity = option("capacity").unwrap_or(if spec.starts_with("h2o") { 16 } else { 35 });
