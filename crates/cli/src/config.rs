@@ -138,12 +138,12 @@ mod tests {
 
     #[test]
     fn values_become_defaults_below_the_command_line() {
-        let file = "chunk-tokens = 100\njson = true\n[ask]\nratio = 0.3\nstop = [\"a\", \"b\"]\n[bench.ttft]\nruns = 2";
+        let file = "chunk-tokens = 100\njson = true\n[ask]\nmethod = \"a3:ratio=0.3\"\nstop = [\"a\", \"b\"]\n[bench.ttft]\nruns = 2";
         let matches = apply(file).unwrap().try_get_matches_from(["refrain", "ask", "why"]).unwrap();
         let ask = crate::args::innermost(&matches);
         assert_eq!(ask.get_one::<usize>("chunk_tokens"), Some(&100));
         assert_eq!(ask.get_one::<bool>("json"), Some(&true));
-        assert_eq!(ask.get_one::<String>("ratio").unwrap(), "0.3");
+        assert_eq!(ask.get_one::<String>("method").unwrap(), "a3:ratio=0.3");
         assert_eq!(ask.get_many::<String>("stop").unwrap().collect::<Vec<_>>(), ["a", "b"]);
         let words = ["refrain", "ask", "why", "--chunk-tokens", "7", "--json=false"];
         let matches = apply(file).unwrap().try_get_matches_from(words).unwrap();

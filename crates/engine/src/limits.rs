@@ -1,6 +1,6 @@
 //! The room that a request takes: positions and bytes.
 
-use refrain_eviction::{Eviction, PromptSpans};
+use refrain_eviction::{Eviction, PromptSpans, Sizes};
 
 use crate::engine::Engine;
 use crate::prompt::Prompt;
@@ -63,8 +63,13 @@ impl Engine {
             None => room,
         };
         let config = self.decoder().config();
-        let copies = if eviction.per_query_head { config.heads / config.kv_heads } else { 1 };
-        Ok(held * copies * self.decoder().shape().token_bytes(self.settings().kv))
+        let heads = if eviction.per_query_head { config.heads } else { config.kv_heads };
+        let group = config.heads / heads;
+        let copies = heads / config.kv_heads;
+        let sizes = Sizes { heads, group, head_dim: config.head_dim, capacity: held, rows: room };
+        let side_bytes = eviction.policy.side_bytes(&spans(prompt), sizes);
+        let kv_bytes = held * copies * self.decoder().shape().token_bytes(self.settings().kv);
+        Ok(side_bytes.saturating_mul(config.num_layers()).saturating_add(kv_bytes))
     }
 }
 

@@ -7,10 +7,10 @@ use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::snap_kv::{Pool, PromptScores, check_kernel};
-use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics};
+use crate::snap_kv::{Pool, PromptScorer, check_kernel};
+use crate::{AttentionNeeds, Budget, EvictionPolicy, PromptSpans, Result, Sizes, TokenScorer};
 
-/// Keep system part, question, and the documents' tokens that the question attends to.
+/// Options of A³'s extension: keep system part, question, and the documents' tokens that the question attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct A3Ex {
@@ -55,14 +55,18 @@ impl EvictionPolicy for A3Ex {
         Ok((prompt.len() > self.capacity).then_some(Budget::once(self.capacity)))
     }
 
-    fn observes(&self, prompt: &PromptSpans) -> Observation {
+    fn needs(&self, prompt: &PromptSpans) -> AttentionNeeds {
         let rows = self.window.unwrap_or(self.capacity / 2).min(prompt.question.len()).max(1);
-        Observation::Prompt { rows }
+        AttentionNeeds::PromptSums { rows }
     }
 
-    fn statistics(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+    fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
         let scored = prompt.system.range().end..prompt.question.range().start;
         let kept = vec![prompt.system, prompt.question];
-        Box::new(PromptScores::new((self.kernel, self.pool), scored, kept, sizes))
+        Box::new(PromptScorer::new((self.kernel, self.pool), scored, kept, sizes))
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        PromptScorer::bytes_of(sizes)
     }
 }

@@ -4,7 +4,8 @@ use refrain_kernels::{Buffer, Cpu, Dtype};
 use refrain_kv::{Span, survivors};
 
 use crate::{
-    Budget, Eviction, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Sizes, Statistics,
+    AttentionNeeds, AttentionReport, Budget, Eviction, EvictionPolicy, LayerView, PromptSpans, Sizes,
+    TokenScorer,
 };
 
 const HEADS: usize = 2;
@@ -17,7 +18,7 @@ const STEPS: usize = 60;
 /// Budgets are the same twice, leave at least one token and do not prune to more than they allow; the one-shot ones are none
 /// where nothing has to go. Scores are numbers and the same twice; what they protect fits the budget; the newest token stays;
 /// the weakest token is the one of the lowest score. Tokens keep their scores when they change their slots, but where scores
-/// are made anew from queries over whatever is there.
+/// are made anew from queries over whatever is there. Scorers hold no more bytes than the policy says before.
 ///
 /// # Panics
 /// If the policy breaks one of these.
@@ -47,7 +48,7 @@ struct Run<'a> {
 
 /// One layer's tokens, without values.
 struct Layer {
-    statistics: Box<dyn Statistics>,
+    scorer: Box<dyn TokenScorer>,
     capacity: usize,
     len: usize,
     positions: Vec<u32>,
@@ -85,7 +86,7 @@ impl Run<'_> {
 
     /// Gives random weights and queries of `rows` to the policy.
     fn observe(&mut self, layer: &mut Layer, rows: &[u32]) {
-        let summed = !matches!(self.policy.observes(&self.prompt), Observation::Weights { .. });
+        let summed = !matches!(self.policy.needs(&self.prompt), AttentionNeeds::RowWeights { .. });
         let count = if summed { 1 } else { rows.len() };
         let mut weights = self.random(HEADS * count * layer.len);
         for (i, weights) in weights.chunks_mut(layer.len).enumerate() {
@@ -99,17 +100,25 @@ impl Run<'_> {
         }
         let queries = self.random(rows.len() * HEADS * GROUP * HEAD_DIM);
         let seen = vec![layer.len as u32; rows.len()];
-        let mut statistics = std::mem::replace(&mut layer.statistics, Box::new(crate::Recent::default()));
+        let mut scorer = std::mem::replace(&mut layer.scorer, Box::new(crate::RecencyScorer::default()));
         let view = self.view(layer, rows[rows.len() - 1] as usize + 1);
-        statistics.observe(&Observed { rows, seen: &seen, weights: &weights, queries: &queries }, &view);
-        layer.statistics = statistics;
+        scorer.observe(&AttentionReport { rows, seen: &seen, weights: &weights, queries: &queries }, &view);
+        layer.scorer = scorer;
+        self.check_bytes(layer);
+    }
+
+    /// Asserts that what a scorer holds was known before.
+    fn check_bytes(&self, layer: &Layer) {
+        let (held, known) =
+            (layer.scorer.bytes(), self.policy.side_bytes(&self.prompt, self.sizes(layer.capacity)));
+        assert!(held <= known, "{:?}: a scorer holds {held} bytes, and {known} were said", self.policy);
     }
 
     fn scores(&self, layer: &Layer, next: usize, head: usize) -> Vec<f32> {
         let view = self.view(layer, next);
         let (mut scores, mut again) = (vec![f32::NAN; layer.len], vec![f32::NAN; layer.len]);
-        layer.statistics.score(&view, head, &mut scores);
-        layer.statistics.score(&view, head, &mut again);
+        layer.scorer.score(&view, head, &mut scores);
+        layer.scorer.score(&view, head, &mut again);
         let bits = |scores: &[f32]| scores.iter().map(|score| score.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&scores), bits(&again), "{:?}: scores must be the same twice", self.policy);
         assert!(scores.iter().all(|score| !score.is_nan()), "{:?}: a score is no number", self.policy);
@@ -121,7 +130,7 @@ impl Run<'_> {
     fn check(&mut self) {
         let n = self.prompt.len();
         let mut prompt = Layer {
-            statistics: self.policy.statistics(&self.prompt, self.sizes(n)),
+            scorer: self.policy.scorer(&self.prompt, self.sizes(n)),
             capacity: n,
             len: n,
             positions: (0..HEADS).flat_map(|_| 0..n as u32).collect(),
@@ -129,10 +138,10 @@ impl Run<'_> {
         };
         let keys = self.random(HEADS * n * HEAD_DIM);
         prompt.keys.write_f32(0, &keys);
-        let rows = match self.policy.observes(&self.prompt) {
-            Observation::Prompt { rows } | Observation::Weights { rows } | Observation::Queries { rows } => {
-                rows.min(n)
-            }
+        let rows = match self.policy.needs(&self.prompt) {
+            AttentionNeeds::PromptSums { rows }
+            | AttentionNeeds::RowWeights { rows }
+            | AttentionNeeds::Queries { rows } => rows.min(n),
             _ => n,
         };
         let rows: Vec<u32> = (n as u32 - rows as u32..n as u32).collect();
@@ -152,6 +161,7 @@ impl Run<'_> {
             return;
         }
         let mut layer = self.gathered(&prompt, &kept, len);
+        self.check_bytes(&layer);
         for head in (0..HEADS).filter(|_| !self.queries()) {
             let (before, after) = (self.scores(&prompt, n, head), self.scores(&layer, n, head));
             for (slot, kept) in kept[head * len..][..len].iter().enumerate() {
@@ -177,13 +187,13 @@ impl Run<'_> {
 
     /// Whether scores are made from queries.
     fn queries(&self) -> bool {
-        matches!(self.policy.observes(&self.prompt), Observation::Queries { .. })
+        matches!(self.policy.needs(&self.prompt), AttentionNeeds::Queries { .. })
     }
 
     fn gathered(&self, prompt: &Layer, kept: &[u32], len: usize) -> Layer {
         let capacity = (self.budget.most + 1).max(len);
         let mut layer = Layer {
-            statistics: prompt.statistics.gather(kept, capacity),
+            scorer: prompt.scorer.gather(kept, capacity),
             capacity,
             len,
             positions: vec![0; HEADS * capacity],
@@ -212,8 +222,7 @@ impl Run<'_> {
             let stays = newest.is_some_and(|slot| kept.contains(&(slot as u32)));
             assert!(stays, "{:?}: the newest token goes at {next}", self.policy);
             if layer.len == keep + 1 {
-                let weakest =
-                    layer.statistics.weakest(&self.view(layer, next), head, &mut vec![0.0; layer.len]);
+                let weakest = layer.scorer.weakest(&self.view(layer, next), head, &mut vec![0.0; layer.len]);
                 let gone = (0..layer.len).find(|slot| !kept.contains(&(*slot as u32)));
                 assert_eq!(weakest, gone, "{:?} at {next}: the weakest is another", self.policy);
             }
@@ -223,7 +232,7 @@ impl Run<'_> {
             for (to, from) in &moves {
                 let (to, from) = (*to as usize, *from as usize);
                 let position = layer.positions[base + from];
-                layer.statistics.moved(head, from, to, position);
+                layer.scorer.moved(head, from, to, position);
                 layer.positions[base + to] = position;
                 layer.keys.copy_within(
                     (base + from) * HEAD_DIM..(base + from + 1) * HEAD_DIM,
@@ -231,7 +240,7 @@ impl Run<'_> {
                 );
             }
             let mut after = vec![0.0; layer.len];
-            layer.statistics.score(&self.view(layer, next), head, &mut after);
+            layer.scorer.score(&self.view(layer, next), head, &mut after);
             for (to, from) in moves {
                 let (before, after) = (scores[from as usize], after[to as usize]);
                 assert!(before == after || self.queries(), "{:?}: {before} became {after}", self.policy);

@@ -4,7 +4,7 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Recent, Result, Sizes, Statistics};
+use crate::{AttentionNeeds, Budget, EvictionPolicy, PromptSpans, RecencyScorer, Result, Sizes, TokenScorer};
 
 /// Keep every token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -19,12 +19,16 @@ impl EvictionPolicy for Full {
         Ok(None)
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::Nothing
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::Nothing
     }
 
-    fn statistics(&self, _: &PromptSpans, _: Sizes) -> Box<dyn Statistics> {
-        Box::new(Recent::default())
+    fn scorer(&self, _: &PromptSpans, _: Sizes) -> Box<dyn TokenScorer> {
+        Box::new(RecencyScorer::default())
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, _: Sizes) -> usize {
+        0
     }
 
     fn is_full(&self) -> bool {

@@ -6,10 +6,10 @@ use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::sums::Sums;
-use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics};
+use crate::accumulated_attention::AccumulatedAttention;
+use crate::{AttentionNeeds, Budget, EvictionPolicy, PromptSpans, Result, Sizes, TokenScorer};
 
-/// What the numbers of heavy hitters and recent tokens are made from.
+/// The unit of the budget for heavy hitters and recent tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum H2oBudget {
@@ -19,7 +19,7 @@ pub enum H2oBudget {
     Hf,
 }
 
-/// Keep heavy hitters and recent tokens.
+/// Options of H2O: keep heavy hitters and recent tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct H2o {
@@ -89,12 +89,16 @@ impl EvictionPolicy for H2o {
         Ok(Some(Budget::constant(heavy + recent)))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::Sums
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::Sums
     }
 
-    fn statistics(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+    fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
         let recent = self.parts(prompt).map_or(0, |(_, recent)| recent);
-        Box::new(Sums::new(sizes.heads, sizes.capacity, recent, self.normalise))
+        Box::new(AccumulatedAttention::new(sizes.heads, sizes.capacity, recent, self.normalise))
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        AccumulatedAttention::bytes_of(sizes)
     }
 }

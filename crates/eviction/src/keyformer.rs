@@ -7,10 +7,10 @@ use refrain_registry::{Error, MAX_COUNT, Options, zero_is_none};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::sums::Sums;
-use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Result, Sizes, Statistics, Tau};
+use crate::accumulated_attention::AccumulatedAttention;
+use crate::{AttentionNeeds, Budget, EvictionPolicy, PromptSpans, Result, Sizes, Tau, TokenScorer};
 
-/// Keep key tokens by noisy attention, and recent tokens.
+/// Options of Keyformer: keep key tokens by noisy attention, and recent tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Keyformer {
@@ -27,7 +27,7 @@ pub struct Keyformer {
     /// Temperature of the scoring softmax for the prompt.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub tau: f64,
-    /// What is added to the temperature at each step.
+    /// Increase of the temperature at each step.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub tau_step: f64,
     /// The highest temperature.
@@ -88,11 +88,15 @@ impl EvictionPolicy for Keyformer {
         Ok(Some(Budget::constant(self.parts(prompt).0)))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::NoisySums { seed: self.noise.then_some(self.noise_seed), tau: self.temperature() }
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::NoisySums { seed: self.noise.then_some(self.noise_seed), tau: self.temperature() }
     }
 
-    fn statistics(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
-        Box::new(Sums::new(sizes.heads, sizes.capacity, self.parts(prompt).1, false))
+    fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
+        Box::new(AccumulatedAttention::new(sizes.heads, sizes.capacity, self.parts(prompt).1, false))
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        AccumulatedAttention::bytes_of(sizes)
     }
 }

@@ -10,12 +10,13 @@ use refrain_registry::{Error, MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ring::{Fuse, Ring};
+use crate::attention_window::{AttentionWindow, Fuse};
 use crate::{
-    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
+    AttentionNeeds, AttentionReport, Budget, EvictionPolicy, LayerView, PromptSpans, Result, Sizes,
+    TokenScorer,
 };
 
-/// What the recent tokens' rows are made of.
+/// How the rows of recent tokens are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Profile {
@@ -28,7 +29,10 @@ pub enum Profile {
     CodeMistral,
 }
 
-/// Keep recent tokens and what they attend to.
+/// Most rows of the window times tokens of the cache: each is a weight in f16, for every head.
+const CELLS: usize = 1 << 22;
+
+/// Options of MorphKV: keep recent tokens and the tokens that they attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MorphKv {
@@ -40,7 +44,7 @@ pub struct MorphKv {
     pub window: usize,
     /// How the attention of recent tokens is fused.
     pub fuse: Fuse,
-    /// What is fused: the paper's weights, or those of the code published for Llama, or for Mistral, Qwen and Phi.
+    /// The rows that are fused: the paper's weights, or those of the code published for Llama, or for Mistral, Qwen and Phi.
     pub profile: Profile,
     /// Prune only when the cache is this many times its capacity, at least 1.
     #[schemars(range(min = 1.0, max = 1e6))]
@@ -69,6 +73,11 @@ impl Options for MorphKv {
                 "a window of {window} leaves no row to rank by: choose a larger window"
             ));
         }
+        if self.profile == Profile::Paper && window.saturating_mul(capacity) > CELLS {
+            return conflict(format!(
+                "a window of {window} rows of {capacity} tokens is more than is kept beside the cache: {CELLS} weights a head at most; choose a smaller window or capacity"
+            ));
+        }
         if !(1.0..=1e6).contains(&evict_after) {
             return conflict(format!("evict_after {evict_after} is not from 1 to 1000000"));
         }
@@ -85,20 +94,28 @@ impl EvictionPolicy for MorphKv {
         Ok(Some(Budget { keep: capacity, most: at.saturating_sub(2).max(capacity), decoding: true }))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
         match self.profile {
-            Profile::Paper => Observation::Weights { rows: self.window },
-            Profile::CodeLlama | Profile::CodeMistral => Observation::Queries { rows: self.rows() },
+            Profile::Paper => AttentionNeeds::RowWeights { rows: self.window },
+            Profile::CodeLlama | Profile::CodeMistral => AttentionNeeds::Queries { rows: self.rows() },
         }
     }
 
-    fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+    fn scorer(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
         match self.profile {
             Profile::Paper => {
-                let ring = Ring::new(sizes.heads, self.window.min(sizes.rows), sizes.capacity, self.fuse);
-                Box::new(Weights { ring, window: self.window, last: None })
+                let weights =
+                    AttentionWindow::new(sizes.heads, self.window.min(sizes.rows), sizes.capacity, self.fuse);
+                Box::new(WindowScorer { weights, window: self.window, last: None })
             }
-            Profile::CodeLlama | Profile::CodeMistral => Box::new(Queries::new(*self, sizes)),
+            Profile::CodeLlama | Profile::CodeMistral => Box::new(QueryScorer::new(*self, sizes)),
+        }
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        match self.profile {
+            Profile::Paper => AttentionWindow::bytes_of(self.window.min(sizes.rows), self.fuse, sizes),
+            Profile::CodeLlama | Profile::CodeMistral => QueryScorer::bytes_of(self, sizes),
         }
     }
 }
@@ -110,54 +127,54 @@ impl MorphKv {
     }
 }
 
-/// Rows of weights.
+/// Scores distant tokens by the paper's rows of weights.
 #[derive(Clone, Debug)]
-struct Weights {
-    ring: Ring,
+struct WindowScorer {
+    weights: AttentionWindow,
     window: usize,
     /// Position of the last row.
     last: Option<u32>,
 }
 
-impl Statistics for Weights {
-    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+impl TokenScorer for WindowScorer {
+    fn observe(&mut self, seen: &AttentionReport<'_>, layer: &LayerView<'_>) {
         let rows = seen.rows.len();
         for (row, position) in seen.rows.iter().enumerate() {
-            // Tokens of a prompt that were not computed gave nothing; they count among the last ones all the same.
+            // Tokens of a prompt that were not computed have rows of zeros: they count among the last rows.
             let skipped = self.last.map_or(0, |last| position - last - 1).min(self.window as u32);
             if skipped > 0 {
                 let nothing = vec![0.0; layer.len];
-                (0..skipped).for_each(|i| self.ring.push(position - skipped + i, |_| &nothing, layer));
+                (0..skipped).for_each(|i| self.weights.push(position - skipped + i, |_| &nothing, layer));
             }
             self.last = Some(*position);
             let weights = |head: usize| &seen.weights[(head * rows + row) * layer.len..][..layer.len];
-            self.ring.push(*position, weights, layer);
+            self.weights.push(*position, weights, layer);
         }
     }
 
     fn score(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) {
-        self.ring.fused(head, scores);
+        self.weights.fused(head, scores);
         protect_recent(layer, head, self.window, scores);
     }
 
     fn weakest(&self, layer: &LayerView<'_>, head: usize, scores: &mut [f32]) -> Option<usize> {
         let distant = layer.next.saturating_sub(self.window as u32);
-        self.ring.lowest(head, layer, distant).or_else(|| {
+        self.weights.lowest(head, layer, distant).or_else(|| {
             self.score(layer, head, scores);
             refrain_kv::weakest(scores, layer.head(head))
         })
     }
 
     fn moved(&mut self, head: usize, from: usize, to: usize, _: u32) {
-        self.ring.moved(head, from, to);
+        self.weights.moved(head, from, to);
     }
 
-    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
-        Box::new(Weights { ring: self.ring.gather(kept, capacity), ..*self })
+    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn TokenScorer> {
+        Box::new(WindowScorer { weights: self.weights.gather(kept, capacity), ..*self })
     }
 
     fn bytes(&self) -> usize {
-        self.ring.bytes()
+        self.weights.bytes()
     }
 }
 
@@ -169,9 +186,9 @@ fn protect_recent(layer: &LayerView<'_>, head: usize, window: usize, scores: &mu
     }
 }
 
-/// Queries, from which the published code's rows are made anew at every step.
+/// Scores distant tokens by rows computed from recent queries at every step, as the published code does.
 #[derive(Clone, Debug)]
-struct Queries {
+struct QueryScorer {
     policy: MorphKv,
     group: usize,
     head_dim: usize,
@@ -183,13 +200,27 @@ struct Queries {
     next: usize,
 }
 
-impl Queries {
-    fn new(policy: MorphKv, sizes: Sizes) -> Queries {
+impl QueryScorer {
+    fn new(policy: MorphKv, sizes: Sizes) -> QueryScorer {
         let width = sizes.heads * sizes.group * sizes.head_dim;
         let rows = policy.rows().min(sizes.rows);
         let queries = Buffer::zeros(Dtype::F16, rows * width);
         let positions = Vec::with_capacity(rows);
-        Queries { policy, group: sizes.group, head_dim: sizes.head_dim, queries, width, positions, next: 0 }
+        QueryScorer {
+            policy,
+            group: sizes.group,
+            head_dim: sizes.head_dim,
+            queries,
+            width,
+            positions,
+            next: 0,
+        }
+    }
+
+    /// Bytes of one layer's queries and of their positions.
+    fn bytes_of(policy: &MorphKv, sizes: Sizes) -> usize {
+        let width = sizes.heads * sizes.group * sizes.head_dim;
+        policy.rows().min(sizes.rows) * (width * Dtype::F16.size() + size_of::<u32>())
     }
 
     /// Softmax over the distant tokens of the logits of `heads` query heads from `first` on, summed; `rows × len`, zero
@@ -220,8 +251,8 @@ impl Queries {
     }
 }
 
-impl Statistics for Queries {
-    fn observe(&mut self, seen: &Observed<'_>, _: &LayerView<'_>) {
+impl TokenScorer for QueryScorer {
+    fn observe(&mut self, seen: &AttentionReport<'_>, _: &LayerView<'_>) {
         let rows = self.queries.len() / self.width;
         for (query, position) in seen.queries.chunks_exact(self.width).zip(seen.rows) {
             self.queries.write_f32(self.next * self.width, query);
@@ -259,7 +290,7 @@ impl Statistics for Queries {
         protect_recent(layer, head, self.policy.window, scores);
     }
 
-    fn gather(&self, _: &[u32], _: usize) -> Box<dyn Statistics> {
+    fn gather(&self, _: &[u32], _: usize) -> Box<dyn TokenScorer> {
         Box::new(self.clone())
     }
 

@@ -116,6 +116,7 @@ mod tests {
             ("snap_kv:kernel=4", "kernel", "odd"),
             ("snap_kv:kernel=1025", "kernel", "1023"),
             ("scissorhands:capacity=8000,history=4000", "4000 rows", "at most"),
+            ("morph_kv:capacity=7950,window=7900", "7900 rows", "at most"),
         ] {
             let error = POLICIES.parse(wrong).unwrap_err().to_string();
             assert!(error.contains(first) && error.contains(second), "{wrong}: {error}");

@@ -1,5 +1,5 @@
-//! Scissorhands (arXiv 2305.17118): tokens that mattered go on to matter. Of the last `w` attention rows it is counted how
-//! often a token received less than an even share; those that did most often are dropped, many at a time.
+//! Scissorhands (arXiv 2305.17118): important tokens stay important. The policy counts in how many of the last `w` attention
+//! rows a token received less than an even share, and drops the tokens of the highest counts, many at a time.
 //!
 //! `I[t] = Σ_w 1[a_t < 1/len]`; the last `r` tokens stay, and `m` with the largest `I` go.
 
@@ -8,10 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
+    AttentionNeeds, AttentionReport, Budget, EvictionPolicy, LayerView, PromptSpans, Result, Sizes,
+    TokenScorer,
 };
 
-/// Drop what was often unimportant.
+/// Options of Scissorhands: drop the tokens that received little attention most often.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scissorhands {
@@ -80,22 +81,26 @@ impl EvictionPolicy for Scissorhands {
         Ok(Some(Budget { keep: self.keep(), most: self.capacity, decoding: true }))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::Weights { rows: self.history }
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::RowWeights { rows: self.history }
     }
 
-    fn statistics(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+    fn scorer(&self, _: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
         let policy = Scissorhands { history: self.history.min(sizes.rows), ..*self };
-        Box::new(Bits::new(policy, sizes.heads, sizes.group, sizes.capacity))
+        Box::new(LowAttentionBits::new(policy, sizes.heads, sizes.group, sizes.capacity))
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        LowAttentionBits::bytes_of(self.history.min(sizes.rows), sizes)
     }
 }
 
-/// A row that is not there yet.
+/// Position of a row that was not written yet.
 const NONE: u32 = u32::MAX;
 
-/// Whether each of the last rows gave each token less than an even share: a bit each.
+/// One bit a row and token: whether the row gave the token less than an even share.
 #[derive(Clone, Debug)]
-struct Bits {
+struct LowAttentionBits {
     policy: Scissorhands,
     heads: usize,
     group: usize,
@@ -107,10 +112,15 @@ struct Bits {
     next: usize,
 }
 
-impl Bits {
-    fn new(policy: Scissorhands, heads: usize, group: usize, capacity: usize) -> Bits {
+impl LowAttentionBits {
+    fn new(policy: Scissorhands, heads: usize, group: usize, capacity: usize) -> LowAttentionBits {
         let words = vec![0; heads * policy.history * capacity.div_ceil(64)];
-        Bits { policy, heads, group, capacity, words, rows: vec![NONE; policy.history], next: 0 }
+        LowAttentionBits { policy, heads, group, capacity, words, rows: vec![NONE; policy.history], next: 0 }
+    }
+
+    /// Bytes of one layer's bits and positions.
+    fn bytes_of(history: usize, Sizes { heads, capacity, .. }: Sizes) -> usize {
+        history * (heads * capacity.div_ceil(64) * size_of::<u64>() + size_of::<u32>())
     }
 
     /// The words of a row.
@@ -131,8 +141,8 @@ impl Bits {
     }
 }
 
-impl Statistics for Bits {
-    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+impl TokenScorer for LowAttentionBits {
+    fn observe(&mut self, seen: &AttentionReport<'_>, layer: &LayerView<'_>) {
         let (rows, len) = (seen.rows.len(), layer.len);
         for (row, (position, visible)) in seen.rows.iter().zip(seen.seen).enumerate() {
             // The group's weights sum up to its size.
@@ -175,8 +185,8 @@ impl Statistics for Bits {
         }
     }
 
-    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
-        let mut bits = Bits::new(self.policy, self.heads, self.group, capacity);
+    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn TokenScorer> {
+        let mut bits = LowAttentionBits::new(self.policy, self.heads, self.group, capacity);
         bits.rows.clone_from(&self.rows);
         bits.next = self.next;
         for (head, kept) in kept.chunks_exact(kept.len() / self.heads).enumerate() {

@@ -10,20 +10,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Budget, EvictionPolicy, LayerView, Observation, Observed, PromptSpans, Result, Sizes, Statistics,
+    AttentionNeeds, AttentionReport, Budget, EvictionPolicy, LayerView, PromptSpans, Result, Sizes,
+    TokenScorer,
 };
 
-/// How a score takes in those of its neighbours.
+/// How scores of neighbouring tokens are pooled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
-    /// Their mean, the divisor being the kernel also at the edges.
+    /// The mean over the kernel; the divisor is the kernel's size at the edges, too.
     Avg,
-    /// The largest of them.
+    /// The maximum over the kernel.
     Max,
 }
 
-/// Keep what the prompt's end attends to.
+/// Options of SnapKV: keep what the prompt's end attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SnapKv {
@@ -85,20 +86,24 @@ impl EvictionPolicy for SnapKv {
         Ok((prompt.len() > capacity).then_some(Budget::once(capacity)))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::Prompt { rows: self.window }
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::PromptSums { rows: self.window }
     }
 
-    fn statistics(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn Statistics> {
+    fn scorer(&self, prompt: &PromptSpans, sizes: Sizes) -> Box<dyn TokenScorer> {
         let n = prompt.len();
         let window = Span::new(n.saturating_sub(self.window), n);
-        Box::new(PromptScores::new((self.kernel, self.pool), 0..window.range().start, vec![window], sizes))
+        Box::new(PromptScorer::new((self.kernel, self.pool), 0..window.range().start, vec![window], sizes))
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, sizes: Sizes) -> usize {
+        PromptScorer::bytes_of(sizes)
     }
 }
 
-/// What the prompt's last rows give to each token; needed once.
+/// Scores tokens once, by the attention of the prompt's last rows.
 #[derive(Clone, Debug)]
-pub(crate) struct PromptScores {
+pub(crate) struct PromptScorer {
     /// Slots whose scores are pooled with one another.
     scored: Range<usize>,
     /// Positions that stay, the more important first: where not all can, the latest of the last span do.
@@ -110,19 +115,24 @@ pub(crate) struct PromptScores {
     sums: Vec<f32>,
 }
 
-impl PromptScores {
+impl PromptScorer {
     pub(crate) fn new(
         (kernel, pool): (usize, Pool),
         scored: Range<usize>,
         kept: Vec<Span>,
         Sizes { heads, capacity, .. }: Sizes,
-    ) -> PromptScores {
-        PromptScores { scored, kept, kernel, pool, capacity, sums: vec![0.0; heads * capacity] }
+    ) -> PromptScorer {
+        PromptScorer { scored, kept, kernel, pool, capacity, sums: vec![0.0; heads * capacity] }
+    }
+
+    /// Bytes of the sums of one layer while the prompt is scored; none are held afterwards.
+    pub(crate) fn bytes_of(Sizes { heads, capacity, .. }: Sizes) -> usize {
+        heads * capacity * size_of::<f32>()
     }
 }
 
-impl Statistics for PromptScores {
-    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+impl TokenScorer for PromptScorer {
+    fn observe(&mut self, seen: &AttentionReport<'_>, layer: &LayerView<'_>) {
         for (sums, weights) in
             self.sums.chunks_exact_mut(self.capacity).zip(seen.weights.chunks_exact(layer.len))
         {
@@ -146,8 +156,12 @@ impl Statistics for PromptScores {
         }
     }
 
-    fn gather(&self, _: &[u32], _: usize) -> Box<dyn Statistics> {
-        // What is scored once needs nothing more.
-        Box::new(crate::Recent::default())
+    fn gather(&self, _: &[u32], _: usize) -> Box<dyn TokenScorer> {
+        // The prompt is scored once.
+        Box::new(crate::RecencyScorer::default())
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.sums.as_slice())
     }
 }

@@ -4,7 +4,7 @@ use refrain_registry::{Error, MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Budget, EvictionPolicy, Observation, PromptSpans, Recent, Result, Sizes, Statistics};
+use crate::{AttentionNeeds, Budget, EvictionPolicy, PromptSpans, RecencyScorer, Result, Sizes, TokenScorer};
 
 /// The positions by which cached keys are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -16,7 +16,7 @@ pub enum SinkPositions {
     Original,
 }
 
-/// Keep the first `sinks` and the most recent tokens.
+/// Options of StreamingLLM: keep the first `sinks` and the most recent tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StreamingLlm {
@@ -57,12 +57,16 @@ impl EvictionPolicy for StreamingLlm {
         Ok(Some(Budget::constant(self.capacity)))
     }
 
-    fn observes(&self, _: &PromptSpans) -> Observation {
-        Observation::Nothing
+    fn needs(&self, _: &PromptSpans) -> AttentionNeeds {
+        AttentionNeeds::Nothing
     }
 
-    fn statistics(&self, _: &PromptSpans, _: Sizes) -> Box<dyn Statistics> {
-        Box::new(Recent { sinks: self.sinks })
+    fn scorer(&self, _: &PromptSpans, _: Sizes) -> Box<dyn TokenScorer> {
+        Box::new(RecencyScorer { sinks: self.sinks })
+    }
+
+    fn side_bytes(&self, _: &PromptSpans, _: Sizes) -> usize {
+        0
     }
 
     fn sinks(&self) -> Option<usize> {

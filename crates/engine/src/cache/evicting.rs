@@ -6,7 +6,7 @@
 mod decode;
 mod prompt;
 
-use refrain_eviction::{Budget, Eviction, Observation, PromptSpans, Statistics};
+use refrain_eviction::{AttentionNeeds, Budget, Eviction, PromptSpans, TokenScorer};
 use refrain_kernels::{Buffer, Dtype, Slice};
 use refrain_kv::{LayerCache, MemoryMeter, RopeTables, Ropes, Shape};
 use refrain_model::{Config, LayerSpec};
@@ -17,6 +17,8 @@ use super::decode_cache::{DecodeCache, DecodeToken, PromptLayer};
 #[derive(Debug)]
 pub(crate) struct EvictingCache {
     eviction: Eviction,
+    /// Reports that the policy needs from attention; asked once.
+    needs: AttentionNeeds,
     prompt: PromptSpans,
     /// Heads are those of the cache: KV heads, or query heads.
     shape: Shape,
@@ -56,7 +58,7 @@ struct Layer {
     /// Position of the token in each slot, `heads × capacity`.
     positions: Vec<u32>,
     len: usize,
-    statistics: Box<dyn Statistics>,
+    statistics: Box<dyn TokenScorer>,
     /// Keys of the first tokens as they were rotated at first, once they are turned: `sinks × heads × d`.
     sinks: Option<Buffer>,
     /// Positions of the prompt's places, where only a part of it is kept and the layer's own window bounds it.
@@ -142,9 +144,12 @@ impl EvictingCache {
         };
         let plans: Vec<Plan> = config.layers.iter().map(plan).collect();
         let most = plans.iter().map(|plan| plan.capacity).max().unwrap_or(0);
-        let reports = match eviction.policy.observes(&prompt) {
-            Observation::Nothing | Observation::Prompt { .. } | Observation::Queries { .. } => 0,
-            Observation::Sums | Observation::NoisySums { .. } | Observation::Weights { .. } => heads * most,
+        let needs = eviction.policy.needs(&prompt);
+        let reports = match needs {
+            AttentionNeeds::Nothing | AttentionNeeds::PromptSums { .. } | AttentionNeeds::Queries { .. } => 0,
+            AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } | AttentionNeeds::RowWeights { .. } => {
+                heads * most
+            }
         };
         let scratch = Scratch {
             scores: vec![0.0; if plans.iter().any(|plan| plan.budget.decoding) { most } else { 0 }],
@@ -154,6 +159,7 @@ impl EvictingCache {
         };
         Ok(Some(EvictingCache {
             eviction: eviction.clone(),
+            needs,
             prompt,
             shape,
             dtype,
@@ -237,6 +243,7 @@ impl DecodeCache for EvictingCache {
         };
         Box::new(EvictingCache {
             eviction: self.eviction.clone(),
+            needs: self.needs,
             prompt: self.prompt,
             shape: self.shape,
             dtype: self.dtype,

@@ -1,6 +1,5 @@
 //! Attention of one layer of a pass, over all tokens of the prompt or over selected ones.
 
-
 use refrain_fusion::{Mask, PromptLayout};
 use refrain_kv::LayerCache;
 
@@ -11,7 +10,7 @@ use super::reuse::Segment;
 use super::selected::SelectedLayers;
 use super::stats::count_within;
 use crate::Result;
-use crate::cache::{DecodeCache, PromptLayer, RetrievingTokens};
+use crate::cache::{PromptLayer, RetrievingTokens};
 use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, visible_keys};
 
 impl PassLayers {

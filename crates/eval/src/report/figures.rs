@@ -32,9 +32,9 @@ fn short(data: &Data<'_>, variant: usize) -> String {
     }
     let names: Vec<String> =
         data.variants.iter().map(VariantName::name).filter(|other| base(other) == base(&name)).collect();
-    let has = |other: &String, word: &str| other.split(':').skip(1).any(|own| own == word);
-    let own = name.split(':').skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
-    label(&std::iter::once(base(&name).as_str()).chain(own).collect::<Vec<_>>().join(":"))
+    let has = |other: &String, word: &str| other.split([':', ',']).skip(1).any(|own| own == word);
+    let own = name.split([':', ',']).skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
+    label(&refrain_registry::join(&base(&name), own.map(str::to_owned)))
 }
 
 /// A panel for every model.

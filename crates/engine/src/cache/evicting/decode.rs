@@ -1,6 +1,6 @@
 //! Decoding in an evicting cache: room is made, a token is appended, and the policy observes its attention.
 
-use refrain_eviction::{LayerView, Observation, Observed};
+use refrain_eviction::{AttentionNeeds, AttentionReport, LayerView};
 use refrain_kernels::{Attention, Buffer, Cpu, GumbelNoise, Precision};
 use refrain_kv::survivors;
 
@@ -43,13 +43,13 @@ impl EvictingCache {
             precision,
         };
         match watches {
-            Observation::Sums | Observation::Weights { .. } => {
+            AttentionNeeds::Sums | AttentionNeeds::RowWeights { .. } => {
                 let weights = &mut self.scratch.weights[..heads * len];
                 cpu.decode_with_weights(&attention, out, weights);
             }
             _ => cpu.attention(&attention, out),
         }
-        if let Observation::NoisySums { seed, tau } = watches {
+        if let AttentionNeeds::NoisySums { seed, tau } = watches {
             let step = position as usize + 1 - self.prompt.len();
             let (seed, tau) = (of_layer(seed, layer), tau.at(step));
             let noise = GumbelNoise {
@@ -61,7 +61,7 @@ impl EvictingCache {
             let weights = &mut self.scratch.weights[..heads * len];
             cpu.noisy_attention_mass(&attention, 0..*len, &noise, weights);
         }
-        if watches != Observation::Nothing {
+        if watches != AttentionNeeds::Nothing {
             self.observe(cpu, layer, position, token.q);
         }
     }
@@ -92,10 +92,10 @@ impl EvictingCache {
     }
 
     /// What attention reports of a step at a layer.
-    fn watches(&self, layer: usize) -> Observation {
-        match self.eviction.policy.observes(&self.prompt) {
-            _ if self.plans[layer].window => Observation::Nothing,
-            Observation::Prompt { .. } => Observation::Nothing,
+    pub(super) fn watches(&self, layer: usize) -> AttentionNeeds {
+        match self.needs {
+            _ if self.plans[layer].window => AttentionNeeds::Nothing,
+            AttentionNeeds::PromptSums { .. } => AttentionNeeds::Nothing,
             observation => observation,
         }
     }
@@ -117,7 +117,8 @@ impl EvictingCache {
             next: position + 1,
         };
         let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
-        statistics.observe(&Observed { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
+        statistics
+            .observe(&AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
     }
 
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.

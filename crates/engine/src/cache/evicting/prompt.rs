@@ -1,6 +1,6 @@
 //! Compression of the prompt: the tokens of each layer that go over to the evicting cache.
 
-use refrain_eviction::{LayerView, Observation, Observed, Recent, Sizes, Statistics};
+use refrain_eviction::{AttentionNeeds, AttentionReport, LayerView, RecencyScorer, Sizes, TokenScorer};
 use refrain_kernels::{Attention, GumbelNoise, Precision};
 use refrain_kv::{LayerCache, MemoryMeter, Shape, survivors};
 
@@ -34,7 +34,7 @@ impl EvictingCache {
         };
         let mut statistics = self.statistics(window, n);
         let prunes = n > budget.most;
-        if !window && (prunes || self.watches(layer) != Observation::Nothing) {
+        if !window && (prunes || self.watches(layer) != AttentionNeeds::Nothing) {
             self.observe_prompt(layer, &view, prompt, statistics.as_mut());
         }
         let mut kept = Vec::new();
@@ -62,13 +62,13 @@ impl EvictingCache {
         }
     }
 
-    fn statistics(&self, window: bool, capacity: usize) -> Box<dyn Statistics> {
+    fn statistics(&self, window: bool, capacity: usize) -> Box<dyn TokenScorer> {
         if window {
-            return Box::new(Recent::default());
+            return Box::new(RecencyScorer::default());
         }
         let Shape { kv_heads: heads, head_dim, .. } = self.shape;
         let sizes = Sizes { heads, group: self.group, head_dim, capacity, rows: self.room };
-        self.eviction.policy.statistics(&self.prompt, sizes)
+        self.eviction.policy.scorer(&self.prompt, sizes)
     }
 
     /// Gives a policy what it asks of the prompt's computed rows.
@@ -77,22 +77,22 @@ impl EvictingCache {
         layer: usize,
         view: &LayerView<'_>,
         prompt: &PromptLayer<'_>,
-        statistics: &mut dyn Statistics,
+        statistics: &mut dyn TokenScorer,
     ) {
         let n = self.prompt.len();
         let PromptLayer { rows: positions, visible, .. } = *prompt;
-        let observation = self.eviction.policy.observes(&self.prompt);
+        let observation = self.needs;
         let rows = match observation {
-            Observation::Nothing => return,
-            Observation::Sums | Observation::NoisySums { .. } => n,
-            Observation::Prompt { rows } | Observation::Weights { rows } | Observation::Queries { rows } => {
-                rows
-            }
+            AttentionNeeds::Nothing => return,
+            AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } => n,
+            AttentionNeeds::PromptSums { rows }
+            | AttentionNeeds::RowWeights { rows }
+            | AttentionNeeds::Queries { rows } => rows,
         };
         // Those of the prompt's end that were computed.
         let first = positions.partition_point(|p| (*p as usize) + rows < n);
         let each = match observation {
-            Observation::Weights { .. } => ROWS,
+            AttentionNeeds::RowWeights { .. } => ROWS,
             _ => positions.len().max(1),
         };
         let width = prompt.q.len() / positions.len().max(1);
@@ -102,11 +102,11 @@ impl EvictingCache {
             let attention = self.attention(view, &prompt.q[from * width..to * width], &visible[from..to]);
             let rows = &positions[from..to];
             match observation {
-                Observation::Weights { .. } => {
+                AttentionNeeds::RowWeights { .. } => {
                     weights.resize(view.heads * rows.len() * n, 0.0);
                     view.cpu.row_weights(&attention, 0..n, &mut weights);
                 }
-                Observation::NoisySums { seed, tau } => {
+                AttentionNeeds::NoisySums { seed, tau } => {
                     weights.resize(view.heads * n, 0.0);
                     let noise = GumbelNoise {
                         seed: of_layer(seed, layer),
@@ -116,15 +116,17 @@ impl EvictingCache {
                     };
                     view.cpu.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
                 }
-                Observation::Queries { .. } => {}
+                AttentionNeeds::Queries { .. } => {}
                 _ => {
                     weights.resize(view.heads * n, 0.0);
                     view.cpu.attention_mass(&attention, 0..n, &mut weights);
                 }
             }
             let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();
-            statistics
-                .observe(&Observed { rows, seen: &seen, weights: &weights, queries: attention.q }, view);
+            statistics.observe(
+                &AttentionReport { rows, seen: &seen, weights: &weights, queries: attention.q },
+                view,
+            );
         }
     }
 

@@ -1,31 +1,31 @@
-//! The weights of the last rows, slot by slot, with their sum or maximum kept up to date.
+//! Attention weights of the last rows, slot by slot, with a running sum or maximum over the rows.
 
 use refrain_kernels::{argmin_before, f16, max_assign, replace_row_in_sums, round_to_f16};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LayerView;
+use crate::{LayerView, Sizes};
 
-/// How the rows of the recent tokens are fused.
+/// How the attention rows of recent tokens become one score a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Fuse {
-    /// Their sum.
+    /// The sum of the rows.
     Sum,
-    /// The largest of them.
+    /// The maximum over the rows.
     Max,
 }
 
 /// `heads × rows × capacity` weights in `f16`, the oldest row overwritten.
 #[derive(Clone, Debug)]
-pub(crate) struct Ring {
+pub(crate) struct AttentionWindow {
     heads: usize,
     rows: usize,
     capacity: usize,
     cells: Vec<f16>,
-    /// Rows that are there.
+    /// Rows that were written, `rows` at most.
     filled: usize,
-    /// The row that is written next; the oldest one, once all are there.
+    /// The row that is written next: the oldest one once all rows were written.
     next: usize,
     fused: Fused,
 }
@@ -40,22 +40,31 @@ enum Fused {
     Max { back: Vec<f16>, front: usize },
 }
 
-impl Ring {
-    pub(crate) fn new(heads: usize, rows: usize, capacity: usize, fuse: Fuse) -> Ring {
+impl AttentionWindow {
+    pub(crate) fn new(heads: usize, rows: usize, capacity: usize, fuse: Fuse) -> AttentionWindow {
         let fused = match fuse {
             Fuse::Sum => Fused::Sum(vec![0.0; heads * capacity]),
             Fuse::Max => Fused::Max { back: vec![f16::ZERO; heads * capacity], front: 0 },
         };
         let cells = vec![f16::ZERO; heads * rows * capacity];
-        Ring { heads, rows, capacity, cells, filled: 0, next: 0, fused }
+        AttentionWindow { heads, rows, capacity, cells, filled: 0, next: 0, fused }
+    }
+
+    /// Bytes of one layer's weights and of their sums or maxima.
+    pub(crate) fn bytes_of(rows: usize, fuse: Fuse, Sizes { heads, capacity, .. }: Sizes) -> usize {
+        let fused = match fuse {
+            Fuse::Sum => size_of::<f64>(),
+            Fuse::Max => size_of::<f16>(),
+        };
+        heads * capacity * (rows * size_of::<f16>() + fused)
     }
 
     fn cell(&self, head: usize, row: usize) -> usize {
         (head * self.rows + row) * self.capacity
     }
 
-    /// Takes in the row at `position`: `weights(head)` are `layer.len` numbers. Its own token, if it is there, is in the last
-    /// slot, where there may have been another before.
+    /// Takes in the row at `position`: `weights(head)` are `layer.len` numbers. If the token at `position` is cached, it is in
+    /// the last slot, whose older weights belong to another token and are forgotten.
     pub(crate) fn push<'a>(
         &mut self,
         position: u32,
@@ -82,7 +91,7 @@ impl Ring {
         self.filled = (self.filled + 1).min(self.rows);
     }
 
-    /// Makes the row that is written next one that no maximum counts.
+    /// Takes the oldest row out of the maximum, so that it can be overwritten.
     fn leave_oldest(&mut self) {
         let (rows, capacity) = (self.rows, self.capacity);
         let Fused::Max { back, front } = &mut self.fused else { return };
@@ -105,7 +114,7 @@ impl Ring {
         *front -= 1;
     }
 
-    /// A slot is as if no row had seen it.
+    /// Sets all weights of a slot to zero.
     fn forget(&mut self, head: usize, slot: usize) {
         for row in 0..self.filled {
             let at = self.cell(head, row) + slot;
@@ -155,8 +164,8 @@ impl Ring {
         }
     }
 
-    /// The same for other slots: see [`crate::Statistics::gather`].
-    pub(crate) fn gather(&self, kept: &[u32], capacity: usize) -> Ring {
+    /// A window with the weights of the slots `kept`; see [`crate::TokenScorer::gather`].
+    pub(crate) fn gather(&self, kept: &[u32], capacity: usize) -> AttentionWindow {
         fn heads<T: Copy + Default>(from: &[T], of: usize, kept: &[&[u32]], to: usize) -> Vec<T> {
             let rows = from.len() / of;
             let mut gathered = vec![T::default(); rows * to];
@@ -173,7 +182,12 @@ impl Ring {
                 Fused::Max { back: heads(back, self.capacity, &kept, capacity), front: *front }
             }
         };
-        Ring { capacity, cells: heads(&self.cells, self.capacity, &kept, capacity), fused, ..*self }
+        AttentionWindow {
+            capacity,
+            cells: heads(&self.cells, self.capacity, &kept, capacity),
+            fused,
+            ..*self
+        }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -195,23 +209,23 @@ mod tests {
     const CAPACITY: usize = 6;
 
     proptest! {
-        /// Sums and maxima kept up to date are those of the rows that are left, to the bit, whatever was evicted.
+        /// Running sums and maxima equal those of the rows that are left, to the bit, after any evictions.
         #[test]
-        fn what_is_kept_up_to_date_is_what_the_rows_say(
+        fn running_sums_and_maxima_are_those_of_the_rows(
             steps in prop::collection::vec((prop::collection::vec(0.0f32..2.0, CAPACITY), 0..CAPACITY), 1..40),
             rows in 1usize..5,
             sum in any::<bool>(),
         ) {
             let cpu = Cpu::new(1).unwrap();
-            let mut ring = Ring::new(1, rows, CAPACITY, if sum { Fuse::Sum } else { Fuse::Max });
+            let mut window = AttentionWindow::new(1, rows, CAPACITY, if sum { Fuse::Sum } else { Fuse::Max });
             let (mut positions, mut len) = (vec![0u32; CAPACITY], 0);
-            // What each row gave to each position.
+            // Weights by row and position.
             let mut given: Vec<(u32, Vec<(u32, f32)>)> = Vec::new();
             for (step, (weights, victim)) in steps.iter().enumerate() {
                 if len == CAPACITY {
                     let victim = *victim;
                     if victim < len - 1 {
-                        ring.moved(0, len - 1, victim);
+                        window.moved(0, len - 1, victim);
                         positions[victim] = positions[len - 1];
                     }
                     len -= 1;
@@ -222,12 +236,12 @@ mod tests {
                     cpu: &cpu, heads: 1, group: 1, head_dim: 1, scale: 1.0, capacity: CAPACITY, len,
                     positions: &positions, keys: Slice::F32(&[]), next: step as u32 + 1,
                 };
-                ring.push(step as u32, |_| &weights[..len], &layer);
+                window.push(step as u32, |_| &weights[..len], &layer);
                 let weights = weights.iter().map(|w| refrain_kernels::f16::from_f32(*w).to_f32());
                 given.push((step as u32, positions.iter().copied().zip(weights).take(len).collect()));
                 let last = &given[given.len().saturating_sub(rows)..];
                 let mut scores = vec![0.0; len];
-                ring.fused(0, &mut scores);
+                window.fused(0, &mut scores);
                 for (t, score) in scores.iter().enumerate() {
                     let of = |row: &(u32, Vec<(u32, f32)>)| {
                         row.1.iter().find(|(p, _)| *p == positions[t]).map(|(_, w)| *w)

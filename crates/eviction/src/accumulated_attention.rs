@@ -1,26 +1,31 @@
-//! Weights summed over all rows so far, for the policies that keep heavy hitters.
+//! Attention weights summed over all rows so far, for policies that keep heavy hitters.
 
-use crate::{LayerView, Observed, Statistics};
+use crate::{AttentionReport, LayerView, Sizes, TokenScorer};
 
-/// `acc[t] += Σ_rows softmax`, beside a window of recent tokens that stay.
+/// Scores `acc[t] += Σ_rows softmax`, with a window of recent tokens that stay.
 #[derive(Clone, Debug)]
-pub(crate) struct Sums {
+pub(crate) struct AccumulatedAttention {
     /// `heads × capacity`
     sums: Vec<f32>,
     capacity: usize,
     recent: usize,
-    /// Divide by the rows that could see a token.
+    /// Whether a sum is divided by the rows that could see its token.
     normalise: bool,
 }
 
-impl Sums {
-    pub(crate) fn new(heads: usize, capacity: usize, recent: usize, normalise: bool) -> Sums {
-        Sums { sums: vec![0.0; heads * capacity], capacity, recent, normalise }
+impl AccumulatedAttention {
+    pub(crate) fn new(heads: usize, capacity: usize, recent: usize, normalise: bool) -> AccumulatedAttention {
+        AccumulatedAttention { sums: vec![0.0; heads * capacity], capacity, recent, normalise }
+    }
+
+    /// Bytes of the sums of one layer.
+    pub(crate) fn bytes_of(Sizes { heads, capacity, .. }: Sizes) -> usize {
+        heads * capacity * size_of::<f32>()
     }
 }
 
-impl Statistics for Sums {
-    fn observe(&mut self, seen: &Observed<'_>, layer: &LayerView<'_>) {
+impl TokenScorer for AccumulatedAttention {
+    fn observe(&mut self, seen: &AttentionReport<'_>, layer: &LayerView<'_>) {
         let len = layer.len;
         let newest = seen.rows[seen.rows.len() - 1];
         for (head, weights) in seen.weights.chunks_exact(len).enumerate() {
@@ -49,9 +54,9 @@ impl Statistics for Sums {
         sums[to] = sums[from];
     }
 
-    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn Statistics> {
+    fn gather(&self, kept: &[u32], capacity: usize) -> Box<dyn TokenScorer> {
         let heads = self.sums.len() / self.capacity;
-        let mut gathered = Sums::new(heads, capacity, self.recent, self.normalise);
+        let mut gathered = AccumulatedAttention::new(heads, capacity, self.recent, self.normalise);
         for (head, kept) in kept.chunks_exact(kept.len() / heads).enumerate() {
             let sums = &self.sums[head * self.capacity..][..self.capacity];
             let to = &mut gathered.sums[head * capacity..];
