@@ -99,16 +99,16 @@ impl LayerAttention for DecodeStep<'_, '_> {
             cache.append_and_attend(layer, token);
         };
         let rows = q.chunks_exact_mut(q_width).zip(attended.chunks_exact_mut(q_width));
-        let each = self.caches.iter_mut().zip(rows).enumerate();
+        let each = self.caches.iter_mut().zip(rows);
         if self.parallel {
-            let mut each: Vec<_> = each.map(|(_, each)| each).collect();
+            let mut each: Vec<_> = each.collect();
             let run =
                 |i: usize, (cache, (q, out)): &mut (&mut &mut SequenceCache, (&mut [f32], &mut [f32]))| {
                     attend(i, cache, q, out);
                 };
             decoder.backend().parallel_each(&mut each, &run);
         } else {
-            each.for_each(|(i, (cache, (q, out)))| attend(i, cache, q, out));
+            each.enumerate().for_each(|(i, (cache, (q, out)))| attend(i, cache, q, out));
         }
         Ok(Flow::Continue)
     }

@@ -136,8 +136,11 @@ fn measure(context: &Context, args: &args::Memory, method: &Method, policy: &Pol
     })
 }
 
+/// Points of one policy's curve; those without a value are left out.
+type Points = Vec<(usize, Option<u64>)>;
+
 fn charts(rows: &[PolicyMemory]) -> Vec<Chart> {
-    let chart = |title, x, y, of: &dyn Fn(&PolicyMemory) -> Vec<(usize, Option<u64>)>| Chart {
+    let chart = |title, x, y, of: &dyn Fn(&PolicyMemory) -> Points| Chart {
         title,
         x,
         y,

@@ -122,7 +122,9 @@ fn curves_of_policies_are_measured_and_written() {
         );
     }
     assert!(
-        std::fs::read_to_string(&csv).unwrap().contains("Time a token while the answer grows,full:expanded")
+        std::fs::read_to_string(&csv)
+            .unwrap()
+            .contains("Time a token while the answer grows,full:per_query_head")
     );
     let too_long = ["bench", "decode", "--prompt", "8000", "--tokens", "2000"];
     home.run(&too_long).failed(2, &["8000", "2000", "8192"]);

@@ -10,7 +10,7 @@ use refrain_kv::KvAllocator;
 use super::capture::AttentionCapture;
 use super::context::PassContext;
 use super::layers::Carried;
-use super::pass::{Finished, PassRun, Step};
+use super::pass::{AfterProbe, Finished, PassRun, Step};
 use super::prefetch::LayerPrefetcher;
 use super::reuse::{Opening, ReusedSegments};
 use super::stats::PrefillStats;
@@ -200,7 +200,7 @@ impl PrefillJob {
         self.count(&mut run);
         if run.layers.plan.probe.is_some() {
             let context = run.layers.context.clone();
-            let (next, carried, stats) = run.next()?;
+            let AfterProbe { next, carried, stats } = run.next()?;
             let Some(next) = next else {
                 let method = format!("{:?}", self.request.method);
                 return Err(crate::Error::Tokens { method, why: "no pass follows its probe" });

@@ -27,14 +27,14 @@ pub(crate) enum Carried {
 #[derive(Debug)]
 pub(super) enum AnswerCache {
     Full(FullCache),
-    Evicting(EvictingCache),
+    Evicting(Box<EvictingCache>),
 }
 
 impl AnswerCache {
     pub(super) fn as_cache(&mut self) -> &mut dyn DecodeCache {
         match self {
             AnswerCache::Full(cache) => cache,
-            AnswerCache::Evicting(cache) => cache,
+            AnswerCache::Evicting(cache) => cache.as_mut(),
         }
     }
 }

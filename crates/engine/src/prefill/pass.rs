@@ -47,6 +47,13 @@ pub(crate) struct Finished {
     pub(crate) evicting: bool,
 }
 
+/// A probe at its end.
+pub(crate) struct AfterProbe {
+    pub(crate) next: Option<Box<dyn Pass>>,
+    pub(crate) carried: Carried,
+    pub(crate) stats: PrefillStats,
+}
+
 impl PassRun {
     /// Begins a pass. `before` holds the statistics of the probes before it.
     pub(crate) fn start(
@@ -83,7 +90,7 @@ impl PassRun {
                 let evicting =
                     EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, None)?;
                 let answer = match evicting {
-                    Some(evicting) => AnswerCache::Evicting(evicting),
+                    Some(evicting) => AnswerCache::Evicting(Box::new(evicting)),
                     None => AnswerCache::Full(FullCache::new(
                         shape,
                         dtype,
@@ -101,7 +108,7 @@ impl PassRun {
                 };
                 let selected = SelectedLayers::new(context, tokens, layers.plan.probe.is_some(), before)?;
                 if layers.plan.probe.is_none() {
-                    layers.answer = Some(AnswerCache::Evicting(selected.answer_cache(context)?));
+                    layers.answer = Some(AnswerCache::Evicting(Box::new(selected.answer_cache(context)?)));
                     layers.stats.kept_tokens = selected.kept_tokens();
                 }
                 // Layers are made to measure, a few at a time.
@@ -146,7 +153,7 @@ impl PassRun {
     }
 
     /// The pass after this probe.
-    pub(crate) fn next(self) -> Result<(Option<Box<dyn Pass>>, Carried, PrefillStats)> {
+    pub(crate) fn next(self) -> Result<AfterProbe> {
         let PassRun { tokens, layers, .. } = self;
         layers.context.engine.buffers().release(tokens);
         let PassLayers { pass, source, carried, mut stats, .. } = layers;
@@ -157,7 +164,7 @@ impl PassRun {
             Source::Selected(selected) => Carried::Spans(selected),
             _ => Carried::Layers(carried),
         };
-        Ok((next, carried, stats))
+        Ok(AfterProbe { next, carried, stats })
     }
 
     /// The cache to decode in and the logits of the prompt's last token, at the end of the last pass.
@@ -176,7 +183,7 @@ impl PassRun {
             }
             (Some(AnswerCache::Full(full)), None) => Box::new(full),
             // From now on the policy decides what is seen.
-            (Some(AnswerCache::Evicting(evicting)), _) => Box::new(evicting),
+            (Some(AnswerCache::Evicting(evicting)), _) => evicting,
             (None, _) => unreachable!("the last pass has a cache"),
         };
         let prefetcher = match source {

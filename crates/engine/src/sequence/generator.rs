@@ -143,7 +143,7 @@ impl Text {
         if ends {
             return Some(FinishReason::Stop);
         }
-        let piece = self.detokenizer.push(&engine.tokenizer(), token).unwrap_or_default();
+        let piece = self.detokenizer.push(engine.tokenizer(), token).unwrap_or_default();
         let (shown, stopped) = if early { (piece, false) } else { self.filter.push(&piece) };
         self.shown.push_str(&shown);
         let go_on = stream(TokenEvent { text: &shown, ..event });

@@ -148,7 +148,7 @@ fn parts_are_taken_as_they_are() {
     assert_eq!(documents, (0..apart.chunks.len()).collect::<Vec<_>>());
     assert!(engine.compose(&Parts { question: "", answer_prefix: "", ..parts }).is_err());
     let (pie, sam_kv) = (METHODS.parse("pie").unwrap(), METHODS.parse("sam_kv").unwrap());
-    engine.ingest_prompt(&prompt, &[sam_kv.clone()]).unwrap();
+    engine.ingest_prompt(&prompt, std::slice::from_ref(&sam_kv)).unwrap();
     let whole = engine.chunk_id(&prompt.contexts(500).chunks[0].tokens);
     assert!(
         engine.store().contains(&whole)
