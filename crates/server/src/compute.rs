@@ -246,8 +246,9 @@ impl Compute {
         }
         let span = running.ingest_span.clone();
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
-        let progress = running.ingest.progress();
-        if progress.total > 0 && running.told != Some(progress.done) {
+        if let Some(progress) = running.ingest.progress()
+            && running.told != Some(progress.done)
+        {
             running.told = Some(progress.done);
             let _ = running.client.events.send(Event::Progress(progress));
         }

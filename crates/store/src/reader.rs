@@ -23,7 +23,7 @@ use crate::{Chunk, ChunkId, ChunkKey, Problem};
 
 /// A chunk whose layers are read as they are asked for, in any order and by any number of threads at once.
 ///
-/// When the last of them has been read, the chunk is kept in the store's memory as if [`Store::get`] had read it.
+/// When the last of them has been read, the chunk is kept in the store's memory as if [`Store::get`](crate::Store::get) had read it.
 #[derive(Debug)]
 pub struct ChunkReader(Source);
 
@@ -114,7 +114,7 @@ impl ChunkReader {
     }
 
     /// A layer, its checksum verified; none if the file is broken. It is then removed, counted and told as by
-    /// [`Store::get`], once, and the caller computes the chunk again. One that is still on its way is waited for.
+    /// [`Store::get`](crate::Store::get), once, and the caller computes the chunk again. One that is still on its way is waited for.
     ///
     /// # Panics
     /// If there is no such layer.

@@ -61,7 +61,7 @@ impl Store {
 
     /// The chunk from memory, else from disk with everything about it verified.
     ///
-    /// A file that fails is removed (see [`Problem::is_permanent`]), counted in [`Store::stats`] and told by
+    /// A file that fails is removed (see [`Problem::is_permanent`](crate::Problem::is_permanent)), counted in [`Store::stats`] and told by
     /// [`Store::take_repairs`]; the caller sees a chunk that is not there, and computes it again.
     ///
     /// # Errors

@@ -125,9 +125,9 @@ impl Ingest {
         })
     }
 
-    /// Tokens to be computed and tokens computed. It is complete once the store was asked what it has.
-    pub fn progress(&self) -> IngestProgress {
-        self.progress
+    /// Tokens to be computed and tokens computed, once the store was asked what it has.
+    pub fn progress(&self) -> Option<IngestProgress> {
+        (!matches!(self.stage, Stage::Fetch(_) | Stage::Look)).then_some(self.progress)
     }
 
     /// Does one step.
@@ -213,9 +213,11 @@ impl Ingest {
         let mut told = None;
         loop {
             let advance = self.advance()?;
-            if !matches!(self.stage, Stage::Fetch(_) | Stage::Look) && told != Some(self.progress.done) {
-                told = Some(self.progress.done);
-                progress(self.progress);
+            if let Some(now) = self.progress()
+                && told != Some(now.done)
+            {
+                told = Some(now.done);
+                progress(now);
             }
             if advance == Advance::Done {
                 return Ok(self.finish());

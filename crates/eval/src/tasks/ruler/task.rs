@@ -34,7 +34,7 @@ pub const TASKS: &[Task] = &[
     Task::new("fwe", 50),
 ];
 
-/// The task made of a file of [`Questions`].
+/// The task made of a file of [`Questions`](super::qa::Questions).
 pub const QA: Task = Task { name: "qa", scoring: Scoring::MatchPart, tokens_to_generate: 32 };
 
 /// Options of RULER's samples.
