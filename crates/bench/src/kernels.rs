@@ -41,7 +41,7 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-/// What the machine reaches: operations a second, and bytes a second.
+/// The machine's peaks: operations a second, and bytes a second.
 #[derive(Clone, Copy, Serialize)]
 struct Peak {
     f32_flops: f64,
@@ -99,7 +99,7 @@ struct Measurement {
     intensity: f64,
     flops: f64,
     bytes_per_second: f64,
-    /// What bounds the kernel: `f32`, `bf16` or `memory`.
+    /// The bound of the kernel: `f32`, `bf16` or `memory`.
     bound: &'static str,
     /// Seconds that the bound alone would take over the seconds taken.
     share: f64,

@@ -44,7 +44,7 @@ fn select<T>(registry: &Registry<T>, text: &str) -> Result<Selected<T>> {
         .map_err(|error| Fail::usage(error.to_string()).hint(hint(registry, text, &error)).into())
 }
 
-/// What to do about a text that selects nothing.
+/// Advice on a text that selects nothing.
 fn hint<T>(registry: &Registry<T>, text: &str, error: &Error) -> &'static str {
     match (error, text.split_once(',')) {
         (Error::UnknownOption { owner: "full", .. }, _) => {

@@ -165,7 +165,7 @@ impl Engine {
         &self.settings
     }
 
-    /// What identifies weights, configuration and precision in chunk names.
+    /// Identifies weights, configuration and precision in chunk names.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -191,7 +191,7 @@ impl Engine {
     }
 }
 
-/// What names a model's chunks: weights and configuration, and the precision that they are computed with.
+/// Identifies a model in the names of its chunks: weights, configuration, and the precision of computation.
 pub fn identity(fingerprint: [u8; 32], precision: Precision) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("refrain 2026-11 model fingerprint and precision");
     hasher.update(&fingerprint).update(precision.to_string().as_bytes());

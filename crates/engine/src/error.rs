@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-/// What can go wrong between a request and its answer.
+/// Errors between a request and its answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,7 +24,7 @@ pub enum Error {
     Document {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and where.
+        /// The fault, and its place.
         reason: String,
     },
     /// A question without a token.
@@ -74,7 +74,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: f64,
-        /// What would be right.
+        /// The values that are accepted.
         expected: &'static str,
     },
 }

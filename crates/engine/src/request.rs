@@ -77,7 +77,7 @@ pub struct RequestStats {
     pub side_bytes: usize,
     /// Tokens whose keys and values each head's cache holds at the end.
     pub retained_tokens: usize,
-    /// What has a cache of its own: `kv_head`, or `query_head` as in the papers' figures of memory.
+    /// The unit that has a cache of its own: `kv_head`, or `query_head` as in the papers' figures of memory.
     pub kv_accounting: &'static str,
 }
 

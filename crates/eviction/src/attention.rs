@@ -1,6 +1,6 @@
-//! What a policy needs from attention, and what attention reports to its scorers.
+//! A policy's needs from attention, and the reports of attention to its scorers.
 
-/// What attention must report to a policy's scorers. A policy says so once for a request.
+/// The reports that a policy's scorers need of attention. A policy states them once for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttentionNeeds {
     /// No report: attention stays fused.
@@ -49,7 +49,7 @@ impl Tau {
     }
 }
 
-/// What attention reports of some rows at one layer. Fields that the policy did not ask for are empty.
+/// Attention's report on some rows at one layer. Fields that the policy did not ask for are empty.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionReport<'a> {
     /// Positions of the rows, ascending.

@@ -1,4 +1,4 @@
-//! What every eviction policy must keep to, whatever it scores by. A new policy runs it in one line.
+//! The conformance battery: rules of every eviction policy, independent of its scores. A new policy runs it in one line.
 
 use refrain_kernels::{Buffer, Cpu, Dtype};
 use refrain_kv::{Span, survivors};

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::pass::selecting;
 use crate::{CachedTensor, FusionMethod, Mask, Needs, Pass, PassPlan, PrefillInputs, Result};
 
-/// What deviation is measured on.
+/// The measure of deviation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Metric {
     /// Values, squared differences (the authors' code).
@@ -35,7 +35,7 @@ pub struct CacheBlend {
     /// Share of the tokens before the question that is recomputed.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
-    /// What deviation is measured on: values or keys, by squared or absolute differences.
+    /// The measure of deviation: values or keys, by squared or absolute differences.
     pub metric: Metric,
     /// Shrink the recomputed set with depth, from 1.25 to 0.75 of the ratio, measuring deviation again at each layer.
     pub gradual: bool,

@@ -1,4 +1,4 @@
-/// What a fusion method can refuse.
+/// Errors of fusion methods.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,4 +1,4 @@
-//! What a method keeps beside a document: statistics of the document's own attention, computed when it is prefilled.
+//! Statistics that a method keeps beside a document, of the document's own attention, computed when it is prefilled.
 
 use std::fmt::Debug;
 
@@ -97,7 +97,7 @@ impl ContextLayer<'_> {
         tokens.iter().zip(weights.chunks_exact(visible.len().max(1))).map(column).collect()
     }
 
-    /// What each of the context's rows sees but itself.
+    /// The tokens that each of the context's rows sees, without itself.
     fn later(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.attention.visible[self.first..].iter().map(|(from, to)| (*from, to - 1))
     }

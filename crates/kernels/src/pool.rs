@@ -58,7 +58,7 @@ impl Job<'_> {
 #[repr(align(64))]
 struct States([AtomicU64; SLOTS]);
 
-/// What workers and callers share.
+/// State that workers and callers share.
 struct Shared {
     states: States,
     /// The open job of each slot; its lifetime is erased.

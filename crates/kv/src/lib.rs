@@ -1,4 +1,4 @@
-//! What all methods share about keys and values: spans of prompt positions, rotary positions, the working
+//! Parts that all methods share about keys and values: spans of prompt positions, rotary positions, the working
 //! KV cache that attention reads, the selection rule, and per-token statistics.
 //!
 //! Shapes are written `a × b × c`, row-major. `n` tokens, `H` query heads, `Hkv` KV heads, `d` head dim.

@@ -21,7 +21,7 @@ pub enum Softmax {
     Documents,
 }
 
-/// What [`question_attention`] reads of a layer.
+/// The part of a layer that [`question_attention`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
     /// Rotated queries of the question's rows, `|Q| × H × d`.

@@ -5,7 +5,7 @@ pub enum Error {
     /// The registry has no entry of this name.
     #[error("unknown {what} `{name}`; known are: {known}")]
     UnknownName {
-        /// What the registry holds, in the singular.
+        /// The noun for an entry, in the singular.
         what: &'static str,
         /// The name as given.
         name: String,
@@ -15,7 +15,7 @@ pub enum Error {
     /// The selection is neither text nor an object with a name.
     #[error("a {what} is its name, `NAME:OPTION=VALUE,…`, or an object with `name` and its options")]
     NoName {
-        /// What the registry holds, in the singular.
+        /// The noun for an entry, in the singular.
         what: &'static str,
     },
     /// The entry has no option of this name.

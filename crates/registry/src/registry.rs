@@ -20,7 +20,7 @@ pub struct Entry<T> {
 /// All methods of one kind, in the order in which they are shown.
 #[derive(Debug)]
 pub struct Registry<T: 'static> {
-    /// What the registry holds, in the singular: `fusion method`.
+    /// The noun for an entry, in the singular: `fusion method`.
     pub what: &'static str,
     /// The methods.
     pub entries: &'static [Entry<T>],

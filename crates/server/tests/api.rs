@@ -293,7 +293,7 @@ async fn bodies_are_bounded() {
         .body(body)
         .unwrap();
     assert_eq!(refused(router.clone().oneshot(request).await.unwrap()).await.0, 413);
-    // What is nested without end is no danger.
+    // JSON that is nested without end is refused, and the server goes on.
     let request = Request::post("/v1/chat/completions")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Body::from("[".repeat(900)))
@@ -453,7 +453,7 @@ async fn what_takes_too_long_or_too_much_is_refused() {
     assert_eq!(ask(&small, "POST", "/v1/chat/completions", None, bounded).await.status(), 200);
 }
 
-/// Whoever goes away leaves their place to the next, at once.
+/// A client that disconnects frees its place at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_frees_its_place() {
     let router = router(app(|options| options.limits.max_num_seqs = 1));
@@ -497,7 +497,7 @@ async fn every_request_has_a_name() {
     assert!(new.headers()["x-request-id"].to_str().unwrap().starts_with("req-"));
 }
 
-/// What is described is what there is.
+/// The OpenAPI document describes exactly the routes that exist.
 #[tokio::test]
 async fn the_description_names_every_route() {
     let described = value(ask(&server(), "GET", "/openapi.json", None, Value::Null).await).await;
@@ -667,7 +667,7 @@ async fn a_body_that_breaks_off_is_not_called_too_large() {
     assert!(error["message"].as_str().unwrap().contains("broke off"), "{error}");
 }
 
-/// Who waits when the time to end is over is told so, like those who are answered just then.
+/// At the end of the shutdown time, waiting and running requests both get an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_who_waits_is_forgotten_at_the_end() {
     let app = app(|options| {

@@ -23,7 +23,7 @@ const MAX_HEADER: u64 = 1 << 20;
 /// Longest kind in characters.
 const MAX_KIND: usize = 40;
 
-/// What the metadata say about a tensor: name, type, sizes.
+/// The metadata of a tensor: name, type, sizes.
 type Listed = (String, Dtype, Vec<usize>);
 
 /// The bytes of an aux tensors file: always the same for the same content and time of creation, in seconds since 1970.
@@ -39,7 +39,7 @@ pub fn encode(chunk: &ChunkKey, kind: &str, created: u64, aux: &AuxTensors) -> R
 /// Reads a whole file, as [`encode`] makes it for this chunk and kind, and verifies everything about it.
 ///
 /// # Errors
-/// What is wrong with the bytes.
+/// The fault of the bytes.
 pub fn decode(bytes: &[u8], chunk: &ChunkKey, kind: &str) -> Result<AuxTensors, Problem> {
     let mut reader = bytes;
     Header::read(&mut reader, bytes.len() as u64, chunk, kind)?.aux_tensors(&mut reader)

@@ -134,7 +134,7 @@ impl Chunk {
     /// Reads a whole chunk file, as [`Chunk::to_bytes`] makes it, and verifies everything about it.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault of the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Chunk, Problem> {
         let mut reader = bytes;
         let header = Header::read(&mut reader, bytes.len() as u64)?;

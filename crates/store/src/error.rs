@@ -1,4 +1,4 @@
-//! What can go wrong with chunks, and what to do about it.
+//! Errors of the store, each with its remedy.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ pub enum StoreError {
     /// The system refused something.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "create the folder", "write", …
+        /// The operation that failed: "create the folder", "write", …
         action: &'static str,
         /// On which file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A chunk without tokens, layers, heads or elements, or with more than memory can address.
@@ -73,7 +73,7 @@ pub enum StoreError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: Problem,
     },
     /// No chunk has this key, or a key that begins so.
@@ -96,11 +96,11 @@ pub enum StoreError {
         path.display()
     )]
     Index {
-        /// What was tried: "open", "read", "write".
+        /// The operation that failed: "open", "read", "write".
         action: &'static str,
         /// Its file.
         path: PathBuf,
-        /// What the database says.
+        /// The database's error.
         why: String,
     },
     /// An object store that cannot be used.
@@ -110,7 +110,7 @@ pub enum StoreError {
     Remote {
         /// Where it was to be.
         url: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// No room within the limits of the folder, or of the chunk's namespace.

@@ -1,4 +1,4 @@
-//! What all files of the store begin with: a safetensors header whose metadata carries its own checksum.
+//! The beginning of every file of the store: a safetensors header whose metadata carries its own checksum.
 //!
 //! Everything read here is untrusted: lengths are bounded by the bytes that remain before memory is taken for them.
 

@@ -1,4 +1,4 @@
-//! What a chunk is, and the name that follows from it.
+//! The identity of a chunk, and the name that follows from it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const KEY_CONTEXTS: [&str; 2] =
 /// Most layers of a chunk: tensor names have three digits.
 const MAX_LAYERS: usize = 1000;
 
-/// What was done about the token that begins every text.
+/// The treatment of the token that begins every text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BosPolicy {
@@ -74,7 +74,7 @@ impl FromStr for BosPolicy {
     }
 }
 
-/// What a chunk is. Every field enters its key: chunks that differ in any have nothing to do with each other.
+/// The identity of a chunk. Every field enters its key: chunks that differ in any have nothing to do with each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ChunkId {
     /// Fingerprint of the model's weights and config.
@@ -89,7 +89,7 @@ pub struct ChunkId {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// What was done about the token that begins every text.
+    /// The treatment of the token that begins every text.
     pub bos: BosPolicy,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
@@ -131,7 +131,7 @@ impl ChunkId {
         usize::from(self.quantization != KvQuantization::Exact)
     }
 
-    /// What a layer is made of.
+    /// The format of a layer.
     pub(crate) fn layout(&self) -> Result<Layout> {
         let sizes = || {
             let sizes = [self.kv_heads, self.head_dim, self.tokens.len(), self.layers];

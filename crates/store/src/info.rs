@@ -1,4 +1,4 @@
-//! What the store tells about its chunks and about itself.
+//! Descriptions of the store and of its chunks.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ impl Scope<'_> {
     }
 }
 
-/// What is known about a chunk without its keys and values.
+/// A description of a chunk without its keys and values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ChunkInfo {
@@ -48,7 +48,7 @@ pub struct ChunkInfo {
     /// How they lie at rest.
     #[serde(serialize_with = "as_text")]
     pub quantization: KvQuantization,
-    /// What was done about the token that begins every text.
+    /// The treatment of the token that begins every text.
     #[serde(serialize_with = "as_text")]
     pub bos: BosPolicy,
     /// Its namespace.
@@ -165,7 +165,7 @@ pub struct Listing {
 pub struct Unusable {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The fault.
     #[serde(serialize_with = "as_text")]
     pub problem: Problem,
 }
@@ -176,14 +176,14 @@ pub struct Unusable {
 pub struct Repair {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The fault.
     #[serde(serialize_with = "as_text")]
     pub problem: Problem,
     /// Whether it has been removed. Files of an unknown version and files that the system cannot read stay.
     pub removed: bool,
 }
 
-/// What became of a chunk or aux tensors that was put into the store.
+/// The outcome of putting a chunk or aux tensors into the store.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PutOutcome {
@@ -238,7 +238,7 @@ pub struct Stats {
     pub memory_chunks: u64,
 }
 
-/// What `gc` removed, and what the folder holds afterwards.
+/// The files that `gc` removed, and the folder's contents afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GcReport {

@@ -17,7 +17,7 @@ const CONTEXT: &str = "refrain namespace, version 1";
 /// Bytes of a namespace's name before it is written in hexadecimal digits.
 const NAME: usize = 16;
 
-/// What namespaces are derived with. Programs with the same key, on one machine or several, give the same credential the
+/// The key that namespaces are derived with. Programs with the same key, on one machine or several, give the same credential the
 /// same namespace; without it nobody can tell which credential a namespace belongs to.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NamespaceKey([u8; 32]);

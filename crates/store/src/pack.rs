@@ -20,7 +20,7 @@ pub struct PackProgress {
     pub bytes_done: u64,
 }
 
-/// What an export wrote, or an import brought.
+/// Counts of an export or an import.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PackReport {
@@ -32,7 +32,7 @@ pub struct PackReport {
     pub bytes: u64,
     /// Chunks of an import that were there already.
     pub known: u64,
-    /// What was left out, by its name, and why.
+    /// Files that were left out, by name, and why.
     pub left_out: Vec<(PathBuf, String)>,
 }
 

@@ -22,7 +22,7 @@ pub struct VerifyProgress {
     pub bytes_done: u64,
 }
 
-/// What a verification found.
+/// The findings of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct VerifyReport {
@@ -41,7 +41,7 @@ pub struct VerifyReport {
     pub stale: Vec<PathBuf>,
     /// Temporary files that a writer may still be at work on, left alone.
     pub in_progress: Vec<PathBuf>,
-    /// What is not the store's, left alone.
+    /// Files that are not the store's; they are left alone.
     pub foreign: Vec<PathBuf>,
     /// Chunk files that the index did not know, and does now.
     pub entered: u64,

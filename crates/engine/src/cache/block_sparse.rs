@@ -160,7 +160,7 @@ impl Blocks {
             let places = self.remote(part, (sizes, budget), rope, left, last);
             far = self.attend_remote(part, rope, &places, &near, (out, &mut lse));
         }
-        // What local tokens received, of the softmax over everything.
+        // The weight that local tokens received, of the softmax over all tokens.
         let slots = left..part.positions[part.positions.len() - 1] as usize + 1;
         let mut sums = vec![0.0; config.kv_heads * slots.len()];
         cpu.attention_mass_from_lse(&local, &lse, slots.clone(), &mut sums);

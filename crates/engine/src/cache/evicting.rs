@@ -39,7 +39,7 @@ pub(crate) struct EvictingCache {
     scratch: Scratch,
 }
 
-/// What is to be done at a layer.
+/// The eviction to be done at a layer.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     budget: Budget,
@@ -116,7 +116,7 @@ impl EvictingCache {
     ) -> crate::Result<Option<EvictingCache>> {
         let sparse = left_out.is_some();
         let budget = eviction.policy.budget(&prompt)?;
-        // What can never be pruned is full attention, to the bit.
+        // A cache that can never be pruned is full attention, to the bit.
         let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
         if budget.is_none() && !eviction.per_query_head && !sparse {
             return Ok(None);

@@ -63,7 +63,7 @@ impl Reference {
         self.logits.len() / engine.decoder().config().vocab
     }
 
-    /// What each document token receives from the question at all layers.
+    /// The attention that each document token receives from the question at all layers.
     fn received(&self) -> Vec<f32> {
         let documents = self.maps.first().map_or(0, AttentionMap::documents);
         let mut sums = vec![0.0; documents];

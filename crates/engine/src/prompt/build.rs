@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Most characters of a title that name its chunks.
 const LABEL: usize = 60;
 
-/// What stands around documents and question in a prompt.
+/// The texts around documents and question in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instructions {
     /// The system message; none leaves it to the model's template.

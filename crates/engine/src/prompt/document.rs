@@ -17,7 +17,7 @@ pub struct Document {
 }
 
 impl Document {
-    /// What stands in the prompt: the title on a line of its own, the text, an empty line.
+    /// The document's text in the prompt: the title on a line of its own, the text, an empty line.
     pub fn prompt_text(&self) -> String {
         let text = self.text.trim();
         match self.title.trim() {

@@ -27,7 +27,7 @@ impl StopFilter {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What was held back, at the end of the answer.
+    /// The text that was held back, at the end of the answer.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,4 +1,4 @@
-//! What the store does for the engine: fewer bits at rest, namespaces, and nothing of one request in another.
+//! The store under the engine: fewer bits at rest, namespaces, and nothing of one request in another.
 
 use std::path::Path;
 
@@ -96,7 +96,7 @@ fn chunks_of_one_namespace_are_invisible_to_another_unless_they_are_shared() {
     assert_eq!((listed("shared"), listed("three"), listed("one"), listed("two")), (before, 0, 3, 3));
 }
 
-/// What a request says, wherever it says it, changes no key or value that another request reads.
+/// No part of a request changes a key or value that another request reads.
 #[test]
 fn a_request_changes_nothing_that_another_reads() {
     let settings = || exact(Dtype::F16);

@@ -15,7 +15,7 @@ use super::options::SamKv;
 /// Fewer blocks than this have no order to speak of.
 const BLOCKS: usize = 3;
 
-/// What was found of a model.
+/// The calibration of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
     /// The stable layers, from 0; at least two.

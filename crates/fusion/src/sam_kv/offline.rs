@@ -1,4 +1,4 @@
-//! What SamKV keeps beside a document: made of its own attention when it is prefilled.
+//! SamKV's statistics beside a document, made of its own attention when it is prefilled.
 
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::AuxTensors;

@@ -1,4 +1,4 @@
-//! What SamKV decides for one question.
+//! SamKV's selection for one question.
 
 use refrain_kv::stats::mean;
 use refrain_kv::{Span, Tensor, top_k};

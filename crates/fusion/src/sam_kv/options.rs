@@ -5,7 +5,7 @@ use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What becomes of cached keys and values where new ones are computed.
+/// The use of cached keys and values where new ones are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Update {
@@ -15,7 +15,7 @@ pub enum Update {
     Overwrite,
 }
 
-/// What eq. 4's θ is.
+/// The meaning of θ in eq. 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Theta {
@@ -27,7 +27,7 @@ pub enum Theta {
     Constant,
 }
 
-/// What is recomputed of what is kept.
+/// The kept tokens that are recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
@@ -49,7 +49,7 @@ pub enum Rotation {
     Centre,
 }
 
-/// What one cosine of eq. 1 is over.
+/// The vectors of one cosine of eq. 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Cosine {
@@ -71,7 +71,7 @@ pub enum Rounding {
     Ceil,
 }
 
-/// What the filter across documents divides by their number.
+/// The number that the filter across documents divides by the number of documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quota {
@@ -91,7 +91,7 @@ pub enum Extremes {
     Online,
 }
 
-/// What eq. 2 gives where the kept blocks' score is not above the lowest.
+/// The value of eq. 2 where the kept blocks' score is not above the lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Below {
@@ -130,7 +130,7 @@ pub struct SamKv {
     pub selection: bool,
     /// Let queries lean towards the other documents (eq. 1).
     pub bias: bool,
-    /// What is recomputed: ends and marked tokens, all that is kept, or nothing.
+    /// The tokens that are recomputed: ends and marked tokens, all that is kept, or nothing.
     pub recompute: Recompute,
     /// Filter the selected blocks across documents.
     pub filter: bool,
@@ -218,7 +218,7 @@ impl SamKv {
         Span::new(start, (start + self.block).min(context.end as usize))
     }
 
-    /// What is kept of a context whatever is asked: one span where nothing lies between beginning and end.
+    /// The spans of a context that are kept for every question: one span where nothing lies between beginning and end.
     pub(crate) fn kept(&self, context: Span) -> Vec<Span> {
         let middle = self.middle(self.blocks(context));
         let (start, end) = (context.start as usize, context.end as usize);

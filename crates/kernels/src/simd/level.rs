@@ -59,7 +59,7 @@ impl Level {
         }
     }
 
-    /// What the set has of AVX-512.
+    /// The AVX-512 extensions of the set.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn avx512(self) -> Option<Features> {
         match self {

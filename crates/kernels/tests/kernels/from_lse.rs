@@ -1,4 +1,4 @@
-//! What rows give to slots, with logarithms that attention told before.
+//! Weights of rows on slots, from log-sum-exps that attention reported before.
 
 use std::ops::Range;
 

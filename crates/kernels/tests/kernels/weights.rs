@@ -1,11 +1,11 @@
-//! What attention says of the weights that it gave.
+//! Attention's reports of its weights.
 
 use refrain_kernels::{Cpu, Dtype, GumbelNoise, Precision};
 
 use crate::attention::{Case, causal};
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
-/// What each row gives to each slot from `first` on, summed over the heads of a group: kv_heads × rows × (end − first).
+/// The weight of each row on each slot from `first` on, summed over the heads of a group: kv_heads × rows × (end − first).
 fn weights(case: &Case, first: usize, end: usize) -> Vec<f64> {
     let (n, rows, group) = (end - first, case.visible.len(), case.heads / case.kv_heads);
     let mut all = vec![0.0; case.kv_heads * rows * n];

@@ -110,7 +110,7 @@ pub(super) struct AddDocumentsResponse {
     ingest: IngestResponse,
 }
 
-/// What an ingest computed.
+/// Counts of an ingest.
 #[derive(Debug, Serialize, ToSchema)]
 struct IngestResponse {
     documents: usize,

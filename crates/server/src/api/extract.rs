@@ -1,4 +1,4 @@
-//! What handlers take from requests: the tenant, and a body of JSON within the server's limits.
+//! Extractors of requests: the tenant, and a body of JSON within the server's limits.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -43,7 +43,7 @@ struct Choice {
     /// The answer of a chat.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<AssistantMessage>,
-    /// What a chunk of a chat's stream adds.
+    /// The part of a message that a chunk of a chat's stream adds.
     #[serde(skip_serializing_if = "Option::is_none")]
     delta: Option<Delta>,
     /// The answer of a completion, or what a chunk adds to it.
@@ -124,7 +124,7 @@ struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
-/// What is particular to this server.
+/// Fields of an answer that only this server has.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 enum RefrainResponse {

@@ -37,7 +37,7 @@ type UseKey = (Option<&'static str>, bool, u64, Key);
 type ExpiryKey = (u64, Key);
 type TotalsValue = (u64, u64, u64);
 
-/// What the index knows of a chunk.
+/// A chunk in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct IndexRow {
     /// Bytes of the chunk's file and of the files beside it.

@@ -1,4 +1,4 @@
-//! What methods keep beside chunks: memory before disk.
+//! Aux tensors, which methods keep beside chunks: memory before disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the store tells about its chunks.
+//! Listings of chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +95,7 @@ impl Store {
         namespace.map_or(scope == Scope::All, |namespace| scope.has(&namespace))
     }
 
-    /// What is known about a chunk, with its token ids.
+    /// A description of a chunk, with its token ids.
     ///
     /// # Errors
     /// If there is no such chunk, or its header cannot be used.

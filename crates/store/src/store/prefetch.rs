@@ -119,7 +119,7 @@ impl Store {
     }
 }
 
-/// What takes an aux tensors file's bytes as they come.
+/// Takes the bytes of an aux tensors file as they come.
 struct AuxReceiver {
     store: Weak<Tiers>,
     id: ChunkId,

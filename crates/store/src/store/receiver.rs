@@ -1,4 +1,4 @@
-//! What verifies a chunk's bytes as they come from the object store, and stores the chunk when all have come.
+//! The receiver verifies a chunk's bytes as they come from the object store, and stores the chunk when all have come.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -12,7 +12,7 @@ use crate::remote::ObjectSink;
 use crate::tiers::{InFlightChunk, MemoryEntry, Tiers};
 use crate::{ChunkId, ChunkKey, Problem};
 
-/// What takes a chunk's bytes as they come.
+/// Takes a chunk's bytes as they come.
 pub(super) struct Receiver {
     store: Weak<Tiers>,
     id: ChunkId,

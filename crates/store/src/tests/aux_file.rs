@@ -1,4 +1,4 @@
-//! What lies beside chunks.
+//! Aux tensors beside chunks.
 
 use std::fs::{self, File};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What the folder may take, who goes first, and the index that knows it.
+//! The folder's limit, the order of eviction, and the index that records both.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -485,7 +485,7 @@ fn rows_read(work: impl FnOnce()) -> u64 {
     ROWS_READ.get() - before
 }
 
-/// What an operation reads of the index does not grow with it.
+/// The part of the index that an operation reads does not grow with the index.
 #[test]
 fn storing_renewing_and_pinning_read_few_rows_of_a_large_index() {
     const ROWS: u64 = 10_000;

@@ -6,7 +6,7 @@ use crate::chunk::Chunk;
 use crate::chunk_file::Header;
 use crate::layer::Layer;
 
-/// What of a chunk is there. Whoever wants more waits for it: the request behind it has its time limits.
+/// The part of a chunk that has arrived. A reader that needs more waits, within the time limits of its request.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightChunk {
     state: Mutex<State>,

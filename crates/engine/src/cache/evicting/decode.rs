@@ -91,7 +91,7 @@ impl EvictingCache {
         }
     }
 
-    /// What attention reports of a step at a layer.
+    /// Attention's report on a step at a layer.
     pub(super) fn watches(&self, layer: usize) -> AttentionNeeds {
         match self.needs {
             _ if self.plans[layer].window => AttentionNeeds::Nothing,

@@ -35,7 +35,7 @@ struct Case {
 }
 
 impl Case {
-    /// What a policy keeps of the prompt.
+    /// The tokens of the prompt that a policy keeps.
     fn keeps(&self, eviction: &Eviction) -> Vec<Vec<u32>> {
         let Case { heads, kv_heads, head_dim, tokens, .. } = *self;
         let width = heads * head_dim;

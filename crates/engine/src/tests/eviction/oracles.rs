@@ -1,4 +1,4 @@
-//! What policies must reproduce exactly, and what must hold at every step.
+//! Results that policies must reproduce exactly, and invariants of every step.
 
 use std::collections::BTreeSet;
 

@@ -152,7 +152,7 @@ impl Which {
         }
     }
 
-    /// What a token is worth to a head by what the first `rows` rows gave it.
+    /// A token's score for a head, from the weights that the first `rows` rows gave it.
     fn score(self, plain: &Plain<'_>, rows: usize, g: usize, t: usize) -> f64 {
         match self {
             Which::H2o { .. } => (0..rows).map(|row| plain.given_to(row, g, t)).sum(),
@@ -178,7 +178,7 @@ impl Which {
         }
     }
 
-    /// What is kept before token `next` comes.
+    /// The tokens that are kept before token `next` comes.
     fn prune(self, plain: &mut Plain<'_>, next: usize, capacity: usize) {
         if plain.kept[0].len() <= capacity {
             return;
