@@ -76,8 +76,8 @@ fn info(engine: &Engine) -> Value {
     json!({
         "engine": "refrain",
         "version": format!("refrain {}", env!("CARGO_PKG_VERSION")),
-        "isa": format!("{:?}", decoder.backend().isa()).to_lowercase(),
-        "threads": decoder.backend().threads(),
+        "isa": decoder.device().name(),
+        "threads": decoder.device().threads(),
         "compute": decoder.precision().to_string(),
         "kv": kv.to_string(),
         "context": decoder.config().context,

@@ -243,7 +243,7 @@ fn about(
         }
     }
     let policies = names.pop().unwrap_or_default();
-    let (config, cpu) = (engine.decoder().config(), engine.decoder().backend());
+    let (config, device) = (engine.decoder().config(), engine.decoder().device());
     let file = models::resolve(&context.global.model, &context.models)?;
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let model = ModelInfo {
@@ -277,8 +277,8 @@ fn about(
         seconds: 0.0,
         machine: MachineInfo {
             cpu: machine::cpu_name(),
-            isa: cpu.isa().to_string(),
-            threads: cpu.threads(),
+            isa: device.name(),
+            threads: device.threads(),
             memory: machine::all_memory().unwrap_or(0),
             os: machine::system(),
         },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::Cpu;
+use refrain_kernels::{Device, KvRows, parallel_each};
 use refrain_model::Workspace;
 
 use crate::Result;
@@ -55,7 +55,7 @@ pub(crate) fn extend<'w>(
     for SequenceCache { cache, len, rotary, .. } in caches.iter_mut().map(|cache| &mut **cache) {
         cache.rotary(*len as u32, rotary);
     }
-    let mut step = DecodeStep { parallel: each_on_its_own_thread(caches, decoder.backend()), caches };
+    let mut step = DecodeStep { parallel: each_on_its_own_thread(caches, &**decoder.device()), caches };
     for layer in 0..decoder.config().num_layers() {
         forward(layer, active, &mut step)?;
     }
@@ -64,10 +64,10 @@ pub(crate) fn extend<'w>(
 }
 
 /// Whether threads take a sequence each, in place of sharing each sequence's attention.
-fn each_on_its_own_thread(caches: &[&mut SequenceCache], cpu: &Cpu) -> bool {
+fn each_on_its_own_thread(caches: &[&mut SequenceCache], device: &dyn Device) -> bool {
     let retained = || caches.iter().map(|cache| cache.cache.retained());
     let longest = retained().max().unwrap_or(0);
-    caches.len() > 1 && (longest <= ONE_THREAD || longest * cpu.threads() <= retained().sum())
+    caches.len() > 1 && (longest <= ONE_THREAD || longest * device.threads() <= retained().sum())
 }
 
 /// Attention of one token of each sequence, over its own cache.
@@ -79,36 +79,31 @@ struct DecodeStep<'a, 'b> {
 impl LayerAttention for DecodeStep<'_, '_> {
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         let ActiveTokens { decoder, work, .. } = tokens;
-        let (count, kv_width) = (self.caches.len(), decoder.shape().width());
         let Workspace { q, k, v, attended, .. } = work;
-        attended.resize(q.len());
-        let q_width = q.len() / count;
-        let (k, v) = (k.as_slice(), v.as_slice());
-        let attend = |i: usize, cache: &mut SequenceCache, q: &mut [f32], out: &mut [f32]| {
-            let SequenceCache { cache, len, rotary, .. } = cache;
-            let own = i * kv_width..(i + 1) * kv_width;
+        let (device, width) = (&**decoder.device(), q.len() / self.caches.len());
+        let attend = |i: usize, sequence: &mut SequenceCache| {
+            let SequenceCache { cache, len, rotary, q: own, attended, .. } = sequence;
+            device.resize(own, width);
+            device.resize(attended, width);
+            device.copy(q, i * width..(i + 1) * width, own, 0);
             let token = DecodeToken {
                 decoder,
                 position: *len as u32,
                 rotary: rotary.layer(layer).all(),
-                q,
-                k: k.range(own.clone()),
-                v: v.range(own),
-                out,
+                q: own,
+                kv: (KvRows::Device(k, i), KvRows::Device(v, i)),
+                out: attended,
             };
             cache.append_and_attend(layer, token);
         };
-        let rows = q.chunks_exact_mut(q_width).zip(attended.chunks_exact_mut(q_width));
-        let each = self.caches.iter_mut().zip(rows);
         if self.parallel {
-            let mut each: Vec<_> = each.collect();
-            let run =
-                |i: usize, (cache, (q, out)): &mut (&mut &mut SequenceCache, (&mut [f32], &mut [f32]))| {
-                    attend(i, cache, q, out);
-                };
-            decoder.backend().parallel_each(&mut each, &run);
+            parallel_each(device, self.caches, &|i, cache| attend(i, cache));
         } else {
-            each.enumerate().for_each(|(i, (cache, (q, out)))| attend(i, cache, q, out));
+            self.caches.iter_mut().enumerate().for_each(|(i, cache)| attend(i, cache));
+        }
+        device.resize(attended, q.len());
+        for (i, cache) in self.caches.iter().enumerate() {
+            device.copy(&cache.attended, 0..width, attended, i * width);
         }
         Ok(Flow::Continue)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use refrain_kernels::{Cpu, Dtype, Precision};
+use refrain_kernels::{Cpu, Device, Dtype, Precision};
 use refrain_kv::Span;
 use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
 use refrain_store::{KvQuantization, Store};
@@ -62,12 +62,27 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens a GGUF file or a Hugging Face folder. `progress(done, total)` is called as large files are hashed for
+    /// Opens a GGUF file or a Hugging Face folder on the CPU. `progress(done, total)` is called as large files are hashed for
     /// the first time, and then as weights are packed.
     ///
     /// # Errors
     /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
     pub fn open(
+        path: &Path,
+        store: Store,
+        settings: Settings,
+        progress: impl FnMut(usize, usize),
+    ) -> Result<Engine> {
+        let cpu: Arc<dyn Device> = Arc::new(Cpu::new(settings.threads)?);
+        Engine::open_on(&cpu, path, store, settings, progress)
+    }
+
+    /// [`Engine::open`] on any device. [`Settings::threads`] is not used.
+    ///
+    /// # Errors
+    /// As for [`Engine::open`].
+    pub fn open_on(
+        device: &Arc<dyn Device>,
         path: &Path,
         store: Store,
         settings: Settings,
@@ -77,9 +92,8 @@ impl Engine {
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
-        let cpu = Cpu::new(settings.threads)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        let decoder = Decoder::load(files, &cpu, precision, progress)?;
+        let decoder = Decoder::load(files, device, precision, progress)?;
         Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
     }
 

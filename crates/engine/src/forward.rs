@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use refrain_kernels::{Attention, Dtype, Floats};
+use refrain_kernels::{CachedAttention, Device, Dtype, Floats, KvRows};
 use refrain_kv::{KvBufferPool, LayerCache, RopeTables};
 use refrain_model::{Decoder, Workspace};
 
@@ -66,10 +66,15 @@ impl ActiveTokens {
             positions: Vec::new(),
             visible: Vec::new(),
             rotary: RopeTables::default(),
-            hidden: Floats::new(),
-            work: Workspace::new(dtype),
-            spare: Floats::new(),
+            hidden: decoder.device().floats(0),
+            work: Workspace::new(&**decoder.device(), dtype),
+            spare: decoder.device().floats(0),
         }
+    }
+
+    /// The device that the tokens are computed on.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &**self.decoder.device()
     }
 
     /// Makes the tokens at `positions` of the prompt `ids` the active ones. `table` has an entry for each position of the
@@ -90,18 +95,15 @@ impl ActiveTokens {
     /// Rotates projected queries to the tokens' positions.
     pub(crate) fn apply_rope(&mut self, layer: usize) {
         let config = self.decoder.config();
-        let table = self.rotary.layer(layer);
-        let ((cos, sin), rotary_dim) = (table.all(), table.rotary_dim());
-        self.decoder.backend().rope(&mut self.work.q, config.heads, config.head_dim, cos, sin, rotary_dim);
+        let rotary = self.rotary.layer(layer).all();
+        self.decoder.device().rope(&mut self.work.q, config.heads, config.head_dim, rotary);
     }
 
     /// Rotates projected keys and writes them and the values of all tokens into `cache`, at `slots`.
     pub(crate) fn write_kv(&self, layer: usize, cache: &mut LayerCache, slots: &[u32]) {
-        let shape = self.decoder.shape();
-        let width = self.positions.len() * shape.width();
-        let (k, v) = (self.work.k.as_slice().range(0..width), self.work.v.as_slice().range(0..width));
+        let fresh = (KvRows::Device(&self.work.k, 0), KvRows::Device(&self.work.v, 0));
         let rotary = self.rotary.layer(layer).all();
-        cache.place(self.decoder.backend(), shape, (k, v), rotary, slots);
+        cache.place(self.device(), self.decoder.shape(), fresh, rotary, slots);
     }
 
     /// Keeps the tokens at `kept` positions, a subset of the active ones, in hidden states and projected queries alike. `table`
@@ -120,8 +122,7 @@ impl ActiveTokens {
             .collect();
         for x in [&mut self.hidden, &mut self.work.q] {
             let width = x.len() / self.positions.len();
-            self.spare.resize(kept.len() * width);
-            self.decoder.backend().gather_rows(x, width, &indices, &mut self.spare);
+            self.decoder.device().gather_rows(x, width, &indices, &mut self.spare);
             std::mem::swap(x, &mut self.spare);
         }
         self.positions = kept;
@@ -137,25 +138,26 @@ impl ActiveTokens {
     }
 
     /// Logits of the active tokens after the last layer, `m × vocab`.
-    pub(crate) fn logits(&mut self) -> &mut Floats {
+    pub(crate) fn logits(&mut self) -> &mut [f32] {
         self.decoder.logits(&self.hidden, &mut self.work);
         &mut self.work.logits
     }
 }
 
-/// Attention of queries `q` at `layer`, over its cache of `capacity` slots a head.
+/// Attention of rows of `q` from `first_row` on, one for each of `visible`, at `layer`, over its cache of `capacity` slots a head.
 pub(crate) fn attention<'a>(
     decoder: &Decoder,
     layer: usize,
     (cache, capacity): (&'a LayerCache, usize),
-    q: &'a [f32],
+    (q, first_row): (&'a Floats, usize),
     visible: &'a [(u32, u32)],
-) -> Attention<'a> {
+) -> CachedAttention<'a> {
     let config = decoder.config();
-    Attention {
+    CachedAttention {
         q,
-        k: cache.k.as_slice(),
-        v: cache.v.as_slice(),
+        first_row,
+        k: &cache.k,
+        v: &cache.v,
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,

@@ -202,9 +202,10 @@ impl AttentionWindow {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use refrain_kernels::{Cpu, Slice};
+    use refrain_kernels::{Cpu, Dtype};
 
     use super::*;
+    use crate::CachedKeys;
 
     const CAPACITY: usize = 6;
 
@@ -217,6 +218,7 @@ mod tests {
             sum in any::<bool>(),
         ) {
             let cpu = Cpu::new(1).unwrap();
+            let keys = refrain_kernels::Device::kv(&cpu, Dtype::F32, 0);
             let mut window = AttentionWindow::new(1, rows, CAPACITY, if sum { Fuse::Sum } else { Fuse::Max });
             let (mut positions, mut len) = (vec![0u32; CAPACITY], 0);
             // Weights by row and position.
@@ -233,8 +235,8 @@ mod tests {
                 positions[len] = step as u32;
                 len += 1;
                 let layer = LayerView {
-                    cpu: &cpu, heads: 1, group: 1, head_dim: 1, scale: 1.0, capacity: CAPACITY, len,
-                    positions: &positions, keys: Slice::F32(&[]), next: step as u32 + 1,
+                    heads: 1, group: 1, head_dim: 1, scale: 1.0, capacity: CAPACITY, len,
+                    positions: &positions, keys: CachedKeys::new(&cpu, &keys), next: step as u32 + 1,
                 };
                 window.push(step as u32, |_| &weights[..len], &layer);
                 let weights = weights.iter().map(|w| refrain_kernels::f16::from_f32(*w).to_f32());

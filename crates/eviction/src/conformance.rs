@@ -1,10 +1,10 @@
 //! The conformance battery: rules of every eviction policy, independent of its scores. A new policy runs it in one line.
 
-use refrain_kernels::{Buffer, Cpu, Dtype};
+use refrain_kernels::{Cpu, Device, Dtype, KvBuffer, Slice, upload_kv};
 use refrain_kv::{Span, survivors};
 
 use crate::{
-    AttentionNeeds, AttentionReport, Budget, Eviction, EvictionPolicy, LayerView, PromptSpans, Sizes,
+    AttentionNeeds, AttentionReport, Budget, CachedKeys, Eviction, EvictionPolicy, LayerView, PromptSpans, Sizes,
     TokenScorer,
 };
 
@@ -34,7 +34,7 @@ pub fn check(eviction: &Eviction) {
         let Some(budget) = budget else { continue };
         assert!((1..=budget.most).contains(&budget.keep), "{policy:?}: {budget:?}");
         assert!(budget.decoding || budget.keep < n, "{policy:?} prunes a prompt of {n} to {budget:?}");
-        Run { policy, prompt, budget, cpu: &Cpu::new(1).unwrap(), seed: n as u64 }.check();
+        Run { policy, prompt, budget, device: &Cpu::new(1).unwrap(), seed: n as u64 }.check();
     }
 }
 
@@ -42,7 +42,7 @@ struct Run<'a> {
     policy: &'a dyn EvictionPolicy,
     prompt: PromptSpans,
     budget: Budget,
-    cpu: &'a Cpu,
+    device: &'a dyn Device,
     seed: u64,
 }
 
@@ -52,7 +52,7 @@ struct Layer {
     capacity: usize,
     len: usize,
     positions: Vec<u32>,
-    keys: Buffer,
+    keys: KvBuffer,
 }
 
 impl Run<'_> {
@@ -71,7 +71,6 @@ impl Run<'_> {
 
     fn view<'a>(&'a self, layer: &'a Layer, next: usize) -> LayerView<'a> {
         LayerView {
-            cpu: self.cpu,
             heads: HEADS,
             group: GROUP,
             head_dim: HEAD_DIM,
@@ -79,7 +78,7 @@ impl Run<'_> {
             capacity: layer.capacity,
             len: layer.len,
             positions: &layer.positions,
-            keys: layer.keys.as_slice(),
+            keys: CachedKeys::new(self.device, &layer.keys),
             next: next as u32,
         }
     }
@@ -134,10 +133,8 @@ impl Run<'_> {
             capacity: n,
             len: n,
             positions: (0..HEADS).flat_map(|_| 0..n as u32).collect(),
-            keys: Buffer::zeros(Dtype::F32, HEADS * n * HEAD_DIM),
+            keys: upload_kv(self.device, Slice::F32(&self.random(HEADS * n * HEAD_DIM))),
         };
-        let keys = self.random(HEADS * n * HEAD_DIM);
-        prompt.keys.write_f32(0, &keys);
         let rows = match self.policy.needs(&self.prompt) {
             AttentionNeeds::PromptSums { rows }
             | AttentionNeeds::RowWeights { rows }
@@ -197,14 +194,14 @@ impl Run<'_> {
             capacity,
             len,
             positions: vec![0; HEADS * capacity],
-            keys: Buffer::zeros(Dtype::F32, HEADS * capacity * HEAD_DIM),
+            keys: self.device.kv(Dtype::F32, HEADS * capacity * HEAD_DIM),
         };
         for (head, kept) in kept.chunks(len).enumerate() {
             for (slot, from) in kept.iter().enumerate() {
                 layer.positions[head * capacity + slot] = *from;
                 let at = (head * prompt.capacity + *from as usize) * HEAD_DIM;
-                let key = prompt.keys.as_slice().range(at..at + HEAD_DIM);
-                layer.keys.write((head * capacity + slot) * HEAD_DIM, key);
+                let to = (head * capacity + slot) * HEAD_DIM;
+                self.device.copy_kv(&prompt.keys, at..at + HEAD_DIM, &mut layer.keys, to);
             }
         }
         layer
@@ -234,7 +231,8 @@ impl Run<'_> {
                 let position = layer.positions[base + from];
                 layer.scorer.moved(head, from, to, position);
                 layer.positions[base + to] = position;
-                layer.keys.copy_within(
+                self.device.copy_kv_within(
+                    &mut layer.keys,
                     (base + from) * HEAD_DIM..(base + from + 1) * HEAD_DIM,
                     (base + to) * HEAD_DIM,
                 );

@@ -33,6 +33,6 @@ pub use policy::{Budget, EvictionPolicy, PromptSpans, Sizes};
 pub use refrain_registry::{Error, Result};
 pub use registry::{Eviction, POLICIES};
 pub use scissorhands::Scissorhands;
-pub use scorer::{LayerView, RecencyScorer, TokenScorer};
+pub use scorer::{CachedKeys, LayerView, RecencyScorer, TokenScorer};
 pub use snap_kv::{Pool, SnapKv};
 pub use streaming_llm::{SinkPositions, StreamingLlm};

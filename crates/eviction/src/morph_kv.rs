@@ -235,10 +235,7 @@ impl QueryScorer {
             let at = row * self.width + (head * self.group + first) * d;
             self.queries.as_slice().range(at..at + size).to_f32(q);
         }
-        let keys = layer.keys.range(head * layer.capacity * d..(head + 1) * layer.capacity * d);
-        let mut rows = vec![0.0; recent.len() * layer.len];
-        let (capacity, len, scale) = (layer.capacity, layer.len, layer.scale);
-        layer.cpu.concat_logits(&q, heads, 1, d, keys, capacity, 0..len, scale, &mut rows);
+        let mut rows = layer.concat_logits(head, &q, heads);
         for row in rows.chunks_exact_mut(layer.len) {
             for (logit, position) in row.iter_mut().zip(layer.head(head)) {
                 if layer.is_recent(*position, self.policy.window) {

@@ -2,15 +2,13 @@
 
 use std::fmt::Debug;
 
-use refrain_kernels::{Cpu, Slice};
+use refrain_kernels::{Device, HeadKeys, KvBuffer};
 
 use crate::AttentionReport;
 
 /// One layer of a cache. A *head* is one of the cache: a KV head, or a query head where each has a cache of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerView<'a> {
-    /// Kernels to compute with.
-    pub cpu: &'a Cpu,
     /// Heads of the cache.
     pub heads: usize,
     /// Query heads of each head.
@@ -25,13 +23,37 @@ pub struct LayerView<'a> {
     pub len: usize,
     /// Position of the token in each slot, `heads × capacity`.
     pub positions: &'a [u32],
-    /// Rotated keys, `heads × capacity × d`.
-    pub keys: Slice<'a>,
+    /// Rotated keys, on their device.
+    pub keys: CachedKeys<'a>,
     /// Position of the token that comes next.
     pub next: u32,
 }
 
+/// Rotated keys of a layer's cache, `heads × capacity × d`. They stay on their device; a scorer asks for logits.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedKeys<'a> {
+    device: &'a dyn Device,
+    keys: &'a KvBuffer,
+}
+
+impl<'a> CachedKeys<'a> {
+    /// Keys of a device.
+    pub fn new(device: &'a dyn Device, keys: &'a KvBuffer) -> CachedKeys<'a> {
+        CachedKeys { device, keys }
+    }
+}
+
 impl LayerView<'_> {
+    /// Logits of rows of queries over a head's tokens, `rows × len`: the sum over the row's `queries` queries, scaled. `q` is
+    /// `rows × queries × d`, rotated.
+    pub fn concat_logits(&self, head: usize, q: &[f32], queries: usize) -> Vec<f32> {
+        let (capacity, head_dim) = (self.capacity, self.head_dim);
+        let keys = HeadKeys { k: self.keys.keys, head, head_dim, capacity, queries };
+        let mut logits = vec![0.0; q.len() / (queries * head_dim) * self.len];
+        self.keys.device.concat_logits(q, keys, self.scale, &mut logits);
+        logits
+    }
+
     /// Positions of a head's tokens, `len` of them.
     pub fn head(&self, head: usize) -> &[u32] {
         &self.positions[head * self.capacity..][..self.len]

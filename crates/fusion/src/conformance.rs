@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
+use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 use crate::{
-    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, Error, FusionMethod, LayerTokens, LayerView,
+    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Error, FusionMethod, LayerTokens, LayerView,
     ModelFacts, Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
 };
 
@@ -201,12 +201,15 @@ fn subset(method: &dyn FusionMethod, layout: &PromptLayout, tokens: &[u32], of: 
 
 /// Statistics of a random context.
 fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
-    let (q, keys) = (random(tokens * HEADS * HEAD_DIM, 7), buffer(tokens * KV_HEADS * HEAD_DIM, 8));
+    let cpu = Cpu::new(1).unwrap();
+    let keys = buffer(tokens * KV_HEADS * HEAD_DIM, 8);
+    let (q, cached) = (upload(&cpu, &random(tokens * HEADS * HEAD_DIM, 7)), upload_kv(&cpu, keys.as_slice()));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
-    let attention = Attention {
+    let attention = CachedAttention {
         q: &q,
-        k: keys.as_slice(),
-        v: keys.as_slice(),
+        first_row: 0,
+        k: &cached,
+        v: &cached,
         heads: HEADS,
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
@@ -215,28 +218,13 @@ fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
         scale: 1.0,
         precision: Precision::F32,
     };
-    let cpu = Cpu::new(1).unwrap();
-    let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * HEADS]);
-    cpu.attention_with_outputs(
-        &attention,
-        &mut out,
-        AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
-    );
+    let (mut out, mut lse) = (cpu.floats(q.len()), cpu.floats(0));
+    Device::attention(&cpu, &attention, &mut out, Some(&mut lse));
+    let queries = upload(&cpu, &random(of.last_queries().min(tokens) * HEADS * HEAD_DIM, 9));
+    let tensors = ContextTensors { device: &cpu, attention, lse: &lse, first: 0, queries: &queries, k: &keys };
     let mut summary = AuxTensors::default();
     for layer in 0..LAYERS {
-        of.observe(
-            &ContextLayer {
-                cpu: &cpu,
-                layer,
-                layers: LAYERS,
-                attention,
-                lse: &lse,
-                first: 0,
-                queries: &random(of.last_queries().min(tokens) * HEADS * HEAD_DIM, 9),
-                k: keys.as_slice(),
-            },
-            &mut summary,
-        );
+        of.observe(&ContextLayer::new(layer, LAYERS, tensors), &mut summary);
     }
     summary
 }

@@ -43,7 +43,7 @@ pub use sam_kv::{
     Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update,
 };
 pub use selection::{LayerSelection, Selection, SelectionPlan};
-pub use statistics::{ChunkStatistics, ContextLayer};
+pub use statistics::{ChunkStatistics, ContextLayer, ContextTensors};
 pub use vanilla::Vanilla;
 
 use std::fmt::Debug;

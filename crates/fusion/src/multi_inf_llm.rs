@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::planned;
-use crate::retrieval::{RetrievalBudget, RetrievalPlan, representative};
+use crate::retrieval::{RetrievalBudget, RetrievalPlan};
 use crate::{
     CachedTokens, ChunkStatistics, ContextLayer, Error, FusionMethod, KnownBlock, LayerView, Pass,
     PassAttention, PassPlan, PrefillInputs, PromptLayout, Result, Retrieval, SamKv,
@@ -138,24 +138,12 @@ impl ChunkStatistics for MultiInfLlm {
     }
 
     fn observe(&self, layer: &ContextLayer<'_>, summary: &mut AuxTensors) {
-        let (tokens, width, d) = (layer.tokens(), layer.width(), layer.attention.head_dim);
-        let blocks = tokens.div_ceil(self.block);
+        let (blocks, width) = (layer.tokens().div_ceil(self.block), layer.width());
         if layer.layer == 0 {
             let keys = Buffer::zeros(Dtype::F32, layer.layers * blocks * width);
             summary.push(REPRESENTATIVES, [layer.layers, blocks, width], keys);
         }
-        let mut keys = vec![0.0; tokens * width];
-        layer.k.to_f32(&mut keys);
-        let received = layer.received_by_head();
-        let mut found = Vec::with_capacity(blocks * width);
-        for from in (0..tokens).step_by(self.block) {
-            let to = (from + self.block).min(tokens);
-            for (head, received) in received.chunks_exact(tokens).enumerate() {
-                let own = |t: usize| &keys[t * width + head * d..][..d];
-                let keys: Vec<f32> = (from..to).flat_map(own).copied().collect();
-                found.extend(representative(&keys, &received[from..to], self.representatives));
-            }
-        }
+        let found = layer.representatives(self.block, self.representatives);
         if let Some(tensor) = summary.get_mut(REPRESENTATIVES) {
             tensor.data.write_f32(layer.layer * blocks * width, &found);
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use refrain_fusion::{
-    Below, ChunkSpan, ChunkStatistics, ContextLayer, Cosine, Extremes, FusionMethod, ModelFacts,
+    Below, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Cosine, Extremes, FusionMethod, ModelFacts,
     PrefillInputs, PromptLayout, Quota, Recompute, Rotation, Rounding, SamKv, Theta,
 };
-use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
+use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 const LAYERS: usize = 6;
@@ -378,11 +378,14 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         k.write_f32(0, &spread);
         let mut keys = Buffer::zeros(dtype, raw.len());
         keys.write_f32(0, &raw);
-        let visible: Vec<(u32, u32)> = (0..rows as u32).map(|row| (0, row + 1)).collect();
-        let attention = Attention {
-            q: &q,
-            k: k.as_slice(),
-            v: k.as_slice(),
+        let (visible, given) = ((0..rows as u32).map(|row| (0, row + 1)).collect::<Vec<_>>(), &q);
+        let cpu = Cpu::new(2).unwrap();
+        let (queries_of_rows, cached) = (upload(&cpu, &q), upload_kv(&cpu, k.as_slice()));
+        let attention = CachedAttention {
+            q: &queries_of_rows,
+            first_row: 0,
+            k: &cached,
+            v: &cached,
             heads: HEADS,
             kv_heads: KV_HEADS,
             head_dim: D,
@@ -391,28 +394,15 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
             scale: (D as f32).sqrt().recip(),
             precision: Precision::F32,
         };
-        let cpu = Cpu::new(2).unwrap();
-        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; rows * HEADS]);
-        cpu.attention_with_outputs(
-            &attention,
-            &mut out,
-            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
-        );
+        let (mut out, mut lse) = (cpu.floats(q.len()), cpu.floats(0));
+        Device::attention(&cpu, &attention, &mut out, Some(&mut lse));
         let local = method.last_queries().min(tokens);
         let queries = random.many(local * HEADS * D);
         let mut summary = AuxTensors::default();
         for layer in 0..2 {
-            let view = ContextLayer {
-                cpu: &cpu,
-                layer,
-                layers: 2,
-                attention,
-                lse: &lse,
-                first,
-                queries: &queries,
-                k: keys.as_slice(),
-            };
-            method.observe(&view, &mut summary);
+            let queries = &upload(&cpu, &queries);
+            let tensors = ContextTensors { device: &cpu, attention, lse: &lse, first, queries, k: &keys };
+            method.observe(&ContextLayer::new(layer, 2, tensors), &mut summary);
         }
         // Plain f64: softmax of every row, mean over heads.
         let mut weights = vec![vec![0.0; tokens]; tokens];
@@ -421,7 +411,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
                 let logit = |slot: usize| {
                     let (q, g) = ((row + first) * HEADS + head, head / (HEADS / KV_HEADS));
                     let key = |e| f64::from(k.as_slice().get((g * rows + slot) * D + e));
-                    (0..D).map(|e| f64::from(attention.q[q * D + e]) * key(e)).sum::<f64>()
+                    (0..D).map(|e| f64::from(given[q * D + e]) * key(e)).sum::<f64>()
                         / (D as f64).sqrt()
                 };
                 let total: f64 = (0..=row + first).map(|slot| logit(slot).exp()).sum();

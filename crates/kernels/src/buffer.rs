@@ -173,6 +173,15 @@ impl<'a> Slice<'a> {
         })
     }
 
+    /// The elements, copied.
+    pub fn to_buffer(&self) -> Buffer {
+        match self {
+            Slice::F32(s) => Buffer::F32(s.to_vec()),
+            Slice::F16(s) => Buffer::F16(s.to_vec()),
+            Slice::Bf16(s) => Buffer::Bf16(s.to_vec()),
+        }
+    }
+
     /// The elements as little-endian bytes.
     pub fn as_bytes(&self) -> &'a [u8] {
         match self {

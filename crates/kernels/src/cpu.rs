@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::disjoint::DisjointMut;
 use crate::isa::{Isa, IsaError};
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
@@ -89,18 +88,6 @@ impl Cpu {
     /// With the panic of a task; the remaining tasks may then be left out.
     pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
         self.pool.run(tasks, f);
-    }
-
-    /// Runs `f` on each of the items, exactly once, as [`Cpu::parallel`] runs tasks.
-    ///
-    /// # Panics
-    /// As [`Cpu::parallel`].
-    pub fn parallel_each<T: Send>(&self, items: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-        let (tasks, items) = (items.len(), DisjointMut::new(items));
-        self.parallel(tasks, &|i| {
-            // SAFETY: item `i` belongs to task `i`.
-            unsafe { items.part(i..i + 1) }.iter_mut().for_each(|item| f(i, item));
-        });
     }
 
     /// Runs the tasks on the pool if they are worth waking its threads, otherwise on this thread, one after the other.

@@ -1,4 +1,4 @@
-//! Activations.
+//! Activations of the CPU.
 
 use std::ops::{Deref, DerefMut};
 
@@ -6,25 +6,25 @@ use crate::scratch::AlignedVec;
 
 /// A run of `f32` at a cache line's boundary, whose memory is kept when it shrinks.
 #[derive(Clone, Default)]
-pub struct Floats {
+pub(crate) struct CpuFloats {
     words: AlignedVec,
     len: usize,
 }
 
-impl Floats {
+impl CpuFloats {
     /// An empty run.
-    pub const fn new() -> Floats {
-        Floats { words: AlignedVec::new(), len: 0 }
+    pub(crate) const fn new() -> CpuFloats {
+        CpuFloats { words: AlignedVec::new(), len: 0 }
     }
 
     /// Sets the length. What the elements are then is left open.
-    pub fn resize(&mut self, len: usize) {
+    pub(crate) fn resize(&mut self, len: usize) {
         self.words.reserve(len);
         self.len = len;
     }
 }
 
-impl Deref for Floats {
+impl Deref for CpuFloats {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -32,13 +32,13 @@ impl Deref for Floats {
     }
 }
 
-impl DerefMut for Floats {
+impl DerefMut for CpuFloats {
     fn deref_mut(&mut self) -> &mut [f32] {
         &mut self.words.as_f32_mut()[..self.len]
     }
 }
 
-impl std::fmt::Debug for Floats {
+impl std::fmt::Debug for CpuFloats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} floats", self.len)
     }

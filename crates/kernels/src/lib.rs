@@ -1,28 +1,30 @@
-//! CPU kernels on plain slices.
+//! The device interface, and its implementation by CPU kernels on plain slices.
 //!
-//! Kernels take slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
+//! [`Device`] is all that is ever done to a tensor. The CPU's kernels take slices and sizes, never a tensor object. All arithmetic accumulates in `f32`.
 //!
 //! **In `f32` the result of a row never depends on how many other rows are computed with it**: every path of a product
 //! or an attention (matrix, vector, tail) sums each output element in the same order. In `bf16` it may depend on whether
 //! an attention has 16 rows, and with quantised blocks also on whether a product has more than 4, where other kernels
-//! begin; [`Backend::batch_invariant`] rules the latter out.
+//! begin; [`Device::batch_invariant`] rules the latter out.
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels
-//! (`row_ops`, `ops`, `linear`, `attention`), the device of a decoder (`backend`).
+//! (`row_ops`, `ops`, `linear`, `attention`), the device interface (`device`) the CPU's (`cpu_device`) and the one of plain
+//! loops that tests compare with (`reference`).
 
 // `unsafe` is for vector instructions, for slices that the threads of the pool share, and for aligned memory.
 #[allow(unsafe_code)]
 mod attention;
-#[allow(unsafe_code)]
-mod backend;
 mod buffer;
 #[allow(unsafe_code)]
 mod convert;
 #[allow(unsafe_code)]
 mod cpu;
 #[allow(unsafe_code)]
+mod cpu_device;
+#[allow(unsafe_code)]
 mod dequantize;
+mod device;
 #[allow(unsafe_code)]
 mod disjoint;
 mod floats;
@@ -37,6 +39,7 @@ mod pages;
 mod peak;
 #[allow(unsafe_code)]
 mod pool;
+mod reference;
 #[allow(unsafe_code)]
 mod row_ops;
 #[allow(unsafe_code)]
@@ -45,13 +48,16 @@ mod scratch;
 mod simd;
 
 pub use attention::{Attention, AttentionOutputs, GumbelNoise};
-pub use backend::{Backend, HeadNorms, LayerTail, Norm};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
-pub use floats::Floats;
+pub use device::{
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
+    PackedLinear, Rotary, RowUnavailable, Storage, WeightMatrix, parallel_each, upload, upload_kv,
+};
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};
 pub use linear::{Activation, Linear, Precision, Q4Block, UnknownPrecision, WeightRows, WriteRow};
 pub use ops::softmax;
 pub use pages::{advise_huge_pages, release_free_memory};
-pub use row_ops::{argmin_before, max_assign, replace_row_in_sums, round_to_f16};
+pub use reference::ReferenceDevice;
+pub use row_ops::{argmin_before, max_assign, mean, replace_row_in_sums, round_to_f16};

@@ -8,6 +8,16 @@ use crate::{convert, isa};
 /// Numbers that are worked on together: a multiple of every vector's.
 const LANES: usize = 16;
 
+/// The mean of rows of `width`, summed in f64; zeros of no row.
+pub fn mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f64; width];
+    for row in rows.chunks_exact(width) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+    let count = (rows.len() / width).max(1) as f64;
+    sums.into_iter().map(|sum| (sum / count) as f32).collect()
+}
+
 /// Replaces a row of weights by a new one, rounded to `f16`, and updates sums over rows: `sum += new − old`. Weights in
 /// `f16` are multiples of 2⁻²⁴, so that sums in `f64` are exact.
 ///

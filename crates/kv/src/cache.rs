@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use refrain_kernels::{Buffer, Cpu, Dtype, Slice};
+use refrain_kernels::{CacheHeads, Device, Dtype, KvBuffer, KvRows, Rotary};
 
 /// Sizes of one layer's keys (and values).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,11 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Heads of one layer.
+    pub fn heads(&self) -> CacheHeads {
+        CacheHeads { kv_heads: self.kv_heads, head_dim: self.head_dim }
+    }
+
     /// Elements of one token's keys at one layer, `Hkv·d`.
     pub fn width(&self) -> usize {
         self.kv_heads * self.head_dim
@@ -29,37 +34,34 @@ impl Shape {
 }
 
 /// Keys (rotated) and values of one layer, each `Hkv × capacity × d`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LayerCache {
     /// Rotated keys.
-    pub k: Buffer,
+    pub k: KvBuffer,
     /// Values.
-    pub v: Buffer,
+    pub v: KvBuffer,
 }
 
 impl LayerCache {
-    /// Room for `capacity` tokens.
-    pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+    /// Room for `capacity` tokens, filled with zeros.
+    pub fn new(device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
         let elements = shape.width() * capacity;
-        LayerCache { k: Buffer::zeros(dtype, elements), v: Buffer::zeros(dtype, elements) }
+        LayerCache { k: device.kv(dtype, elements), v: device.kv(dtype, elements) }
     }
 
-    /// Rotates `k` and places it and `v` (both `slots.len() × Hkv × d`, keys before RoPE) into `slots`.
+    /// Rotates the keys of `slots.len()` tokens and places them and their values into `slots`.
     ///
-    /// `cos` and `sin` are `slots.len() × rotary_dim/2`. Fresh and cached keys both come through here, so that
-    /// equal stored values give equal bits.
+    /// Fresh and cached keys both come through here, so that equal stored values give equal bits.
     pub fn place(
         &mut self,
-        cpu: &Cpu,
+        device: &dyn Device,
         shape: Shape,
-        (k, v): (Slice<'_>, Slice<'_>),
-        rotary: (&[f32], &[f32]),
+        (k, v): (KvRows<'_>, KvRows<'_>),
+        rotary: Rotary<'_>,
         slots: &[u32],
     ) {
-        let Shape { kv_heads, head_dim, .. } = shape;
-        let rotary_dim = 2 * rotary.0.len().checked_div(slots.len()).unwrap_or(0);
-        cpu.place_keys(k, kv_heads, head_dim, rotary.0, rotary.1, rotary_dim, slots, &mut self.k);
-        cpu.place_values(v, kv_heads, head_dim, slots, &mut self.v);
+        device.place(k, shape.heads(), rotary, slots, &mut self.k);
+        device.place(v, shape.heads(), Rotary::default(), slots, &mut self.v);
     }
 
     /// Bytes allocated for keys and values.
@@ -68,34 +70,32 @@ impl LayerCache {
     }
 
     /// The key and value of one slot of a head go to another, `capacity` slots being a head's.
-    pub fn move_slot(&mut self, head_dim: usize, capacity: usize, head: usize, from: usize, to: usize) {
+    pub fn move_slot(
+        &mut self,
+        device: &dyn Device,
+        (head_dim, capacity): (usize, usize),
+        head: usize,
+        from: usize,
+        to: usize,
+    ) {
         let (from, to) = ((head * capacity + from) * head_dim, (head * capacity + to) * head_dim);
         for buffer in [&mut self.k, &mut self.v] {
-            buffer.copy_within(from..from + head_dim, to);
+            device.copy_kv_within(buffer, from..from + head_dim, to);
         }
     }
 
-    /// What is in the slots `kept` (head after head, equally many each) of this cache of `from` slots a head, copied to
-    /// the first slots of one of `to` slots. Each head becomes `copies` equal ones that keep the sets of their own.
-    pub fn gather(&self, head_dim: usize, from: usize, kept: &[u32], copies: usize, to: usize) -> LayerCache {
-        let heads = self.k.len() / (from * head_dim).max(1) * copies;
-        let mut gathered = LayerCache {
-            k: Buffer::zeros(self.k.dtype(), heads * to * head_dim),
-            v: Buffer::zeros(self.v.dtype(), heads * to * head_dim),
-        };
-        let each = kept.len() / heads.max(1);
-        for (head, kept) in kept.chunks_exact(each.max(1)).enumerate() {
-            let mut at = head * to * head_dim;
-            // Neighbours go together.
-            for run in kept.chunk_by(|a, b| a + 1 == *b) {
-                let (first, elements) = (run[0] as usize, run.len() * head_dim);
-                let start = (head / copies * from + first) * head_dim;
-                gathered.k.write(at, self.k.as_slice().range(start..start + elements));
-                gathered.v.write(at, self.v.as_slice().range(start..start + elements));
-                at += elements;
-            }
-        }
-        gathered
+    /// [`Device::gather_slots`] of keys and values.
+    pub fn gather(
+        &self,
+        device: &dyn Device,
+        head_dim: usize,
+        from: usize,
+        kept: &[u32],
+        copies: usize,
+        to: usize,
+    ) -> LayerCache {
+        let gather = |buffer| device.gather_slots(buffer, head_dim, from, kept, copies, to);
+        LayerCache { k: gather(&self.k), v: gather(&self.v) }
     }
 }
 
@@ -106,19 +106,25 @@ pub struct KvBufferPool(Mutex<Vec<LayerCache>>);
 impl KvBufferPool {
     /// A layer for `capacity` tokens, in pooled memory if there is some that is large enough and at most twice as large. Its
     /// slots hold zeros or what they held before.
-    pub fn acquire(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
+    pub fn acquire(
+        &self,
+        device: &dyn Device,
+        shape: Shape,
+        dtype: Dtype,
+        capacity: usize,
+    ) -> LayerCache {
         let pooled = self.layers().pop();
         let elements = shape.width() * capacity;
-        let fits = |buffer: &Buffer| {
+        let fits = |buffer: &KvBuffer| {
             buffer.dtype() == dtype && (elements..=2 * elements).contains(&buffer.capacity())
         };
         match pooled {
             Some(mut cache) if fits(&cache.k) && fits(&cache.v) => {
-                cache.k.resize(elements);
-                cache.v.resize(elements);
+                device.resize_kv(&mut cache.k, elements);
+                device.resize_kv(&mut cache.v, elements);
                 cache
             }
-            _ => LayerCache::new(shape, dtype, capacity),
+            _ => LayerCache::new(device, shape, dtype, capacity),
         }
     }
 
@@ -184,21 +190,22 @@ impl Drop for HeldBytes<'_> {
 }
 
 /// Layers for one request: from a pool, and counted by a meter. Clones share both.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct KvAllocator {
+    device: Arc<dyn Device>,
     pool: Arc<KvBufferPool>,
     meter: Arc<MemoryMeter>,
 }
 
 impl KvAllocator {
     /// A request's allocator over `pool`, with a meter of its own.
-    pub fn new(pool: Arc<KvBufferPool>) -> KvAllocator {
-        KvAllocator { pool, meter: Arc::default() }
+    pub fn new(device: Arc<dyn Device>, pool: Arc<KvBufferPool>) -> KvAllocator {
+        KvAllocator { device, pool, meter: Arc::default() }
     }
 
     /// [`KvBufferPool::acquire`], counted.
     pub fn acquire(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
-        let layer = self.pool.acquire(shape, dtype, capacity);
+        let layer = self.pool.acquire(&*self.device, shape, dtype, capacity);
         self.meter.add(layer.bytes());
         layer
     }
@@ -226,14 +233,14 @@ pub struct KvCache {
 
 impl KvCache {
     /// Room for `capacity` tokens.
-    pub fn new(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
-        let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, capacity)).collect();
+    pub fn new(device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
+        let layers = (0..shape.layers).map(|_| LayerCache::new(device, shape, dtype, capacity)).collect();
         KvCache { shape, dtype, capacity, layers }
     }
 
     /// A cache whose layers have no room until they are [installed](KvCache::install).
-    pub fn vacant(shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
-        let layers = (0..shape.layers).map(|_| LayerCache::new(shape, dtype, 0)).collect();
+    pub fn vacant(device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> KvCache {
+        let layers = (0..shape.layers).map(|_| LayerCache::new(device, shape, dtype, 0)).collect();
         KvCache { shape, dtype, capacity, layers }
     }
 
@@ -247,11 +254,6 @@ impl KvCache {
             assert_eq!((buffer.dtype(), buffer.len()), (self.dtype, elements), "a layer of this cache");
         }
         self.layers[layer] = cache;
-    }
-
-    /// Takes a layer out; no room is left in its place.
-    pub fn take(&mut self, layer: usize) -> LayerCache {
-        std::mem::replace(&mut self.layers[layer], LayerCache::new(self.shape, self.dtype, 0))
     }
 
     /// Sizes of a layer.
@@ -282,13 +284,12 @@ impl KvCache {
     /// [`LayerCache::place`] at a layer.
     pub fn place(
         &mut self,
-        cpu: &Cpu,
+        device: &dyn Device,
         layer: usize,
-        k: Slice<'_>,
-        v: Slice<'_>,
-        rotary: (&[f32], &[f32]),
+        kv: (KvRows<'_>, KvRows<'_>),
+        rotary: Rotary<'_>,
         slots: &[u32],
     ) {
-        self.layers[layer].place(cpu, self.shape, (k, v), rotary, slots);
+        self.layers[layer].place(device, self.shape, kv, rotary, slots);
     }
 }

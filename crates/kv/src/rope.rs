@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use refrain_kernels::Rotary;
+
 /// Rotary frequencies, frozen for one request (length-dependent scalings choose theirs beforehand).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -51,6 +53,18 @@ impl Rope {
         Rope { frequencies: self.frequencies.clone(), scale: self.scale * self.scale }
     }
 
+    /// Rotates one token's vectors of `head_dim` elements to `position`, on the host.
+    pub fn rotate(&self, x: &mut [f32], head_dim: usize, position: u32) {
+        let RopeTable { cos, sin, half } = self.table([position]);
+        for head in x.chunks_exact_mut(head_dim) {
+            for i in 0..half {
+                let (a, b) = (head[i], head[i + half]);
+                head[i] = a * cos[i] - b * sin[i];
+                head[i + half] = b * cos[i] + a * sin[i];
+            }
+        }
+    }
+
     /// Cosines and sines for `positions`.
     pub fn table(&self, positions: impl IntoIterator<Item = u32>) -> RopeTable {
         let mut table = RopeTable::default();
@@ -89,20 +103,15 @@ impl RopeTable {
         self.cos.is_empty()
     }
 
-    /// Elements of a head that the table rotates: two for each cosine of a position.
-    pub fn rotary_dim(&self) -> usize {
-        2 * self.half
-    }
-
     /// All cosines and sines.
-    pub fn all(&self) -> (&[f32], &[f32]) {
-        (&self.cos, &self.sin)
+    pub fn all(&self) -> Rotary<'_> {
+        Rotary { cos: &self.cos, sin: &self.sin }
     }
 
     /// Cosines and sines of entries `from..to`.
-    pub fn slice(&self, from: usize, to: usize) -> (&[f32], &[f32]) {
+    pub fn slice(&self, from: usize, to: usize) -> Rotary<'_> {
         let range = from * self.half..to * self.half;
-        (&self.cos[range.clone()], &self.sin[range])
+        Rotary { cos: &self.cos[range.clone()], sin: &self.sin[range] }
     }
 
     /// Overwrites `table` with the entries at `indices`.
@@ -111,7 +120,7 @@ impl RopeTable {
         table.cos.clear();
         table.sin.clear();
         for &index in indices {
-            let (cos, sin) = self.slice(index as usize, index as usize + 1);
+            let Rotary { cos, sin } = self.slice(index as usize, index as usize + 1);
             table.cos.extend_from_slice(cos);
             table.sin.extend_from_slice(sin);
         }
@@ -213,7 +222,7 @@ mod tests {
         let ropes = Ropes::new(vec![near.clone(), far.clone()], vec![0, 0, 1, 0]);
         assert_eq!((ropes.layer(1), ropes.layer(2)), (&near, &far));
         let tables = ropes.tables([0, 3, 7]);
-        assert_eq!((tables.len(), tables.layer(2).rotary_dim()), (3, 4));
+        assert_eq!((tables.len(), tables.layer(2).all().dim(3)), (3, 4));
         assert_eq!(tables.layer(3), &near.table([0, 3, 7]));
         assert_eq!(tables.layer(2), &far.table([0, 3, 7]));
         assert!(std::ptr::eq(tables.layer(0), tables.layer(3)), "one table for each set of frequencies");
@@ -229,9 +238,9 @@ mod tests {
         let rope = Rope::new(vec![1.0, 0.25], 2.0);
         let table = rope.table([0, 3, 200_000]);
         assert_eq!(table.len(), 3);
-        assert_eq!(table.slice(0, 1), (&[2.0, 2.0][..], &[0.0, 0.0][..]));
-        assert_eq!(table.slice(1, 2).0, &[3f32.cos() * 2.0, 0.75f32.cos() * 2.0]);
-        assert!((f64::from(table.slice(2, 3).1[0]) - 2.0 * 200_000f64.sin()).abs() < 1e-6);
+        assert_eq!((table.slice(0, 1).cos, table.slice(0, 1).sin), (&[2.0, 2.0][..], &[0.0, 0.0][..]));
+        assert_eq!(table.slice(1, 2).cos, &[3f32.cos() * 2.0, 0.75f32.cos() * 2.0]);
+        assert!((f64::from(table.slice(2, 3).sin[0]) - 2.0 * 200_000f64.sin()).abs() < 1e-6);
         let back = rope.back([3]);
         assert_eq!((back.cos[0], back.sin[0]), (3f32.cos() * 0.5, -3f32.sin() * 0.5));
         assert_eq!(rope.squared().table([3]).cos[0], 3f32.cos() * 4.0);

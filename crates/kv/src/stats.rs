@@ -1,13 +1,11 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{Attention, Cpu, Precision, Slice};
+use refrain_kernels::{CachedAttention, Device, Floats, KvBuffer, Precision};
+pub use refrain_kernels::{Distance, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Span;
-
-/// Rows whose logits are held at once in [`question_attention`]; bounds its memory to `ROWS · n` floats.
-const ROWS: usize = 64;
 
 /// How the question's attention is normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -24,10 +22,10 @@ pub enum Softmax {
 /// The part of a layer that [`question_attention`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
-    /// Rotated queries of the question's rows, `|Q| × H × d`.
-    pub q: &'a [f32],
+    /// Rotated queries, `rows × H × d`, of which those of the question come last.
+    pub q: &'a Floats,
     /// Rotated keys of the whole prompt, `Hkv × capacity × d`.
-    pub k: Slice<'a>,
+    pub k: &'a KvBuffer,
     /// Query heads, `H`.
     pub heads: usize,
     /// KV heads, `Hkv`.
@@ -43,10 +41,11 @@ pub struct QuestionKeys<'a> {
 }
 
 impl<'a> QuestionKeys<'a> {
-    /// Attention of the rows in f32, of which only weights are wanted.
-    fn attention(&self, visible: &'a [(u32, u32)]) -> Attention<'a> {
-        Attention {
+    /// Attention of the last rows in f32, of which only weights are wanted.
+    fn attention(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
+        CachedAttention {
             q: self.q,
+            first_row: self.q.len() / (self.heads * self.head_dim) - visible.len(),
             k: self.k,
             v: self.k,
             heads: self.heads,
@@ -72,7 +71,7 @@ impl<'a> QuestionKeys<'a> {
 /// positions are excluded. With [`Softmax::Documents`] it runs over documents alone.
 /// A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
 pub fn question_attention(
-    cpu: &Cpu,
+    device: &dyn Device,
     keys: &QuestionKeys<'_>,
     documents: Span,
     question: Span,
@@ -85,7 +84,7 @@ pub fn question_attention(
                 question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
             let attention = keys.attention(&visible);
             let mut heads = vec![0.0; keys.kv_heads * columns.len()];
-            cpu.attention_mass(&attention, columns.clone(), &mut heads);
+            device.attention_mass(&attention, columns.clone(), &mut heads);
             let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
             (0..documents.len()).map(sum).collect()
         }
@@ -95,23 +94,37 @@ pub fn question_attention(
                 .map(|j| (keys.first(documents.start, j).min(documents.end), documents.end))
                 .collect();
             let mut heads = vec![0.0; keys.kv_heads * documents.len()];
-            cpu.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
+            device.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
             let weight = 1.0 / (keys.heads * question.len()) as f32;
             let mean = |t| heads[t..].iter().step_by(documents.len()).sum::<f32>() * weight;
             (0..documents.len()).map(mean).collect()
         }
-        Softmax::Concatenated => concatenated(cpu, keys, documents, question, columns),
+        Softmax::Concatenated => {
+            let visible: Vec<(u32, u32)> =
+                question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
+            let scale = ((keys.heads * keys.head_dim) as f32).sqrt().recip();
+            let attention = CachedAttention { scale, ..keys.attention(&visible) };
+            let mut sums = vec![0.0; columns.len()];
+            device.concat_attention_mass(&attention, columns, &mut sums);
+            sums.truncate(documents.len());
+            sums
+        }
     }
 }
 
 /// Attention that each question row gives to each document token, mean over heads: `question.len() × documents.len()`.
 ///
-/// The softmax runs over all that a row sees, as in the model. `keys.q` holds the rows of `question`, which end the prompt.
-pub fn question_map(cpu: &Cpu, keys: &QuestionKeys<'_>, documents: Span, question: Span) -> Vec<f32> {
+/// The softmax runs over all that a row sees, as in the model. The rows of `question` are the last ones of `keys.q`.
+pub fn question_map(
+    device: &dyn Device,
+    keys: &QuestionKeys<'_>,
+    documents: Span,
+    question: Span,
+) -> Vec<f32> {
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
     let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
     let mut weights = vec![0.0; keys.kv_heads * rows * all];
-    cpu.row_weights(&keys.attention(&visible), 0..all, &mut weights);
+    device.row_weights(&keys.attention(&visible), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
     for (i, row) in weights.chunks(all).enumerate() {
         let out = &mut map[i % rows * columns..][..columns];
@@ -119,42 +132,6 @@ pub fn question_map(cpu: &Cpu, keys: &QuestionKeys<'_>, documents: Span, questio
         out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.heads as f32);
     }
     map
-}
-
-fn concatenated(
-    cpu: &Cpu,
-    keys: &QuestionKeys<'_>,
-    documents: Span,
-    question: Span,
-    columns: std::ops::Range<usize>,
-) -> Vec<f32> {
-    let width = keys.heads * keys.head_dim;
-    let scale = (width as f32).sqrt().recip();
-    let mut sums = vec![0.0; documents.len()];
-    let mut logits = vec![0.0; ROWS.min(question.len()) * columns.len()];
-    for (block, q) in keys.q.chunks(ROWS * width).enumerate() {
-        let rows = q.len() / width;
-        let logits = &mut logits[..rows * columns.len()];
-        cpu.concat_logits(
-            q,
-            keys.heads,
-            keys.kv_heads,
-            keys.head_dim,
-            keys.k,
-            keys.capacity,
-            columns.clone(),
-            scale,
-            logits,
-        );
-        for (row, logits) in logits.chunks_mut(columns.len()).enumerate() {
-            let position = question.start + (block * ROWS + row) as u32;
-            let from = (keys.first(documents.start, position) - documents.start) as usize;
-            let seen = &mut logits[from..=(position - documents.start) as usize];
-            refrain_kernels::softmax(seen);
-            sums.iter_mut().skip(from).zip(&*seen).for_each(|(sum, probability)| *sum += probability);
-        }
-    }
-    sums
 }
 
 /// Moving average over `taps` (odd) neighbours, zero-padded; the divisor is `taps` also at the edges.
@@ -179,62 +156,10 @@ pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The mean of rows of `width`, summed in f64; zeros of no row.
-pub fn mean(rows: &[f32], width: usize) -> Vec<f32> {
-    let mut sums = vec![0.0f64; width];
-    for row in rows.chunks_exact(width) {
-        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-    }
-    let count = (rows.len() / width).max(1) as f64;
-    sums.into_iter().map(|sum| (sum / count) as f32).collect()
-}
-
-/// Attention over two sets of keys becomes attention over their union: `out` (`rows × H × d`) and `lse` (`rows × H`, the
-/// logarithms of the softmax's sums) are those of one set, `other` those of the other. Any split and order gives the same;
-/// −∞ is the sum over no key.
-pub fn merge_attention(out: &mut [f32], lse: &mut [f32], other: &[f32], other_lse: &[f32]) {
-    let d = out.len() / lse.len().max(1);
-    let heads = out.chunks_exact_mut(d.max(1)).zip(other.chunks_exact(d.max(1)));
-    for ((a, b), (sa, sb)) in heads.zip(lse.iter_mut().zip(other_lse)) {
-        let max = sa.max(*sb);
-        if max == f32::NEG_INFINITY {
-            continue;
-        }
-        let (wa, wb) = ((*sa - max).exp(), (*sb - max).exp());
-        let total = wa + wb;
-        let (fa, fb) = (wa / total, wb / total);
-        a.iter_mut().zip(b).for_each(|(a, b)| *a = fa * *a + fb * b);
-        *sa = max + total.ln();
-    }
-}
-
-/// How far recomputed and cached rows are apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distance {
-    /// Sum of squared differences.
-    L2,
-    /// Sum of absolute differences.
-    L1,
-}
-
-/// Distance of each row (`width` elements) of `fresh` from `cached`, both `tokens × width`.
-pub fn deviation(fresh: Slice<'_>, cached: Slice<'_>, width: usize, distance: Distance) -> Vec<f32> {
-    let (mut a, mut b) = (vec![0.0; width], vec![0.0; width]);
-    (0..fresh.len() / width)
-        .map(|t| {
-            fresh.range(t * width..(t + 1) * width).to_f32(&mut a);
-            cached.range(t * width..(t + 1) * width).to_f32(&mut b);
-            let differences = a.iter().zip(&b).map(|(a, b)| a - b);
-            match distance {
-                Distance::L2 => differences.map(|x| x * x).sum(),
-                Distance::L1 => differences.map(f32::abs).sum(),
-            }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use refrain_kernels::{Cpu, Slice, upload, upload_kv};
+
     use super::*;
 
     #[test]
@@ -251,9 +176,10 @@ mod tests {
         let (documents, question) = (Span::new(2, 9), Span::new(9, n));
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
+        let cpu = Cpu::new(1).unwrap();
         let keys = QuestionKeys {
-            q: &q,
-            k: Slice::F32(&k),
+            q: &upload(&cpu, &q),
+            k: &upload_kv(&cpu, Slice::F32(&k)),
             heads,
             kv_heads,
             head_dim: d,
@@ -261,7 +187,7 @@ mod tests {
             window: Some(window),
             scale: (d as f32).sqrt().recip(),
         };
-        let got = question_map(&Cpu::new(1).unwrap(), &keys, documents, question);
+        let got = question_map(&cpu, &keys, documents, question);
         for j in question.range() {
             let first = (j + 1).saturating_sub(window);
             let logit = |h: usize, t: usize| {
@@ -282,49 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn oracle_15_any_split_and_order_of_keys_is_attention_over_all_of_them() {
-        let (heads, d, keys) = (3, 8, 40);
-        let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0;
-        let scores: Vec<f32> = (0..heads * keys).map(|i| 9.0 * value(i + 7)).collect();
-        let values: Vec<f32> = (0..heads * keys * d).map(|i| value(i + 100_000)).collect();
-        let over = |slots: &[usize]| {
-            let (mut out, mut lse) = (vec![0.0; heads * d], vec![f32::NEG_INFINITY; heads]);
-            for h in 0..heads {
-                let weight = |s: &usize| f64::from(scores[h * keys + s]).exp();
-                let total: f64 = slots.iter().map(weight).sum();
-                if total > 0.0 {
-                    lse[h] = total.ln() as f32;
-                }
-                for s in slots {
-                    for e in 0..d {
-                        let v = f64::from(values[(h * keys + s) * d + e]);
-                        out[h * d + e] += (weight(s) / total * v) as f32;
-                    }
-                }
-            }
-            (out, lse)
-        };
-        let (whole, sum) = over(&(0..keys).collect::<Vec<_>>());
-        for parts in [vec![0..39, 39..40], vec![0..1, 1..40], vec![30..40, 0..12, 12..12, 12..30]] {
-            let (mut out, mut lse) = over(&[]);
-            for part in parts {
-                let (other, other_lse) = over(&part.collect::<Vec<_>>());
-                merge_attention(&mut out, &mut lse, &other, &other_lse);
-            }
-            assert!(out.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-5));
-            assert!(lse.iter().zip(&sum).all(|(a, b)| (a - b).abs() < 1e-5));
-        }
-    }
-
-    #[test]
     fn concatenated_softmax_follows_equation_3() {
         // 2 query heads over 1 KV head, d = 2; S = 1 token, D = 2, Q = 2.
         let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
         let keys = QuestionKeys {
-            q: &q,
-            k: Slice::F32(&k),
+            q: &upload(&cpu, &q),
+            k: &upload_kv(&cpu, Slice::F32(&k)),
             heads: 2,
             kv_heads: 1,
             head_dim: 2,

@@ -3,15 +3,16 @@
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use refrain_kernels::{
-    Activation, Backend, Buffer, Cpu, Dtype, Floats, HeadNorms, LayerTail, Norm, Precision, WeightRows,
+    Activation, Device, Dtype, Floats, HeadNorms, KvBuffer, LayerTail, Norm, PackedLinear, Precision,
+    Q4Block, RowUnavailable, WeightMatrix, WeightRows,
 };
 use refrain_kv::{RopeTables, Ropes, Shape};
 
 use crate::config::{BranchNorms, Config};
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::rope;
 use crate::weights::{Matrix, Weights};
@@ -21,80 +22,80 @@ const EMBEDDINGS: &str = "model.embed_tokens.weight";
 
 /// A loaded model on a device.
 #[derive(Debug)]
-pub struct Decoder<B: Backend = Cpu> {
-    backend: B,
-    /// The device that computes each row as if it were alone.
-    each: B,
+pub struct Decoder {
+    device: Arc<dyn Device>,
+    /// The device, computing each row as if it were alone.
+    each: Arc<dyn Device>,
     files: ModelFiles,
-    layers: Vec<Layer<B>>,
+    layers: Vec<Layer>,
     norm: Vec<f32>,
-    head: B::Linear,
+    head: PackedLinear,
     precision: Precision,
     /// The rotary tables that were asked for last, with their frequencies.
     tables: Mutex<Option<(Ropes, Arc<RopeTables>)>>,
 }
 
 #[derive(Debug)]
-struct Layer<B: Backend> {
+struct Layer {
     attention_norm: Vec<f32>,
     /// Norms of a query head and of a key head, `d` each, where heads are normed.
     head_norms: Option<[Vec<f32>; 2]>,
     /// `(H + 2·Hkv)·d × D`: queries, keys, values.
-    qkv: B::Linear,
-    o: B::Linear,
+    qkv: PackedLinear,
+    o: PackedLinear,
     /// Norms of what attention and MLP add, where it is normed.
     post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
     activation: Activation,
     /// Gate and up, both `F × D`.
-    gate_up: B::Linear,
-    down: B::Linear,
+    gate_up: PackedLinear,
+    down: PackedLinear,
 }
 
 /// Buffers reused from layer to layer and step to step.
 #[derive(Debug)]
-pub struct Workspace<B: Backend = Cpu> {
+pub struct Workspace {
     /// Queries of the last projection, `m × H × d`.
-    pub q: B::Floats,
+    pub q: Floats,
     /// Its keys before RoPE, `m × Hkv × d`, rounded to the cache's type. Longer than that if `m` has shrunk.
-    pub k: B::Cache,
+    pub k: KvBuffer,
     /// Its values, `m × Hkv × d`, rounded to the cache's type. Longer than that if `m` has shrunk.
-    pub v: B::Cache,
+    pub v: KvBuffer,
     /// Room for the attention's output, `m × H × d`.
-    pub attended: B::Floats,
-    /// The last logits, `m × vocab`.
-    pub logits: B::Floats,
+    pub attended: Floats,
+    /// The last logits, `m × vocab`, in the host's memory.
+    pub logits: Vec<f32>,
     /// Whether rows are of different requests, and each is computed as if it were alone.
     pub each: bool,
 }
 
 impl Workspace {
     /// An empty workspace for keys and values of this type.
-    pub fn new(dtype: Dtype) -> Workspace {
+    pub fn new(device: &dyn Device, dtype: Dtype) -> Workspace {
         Workspace {
-            q: Floats::new(),
-            k: Buffer::zeros(dtype, 0),
-            v: Buffer::zeros(dtype, 0),
-            attended: Floats::new(),
-            logits: Floats::new(),
+            q: device.floats(0),
+            k: device.kv(dtype, 0),
+            v: device.kv(dtype, 0),
+            attended: device.floats(0),
+            logits: Vec::new(),
             each: false,
         }
     }
 }
 
-impl<B: Backend> Decoder<B> {
+impl Decoder {
     /// Packs a model's weights. `progress(done, total)` is called after every layer, in layers.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape than the configuration says, or an unsupported type.
     pub fn load(
         files: ModelFiles,
-        backend: &B,
+        device: &Arc<dyn Device>,
         precision: Precision,
         mut progress: impl FnMut(usize, usize),
-    ) -> Result<Decoder<B>> {
+    ) -> Result<Decoder> {
         let (config, weights) = (files.config(), files.weights());
-        let pack = Pack { config, weights, backend, precision };
+        let pack = Pack { config, weights, device: &**device, precision };
         let mut layers = Vec::with_capacity(config.num_layers());
         for index in 0..config.num_layers() {
             layers.push(pack.layer(index)?);
@@ -111,8 +112,8 @@ impl<B: Backend> Decoder<B> {
         let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
         weights.release_pages();
         Ok(Decoder {
-            backend: backend.clone(),
-            each: backend.batch_invariant(),
+            device: device.clone(),
+            each: device.batch_invariant(),
             files,
             layers,
             norm,
@@ -128,8 +129,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// The device that it computes on.
-    pub fn backend(&self) -> &B {
-        &self.backend
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// How weights are kept and multiplied.
@@ -146,7 +147,7 @@ impl<B: Backend> Decoder<B> {
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> usize {
         let matrices = self.layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
-        matrices.chain([&self.head]).map(|w| self.backend.bytes(w)).sum()
+        matrices.chain([&self.head]).map(PackedLinear::bytes).sum()
     }
 
     /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.
@@ -174,32 +175,34 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     /// If an id has no row.
-    pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut B::Floats) -> Result<()> {
+    pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut Floats) -> Result<()> {
         let table = self.files.weights().matrix(EMBEDDINGS)?;
-        let (rows, mut ids) = (ids.len(), ids);
-        let row = |_, x: &mut [f32]| match ids.next() {
-            Some(id) => table.row(id as usize, x),
-            None => Ok(()),
+        let (rows, mut ids, mut found) = (ids.len(), ids, Ok(()));
+        let mut row = |_, x: &mut [f32]| {
+            if let (Some(id), Ok(())) = (ids.next(), &found) {
+                found = table.row(id as usize, x);
+            }
         };
-        self.backend.upload(rows, self.config().hidden, row, x)
+        self.device.upload_rows(rows, self.config().hidden, &mut row, x);
+        found
     }
 
     /// Queries, keys and values of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: heads normed where the layer
     /// norms them, nothing rotated.
-    pub fn project(&self, layer: usize, x: &B::Floats, work: &mut Workspace<B>) {
+    pub fn project(&self, layer: usize, x: &Floats, work: &mut Workspace) {
         let kv_width = self.shape().width();
         let layer = &self.layers[layer];
         let norm = self.norm(&layer.attention_norm);
         let heads = layer.head_norms.as_ref().map(|[q, k]| HeadNorms { q: self.norm(q), k: self.norm(k) });
-        let backend = self.backend_of(work);
-        backend.project_qkv(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        let device = self.device_of(work.each);
+        device.project_qkv(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
     /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
     /// where the layer has them.
     ///
     /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
-    pub fn finish(&self, layer: usize, x: &mut B::Floats, work: &mut Workspace<B>) {
+    pub fn finish(&self, layer: usize, x: &mut Floats, work: &mut Workspace) {
         let layer = &self.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
         let tail = LayerTail {
@@ -211,16 +214,16 @@ impl<B: Backend> Decoder<B> {
             down: &layer.down,
             mlp_post_norm: post_norm(1),
         };
-        self.backend_of(work).attn_output_and_mlp(&work.attended, &tail, x);
+        self.device_of(work.each).attn_output_and_mlp(&work.attended, &tail, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
-    pub fn logits(&self, x: &B::Floats, work: &mut Workspace<B>) {
-        self.backend_of(work).logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+    pub fn logits(&self, x: &Floats, work: &mut Workspace) {
+        self.device_of(work.each).logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
     }
 
-    fn backend_of(&self, work: &Workspace<B>) -> &B {
-        if work.each { &self.each } else { &self.backend }
+    fn device_of(&self, each: bool) -> &dyn Device {
+        if each { &*self.each } else { &*self.device }
     }
 
     fn norm<'a>(&self, weight: &'a [f32]) -> Norm<'a> {
@@ -228,15 +231,15 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-struct Pack<'a, B> {
+struct Pack<'a> {
     config: &'a Config,
     weights: &'a Weights,
-    backend: &'a B,
+    device: &'a dyn Device,
     precision: Precision,
 }
 
-impl<B: Backend> Pack<'_, B> {
-    fn layer(&self, index: usize) -> Result<Layer<B>> {
+impl Pack<'_> {
+    fn layer(&self, index: usize) -> Result<Layer> {
         let Config { hidden, heads, kv_heads, head_dim, intermediate, .. } = *self.config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
@@ -278,24 +281,21 @@ impl<B: Backend> Pack<'_, B> {
             post_norms,
             mlp_norm: vector(mlp_norm, hidden)?,
             activation: spec.activation,
-            gate_up: self.gated(&parts("mlp.gate_up_proj.weight", &mlp), intermediate, hidden)?,
+            gate_up: self.gated(&parts("mlp.gate_up_proj.weight", &mlp), hidden)?,
             down: self.linear(&[(name("mlp.down_proj.weight"), hidden)], intermediate)?,
         })
     }
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
-    fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<B::Linear> {
+    fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
-        let (outputs, bias) = (stacked.outputs, stacked.bias.clone());
-        stacked.pack(self.precision, |rows| self.backend.pack(self.precision, outputs, inputs, bias, rows))
+        stacked.pack(self.precision, inputs, |matrix| self.device.pack(matrix))
     }
 
     /// Packs the matrices of a gated MLP: gates and, below them, what they open.
-    fn gated(&self, parts: &[(String, usize)], width: usize, inputs: usize) -> Result<B::Linear> {
+    fn gated(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
         let stacked = Stacked::new(self.weights, parts, inputs)?;
-        let bias = stacked.bias.clone();
-        stacked
-            .pack(self.precision, |rows| self.backend.pack_gate_up(self.precision, width, inputs, bias, rows))
+        stacked.pack(self.precision, inputs, |matrix| self.device.pack_gate_up(matrix))
     }
 }
 
@@ -324,25 +324,42 @@ impl<'a> Stacked<'a> {
     }
 
     /// Gives the rows to `pack`, as blocks of four bits where the precision keeps them and all matrices have them.
-    fn pack<L>(
+    fn pack(
         &self,
         precision: Precision,
-        pack: impl FnOnce(WeightRows<'_, ModelError>) -> Result<L>,
-    ) -> Result<L> {
+        inputs: usize,
+        pack: impl FnOnce(WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>,
+    ) -> Result<PackedLinear> {
+        let failed = OnceLock::new();
         let find = |row: usize| {
             let (start, matrix) =
                 &self.matrices[self.matrices.partition_point(|(start, _)| *start <= row) - 1];
             (matrix, row - start)
         };
-        if precision == Precision::Q8 && self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) {
-            return pack(WeightRows::Q4(&|row, out| {
-                let (matrix, row) = find(row);
-                matrix.nibbles(row, out)
-            }));
-        }
-        pack(WeightRows::F32(&|row, out| {
+        let or_stop = |written: Result<()>| {
+            written.map_err(|error| {
+                let _ = failed.set(error);
+                RowUnavailable
+            })
+        };
+        let nibbles = |row: usize, out: &mut [Q4Block]| {
             let (matrix, row) = find(row);
-            matrix.row(row, out)
-        }))
+            or_stop(matrix.nibbles(row, out))
+        };
+        let floats = |row: usize, out: &mut [f32]| {
+            let (matrix, row) = find(row);
+            or_stop(matrix.row(row, out))
+        };
+        let rows = match precision {
+            Precision::Q8 if self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) => {
+                WeightRows::Q4(&nibbles)
+            }
+            _ => WeightRows::F32(&floats),
+        };
+        let (outputs, bias) = (self.outputs, self.bias.clone());
+        let packed = pack(WeightMatrix { precision, outputs, inputs, bias, rows });
+        packed.map_err(|RowUnavailable| {
+            failed.into_inner().unwrap_or_else(|| unreachable!("a row that cannot be had says why"))
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
-use refrain_kernels::Cpu;
+use refrain_kernels::Device;
 use serde::Serialize;
 
 use crate::machine;
@@ -40,12 +40,12 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    pub(super) fn new(cpu: &Cpu, runs: u32) -> Setup {
+    pub(super) fn new(device: &dyn Device, runs: u32) -> Setup {
         Setup {
             date: machine::today(),
             cpu: machine::cpu_name(),
-            threads: cpu.threads(),
-            isa: format!("{:?}", cpu.isa()).to_lowercase(),
+            threads: device.threads(),
+            isa: device.name(),
             runs,
             command: machine::command(),
             version: env!("CARGO_PKG_VERSION"),

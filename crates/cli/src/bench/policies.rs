@@ -91,7 +91,7 @@ impl PolicySetup {
         runs: u32,
     ) -> PolicySetup {
         PolicySetup {
-            machine: Setup::new(engine.decoder().backend(), runs),
+            machine: Setup::new(&**engine.decoder().device(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),

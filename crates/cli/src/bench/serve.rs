@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
             let mut own = context.clone();
             own.store = folder.path().to_owned();
             let engine = own.open_engine()?;
-            let about = Setup::new(engine.decoder().backend(), 1);
+            let about = Setup::new(&**engine.decoder().device(), 1);
             let (server, url) = start(engine, args)?;
             (Some(server), url, Some(about))
         }

@@ -62,7 +62,7 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
         let mut context = context.clone();
         context.global.store_dtype = quantization;
         let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
-        about.get_or_insert_with(|| Setup::new(engine.decoder().backend(), args.runs));
+        about.get_or_insert_with(|| Setup::new(&**engine.decoder().device(), args.runs));
         let near = fidelities(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
         rows.push(EncodingResult::new(quantization, &engine, folder.path(), near, args.runs)?);
     }
@@ -149,7 +149,7 @@ impl EncodingResult {
             .map(|i| i.bytes)
             .sum();
         let tokens: usize = ids.iter().map(|id| id.tokens.len()).sum();
-        let threads = [1, engine.decoder().backend().threads()];
+        let threads = [1, engine.decoder().device().threads()];
         // A store without memory: every run reads files, from the system's page cache.
         let cold = || Store::open(folder, 0).map_err(anyhow::Error::from);
         let warm = Store::open(folder, u64::MAX >> 1)?;

@@ -185,7 +185,7 @@ struct TtftSetup {
 impl TtftSetup {
     fn new(context: &Context, engine: &Engine, evict: &str, runs: u32) -> TtftSetup {
         TtftSetup {
-            machine: Setup::new(engine.decoder().backend(), runs),
+            machine: Setup::new(&**engine.decoder().device(), runs),
             model: context.global.model.clone(),
             compute: engine.decoder().precision().to_string(),
             kv: context.global.kv.to_string(),

@@ -1,8 +1,8 @@
 //! Attention to blocks that are retrieved, over a cache that holds every token; slot = position.
 
 use refrain_fusion::{Retrieval, RetrievalBudget, RetrievalPlan, representative};
-use refrain_kernels::{AttentionOutputs, Buffer, Cpu, Dtype};
-use refrain_kv::{KvBufferPool, LayerCache, Rope, RopeTables, Ropes, Shape, Span, stats, top_k};
+use refrain_kernels::{Device, Dtype, Floats, KvBuffer};
+use refrain_kv::{KvBufferPool, LayerCache, Rope, RopeTables, Ropes, Shape, Span, top_k};
 use refrain_model::Decoder;
 
 use super::decode_cache::{DecodeCache, DecodeToken};
@@ -79,8 +79,8 @@ pub(crate) struct RetrievingTokens<'a> {
     /// Slots that tokens before the retrieving ones see.
     pub(crate) visible: &'a [(u32, u32)],
     /// Rotated queries, and the same before RoPE, `m × H × d` each.
-    pub(crate) q: &'a [f32],
-    pub(crate) q_pre_rope: &'a [f32],
+    pub(crate) q: &'a Floats,
+    pub(crate) q_pre_rope: &'a Floats,
 }
 
 /// Tokens that retrieve together at a layer.
@@ -90,43 +90,49 @@ struct Part<'a> {
     cache: &'a LayerCache,
     capacity: usize,
     positions: &'a [u32],
-    /// Rotated queries, and the same before RoPE, `rows × H × d`.
-    q: &'a [f32],
-    raw: &'a [f32],
+    /// Rotated queries of all tokens, and the same before RoPE, `m × H × d`; those of the part begin at `first_row`.
+    q: &'a Floats,
+    raw: &'a Floats,
+    first_row: usize,
     /// The model's own window, or that of the retrieval.
     local: usize,
+}
+
+impl Part<'_> {
+    /// Mean query before RoPE.
+    fn mean_query(&self, width: usize) -> Vec<f32> {
+        self.decoder.device().mean_row(self.raw, width, self.first_row..self.first_row + self.positions.len())
+    }
 }
 
 impl BlockRetrieval {
     /// Attention of projected tokens, each to the tokens near it and to the blocks that are retrieved for it, into `out`
     /// (`m × H × d`).
-    pub(crate) fn attend(&mut self, layer: usize, tokens: &RetrievingTokens<'_>, out: &mut [f32]) {
+    pub(crate) fn attend(&mut self, layer: usize, tokens: &RetrievingTokens<'_>, out: &mut Floats) {
         let RetrievingTokens { decoder, cache, capacity, positions, visible, q, q_pre_rope } = *tokens;
-        let config = decoder.config();
-        let width = config.heads * config.head_dim;
+        let (config, device) = (decoder.config(), decoder.device());
         let local = config.layers[layer].window.map_or(self.sizes.local, |w| w.min(self.sizes.local));
         let before = positions.partition_point(|p| *p < self.from);
         let seen = &visible[..before];
-        let plain = attention(decoder, layer, (cache, capacity), &q[..before * width], seen);
-        decoder.backend().attention(&plain, &mut out[..before * width]);
+        device.resize(out, q.len());
+        device.attention(&attention(decoder, layer, (cache, capacity), (q, 0), seen), out, None);
         self.keys += visible_keys(seen);
         let mut last = 0;
         for from in (before..positions.len()).step_by(self.sizes.rows) {
             let to = (from + self.sizes.rows).min(positions.len());
-            let elements = from * width..to * width;
             let part = Part {
                 layer,
                 decoder,
                 cache,
                 capacity,
                 positions: &positions[from..to],
-                q: &q[elements.clone()],
-                raw: &q_pre_rope[elements.clone()],
+                q,
+                raw: q_pre_rope,
+                first_row: from,
                 local,
             };
             let BlockRetrieval { sizes, budget, ropes, layers, .. } = self;
-            let (all, of_last) =
-                layers[layer].attend(&part, (sizes, *budget), ropes.layer(layer), &mut out[elements]);
+            let (all, of_last) = layers[layer].attend(&part, (sizes, *budget), ropes.layer(layer), out);
             self.keys += all;
             last = of_last;
         }
@@ -141,20 +147,17 @@ impl Blocks {
         part: &Part<'_>,
         (sizes, budget): (&Retrieval, RetrievalBudget),
         rope: &Rope,
-        out: &mut [f32],
+        out: &mut Floats,
     ) -> (usize, usize) {
-        let (config, cpu) = (part.decoder.config(), part.decoder.backend());
+        let (config, device) = (part.decoder.config(), part.decoder.device());
         let first_local = |p: u32| (p as usize + 1).saturating_sub(part.local) as u32;
         let near: Vec<(u32, u32)> = part.positions.iter().map(|p| (first_local(*p), p + 1)).collect();
         let (left, last) = (near[0].0 as usize, near[near.len() - 1].0 as usize);
         self.seal_blocks(part, sizes, rope, left);
-        let local = attention(part.decoder, part.layer, (part.cache, part.capacity), part.q, &near);
-        let mut lse = vec![0.0; near.len() * config.heads];
-        cpu.attention_with_outputs(
-            &local,
-            out,
-            AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() },
-        );
+        let queries = (part.q, part.first_row);
+        let local = attention(part.decoder, part.layer, (part.cache, part.capacity), queries, &near);
+        let mut lse = device.floats(0);
+        device.attention(&local, out, Some(&mut lse));
         let mut far = (0, 0);
         if last > 0 {
             let places = self.remote(part, (sizes, budget), rope, left, last);
@@ -163,7 +166,7 @@ impl Blocks {
         // The weight that local tokens received, of the softmax over all tokens.
         let slots = left..part.positions[part.positions.len() - 1] as usize + 1;
         let mut sums = vec![0.0; config.kv_heads * slots.len()];
-        cpu.attention_mass_from_lse(&local, &lse, slots.clone(), &mut sums);
+        device.attention_mass_from_lse(&local, &lse, slots.clone(), &mut sums);
         let room = self.received.len() / config.kv_heads;
         for (received, sums) in self.received.chunks_exact_mut(room).zip(sums.chunks_exact(slots.len())) {
             received[slots.clone()].iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
@@ -180,7 +183,7 @@ impl Blocks {
             let span = Span::new(self.next, self.next + sizes.block);
             let keys = inverse_rope(part, rope, &SlotMap::new([span]));
             let mut all = vec![0.0; keys.len()];
-            keys.as_slice().to_f32(&mut all);
+            part.decoder.device().download_kv(&keys, 0..keys.len()).as_slice().to_f32(&mut all);
             for (head, keys) in all.chunks_exact(sizes.block * d).enumerate() {
                 let received = &self.received[head * room..][span.range()];
                 self.keys.extend(representative(keys, received, sizes.representatives));
@@ -222,8 +225,8 @@ impl Blocks {
         }
         let config = part.decoder.config();
         let (d, width) = (config.head_dim, config.heads * config.head_dim);
-        let mut mean = stats::mean(part.raw, width);
-        rotate(part.decoder, rope, part.local, &mut mean);
+        let mut mean = part.mean_query(width);
+        rope.rotate(&mut mean, d, part.local as u32 - 1);
         let group = config.heads / config.kv_heads * d;
         let summed: Vec<f32> = mean
             .chunks_exact(group)
@@ -256,9 +259,9 @@ impl Blocks {
         rope: &Rope,
         far: &SlotMap,
         near: &[(u32, u32)],
-        (out, lse): (&mut [f32], &mut [f32]),
+        (out, lse): (&mut Floats, &mut Floats),
     ) -> (usize, usize) {
-        let (config, cpu) = (part.decoder.config(), part.decoder.backend());
+        let (config, device) = (part.decoder.config(), &**part.decoder.device());
         let (heads, width) = (config.heads, config.heads * config.head_dim);
         // Rows that see none of them come first.
         let none = near.partition_point(|near| far.before(near.0) == 0);
@@ -266,49 +269,36 @@ impl Blocks {
         let Some((_, last)) = visible.last().copied() else { return (0, 0) };
         let d = config.head_dim;
         let slots: Vec<u32> = far.spans().iter().flat_map(|span| span.positions()).collect();
-        let mut cache = part.cache.gather(d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
+        let mut cache = part.cache.gather(device, d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
         cache.k = inverse_rope(part, rope, far);
-        let mut q = part.raw[none * width..].to_vec();
+        let rows = part.first_row + none..part.first_row + part.positions.len();
+        let mut q = device.floats(rows.len() * width);
+        device.copy(part.raw, rows.start * width..rows.end * width, &mut q, 0);
         // Keys are as before RoPE here: the scale that it would give them is the queries' to bear.
         rotate(part.decoder, &rope.squared(), part.local, &mut q);
-        let attention = attention(part.decoder, part.layer, (&cache, far.len()), &q, &visible);
-        let (mut other, mut other_lse) = (vec![0.0; q.len()], vec![0.0; visible.len() * heads]);
-        let report = AttentionOutputs { lse: Some(&mut other_lse), ..AttentionOutputs::default() };
-        cpu.attention_with_outputs(&attention, &mut other, report);
-        stats::merge_attention(&mut out[none * width..], &mut lse[none * heads..], &other, &other_lse);
+        let attention = attention(part.decoder, part.layer, (&cache, far.len()), (&q, 0), &visible);
+        let (mut other, mut other_lse) = (device.floats(q.len()), device.floats(0));
+        device.attention(&attention, &mut other, Some(&mut other_lse));
+        device.merge_attention(rows.start * heads, out, lse, &other, &other_lse);
         (visible_keys(&visible), last as usize)
     }
 }
 
 /// Rotates queries to the last place of a window of `local` tokens.
-fn rotate(decoder: &Decoder, rope: &Rope, local: usize, q: &mut [f32]) {
+fn rotate(decoder: &Decoder, rope: &Rope, local: usize, q: &mut Floats) {
     let config = decoder.config();
     let rows = q.len() / (config.heads * config.head_dim);
     let table = rope.table(std::iter::repeat_n(local as u32 - 1, rows));
-    let (cos, sin) = table.slice(0, rows);
-    decoder.backend().rope(q, config.heads, config.head_dim, cos, sin, table.rotary_dim());
+    decoder.device().rope(q, config.heads, config.head_dim, table.all());
 }
 
 /// The keys of some positions before RoPE, `Hkv × positions × d`.
-fn inverse_rope(part: &Part<'_>, rope: &Rope, places: &SlotMap) -> Buffer {
-    let config = part.decoder.config();
-    let (d, cpu): (usize, &Cpu) = (config.head_dim, part.decoder.backend());
-    let keys = part.cache.k.as_slice();
-    let table = rope.back(places.spans().iter().flat_map(|span| span.positions()));
-    let mut all = Buffer::zeros(keys.dtype(), config.kv_heads * places.len() * d);
-    let mut one = Buffer::zeros(keys.dtype(), places.len() * d);
-    for head in 0..config.kv_heads {
-        for span in places.spans() {
-            let first = places.before(span.start);
-            let slots: Vec<u32> = (first..first + span.len() as u32).collect();
-            let (cos, sin) = table.slice(first as usize, first as usize + span.len());
-            let from = (head * part.capacity + span.start as usize) * d;
-            let keys = keys.range(from..from + span.len() * d);
-            cpu.place_keys(keys, 1, d, cos, sin, table.rotary_dim(), &slots, &mut one);
-        }
-        all.write(head * places.len() * d, one.as_slice());
-    }
-    all
+fn inverse_rope(part: &Part<'_>, rope: &Rope, places: &SlotMap) -> KvBuffer {
+    let (decoder, slots) = (part.decoder, places.spans().iter().flat_map(|span| span.positions()));
+    let slots: Vec<u32> = slots.collect();
+    let table = rope.back(slots.iter().copied());
+    let heads = decoder.shape().heads();
+    decoder.device().rotate_slots(&part.cache.k, heads, part.capacity, &slots, table.all())
 }
 
 /// A cache that holds every token, and shows each token the blocks that it retrieves.
@@ -316,12 +306,12 @@ fn inverse_rope(part: &Part<'_>, rope: &Rope, places: &SlotMap) -> Buffer {
 pub(crate) struct BlockSparseCache {
     pub(crate) full: FullCache,
     pub(crate) retrieval: BlockRetrieval,
-    q_pre_rope: Vec<f32>,
+    q_pre_rope: Floats,
 }
 
 impl BlockSparseCache {
-    pub(crate) fn new(full: FullCache, retrieval: BlockRetrieval) -> BlockSparseCache {
-        BlockSparseCache { full, retrieval, q_pre_rope: Vec::new() }
+    pub(crate) fn new(device: &dyn Device, full: FullCache, retrieval: BlockRetrieval) -> BlockSparseCache {
+        BlockSparseCache { full, retrieval, q_pre_rope: device.floats(0) }
     }
 }
 
@@ -339,8 +329,9 @@ impl DecodeCache for BlockSparseCache {
     }
 
     fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
-        self.q_pre_rope.clear();
-        self.q_pre_rope.extend_from_slice(token.q);
+        let (device, width) = (token.decoder.device(), token.q.len());
+        device.resize(&mut self.q_pre_rope, width);
+        device.copy(token.q, 0..width, &mut self.q_pre_rope, 0);
         token.apply_rope();
         self.full.append(layer, &token);
         let tokens = RetrievingTokens {
@@ -372,7 +363,7 @@ impl DecodeCache for BlockSparseCache {
     }
 
     fn side_bytes(&self) -> usize {
-        self.retrieval.side_bytes() + size_of_val(self.q_pre_rope.as_slice())
+        self.retrieval.side_bytes() + self.q_pre_rope.len() * size_of::<f32>()
     }
 
     fn fork(&self) -> Box<dyn DecodeCache> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use refrain_kernels::{Cpu, Dtype, Slice};
+use refrain_kernels::{Device, Dtype, Floats, KvRows, Rotary};
 use refrain_kv::{KvBufferPool, LayerCache, MemoryMeter, RopeTables};
 use refrain_model::Decoder;
 
@@ -55,11 +55,12 @@ pub(crate) trait DecodeCache: Debug + Send {
 /// One layer of a prompt before attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptLayer<'a> {
-    pub(crate) cpu: &'a Cpu,
+    pub(crate) device: &'a dyn Device,
     /// Keys and values of the prompt's tokens that are kept, slot = index among them.
     pub(crate) whole: &'a LayerCache,
-    /// Rotated queries of computed tokens, `rows × H × d`.
-    pub(crate) q: &'a [f32],
+    /// Rotated queries, of which those from `first_row` on are of computed tokens, `rows × H × d`.
+    pub(crate) q: &'a Floats,
+    pub(crate) first_row: usize,
     /// Indices of these among the tokens that are kept of the prompt, ascending.
     pub(crate) rows: &'a [u32],
     /// Half-open range of slots that each of them sees.
@@ -74,23 +75,23 @@ pub(crate) struct DecodeToken<'a> {
     pub(crate) decoder: &'a Decoder,
     pub(crate) position: u32,
     /// Cosines and sines of its position at the layer.
-    pub(crate) rotary: (&'a [f32], &'a [f32]),
+    pub(crate) rotary: Rotary<'a>,
     /// Its queries before RoPE, `H·d`; they are rotated in place.
-    pub(crate) q: &'a mut [f32],
-    /// Its key before RoPE, `Hkv·d`.
-    pub(crate) k: Slice<'a>,
-    /// Its value, `Hkv·d`.
-    pub(crate) v: Slice<'a>,
+    pub(crate) q: &'a mut Floats,
+    /// Its key before RoPE and its value, `Hkv·d` each.
+    pub(crate) kv: (KvRows<'a>, KvRows<'a>),
     /// Room for its attention output, `H·d`.
-    pub(crate) out: &'a mut [f32],
+    pub(crate) out: &'a mut Floats,
 }
 
 impl DecodeToken<'_> {
+    pub(crate) fn device(&self) -> &dyn Device {
+        &**self.decoder.device()
+    }
+
     /// Rotates the queries to the token's position.
     pub(crate) fn apply_rope(&mut self) {
-        let config = self.decoder.config();
-        let (cos, sin) = self.rotary;
-        let rotary_dim = 2 * cos.len();
-        self.decoder.backend().rope(self.q, config.heads, config.head_dim, cos, sin, rotary_dim);
+        let (config, device) = (self.decoder.config(), self.decoder.device());
+        device.rope(self.q, config.heads, config.head_dim, self.rotary);
     }
 }

@@ -6,8 +6,10 @@
 mod decode;
 mod prompt;
 
+use std::sync::Arc;
+
 use refrain_eviction::{AttentionNeeds, Budget, Eviction, PromptSpans, TokenScorer};
-use refrain_kernels::{Buffer, Dtype, Slice};
+use refrain_kernels::{Device, Dtype, Floats, KvBuffer, KvRows, Rotary};
 use refrain_kv::{LayerCache, MemoryMeter, RopeTables, Ropes, Shape};
 use refrain_model::{Config, LayerSpec};
 
@@ -16,6 +18,7 @@ use super::decode_cache::{DecodeCache, DecodeToken, PromptLayer};
 /// The caches of one request's layers.
 #[derive(Debug)]
 pub(crate) struct EvictingCache {
+    device: Arc<dyn Device>,
     eviction: Eviction,
     /// Reports that the policy needs from attention; asked once.
     needs: AttentionNeeds,
@@ -60,19 +63,26 @@ struct Layer {
     len: usize,
     statistics: Box<dyn TokenScorer>,
     /// Keys of the first tokens as they were rotated at first, once they are turned: `sinks × heads × d`.
-    sinks: Option<Buffer>,
+    sinks: Option<KvBuffer>,
     /// Positions of the prompt's places, where only a part of it is kept and the layer's own window bounds it.
     origins: Vec<u32>,
 }
 
 impl Layer {
     /// Moves a head's token from one slot to another, with all that is known of it.
-    fn relocate(&mut self, (d, capacity): (usize, usize), head: usize, from: usize, to: usize) {
+    fn relocate(
+        &mut self,
+        device: &dyn Device,
+        (d, capacity): (usize, usize),
+        head: usize,
+        from: usize,
+        to: usize,
+    ) {
         if from == to {
             return;
         }
         let position = self.positions[head * capacity + from];
-        self.cache.move_slot(d, capacity, head, from, to);
+        self.cache.move_slot(device, (d, capacity), head, from, to);
         self.statistics.moved(head, from, to, position);
         self.positions[head * capacity + to] = position;
     }
@@ -84,13 +94,11 @@ pub(crate) struct RotatedToken<'a> {
     /// Its index among the tokens that are kept of prompt and answer.
     pub(crate) position: u32,
     /// Cosines and sines of its position.
-    pub(crate) rotary: (&'a [f32], &'a [f32]),
+    pub(crate) rotary: Rotary<'a>,
     /// Rotated queries, `H·d`.
-    pub(crate) q: &'a [f32],
-    /// Key before RoPE, `Hkv·d`.
-    pub(crate) k: Slice<'a>,
-    /// Value, `Hkv·d`.
-    pub(crate) v: Slice<'a>,
+    pub(crate) q: &'a Floats,
+    /// Key before RoPE and value, `Hkv·d` each.
+    pub(crate) kv: (KvRows<'a>, KvRows<'a>),
 }
 
 #[derive(Clone, Debug)]
@@ -98,20 +106,22 @@ struct Scratch {
     scores: Vec<f32>,
     weights: Vec<f32>,
     /// A token's key and value, once for each head of the cache.
-    k: Buffer,
-    v: Buffer,
+    k: KvBuffer,
+    v: KvBuffer,
+    /// A token's key or value, once for each KV head.
+    own: KvBuffer,
 }
 
 impl EvictingCache {
     /// A cache for a request of `room` tokens; none where the policy never evicts any of them and heads keep no caches of their
     /// own. Of a prompt of which `left_out` tokens are not kept there always is one; `prompt` and `room` count kept tokens then.
     pub(crate) fn new(
+        device: &Arc<dyn Device>,
         config: &Config,
         ropes: Ropes,
         eviction: &Eviction,
         prompt: PromptSpans,
-        dtype: Dtype,
-        room: usize,
+        (dtype, room): (Dtype, usize),
         left_out: Option<usize>,
     ) -> crate::Result<Option<EvictingCache>> {
         let sparse = left_out.is_some();
@@ -154,10 +164,12 @@ impl EvictingCache {
         let scratch = Scratch {
             scores: vec![0.0; if plans.iter().any(|plan| plan.budget.decoding) { most } else { 0 }],
             weights: vec![0.0; reports],
-            k: Buffer::zeros(dtype, shape.width()),
-            v: Buffer::zeros(dtype, shape.width()),
+            k: device.kv(dtype, shape.width()),
+            v: device.kv(dtype, shape.width()),
+            own: device.kv(dtype, if eviction.per_query_head { config.kv_heads * config.head_dim } else { 0 }),
         };
         Ok(Some(EvictingCache {
+            device: device.clone(),
             eviction: eviction.clone(),
             needs,
             prompt,
@@ -196,9 +208,9 @@ impl DecodeCache for EvictingCache {
 
     fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
         token.apply_rope();
-        let DecodeToken { decoder, position, rotary, q, k, v, out } = token;
-        let token = RotatedToken { position: position - self.left_out, rotary, q, k, v };
-        self.attend(decoder.backend(), decoder.precision(), layer, &token, out);
+        let DecodeToken { decoder, position, rotary, q, kv, out } = token;
+        let token = RotatedToken { position: position - self.left_out, rotary, q, kv };
+        self.attend(decoder.precision(), layer, &token, out);
     }
 
     fn dtype(&self) -> Dtype {
@@ -220,12 +232,12 @@ impl DecodeCache for EvictingCache {
 
     fn side_bytes(&self) -> usize {
         let layer = |layer: &Layer| {
-            let sinks = layer.sinks.as_ref().map_or(0, Buffer::bytes);
+            let sinks = layer.sinks.as_ref().map_or(0, KvBuffer::bytes);
             layer.statistics.bytes() + size_of_val(layer.positions.as_slice()) + sinks
         };
-        let Scratch { scores, weights, k, v } = &self.scratch;
+        let Scratch { scores, weights, k, v, own } = &self.scratch;
         let scratch =
-            size_of_val(scores.as_slice()) + size_of_val(weights.as_slice()) + k.bytes() + v.bytes();
+            size_of_val(scores.as_slice()) + size_of_val(weights.as_slice()) + k.bytes() + v.bytes() + own.bytes();
         self.layers.iter().map(layer).sum::<usize>() + scratch
     }
 
@@ -242,6 +254,7 @@ impl DecodeCache for EvictingCache {
             }
         };
         Box::new(EvictingCache {
+            device: self.device.clone(),
             eviction: self.eviction.clone(),
             needs: self.needs,
             prompt: self.prompt,
@@ -275,8 +288,10 @@ impl EvictingCache {
     /// A head's keys at a layer, `len × d`.
     pub(crate) fn keys(&self, layer: usize, head: usize) -> Vec<f32> {
         let (d, at) = (self.shape.head_dim, head * self.plans[layer].capacity * self.shape.head_dim);
-        let keys = self.layers[layer].cache.k.as_slice();
-        (at..at + self.layers[layer].len * d).map(|i| keys.get(i)).collect()
+        let Layer { cache, len, .. } = &self.layers[layer];
+        let (mut keys, of) = (vec![0.0; len * d], self.device.download_kv(&cache.k, at..at + len * d));
+        of.as_slice().to_f32(&mut keys);
+        keys
     }
 }
 

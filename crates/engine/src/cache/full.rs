@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::Dtype;
+use refrain_kernels::{Device, Dtype};
 use refrain_kv::{KvBufferPool, KvCache, LayerCache, RopeTables, Shape};
 
 use super::decode_cache::{DecodeCache, DecodeToken};
@@ -21,24 +21,31 @@ impl FullCache {
     /// A cache for `capacity` tokens, whose layers come with the prompt. `tables` have an entry for each of its slots; `prompt` is
     /// the number of tokens of the prompt.
     pub(crate) fn new(
+        device: &dyn Device,
         shape: Shape,
         dtype: Dtype,
         capacity: usize,
         tables: Arc<RopeTables>,
         prompt: usize,
     ) -> FullCache {
-        FullCache { kv: KvCache::vacant(shape, dtype, capacity), tables, len: prompt }
+        FullCache { kv: KvCache::vacant(device, shape, dtype, capacity), tables, len: prompt }
     }
 
     /// A cache for `capacity` tokens of an answer without a prompt.
-    pub(crate) fn empty(shape: Shape, dtype: Dtype, capacity: usize, tables: Arc<RopeTables>) -> FullCache {
-        FullCache { kv: KvCache::new(shape, dtype, capacity), tables, len: 0 }
+    pub(crate) fn empty(
+        device: &dyn Device,
+        shape: Shape,
+        dtype: Dtype,
+        capacity: usize,
+        tables: Arc<RopeTables>,
+    ) -> FullCache {
+        FullCache { kv: KvCache::new(device, shape, dtype, capacity), tables, len: 0 }
     }
 
     /// Rotates a token's key and writes it and its value into their slot.
     pub(crate) fn append(&mut self, layer: usize, token: &DecodeToken<'_>) {
         let slots = [token.position];
-        self.kv.place(token.decoder.backend(), layer, token.k, token.v, token.rotary, &slots);
+        self.kv.place(token.device(), layer, token.kv, token.rotary, &slots);
         self.len = token.position as usize + 1;
     }
 }
@@ -63,8 +70,9 @@ impl DecodeCache for FullCache {
         let window = token.decoder.config().layers[layer].window.map_or(u32::MAX, |window| window as u32);
         let visible = [((token.position + 1).saturating_sub(window), token.position + 1)];
         let (cached, capacity) = (self.kv.layer(layer), self.kv.capacity());
-        let attention = attention(token.decoder, layer, (cached, capacity), token.q, &visible);
-        token.decoder.backend().attention(&attention, token.out);
+        let attention = attention(token.decoder, layer, (cached, capacity), (token.q, 0), &visible);
+        token.decoder.device().resize(token.out, token.q.len());
+        token.decoder.device().attention(&attention, token.out, None);
     }
 
     fn dtype(&self) -> Dtype {

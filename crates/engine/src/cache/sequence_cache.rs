@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use refrain_kernels::Floats;
 use refrain_kv::{KvBufferPool, RopeTables};
 use refrain_model::Decoder;
 
@@ -16,6 +17,9 @@ pub(crate) struct SequenceCache {
     pub(crate) len: usize,
     /// Cosines and sines of the token that is computed.
     pub(crate) rotary: RopeTables,
+    /// Queries of the token that is computed, and its attention's output, `H·d` each.
+    pub(crate) q: Floats,
+    pub(crate) attended: Floats,
     /// The pool that gets the memory in the end.
     pool: Option<Arc<KvBufferPool>>,
 }
@@ -33,6 +37,8 @@ impl SequenceCache {
             cache,
             len,
             rotary: RopeTables::default(),
+            q: decoder.device().floats(0),
+            attended: decoder.device().floats(0),
             pool: Some(pool),
         }
     }
@@ -44,6 +50,8 @@ impl SequenceCache {
             cache: self.cache.fork(),
             len: self.len,
             rotary: RopeTables::default(),
+            q: self.decoder.device().floats(0),
+            attended: self.decoder.device().floats(0),
             pool: None,
         }
     }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use refrain_fusion::{ChunkStatistics, ContextLayer};
-use refrain_kernels::{AttentionOutputs, Buffer, Dtype, Slice};
+use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
+use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer};
 use refrain_kv::{AuxTensors, LayerCache};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
@@ -78,7 +78,9 @@ struct IsolatedLayers {
     kept: Range<usize>,
     kv: Vec<LayerKv>,
     made: Vec<AuxTensors>,
-    lse: Vec<f32>,
+    lse: Floats,
+    /// Queries before RoPE of the last rows.
+    queries: Floats,
 }
 
 impl IsolatedRun {
@@ -89,12 +91,13 @@ impl IsolatedRun {
         let mut tokens = engine.buffers().acquire(decoder, dtype);
         tokens.embed(ids, (0..ids.len() as u32).collect(), &tables)?;
         let layers = IsolatedLayers {
-            cache: LayerCache::new(shape, dtype, ids.len()),
+            cache: LayerCache::new(tokens.device(), shape, dtype, ids.len()),
             dropped,
             kept: dropped * shape.width()..ids.len() * shape.width(),
             kv: Vec::with_capacity(shape.layers),
             made: Vec::new(),
-            lse: Vec::new(),
+            lse: tokens.device().floats(0),
+            queries: tokens.device().floats(0),
         };
         Ok(IsolatedRun { tokens, layer: 0, layers })
     }
@@ -126,14 +129,17 @@ struct ObservedLayers<'a> {
 
 impl LayerAttention for ObservedLayers<'_> {
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
-        let IsolatedLayers { cache, dropped, kept, kv, made, lse } = &mut *self.layers;
+        let IsolatedLayers { cache, dropped, kept, kv, made, lse, queries } = &mut *self.layers;
+        let decoder = tokens.decoder.clone();
+        let device = &**decoder.device();
         let (rows, width) = (tokens.positions.len(), tokens.q_width());
         let own = |of: &&dyn ChunkStatistics| of.last_queries().min(rows - *dropped);
         let most = self.statistics.iter().map(own).max().unwrap_or(0);
-        let queries = tokens.work.q[(rows - most) * width..].to_vec();
+        device.resize(queries, most * width);
+        device.copy(&tokens.work.q, (rows - most) * width..rows * width, queries, 0);
         tokens.apply_rope(layer);
         tokens.write_kv(layer, cache, &tokens.positions);
-        let copy = |buffer: &Buffer| owned(buffer.as_slice().range(kept.clone()));
+        let copy = |buffer: &KvBuffer| device.download_kv(buffer, kept.clone());
         kv.push((copy(&tokens.work.k), copy(&tokens.work.v)));
         tokens.set_causal_mask(layer);
         // No later layer needs the output of the last one.
@@ -142,38 +148,18 @@ impl LayerAttention for ObservedLayers<'_> {
         if last && self.statistics.is_empty() {
             return Ok(flow);
         }
-        tokens.work.attended.resize(rows * width);
-        let cpu = tokens.decoder.backend();
-        let attention = attention(&tokens.decoder, layer, (cache, rows), &tokens.work.q, &tokens.visible);
+        device.resize(&mut tokens.work.attended, rows * width);
+        let queries_of_rows = (&tokens.work.q, 0);
+        let attention = attention(&decoder, layer, (cache, rows), queries_of_rows, &tokens.visible);
         if self.statistics.is_empty() {
-            cpu.attention(&attention, &mut tokens.work.attended);
+            device.attention(&attention, &mut tokens.work.attended, None);
             return Ok(flow);
         }
-        lse.resize(rows * tokens.decoder.config().heads, 0.0);
-        let report = AttentionOutputs { lse: Some(lse), ..AttentionOutputs::default() };
-        cpu.attention_with_outputs(&attention, &mut tokens.work.attended, report);
-        let view = ContextLayer {
-            cpu,
-            layer,
-            layers: tokens.decoder.shape().layers,
-            attention,
-            lse,
-            first: *dropped,
-            queries: &[],
-            k: tokens.work.k.as_slice().range(kept.clone()),
-        };
-        for (of, statistics) in self.statistics.iter().zip(made) {
-            let queries = &queries[(most - own(of)) * width..];
-            of.observe(&ContextLayer { queries, ..view }, statistics);
-        }
+        device.attention(&attention, &mut tokens.work.attended, Some(lse));
+        let Some((k, _)) = kv.last() else { return Ok(flow) };
+        let tensors = ContextTensors { device, attention, lse, first: *dropped, queries, k };
+        let view = ContextLayer::new(layer, decoder.shape().layers, tensors);
+        self.statistics.iter().zip(made).for_each(|(of, statistics)| of.observe(&view, statistics));
         Ok(flow)
-    }
-}
-
-fn owned(slice: Slice<'_>) -> Buffer {
-    match slice {
-        Slice::F32(x) => Buffer::F32(x.to_vec()),
-        Slice::F16(x) => Buffer::F16(x.to_vec()),
-        Slice::Bf16(x) => Buffer::Bf16(x.to_vec()),
     }
 }

@@ -39,8 +39,9 @@ impl PassLayers {
         let needs = self.plan.checks.get(&layer).copied();
         let mean_query = self.mean_query(needs.as_ref(), tokens);
         if self.retrieval.is_some() {
-            self.q_pre_rope.clear();
-            self.q_pre_rope.extend_from_slice(&tokens.work.q);
+            let width = tokens.work.q.len();
+            tokens.device().resize(&mut self.q_pre_rope, width);
+            tokens.device().copy(&tokens.work.q, 0..width, &mut self.q_pre_rope, 0);
         }
         tokens.apply_rope(layer);
         tokens.write_kv(layer, &mut cache, &tokens.positions);
@@ -81,13 +82,13 @@ impl PassLayers {
         if final_pass && !last {
             self.observe_prompt(layer, tokens, &cache);
         }
-        let (visible, elements) = (&tokens.visible, tokens.work.q.len());
-        tokens.work.attended.resize(elements);
+        let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible);
+        let (device, elements) = (decoder.device(), tokens.work.q.len());
+        device.resize(&mut tokens.work.attended, elements);
         let keys = match &mut self.retrieval {
             None => {
-                let attention =
-                    attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, visible);
-                tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
+                let attention = attention(&decoder, layer, (&cache, capacity), (&tokens.work.q, 0), visible);
+                device.attention(&attention, &mut tokens.work.attended, None);
                 visible_keys(visible)
             }
             Some(retrieval) => {
@@ -104,9 +105,10 @@ impl PassLayers {
                 if last {
                     // Blocks are weighed by the attention of all tokens; the output of the last one is all that is needed.
                     let width = elements / tokens.positions.len();
-                    tokens.work.attended.copy_within(elements - width..elements, 0);
+                    let mut attended = device.floats(width);
+                    device.copy(&tokens.work.attended, elements - width..elements, &mut attended, 0);
+                    tokens.work.attended = attended;
                     tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
-                    tokens.work.attended.resize(width);
                 }
                 retrieval.take_keys()
             }
@@ -127,9 +129,10 @@ impl PassLayers {
     /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there.
     pub(super) fn observe_prompt(&mut self, layer: usize, tokens: &ActiveTokens, cache: &LayerCache) {
         let prompt = PromptLayer {
-            cpu: tokens.decoder.backend(),
+            device: tokens.device(),
             whole: cache,
             q: &tokens.work.q,
+            first_row: 0,
             rows: &tokens.positions,
             visible: &tokens.visible,
             origins: None,

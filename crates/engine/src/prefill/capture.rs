@@ -1,6 +1,6 @@
 //! Attention of the question that is reported beside a prefill: for explanations, and for comparisons with vanilla.
 
-use refrain_kernels::Cpu;
+use refrain_kernels::Device;
 use refrain_kv::{LayerCache, Span, stats};
 
 use crate::forward::ActiveTokens;
@@ -30,17 +30,17 @@ pub(crate) struct AttentionMap {
     weights: Vec<f32>,
 }
 
-/// Queries of the question, the last `rows` of the projected tokens, with the keys of `layer` that they see.
+/// Queries of the projected tokens, of which those of the question come last, with the keys of `layer` that they see.
 pub(crate) fn question_keys<'a>(
     tokens: &'a ActiveTokens,
     cache: &'a LayerCache,
     capacity: usize,
-    (layer, rows): (usize, usize),
+    layer: usize,
 ) -> stats::QuestionKeys<'a> {
     let config = tokens.decoder.config();
     stats::QuestionKeys {
-        q: &tokens.work.q[tokens.work.q.len() - rows * tokens.q_width()..],
-        k: cache.k.as_slice(),
+        q: &tokens.work.q,
+        k: &cache.k,
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
@@ -56,17 +56,15 @@ impl AttentionMap {
         self.weights.len() / self.rows.max(1)
     }
 
-    /// The map of the last rows of `keys.q`, which are the question's; `documents` and `question` are slots.
+    /// The map of the last rows of the question; `documents` and `question` are slots.
     pub(crate) fn of(
-        cpu: &Cpu,
+        device: &dyn Device,
         keys: &stats::QuestionKeys<'_>,
         (documents, question): (Span, Span),
     ) -> AttentionMap {
         let rows = question.len().min(MAP_ROWS);
         let last = Span::new(question.range().end - rows, question.range().end);
-        let q = &keys.q[keys.q.len() - rows * keys.heads * keys.head_dim..];
-        let keys = stats::QuestionKeys { q, ..*keys };
-        AttentionMap { rows, weights: stats::question_map(cpu, &keys, documents, last) }
+        AttentionMap { rows, weights: stats::question_map(device, keys, documents, last) }
     }
 
     /// The map over all `documents` tokens, where this one's columns are the tokens `kept` of them and the others receive nothing.

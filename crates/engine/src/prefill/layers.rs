@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_fusion::{Pass, PassPlan};
+use refrain_kernels::Floats;
 use refrain_kv::LayerCache;
 
 use super::context::PassContext;
@@ -64,7 +65,7 @@ pub(crate) struct PassLayers {
     /// Layers of a probe, for the next pass.
     pub(super) carried: Vec<LayerCache>,
     pub(super) retrieval: Option<BlockRetrieval>,
-    pub(super) q_pre_rope: Vec<f32>,
+    pub(super) q_pre_rope: Floats,
     /// The layer to be computed next.
     pub(super) ready: Option<PrefetchedLayer>,
     pub(crate) stats: PrefillStats,
@@ -93,7 +94,7 @@ impl PassLayers {
         let capacity = answer.as_cache().prompt_capacity();
         // A layer that waits is the request's own cache, or, where that is bounded, more than it.
         let bounded = matches!(answer, AnswerCache::Evicting(_));
-        let ahead = if bounded { decoder.backend().threads() } else { shape.layers };
+        let ahead = if bounded { decoder.device().threads() } else { shape.layers };
         if bounded {
             engine.buffers().kv.trim(ahead + 1);
         }
@@ -124,7 +125,7 @@ impl PassLayers {
                         context.tables.clone(),
                         sizes,
                         context.allocator.clone(),
-                        decoder.backend(),
+                        &**decoder.device(),
                     ))
                 }
             }
@@ -149,7 +150,8 @@ impl PassLayers {
                 empty(self.context.allocator.acquire(decoder.shape(), dtype, capacity))
             }
             Source::Selected(_) => {
-                empty(LayerCache::new(context.engine.decoder().shape(), context.engine.settings().kv, 0))
+                let (decoder, dtype) = (context.engine.decoder(), context.engine.settings().kv);
+                empty(LayerCache::new(&**decoder.device(), decoder.shape(), dtype, 0))
             }
         }
     }

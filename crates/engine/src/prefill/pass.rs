@@ -74,7 +74,7 @@ impl PassRun {
             source: Source::Empty,
             carried: Vec::new(),
             retrieval: None,
-            q_pre_rope: Vec::new(),
+            q_pre_rope: decoder.device().floats(0),
             ready: None,
             stats: PrefillStats {
                 ambiguous_cases: plan.ambiguous_cases,
@@ -87,11 +87,14 @@ impl PassRun {
                 let spans = PromptSpans { system: layout.system, question: layout.question };
                 let ropes = decoder.ropes(context.max_rope_position);
                 let room = context.max_seq_len;
+                let sizes = (dtype, room);
+                let (device, config) = (decoder.device(), decoder.config());
                 let evicting =
-                    EvictingCache::new(decoder.config(), ropes, &context.eviction, spans, dtype, room, None)?;
+                    EvictingCache::new(device, config, ropes, &context.eviction, spans, sizes, None)?;
                 let answer = match evicting {
                     Some(evicting) => AnswerCache::Evicting(Box::new(evicting)),
                     None => AnswerCache::Full(FullCache::new(
+                        &**device,
                         shape,
                         dtype,
                         room,
@@ -179,7 +182,8 @@ impl PassRun {
         let evicting = matches!(answer, Some(AnswerCache::Evicting(_)));
         let cache: Box<dyn DecodeCache> = match (answer, retrieval) {
             (Some(AnswerCache::Full(full)), Some(retrieval)) => {
-                Box::new(BlockSparseCache::new(full, retrieval))
+                let device = context.engine.decoder().device();
+                Box::new(BlockSparseCache::new(&**device, full, retrieval))
             }
             (Some(AnswerCache::Full(full)), None) => Box::new(full),
             // From now on the policy decides what is seen.

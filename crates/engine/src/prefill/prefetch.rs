@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{KeyPositions, PassPlan};
-use refrain_kernels::{Cpu, Dtype};
+use refrain_kernels::{Device, Dtype, KvRows};
 use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::Layer;
 
@@ -69,8 +69,8 @@ struct PrefetchJob {
     /// The layer that the computing thread has asked for last.
     requested: Mutex<usize>,
     changed: Condvar,
-    /// One thread: the pool is left to the computing thread, whose kernels would run alone while it is taken.
-    cpu: Cpu,
+    /// The device for one thread beside the computing one, which would run alone while the pool is taken.
+    device: Arc<dyn Device>,
     next: AtomicUsize,
     bytes: AtomicU64,
     nanoseconds: AtomicU64,
@@ -141,7 +141,8 @@ impl PrefetchJob {
         } as usize;
         let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
         let slots: Vec<u32> = segment.span.positions().collect();
-        cache.place(&self.cpu, self.sizes.shape, (data.k(), data.v()), rotary, &slots);
+        let rows = (KvRows::Host(data.k()), KvRows::Host(data.v()));
+        cache.place(&*self.device, self.sizes.shape, rows, rotary, &slots);
     }
 
     /// Reads the segments that the pass does not need of a layer: the store keeps a chunk in memory only if it was read and
@@ -218,7 +219,7 @@ impl LayerPrefetcher {
         tables: Arc<RopeTables>,
         sizes: PrefetchSizes,
         allocator: KvAllocator,
-        cpu: &Cpu,
+        device: &dyn Device,
     ) -> LayerPrefetcher {
         let checks = plan.checks.iter().map(|(layer, needs)| (*layer, needs.deviation.is_some())).collect();
         let job = Arc::new(PrefetchJob {
@@ -231,7 +232,7 @@ impl LayerPrefetcher {
             allocator,
             requested: Mutex::new(0),
             changed: Condvar::new(),
-            cpu: cpu.single_threaded(),
+            device: device.beside(),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
@@ -241,7 +242,7 @@ impl LayerPrefetcher {
             let (job, outbox) = (job.clone(), Outbox(outbox.clone()));
             Builder::new().name(format!("load-{i}")).spawn(move || job.work(&outbox)).ok()
         };
-        let loaders = (0..cpu.threads().min(MAX_LOADERS).min(sizes.layers)).filter_map(spawn).collect();
+        let loaders = (0..device.threads().min(MAX_LOADERS).min(sizes.layers)).filter_map(spawn).collect();
         LayerPrefetcher {
             job,
             inbox,

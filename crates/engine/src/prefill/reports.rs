@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use refrain_fusion::{CachedTensor, LayerView, Needs};
-use refrain_kernels::Slice;
 use refrain_kv::{LayerCache, Span, stats};
 use refrain_store::Layer;
 
@@ -27,9 +26,8 @@ impl PassLayers {
         let question_attention = match (needs.question_attention, cache) {
             (Some(softmax), Some(cache)) => {
                 let keys =
-                    question_keys(tokens, cache, self.prompt_capacity(), (layer, layout.question.len()));
-                let cpu = tokens.decoder.backend();
-                stats::question_attention(cpu, &keys, layout.documents(), layout.question, softmax)
+                    question_keys(tokens, cache, self.prompt_capacity(), layer);
+                stats::question_attention(tokens.device(), &keys, layout.documents(), layout.question, softmax)
             }
             _ => Vec::new(),
         };
@@ -62,12 +60,9 @@ impl PassLayers {
     ) -> Vec<f32> {
         let width = tokens.decoder.shape().width();
         let fresh = match tensor {
-            CachedTensor::Keys => tokens.work.k.as_slice(),
-            CachedTensor::Values => tokens.work.v.as_slice(),
+            CachedTensor::Keys => &tokens.work.k,
+            CachedTensor::Values => &tokens.work.v,
         };
-        fn row(slice: Slice<'_>, i: usize, width: usize) -> Slice<'_> {
-            slice.range(i * width..(i + 1) * width)
-        }
         let mut distances = Vec::new();
         let chunks = self.context.segments.iter().zip(cached).filter(|(segment, _)| segment.chunk.is_some());
         for (segment, layer) in chunks {
@@ -78,10 +73,11 @@ impl PassLayers {
             let span = segment.span;
             let from = tokens.positions.partition_point(|token| *token < span.start);
             let own = tokens.positions[from..].iter().take_while(|token| **token < span.end);
-            for (i, position) in own.enumerate() {
-                let cached = row(cached, (position - span.start) as usize, width);
-                distances.extend(stats::deviation(row(fresh, from + i, width), cached, width, distance));
-            }
+            let pairs: Vec<(usize, usize)> = own
+                .enumerate()
+                .map(|(i, position)| (from + i, (position - span.start) as usize))
+                .collect();
+            distances.extend(tokens.device().row_distances(fresh, cached, width, &pairs, distance));
         }
         distances
     }
@@ -91,8 +87,8 @@ impl PassLayers {
         if !needs.is_some_and(|needs| needs.mean_query) {
             return Vec::new();
         }
-        let (question, width) = (self.context.inputs.layout.question.len(), tokens.q_width());
-        stats::mean(&tokens.work.q[(tokens.positions.len() - question) * width..], width)
+        let (question, rows) = (self.context.inputs.layout.question.len(), tokens.positions.len());
+        tokens.device().mean_row(&tokens.work.q, tokens.q_width(), rows - question..rows)
     }
 
     /// Reports the question's attention to the tokens of `kept`, as far as it was asked for. `spans` are the documents' and the
@@ -107,13 +103,13 @@ impl PassLayers {
     ) {
         let layout = &self.context.inputs.layout;
         let started = Instant::now();
-        let cpu = tokens.decoder.backend();
+        let device = tokens.device();
         let all = layout.documents().len();
         match self.context.capture {
             AttentionCapture::Explain if layer == EXPLAIN_LAYER.min(layout.layers - 1) => {
-                let keys = question_keys(tokens, cache, capacity, (layer, question.len()));
+                let keys = question_keys(tokens, cache, capacity, layer);
                 let found =
-                    stats::question_attention(cpu, &keys, documents, question, stats::Softmax::PerHead);
+                    stats::question_attention(device, &keys, documents, question, stats::Softmax::PerHead);
                 let spread = |kept: &[usize]| {
                     let mut attention = vec![0.0; all];
                     kept.iter().zip(&found).for_each(|(token, weight)| attention[*token] = *weight);
@@ -122,8 +118,8 @@ impl PassLayers {
                 self.stats.attention = Some(kept.map(spread).unwrap_or(found));
             }
             AttentionCapture::Maps if all > 0 => {
-                let keys = question_keys(tokens, cache, capacity, (layer, question.len()));
-                let map = AttentionMap::of(cpu, &keys, (documents, question));
+                let keys = question_keys(tokens, cache, capacity, layer);
+                let map = AttentionMap::of(device, &keys, (documents, question));
                 self.stats.maps.push(kept.map_or(map.clone(), |kept| map.spread(kept, all)));
                 self.stats.capturing += started.elapsed();
             }

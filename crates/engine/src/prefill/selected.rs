@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use refrain_eviction::PromptSpans;
 use refrain_fusion::{LayerTokens, Pass, PromptLayout};
-use refrain_kernels::Buffer;
+use refrain_kernels::{Buffer, KvRows, Slice};
 use refrain_kv::{LayerCache, RopeTables, Span};
 
 use super::context::PassContext;
@@ -110,12 +110,12 @@ impl SelectedLayers {
         let ropes = decoder.ropes(context.max_rope_position);
         let (dtype, room) = (context.engine.settings().kv, context.max_seq_len - left_out);
         let cache = EvictingCache::new(
+            decoder.device(),
             decoder.config(),
             ropes,
             &context.eviction,
             spans,
-            dtype,
-            room,
+            (dtype, room),
             Some(left_out),
         )?;
         Ok(cache.unwrap_or_else(|| unreachable!("a cache of a part of the prompt is always made")))
@@ -158,11 +158,11 @@ impl SelectedLayers {
         merge: Option<&dyn Pass>,
     ) -> Option<LayerCache> {
         let decoder = &tokens.decoder;
-        let (cpu, shape) = (decoder.backend(), decoder.shape());
+        let (device, shape) = (&**decoder.device(), decoder.shape());
         let slots = self.slots[layer].all.clone();
         let spans = &mut self.spans[layer];
         let before = spans.bytes();
-        let read = spans.read(cpu, &context.segments, layer, &slots, &mut self.load);
+        let read = spans.read(device, &context.segments, layer, &slots, &mut self.load);
         context.allocator.meter().add(spans.bytes() - before);
         if read.is_none() {
             self.broken = true;
@@ -176,7 +176,8 @@ impl SelectedLayers {
                 context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
             let first = slots.before(loaded.span.start);
             let slots: Vec<u32> = (first..first + loaded.span.len() as u32).collect();
-            cache.place(cpu, shape, loaded.kv(shape.width()), rotary, &slots);
+            let (k, v) = loaded.kv(shape.width());
+            cache.place(device, shape, (KvRows::Host(k), KvRows::Host(v)), rotary, &slots);
         }
         self.write(context, layer, tokens, merge, &mut cache);
         Some(cache)
@@ -191,39 +192,42 @@ impl SelectedLayers {
         merge: Option<&dyn Pass>,
         cache: &mut LayerCache,
     ) {
-        let shape = tokens.decoder.shape();
-        let (width, dtype) = (shape.width(), context.engine.settings().kv);
+        let (device, shape) = (tokens.device(), tokens.decoder.shape());
         let (required, written) = (context.inputs.layout.required_tokens(), &self.tokens[layer].written);
         let is_fresh = |p: &u32| required.binary_search(p).is_ok() || written.binary_search(p).is_ok();
-        let rows: Vec<usize> =
-            (0..tokens.positions.len()).filter(|i| is_fresh(&tokens.positions[*i])).collect();
-        let positions: Vec<u32> = rows.iter().map(|i| tokens.positions[*i]).collect();
-        let (mut k, mut v) =
-            (Buffer::zeros(dtype, rows.len() * width), Buffer::zeros(dtype, rows.len() * width));
-        let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
-        for (to, i) in rows.iter().enumerate() {
-            let cached = merge.and_then(|pass| Some((pass, self.spans[layer].at(positions[to], width)?)));
-            let sides = [
-                (&mut k, &tokens.work.k, cached.map(|(pass, cached)| (pass, cached.0))),
-                (&mut v, &tokens.work.v, cached.map(|(pass, cached)| (pass, cached.1))),
-            ];
-            for (out, computed, cached) in sides {
-                let computed = computed.as_slice().range(i * width..(i + 1) * width);
-                let Some((pass, cached)) = cached else {
-                    out.write(to * width, computed);
-                    continue;
-                };
-                computed.to_f32(&mut new);
-                cached.to_f32(&mut old);
-                pass.merge(&mut new, &old, shape.head_dim);
-                out.write_f32(to * width, &new);
+        let cached = |p: u32| merge.and_then(|pass| Some((pass, self.spans[layer].at(p, shape.width())?)));
+        let (mut fresh, mut merged) = (Vec::new(), Vec::new());
+        for (row, position) in tokens.positions.iter().enumerate().filter(|(_, p)| is_fresh(p)) {
+            match cached(*position) {
+                None => fresh.push(row as u32),
+                Some((pass, cached)) => merged.push((row as u32, pass, cached)),
             }
         }
-        let mut rotary = RopeTables::default();
-        context.tables.gather(&positions, &mut rotary);
-        let slots: Vec<u32> = positions.iter().map(|p| self.slots[layer].all.before(*p)).collect();
-        let rotary = rotary.layer(layer).all();
-        cache.place(tokens.decoder.backend(), shape, (k.as_slice(), v.as_slice()), rotary, &slots);
+        let mut place = |rows: &[u32], kv: (KvRows<'_>, KvRows<'_>)| {
+            let positions: Vec<u32> = rows.iter().map(|row| tokens.positions[*row as usize]).collect();
+            let mut rotary = RopeTables::default();
+            context.tables.gather(&positions, &mut rotary);
+            let slots: Vec<u32> = positions.iter().map(|p| self.slots[layer].all.before(*p)).collect();
+            cache.place(device, shape, kv, rotary.layer(layer).all(), &slots);
+        };
+        let gather = |kv, rows: &[u32]| device.gather_kv_rows(kv, shape.width(), rows);
+        let (k, v) = (gather(&tokens.work.k, &fresh), gather(&tokens.work.v, &fresh));
+        place(&fresh, (KvRows::Device(&k, 0), KvRows::Device(&v, 0)));
+        if merged.is_empty() {
+            return;
+        }
+        // A method merges rows in the host's memory.
+        let rows: Vec<u32> = merged.iter().map(|(row, ..)| *row).collect();
+        let download = |kv| {
+            let rows = gather(kv, &rows);
+            device.download_kv(&rows, 0..rows.len())
+        };
+        let (mut k, mut v) = (download(&tokens.work.k), download(&tokens.work.v));
+        for (i, (_, pass, cached)) in merged.iter().enumerate() {
+            merge_row(*pass, &mut k, i, cached.0, shape.head_dim);
+            merge_row(*pass, &mut v, i, cached.1, shape.head_dim);
+        }
+        place(&rows, (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice())));
     }
 
     /// Gives up the spans that were read of a layer.
@@ -312,9 +316,10 @@ impl SelectedLayers {
         let origins: Option<Vec<u32>> =
             window.map(|_| slots.spans().iter().flat_map(|span| span.positions()).collect());
         let prompt = PromptLayer {
-            cpu: tokens.decoder.backend(),
+            device: tokens.device(),
             whole: &kept.cache,
-            q: &tokens.work.q[first * tokens.q_width()..],
+            q: &tokens.work.q,
+            first_row: first,
             rows: &rows,
             visible: &tokens.visible[first..],
             origins: origins.as_deref(),
@@ -323,11 +328,21 @@ impl SelectedLayers {
     }
 }
 
+/// Merges row `i` of `rows` with a cached one.
+fn merge_row(pass: &dyn Pass, rows: &mut Buffer, i: usize, cached: Slice<'_>, head_dim: usize) {
+    let width = cached.len();
+    let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
+    rows.as_slice().range(i * width..(i + 1) * width).to_f32(&mut new);
+    cached.to_f32(&mut old);
+    pass.merge(&mut new, &old, head_dim);
+    rows.write_f32(i * width, &new);
+}
+
 /// A copy of the slots of `part`.
 fn gather(tokens: &ActiveTokens, cache: &LayerCache, all: &SlotMap, part: &SlotMap) -> LayerCache {
     let shape = tokens.decoder.shape();
     let slots: Vec<u32> = part.spans().iter().flat_map(|s| all.before(s.start)..all.before(s.end)).collect();
-    cache.gather(shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, part.len())
+    cache.gather(tokens.device(), shape.head_dim, all.len(), &slots.repeat(shape.kv_heads), 1, part.len())
 }
 
 /// Lets each active token see the slots of `slots` up to its own position, within the window.
@@ -338,15 +353,14 @@ fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
 
 /// Attention of some of the active tokens.
 fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: usize, rows: Range<usize>) {
-    let (width, all) = (tokens.q_width(), tokens.work.q.len());
-    tokens.work.attended.resize(all);
-    if rows.is_empty() {
-        return;
+    let (decoder, elements) = (tokens.decoder.clone(), tokens.work.q.len());
+    let (device, work) = (decoder.device(), &mut tokens.work);
+    device.resize(&mut work.attended, elements);
+    if !rows.is_empty() {
+        let queries = (&work.q, rows.start);
+        let attention = attention(&decoder, layer, (cache, slots), queries, &tokens.visible[rows]);
+        device.attention(&attention, &mut work.attended, None);
     }
-    let elements = rows.start * width..rows.end * width;
-    let q = &tokens.work.q[elements.clone()];
-    let attention = attention(&tokens.decoder, layer, (cache, slots), q, &tokens.visible[rows]);
-    tokens.decoder.backend().attention(&attention, &mut tokens.work.attended[elements]);
 }
 
 /// Selected tokens must lie within cached documents; those of an answer's cache must be equally many at every layer.

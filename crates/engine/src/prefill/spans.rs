@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use refrain_kernels::{Cpu, Slice};
+use refrain_kernels::{Device, Slice};
 use refrain_kv::Span;
 use refrain_store::Layer;
 
@@ -58,7 +58,7 @@ impl LoadedSpans {
     /// Reads the tokens of `wanted` that are not there yet; none if a segment is broken. The system part is wanted whole.
     pub(crate) fn read(
         &mut self,
-        cpu: &Cpu,
+        device: &dyn Device,
         segments: &[Segment],
         layer: usize,
         wanted: &SlotMap,
@@ -79,7 +79,7 @@ impl LoadedSpans {
             .filter(|(_, spans)| !spans.is_empty())
             .collect();
         let read: Vec<OnceLock<Option<Layer>>> = lacking.iter().map(|_| OnceLock::new()).collect();
-        cpu.parallel(lacking.len(), &|i| {
+        device.parallel(lacking.len(), &|i| {
             let (segment, spans) = &lacking[i];
             let _ = read[i].set(fetch(segment, layer, spans));
         });

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{Cpu, Dtype, Precision};
-use refrain_kv::RopeTables;
+use refrain_kernels::{Dtype, Precision};
+use refrain_kv::{LayerCache, RopeTables};
 use refrain_model::{Decoder, ModelFiles};
 use serde::Deserialize;
 
-use super::{SMOLLM2, max_difference, real, tiny};
+use super::{SMOLLM2, device, max_difference, real, tiny};
 use crate::argmax;
 use crate::cache::{FullCache, SequenceCache};
 use crate::decode::{DecodeWorkspace, extend};
@@ -40,7 +40,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
 fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
     let total = case.ids.len() + case.greedy.len();
     let tables = decoder.rope_tables(total, total);
-    let mut cache = FullCache::empty(decoder.shape(), Dtype::F32, total, tables.clone());
+    let mut cache = FullCache::empty(&**decoder.device(), decoder.shape(), Dtype::F32, total, tables.clone());
     let vocab = decoder.config().vocab;
     let logits = whole(decoder, &mut cache, &case.ids, &tables);
     for ((position, expected), best) in case.positions.iter().zip(&case.logits).zip(&case.argmax) {
@@ -64,14 +64,15 @@ struct Causal<'a>(&'a mut FullCache);
 
 impl LayerAttention for Causal<'_> {
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> crate::Result<Flow> {
-        let (capacity, mut cache) = (self.0.kv.capacity(), self.0.kv.take(layer));
+        let (capacity, decoder) = (self.0.kv.capacity(), tokens.decoder.clone());
+        let device = decoder.device();
+        let mut cache = LayerCache::new(&**device, decoder.shape(), Dtype::F32, capacity);
         tokens.apply_rope(layer);
         tokens.write_kv(layer, &mut cache, &tokens.positions);
         tokens.set_causal_mask(layer);
-        tokens.work.attended.resize(tokens.work.q.len());
-        let attention =
-            attention(&tokens.decoder, layer, (&cache, capacity), &tokens.work.q, &tokens.visible);
-        tokens.decoder.backend().attention(&attention, &mut tokens.work.attended);
+        device.resize(&mut tokens.work.attended, tokens.work.q.len());
+        let attention = attention(&decoder, layer, (&cache, capacity), (&tokens.work.q, 0), &tokens.visible);
+        device.attention(&attention, &mut tokens.work.attended, None);
         self.0.kv.install(layer, cache);
         Ok(Flow::Continue)
     }
@@ -89,7 +90,7 @@ fn whole(decoder: &Arc<Decoder>, cache: &mut FullCache, ids: &[u32], tables: &Ro
 
 fn decoder(path: &std::path::Path) -> Arc<Decoder> {
     let files = ModelFiles::open(path).unwrap();
-    Arc::new(Decoder::load(files, &Cpu::new(0).unwrap(), Precision::F32, |_, _| ()).unwrap())
+    Arc::new(Decoder::load(files, &device(), Precision::F32, |_, _| ()).unwrap())
 }
 
 #[test]

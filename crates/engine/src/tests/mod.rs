@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_kernels::{Buffer, Cpu, Dtype, Precision};
+use refrain_kernels::{Buffer, Cpu, Device, Dtype, Floats, KvBuffer, Precision, ReferenceDevice};
 use refrain_kv::KvCache;
 use refrain_model::{Decoder, ModelFiles, Tokenizer};
 use refrain_store::{ChunkId, Store};
@@ -35,6 +35,10 @@ fn tiny(name: &str) -> PathBuf {
 
 /// A real model's file, if it was fetched; says so if not.
 fn real(file: &str) -> Option<PathBuf> {
+    if device().name() == ReferenceDevice.name() {
+        eprintln!("skipped: real models take hours of plain loops");
+        return None;
+    }
     let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).or_else(|| {
         let home = std::env::var_os("HOME").map(PathBuf::from)?;
         Some(home.join(".cache/refrain/models"))
@@ -58,8 +62,17 @@ fn exact(kv: Dtype) -> Settings {
     Settings { precision: Some(Precision::F32), kv, ..small() }
 }
 
+/// The device of the tests: the CPU, or the reference device where `REFRAIN_TEST_DEVICE=reference`.
+fn device() -> Arc<dyn Device> {
+    match std::env::var("REFRAIN_TEST_DEVICE").as_deref() {
+        Ok("reference") => Arc::new(ReferenceDevice),
+        Ok(other) => panic!("REFRAIN_TEST_DEVICE={other}: there is `reference`"),
+        Err(_) => Arc::new(Cpu::new(0).unwrap()),
+    }
+}
+
 fn engine(path: &std::path::Path, settings: Settings) -> Engine {
-    Engine::open(path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
+    Engine::open_on(&device(), path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
 }
 
 /// A tiny model, with another one's tokenizer where it has none of its own.
@@ -67,7 +80,7 @@ fn tiny_engine(name: &str, settings: Settings) -> Engine {
     let files = |name| ModelFiles::open(tiny(name)).unwrap();
     let tokenizer = Tokenizer::open(&files("llama")).unwrap();
     let precision = settings.precision.unwrap_or(Precision::Bf16);
-    let decoder = Decoder::load(files(name), &Cpu::new(0).unwrap(), precision, |_, _| ()).unwrap();
+    let decoder = Decoder::load(files(name), &device(), precision, |_, _| ()).unwrap();
     Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 
@@ -139,6 +152,12 @@ impl Prefilled {
         self.whole().unwrap()
     }
 
+    /// Keys and values of a layer of the cache of all tokens.
+    fn layer(&self, layer: usize) -> Option<[Vec<f32>; 2]> {
+        let (device, cache) = (&**self.cache.decoder.device(), self.whole()?.layer(layer));
+        Some([&cache.k, &cache.v].map(|kv| download_kv(device, kv)))
+    }
+
     /// The cache that a policy bounds.
     fn evicting(&self) -> Option<&EvictingCache> {
         self.cache.cache.as_any().downcast_ref()
@@ -187,6 +206,25 @@ fn forced(
         logits.extend(prefilled.extend(token));
     }
     logits
+}
+
+/// All elements, in the host's memory.
+fn floats(buffer: &Buffer) -> Vec<f32> {
+    let mut out = vec![0.0; buffer.len()];
+    buffer.as_slice().to_f32(&mut out);
+    out
+}
+
+/// All elements, in the host's memory.
+fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    device.download(x, 0, &mut out);
+    out
+}
+
+/// All elements, in the host's memory.
+fn download_kv(device: &dyn Device, kv: &KvBuffer) -> Vec<f32> {
+    floats(&device.download_kv(kv, 0..kv.len()))
 }
 
 fn max_difference(a: &[f32], b: &[f32]) -> f32 {

@@ -6,12 +6,12 @@ use refrain_fusion::{
     A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs,
     ProphetKv, Vanilla,
 };
-use refrain_kernels::Dtype;
+use refrain_kernels::{Distance, Dtype, Slice, upload_kv};
 use refrain_kv::{Span, stats};
 
 use std::sync::Arc;
 
-use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, shared, tiny};
+use super::{engine, everywhere, exact, floats, max_difference, prefill, random_prompt, shared, tiny};
 use crate::prefill::Prefilled;
 use crate::{Engine, Prompt, Result};
 
@@ -27,14 +27,12 @@ fn run(engine: &Engine, prompt: &Prompt, method: &(impl FusionMethod + Clone + '
 fn kv(prefilled: &Prefilled, layer: usize, positions: impl IntoIterator<Item = u32>) -> Vec<f32> {
     let cache = prefilled.full();
     let (shape, capacity) = (cache.shape(), cache.capacity());
-    let mut out = Vec::new();
-    let mut element = vec![0.0; shape.head_dim];
+    let (device, mut out) = (prefilled.cache.decoder.device(), Vec::new());
     for position in positions {
         for buffer in [&cache.layer(layer).k, &cache.layer(layer).v] {
             for head in 0..shape.kv_heads {
                 let at = (head * capacity + position as usize) * shape.head_dim;
-                buffer.as_slice().range(at..at + shape.head_dim).to_f32(&mut element);
-                out.extend_from_slice(&element);
+                out.extend(floats(&device.download_kv(buffer, at..at + shape.head_dim)));
             }
         }
     }
@@ -229,6 +227,13 @@ fn oracle_7_layers_0_and_1_are_true_and_deeper_ones_are_the_cache() {
     });
 }
 
+/// Squared distances of rows of keys or values.
+fn distances(engine: &Engine, fresh: Slice<'_>, cached: Slice<'_>) -> Vec<f32> {
+    let (device, width) = (&**engine.decoder().device(), engine.decoder().shape().width());
+    let pairs: Vec<(usize, usize)> = (0..fresh.len() / width).map(|row| (row, row)).collect();
+    device.row_distances(&upload_kv(device, fresh), cached, width, &pairs, Distance::L2)
+}
+
 #[test]
 fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() -> Result<()> {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
@@ -241,15 +246,14 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
     let rows = |span: Span| span.range().start * shape.width()..span.range().end * shape.width();
     for layer in 0..shape.layers {
         let value = fresh[layer].1.as_slice().range(rows(prompt.system_span()));
-        let deviations =
-            stats::deviation(value, system[layer].1.as_slice(), shape.width(), stats::Distance::L2);
+        let deviations = distances(&engine, value, system[layer].1.as_slice());
         assert!(deviations.iter().all(|d| *d <= 1e-10), "layer {layer}: {deviations:?}");
     }
     let span = prompt.chunk_spans()[1];
     let id = engine.chunk_id(&prompt.chunks[1].tokens);
     let chunk = engine.store().get(&id)?.expect("the run above stored it");
     let key = fresh[1].0.as_slice().range(rows(span));
-    let before = stats::deviation(key, chunk.layer(1).k(), shape.width(), stats::Distance::L2);
+    let before = distances(&engine, key, chunk.layer(1).k());
     assert!(before.iter().sum::<f32>() > 1e-2);
     for (position, before) in span.positions().zip(before) {
         let width = shape.width();

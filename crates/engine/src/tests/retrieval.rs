@@ -2,10 +2,10 @@
 
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, SamKv, Vanilla};
-use refrain_kernels::{Buffer, Dtype};
+use refrain_kernels::{Dtype, Rotary, upload};
 use refrain_model::Workspace;
 
-use super::{STEPS, engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small, tiny};
+use super::{STEPS, download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, random_prompt, small, tiny};
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
@@ -28,12 +28,6 @@ fn oracle_14_a_window_of_all_tokens_is_full_attention_to_the_bit() {
     });
 }
 
-fn floats(buffer: &Buffer) -> Vec<f32> {
-    let mut out = vec![0.0; buffer.len()];
-    buffer.as_slice().to_f32(&mut out);
-    out
-}
-
 /// InfLLM by its definition: rows one block after the other, attention in f64, keys before RoPE kept as they are.
 fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) -> Vec<f32> {
     let (decoder, config) = (engine.decoder(), engine.decoder().config());
@@ -43,7 +37,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
     let (n, m) = (prompt.len(), ids.len());
     let table = decoder.ropes(n + 40).layer(0).table(0..(m + sizes.local) as u32);
     let turn = |row: &[f32], t: usize| -> Vec<f64> {
-        let (cos, sin) = table.slice(t, t + 1);
+        let Rotary { cos, sin } = table.slice(t, t + 1);
         let mut out: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
         for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
             for i in 0..cos.len() {
@@ -54,11 +48,16 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
         }
         out
     };
-    let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
+    let device = &**decoder.device();
+    let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
     decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
     for layer in 0..config.num_layers() {
         decoder.project(layer, &x, &mut work);
-        let (q, k, v) = (work.q.to_vec(), floats(&work.k), floats(&work.v));
+        let (q, k, v) = (
+            download(device, &work.q),
+            download_kv(device, &work.k),
+            download_kv(device, &work.v),
+        );
         let mut received = vec![vec![0.0f64; m]; kv_heads];
         // Blocks with their representatives, `Hkv × d`.
         let mut blocks: Vec<(usize, Vec<f64>)> = Vec::new();
@@ -131,8 +130,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
             }
             start = end;
         }
-        work.attended.resize(attended.len());
-        work.attended.copy_from_slice(&attended);
+        work.attended = upload(device, &attended);
         decoder.finish(layer, &mut x, &mut work);
     }
     decoder.logits(&x, &mut work);
@@ -236,16 +234,19 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     // At layer 0 queries and keys are those of the tokens alone.
     let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
     let ids = [&bos[..], &prompt.chunks[0].tokens].concat();
-    let (mut x, mut work) = (Default::default(), Workspace::new(Dtype::F32));
+    let device = &**engine.decoder().device();
+    let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
     engine.decoder().embed(ids.clone().into_iter(), &mut x).unwrap();
     engine.decoder().project(0, &x, &mut work);
-    let (raw, table) =
-        (floats(&work.k), engine.decoder().ropes(ids.len()).layer(0).table(0..ids.len() as u32));
-    let (cos, sin) = table.slice(0, ids.len());
-    let cpu = engine.decoder().backend();
-    let (mut q, mut k) = (work.q.to_vec(), raw.clone());
-    cpu.rope(&mut q, heads, d, cos, sin, table.rotary_dim());
-    cpu.rope(&mut k, kv_heads, d, cos, sin, table.rotary_dim());
+    let rope = engine.decoder().ropes(ids.len()).layer(0).clone();
+    let raw = download_kv(device, &work.k);
+    let (mut q, mut k) = (download(device, &work.q), raw.clone());
+    for (position, row) in q.chunks_mut(heads * d).enumerate() {
+        rope.rotate(row, d, position as u32);
+    }
+    for (position, row) in k.chunks_mut(kv_heads * d).enumerate() {
+        rope.rotate(row, d, position as u32);
+    }
     for g in 0..kv_heads {
         let mut received = vec![0.0f64; ids.len()];
         for row in 0..ids.len() {

@@ -8,13 +8,13 @@ use refrain_fusion::{
     CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LegoLink, METHODS, Pass,
     PassPlan, PrefillInputs, Recompute, SamKv, Selection, SelectionPlan, Update, Vanilla,
 };
-use refrain_kernels::{Buffer, Dtype};
+use refrain_kernels::{Buffer, Dtype, Rotary, upload};
 use refrain_kv::{AuxTensors, Span};
 use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny,
+    download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny,
     tiny_engine,
 };
 use crate::prefill::Prefilled;
@@ -98,11 +98,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let (width, n) = (kv_heads * d, prompt.len() as u32);
     let ids = prompt.ids();
     let table = decoder.ropes(prompt.len()).layer(0).table(0..n);
-    let floats = |buffer: &Buffer| {
-        let mut out = vec![0.0; buffer.len()];
-        buffer.as_slice().to_f32(&mut out);
-        out
-    };
+    let device = &**decoder.device();
     let mut cached: Vec<Rows> = vec![Rows::new(); config.num_layers()];
     let mut add = |first: u32, kv: Vec<(Buffer, Buffer)>| {
         for (rows, (k, v)) in cached.iter_mut().zip(kv) {
@@ -129,15 +125,15 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let mut x: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
     let first: BTreeSet<u32> =
         always.iter().copied().chain((0..n).filter(|t| deepest(*t).is_some())).collect();
-    let mut buffer = Default::default();
+    let mut buffer = device.floats(0);
     decoder
         .embed(first.iter().map(|t| ids[*t as usize]).collect::<Vec<_>>().into_iter(), &mut buffer)
         .unwrap();
-    for (t, row) in first.iter().zip(buffer.chunks(config.hidden)) {
+    for (t, row) in first.iter().zip(download(device, &buffer).chunks(config.hidden)) {
         x.insert(*t, row.to_vec());
     }
     let rotated = |row: &[f32], t: u32| -> Vec<f32> {
-        let (cos, sin) = table.slice(t as usize, t as usize + 1);
+        let Rotary { cos, sin } = table.slice(t as usize, t as usize + 1);
         let mut out = row.to_vec();
         for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
             for i in 0..cos.len() {
@@ -147,16 +143,14 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         }
         out
     };
-    let mut work = Workspace::new(Dtype::F32);
+    let mut work = Workspace::new(device, Dtype::F32);
     let mut all_kept = Vec::new();
     for layer in 0..config.num_layers() {
         let rows: Vec<u32> = x.keys().copied().collect();
-        buffer.resize(rows.len() * config.hidden);
-        for (to, row) in buffer.chunks_mut(config.hidden).zip(x.values()) {
-            to.copy_from_slice(row);
-        }
+        buffer = upload(device, &x.values().flatten().copied().collect::<Vec<f32>>());
         decoder.project(layer, &buffer, &mut work);
-        let (k, v) = (floats(&work.k), floats(&work.v));
+        let (k, v) = (download_kv(device, &work.k), download_kv(device, &work.v));
+        let q = download(device, &work.q);
         let computed = |t: u32| {
             let i = rows.iter().position(|row| *row == t).unwrap();
             (k[i * width..(i + 1) * width].to_vec(), v[i * width..(i + 1) * width].to_vec())
@@ -194,7 +188,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         let (mut hidden, mut attended) = (Vec::new(), Vec::new());
         for t in &on {
             let i = rows.iter().position(|row| row == t).unwrap();
-            let q = rotated(&work.q[i * heads * d..(i + 1) * heads * d], *t);
+            let q = rotated(&q[i * heads * d..(i + 1) * heads * d], *t);
             let mut keys: Vec<(u32, &Row)> = held.iter().map(|(t, row)| (*t, row)).collect();
             if !question.contains(*t) {
                 keys.extend(padding.iter().map(|(t, row)| (*t, row)));
@@ -220,12 +214,10 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             }
             hidden.extend_from_slice(&x[t]);
         }
-        buffer.resize(hidden.len());
-        buffer.copy_from_slice(&hidden);
-        work.attended.resize(attended.len());
-        work.attended.copy_from_slice(&attended);
+        buffer = upload(device, &hidden);
+        work.attended = upload(device, &attended);
         decoder.finish(layer, &mut buffer, &mut work);
-        x = on.iter().zip(buffer.chunks(config.hidden)).map(|(t, row)| (*t, row.to_vec())).collect();
+        x = on.iter().zip(download(device, &buffer).chunks(config.hidden)).map(|(t, row)| (*t, row.to_vec())).collect();
         all_kept.push(held.into_iter().map(|(t, (k, v))| (t, (rotated(&k, t), v))).collect());
     }
     decoder.logits(&buffer, &mut work);

@@ -2,10 +2,9 @@
 
 use refrain_kernels::{Buffer, Dtype};
 use refrain_kv::AuxTensors;
-use refrain_kv::stats::mean;
 
 use super::options::SamKv;
-use crate::ContextLayer;
+use crate::{ChunkStatistics, ContextLayer};
 
 /// Fewer weights than this give no slope.
 const POINTS: usize = 8;
@@ -35,9 +34,9 @@ impl SamKv {
         let (tokens, width) = (layer.tokens(), layer.width());
         let blocks = tokens.div_ceil(self.block);
         if layer.layer == 0 {
-            let (layers, heads) = (layer.layers, layer.attention.heads * layer.attention.head_dim);
+            let (layers, heads) = (layer.layers, layer.query_width());
             let zeros = |shape: &[usize]| Buffer::zeros(Dtype::F32, shape.iter().product());
-            let means = Buffer::zeros(layer.k.dtype(), layers * blocks * width);
+            let means = Buffer::zeros(layer.dtype(), layers * blocks * width);
             summary.push(MEANS, [layers, blocks, width], means);
             summary.push(QUERIES, [layers, heads], zeros(&[layers, heads]));
             for name in [ALPHA, RECEIVED, REPRESENTATIVE, MARKED] {
@@ -50,8 +49,8 @@ impl SamKv {
                 tensor.data.write_f32(layer.layer * values.len(), values);
             }
         };
-        put(MEANS, &self.means(layer));
-        put(QUERIES, &mean(layer.queries, layer.attention.heads * layer.attention.head_dim));
+        put(MEANS, &layer.key_means(self.block));
+        put(QUERIES, &layer.mean_query(self.last_queries()));
         let received: Vec<f64> =
             layer.received().into_iter().map(|(sum, rows)| f64::from(sum) / rows.max(1) as f64).collect();
         let representatives: Vec<u32> = received
@@ -72,14 +71,6 @@ impl SamKv {
         put(REPRESENTATIVE, &representatives.iter().map(|t| *t as f32).collect::<Vec<_>>());
         put(MARKED, &marked(&alphas));
         put(EXTREMES, &extremes.map(|block| block.map_or(-1.0, |block| (block + middle.start) as f32)));
-    }
-
-    /// Means of the keys of each block; a short one averages its own tokens.
-    fn means(&self, layer: &ContextLayer<'_>) -> Vec<f32> {
-        let (tokens, width) = (layer.tokens(), layer.width());
-        let mut keys = vec![0.0; tokens * width];
-        layer.k.to_f32(&mut keys);
-        keys.chunks(self.block * width).flat_map(|block| mean(block, width)).collect()
     }
 }
 

@@ -251,16 +251,7 @@ impl<'a> Contexts<'a> {
         if self.method.rotation == Rotation::None {
             return;
         }
-        let table = self.model.ropes.layer(layer).table([position]);
-        let (cos, sin) = table.all();
-        let half = cos.len();
-        for head in x.chunks_exact_mut(self.model.head_dim) {
-            for i in 0..half {
-                let (a, b) = (head[i], head[i + half]);
-                head[i] = a * cos[i] - b * sin[i];
-                head[i + half] = b * cos[i] + a * sin[i];
-            }
-        }
+        self.model.ropes.layer(layer).rotate(x, self.model.head_dim, position);
     }
 
     fn round(&self, blocks: f64) -> usize {

@@ -30,6 +30,19 @@ impl GumbelNoise<'_> {
         );
     }
 
+    /// `U` of query head `head` of row `row` and the token at index `token` of [`GumbelNoise::key_positions`]: above 0 and below
+    /// 1; none without a seed.
+    pub fn uniform(&self, head: usize, row: usize, token: usize) -> Option<f32> {
+        let (low, high) = self.keys(self.seed?, head, row);
+        Some(uniform(self.key_positions[token], low, high))
+    }
+
+    /// Halves of the hash of a query head and a row.
+    fn keys(&self, seed: u64, head: usize, row: usize) -> (u32, u32) {
+        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row])));
+        (key as u32, (key >> 32) as u32)
+    }
+
     /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones. In base 2 the noise is
     /// `−log₂(−log₂ U)`, but for a constant that softmax does not see.
     #[inline(always)]
@@ -43,20 +56,23 @@ impl GumbelNoise<'_> {
         };
         let (shape, row) = (block.shape, block.row(i));
         let head = block.index(i) - row * shape.heads;
-        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row])));
-        let (low, high) = (key as u32, (key >> 32) as u32);
+        let (low, high) = self.keys(seed, head, row);
         let tokens = &self.key_positions[block.g * shape.capacity..(block.g + 1) * shape.capacity];
         let mut positions = [0; KEYS];
         let here = &tokens[first..(first + KEYS).min(tokens.len())];
         positions[..here.len()].copy_from_slice(here);
         for (score, position) in scores.iter_mut().zip(positions) {
-            let hash = mix32(mix32(position ^ low).wrapping_add(high));
-            // Exact, and never 0 or 1.
-            let uniform = ((hash >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32);
-            let exponential = (-log2(uniform)).max(1e-9);
+            let exponential = (-log2(uniform(position, low, high))).max(1e-9);
             *score = (*score - log2(exponential)) * scale;
         }
     }
+}
+
+/// Exact, and never 0 or 1.
+#[inline(always)]
+fn uniform(position: u32, low: u32, high: u32) -> f32 {
+    let hash = mix32(mix32(position ^ low).wrapping_add(high));
+    ((hash >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32)
 }
 
 /// The finaliser of SplitMix64.

@@ -2,7 +2,8 @@
 //!
 //! `input` states the problem and `query_blocks` how its rows are taken in blocks. `flash` computes blocks of rows over
 //! tiles of keys, `flash_amx` with AMX, and `decode` a few rows; `dispatch` chooses between them. `attention_mass`,
-//! `concat_logits` and `from_lse` (with AMX: `from_lse_amx`) compute scores and weights without values.
+//! `concat_logits` and `from_lse` (with AMX: `from_lse_amx`) compute scores and weights without values. `merge` joins attention over two sets
+//! of keys.
 
 mod attention_mass;
 mod concat_logits;
@@ -17,6 +18,7 @@ mod from_lse_amx;
 mod gumbel;
 mod input;
 mod key_tiles;
+mod merge;
 mod query_blocks;
 mod shape;
 mod workspace;
@@ -24,3 +26,4 @@ mod workspace;
 pub use dispatch::AttentionOutputs;
 pub use gumbel::GumbelNoise;
 pub use input::Attention;
+pub(crate) use merge::merge;

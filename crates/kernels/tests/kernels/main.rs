@@ -1,7 +1,7 @@
 //! Every kernel against a plain loop in `f64`, under every instruction set of this machine.
 
 mod attention;
-mod backend;
+mod cpu_device;
 mod from_lse;
 mod isa;
 mod linear;

@@ -2,7 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use refrain_kernels::Cpu;
+use refrain_kernels::{Cpu, parallel_each};
 
 fn counts(cpu: &Cpu, tasks: usize) -> Vec<usize> {
     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -33,9 +33,9 @@ fn each_item_is_changed_once_by_its_index() {
     for threads in [1, 2, 5] {
         let cpu = Cpu::new(threads).unwrap();
         let mut items: Vec<String> = (0..300).map(|i| format!("{i}:")).collect();
-        cpu.parallel_each(&mut items, &|i, item| item.push_str(&i.to_string()));
+        parallel_each(&cpu, &mut items, &|i, item| item.push_str(&i.to_string()));
         assert!(items.iter().enumerate().all(|(i, item)| *item == format!("{i}:{i}")));
-        cpu.parallel_each(&mut [(); 0], &|_, ()| panic!("there is none"));
+        parallel_each(&cpu, &mut [(); 0], &|_, ()| panic!("there is none"));
     }
 }
 

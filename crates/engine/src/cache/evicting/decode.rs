@@ -1,39 +1,40 @@
 //! Decoding in an evicting cache: room is made, a token is appended, and the policy observes its attention.
 
-use refrain_eviction::{AttentionNeeds, AttentionReport, LayerView};
-use refrain_kernels::{Attention, Buffer, Cpu, GumbelNoise, Precision};
+use refrain_eviction::{AttentionNeeds, AttentionReport, CachedKeys, LayerView};
+use refrain_kernels::{CacheHeads, CachedAttention, Rotary, Floats, GumbelNoise, KvRows, Precision};
 use refrain_kv::survivors;
 
-use super::{EvictingCache, Layer, Plan, RotatedToken, of_layer};
+use super::{EvictingCache, Layer, Plan, RotatedToken, Scratch, of_layer};
 
 impl EvictingCache {
     /// Makes room, places the token's key and value, attends, and lets the policy observe.
     pub(crate) fn attend(
         &mut self,
-        cpu: &Cpu,
         precision: Precision,
         layer: usize,
         token: &RotatedToken<'_>,
-        out: &mut [f32],
+        out: &mut Floats,
     ) {
         let position = token.position;
         let (plan, heads, d) = (self.plans[layer], self.shape.kv_heads, self.shape.head_dim);
         self.leave_window(layer, position);
         if plan.budget.decoding && self.layers[layer].len > plan.budget.most {
-            self.prune(cpu, layer, position);
+            self.prune(layer, position);
         }
         let slot = self.layers[layer].len;
-        self.place(cpu, layer, token);
+        self.place(layer, token);
         let held = &mut self.layers[layer];
         held.positions.iter_mut().skip(slot).step_by(plan.capacity).for_each(|p| *p = position);
         held.len = slot + 1;
-        self.turn_sinks(cpu, layer, position);
+        self.turn_sinks(layer, position);
         let (watches, Layer { cache, len, .. }) = (self.watches(layer), &self.layers[layer]);
         let visible = [(0, *len as u32)];
-        let attention = Attention {
+        let device = self.device.clone();
+        let attention = CachedAttention {
             q: token.q,
-            k: cache.k.as_slice(),
-            v: cache.v.as_slice(),
+            first_row: 0,
+            k: &cache.k,
+            v: &cache.v,
             heads: heads * self.group,
             kv_heads: heads,
             head_dim: d,
@@ -42,12 +43,13 @@ impl EvictingCache {
             scale: plan.scale,
             precision,
         };
+        device.resize(out, token.q.len());
         match watches {
             AttentionNeeds::Sums | AttentionNeeds::RowWeights { .. } => {
                 let weights = &mut self.scratch.weights[..heads * len];
-                cpu.decode_with_weights(&attention, out, weights);
+                device.attention_with_weights(&attention, out, weights);
             }
-            _ => cpu.attention(&attention, out),
+            _ => device.attention(&attention, out, None),
         }
         if let AttentionNeeds::NoisySums { seed, tau } = watches {
             let step = position as usize + 1 - self.prompt.len();
@@ -59,10 +61,10 @@ impl EvictingCache {
                 key_positions: &self.layers[layer].positions,
             };
             let weights = &mut self.scratch.weights[..heads * len];
-            cpu.noisy_attention_mass(&attention, 0..*len, &noise, weights);
+            device.noisy_attention_mass(&attention, 0..*len, &noise, weights);
         }
         if watches != AttentionNeeds::Nothing {
-            self.observe(cpu, layer, position, token.q);
+            self.observe(layer, position, token.q);
         }
     }
 
@@ -70,6 +72,7 @@ impl EvictingCache {
     /// prompt of which only a part is kept.
     fn leave_window(&mut self, layer: usize, next: u32) {
         let (Plan { budget, capacity, window, .. }, d) = (self.plans[layer], self.shape.head_dim);
+        let device = self.device.clone();
         let held = &mut self.layers[layer];
         if !window || held.origins.is_empty() {
             return;
@@ -86,7 +89,7 @@ impl EvictingCache {
         for slot in gone {
             held.len -= 1;
             for head in 0..self.shape.kv_heads {
-                held.relocate((d, capacity), head, held.len, slot);
+                held.relocate(&*device, (d, capacity), head, held.len, slot);
             }
         }
     }
@@ -101,11 +104,15 @@ impl EvictingCache {
     }
 
     /// Tells the policy of the step at `position`: weights are those in the scratch.
-    fn observe(&mut self, cpu: &Cpu, layer: usize, position: u32, queries: &[f32]) {
+    fn observe(&mut self, layer: usize, position: u32, q: &Floats) {
         let heads = self.shape.kv_heads;
+        let mut queries = Vec::new();
+        if let AttentionNeeds::Queries { .. } = self.needs {
+            queries.resize(q.len(), 0.0);
+            self.device.download(q, 0, &mut queries);
+        }
         let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
         let view = LayerView {
-            cpu,
             heads,
             group: self.group,
             head_dim: self.shape.head_dim,
@@ -113,22 +120,21 @@ impl EvictingCache {
             capacity: self.plans[layer].capacity,
             len: *len,
             positions,
-            keys: cache.k.as_slice(),
+            keys: CachedKeys::new(&*self.device, &cache.k),
             next: position + 1,
         };
         let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
         statistics
-            .observe(&AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries }, &view);
+            .observe(&AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries: &queries }, &view);
     }
 
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.
-    fn prune(&mut self, cpu: &Cpu, layer: usize, next: u32) {
+    fn prune(&mut self, layer: usize, next: u32) {
         let (Plan { budget, capacity, .. }, d) = (self.plans[layer], self.shape.head_dim);
-        let (held, keep) = (&mut self.layers[layer], budget.keep);
+        let (device, held, keep) = (self.device.clone(), &mut self.layers[layer], budget.keep);
         for head in 0..self.shape.kv_heads {
             let scores = &mut self.scratch.scores[..held.len];
             let view = LayerView {
-                cpu,
                 heads: self.shape.kv_heads,
                 group: self.group,
                 head_dim: d,
@@ -136,12 +142,12 @@ impl EvictingCache {
                 capacity,
                 len: held.len,
                 positions: &held.positions,
-                keys: held.cache.k.as_slice(),
+                keys: CachedKeys::new(&*device, &held.cache.k),
                 next,
             };
             if held.len == keep + 1 {
                 let hole = held.statistics.weakest(&view, head, scores).unwrap_or(keep);
-                held.relocate((d, capacity), head, keep, hole);
+                held.relocate(&*device, (d, capacity), head, keep, hole);
                 continue;
             }
             held.statistics.score(&view, head, scores);
@@ -150,34 +156,36 @@ impl EvictingCache {
             let (stay, movers) = kept.split_at(stay);
             let holes = (0..keep as u32).filter(|slot| stay.binary_search(slot).is_err());
             for (hole, mover) in holes.zip(movers) {
-                held.relocate((d, capacity), head, *mover as usize, hole as usize);
+                held.relocate(&*device, (d, capacity), head, *mover as usize, hole as usize);
             }
         }
         held.len = keep;
     }
 
     /// Rotates and places a token's key and value behind the others.
-    fn place(&mut self, cpu: &Cpu, layer: usize, token: &RotatedToken<'_>) {
+    fn place(&mut self, layer: usize, token: &RotatedToken<'_>) {
         let Layer { cache, len, .. } = &mut self.layers[layer];
-        let slots = [*len as u32];
-        let RotatedToken { k, v, rotary, .. } = *token;
+        let (device, slots) = (&*self.device, [*len as u32]);
+        let RotatedToken { kv, rotary, .. } = *token;
         if !self.eviction.per_query_head {
-            return cache.place(cpu, self.shape, (k, v), rotary, &slots);
+            return cache.place(device, self.shape, kv, rotary, &slots);
         }
-        let d = self.shape.head_dim;
-        for head in 0..self.shape.kv_heads {
-            let of = head / self.copies * d;
-            self.scratch.k.write(head * d, k.range(of..of + d));
-            self.scratch.v.write(head * d, v.range(of..of + d));
+        // Each KV head, as many times as there are heads of the cache for it.
+        let CacheHeads { kv_heads, head_dim } = self.shape.heads();
+        let heads = CacheHeads { kv_heads: kv_heads / self.copies, head_dim };
+        let first = vec![0; kv_heads];
+        let Scratch { k, v, own, .. } = &mut self.scratch;
+        for (rows, expanded) in [(kv.0, &mut *k), (kv.1, &mut *v)] {
+            device.place(rows, heads, Rotary::default(), &[0], own);
+            *expanded = device.gather_slots(own, head_dim, 1, &first, self.copies, 1);
         }
-        let (k, v) = (self.scratch.k.as_slice(), self.scratch.v.as_slice());
-        cache.place(cpu, self.shape, (k, v), rotary, &slots);
+        cache.place(device, self.shape, (KvRows::Device(k, 0), KvRows::Device(v, 0)), rotary, &slots);
     }
 
     /// Where keys are rotated by their places in the cache, turns those of the first tokens towards the others, as far as
     /// the token at `position` is further on than its place. Attention sees differences of positions only, and among
     /// the recent tokens these are what they were.
-    fn turn_sinks(&mut self, cpu: &Cpu, layer: usize, position: u32) {
+    fn turn_sinks(&mut self, layer: usize, position: u32) {
         let Some(sinks) = self.eviction.policy.sinks().filter(|_| !self.plans[layer].window) else { return };
         let capacity = self.plans[layer].capacity;
         let Layer { cache, len, sinks: kept, .. } = &mut self.layers[layer];
@@ -188,17 +196,15 @@ impl EvictingCache {
         }
         let (heads, d) = (self.shape.kv_heads, self.shape.head_dim);
         let kept = kept.get_or_insert_with(|| {
-            let mut kept = Buffer::zeros(self.dtype, sinks * heads * d);
+            let mut kept = self.device.kv(self.dtype, sinks * heads * d);
             for (i, at) in (0..sinks).flat_map(|sink| (0..heads).map(move |head| (sink, head))).enumerate() {
                 let from = (at.1 * capacity + at.0) * d;
-                kept.write(i * d, cache.k.as_slice().range(from..from + d));
+                self.device.copy_kv(&cache.k, from..from + d, &mut kept, i * d);
             }
             kept
         });
         let turn = self.ropes.layer(layer).turn(by, sinks);
-        let (cos, sin) = turn.slice(0, sinks);
         let slots: Vec<u32> = (0..sinks as u32).collect();
-        let rotary_dim = 2 * cos.len() / sinks;
-        cpu.place_keys(kept.as_slice(), heads, d, cos, sin, rotary_dim, &slots, &mut cache.k);
+        self.device.place(KvRows::Device(kept, 0), self.shape.heads(), turn.all(), &slots, &mut cache.k);
     }
 }

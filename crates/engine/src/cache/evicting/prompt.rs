@@ -1,7 +1,9 @@
 //! Compression of the prompt: the tokens of each layer that go over to the evicting cache.
 
-use refrain_eviction::{AttentionNeeds, AttentionReport, LayerView, RecencyScorer, Sizes, TokenScorer};
-use refrain_kernels::{Attention, GumbelNoise, Precision};
+use refrain_eviction::{
+    AttentionNeeds, AttentionReport, CachedKeys, LayerView, RecencyScorer, Sizes, TokenScorer,
+};
+use refrain_kernels::{CachedAttention, GumbelNoise, Precision};
 use refrain_kv::{LayerCache, MemoryMeter, Shape, survivors};
 
 use super::{EvictingCache, Layer, Plan, PromptLayer, of_layer};
@@ -13,15 +15,14 @@ impl EvictingCache {
     /// Copies the tokens of the prompt that stay at `layer`. `meter` counts the copies.
     pub(super) fn take_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
         assert_eq!(layer, self.layers.len(), "layers of a prompt come in order");
-        let (cpu, cache) = (prompt.cpu, prompt.whole);
+        let (device, cache) = (prompt.device, prompt.whole);
         let Plan { budget, capacity, window, scale } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
         let expanded =
-            self.eviction.per_query_head.then(|| cache.gather(d, n, &self.identity, self.copies, n));
+            self.eviction.per_query_head.then(|| cache.gather(device, d, n, &self.identity, self.copies, n));
         let _expanded = meter.hold(expanded.as_ref().map_or(0, LayerCache::bytes));
         let whole = expanded.as_ref().unwrap_or(cache);
         let view = LayerView {
-            cpu,
             heads,
             group: self.group,
             head_dim: d,
@@ -29,13 +30,13 @@ impl EvictingCache {
             capacity: n,
             len: n,
             positions: &self.identity,
-            keys: whole.k.as_slice(),
+            keys: CachedKeys::new(device, &whole.k),
             next: n as u32,
         };
         let mut statistics = self.statistics(window, n);
         let prunes = n > budget.most;
         if !window && (prunes || self.watches(layer) != AttentionNeeds::Nothing) {
-            self.observe_prompt(layer, &view, prompt, statistics.as_mut());
+            self.observe_prompt(layer, (&view, whole), prompt, statistics.as_mut());
         }
         let mut kept = Vec::new();
         if prunes {
@@ -52,7 +53,7 @@ impl EvictingCache {
         for (positions, kept) in positions.chunks_exact_mut(capacity).zip(kept.chunks_exact(len.max(1))) {
             positions[..len].copy_from_slice(kept);
         }
-        let cache = whole.gather(d, n, &kept, 1, capacity);
+        let cache = whole.gather(device, d, n, &kept, 1, capacity);
         meter.add(cache.bytes());
         let statistics = statistics.gather(&kept, capacity);
         let origins = prompt.origins.filter(|_| window).map(<[u32]>::to_vec).unwrap_or_default();
@@ -75,12 +76,12 @@ impl EvictingCache {
     fn observe_prompt(
         &self,
         layer: usize,
-        view: &LayerView<'_>,
+        (view, whole): (&LayerView<'_>, &LayerCache),
         prompt: &PromptLayer<'_>,
         statistics: &mut dyn TokenScorer,
     ) {
         let n = self.prompt.len();
-        let PromptLayer { rows: positions, visible, .. } = *prompt;
+        let PromptLayer { device, rows: positions, visible, q, first_row, .. } = *prompt;
         let observation = self.needs;
         let rows = match observation {
             AttentionNeeds::Nothing => return,
@@ -95,16 +96,29 @@ impl EvictingCache {
             AttentionNeeds::RowWeights { .. } => ROWS,
             _ => positions.len().max(1),
         };
-        let width = prompt.q.len() / positions.len().max(1);
-        let mut weights = Vec::new();
+        let width = view.heads * view.group * view.head_dim;
+        let (mut weights, mut queries) = (Vec::new(), Vec::new());
         for from in (first..positions.len()).step_by(each) {
             let to = (from + each).min(positions.len());
-            let attention = self.attention(view, &prompt.q[from * width..to * width], &visible[from..to]);
+            // For what it says of weights: in `f32`, values not read.
+            let attention = CachedAttention {
+                q,
+                first_row: first_row + from,
+                k: &whole.k,
+                v: &whole.k,
+                heads: view.heads * view.group,
+                kv_heads: view.heads,
+                head_dim: view.head_dim,
+                capacity: view.capacity,
+                visible: &visible[from..to],
+                scale: view.scale,
+                precision: Precision::F32,
+            };
             let rows = &positions[from..to];
             match observation {
                 AttentionNeeds::RowWeights { .. } => {
                     weights.resize(view.heads * rows.len() * n, 0.0);
-                    view.cpu.row_weights(&attention, 0..n, &mut weights);
+                    device.row_weights(&attention, 0..n, &mut weights);
                 }
                 AttentionNeeds::NoisySums { seed, tau } => {
                     weights.resize(view.heads * n, 0.0);
@@ -114,35 +128,22 @@ impl EvictingCache {
                         query_positions: rows,
                         key_positions: view.positions,
                     };
-                    view.cpu.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
+                    device.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
                 }
-                AttentionNeeds::Queries { .. } => {}
+                AttentionNeeds::Queries { .. } => {
+                    queries.resize(rows.len() * width, 0.0);
+                    device.download(q, (first_row + from) * width, &mut queries);
+                }
                 _ => {
                     weights.resize(view.heads * n, 0.0);
-                    view.cpu.attention_mass(&attention, 0..n, &mut weights);
+                    device.attention_mass(&attention, 0..n, &mut weights);
                 }
             }
             let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();
             statistics.observe(
-                &AttentionReport { rows, seen: &seen, weights: &weights, queries: attention.q },
+                &AttentionReport { rows, seen: &seen, weights: &weights, queries: &queries },
                 view,
             );
-        }
-    }
-
-    /// Attention of `q` over a layer's keys, for what it says of weights: in `f32`, values not read.
-    fn attention<'b>(&self, view: &LayerView<'b>, q: &'b [f32], visible: &'b [(u32, u32)]) -> Attention<'b> {
-        Attention {
-            q,
-            k: view.keys,
-            v: view.keys,
-            heads: view.heads * view.group,
-            kv_heads: view.heads,
-            head_dim: view.head_dim,
-            capacity: view.capacity,
-            visible,
-            scale: view.scale,
-            precision: Precision::F32,
         }
     }
 }

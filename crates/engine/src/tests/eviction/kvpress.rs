@@ -1,10 +1,11 @@
 //! The tokens that NVIDIA's kvpress keeps of the same queries and keys (tools/golden_kvpress.py).
 
 use refrain_eviction::{Eviction, H2o};
-use refrain_kernels::{Cpu, Dtype};
+use refrain_kernels::Dtype;
 use serde::Deserialize;
 
 use super::policy;
+use crate::tests::device;
 use crate::tests::eviction::random::Given;
 
 #[derive(Deserialize)]
@@ -44,7 +45,7 @@ impl Case {
         q.extend(&self.q);
         let k = if self.k.is_empty() { vec![0.0; kv_heads * tokens * head_dim] } else { self.k.clone() };
         let given = Given { heads, kv_heads, head_dim, n: tokens, dtype: Dtype::F32, q, v: k.clone(), k };
-        let bounded = given.prefilled(&Cpu::new(2).unwrap(), eviction, tokens + 100).unwrap();
+        let bounded = given.prefilled(&device(), eviction, tokens + 100).unwrap();
         let sorted = |head| {
             let mut positions = bounded.positions(0, head).to_vec();
             positions.sort_unstable();

@@ -10,7 +10,7 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    SMOLLM2, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small,
+    SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small,
     tiny_engine,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
@@ -340,9 +340,9 @@ fn reindexed_positions_are_those_of_a_cache_that_holds_unrotated_keys() {
     let chosen: Vec<u32> = positions.iter().map(|p| ids[*p as usize]).collect();
     let alone = Prompt { question: chosen, ..Prompt::default() };
     let fresh = prefill(&engine, &alone, &Vanilla, alone.len());
-    let stored = fresh.full().layer(0).k.as_slice();
+    let stored = download_kv(&**engine.decoder().device(), &fresh.full().layer(0).k);
     // Sinks are where they would be; recent tokens are as far from one another, all turned alike.
-    let fresh_key = |i: usize| (0..d).map(|e| stored.get(i * d + e)).collect::<Vec<f32>>();
+    let fresh_key = |i: usize| stored[i * d..(i + 1) * d].to_vec();
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     for i in 0..positions.len() {
         for j in 0..positions.len() {

@@ -1,16 +1,17 @@
 //! Random shapes, GQA ratios and capacities: a bounded cache against a plain evaluation of the same policy in f64.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_kernels::{Buffer, Cpu, Dtype, Precision};
-use refrain_kv::{KvCache, MemoryMeter, Rope, RopeTable, Ropes, Shape, Span};
+use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, upload, upload_kv};
+use refrain_kv::{LayerCache, MemoryMeter, Rope, RopeTable, Ropes, Span};
 use refrain_model::{Config, LayerSpec, ModelFiles};
 
 use super::policy;
 use crate::cache::{DecodeCache, EvictingCache, PromptLayer, RotatedToken};
-use crate::tests::tiny;
+use crate::tests::{device, download, tiny};
 
 /// Queries, keys and values of one layer; nothing is rotated.
 pub(super) struct Given {
@@ -40,27 +41,33 @@ impl Given {
     /// The cache after the prompt, with room for `room` tokens.
     pub(super) fn prefilled(
         &self,
-        cpu: &Cpu,
+        device: &Arc<dyn Device>,
         eviction: &Eviction,
         room: usize,
     ) -> crate::Result<EvictingCache> {
-        let Given { heads, kv_heads, head_dim, n, dtype, .. } = *self;
+        let Given { heads, head_dim, n, dtype, .. } = *self;
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
         let mut bounded =
-            EvictingCache::new(&self.config(), ropes, eviction, prompt, dtype, room, None)?.unwrap();
-        let mut cache = KvCache::new(Shape { layers: 1, kv_heads, head_dim }, dtype, n);
-        let mut layer = cache.take(0);
-        layer.k.resize(kv_heads * n * head_dim);
-        layer.v.resize(kv_heads * n * head_dim);
-        layer.k.write_f32(0, &self.k);
-        layer.v.write_f32(0, &self.v);
-        cache.install(0, layer);
+            EvictingCache::new(device, &self.config(), ropes, eviction, prompt, (dtype, room), None)?.unwrap();
+        let stored = |values: &[f32]| {
+            let mut buffer = Buffer::zeros(dtype, values.len());
+            buffer.write_f32(0, values);
+            upload_kv(&**device, buffer.as_slice())
+        };
+        let cache = LayerCache { k: stored(&self.k), v: stored(&self.v) };
         let rows: Vec<u32> = (0..n as u32).collect();
         let visible: Vec<(u32, u32)> = (1..=n as u32).map(|end| (0, end)).collect();
-        let q = &self.q[..n * heads * head_dim];
-        let whole = cache.layer(0);
-        let prompt = PromptLayer { cpu, whole, q, rows: &rows, visible: &visible, origins: None };
+        let q = upload(&**device, &self.q[..n * heads * head_dim]);
+        let prompt = PromptLayer {
+            device: &**device,
+            whole: &cache,
+            q: &q,
+            first_row: 0,
+            rows: &rows,
+            visible: &visible,
+            origins: None,
+        };
         bounded.observe_prompt(0, &prompt, &MemoryMeter::default());
         Ok(bounded)
     }
@@ -242,8 +249,8 @@ proptest! {
             out
         };
         let given = Given { heads, kv_heads, head_dim, n, dtype: Dtype::F32, q: q.clone(), k: by_head(k), v: by_head(v) };
-        let cpu = Cpu::new(2).unwrap();
-        let mut bounded = given.prefilled(&cpu, &eviction, tokens + 100).unwrap();
+        let device = device();
+        let mut bounded = given.prefilled(&device, &eviction, tokens + 100).unwrap();
         let mut plain = Plain {
             given: &given, k: k.to_vec(), v: v.to_vec(), kept: vec![(0..n).collect(); kv_heads], weights: Vec::new(),
         };
@@ -251,21 +258,22 @@ proptest! {
             plain.attend(row);
         }
         let rotary = RopeTable::default();
-        let mut out = vec![0.0; heads * head_dim];
+        let mut output = device.floats(0);
         for position in n..tokens {
             which.prune(&mut plain, position, capacity);
             plain.kept.iter_mut().for_each(|kept| kept.push(position));
             let expected = plain.attend(position);
-            let row = |x: &[f32]| Buffer::F32(x[position * kv_heads * head_dim..][..kv_heads * head_dim].to_vec());
-            let (own_k, own_v) = (row(k), row(v));
+            let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
+            let (own_k, own_v) = (Slice::F32(&k[row.clone()]), Slice::F32(&v[row]));
+            let own_q = upload(&*device, &q[position * heads * head_dim..][..heads * head_dim]);
             let token = RotatedToken {
                 position: position as u32,
                 rotary: rotary.slice(0, 0),
-                q: &q[position * heads * head_dim..][..heads * head_dim],
-                k: own_k.as_slice(),
-                v: own_v.as_slice(),
+                q: &own_q,
+                kv: (KvRows::Host(own_k), KvRows::Host(own_v)),
             };
-            bounded.attend(&cpu, precision, 0, &token, &mut out);
+            bounded.attend(precision, 0, &token, &mut output);
+            let out = download(&*device, &output);
             let (mut parted, mut got_all) = (false, Vec::new());
             for (g, kept) in plain.kept.iter_mut().enumerate() {
                 kept.sort_unstable();

@@ -1,5 +1,6 @@
 use refrain_kernels::{
-    Activation, Backend, Buffer, Cpu, Dtype, HeadNorms, LayerTail, Linear, Norm, Precision, WeightRows,
+    Activation, Buffer, Cpu, Device, Dtype, Floats, HeadNorms, LayerTail, Linear, Norm, PackedLinear, Precision,
+    WeightMatrix, WeightRows, upload,
 };
 
 use crate::{Rng, bits, cpus};
@@ -15,10 +16,10 @@ struct Layer {
     norm: Vec<f32>,
     q_norm: Vec<f32>,
     k_norm: Vec<f32>,
-    qkv: Linear,
-    output: Linear,
-    gate_up: Linear,
-    down: Linear,
+    qkv: PackedLinear,
+    output: PackedLinear,
+    gate_up: PackedLinear,
+    down: PackedLinear,
 }
 
 impl Layer {
@@ -30,14 +31,11 @@ impl Layer {
             let bias = biased.then(|| rng.floats(outputs));
             let rows = |o: usize, buf: &mut [f32]| {
                 buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
-                Ok::<(), ()>(())
+                Ok(())
             };
-            if gated {
-                Linear::pack_gate_up(cpu, precision, outputs / 2, inputs, bias, WeightRows::F32(&rows))
-                    .unwrap()
-            } else {
-                Linear::pack(cpu, precision, outputs, inputs, bias, WeightRows::F32(&rows)).unwrap()
-            }
+            let rows = WeightRows::F32(&rows);
+            let matrix = WeightMatrix { precision, outputs, inputs, bias, rows };
+            if gated { cpu.pack_gate_up(matrix).unwrap() } else { cpu.pack(matrix).unwrap() }
         };
         let qkv = pack(Q + 2 * KV, HIDDEN, true, false);
         let output = pack(HIDDEN, Q, false, false);
@@ -56,7 +54,7 @@ impl Layer {
     }
 
     /// The layer's second half, with or without norms after its branches.
-    fn tail(&self, activation: Activation, post: bool) -> LayerTail<'_, Linear> {
+    fn tail(&self, activation: Activation, post: bool) -> LayerTail<'_> {
         let post_norm = post.then(|| self.norm());
         LayerTail {
             output: &self.output,
@@ -77,11 +75,18 @@ fn normed(cpu: &Cpu, weight: &[f32], x: &[f32]) -> Vec<f32> {
 }
 
 /// x += post(input · Wᵀ)
-fn add_branch(cpu: &Cpu, w: &Linear, input: &[f32], post: Option<&[f32]>, x: &mut [f32]) {
+fn add_branch(cpu: &Cpu, w: &PackedLinear, input: &[f32], post: Option<&[f32]>, x: &mut [f32]) {
+    let w = w.storage::<Linear>();
     let Some(post) = post else { return cpu.linear_add(w, input, x) };
     let mut branch = vec![0.0; x.len()];
     cpu.linear(w, input, &mut branch);
     x.iter_mut().zip(normed(cpu, post, &branch)).for_each(|(x, y)| *x += y);
+}
+
+fn download(cpu: &Cpu, x: &Floats) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    cpu.download(x, 0, &mut out);
+    out
 }
 
 /// Columns `from .. from + n` of rows of `width`.
@@ -121,33 +126,30 @@ fn steps(
     what: &str,
 ) {
     let rows = start.len() / HIDDEN;
-    let (mut x, mut q, mut attended) = (cpu.floats(), cpu.floats(), cpu.floats());
-    x.resize(rows * HIDDEN);
-    x.copy_from_slice(start);
-    let (mut k, mut v) = (Buffer::zeros(dtype, 5), Buffer::zeros(dtype, 5));
+    let (mut x, mut q) = (upload(cpu, start), cpu.floats(0));
+    let (mut k, mut v) = (cpu.kv(dtype, 5), cpu.kv(dtype, 5));
     let heads = extra.then(|| layer.heads());
     cpu.project_qkv(&x, layer.norm(), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
     let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
-    cpu.linear(&layer.qkv, &normed(cpu, &layer.norm, start), &mut qkv);
+    cpu.linear(layer.qkv.storage(), &normed(cpu, &layer.norm, start), &mut qkv);
     let part = |from, n, norm: &[f32]| match columns(&qkv, Q + 2 * KV, from, n) {
         part if extra && !norm.is_empty() => normed(cpu, norm, &part),
         part => part,
     };
-    assert_eq!(bits(&q), bits(&part(0, Q, &layer.q_norm)), "{what}: queries");
+    let queries = download(cpu, &q);
+    assert_eq!(bits(&queries), bits(&part(0, Q, &layer.q_norm)), "{what}: queries");
     for (found, from, norm) in [(&k, Q, &layer.k_norm[..]), (&v, Q + KV, &[])] {
         let mut should = Buffer::zeros(dtype, rows * KV);
         should.write_f32(0, &part(from, KV, norm));
-        let found = found.as_slice().range(0..rows * KV);
-        assert_eq!(found.as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
+        let found = cpu.download_kv(found, 0..rows * KV);
+        assert_eq!(found.as_slice().as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
     }
-    attended.resize(rows * Q);
-    attended.copy_from_slice(&q);
-    cpu.attn_output_and_mlp(&attended, &layer.tail(activation, extra), &mut x);
+    cpu.attn_output_and_mlp(&q, &layer.tail(activation, extra), &mut x);
     let mut should = start.to_vec();
     let post = extra.then_some(&layer.norm[..]);
-    add_branch(cpu, &layer.output, &q, post, &mut should);
+    add_branch(cpu, &layer.output, &queries, post, &mut should);
     let mut active = vec![0.0; rows * INTERMEDIATE];
-    cpu.linear_gated(&layer.gate_up, activation, &normed(cpu, &layer.norm, &should), &mut active);
+    cpu.linear_gated(layer.gate_up.storage(), activation, &normed(cpu, &layer.norm, &should), &mut active);
     add_branch(cpu, &layer.down, &active, post, &mut should);
-    assert_eq!(bits(&x), bits(&should), "{what}: hidden states");
+    assert_eq!(bits(&download(cpu, &x)), bits(&should), "{what}: hidden states");
 }

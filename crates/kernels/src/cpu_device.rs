@@ -1,0 +1,536 @@
+//! The CPU as a device: kernels on slices of its storage.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::attention::{self, Attention, AttentionOutputs, GumbelNoise};
+use crate::buffer::{Buffer, Dtype, Slice};
+use crate::cpu::Cpu;
+use crate::device::{
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
+    PackedLinear, Rotary, RowUnavailable, WeightMatrix,
+};
+use crate::disjoint::DisjointMut;
+use crate::floats::CpuFloats;
+use crate::linear::Linear;
+use crate::ops::{RmsNorm, Round, softmax};
+use crate::row_ops::mean;
+use crate::scratch::{self, AlignedVec};
+use crate::simd::Elem;
+
+/// Rows that a thread takes through several steps: their intermediate results stay in its caches.
+const BLOCK_ROWS: usize = 512;
+/// With fewer rows for each thread, the threads share the work of each step.
+const MIN_ROWS_PER_THREAD: usize = 128;
+/// Rows at a time when threads share the work of each step.
+const SHARED_ROWS: usize = 1024;
+
+thread_local! {
+    /// Rows after their norm.
+    static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// Rows between two products.
+    static WIDE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// A residual branch before its post-norm, or one row's keys after their norm.
+    static BRANCH: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+}
+
+/// Rows whose concatenated logits are held at once: they bound the memory of [`Device::concat_attention_mass`].
+const LOGIT_ROWS: usize = 64;
+
+fn floats(x: &Floats) -> &CpuFloats {
+    x.storage()
+}
+
+/// The storage, made `len` long.
+fn resized(x: &mut Floats, len: usize) -> &mut CpuFloats {
+    let (storage, x_len) = x.storage_mut::<CpuFloats>();
+    storage.resize(len);
+    *x_len = len;
+    storage
+}
+
+fn floats_mut(x: &mut Floats) -> &mut CpuFloats {
+    x.storage_mut().0
+}
+
+fn buffer(kv: &KvBuffer) -> &Buffer {
+    kv.storage()
+}
+
+fn buffer_mut(kv: &mut KvBuffer) -> &mut Buffer {
+    kv.storage_mut()
+}
+
+fn kv_buffer(buffer: Buffer) -> KvBuffer {
+    let (dtype, len, capacity) = (buffer.dtype(), buffer.len(), buffer.capacity());
+    KvBuffer::new(buffer, dtype, len, capacity)
+}
+
+fn linear(w: &PackedLinear) -> &Linear {
+    w.storage()
+}
+
+/// The rows that attend, on slices.
+fn slices<'a>(a: &CachedAttention<'a>) -> Attention<'a> {
+    let CachedAttention { heads, kv_heads, head_dim, capacity, visible, scale, precision, .. } = *a;
+    let q = &floats(a.q)[a.first_row * a.width()..(a.first_row + visible.len()) * a.width()];
+    let (k, v) = (buffer(a.k).as_slice(), buffer(a.v).as_slice());
+    Attention { q, k, v, heads, kv_heads, head_dim, capacity, visible, scale, precision }
+}
+
+/// Entries of the rows that attend, among those of all rows of `a.q`.
+fn rows_of<'l>(a: &CachedAttention<'_>, lse: &'l Floats) -> &'l [f32] {
+    &floats(lse)[a.first_row * a.heads..(a.first_row + a.visible.len()) * a.heads]
+}
+
+impl Device for Cpu {
+    fn name(&self) -> String {
+        self.isa().to_string()
+    }
+
+    fn threads(&self) -> usize {
+        Cpu::threads(self)
+    }
+
+    fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        Cpu::parallel(self, tasks, f);
+    }
+
+    fn batch_invariant(&self) -> Arc<dyn Device> {
+        Arc::new(self.to_batch_invariant())
+    }
+
+    fn beside(&self) -> Arc<dyn Device> {
+        Arc::new(self.single_threaded())
+    }
+
+    fn floats(&self, len: usize) -> Floats {
+        let mut x = Floats::new(CpuFloats::new(), 0);
+        resized(&mut x, len);
+        x
+    }
+
+    fn resize(&self, x: &mut Floats, len: usize) {
+        resized(x, len);
+    }
+
+    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
+        let x = resized(x, rows * width);
+        x.chunks_exact_mut(width).enumerate().for_each(|(index, x)| row(index, x));
+    }
+
+    fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
+        out.copy_from_slice(&floats(x)[from..from + out.len()]);
+    }
+
+    fn copy(&self, x: &Floats, from: Range<usize>, to: &mut Floats, at: usize) {
+        let from = &floats(x)[from];
+        floats_mut(to)[at..at + from.len()].copy_from_slice(from);
+    }
+
+    fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
+        Cpu::gather_rows(self, floats(x), width, rows, resized(out, rows.len() * width));
+    }
+
+    fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
+        kv_buffer(Buffer::zeros(dtype, len))
+    }
+
+    fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
+        buffer_mut(kv).resize(len);
+        let capacity = buffer(kv).capacity();
+        kv.set_len(len, capacity);
+    }
+
+    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
+        buffer(kv).as_slice().range(range).to_buffer()
+    }
+
+    fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {
+        buffer_mut(to).write(at, buffer(kv).as_slice().range(from));
+    }
+
+    fn copy_kv_within(&self, kv: &mut KvBuffer, from: Range<usize>, to: usize) {
+        buffer_mut(kv).copy_within(from, to);
+    }
+
+    fn pack(&self, m: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        let packed = Linear::pack(self, m.precision, m.outputs, m.inputs, m.bias, m.rows)?;
+        let bytes = packed.bytes();
+        Ok(PackedLinear::new(packed, bytes))
+    }
+
+    fn pack_gate_up(&self, m: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        let packed = Linear::pack_gate_up(self, m.precision, m.outputs / 2, m.inputs, m.bias, m.rows)?;
+        let bytes = packed.bytes();
+        Ok(PackedLinear::new(packed, bytes))
+    }
+
+    fn project_qkv(
+        &self,
+        x: &Floats,
+        norm: Norm<'_>,
+        w: &PackedLinear,
+        heads: Option<HeadNorms<'_>>,
+        kv_width: usize,
+        q: &mut Floats,
+        k: &mut KvBuffer,
+        v: &mut KvBuffer,
+    ) {
+        let (x, w) = (floats(x), linear(w));
+        let width = w.outputs();
+        let (rows, q_width) = (x.len() / norm.weight.len(), width - 2 * kv_width);
+        assert_eq!(x.len(), rows * norm.weight.len(), "x is rows of the norm's length");
+        let q = resized(q, rows * q_width);
+        for buffer in [&mut *k, &mut *v] {
+            if buffer.len() < rows * kv_width {
+                *buffer = self.kv(buffer.dtype(), rows * kv_width);
+            }
+        }
+        match (buffer_mut(k), buffer_mut(v)) {
+            (Buffer::F32(k), Buffer::F32(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (Buffer::F16(k), Buffer::F16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (k, v) => panic!("keys are {} and values {}", k.dtype(), v.dtype()),
+        }
+    }
+
+    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_>, x: &mut Floats) {
+        let (attn_out, x) = (floats(attn_out), &mut floats_mut(x)[..]);
+        let (output, gate_up, down) = (linear(tail.output), linear(tail.gate_up), linear(tail.down));
+        let (hidden, width) = (tail.mlp_norm.weight.len(), gate_up.outputs());
+        let rows = x.len() / hidden;
+        let attn_width = output.inputs();
+        assert_eq!(x.len(), rows * hidden, "x is rows of the norm's length");
+        assert_eq!(attn_out.len(), rows * attn_width, "attn_out has as many rows as x");
+        let x = DisjointMut::new(x);
+        self.by_blocks(rows, &|r| {
+            // SAFETY: these rows belong to this block.
+            let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
+            let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
+            self.add_branch(output, attn_out, tail.attention_post_norm, x);
+            let mut wide = scratch::borrow(&WIDE, r.len() * width);
+            let active = &mut wide.as_f32_mut()[..r.len() * width];
+            self.normed(x, tail.mlp_norm, |normed| {
+                self.linear_gated(gate_up, tail.activation, normed, active);
+            });
+            self.add_branch(down, active, tail.mlp_post_norm, x);
+        });
+    }
+
+    fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
+        let (x, w) = (floats(x), linear(w));
+        out.resize(x.len() / norm.weight.len() * w.outputs(), 0.0);
+        self.normed(x, norm, |normed| self.linear(w, normed, out));
+    }
+
+    fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
+        let rotary_dim = rotary.dim(x.len() / (heads * head_dim));
+        Cpu::rope(self, floats_mut(x), heads, head_dim, rotary.cos, rotary.sin, rotary_dim);
+    }
+
+    fn place(
+        &self,
+        rows: KvRows<'_>,
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        cache: &mut KvBuffer,
+    ) {
+        let (width, tokens) = (heads.width(), slots.len());
+        let rows = match rows {
+            KvRows::Host(rows) => rows.range(0..tokens * width),
+            KvRows::Device(rows, first) => {
+                buffer(rows).as_slice().range(first * width..(first + tokens) * width)
+            }
+        };
+        let (CacheHeads { kv_heads, head_dim }, Rotary { cos, sin }) = (heads, rotary);
+        self.place_keys(rows, kv_heads, head_dim, cos, sin, rotary.dim(tokens), slots, buffer_mut(cache));
+    }
+
+    fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
+        let from = buffer(kv).as_slice();
+        let mut gathered = Buffer::zeros(kv.dtype(), rows.len() * width);
+        for (i, row) in rows.iter().enumerate() {
+            gathered.write(i * width, from.range(*row as usize * width..(*row as usize + 1) * width));
+        }
+        kv_buffer(gathered)
+    }
+
+    fn gather_slots(
+        &self,
+        cache: &KvBuffer,
+        head_dim: usize,
+        from: usize,
+        kept: &[u32],
+        copies: usize,
+        to: usize,
+    ) -> KvBuffer {
+        let cache = buffer(cache).as_slice();
+        let heads = cache.len() / (from * head_dim).max(1) * copies;
+        let mut gathered = Buffer::zeros(cache.dtype(), heads * to * head_dim);
+        let each = kept.len() / heads.max(1);
+        for (head, kept) in kept.chunks_exact(each.max(1)).enumerate() {
+            let mut at = head * to * head_dim;
+            // Neighbours go together.
+            for run in kept.chunk_by(|a, b| a + 1 == *b) {
+                let (first, elements) = (run[0] as usize, run.len() * head_dim);
+                let start = (head / copies * from + first) * head_dim;
+                gathered.write(at, cache.range(start..start + elements));
+                at += elements;
+            }
+        }
+        kv_buffer(gathered)
+    }
+
+    fn rotate_slots(
+        &self,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        capacity: usize,
+        slots: &[u32],
+        rotary: Rotary<'_>,
+    ) -> KvBuffer {
+        let CacheHeads { kv_heads, head_dim: d } = heads;
+        let (keys, half) = (buffer(cache).as_slice(), rotary.dim(slots.len()) / 2);
+        let mut rotated = Buffer::zeros(keys.dtype(), kv_heads * slots.len() * d);
+        let mut one = Buffer::zeros(keys.dtype(), slots.len() * d);
+        for head in 0..kv_heads {
+            let mut at = 0;
+            for run in slots.chunk_by(|a, b| a + 1 == *b) {
+                let to: Vec<u32> = (at as u32..(at + run.len()) as u32).collect();
+                let table = at * half..(at + run.len()) * half;
+                let from = (head * capacity + run[0] as usize) * d;
+                let keys = keys.range(from..from + run.len() * d);
+                let (cos, sin) = (&rotary.cos[table.clone()], &rotary.sin[table]);
+                self.place_keys(keys, 1, d, cos, sin, 2 * half, &to, &mut one);
+                at += run.len();
+            }
+            rotated.write(head * slots.len() * d, one.as_slice());
+        }
+        kv_buffer(rotated)
+    }
+
+    fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
+        assert_eq!(out.len(), a.q.len(), "out has the rows of q");
+        let rows = a.first_row..a.first_row + a.visible.len();
+        let out = &mut floats_mut(out)[rows.start * a.width()..rows.end * a.width()];
+        let lse = lse.map(|lse| {
+            let all = resized(lse, a.q.len() / a.width() * a.heads);
+            &mut all[rows.start * a.heads..rows.end * a.heads]
+        });
+        let outputs = AttentionOutputs { lse, ..AttentionOutputs::default() };
+        self.attention_with_outputs(&slices(a), out, outputs);
+    }
+
+    fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
+        assert_eq!(out.len(), a.q.len(), "out has the rows of q");
+        let out = &mut floats_mut(out)[a.first_row * a.width()..][..a.width()];
+        self.decode_with_weights(&slices(a), out, weights);
+    }
+
+    fn merge_attention(
+        &self,
+        first: usize,
+        out: &mut Floats,
+        lse: &mut Floats,
+        other: &Floats,
+        other_lse: &Floats,
+    ) {
+        let d = out.len() / lse.len().max(1);
+        let (out, lse) = (&mut floats_mut(out)[first * d..], &mut floats_mut(lse)[first..]);
+        attention::merge(out, lse, floats(other), floats(other_lse));
+    }
+
+    fn mean_row(&self, x: &Floats, width: usize, rows: Range<usize>) -> Vec<f32> {
+        mean(&floats(x)[rows.start * width..rows.end * width], width)
+    }
+
+    fn row_distances(
+        &self,
+        fresh: &KvBuffer,
+        cached: Slice<'_>,
+        width: usize,
+        pairs: &[(usize, usize)],
+        distance: Distance,
+    ) -> Vec<f32> {
+        let (fresh, mut a, mut b) = (buffer(fresh).as_slice(), vec![0.0; width], vec![0.0; width]);
+        let between = |(new, old): &(usize, usize)| {
+            fresh.range(new * width..(new + 1) * width).to_f32(&mut a);
+            cached.range(old * width..(old + 1) * width).to_f32(&mut b);
+            let differences = a.iter().zip(&b).map(|(a, b)| a - b);
+            match distance {
+                Distance::L2 => differences.map(|x| x * x).sum(),
+                Distance::L1 => differences.map(f32::abs).sum(),
+            }
+        };
+        pairs.iter().map(between).collect()
+    }
+
+    fn attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        Cpu::attention_mass(self, &slices(a), slots, sums);
+    }
+
+    fn noisy_attention_mass(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        noise: &GumbelNoise<'_>,
+        sums: &mut [f32],
+    ) {
+        Cpu::noisy_attention_mass(self, &slices(a), slots, noise, sums);
+    }
+
+    fn concat_attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        assert_eq!(sums.len(), slots.len(), "one sum for each slot");
+        let Attention { q, k, heads, kv_heads, head_dim, capacity, visible, scale, .. } = slices(a);
+        sums.fill(0.0);
+        let mut logits = vec![0.0; LOGIT_ROWS.min(visible.len()) * slots.len()];
+        for (q, visible) in q.chunks(LOGIT_ROWS * a.width()).zip(visible.chunks(LOGIT_ROWS)) {
+            let logits = &mut logits[..visible.len() * slots.len()];
+            Cpu::concat_logits(
+                self,
+                q,
+                heads,
+                kv_heads,
+                head_dim,
+                k,
+                capacity,
+                slots.clone(),
+                scale,
+                logits,
+            );
+            for (logits, (from, to)) in logits.chunks_exact_mut(slots.len()).zip(visible) {
+                let seen = *from as usize - slots.start..*to as usize - slots.start;
+                softmax(&mut logits[seen.clone()]);
+                sums[seen.clone()].iter_mut().zip(&logits[seen]).for_each(|(sum, weight)| *sum += weight);
+            }
+        }
+    }
+
+    fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
+        Cpu::row_weights(self, &slices(a), slots, weights);
+    }
+
+    fn attention_mass_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        Cpu::attention_mass_from_lse(self, &slices(a), rows_of(a, lse), slots, sums);
+    }
+
+    fn column_weights_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: &[u32],
+        weights: &mut [f32],
+    ) {
+        Cpu::column_weights_from_lse(self, &slices(a), rows_of(a, lse), slots, weights);
+    }
+
+    fn concat_logits(&self, q: &[f32], keys: HeadKeys<'_>, scale: f32, z: &mut [f32]) {
+        let HeadKeys { k, head, head_dim: d, capacity, queries } = keys;
+        let slots = z.len() / (q.len() / (queries * d)).max(1);
+        let k = buffer(k).as_slice().range(head * capacity * d..(head + 1) * capacity * d);
+        Cpu::concat_logits(self, q, queries, 1, d, k, capacity, 0..slots, scale, z);
+    }
+}
+
+impl Cpu {
+    /// Calls `f` for blocks of rows. If there are enough rows, each thread takes a block at a time through all steps, so
+    /// that intermediate results stay in its caches; otherwise the threads share the work of each step.
+    fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+        let threads = self.threads();
+        if rows < MIN_ROWS_PER_THREAD * threads {
+            return (0..rows)
+                .step_by(SHARED_ROWS)
+                .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
+        }
+        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
+        let each = rows.div_ceil(blocks).next_multiple_of(32);
+        self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
+    }
+
+    /// x += post(input · Wᵀ + b)
+    fn add_branch(&self, w: &Linear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
+        let Some(post) = post else { return self.linear_add(w, input, x) };
+        let mut branch = scratch::borrow(&BRANCH, x.len());
+        let branch = &mut branch.as_f32_mut()[..x.len()];
+        self.linear(w, input, branch);
+        let (width, x) = (post.weight.len(), DisjointMut::new(x));
+        self.normed(branch, post, |normed| {
+            self.by_rows(normed.len() / width, width, &|r| {
+                let r = r.start * width..r.end * width;
+                // SAFETY: these rows belong to this task.
+                let x = unsafe { x.part(r.clone()) };
+                x.iter_mut().zip(&normed[r]).for_each(|(x, y)| *x += y);
+            });
+        });
+    }
+
+    /// [`Device::project_qkv`] into keys and values of one type.
+    #[allow(clippy::too_many_arguments)]
+    fn project_qkv_to<E: Elem>(
+        &self,
+        x: &[f32],
+        norm: Norm<'_>,
+        w: &Linear,
+        heads: Option<HeadNorms<'_>>,
+        q: &mut [f32],
+        k: &mut [E],
+        v: &mut [E],
+    ) {
+        let (hidden, width) = (norm.weight.len(), w.outputs());
+        let rows = x.len() / hidden;
+        let q_width = q.len() / rows.max(1);
+        let kv_width = (width - q_width) / 2;
+        let (q, k, v) = (DisjointMut::new(q), DisjointMut::new(k), DisjointMut::new(v));
+        self.by_blocks(rows, &|r| {
+            let mut wide = scratch::borrow(&WIDE, r.len() * width);
+            let qkv = &mut wide.as_f32_mut()[..r.len() * width];
+            self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));
+            self.by_rows(r.len(), width, &|part| {
+                for i in part {
+                    let (row, at) = (&qkv[i * width..(i + 1) * width], r.start + i);
+                    // SAFETY: row `at` belongs to this task.
+                    let (q, k, v) = unsafe {
+                        (
+                            q.part(at * q_width..(at + 1) * q_width),
+                            k.part(at * kv_width..(at + 1) * kv_width),
+                            v.part(at * kv_width..(at + 1) * kv_width),
+                        )
+                    };
+                    let (q_row, kv_row) = row.split_at(q_width);
+                    let (k_row, v_row) = kv_row.split_at(kv_width);
+                    match heads {
+                        None => {
+                            q.copy_from_slice(q_row);
+                            self.run(Round { src: k_row, out: k });
+                        }
+                        Some(HeadNorms { q: q_norm, k: k_norm }) => {
+                            self.run(RmsNorm { x: q_row, weight: q_norm.weight, eps: q_norm.eps, y: q });
+                            let mut normed = scratch::borrow(&BRANCH, kv_width);
+                            let y = &mut normed.as_f32_mut()[..kv_width];
+                            self.run(RmsNorm { x: k_row, weight: k_norm.weight, eps: k_norm.eps, y });
+                            self.run(Round { src: y, out: k });
+                        }
+                    }
+                    self.run(Round { src: v_row, out: v });
+                }
+            });
+        });
+    }
+
+    /// Calls `then` with the normalised rows.
+    fn normed(&self, x: &[f32], norm: Norm<'_>, then: impl FnOnce(&[f32])) {
+        let mut normed = scratch::borrow(&NORMED, x.len());
+        let normed = &mut normed.as_f32_mut()[..x.len()];
+        self.rms_norm(x, norm.weight, norm.eps, normed);
+        then(normed);
+    }
+}

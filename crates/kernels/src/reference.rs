@@ -1,0 +1,609 @@
+//! A device of plain loops in `f32`, against which other devices are tested.
+//!
+//! It shares no kernel with the CPU and no memory layout: every tensor lies back to front, activations that are resized turn
+//! into NaN, and keys and values are kept as `f32` rounded to their type. Weights are `f32` whatever the precision. It is slow.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::attention::GumbelNoise;
+use crate::buffer::{Buffer, Dtype, Slice};
+use crate::device::{
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
+    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
+};
+use crate::linear::{Activation, WeightRows};
+
+/// The device of plain loops.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReferenceDevice;
+
+/// Numbers, back to front.
+#[derive(Clone)]
+struct Back(Vec<f32>);
+
+impl Back {
+    fn of(values: &[f32]) -> Back {
+        Back(values.iter().rev().copied().collect())
+    }
+
+    fn values(&self) -> Vec<f32> {
+        self.0.iter().rev().copied().collect()
+    }
+}
+
+/// W (outputs × inputs) and b; gates first, then what they open.
+struct Weights {
+    w: Vec<f32>,
+    b: Vec<f32>,
+    inputs: usize,
+}
+
+fn values(x: &Floats) -> Vec<f32> {
+    x.storage::<Back>().values()
+}
+
+fn set(x: &mut Floats, values: &[f32]) {
+    let (storage, len) = x.storage_mut::<Back>();
+    (*storage, *len) = (Back::of(values), values.len());
+}
+
+fn kv_values(kv: &KvBuffer) -> Vec<f32> {
+    kv.storage::<Back>().values()
+}
+
+/// Rounds the values to the tensor's type.
+fn set_kv(kv: &mut KvBuffer, values: &[f32]) {
+    let values = rounded(kv.dtype(), values);
+    *kv.storage_mut::<Back>() = Back::of(&values);
+    kv.set_len(values.len(), values.len());
+}
+
+fn new_kv(dtype: Dtype, values: &[f32]) -> KvBuffer {
+    let values = rounded(dtype, values);
+    KvBuffer::new(Back::of(&values), dtype, values.len(), values.len())
+}
+
+fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
+    let mut buffer = Buffer::zeros(dtype, values.len());
+    buffer.write_f32(0, values);
+    floats_of(buffer.as_slice())
+}
+
+fn floats_of(slice: Slice<'_>) -> Vec<f32> {
+    (0..slice.len()).map(|i| slice.get(i)).collect()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn normed(x: &[f32], norm: Norm<'_>) -> Vec<f32> {
+    let n = norm.weight.len();
+    let row = |x: &[f32]| {
+        let scale = 1.0 / (dot(x, x) / n as f32 + norm.eps).sqrt();
+        x.iter().zip(norm.weight).map(|(x, w)| x * scale * w).collect::<Vec<_>>()
+    };
+    x.chunks_exact(n).flat_map(row).collect()
+}
+
+fn product(w: &PackedLinear, x: &[f32]) -> Vec<f32> {
+    let Weights { w, b, inputs } = w.storage::<Weights>();
+    let row = |x: &[f32]| w.chunks_exact(*inputs).zip(b).map(|(w, b)| dot(w, x) + b).collect::<Vec<_>>();
+    x.chunks_exact(*inputs).flat_map(row).collect()
+}
+
+fn add_branch(w: &PackedLinear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
+    let branch = product(w, input);
+    let branch = post.map_or(branch.clone(), |post| normed(&branch, post));
+    x.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
+}
+
+fn activate(activation: Activation, x: f32) -> f32 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / 2.0 * (1.0 + inner.tanh())
+        }
+    }
+}
+
+/// Rotates a token's heads by entry `token` of a table.
+fn rotate(x: &mut [f32], head_dim: usize, rotary: Rotary<'_>, half: usize, token: usize) {
+    let (cos, sin) = (&rotary.cos[token * half..][..half], &rotary.sin[token * half..][..half]);
+    for head in x.chunks_exact_mut(head_dim) {
+        for i in 0..half {
+            let (a, b) = (head[i], head[i + half]);
+            head[i] = a * cos[i] - b * sin[i];
+            head[i + half] = b * cos[i] + a * sin[i];
+        }
+    }
+}
+
+fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+    let WeightMatrix { outputs, inputs, bias, rows, .. } = matrix;
+    let mut w = vec![0.0; outputs * inputs];
+    for (row, w) in w.chunks_exact_mut(*inputs).enumerate() {
+        match rows {
+            WeightRows::F32(write) => write(row, w)?,
+            WeightRows::Q4(write) => {
+                let mut blocks = vec![Default::default(); inputs.div_ceil(32)];
+                write(row, &mut blocks)?;
+                let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
+                w.iter_mut().zip(weights).for_each(|(w, weight)| *w = weight);
+            }
+        }
+    }
+    let (b, bytes) = (bias.clone().unwrap_or(vec![0.0; *outputs]), 4 * w.len());
+    Ok(PackedLinear::new(Weights { w, b, inputs: *inputs }, bytes))
+}
+
+/// An attention in the host's order.
+struct Problem<'a> {
+    a: CachedAttention<'a>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+}
+
+impl<'a> Problem<'a> {
+    fn new(a: &CachedAttention<'a>) -> Problem<'a> {
+        assert_eq!(a.k.len(), a.kv_heads * a.capacity * a.head_dim, "k is kv_heads × capacity × head_dim");
+        assert!(a.visible.iter().all(|(from, to)| from <= to && *to as usize <= a.capacity));
+        Problem { a: *a, q: values(a.q), k: kv_values(a.k) }
+    }
+
+    fn group(&self) -> usize {
+        self.a.heads / self.a.kv_heads
+    }
+
+    /// Slots that row `i` sees.
+    fn seen(&self, i: usize) -> Range<usize> {
+        self.a.visible[i].0 as usize..self.a.visible[i].1 as usize
+    }
+
+    fn logit(&self, i: usize, head: usize, slot: usize) -> f32 {
+        let d = self.a.head_dim;
+        let q = &self.q[((self.a.first_row + i) * self.a.heads + head) * d..][..d];
+        let k = &self.k[(head / self.group() * self.a.capacity + slot) * d..][..d];
+        self.a.scale * dot(q, k)
+    }
+
+    /// Weights of row `i` and a head on the slots of `seen`, and the logarithm of the sum that they were divided by.
+    fn weights(
+        &self,
+        i: usize,
+        head: usize,
+        seen: Range<usize>,
+        noise: Option<&GumbelNoise<'_>>,
+    ) -> (Vec<f32>, f32) {
+        let logit = |slot: usize| {
+            let logit = self.logit(i, head, slot);
+            let Some(noise) = noise else { return logit };
+            let index = head / self.group() * self.a.capacity + slot;
+            let gumbel = noise.uniform(head, i, index).map_or(0.0, |u| -(-u.ln()).max(1e-9).ln());
+            (logit + gumbel) / noise.temperature
+        };
+        softmax(seen.map(logit).collect())
+    }
+
+    /// Adds up, over rows and the heads of each KV head, the weights of the slots `slots`: kv_heads × slots.
+    fn mass(&self, slots: Range<usize>, noise: Option<&GumbelNoise<'_>>, sums: &mut [f32]) {
+        sums.fill(0.0);
+        for i in 0..self.a.visible.len() {
+            for head in 0..self.a.heads {
+                let seen = self.seen(i);
+                let seen = seen.start.max(slots.start)..seen.end.max(slots.start);
+                let (weights, _) = self.weights(i, head, seen.clone(), noise);
+                for (slot, weight) in seen.zip(weights).filter(|(slot, _)| slots.contains(slot)) {
+                    sums[head / self.group() * slots.len() + slot - slots.start] += weight;
+                }
+            }
+        }
+    }
+
+    /// The weight of a head of row `i` on a slot, from the log-sum-exps of all rows.
+    fn weight_from(&self, lse: &[f32], i: usize, head: usize, slot: usize) -> f32 {
+        (self.logit(i, head, slot) - lse[(self.a.first_row + i) * self.a.heads + head]).exp()
+    }
+}
+
+fn softmax(mut logits: Vec<f32>) -> (Vec<f32>, f32) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter_mut().for_each(|logit| *logit = (*logit - max).exp());
+    let total: f32 = logits.iter().sum();
+    logits.iter_mut().for_each(|weight| *weight /= total);
+    (logits, max + total.ln())
+}
+
+impl Device for ReferenceDevice {
+    fn name(&self) -> String {
+        "reference".to_owned()
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        (0..tasks).for_each(f);
+    }
+
+    fn batch_invariant(&self) -> Arc<dyn Device> {
+        Arc::new(*self)
+    }
+
+    fn beside(&self) -> Arc<dyn Device> {
+        Arc::new(*self)
+    }
+
+    fn floats(&self, len: usize) -> Floats {
+        Floats::new(Back(vec![f32::NAN; len]), len)
+    }
+
+    fn resize(&self, x: &mut Floats, len: usize) {
+        if x.len() != len {
+            *x = self.floats(len);
+        }
+    }
+
+    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
+        let mut values = vec![0.0; rows * width];
+        values.chunks_exact_mut(width).enumerate().for_each(|(i, values)| row(i, values));
+        set(x, &values);
+    }
+
+    fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
+        out.copy_from_slice(&values(x)[from..from + out.len()]);
+    }
+
+    fn copy(&self, x: &Floats, from: Range<usize>, to: &mut Floats, at: usize) {
+        let mut all = values(to);
+        all[at..at + from.len()].copy_from_slice(&values(x)[from]);
+        set(to, &all);
+    }
+
+    fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
+        let x = values(x);
+        let gathered: Vec<f32> =
+            rows.iter().flat_map(|row| &x[*row as usize * width..][..width]).copied().collect();
+        set(out, &gathered);
+    }
+
+    fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
+        new_kv(dtype, &vec![0.0; len])
+    }
+
+    fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
+        let mut values = kv_values(kv);
+        values.resize(len, 0.0);
+        set_kv(kv, &values);
+    }
+
+    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
+        let mut buffer = Buffer::zeros(kv.dtype(), range.len());
+        buffer.write_f32(0, &kv_values(kv)[range]);
+        buffer
+    }
+
+    fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {
+        assert_eq!(kv.dtype(), to.dtype(), "one type");
+        let mut all = kv_values(to);
+        all[at..at + from.len()].copy_from_slice(&kv_values(kv)[from]);
+        set_kv(to, &all);
+    }
+
+    fn copy_kv_within(&self, kv: &mut KvBuffer, from: Range<usize>, to: usize) {
+        let mut all = kv_values(kv);
+        all.copy_within(from, to);
+        set_kv(kv, &all);
+    }
+
+    fn pack(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        pack(&matrix)
+    }
+
+    fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        pack(&matrix)
+    }
+
+    fn project_qkv(
+        &self,
+        x: &Floats,
+        norm: Norm<'_>,
+        w: &PackedLinear,
+        heads: Option<HeadNorms<'_>>,
+        kv_width: usize,
+        q: &mut Floats,
+        k: &mut KvBuffer,
+        v: &mut KvBuffer,
+    ) {
+        let all = product(w, &normed(&values(x), norm));
+        let width = w.storage::<Weights>().b.len();
+        let (mut new_q, mut new_k, mut new_v) = (Vec::new(), Vec::new(), Vec::new());
+        for row in all.chunks_exact(width) {
+            let (row_q, row_kv) = row.split_at(width - 2 * kv_width);
+            let (row_k, row_v) = row_kv.split_at(kv_width);
+            new_q.extend(heads.map_or(row_q.to_vec(), |heads| normed(row_q, heads.q)));
+            new_k.extend(heads.map_or(row_k.to_vec(), |heads| normed(row_k, heads.k)));
+            new_v.extend(row_v);
+        }
+        set(q, &new_q);
+        for (kv, new) in [(k, new_k), (v, new_v)] {
+            let mut all = kv_values(kv);
+            all.resize(all.len().max(new.len()), 0.0);
+            all[..new.len()].copy_from_slice(&new);
+            set_kv(kv, &all);
+        }
+    }
+
+    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_>, x: &mut Floats) {
+        let mut rows = values(x);
+        add_branch(tail.output, &values(attn_out), tail.attention_post_norm, &mut rows);
+        let wide = product(tail.gate_up, &normed(&rows, tail.mlp_norm));
+        let width = tail.gate_up.storage::<Weights>().b.len();
+        let gated = |row: &[f32]| {
+            let (gate, up) = row.split_at(width / 2);
+            gate.iter().zip(up).map(|(g, u)| activate(tail.activation, *g) * u).collect::<Vec<_>>()
+        };
+        let active: Vec<f32> = wide.chunks_exact(width).flat_map(gated).collect();
+        add_branch(tail.down, &active, tail.mlp_post_norm, &mut rows);
+        set(x, &rows);
+    }
+
+    fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
+        *out = product(w, &normed(&values(x), norm));
+    }
+
+    fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
+        let mut rows = values(x);
+        let half = rotary.dim(rows.len() / (heads * head_dim)) / 2;
+        for (token, row) in rows.chunks_exact_mut(heads * head_dim).enumerate() {
+            rotate(row, head_dim, rotary, half, token);
+        }
+        set(x, &rows);
+    }
+
+    fn place(
+        &self,
+        rows: KvRows<'_>,
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        cache: &mut KvBuffer,
+    ) {
+        let (rows, dtype, first) = match rows {
+            KvRows::Host(rows) => (floats_of(rows), rows.dtype(), 0),
+            KvRows::Device(rows, first) => (kv_values(rows), rows.dtype(), first),
+        };
+        assert_eq!(dtype, cache.dtype(), "one type");
+        let (CacheHeads { kv_heads, head_dim: d }, half) = (heads, rotary.dim(slots.len()) / 2);
+        let capacity = cache.len() / heads.width().max(1);
+        let mut all = kv_values(cache);
+        for (token, slot) in slots.iter().enumerate() {
+            let mut row = rows[(first + token) * heads.width()..][..heads.width()].to_vec();
+            rotate(&mut row, d, rotary, half, token);
+            for head in 0..kv_heads {
+                let at = (head * capacity + *slot as usize) * d;
+                all[at..at + d].copy_from_slice(&row[head * d..][..d]);
+            }
+        }
+        set_kv(cache, &all);
+    }
+
+    fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
+        let all = kv_values(kv);
+        let gathered: Vec<f32> =
+            rows.iter().flat_map(|row| &all[*row as usize * width..][..width]).copied().collect();
+        new_kv(kv.dtype(), &gathered)
+    }
+
+    fn gather_slots(
+        &self,
+        cache: &KvBuffer,
+        head_dim: usize,
+        from: usize,
+        kept: &[u32],
+        copies: usize,
+        to: usize,
+    ) -> KvBuffer {
+        let all = kv_values(cache);
+        let heads = all.len() / (from * head_dim).max(1) * copies;
+        let mut gathered = vec![0.0; heads * to * head_dim];
+        for head in 0..heads {
+            for (i, slot) in kept[head * kept.len() / heads..][..kept.len() / heads].iter().enumerate() {
+                let source = &all[(head / copies * from + *slot as usize) * head_dim..][..head_dim];
+                gathered[(head * to + i) * head_dim..][..head_dim].copy_from_slice(source);
+            }
+        }
+        new_kv(cache.dtype(), &gathered)
+    }
+
+    fn rotate_slots(
+        &self,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        capacity: usize,
+        slots: &[u32],
+        rotary: Rotary<'_>,
+    ) -> KvBuffer {
+        let (all, d, half) = (kv_values(cache), heads.head_dim, rotary.dim(slots.len()) / 2);
+        let mut rotated = Vec::new();
+        for head in 0..heads.kv_heads {
+            for (i, slot) in slots.iter().enumerate() {
+                let mut key = all[(head * capacity + *slot as usize) * d..][..d].to_vec();
+                rotate(&mut key, d, rotary, half, i);
+                rotated.extend(key);
+            }
+        }
+        new_kv(cache.dtype(), &rotated)
+    }
+
+    fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
+        assert_eq!(out.len(), a.q.len(), "out has the rows of q");
+        let (problem, v, d) = (Problem::new(a), kv_values(a.v), a.head_dim);
+        let mut all = values(out);
+        let mut sums = vec![f32::NAN; a.q.len() / d];
+        for i in 0..a.visible.len() {
+            for head in 0..a.heads {
+                let seen = problem.seen(i);
+                assert!(!seen.is_empty(), "each row sees at least one slot");
+                let (weights, sum) = problem.weights(i, head, seen.clone(), None);
+                let at = (a.first_row + i) * a.heads + head;
+                sums[at] = sum;
+                let out = &mut all[at * d..][..d];
+                out.fill(0.0);
+                for (slot, weight) in seen.zip(weights) {
+                    let value = &v[(head / problem.group() * a.capacity + slot) * d..][..d];
+                    out.iter_mut().zip(value).for_each(|(out, v)| *out += weight * v);
+                }
+            }
+        }
+        set(out, &all);
+        if let Some(lse) = lse {
+            set(lse, &sums);
+        }
+    }
+
+    fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
+        assert_eq!(a.visible.len(), 1, "there is one row");
+        self.attention(a, out, None);
+        self.row_weights(a, 0..a.visible[0].1 as usize, weights);
+    }
+
+    fn merge_attention(
+        &self,
+        first: usize,
+        out: &mut Floats,
+        lse: &mut Floats,
+        other: &Floats,
+        other_lse: &Floats,
+    ) {
+        let (mut all, mut sums) = (values(out), values(lse));
+        let d = all.len() / sums.len();
+        for (i, (other, other_sum)) in values(other).chunks_exact(d).zip(values(other_lse)).enumerate() {
+            let at = first + i;
+            let sum = ((sums[at].exp()) + other_sum.exp()).ln();
+            let (own, share) = ((sums[at] - sum).exp(), (other_sum - sum).exp());
+            let row = &mut all[at * d..][..d];
+            row.iter_mut().zip(other).for_each(|(a, b)| *a = own * *a + share * b);
+            sums[at] = sum;
+        }
+        set(out, &all);
+        set(lse, &sums);
+    }
+
+    fn mean_row(&self, x: &Floats, width: usize, rows: Range<usize>) -> Vec<f32> {
+        let (x, count) = (values(x), rows.len().max(1) as f64);
+        let column = |e: usize| rows.clone().map(|row| f64::from(x[row * width + e])).sum::<f64>() / count;
+        (0..width).map(|e| column(e) as f32).collect()
+    }
+
+    fn row_distances(
+        &self,
+        fresh: &KvBuffer,
+        cached: Slice<'_>,
+        width: usize,
+        pairs: &[(usize, usize)],
+        distance: Distance,
+    ) -> Vec<f32> {
+        let (fresh, cached) = (kv_values(fresh), floats_of(cached));
+        let between = |(new, old): &(usize, usize)| {
+            let pairs = fresh[new * width..][..width].iter().zip(&cached[old * width..][..width]);
+            match distance {
+                Distance::L2 => pairs.map(|(a, b)| (a - b) * (a - b)).sum::<f32>(),
+                Distance::L1 => pairs.map(|(a, b)| (a - b).abs()).sum(),
+            }
+        };
+        pairs.iter().map(between).collect()
+    }
+
+    fn attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        Problem::new(a).mass(slots, None, sums);
+    }
+
+    fn noisy_attention_mass(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        noise: &GumbelNoise<'_>,
+        sums: &mut [f32],
+    ) {
+        Problem::new(a).mass(slots, Some(noise), sums);
+    }
+
+    fn concat_attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        let problem = Problem::new(a);
+        sums.fill(0.0);
+        for i in 0..a.visible.len() {
+            let seen = problem.seen(i);
+            let logit = |slot: usize| (0..a.heads).map(|head| problem.logit(i, head, slot)).sum();
+            let (weights, _) = softmax(seen.clone().map(logit).collect());
+            seen.zip(weights).for_each(|(slot, weight)| sums[slot - slots.start] += weight);
+        }
+    }
+
+    fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
+        let (problem, rows) = (Problem::new(a), a.visible.len());
+        weights.fill(0.0);
+        for i in 0..rows {
+            for head in 0..a.heads {
+                let seen = problem.seen(i);
+                let seen = seen.start.max(slots.start)..seen.end.max(slots.start);
+                let row = (head / problem.group() * rows + i) * slots.len();
+                let (found, _) = problem.weights(i, head, seen.clone(), None);
+                for (slot, weight) in seen.zip(found).filter(|(slot, _)| slots.contains(slot)) {
+                    weights[row + slot - slots.start] += weight;
+                }
+            }
+        }
+    }
+
+    fn attention_mass_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        let (problem, lse) = (Problem::new(a), values(lse));
+        sums.fill(0.0);
+        for i in 0..a.visible.len() {
+            for head in 0..a.heads {
+                for slot in problem.seen(i).filter(|slot| slots.contains(slot)) {
+                    sums[head / problem.group() * slots.len() + slot - slots.start] +=
+                        problem.weight_from(&lse, i, head, slot);
+                }
+            }
+        }
+    }
+
+    fn column_weights_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: &[u32],
+        weights: &mut [f32],
+    ) {
+        let (problem, lse, rows) = (Problem::new(a), values(lse), a.visible.len());
+        for (s, slot) in slots.iter().enumerate() {
+            for i in 0..rows {
+                let weight = |head| problem.weight_from(&lse, i, head, *slot as usize);
+                let sees = problem.seen(i).contains(&(*slot as usize));
+                weights[s * rows + i] = if sees { (0..a.heads).map(weight).sum() } else { 0.0 };
+            }
+        }
+    }
+
+    fn concat_logits(&self, q: &[f32], keys: HeadKeys<'_>, scale: f32, z: &mut [f32]) {
+        let HeadKeys { k, head, head_dim: d, capacity, queries } = keys;
+        let (k, rows) = (kv_values(k), q.len() / (queries * d));
+        let slots = z.len() / rows.max(1);
+        for (row, q) in q.chunks_exact(queries * d).enumerate() {
+            for slot in 0..slots {
+                let key = &k[(head * capacity + slot) * d..][..d];
+                z[row * slots + slot] = scale * q.chunks_exact(d).map(|q| dot(q, key)).sum::<f32>();
+            }
+        }
+    }
+}
