@@ -4,8 +4,8 @@ use refrain_kernels::{Cpu, Device, Dtype, KvBuffer, Slice, upload_kv};
 use refrain_kv::{Span, survivors};
 
 use crate::{
-    AttentionNeeds, AttentionReport, Budget, CachedKeys, Eviction, EvictionPolicy, LayerView, PromptSpans, Sizes,
-    TokenScorer,
+    AttentionNeeds, AttentionReport, Budget, CachedKeys, Eviction, EvictionPolicy, LayerView, PromptSpans,
+    Sizes, TokenScorer,
 };
 
 const HEADS: usize = 2;

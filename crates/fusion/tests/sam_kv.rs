@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use refrain_fusion::{
-    Below, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Cosine, Extremes, FusionMethod, ModelFacts,
-    PrefillInputs, PromptLayout, Quota, Recompute, Rotation, Rounding, SamKv, Theta,
+    Below, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Cosine, Extremes, FusionMethod,
+    ModelFacts, PrefillInputs, PromptLayout, Quota, Recompute, Rotation, Rounding, SamKv, Theta,
 };
 use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
@@ -411,8 +411,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
                 let logit = |slot: usize| {
                     let (q, g) = ((row + first) * HEADS + head, head / (HEADS / KV_HEADS));
                     let key = |e| f64::from(k.as_slice().get((g * rows + slot) * D + e));
-                    (0..D).map(|e| f64::from(given[q * D + e]) * key(e)).sum::<f64>()
-                        / (D as f64).sqrt()
+                    (0..D).map(|e| f64::from(given[q * D + e]) * key(e)).sum::<f64>() / (D as f64).sqrt()
                 };
                 let total: f64 = (0..=row + first).map(|slot| logit(slot).exp()).sum();
                 for (token, weight) in weights.iter_mut().enumerate().take(row) {

@@ -8,8 +8,8 @@ use crate::attention::{self, Attention, AttentionOutputs, GumbelNoise};
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::cpu::Cpu;
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
-    PackedLinear, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
+    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::disjoint::DisjointMut;
 use crate::floats::CpuFloats;
@@ -389,18 +389,7 @@ impl Device for Cpu {
         let mut logits = vec![0.0; LOGIT_ROWS.min(visible.len()) * slots.len()];
         for (q, visible) in q.chunks(LOGIT_ROWS * a.width()).zip(visible.chunks(LOGIT_ROWS)) {
             let logits = &mut logits[..visible.len() * slots.len()];
-            Cpu::concat_logits(
-                self,
-                q,
-                heads,
-                kv_heads,
-                head_dim,
-                k,
-                capacity,
-                slots.clone(),
-                scale,
-                logits,
-            );
+            Cpu::concat_logits(self, q, heads, kv_heads, head_dim, k, capacity, slots.clone(), scale, logits);
             for (logits, (from, to)) in logits.chunks_exact_mut(slots.len()).zip(visible) {
                 let seen = *from as usize - slots.start..*to as usize - slots.start;
                 softmax(&mut logits[seen.clone()]);

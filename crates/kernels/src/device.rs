@@ -374,13 +374,7 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn resize(&self, x: &mut Floats, len: usize);
 
     /// Makes `x` `rows` rows of `width` from the host's memory, each written by `row(index, buffer)`.
-    fn upload_rows(
-        &self,
-        rows: usize,
-        width: usize,
-        row: &mut dyn FnMut(usize, &mut [f32]),
-        x: &mut Floats,
-    );
+    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats);
 
     /// Copies the elements from `from` on to the host.
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]);

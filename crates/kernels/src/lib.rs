@@ -10,12 +10,14 @@
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels
 //! (`row_ops`, `ops`, `linear`, `attention`), the device interface (`device`) the CPU's (`cpu_device`) and the one of plain
-//! loops that tests compare with (`reference`).
+//! loops that tests compare with (`reference`, and `conformance`, the
+//! comparison).
 
 // `unsafe` is for vector instructions, for slices that the threads of the pool share, and for aligned memory.
 #[allow(unsafe_code)]
 mod attention;
 mod buffer;
+pub mod conformance;
 #[allow(unsafe_code)]
 mod convert;
 #[allow(unsafe_code)]
@@ -51,8 +53,8 @@ pub use attention::{Attention, AttentionOutputs, GumbelNoise};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
 pub use device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
-    PackedLinear, Rotary, RowUnavailable, Storage, WeightMatrix, parallel_each, upload, upload_kv,
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
+    Norm, PackedLinear, Rotary, RowUnavailable, Storage, WeightMatrix, parallel_each, upload, upload_kv,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

@@ -106,13 +106,7 @@ pub struct KvBufferPool(Mutex<Vec<LayerCache>>);
 impl KvBufferPool {
     /// A layer for `capacity` tokens, in pooled memory if there is some that is large enough and at most twice as large. Its
     /// slots hold zeros or what they held before.
-    pub fn acquire(
-        &self,
-        device: &dyn Device,
-        shape: Shape,
-        dtype: Dtype,
-        capacity: usize,
-    ) -> LayerCache {
+    pub fn acquire(&self, device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
         let pooled = self.layers().pop();
         let elements = shape.width() * capacity;
         let fits = |buffer: &KvBuffer| {

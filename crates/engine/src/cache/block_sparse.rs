@@ -269,7 +269,8 @@ impl Blocks {
         let Some((_, last)) = visible.last().copied() else { return (0, 0) };
         let d = config.head_dim;
         let slots: Vec<u32> = far.spans().iter().flat_map(|span| span.positions()).collect();
-        let mut cache = part.cache.gather(device, d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
+        let mut cache =
+            part.cache.gather(device, d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
         cache.k = inverse_rope(part, rope, far);
         let rows = part.first_row + none..part.first_row + part.positions.len();
         let mut q = device.floats(rows.len() * width);

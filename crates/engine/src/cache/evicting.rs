@@ -166,7 +166,8 @@ impl EvictingCache {
             weights: vec![0.0; reports],
             k: device.kv(dtype, shape.width()),
             v: device.kv(dtype, shape.width()),
-            own: device.kv(dtype, if eviction.per_query_head { config.kv_heads * config.head_dim } else { 0 }),
+            own: device
+                .kv(dtype, if eviction.per_query_head { config.kv_heads * config.head_dim } else { 0 }),
         };
         Ok(Some(EvictingCache {
             device: device.clone(),
@@ -236,8 +237,11 @@ impl DecodeCache for EvictingCache {
             layer.statistics.bytes() + size_of_val(layer.positions.as_slice()) + sinks
         };
         let Scratch { scores, weights, k, v, own } = &self.scratch;
-        let scratch =
-            size_of_val(scores.as_slice()) + size_of_val(weights.as_slice()) + k.bytes() + v.bytes() + own.bytes();
+        let scratch = size_of_val(scores.as_slice())
+            + size_of_val(weights.as_slice())
+            + k.bytes()
+            + v.bytes()
+            + own.bytes();
         self.layers.iter().map(layer).sum::<usize>() + scratch
     }
 

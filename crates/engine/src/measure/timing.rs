@@ -57,7 +57,8 @@ impl Engine {
             self.max_seq_len(&of_ids(&[start]), tokens, Eviction::full())?;
             let decoder = self.decoder_arc();
             let tables = decoder.rope_tables(tokens, tokens);
-            let cache = FullCache::empty(&**decoder.device(), decoder.shape(), self.settings().kv, tokens, tables);
+            let cache =
+                FullCache::empty(&**decoder.device(), decoder.shape(), self.settings().kv, tokens, tables);
             (None, SequenceCache::new(decoder, Box::new(cache), 0, self.buffers().kv.clone()), start)
         } else {
             let (seconds, cache, first) = self.timed_prefill(context, tokens)?;

@@ -25,9 +25,14 @@ impl PassLayers {
         let layout = &self.context.inputs.layout;
         let question_attention = match (needs.question_attention, cache) {
             (Some(softmax), Some(cache)) => {
-                let keys =
-                    question_keys(tokens, cache, self.prompt_capacity(), layer);
-                stats::question_attention(tokens.device(), &keys, layout.documents(), layout.question, softmax)
+                let keys = question_keys(tokens, cache, self.prompt_capacity(), layer);
+                stats::question_attention(
+                    tokens.device(),
+                    &keys,
+                    layout.documents(),
+                    layout.question,
+                    softmax,
+                )
             }
             _ => Vec::new(),
         };
@@ -73,10 +78,8 @@ impl PassLayers {
             let span = segment.span;
             let from = tokens.positions.partition_point(|token| *token < span.start);
             let own = tokens.positions[from..].iter().take_while(|token| **token < span.end);
-            let pairs: Vec<(usize, usize)> = own
-                .enumerate()
-                .map(|(i, position)| (from + i, (position - span.start) as usize))
-                .collect();
+            let pairs: Vec<(usize, usize)> =
+                own.enumerate().map(|(i, position)| (from + i, (position - span.start) as usize)).collect();
             distances.extend(tokens.device().row_distances(fresh, cached, width, &pairs, distance));
         }
         distances

@@ -5,7 +5,10 @@ use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, SamKv, Van
 use refrain_kernels::{Dtype, Rotary, upload};
 use refrain_model::Workspace;
 
-use super::{STEPS, download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, random_prompt, small, tiny};
+use super::{
+    STEPS, download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill,
+    random_prompt, small, tiny,
+};
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
 fn sizes(initial: usize, local: usize, block: usize, blocks: usize, rows: usize) -> InfLlm {
@@ -53,11 +56,8 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
     decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
     for layer in 0..config.num_layers() {
         decoder.project(layer, &x, &mut work);
-        let (q, k, v) = (
-            download(device, &work.q),
-            download_kv(device, &work.k),
-            download_kv(device, &work.v),
-        );
+        let (q, k, v) =
+            (download(device, &work.q), download_kv(device, &work.k), download_kv(device, &work.v));
         let mut received = vec![vec![0.0f64; m]; kv_heads];
         // Blocks with their representatives, `Hkv × d`.
         let mut blocks: Vec<(usize, Vec<f64>)> = Vec::new();

@@ -14,8 +14,8 @@ use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, prefill_with, random_prompt, small, tiny,
-    tiny_engine,
+    download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, prefill_with,
+    random_prompt, small, tiny, tiny_engine,
 };
 use crate::prefill::Prefilled;
 use crate::{Engine, GenerateRequest, Prompt, Sampling, Settings};
@@ -217,7 +217,11 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         buffer = upload(device, &hidden);
         work.attended = upload(device, &attended);
         decoder.finish(layer, &mut buffer, &mut work);
-        x = on.iter().zip(download(device, &buffer).chunks(config.hidden)).map(|(t, row)| (*t, row.to_vec())).collect();
+        x = on
+            .iter()
+            .zip(download(device, &buffer).chunks(config.hidden))
+            .map(|(t, row)| (*t, row.to_vec()))
+            .collect();
         all_kept.push(held.into_iter().map(|(t, (k, v))| (t, (rotated(&k, t), v))).collect());
     }
     decoder.logits(&buffer, &mut work);

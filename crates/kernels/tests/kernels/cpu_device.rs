@@ -1,6 +1,6 @@
 use refrain_kernels::{
-    Activation, Buffer, Cpu, Device, Dtype, Floats, HeadNorms, LayerTail, Linear, Norm, PackedLinear, Precision,
-    WeightMatrix, WeightRows, upload,
+    Activation, Buffer, Cpu, Device, Dtype, Floats, HeadNorms, LayerTail, Linear, Norm, PackedLinear,
+    Precision, WeightMatrix, WeightRows, conformance, upload,
 };
 
 use crate::{Rng, bits, cpus};
@@ -92,6 +92,13 @@ fn download(cpu: &Cpu, x: &Floats) -> Vec<f32> {
 /// Columns `from .. from + n` of rows of `width`.
 fn columns(x: &[f32], width: usize, from: usize, n: usize) -> Vec<f32> {
     x.chunks_exact(width).flat_map(|row| row[from..from + n].to_vec()).collect()
+}
+
+#[test]
+fn the_cpu_computes_what_the_reference_does() {
+    for threads in [1, 2] {
+        cpus(threads).iter().for_each(|cpu| conformance::check(cpu));
+    }
 }
 
 /// Threads, blocks of rows and their ends change no bit of what the kernels give one after the other.

@@ -1,7 +1,7 @@
 //! Decoding in an evicting cache: room is made, a token is appended, and the policy observes its attention.
 
 use refrain_eviction::{AttentionNeeds, AttentionReport, CachedKeys, LayerView};
-use refrain_kernels::{CacheHeads, CachedAttention, Rotary, Floats, GumbelNoise, KvRows, Precision};
+use refrain_kernels::{CacheHeads, CachedAttention, Floats, GumbelNoise, KvRows, Precision, Rotary};
 use refrain_kv::survivors;
 
 use super::{EvictingCache, Layer, Plan, RotatedToken, Scratch, of_layer};
@@ -124,8 +124,10 @@ impl EvictingCache {
             next: position + 1,
         };
         let weights = self.scratch.weights.get(..heads * *len).unwrap_or_default();
-        statistics
-            .observe(&AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries: &queries }, &view);
+        statistics.observe(
+            &AttentionReport { rows: &[position], seen: &[*len as u32], weights, queries: &queries },
+            &view,
+        );
     }
 
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.

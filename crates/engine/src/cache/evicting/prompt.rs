@@ -140,10 +140,8 @@ impl EvictingCache {
                 }
             }
             let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();
-            statistics.observe(
-                &AttentionReport { rows, seen: &seen, weights: &weights, queries: &queries },
-                view,
-            );
+            statistics
+                .observe(&AttentionReport { rows, seen: &seen, weights: &weights, queries: &queries }, view);
         }
     }
 }

@@ -10,8 +10,8 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared, small,
-    tiny_engine,
+    SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared,
+    small, tiny_engine,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 

@@ -49,7 +49,8 @@ impl Given {
         let prompt = PromptSpans { system: Span::new(0, 1.min(n - 1)), question: Span::new(n - 1, n) };
         let ropes = Ropes::shared(Rope::new(vec![0.0; head_dim / 2], 1.0), 1);
         let mut bounded =
-            EvictingCache::new(device, &self.config(), ropes, eviction, prompt, (dtype, room), None)?.unwrap();
+            EvictingCache::new(device, &self.config(), ropes, eviction, prompt, (dtype, room), None)?
+                .unwrap();
         let stored = |values: &[f32]| {
             let mut buffer = Buffer::zeros(dtype, values.len());
             buffer.write_f32(0, values);

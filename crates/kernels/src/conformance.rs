@@ -1,0 +1,399 @@
+//! Conditions that every device must keep to: what it computes is what [`ReferenceDevice`] computes. A new device runs them in
+//! one line.
+
+use std::ops::Range;
+
+use crate::attention::GumbelNoise;
+use crate::buffer::{Buffer, Dtype};
+use crate::device::{
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
+    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix, upload, upload_kv,
+};
+use crate::linear::{Activation, Precision, WeightRows};
+use crate::reference::ReferenceDevice;
+
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 16;
+const HIDDEN: usize = 40;
+const INTERMEDIATE: usize = 72;
+const CAPACITY: usize = 150;
+const CACHE: CacheHeads = CacheHeads { kv_heads: KV_HEADS, head_dim: HEAD_DIM };
+
+/// Checks a device on random tensors of every type; panics with the call that differs.
+///
+/// Results in `f32` differ from the reference's by rounding alone. What is moved or gathered is the same to the bit. A call on
+/// some rows leaves the others as they were.
+///
+/// # Panics
+/// If the device breaks one of these.
+pub fn check(device: &dyn Device) {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for rows in [1, 3, 40] {
+            let both = Both { device, rows, dtype, what: format!("{}, {dtype}, {rows} rows", device.name()) };
+            both.activations();
+            both.layer();
+            both.caches();
+            both.attention();
+            both.reports();
+        }
+    }
+    let missing = |_: usize, _: &mut [f32]| Err(RowUnavailable);
+    let rows = WeightRows::F32(&missing);
+    let matrix = WeightMatrix { precision: Precision::F32, outputs: 8, inputs: 8, bias: None, rows };
+    assert_eq!(device.pack(matrix).err(), Some(RowUnavailable), "a row that cannot be had stops packing");
+}
+
+/// A device beside the reference.
+struct Both<'a> {
+    device: &'a dyn Device,
+    rows: usize,
+    dtype: Dtype,
+    what: String,
+}
+
+fn random(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn stored(dtype: Dtype, count: usize, seed: u32) -> Buffer {
+    let mut buffer = Buffer::zeros(dtype, count);
+    buffer.write_f32(0, &random(count, seed));
+    buffer
+}
+
+fn floats(device: &dyn Device, x: &Floats) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    device.download(x, 0, &mut out);
+    out
+}
+
+fn elements(device: &dyn Device, kv: &KvBuffer) -> Vec<f32> {
+    let buffer = device.download_kv(kv, 0..kv.len());
+    (0..buffer.len()).map(|i| buffer.as_slice().get(i)).collect()
+}
+
+fn packed(device: &dyn Device, outputs: usize, inputs: usize, gated: bool, seed: u32) -> PackedLinear {
+    let w: Vec<f32> = random(outputs * inputs, seed).iter().map(|w| w / (inputs as f32).sqrt()).collect();
+    let row = |row: usize, out: &mut [f32]| {
+        out.copy_from_slice(&w[row * inputs..(row + 1) * inputs]);
+        Ok(())
+    };
+    let (bias, rows) = (Some(random(outputs, seed + 1)), WeightRows::F32(&row));
+    let matrix = WeightMatrix { precision: Precision::F32, outputs, inputs, bias, rows };
+    let packed = if gated { device.pack_gate_up(matrix) } else { device.pack(matrix) };
+    packed.unwrap_or_else(|RowUnavailable| unreachable!("every row is there"))
+}
+
+/// Cosines and sines of `tokens` tokens, of which three quarters of a head are rotated.
+fn table(tokens: usize) -> (Vec<f32>, Vec<f32>) {
+    let half = HEAD_DIM * 3 / 8;
+    let angle = |i: usize| (i / half) as f32 * 0.9f32.powi((i % half) as i32);
+    (0..tokens * half).map(|i| (angle(i).cos(), angle(i).sin())).unzip()
+}
+
+/// Slots that rows at the end of the cache see: all before them, within a window.
+fn visible(rows: usize) -> Vec<(u32, u32)> {
+    let last = |row: usize| CAPACITY - rows + row;
+    (0..rows).map(|row| (last(row).saturating_sub(90) as u32, last(row) as u32 + 1)).collect()
+}
+
+impl Both<'_> {
+    /// Runs `f` on the device and on the reference, whose numbers must be the same but for rounding.
+    fn agree(&self, call: &str, f: impl Fn(&dyn Device) -> Vec<f32>) {
+        // An element of a type may be rounded to its neighbour.
+        let unit = match self.dtype {
+            Dtype::F32 => 2e-5,
+            Dtype::F16 => 2e-3,
+            Dtype::Bf16 => 2e-2,
+        };
+        let (got, expected) = (f(self.device), f(&ReferenceDevice));
+        assert_eq!(got.len(), expected.len(), "{}: {call}: the length", self.what);
+        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let close = (got - expected).abs() <= unit * expected.abs().max(1.0) || got == expected;
+            assert!(close, "{}: {call}: element {i} is {got} and not {expected}", self.what);
+        }
+    }
+
+    /// Runs `f` on the device and on the reference, whose numbers must be the same to the bit.
+    fn same(&self, call: &str, f: impl Fn(&dyn Device) -> Vec<f32>) {
+        assert_eq!(f(self.device), f(&ReferenceDevice), "{}: {call}", self.what);
+    }
+
+    fn activations(&self) {
+        let values = random(self.rows * HIDDEN, 1);
+        let x = |d: &dyn Device| upload(d, &values);
+        self.same("upload and download", |d| floats(d, &x(d)));
+        self.same("upload_rows", |d| {
+            let mut rows = d.floats(7);
+            d.upload_rows(self.rows, HIDDEN, &mut |i, row| row.fill(i as f32), &mut rows);
+            floats(d, &rows)
+        });
+        self.same("copy", |d| {
+            let mut to = x(d);
+            d.copy(&x(d), 3..11, &mut to, 17);
+            floats(d, &to)
+        });
+        self.same("gather_rows", |d| {
+            let mut out = d.floats(0);
+            d.gather_rows(&x(d), HIDDEN, &[self.rows as u32 - 1, 0, 0], &mut out);
+            floats(d, &out)
+        });
+        self.same("resize", |d| {
+            let mut x = x(d);
+            d.resize(&mut x, 12);
+            vec![x.len() as f32]
+        });
+        self.agree("mean_row", |d| d.mean_row(&x(d), HIDDEN, 0..self.rows));
+        self.agree("rope", |d| {
+            let (cos, sin) = table(self.rows);
+            let mut x = upload(d, &random(self.rows * HEADS * HEAD_DIM, 2));
+            d.rope(&mut x, HEADS, HEAD_DIM, Rotary { cos: &cos, sin: &sin });
+            floats(d, &x)
+        });
+    }
+
+    fn layer(&self) {
+        let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+        let (weight, head) = (random(HIDDEN, 3), random(HEAD_DIM, 4));
+        let (norm, head) = (Norm { weight: &weight, eps: 1e-5 }, Norm { weight: &head, eps: 1e-5 });
+        let x = |d: &dyn Device| upload(d, &random(self.rows * HIDDEN, 5));
+        for heads in [None, Some(HeadNorms { q: head, k: head })] {
+            self.agree("project_qkv", |d| {
+                let w = packed(d, q + 2 * kv, HIDDEN, false, 6);
+                // Longer than what is projected: it stays so.
+                let mut new = (d.floats(0), d.kv(self.dtype, 50 * kv), d.kv(self.dtype, 0));
+                d.project_qkv(&x(d), norm, &w, heads, kv, &mut new.0, &mut new.1, &mut new.2);
+                assert_eq!((new.1.len(), new.2.len()), (50 * kv, self.rows * kv), "keys and values grow");
+                let sides = [&new.1, &new.2].map(|side| elements(d, side)[..self.rows * kv].to_vec());
+                [floats(d, &new.0), sides.concat()].concat()
+            });
+        }
+        for (post, activation) in [(None, Activation::Silu), (Some(norm), Activation::GeluTanh)] {
+            self.agree("attn_output_and_mlp", |d| {
+                let (output, gate_up) =
+                    (packed(d, HIDDEN, q, false, 7), packed(d, 2 * INTERMEDIATE, HIDDEN, true, 9));
+                let down = packed(d, HIDDEN, INTERMEDIATE, false, 11);
+                let tail = LayerTail {
+                    output: &output,
+                    attention_post_norm: post,
+                    mlp_norm: norm,
+                    gate_up: &gate_up,
+                    activation,
+                    down: &down,
+                    mlp_post_norm: post,
+                };
+                let mut x = x(d);
+                d.attn_output_and_mlp(&upload(d, &random(self.rows * q, 13)), &tail, &mut x);
+                floats(d, &x)
+            });
+        }
+        self.agree("logits", |d| {
+            let mut out = vec![9.0; 3];
+            d.logits(&x(d), norm, &packed(d, 101, HIDDEN, false, 14), &mut out);
+            out
+        });
+    }
+
+    fn caches(&self) {
+        let width = CACHE.width();
+        let all = stored(self.dtype, KV_HEADS * CAPACITY * HEAD_DIM, 15);
+        let cache = |d: &dyn Device| upload_kv(d, all.as_slice());
+        let rows = stored(self.dtype, (self.rows + 2) * width, 16);
+        let (cos, sin) = table(self.rows);
+        let rotary = Rotary { cos: &cos, sin: &sin };
+        let slots: Vec<u32> = (0..self.rows as u32).map(|i| (7 * i + 5) % CAPACITY as u32).collect();
+        self.same("upload_kv and download_kv", |d| elements(d, &cache(d)));
+        self.same("kv and resize_kv", |d| {
+            let mut kv = d.kv(self.dtype, 6);
+            d.resize_kv(&mut kv, 20);
+            assert!(kv.bytes() >= 20 * self.dtype.size(), "bytes are those allocated");
+            elements(d, &kv)
+        });
+        self.same("copy_kv and copy_kv_within", |d| {
+            let (from, mut to) = (cache(d), d.kv(self.dtype, 40));
+            d.copy_kv(&from, 8..24, &mut to, 10);
+            d.copy_kv_within(&mut to, 10..26, 12);
+            elements(d, &to)
+        });
+        for rotary in [Rotary::default(), rotary] {
+            self.agree("place from the host", |d| {
+                let mut cache = cache(d);
+                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                elements(d, &cache)
+            });
+            self.agree("place from the device", |d| {
+                let mut cache = cache(d);
+                let rows = upload_kv(d, rows.as_slice());
+                d.place(KvRows::Device(&rows, 2), CACHE, rotary, &slots, &mut cache);
+                elements(d, &cache)
+            });
+        }
+        let (host, device) = (
+            |d: &dyn Device| {
+                let mut cache = cache(d);
+                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                elements(d, &cache)
+            },
+            |d: &dyn Device| {
+                let (mut cache, rows) = (cache(d), upload_kv(d, rows.as_slice()));
+                d.place(KvRows::Device(&rows, 0), CACHE, rotary, &slots, &mut cache);
+                elements(d, &cache)
+            },
+        );
+        assert_eq!(host(self.device), device(self.device), "{}: one key, wherever it comes from", self.what);
+        self.same("gather_kv_rows", |d| {
+            elements(d, &d.gather_kv_rows(&upload_kv(d, rows.as_slice()), width, &[1, 0, 2, 2]))
+        });
+        let kept: Vec<u32> = (0..KV_HEADS as u32).flat_map(|head| [head, 4, 5, 6, 40 + head]).collect();
+        self.same("gather_slots", |d| {
+            elements(d, &d.gather_slots(&cache(d), HEAD_DIM, CAPACITY, &kept, 1, 9))
+        });
+        self.same("gather_slots for every query head", |d| {
+            let kept = [&kept[..], &kept].concat();
+            elements(d, &d.gather_slots(&cache(d), HEAD_DIM, CAPACITY, &kept, 2, 5))
+        });
+        self.agree("rotate_slots", |d| {
+            elements(d, &d.rotate_slots(&cache(d), CACHE, CAPACITY, &slots, rotary))
+        });
+        self.agree("row_distances", |d| {
+            let (fresh, pairs) = (upload_kv(d, rows.as_slice()), [(0, 1), (2, 0), (1, 1)]);
+            let distances = |distance| d.row_distances(&fresh, all.as_slice(), width, &pairs, distance);
+            [distances(Distance::L2), distances(Distance::L1)].concat()
+        });
+    }
+
+    /// Runs `f` with an attention of rows after the first two of some queries.
+    fn with_attention<T>(&self, d: &dyn Device, f: impl Fn(&CachedAttention<'_>) -> T) -> T {
+        let elements = KV_HEADS * CAPACITY * HEAD_DIM;
+        let (k, v) = (stored(self.dtype, elements, 17), stored(self.dtype, elements, 18));
+        let (k, v) = (upload_kv(d, k.as_slice()), upload_kv(d, v.as_slice()));
+        let q = upload(d, &random((self.rows + 2) * HEADS * HEAD_DIM, 19));
+        f(&CachedAttention {
+            q: &q,
+            first_row: 2,
+            k: &k,
+            v: &v,
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            capacity: CAPACITY,
+            visible: &visible(self.rows),
+            scale: 0.7,
+            precision: Precision::F32,
+        })
+    }
+
+    fn attention(&self) {
+        let width = HEADS * HEAD_DIM;
+        self.agree("attention", |d| {
+            self.with_attention(d, |a| {
+                let (mut out, mut lse) = (upload(d, &vec![0.5; a.q.len()]), d.floats(1));
+                d.attention(a, &mut out, Some(&mut lse));
+                assert_eq!(lse.len(), (self.rows + 2) * HEADS, "one sum for each row of q and head");
+                let (out, lse) = (floats(d, &out), floats(d, &lse));
+                assert_eq!(out[..2 * width], vec![0.5; 2 * width], "rows that do not attend stay");
+                [&out[..], &lse[2 * HEADS..]].concat()
+            })
+        });
+        self.agree("attention_with_weights", |d| {
+            self.with_attention(d, |a| {
+                let (one, mut out) = ([(0, 120)], upload(d, &vec![0.5; a.q.len()]));
+                let mut weights = vec![0.0; KV_HEADS * 120];
+                d.attention_with_weights(&CachedAttention { visible: &one, ..*a }, &mut out, &mut weights);
+                [&floats(d, &out)[2 * width..3 * width], &weights].concat()
+            })
+        });
+        self.agree("merge_attention", |d| {
+            self.with_attention(d, |a| {
+                let near = vec![(60, 150); self.rows];
+                let far = vec![(0, 60); self.rows];
+                let (mut out, mut lse) = (d.floats(a.q.len()), d.floats(0));
+                d.attention(&CachedAttention { visible: &near, ..*a }, &mut out, Some(&mut lse));
+                let mut q = d.floats(self.rows * width);
+                d.copy(a.q, 2 * width..(self.rows + 2) * width, &mut q, 0);
+                let (mut other, mut other_lse) = (d.floats(q.len()), d.floats(0));
+                let a = CachedAttention { q: &q, first_row: 0, visible: &far, ..*a };
+                d.attention(&a, &mut other, Some(&mut other_lse));
+                d.merge_attention(2 * HEADS, &mut out, &mut lse, &other, &other_lse);
+                [&floats(d, &out)[2 * width..], &floats(d, &lse)[2 * HEADS..]].concat()
+            })
+        });
+    }
+
+    fn reports(&self) {
+        let slots: Range<usize> = 20..140;
+        let sums = |heads: usize| vec![7.0; heads * slots.len()];
+        self.agree("attention_mass", |d| {
+            self.with_attention(d, |a| {
+                let mut sums = sums(KV_HEADS);
+                d.attention_mass(a, slots.clone(), &mut sums);
+                sums
+            })
+        });
+        let query_positions: Vec<u32> = (0..self.rows as u32).map(|i| 1000 + i).collect();
+        let key_positions: Vec<u32> = (0..(KV_HEADS * CAPACITY) as u32).collect();
+        for seed in [None, Some(3)] {
+            let noise = GumbelNoise {
+                seed,
+                temperature: 1.3,
+                query_positions: &query_positions,
+                key_positions: &key_positions,
+            };
+            self.agree("noisy_attention_mass", |d| {
+                self.with_attention(d, |a| {
+                    let mut sums = sums(KV_HEADS);
+                    d.noisy_attention_mass(a, slots.clone(), &noise, &mut sums);
+                    sums
+                })
+            });
+        }
+        self.agree("row_weights", |d| {
+            self.with_attention(d, |a| {
+                let mut weights = sums(KV_HEADS * self.rows);
+                d.row_weights(a, slots.clone(), &mut weights);
+                weights
+            })
+        });
+        self.agree("concat_attention_mass", |d| {
+            self.with_attention(d, |a| {
+                let within = vec![(30, 90); self.rows];
+                let mut sums = sums(1);
+                d.concat_attention_mass(
+                    &CachedAttention { visible: &within, ..*a },
+                    slots.clone(),
+                    &mut sums,
+                );
+                sums
+            })
+        });
+        self.agree("attention_mass_from_lse and column_weights_from_lse", |d| {
+            self.with_attention(d, |a| {
+                let (mut out, mut lse) = (d.floats(a.q.len()), d.floats(0));
+                d.attention(a, &mut out, Some(&mut lse));
+                // Each row without its own slot.
+                let others: Vec<(u32, u32)> = a.visible.iter().map(|(from, to)| (*from, to - 1)).collect();
+                let a = CachedAttention { visible: &others, ..*a };
+                let (mut sums, mut columns) = (sums(KV_HEADS), vec![7.0; 3 * self.rows]);
+                d.attention_mass_from_lse(&a, &lse, slots.clone(), &mut sums);
+                d.column_weights_from_lse(&a, &lse, &[31, 77, 149], &mut columns);
+                [sums, columns].concat()
+            })
+        });
+        self.agree("concat_logits", |d| {
+            self.with_attention(d, |a| {
+                let (q, mut z) = (random(self.rows * 3 * HEAD_DIM, 20), vec![0.0; self.rows * 101]);
+                let keys = HeadKeys { k: a.k, head: 1, head_dim: HEAD_DIM, capacity: CAPACITY, queries: 3 };
+                d.concat_logits(&q, keys, 0.3, &mut z);
+                z
+            })
+        });
+    }
+}
