@@ -2,7 +2,7 @@
 //! keys of the others are rotated. Methods decide, the engine acts: a method sees neither model nor store.
 //!
 //! One paper, one file. [`METHODS`] lists them with their options. A method is a chain of [passes](Pass): A³ is one pass,
-//! SamKV and ProphetKV are two.
+//! SamKV, ProphetKV and RelaxKV are two.
 
 mod a3;
 mod cache_blend;
@@ -17,6 +17,7 @@ mod pie;
 mod prompt;
 mod prophet_kv;
 mod registry;
+mod relax_kv;
 mod retrieval;
 mod sam_kv;
 mod selection;
@@ -38,6 +39,7 @@ pub use pie::Pie;
 pub use prompt::{ChunkSpan, ModelFacts, PrefillInputs, PromptLayout};
 pub use prophet_kv::ProphetKv;
 pub use registry::METHODS;
+pub use relax_kv::RelaxKv;
 pub use retrieval::{KnownBlock, Retrieval, RetrievalBudget, RetrievalPlan, representative};
 pub use sam_kv::{
     Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update,

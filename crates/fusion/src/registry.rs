@@ -5,7 +5,8 @@ use std::sync::Arc;
 use refrain_registry::{Entry, Options, Registry, option_specs, read_options};
 
 use crate::{
-    A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, SamKv, Vanilla,
+    A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, RelaxKv, SamKv,
+    Vanilla,
 };
 
 /// All fusion methods, in the order in which they are shown.
@@ -33,6 +34,10 @@ const ENTRIES: &[Entry<Arc<dyn FusionMethod>>] = &[
     method::<ProphetKv>(
         "run the question over the reused keys and values first, and recompute the tokens that it attends to",
         "https://arxiv.org/abs/2602.02579",
+    ),
+    method::<RelaxKv>(
+        "recompute each token up to the highest layer at which the question, run over the reused keys and values, attends to it",
+        "https://arxiv.org/abs/2609.33503",
     ),
     method::<SamKv>(
         "keep and recompute the ends of every document and the blocks that the question points at",

@@ -24,6 +24,17 @@ pub(crate) enum Carried {
     Spans(Box<SelectedLayers>),
 }
 
+impl Carried {
+    /// Gives the memory back.
+    pub(super) fn release(self, context: &PassContext) {
+        match self {
+            Carried::Layers(layers) => layers.into_iter().for_each(|layer| context.allocator.release(layer)),
+            Carried::Spans(mut spans) => spans.free_all(context),
+            Carried::Nothing => {}
+        }
+    }
+}
+
 /// The cache of a last pass.
 #[derive(Debug)]
 pub(super) enum AnswerCache {
@@ -108,13 +119,7 @@ impl PassLayers {
         self.source = match carried {
             Carried::Layers(layers) if fits(&layers) => Source::Carried(layers.into_iter()),
             carried => {
-                match carried {
-                    Carried::Layers(layers) => {
-                        layers.into_iter().for_each(|layer| context.allocator.release(layer));
-                    }
-                    Carried::Spans(mut spans) => spans.free_all(&context),
-                    Carried::Nothing => {}
-                }
+                carried.release(&context);
                 if context.segments.is_empty() {
                     Source::Empty
                 } else {

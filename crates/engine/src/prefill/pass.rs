@@ -107,7 +107,10 @@ impl PassRun {
             CachedTokens::Selected(tokens) => {
                 let before = match carried {
                     Carried::Spans(before) => Some(*before),
-                    _ => None,
+                    carried => {
+                        carried.release(context);
+                        None
+                    }
                 };
                 let selected = SelectedLayers::new(context, tokens, layers.plan.probe.is_some(), before)?;
                 if layers.plan.probe.is_none() {

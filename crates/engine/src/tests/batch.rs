@@ -29,6 +29,7 @@ fn asked(engine: &Engine) -> Vec<Asked> {
     let specs = [
         ("vanilla", "full", 0.0, 9),
         ("prophet_kv", "full", 0.0, 7),
+        ("relax_kv", "full", 0.0, 9),
         ("a3", "full", 0.8, 14),
         ("pie", "morph_kv:capacity=40,window=8", 0.0, 6),
         ("sam_kv:block=16", "full", 0.0, 11),
@@ -204,7 +205,9 @@ fn an_answer_of_a_real_model_is_the_same_whatever_runs_beside_it() {
 #[test]
 fn a_prefill_may_be_dropped_after_any_step() {
     let engine = engine(&tiny("llama"), small());
-    for method in ["vanilla", "a3", "prophet_kv", "sam_kv:block=16", "inf_llm:local=32,block=16,topk=2"] {
+    for method in
+        ["vanilla", "a3", "prophet_kv", "relax_kv", "sam_kv:block=16", "inf_llm:local=32,block=16,topk=2"]
+    {
         let prompt = random_prompt(&engine, 6, &[60, 60], 6, 5);
         let request = GenerateRequest::new(METHODS.parse(method).unwrap(), Sampling::default());
         let expected = engine.answer(&prompt, &request, |_| true).unwrap().tokens;

@@ -4,7 +4,7 @@
 
 use refrain_fusion::{
     A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs,
-    ProphetKv, Vanilla,
+    ProphetKv, RelaxKv, Vanilla,
 };
 use refrain_kernels::{Distance, Dtype, Slice, upload_kv};
 use refrain_kv::{Span, stats};
@@ -114,6 +114,7 @@ fn oracle_2_recomputing_everything_is_vanilla() {
             shared(A3 { ratio: 1.0, softmax: stats::Softmax::PerHead, check_layer: 0, ..A3::default() }),
             shared(CacheBlend { ratio: 1.0, ..CacheBlend::default() }),
             shared(ProphetKv { ratio: 1.0 }),
+            shared(RelaxKv { ratio: 1.0 }),
         ];
         for method in all {
             let got = run(engine, &prompt, &method);

@@ -1,0 +1,180 @@
+//! RelaxKV (arXiv 2609.33503): every layer picks the tokens that the question attends to there, and a token is recomputed only
+//! up to the highest layer that picks it.
+//!
+//! First pass: only the question, over the reused keys and values, through all layers. `a[l,t]` is the mean over question tokens
+//! and heads of the softmax over document keys, as in ProphetKV; layer `l` picks the `max(1, round(r·T))` tokens of highest
+//! `a[l,t]` of the `T` reusable ones, `S_l`. Second pass: token `t` of `U = ∪ S_l` is computed at layers `0..=h_t`, `h_t` being
+//! the highest layer that picks it; above it its cached key and value stand in. Recomputed tokens see, of the documents, those of
+//! `U` alone; the question sees all. `r` counts a layer's tokens: layers pick different ones, so that several times as many are
+//! computed. The authors' code was not at hand.
+
+use std::sync::Arc;
+
+use refrain_kv::stats::Softmax;
+use refrain_kv::{Span, top_k};
+use refrain_registry::Options;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::pass::planned;
+use crate::{
+    CachedTokens, FusionMethod, LayerTokens, LayerView, Needs, Pass, PassPlan, PrefillInputs, Result,
+};
+
+/// Recompute each token up to the highest layer at which the question attends to it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RelaxKv {
+    /// Share of the document tokens that each layer picks.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub ratio: f64,
+}
+
+impl Default for RelaxKv {
+    fn default() -> Self {
+        RelaxKv { ratio: 0.15 }
+    }
+}
+
+impl Options for RelaxKv {
+    const NAME: &'static str = "relax_kv";
+}
+
+impl FusionMethod for RelaxKv {
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let required = PassPlan::new(layout.required_tokens());
+        if layout.reusable() == 0 {
+            return Ok(planned(required));
+        }
+        let needs = Needs { question_attention: Some(Softmax::Documents), ..Needs::default() };
+        let plan = PassPlan {
+            probe: Some(layout.layers),
+            checks: (0..layout.layers).map(|layer| (layer, needs)).collect(),
+            ..required
+        };
+        Ok(Box::new(QuestionPass { ratio: self.ratio, inputs: inputs.clone(), plan, picked: Vec::new() }))
+    }
+}
+
+/// The question over the reused keys and values.
+#[derive(Debug)]
+struct QuestionPass {
+    ratio: f64,
+    inputs: Arc<PrefillInputs>,
+    plan: PassPlan,
+    /// Positions that each layer so far has picked.
+    picked: Vec<Vec<u32>>,
+}
+
+impl Pass for QuestionPass {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
+    }
+
+    fn observe(&mut self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        let start = layer.layout.documents().start;
+        let candidates: Vec<u32> = layer.layout.cached_chunks().flat_map(Span::positions).collect();
+        let scores: Vec<f32> =
+            candidates.iter().map(|t| layer.question_attention[(t - start) as usize]).collect();
+        let count = (self.ratio * candidates.len() as f64).round().max(1.0) as usize;
+        self.picked.push(top_k(&scores, count).into_iter().map(|i| candidates[i as usize]).collect());
+        Ok(layer.tokens.to_vec())
+    }
+
+    fn next(self: Box<Self>) -> Result<Option<Box<dyn Pass>>> {
+        let layout = &self.inputs.layout;
+        let all: Vec<Span> = layout.cached_chunks().collect();
+        // The tokens that a layer or one above it picks: those that are fresh there.
+        let (mut fresh, mut union) = (Vec::new(), Vec::new());
+        for picked in self.picked.iter().rev() {
+            union.extend(picked);
+            union.sort_unstable();
+            union.dedup();
+            fresh.push(union.clone());
+        }
+        fresh.reverse();
+        let seen: Vec<Span> = union.iter().map(|t| Span { start: *t, end: t + 1 }).collect();
+        let layer = |layer: usize| LayerTokens {
+            question_sees: all.clone(),
+            documents_see: seen.clone(),
+            written: fresh[layer].clone(),
+            continuing: fresh.get(layer + 1).cloned().unwrap_or_default(),
+        };
+        let mut tokens = [layout.required_tokens(), union.clone()].concat();
+        tokens.sort_unstable();
+        let cached = CachedTokens::Selected((0..layout.layers).map(layer).collect());
+        Ok(Some(planned(PassPlan { cached, ..PassPlan::new(tokens) })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_kv::{Rope, Ropes};
+
+    use super::*;
+    use crate::{ChunkSpan, ModelFacts, PromptLayout};
+
+    /// The last pass, where each of three layers looks at tokens of two chunks (4..10, 10..14) as `attention` says.
+    fn last(ratio: f64, attention: [[f32; 10]; 3]) -> PassPlan {
+        let chunk = |start, end| ChunkSpan { span: Span::new(start, end), cached: true };
+        let layout = PromptLayout {
+            layers: 3,
+            system: Span::new(0, 4),
+            system_cached: true,
+            chunks: vec![chunk(4, 10), chunk(10, 14)],
+            question: Span::new(14, 16),
+        };
+        let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 3);
+        let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
+        let statistics = vec![Vec::new(); 2];
+        let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics });
+        let mut pass = RelaxKv { ratio }.start(&inputs).unwrap();
+        let tokens = pass.plan().tokens.clone();
+        assert_eq!(tokens, [14, 15], "the question alone");
+        for (layer, attention) in attention.iter().enumerate() {
+            let view = LayerView {
+                layer,
+                layout: &inputs.layout,
+                tokens: &tokens,
+                question_attention: attention,
+                deviation: &[],
+                mean_query: &[],
+            };
+            assert_eq!(pass.observe(&view).unwrap(), tokens);
+        }
+        let last = pass.next().unwrap().unwrap();
+        last.plan().clone()
+    }
+
+    #[test]
+    fn a_token_goes_up_to_the_highest_layer_that_picks_it_and_sees_the_picked_ones() {
+        // Of ten tokens each layer picks two: 5 and 13; 5 and 6; 12 and 6.
+        let at = |a: usize, b: usize| {
+            let mut attention = [0.1; 10];
+            (attention[a - 4], attention[b - 4]) = (0.8, 0.7);
+            attention
+        };
+        let plan = last(0.2, [at(5, 13), at(5, 6), at(12, 6)]);
+        assert_eq!(plan.tokens, [5, 6, 12, 13, 14, 15]);
+        assert_eq!(plan.probe, None);
+        let CachedTokens::Selected(layers) = plan.cached else { panic!("layers have tokens of their own") };
+        let written: Vec<&[u32]> = layers.iter().map(|layer| layer.written.as_slice()).collect();
+        assert_eq!(written, [&[5, 6, 12, 13][..], &[5, 6, 12], &[6, 12]]);
+        let continuing: Vec<&[u32]> = layers.iter().map(|layer| layer.continuing.as_slice()).collect();
+        assert_eq!(continuing, [&[5, 6, 12][..], &[6, 12], &[]]);
+        for layer in &layers {
+            let seen: Vec<u32> = layer.documents_see.iter().flat_map(|span| span.positions()).collect();
+            assert_eq!(seen, [5, 6, 12, 13]);
+            assert_eq!(layer.question_sees, [Span::new(4, 10), Span::new(10, 14)]);
+        }
+    }
+
+    #[test]
+    fn every_layer_picks_one_token_at_least() {
+        let mut attention = [0.1; 10];
+        attention[9] = 0.5;
+        assert_eq!(last(0.0, [attention; 3]).tokens, [13, 14, 15]);
+    }
+}
