@@ -62,7 +62,7 @@ demo: build ## Fetch a small model, ingest examples/docs, ask three questions wi
 # Instruction sets beside the best one under which the engine's tests run again.
 TEST_ISAS := $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2) portable
 
-test: setup ## Run all tests, the engine's under each instruction set (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
+test: setup ## Run all tests, the engine's on the reference device and under each instruction set too (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
 	cargo test --workspace $(FEATURES) --no-run
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
@@ -73,6 +73,7 @@ test: setup ## Run all tests, the engine's under each instruction set (real-mode
 	@run=test; if cargo nextest --version >/dev/null 2>&1; then run='nextest run'; fi; \
 	set -ex; \
 	cargo $$run --workspace $(FEATURES); \
+	REFRAIN_TEST_DEVICE=reference cargo $$run $(ENGINE_TESTS); \
 	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa cargo $$run $(ENGINE_TESTS); done
 
 load: build ## 64 clients at once for a minute, some of whom leave (LOAD_ARGS adds options)
