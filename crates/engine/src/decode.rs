@@ -77,7 +77,7 @@ struct DecodeStep<'a, 'b> {
 }
 
 impl LayerAttention for DecodeStep<'_, '_> {
-    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+    fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         let ActiveTokens { decoder, work, .. } = tokens;
         let Workspace { q, k, v, attended, .. } = work;
         let (device, width) = (&**decoder.device(), q.len() / self.caches.len());
@@ -105,6 +105,6 @@ impl LayerAttention for DecodeStep<'_, '_> {
         for (i, cache) in self.caches.iter().enumerate() {
             device.copy(&cache.attended, 0..width, attended, i * width);
         }
-        Ok(Flow::Continue)
+        Ok(Flow::Finish)
     }
 }

@@ -22,6 +22,9 @@ pub struct Settings {
     pub kv: Dtype,
     /// How documents' keys and values lie in the store.
     pub store_dtype: KvQuantization,
+    /// Rows of a layer that one step of a prefill or an ingest computes at most (llama.cpp's physical batch): more take several
+    /// steps, between which others get their turn.
+    pub ubatch: usize,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
     /// Chunks of one namespace are invisible to another.
@@ -39,6 +42,7 @@ impl Default for Settings {
             precision: None,
             kv: Dtype::F16,
             store_dtype: KvQuantization::Exact,
+            ubatch: 2048,
             chunk_tokens: 512,
             namespace: String::new(),
             shared: None,

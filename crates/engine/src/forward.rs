@@ -1,6 +1,7 @@
 //! One layer over the active tokens: the only place where a layer is computed. Prefill passes, ingest and decoding differ in
 //! their attention, which they bring along.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{CachedAttention, Device, Dtype, Floats, KvRows};
@@ -27,35 +28,104 @@ pub(crate) struct ActiveTokens {
     spare: Floats,
 }
 
-/// Whether a layer goes on after its attention.
+/// The steps of a layer that follow once its attention is prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// The output projection and the feed-forward network follow.
-    Continue,
-    /// The layer ends here: no later layer needs its output.
+    /// Attention of the tokens that go on, some rows at a time; then the output projection and the feed-forward network.
+    Attend,
+    /// The output projection and the feed-forward network: attention was computed at once.
+    Finish,
+    /// None: no later layer needs the layer's output.
     Stop,
 }
 
 /// Attention of one layer: it takes projected queries, keys and values, none of them rotated, and leaves the attention's output
 /// of the tokens that go on.
 pub(crate) trait LayerAttention {
-    /// Computes `tokens.work.attended` from `tokens.work.{q, k, v}`. It may drop tokens that do not go on.
-    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow>;
+    /// Puts keys and values of `tokens.work` in their places. It may drop tokens that do not go on.
+    fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow>;
+
+    /// Computes some rows of `tokens.work.attended`, which has the length of `tokens.work.q`. Called where
+    /// [`LayerAttention::prepare`] has said [`Flow::Attend`], until all rows are computed, in ascending order.
+    fn attend(&mut self, _layer: usize, _tokens: &mut ActiveTokens, _rows: Range<usize>) {}
+
+    /// Takes note that all rows are computed.
+    fn attended(&mut self, _layer: usize, _tokens: &ActiveTokens) {}
 }
 
-/// Computes one layer.
+/// A layer under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LayerRun {
+    #[default]
+    Project,
+    /// Attention of the rows from this one on is due.
+    Attend(usize),
+    /// The output projection and the feed-forward network of the rows from this one on are due.
+    Finish(usize),
+}
+
+impl LayerRun {
+    /// Computes the layer, or a part of it where more than `most` rows are active; true at its end. The parts of a step are nearly
+    /// equal, so that none is so small that other kernels would compute it.
+    pub(crate) fn advance(
+        &mut self,
+        layer: usize,
+        tokens: &mut ActiveTokens,
+        attention: &mut dyn LayerAttention,
+        most: usize,
+    ) -> Result<bool> {
+        let decoder = tokens.decoder.clone();
+        loop {
+            let rows = tokens.hidden.len() / decoder.config().hidden;
+            let each = rows.div_ceil(rows.div_ceil(most.max(1)).max(1));
+            let part = |from: usize| from..(from + each).min(rows);
+            match *self {
+                LayerRun::Project => {
+                    decoder.project(layer, &tokens.hidden, &mut tokens.work);
+                    *self = match attention.prepare(layer, tokens)? {
+                        Flow::Attend => {
+                            let elements = tokens.work.q.len();
+                            decoder.device().resize(&mut tokens.work.attended, elements);
+                            LayerRun::Attend(0)
+                        }
+                        Flow::Finish => LayerRun::Finish(0),
+                        Flow::Stop => {
+                            *self = LayerRun::Project;
+                            return Ok(true);
+                        }
+                    };
+                }
+                LayerRun::Attend(from) => {
+                    attention.attend(layer, tokens, part(from));
+                    *self = LayerRun::Attend(part(from).end);
+                    if part(from).end == rows {
+                        attention.attended(layer, tokens);
+                        *self = LayerRun::Finish(0);
+                    }
+                }
+                LayerRun::Finish(from) => {
+                    decoder.finish(layer, &mut tokens.hidden, &mut tokens.work, part(from));
+                    *self = LayerRun::Finish(part(from).end);
+                    if part(from).end == rows {
+                        *self = LayerRun::Project;
+                        return Ok(true);
+                    }
+                }
+            }
+            if rows > most {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// Computes one layer, all rows at once.
 pub(crate) fn forward(
     layer: usize,
     tokens: &mut ActiveTokens,
     attention: &mut dyn LayerAttention,
-) -> Result<Flow> {
-    let decoder = tokens.decoder.clone();
-    decoder.project(layer, &tokens.hidden, &mut tokens.work);
-    let flow = attention.attend(layer, tokens)?;
-    if flow == Flow::Continue {
-        decoder.finish(layer, &mut tokens.hidden, &mut tokens.work);
-    }
-    Ok(flow)
+) -> Result<()> {
+    LayerRun::default().advance(layer, tokens, attention, usize::MAX).map(drop)
 }
 
 impl ActiveTokens {
@@ -166,6 +236,19 @@ pub(crate) fn attention<'a>(
         scale: config.layers[layer].attention_scale,
         precision: decoder.precision(),
     }
+}
+
+/// Attention of some rows of the active tokens over a layer's cache, as their masks say.
+pub(crate) fn attend_rows(
+    layer: usize,
+    tokens: &mut ActiveTokens,
+    cache: (&LayerCache, usize),
+    rows: Range<usize>,
+) {
+    let decoder = tokens.decoder.clone();
+    let (queries, visible) = ((&tokens.work.q, rows.start), &tokens.visible[rows]);
+    let attention = attention(&decoder, layer, cache, queries, visible);
+    decoder.device().attention(&attention, &mut tokens.work.attended, None);
 }
 
 /// Number of keys that tokens see together.

@@ -190,9 +190,12 @@ impl Both<'_> {
                     down: &down,
                     mlp_post_norm: post,
                 };
-                let mut x = x(d);
-                d.attn_output_and_mlp(&upload(d, &random(self.rows * q, 13)), &tail, &mut x);
-                floats(d, &x)
+                let (mut x, attended) = (x(d), upload(d, &random(self.rows * q, 13)));
+                let (before, first) = (floats(d, &x), self.rows / 3);
+                d.attn_output_and_mlp(&attended, &tail, first..self.rows, &mut x);
+                let after = floats(d, &x);
+                assert_eq!(after[..first * HIDDEN], before[..first * HIDDEN], "other rows stay");
+                after
             });
         }
         self.agree("logits", |d| {

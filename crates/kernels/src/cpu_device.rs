@@ -196,16 +196,22 @@ impl Device for Cpu {
         }
     }
 
-    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_>, x: &mut Floats) {
+    fn attn_output_and_mlp(
+        &self,
+        attn_out: &Floats,
+        tail: &LayerTail<'_>,
+        rows: Range<usize>,
+        x: &mut Floats,
+    ) {
         let (attn_out, x) = (floats(attn_out), &mut floats_mut(x)[..]);
         let (output, gate_up, down) = (linear(tail.output), linear(tail.gate_up), linear(tail.down));
         let (hidden, width) = (tail.mlp_norm.weight.len(), gate_up.outputs());
-        let rows = x.len() / hidden;
-        let attn_width = output.inputs();
-        assert_eq!(x.len(), rows * hidden, "x is rows of the norm's length");
-        assert_eq!(attn_out.len(), rows * attn_width, "attn_out has as many rows as x");
-        let x = DisjointMut::new(x);
-        self.by_blocks(rows, &|r| {
+        let (all, attn_width) = (x.len() / hidden, output.inputs());
+        assert_eq!(x.len(), all * hidden, "x is rows of the norm's length");
+        assert_eq!(attn_out.len(), all * attn_width, "attn_out has as many rows as x");
+        let attn_out = &attn_out[rows.start * attn_width..rows.end * attn_width];
+        let x = DisjointMut::new(&mut x[rows.start * hidden..rows.end * hidden]);
+        self.by_blocks(rows.len(), &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
             let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];

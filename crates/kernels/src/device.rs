@@ -429,9 +429,15 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         v: &mut KvBuffer,
     );
 
-    /// x += post(attn_out · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
+    /// For the rows `rows`, x += post(attn_out · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
     /// the layer lacks is the identity.
-    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_>, x: &mut Floats);
+    fn attn_output_and_mlp(
+        &self,
+        attn_out: &Floats,
+        tail: &LayerTail<'_>,
+        rows: Range<usize>,
+        x: &mut Floats,
+    );
 
     /// out (m × outputs) = norm(x) · Wᵀ, on the host, which chooses tokens.
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>);

@@ -337,9 +337,18 @@ impl Device for ReferenceDevice {
         }
     }
 
-    fn attn_output_and_mlp(&self, attn_out: &Floats, tail: &LayerTail<'_>, x: &mut Floats) {
-        let mut rows = values(x);
-        add_branch(tail.output, &values(attn_out), tail.attention_post_norm, &mut rows);
+    fn attn_output_and_mlp(
+        &self,
+        attn_out: &Floats,
+        tail: &LayerTail<'_>,
+        range: Range<usize>,
+        x: &mut Floats,
+    ) {
+        let (mut all, attn_out) = (values(x), values(attn_out));
+        let (hidden, width) = (tail.mlp_norm.weight.len(), tail.output.storage::<Weights>().inputs);
+        let range_of = |width: usize| range.start * width..range.end * width;
+        let mut rows = all[range_of(hidden)].to_vec();
+        add_branch(tail.output, &attn_out[range_of(width)], tail.attention_post_norm, &mut rows);
         let wide = product(tail.gate_up, &normed(&rows, tail.mlp_norm));
         let width = tail.gate_up.storage::<Weights>().b.len();
         let gated = |row: &[f32]| {
@@ -348,7 +357,8 @@ impl Device for ReferenceDevice {
         };
         let active: Vec<f32> = wide.chunks_exact(width).flat_map(gated).collect();
         add_branch(tail.down, &active, tail.mlp_post_norm, &mut rows);
-        set(x, &rows);
+        all[range_of(hidden)].copy_from_slice(&rows);
+        set(x, &all);
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {

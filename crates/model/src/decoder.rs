@@ -3,6 +3,7 @@
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use refrain_kernels::{
@@ -198,11 +199,11 @@ impl Decoder {
         device.project_qkv(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
-    /// The rest of a layer after attention, in place: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
+    /// The rest of a layer after attention, in place, for some rows: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
     /// where the layer has them.
     ///
     /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
-    pub fn finish(&self, layer: usize, x: &mut Floats, work: &mut Workspace) {
+    pub fn finish(&self, layer: usize, x: &mut Floats, work: &mut Workspace, rows: Range<usize>) {
         let layer = &self.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
         let tail = LayerTail {
@@ -214,7 +215,7 @@ impl Decoder {
             down: &layer.down,
             mlp_post_norm: post_norm(1),
         };
-        self.device_of(work.each).attn_output_and_mlp(&work.attended, &tail, x);
+        self.device_of(work.each).attn_output_and_mlp(&work.attended, &tail, rows, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.

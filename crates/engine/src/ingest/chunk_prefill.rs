@@ -10,7 +10,7 @@ use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
 use crate::Result;
 use crate::engine::Engine;
-use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};
 
 /// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
 pub(crate) type LayerKv = (Buffer, Buffer);
@@ -65,6 +65,10 @@ impl ChunkPrefill {
 pub(crate) struct IsolatedRun {
     tokens: ActiveTokens,
     layer: usize,
+    /// Progress of the layer.
+    run: LayerRun,
+    /// Rows of a layer that one step computes at most.
+    most: usize,
     layers: IsolatedLayers,
 }
 
@@ -99,17 +103,18 @@ impl IsolatedRun {
             lse: tokens.device().floats(0),
             queries: tokens.device().floats(0),
         };
-        Ok(IsolatedRun { tokens, layer: 0, layers })
+        let most = engine.settings().ubatch;
+        Ok(IsolatedRun { tokens, layer: 0, run: LayerRun::default(), most, layers })
     }
 
-    /// Computes a layer; true once there is none left.
+    /// Computes a layer, or a part of a long one; true once there is none left.
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
         let layers = self.tokens.decoder.shape().layers;
         if self.layer < layers {
             self.layers.made.resize(statistics.len(), AuxTensors::default());
             let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
-            forward(self.layer, &mut self.tokens, &mut observed)?;
-            self.layer += 1;
+            let done = self.run.advance(self.layer, &mut self.tokens, &mut observed, self.most)?;
+            self.layer += usize::from(done);
         }
         Ok(self.layer == layers)
     }
@@ -128,7 +133,7 @@ struct ObservedLayers<'a> {
 }
 
 impl LayerAttention for ObservedLayers<'_> {
-    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+    fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         let IsolatedLayers { cache, dropped, kept, kv, made, lse, queries } = &mut *self.layers;
         let decoder = tokens.decoder.clone();
         let device = &**decoder.device();
@@ -144,22 +149,22 @@ impl LayerAttention for ObservedLayers<'_> {
         tokens.set_causal_mask(layer);
         // No later layer needs the output of the last one.
         let last = layer + 1 == tokens.decoder.shape().layers;
-        let flow = if last { Flow::Stop } else { Flow::Continue };
-        if last && self.statistics.is_empty() {
-            return Ok(flow);
+        if self.statistics.is_empty() {
+            return Ok(if last { Flow::Stop } else { Flow::Attend });
         }
         device.resize(&mut tokens.work.attended, rows * width);
         let queries_of_rows = (&tokens.work.q, 0);
         let attention = attention(&decoder, layer, (cache, rows), queries_of_rows, &tokens.visible);
-        if self.statistics.is_empty() {
-            device.attention(&attention, &mut tokens.work.attended, None);
-            return Ok(flow);
-        }
         device.attention(&attention, &mut tokens.work.attended, Some(lse));
-        let Some((k, _)) = kv.last() else { return Ok(flow) };
+        let Some((k, _)) = kv.last() else { unreachable!("keys were copied above") };
         let tensors = ContextTensors { device, attention, lse, first: *dropped, queries, k };
         let view = ContextLayer::new(layer, decoder.shape().layers, tensors);
         self.statistics.iter().zip(made).for_each(|(of, statistics)| of.observe(&view, statistics));
-        Ok(flow)
+        Ok(if last { Flow::Stop } else { Flow::Finish })
+    }
+
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
+        let slots = tokens.positions.len();
+        attend_rows(layer, tokens, (&self.layers.cache, slots), rows);
     }
 }

@@ -1,17 +1,19 @@
 //! Attention of one layer of a pass, over all tokens of the prompt or over selected ones.
 
+use std::ops::Range;
+
 use refrain_fusion::{Mask, PromptLayout};
 use refrain_kv::LayerCache;
 
 use super::capture::AttentionCapture;
-use super::layers::{AnswerCache, PassLayers, Source};
+use super::layers::{AnswerCache, AttendingLayer, PassLayers, Source};
 use super::prefetch::PrefetchedLayer;
 use super::reuse::Segment;
 use super::selected::SelectedLayers;
 use super::stats::count_within;
 use crate::Result;
 use crate::cache::{PromptLayer, RetrievingTokens};
-use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, visible_keys};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attend_rows, visible_keys};
 
 impl PassLayers {
     /// Lets each token see its slots at `layer`. `before` holds the tokens before the last layer shrank them, or nothing.
@@ -28,7 +30,7 @@ impl PassLayers {
     }
 
     /// A layer at which every token of the prompt has its slot.
-    pub(super) fn attend_all(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+    pub(super) fn prepare_all(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         let PrefetchedLayer { mut cache, cached } = match self.ready.take() {
             Some(ready) => ready,
             None => unreachable!("a layer is computed when its keys and values are there"),
@@ -82,48 +84,49 @@ impl PassLayers {
         if final_pass && !last {
             self.observe_prompt(layer, tokens, &cache);
         }
-        let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible);
-        let (device, elements) = (decoder.device(), tokens.work.q.len());
-        device.resize(&mut tokens.work.attended, elements);
-        let keys = match &mut self.retrieval {
-            None => {
-                let attention = attention(&decoder, layer, (&cache, capacity), (&tokens.work.q, 0), visible);
-                device.attention(&attention, &mut tokens.work.attended, None);
-                visible_keys(visible)
-            }
-            Some(retrieval) => {
-                let retrieving = RetrievingTokens {
-                    decoder: &tokens.decoder,
-                    cache: &cache,
-                    capacity,
-                    positions: &tokens.positions,
-                    visible,
-                    q: &tokens.work.q,
-                    q_pre_rope: &self.q_pre_rope,
-                };
-                retrieval.attend(layer, &retrieving, &mut tokens.work.attended);
-                if last {
-                    // Blocks are weighed by the attention of all tokens; the output of the last one is all that is needed.
-                    let width = elements / tokens.positions.len();
-                    let mut attended = device.floats(width);
-                    device.copy(&tokens.work.attended, elements - width..elements, &mut attended, 0);
-                    tokens.work.attended = attended;
-                    tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
-                }
-                retrieval.take_keys()
-            }
+        let attending = AttendingLayer { cache, projected };
+        let Some(retrieval) = &mut self.retrieval else {
+            self.attending = Some(attending);
+            return Ok(Flow::Attend);
         };
+        let (decoder, elements) = (tokens.decoder.clone(), tokens.work.q.len());
+        let device = decoder.device();
+        let retrieving = RetrievingTokens {
+            decoder: &decoder,
+            cache: &attending.cache,
+            capacity,
+            positions: &tokens.positions,
+            visible: &tokens.visible,
+            q: &tokens.work.q,
+            q_pre_rope: &self.q_pre_rope,
+        };
+        retrieval.attend(layer, &retrieving, &mut tokens.work.attended);
+        let keys = retrieval.take_keys();
+        if last {
+            // Blocks are weighed by the attention of all tokens; the output of the last one is all that is needed.
+            let width = elements / tokens.positions.len();
+            let mut attended = device.floats(width);
+            device.copy(&tokens.work.attended, elements - width..elements, &mut attended, 0);
+            tokens.work.attended = attended;
+            tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+        }
+        self.leave(layer, tokens, attending, keys);
+        Ok(Flow::Finish)
+    }
+
+    /// Counts a layer whose tokens have attended to `keys` keys, and hands its cache on.
+    fn leave(&mut self, layer: usize, tokens: &ActiveTokens, attending: AttendingLayer, keys: usize) {
+        let AttendingLayer { cache, projected } = attending;
         self.stats.count_layer(tokens.decoder.config(), projected, tokens.positions.len(), keys);
         match &mut self.answer {
-            Some(answer) if final_pass => {
+            Some(answer) if self.plan.probe.is_none() => {
                 if let Some(unused) = answer.as_cache().store_prompt(layer, cache) {
-                    context.allocator.release(unused);
+                    self.context.allocator.release(unused);
                 }
             }
             Some(AnswerCache::Full(_)) => self.carried.push(cache),
-            _ => context.allocator.release(cache),
+            _ => self.context.allocator.release(cache),
         }
-        Ok(Flow::Continue)
     }
 
     /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there.
@@ -199,12 +202,12 @@ impl PassLayers {
             self.stats.cached_tokens = selected.cached_tokens(&context);
         }
         kept.release(&context);
-        Ok(Flow::Continue)
+        Ok(Flow::Finish)
     }
 }
 
 impl LayerAttention for PassLayers {
-    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+    fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         match std::mem::replace(&mut self.source, Source::Empty) {
             Source::Selected(mut selected) => {
                 let flow = self.attend_selected(&mut selected, layer, tokens);
@@ -213,8 +216,20 @@ impl LayerAttention for PassLayers {
             }
             source => {
                 self.source = source;
-                self.attend_all(layer, tokens)
+                self.prepare_all(layer, tokens)
             }
+        }
+    }
+
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
+        if let Some(AttendingLayer { cache, .. }) = &self.attending {
+            attend_rows(layer, tokens, (cache, self.prompt_capacity()), rows);
+        }
+    }
+
+    fn attended(&mut self, layer: usize, tokens: &ActiveTokens) {
+        if let Some(attending) = self.attending.take() {
+            self.leave(layer, tokens, attending, visible_keys(&tokens.visible));
         }
     }
 }

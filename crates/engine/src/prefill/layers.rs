@@ -64,6 +64,14 @@ pub(super) enum Source {
     Selected(Box<SelectedLayers>),
 }
 
+/// A layer's cache while rows attend over it.
+#[derive(Debug)]
+pub(super) struct AttendingLayer {
+    pub(super) cache: LayerCache,
+    /// Tokens that were projected.
+    pub(super) projected: usize,
+}
+
 /// A pass but for its active tokens.
 #[derive(Debug)]
 pub(crate) struct PassLayers {
@@ -77,6 +85,8 @@ pub(crate) struct PassLayers {
     pub(super) carried: Vec<LayerCache>,
     pub(super) retrieval: Option<BlockRetrieval>,
     pub(super) q_pre_rope: Floats,
+    /// The layer whose rows attend part by part.
+    pub(super) attending: Option<AttendingLayer>,
     /// The layer to be computed next.
     pub(super) ready: Option<PrefetchedLayer>,
     pub(crate) stats: PrefillStats,

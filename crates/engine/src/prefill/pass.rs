@@ -13,20 +13,22 @@ use super::selected::SelectedLayers;
 use super::stats::PrefillStats;
 use crate::Result;
 use crate::cache::{BlockRetrieval, BlockSparseCache, DecodeCache, EvictingCache, FullCache};
-use crate::forward::{ActiveTokens, forward};
+use crate::forward::{ActiveTokens, LayerRun};
 
 /// A pass under way.
 #[derive(Debug)]
 pub(crate) struct PassRun {
     tokens: ActiveTokens,
     layer: usize,
+    /// Progress of the layer.
+    run: LayerRun,
     pub(crate) layers: PassLayers,
 }
 
 /// The end of one call of [`PassRun::advance`].
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// A layer was computed.
+    /// A layer was computed, or a part of a long one.
     Layer,
     /// The layer's keys and values have not come yet.
     Waiting,
@@ -74,6 +76,7 @@ impl PassRun {
             source: Source::Empty,
             carried: Vec::new(),
             retrieval: None,
+            attending: None,
             q_pre_rope: decoder.device().floats(0),
             ready: None,
             stats: PrefillStats {
@@ -130,23 +133,26 @@ impl PassRun {
         }
         let mut tokens = engine.buffers().acquire(decoder, dtype);
         tokens.embed(&context.ids, layers.plan.tokens.clone(), &context.tables)?;
-        Ok(PassRun { tokens, layer: 0, layers })
+        Ok(PassRun { tokens, layer: 0, run: LayerRun::default(), layers })
     }
 
-    /// Computes the next layer, if its keys and values are there.
+    /// Computes the next layer, or a part of it, if its keys and values are there.
     pub(crate) fn advance(&mut self) -> Result<Step> {
         let depth = self.layers.depth();
         if self.layer == depth {
             return Ok(Step::Done);
         }
-        match self.layers.poll(self.layer) {
-            Prefetched::Ready(ready) => self.layers.ready = Some(ready),
-            Prefetched::Waiting => return Ok(Step::Waiting),
-            Prefetched::Broken => return Ok(Step::Broken),
+        if self.run == LayerRun::Project {
+            match self.layers.poll(self.layer) {
+                Prefetched::Ready(ready) => self.layers.ready = Some(ready),
+                Prefetched::Waiting => return Ok(Step::Waiting),
+                Prefetched::Broken => return Ok(Step::Broken),
+            }
         }
         let started = Instant::now();
         let (waited, capturing) = (self.layers.total_waited(), self.layers.stats.capturing);
-        forward(self.layer, &mut self.tokens, &mut self.layers)?;
+        let most = self.layers.context.engine.settings().ubatch;
+        let done = self.run.advance(self.layer, &mut self.tokens, &mut self.layers, most)?;
         if self.layers.is_broken() {
             return Ok(Step::Broken);
         }
@@ -154,7 +160,7 @@ impl PassRun {
             let other = self.layers.total_waited() - waited + self.layers.stats.capturing - capturing;
             self.layers.stats.selecting += started.elapsed().saturating_sub(other);
         }
-        self.layer += 1;
+        self.layer += usize::from(done);
         Ok(if self.layer == depth { Step::Done } else { Step::Layer })
     }
 

@@ -11,7 +11,7 @@ use super::context::PassContext;
 use super::spans::LoadedSpans;
 use super::stats::{LoadStats, PrefillStats};
 use crate::cache::{DecodeCache, EvictingCache, PromptLayer, SlotMap};
-use crate::forward::{ActiveTokens, attention, visible_keys};
+use crate::forward::{ActiveTokens, attend_rows, visible_keys};
 use crate::{Error, Result};
 
 /// Slots of one layer.
@@ -353,13 +353,10 @@ fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
 
 /// Attention of some of the active tokens.
 fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: usize, rows: Range<usize>) {
-    let (decoder, elements) = (tokens.decoder.clone(), tokens.work.q.len());
-    let (device, work) = (decoder.device(), &mut tokens.work);
-    device.resize(&mut work.attended, elements);
+    let elements = tokens.work.q.len();
+    tokens.decoder.device().resize(&mut tokens.work.attended, elements);
     if !rows.is_empty() {
-        let queries = (&work.q, rows.start);
-        let attention = attention(&decoder, layer, (cache, slots), queries, &tokens.visible[rows]);
-        device.attention(&attention, &mut work.attended, None);
+        attend_rows(layer, tokens, (cache, slots), rows);
     }
 }
 

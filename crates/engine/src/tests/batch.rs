@@ -7,7 +7,7 @@ use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
 use refrain_kernels::{Dtype, Precision};
 
-use super::{SMOLLM2, engine, random_prompt, real, small, tiny};
+use super::{SMOLLM2, engine, exact, random_prompt, real, small, tiny};
 use crate::{
     Advance, Answer, DecodeWorkspace, Engine, GenerateRequest, Prompt, Sampling, Sequence, Settings,
     TokenEvent, decode_step,
@@ -146,6 +146,39 @@ fn same_beside_others(engine: &Engine) {
                 "{what}: {} {bytes}",
                 a.kv_bytes
             );
+        }
+    }
+}
+
+/// A long layer is computed part by part: answers are the same to the bit, and a step is a part.
+#[test]
+fn parts_of_a_layer_are_the_layer() {
+    for kv in [Dtype::F32, Dtype::F16] {
+        let whole = engine(&tiny("llama"), exact(kv));
+        let parts = engine(&tiny("llama"), Settings { ubatch: 24, ..exact(kv) });
+        let prompt = random_prompt(&whole, 6, &[70, 41, 90], 9, 17);
+        let sampling = Sampling { max_tokens: 6, logprobs: Some(1), ..Sampling::default() };
+        for entry in METHODS.entries {
+            let method = entry.with([]).unwrap();
+            let of = |engine: &Engine| {
+                engine.ingest_prompt(&prompt, std::slice::from_ref(&method)).unwrap();
+                let request = GenerateRequest {
+                    ignore_eos: true,
+                    ..GenerateRequest::new(method.clone(), sampling.clone())
+                };
+                let mut likely = Vec::new();
+                let answer = engine.answer(&prompt, &request, |event| note(&mut likely, event)).unwrap();
+                let mut prefill = engine.prefill(&prompt, request).unwrap();
+                let mut steps = 0;
+                while prefill.advance().unwrap() != Advance::Done {
+                    steps += 1;
+                }
+                (answer.tokens, likely, steps)
+            };
+            let (whole, parts) = (of(&whole), of(&parts));
+            assert_eq!((&whole.0, &whole.1), (&parts.0, &parts.1), "{}", entry.name);
+            let splits = ["vanilla", "a3", "cache_blend"].contains(&entry.name);
+            assert!(!splits || parts.2 >= whole.2 + 10, "{}: {} and {} steps", entry.name, whole.2, parts.2);
         }
     }
 }

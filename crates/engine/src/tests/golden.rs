@@ -1,5 +1,6 @@
 //! Logits against Hugging Face transformers in f32 (files made by `tools/golden.py`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{Dtype, Precision};
@@ -11,7 +12,7 @@ use super::{SMOLLM2, device, max_difference, real, tiny};
 use crate::argmax;
 use crate::cache::{FullCache, SequenceCache};
 use crate::decode::{DecodeWorkspace, extend};
-use crate::forward::{ActiveTokens, Flow, LayerAttention, attention, forward};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attend_rows, forward};
 
 #[derive(Deserialize)]
 struct Case {
@@ -63,18 +64,18 @@ fn check(name: &str, decoder: &Arc<Decoder>, case: &Case) {
 struct Causal<'a>(&'a mut FullCache);
 
 impl LayerAttention for Causal<'_> {
-    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens) -> crate::Result<Flow> {
-        let (capacity, decoder) = (self.0.kv.capacity(), tokens.decoder.clone());
-        let device = decoder.device();
-        let mut cache = LayerCache::new(&**device, decoder.shape(), Dtype::F32, capacity);
+    fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> crate::Result<Flow> {
+        let (capacity, shape) = (self.0.kv.capacity(), tokens.decoder.shape());
+        let mut cache = LayerCache::new(tokens.device(), shape, Dtype::F32, capacity);
         tokens.apply_rope(layer);
         tokens.write_kv(layer, &mut cache, &tokens.positions);
         tokens.set_causal_mask(layer);
-        device.resize(&mut tokens.work.attended, tokens.work.q.len());
-        let attention = attention(&decoder, layer, (&cache, capacity), (&tokens.work.q, 0), &tokens.visible);
-        device.attention(&attention, &mut tokens.work.attended, None);
         self.0.kv.install(layer, cache);
-        Ok(Flow::Continue)
+        Ok(Flow::Attend)
+    }
+
+    fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
+        attend_rows(layer, tokens, (self.0.kv.layer(layer), self.0.kv.capacity()), rows);
     }
 }
 

@@ -131,7 +131,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
             start = end;
         }
         work.attended = upload(device, &attended);
-        decoder.finish(layer, &mut x, &mut work);
+        decoder.finish(layer, &mut x, &mut work, 0..m);
     }
     decoder.logits(&x, &mut work);
     work.logits[(n - 1) * config.vocab..].to_vec()

@@ -216,7 +216,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         }
         buffer = upload(device, &hidden);
         work.attended = upload(device, &attended);
-        decoder.finish(layer, &mut buffer, &mut work);
+        decoder.finish(layer, &mut buffer, &mut work, 0..on.len());
         x = on
             .iter()
             .zip(download(device, &buffer).chunks(config.hidden))

@@ -151,7 +151,7 @@ fn steps(
         let found = cpu.download_kv(found, 0..rows * KV);
         assert_eq!(found.as_slice().as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
     }
-    cpu.attn_output_and_mlp(&q, &layer.tail(activation, extra), &mut x);
+    cpu.attn_output_and_mlp(&q, &layer.tail(activation, extra), 0..rows, &mut x);
     let mut should = start.to_vec();
     let post = extra.then_some(&layer.norm[..]);
     add_branch(cpu, &layer.output, &queries, post, &mut should);
