@@ -1,7 +1,5 @@
 //! Plain Rust, for every machine: eight lanes that the compiler may vectorise.
 
-use std::array::from_fn;
-
 use half::{bf16, f16};
 
 use super::microkernel::{Paired, Single, tiles};
@@ -16,9 +14,15 @@ pub(crate) struct Portable;
 
 type F = [f32; LANES];
 
+/// An array of each lane's element, written out: as a loop it would be kept in memory, lane by lane.
+#[inline(always)]
+fn lanes<T>(f: impl Fn(usize) -> T) -> [T; LANES] {
+    [f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)]
+}
+
 #[inline(always)]
 fn zip(a: F, b: F, f: impl Fn(f32, f32) -> f32) -> F {
-    from_fn(|i| f(a[i], b[i]))
+    lanes(|i| f(a[i], b[i]))
 }
 
 #[inline(always)]
@@ -54,31 +58,31 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> F {
         // SAFETY: the caller's.
-        unsafe { from_fn(|i| (*p.add(i)).to_f32()) }
+        unsafe { lanes(|i| (*p.add(i)).to_f32()) }
     }
 
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16, v: F) {
         // SAFETY: the caller's.
-        unsafe { p.cast::<[f16; LANES]>().write_unaligned(v.map(f16::from_f32)) }
+        unsafe { p.cast::<[f16; LANES]>().write_unaligned(lanes(|i| f16::from_f32(v[i]))) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> F {
         // SAFETY: the caller's.
-        unsafe { from_fn(|i| (*p.add(i)).to_f32()) }
+        unsafe { lanes(|i| (*p.add(i)).to_f32()) }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> F {
         // SAFETY: the caller's.
-        unsafe { from_fn(|i| f32::from(*p.add(i))) }
+        unsafe { lanes(|i| f32::from(*p.add(i))) }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: F) {
         // SAFETY: the caller's.
-        unsafe { p.cast::<[bf16; LANES]>().write_unaligned(v.map(bf16::from_f32)) }
+        unsafe { p.cast::<[bf16; LANES]>().write_unaligned(lanes(|i| bf16::from_f32(v[i]))) }
     }
 
     #[inline(always)]
@@ -103,7 +107,7 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn fma(self, a: F, b: F, c: F) -> F {
-        from_fn(|i| multiply_add(a[i], b[i], c[i]))
+        lanes(|i| multiply_add(a[i], b[i], c[i]))
     }
 
     #[inline(always)]
@@ -119,12 +123,12 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     fn round(self, a: F) -> F {
         // Adding 1.5·2²³ leaves no room for a fraction; right for |a| < 2²².
-        a.map(|a| (a + 12_582_912.0) - 12_582_912.0)
+        lanes(|i| (a[i] + 12_582_912.0) - 12_582_912.0)
     }
 
     #[inline(always)]
     fn exp2i(self, n: F) -> F {
-        n.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32))
+        lanes(|i| f32::from_bits(((n[i] as i32 + 127) << 23) as u32))
     }
 
     #[inline(always)]
@@ -139,7 +143,7 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn keep(self, a: F, lo: usize, hi: usize) -> F {
-        from_fn(|i| if lo <= i && i < hi { a[i] } else { f32::NEG_INFINITY })
+        lanes(|i| if lo <= i && i < hi { a[i] } else { f32::NEG_INFINITY })
     }
 
     #[inline(always)]
@@ -159,7 +163,7 @@ unsafe impl Simd for Portable {
     unsafe fn load_pair(self, p: *const u32) -> (F, F) {
         // SAFETY: the caller's.
         let w: [u32; LANES] = unsafe { p.cast::<[u32; LANES]>().read_unaligned() };
-        (w.map(|w| f32::from_bits(w << 16)), w.map(|w| f32::from_bits(w & 0xffff_0000)))
+        (lanes(|i| f32::from_bits(w[i] << 16)), lanes(|i| f32::from_bits(w[i] & 0xffff_0000)))
     }
 
     #[inline(always)]
