@@ -138,6 +138,10 @@ pub(crate) struct Global {
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
+    /// Most tokens whose share of a layer is computed in one step: in the server, others get their turn between steps
+    #[arg(long, global = true, value_name = "N", default_value_t = 2048, hide_short_help = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ubatch_size: u32,
     /// Secret that determines the namespace: chunks of one namespace are invisible to the others. Give it by
     /// environment variable or configuration file, since other users can see command lines
     #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]

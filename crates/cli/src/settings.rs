@@ -118,6 +118,7 @@ impl Context {
             precision: self.global.compute.0,
             kv: self.global.kv,
             store_dtype: self.global.store_dtype,
+            ubatch: self.global.ubatch_size as usize,
             chunk_tokens: self.global.chunk_tokens,
             namespace: self.namespace()?,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),

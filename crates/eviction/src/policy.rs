@@ -73,7 +73,7 @@ pub trait EvictionPolicy: Debug + Send + Sync {
     /// If options contradict one another or the prompt.
     fn budget(&self, prompt: &PromptSpans) -> Result<Option<Budget>>;
 
-    /// What attention must report to the scorers of this prompt's request. The answer is the same whenever it is asked for, so
+    /// Reports of attention that the scorers of this prompt's request need. The answer is the same whenever it is asked for, so
     /// that a cache asks once and keeps it.
     fn needs(&self, prompt: &PromptSpans) -> AttentionNeeds;
 

@@ -122,7 +122,7 @@ impl<'a> ContextLayer<'a> {
         sums
     }
 
-    /// The same, mean over heads: their sum over later tokens, and how many of these see the token.
+    /// Attention that each token receives from all later ones, mean over heads: its sum, and the number of rows that see the token.
     pub fn received(&self) -> Vec<(f32, usize)> {
         let (tokens, heads, first) = (self.tokens(), self.tensors.attention.heads, self.tensors.first);
         let visible: Vec<(u32, u32)> = self.later().collect();

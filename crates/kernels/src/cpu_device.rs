@@ -1,6 +1,5 @@
 //! The CPU as a device: kernels on slices of its storage.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,29 +10,10 @@ use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
     Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
 };
-use crate::disjoint::DisjointMut;
 use crate::floats::CpuFloats;
 use crate::linear::Linear;
-use crate::ops::{RmsNorm, Round, softmax};
+use crate::ops::softmax;
 use crate::row_ops::mean;
-use crate::scratch::{self, AlignedVec};
-use crate::simd::Elem;
-
-/// Rows that a thread takes through several steps: their intermediate results stay in its caches.
-const BLOCK_ROWS: usize = 512;
-/// With fewer rows for each thread, the threads share the work of each step.
-const MIN_ROWS_PER_THREAD: usize = 128;
-/// Rows at a time when threads share the work of each step.
-const SHARED_ROWS: usize = 1024;
-
-thread_local! {
-    /// Rows after their norm.
-    static NORMED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// Rows between two products.
-    static WIDE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-    /// A residual branch before its post-norm, or one row's keys after their norm.
-    static BRANCH: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
-}
 
 /// Rows whose concatenated logits are held at once: they bound the memory of [`Device::concat_attention_mass`].
 const LOGIT_ROWS: usize = 64;
@@ -204,25 +184,7 @@ impl Device for Cpu {
         x: &mut Floats,
     ) {
         let (attn_out, x) = (floats(attn_out), &mut floats_mut(x)[..]);
-        let (output, gate_up, down) = (linear(tail.output), linear(tail.gate_up), linear(tail.down));
-        let (hidden, width) = (tail.mlp_norm.weight.len(), gate_up.outputs());
-        let (all, attn_width) = (x.len() / hidden, output.inputs());
-        assert_eq!(x.len(), all * hidden, "x is rows of the norm's length");
-        assert_eq!(attn_out.len(), all * attn_width, "attn_out has as many rows as x");
-        let attn_out = &attn_out[rows.start * attn_width..rows.end * attn_width];
-        let x = DisjointMut::new(&mut x[rows.start * hidden..rows.end * hidden]);
-        self.by_blocks(rows.len(), &|r| {
-            // SAFETY: these rows belong to this block.
-            let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
-            let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
-            self.add_branch(output, attn_out, tail.attention_post_norm, x);
-            let mut wide = scratch::borrow(&WIDE, r.len() * width);
-            let active = &mut wide.as_f32_mut()[..r.len() * width];
-            self.normed(x, tail.mlp_norm, |normed| {
-                self.linear_gated(gate_up, tail.activation, normed, active);
-            });
-            self.add_branch(down, active, tail.mlp_post_norm, x);
-        });
+        self.finish_layer(attn_out, tail, rows, x);
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
@@ -433,99 +395,5 @@ impl Device for Cpu {
         let slots = z.len() / (q.len() / (queries * d)).max(1);
         let k = buffer(k).as_slice().range(head * capacity * d..(head + 1) * capacity * d);
         Cpu::concat_logits(self, q, queries, 1, d, k, capacity, 0..slots, scale, z);
-    }
-}
-
-impl Cpu {
-    /// Calls `f` for blocks of rows. If there are enough rows, each thread takes a block at a time through all steps, so
-    /// that intermediate results stay in its caches; otherwise the threads share the work of each step.
-    fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
-        let threads = self.threads();
-        if rows < MIN_ROWS_PER_THREAD * threads {
-            return (0..rows)
-                .step_by(SHARED_ROWS)
-                .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
-        }
-        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
-        let each = rows.div_ceil(blocks).next_multiple_of(32);
-        self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
-    }
-
-    /// x += post(input · Wᵀ + b)
-    fn add_branch(&self, w: &Linear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
-        let Some(post) = post else { return self.linear_add(w, input, x) };
-        let mut branch = scratch::borrow(&BRANCH, x.len());
-        let branch = &mut branch.as_f32_mut()[..x.len()];
-        self.linear(w, input, branch);
-        let (width, x) = (post.weight.len(), DisjointMut::new(x));
-        self.normed(branch, post, |normed| {
-            self.by_rows(normed.len() / width, width, &|r| {
-                let r = r.start * width..r.end * width;
-                // SAFETY: these rows belong to this task.
-                let x = unsafe { x.part(r.clone()) };
-                x.iter_mut().zip(&normed[r]).for_each(|(x, y)| *x += y);
-            });
-        });
-    }
-
-    /// [`Device::project_qkv`] into keys and values of one type.
-    #[allow(clippy::too_many_arguments)]
-    fn project_qkv_to<E: Elem>(
-        &self,
-        x: &[f32],
-        norm: Norm<'_>,
-        w: &Linear,
-        heads: Option<HeadNorms<'_>>,
-        q: &mut [f32],
-        k: &mut [E],
-        v: &mut [E],
-    ) {
-        let (hidden, width) = (norm.weight.len(), w.outputs());
-        let rows = x.len() / hidden;
-        let q_width = q.len() / rows.max(1);
-        let kv_width = (width - q_width) / 2;
-        let (q, k, v) = (DisjointMut::new(q), DisjointMut::new(k), DisjointMut::new(v));
-        self.by_blocks(rows, &|r| {
-            let mut wide = scratch::borrow(&WIDE, r.len() * width);
-            let qkv = &mut wide.as_f32_mut()[..r.len() * width];
-            self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));
-            self.by_rows(r.len(), width, &|part| {
-                for i in part {
-                    let (row, at) = (&qkv[i * width..(i + 1) * width], r.start + i);
-                    // SAFETY: row `at` belongs to this task.
-                    let (q, k, v) = unsafe {
-                        (
-                            q.part(at * q_width..(at + 1) * q_width),
-                            k.part(at * kv_width..(at + 1) * kv_width),
-                            v.part(at * kv_width..(at + 1) * kv_width),
-                        )
-                    };
-                    let (q_row, kv_row) = row.split_at(q_width);
-                    let (k_row, v_row) = kv_row.split_at(kv_width);
-                    match heads {
-                        None => {
-                            q.copy_from_slice(q_row);
-                            self.run(Round { src: k_row, out: k });
-                        }
-                        Some(HeadNorms { q: q_norm, k: k_norm }) => {
-                            self.run(RmsNorm { x: q_row, weight: q_norm.weight, eps: q_norm.eps, y: q });
-                            let mut normed = scratch::borrow(&BRANCH, kv_width);
-                            let y = &mut normed.as_f32_mut()[..kv_width];
-                            self.run(RmsNorm { x: k_row, weight: k_norm.weight, eps: k_norm.eps, y });
-                            self.run(Round { src: y, out: k });
-                        }
-                    }
-                    self.run(Round { src: v_row, out: v });
-                }
-            });
-        });
-    }
-
-    /// Calls `then` with the normalised rows.
-    fn normed(&self, x: &[f32], norm: Norm<'_>, then: impl FnOnce(&[f32])) {
-        let mut normed = scratch::borrow(&NORMED, x.len());
-        let normed = &mut normed.as_f32_mut()[..x.len()];
-        self.rms_norm(x, norm.weight, norm.eps, normed);
-        then(normed);
     }
 }

@@ -22,8 +22,9 @@ pub mod conformance;
 mod convert;
 #[allow(unsafe_code)]
 mod cpu;
-#[allow(unsafe_code)]
 mod cpu_device;
+#[allow(unsafe_code)]
+mod cpu_layer;
 #[allow(unsafe_code)]
 mod dequantize;
 mod device;

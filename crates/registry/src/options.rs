@@ -58,7 +58,7 @@ pub enum OptionType {
 pub struct OptionSpec {
     /// The name, as in `a3:ratio=0.2`.
     pub name: String,
-    /// What the option does.
+    /// The option's effect.
     pub help: String,
     /// Type and range of the value.
     pub value_type: OptionType,

@@ -1,7 +1,7 @@
 //! The compute thread: `admit; advance; decode; publish`, over and over.
 //!
 //! All prefills, ingests and sequences under way belong to this thread. One turn takes jobs from the queue as far as there is room,
-//! computes at most one layer of one prefill or ingest, decodes a token of every running sequence if one is due, and tells
+//! computes at most one layer, or a part of a long one, of one prefill or ingest, decodes a token of every running sequence if one is due, and tells
 //! the others what is under way.
 
 use std::collections::VecDeque;
@@ -63,8 +63,6 @@ struct RunningPrefill {
 struct RunningIngest {
     client: Client,
     ingest: Ingest,
-    /// Tokens that the request was told of.
-    told: Option<usize>,
     ingest_span: Span,
 }
 
@@ -159,7 +157,7 @@ impl Compute {
         match job {
             Job::Ingest(ingest) => {
                 let ingest_span = info_span!(parent: &client.span, "ingest");
-                self.ingests.push_back(RunningIngest { client, ingest: *ingest, told: None, ingest_span });
+                self.ingests.push_back(RunningIngest { client, ingest: *ingest, ingest_span });
             }
             Job::Generate(job) => {
                 let GenerateJob { prompt, method, eviction, sampling, explain } = *job;
@@ -246,10 +244,7 @@ impl Compute {
         }
         let span = running.ingest_span.clone();
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
-        if let Some(progress) = running.ingest.progress()
-            && running.told != Some(progress.done)
-        {
-            running.told = Some(progress.done);
+        if let Some(progress) = running.ingest.new_progress() {
             let _ = running.client.events.send(Event::Progress(progress));
         }
         match advanced {

@@ -46,7 +46,7 @@ pub struct Options {
     pub method: String,
     /// Eviction policy of requests that name none, such as `full`.
     pub evict: String,
-    /// What the prompt of a chat says before and after its documents; system message and history come from the request.
+    /// Text of a chat's prompt before and after its documents; system message and history come from the request.
     pub instructions: Instructions,
     /// Bounds on the work that is accepted.
     pub limits: Limits,

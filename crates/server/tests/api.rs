@@ -270,7 +270,7 @@ async fn bodies_must_say_that_they_are_json() {
 #[tokio::test]
 async fn an_answer_of_no_text_is_streamed_to_its_end() {
     let router = server();
-    // Whatever comes first, it is a stop text.
+    // Each text that may come first is a stop text.
     let first = post(&router, "/v1/completions", json!({ "prompt": "The bolt", "max_tokens": 1 })).await;
     let stop = first["choices"][0]["text"].clone();
     let body = json!({ "prompt": "The bolt", "max_tokens": 9, "stop": stop, "stream": true });

@@ -91,7 +91,7 @@ fn in_file_order<T>(tensors: &[T], dtype: impl Fn(&T) -> Dtype) -> Vec<&T> {
     tensors
 }
 
-/// What the header says about the listed tensors, and the bytes of all of them.
+/// The header's entries of the listed tensors, and the bytes of all of them.
 fn places(listed: &[Listed]) -> Result<(BTreeMap<String, TensorInfo>, usize), Problem> {
     let (mut places, mut start) = (BTreeMap::new(), 0_usize);
     for (name, dtype, shape) in in_file_order(listed, |(_, dtype, _)| *dtype) {

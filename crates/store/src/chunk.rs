@@ -55,7 +55,7 @@ impl Chunk {
         Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data }))
     }
 
-    /// What the chunk is.
+    /// Identity of the chunk.
     pub fn id(&self) -> &ChunkId {
         &self.0.id
     }
@@ -108,7 +108,7 @@ impl Chunk {
         &self.0.data
     }
 
-    /// What its layers are made of.
+    /// Segments of its layers.
     pub(crate) fn layout(&self) -> &Layout {
         &self.0.layout
     }

@@ -1,7 +1,7 @@
 //! The folder of chunk files: names, atomic writes, what lies in it.
 //!
 //! A chunk lies at `<first two digits>/<64 digits>.safetensors`, its aux tensors beside it: `<64 digits>.<kind>.summary`.
-//! While a file is written it is called `.tmp-…` in the same folder and locked, so that whoever cleans up can tell a
+//! While a file is written it is called `.tmp-…` in the same folder and locked, so that a process that cleans up can tell a
 //! writer at work from one that died.
 
 use std::collections::BTreeSet;
@@ -150,7 +150,7 @@ impl Folder {
 
     /// Writes a file under a temporary name, syncs it, gives it its name and syncs the folder. Returns its bytes.
     ///
-    /// Whatever fails, the temporary file is removed.
+    /// The temporary file is removed at any failure.
     pub(crate) fn write(&self, file: &NewFile<'_>) -> Result<u64> {
         let NewFile { path, header, data } = file;
         let failed = |source| StoreError::Io { action: "write", path: path.clone(), source };
@@ -253,7 +253,7 @@ fn chunk_path(root: &Path, key: &ChunkKey) -> PathBuf {
     root.join(&name[..2]).join(name + EXTENSION)
 }
 
-/// What a chunk's file, or its aux tensors's of this kind, is called in any store.
+/// Name of a chunk's file, or of its aux tensors' of this kind, in any store.
 #[cfg(feature = "remote")]
 pub(crate) fn name(key: &ChunkKey, kind: Option<&str>) -> String {
     let name = key.to_string();
@@ -267,7 +267,7 @@ fn aux_path(root: &Path, key: &ChunkKey, kind: &str) -> PathBuf {
     chunk_path(root, key).with_file_name(format!("{key}.{kind}{AUX_EXTENSION}"))
 }
 
-/// What a file below the folder `root` is, by its name.
+/// The meaning of a file below the folder `root`, by its name.
 pub(crate) fn classify(root: &Path, path: PathBuf) -> FolderEntry {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if let Some(Ok(key)) = file.strip_suffix(EXTENSION).map(str::parse::<ChunkKey>)

@@ -14,7 +14,7 @@ use crate::{BosPolicy, Chunk, ChunkId, ChunkKey, KvQuantization, Problem, StoreE
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scope<'a> {
-    /// Everybody's: for whoever owns the folder.
+    /// Everybody's: for the owner of the folder.
     All,
     /// Those of one namespace.
     Namespace(&'a str),
@@ -142,7 +142,7 @@ fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, serializer: S) -> Res
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ChunkDetail {
-    /// What it is.
+    /// Its identity.
     #[serde(flatten)]
     pub info: ChunkInfo,
     /// Its token ids.

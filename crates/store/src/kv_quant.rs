@@ -107,7 +107,7 @@ impl Part {
     }
 }
 
-/// What a layer of some tokens is made of.
+/// Segments of a layer of some tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     quantization: KvQuantization,
@@ -357,7 +357,7 @@ fn q8(head: &[f32], scales: &mut Vec<f16>, codes: &mut Vec<i8>) {
     let most = head.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let scale = finite(most / 127.0);
     scales.push(scale);
-    // What the decoder will multiply by; all zeros have a scale of zero.
+    // The factor that the decoder will multiply by; all zeros have a scale of zero.
     let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
     codes.extend(head.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8));
 }

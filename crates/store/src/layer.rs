@@ -92,7 +92,7 @@ impl Layer {
         Layer::new(dtype, bytes)
     }
 
-    /// What [`room`] has given, filled.
+    /// The memory that [`room`] has given, filled.
     pub(crate) fn new(dtype: Dtype, bytes: BytesMut) -> Layer {
         Layer(Arc::new(Inner { dtype, stored_bytes: bytes.len(), data: Data::Bytes(bytes.freeze()) }))
     }

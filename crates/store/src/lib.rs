@@ -6,13 +6,14 @@
 //! describes the file byte by byte.
 //!
 //! Several processes may use one folder at once. Reading takes no lock: a file appears whole under its final name or not
-//! at all, its content follows from its name, and whoever writes it second replaces it by its equal. What the folder may
+//! at all, its content follows from its name, and the second to write it replaces it by its equal. What the folder may
 //! take, and what was used last, stands in an index that they share ([`Limits`]); one process at a time writes there.
 //!
 //! Beside a chunk lie its aux tensors ([`refrain_kv::AuxTensors`]): tensors that a method computed of the chunk once.
 //!
 //! The store does not know what the numbers mean: a layer is two runs of elements, and an aux tensors file is named tensors.
 
+pub mod archive;
 pub mod aux_file;
 mod block_digests;
 mod chunk;
@@ -32,7 +33,6 @@ mod kv_quant;
 mod layer;
 mod limits;
 mod namespace;
-pub mod pack;
 mod reader;
 #[cfg(feature = "remote")]
 mod remote;

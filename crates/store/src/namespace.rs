@@ -62,7 +62,7 @@ impl NamespaceKey {
         }
     }
 
-    /// The namespace of whoever has this credential (an API key, say): 32 hexadecimal digits, BLAKE3 keyed with this key.
+    /// The namespace of the holder of this credential (an API key, say): 32 hexadecimal digits, BLAKE3 keyed with this key.
     /// None without a credential is the namespace without a name.
     pub fn namespace(&self, credential: Option<&str>) -> String {
         let Some(credential) = credential else { return String::new() };

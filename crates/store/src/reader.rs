@@ -47,7 +47,7 @@ struct Disk {
     start: u64,
     /// None where as many files are open as may be: it is opened again for every layer.
     file: Option<OpenFile>,
-    /// What was read; without the data if the chunk is too large for the store's memory anyway.
+    /// The chunk as it was read; without the data if the chunk is too large for the store's memory anyway.
     layers: Vec<OnceLock<Option<Layer>>>,
     /// Memory for the layers that are kept, from when the first is read until each is.
     rooms: OnceLock<Mutex<Vec<BytesMut>>>,
@@ -94,7 +94,7 @@ impl ChunkReader {
         ChunkReader(Source::InFlightChunk(header, in_flight))
     }
 
-    /// What the chunk is.
+    /// Identity of the chunk.
     pub fn id(&self) -> &ChunkId {
         match &self.0 {
             Source::Memory(chunk) => chunk.id(),
@@ -278,7 +278,7 @@ impl Disk {
     /// Keeps a layer, and with the last one puts the chunk into the store's memory.
     fn arrived(&self, layer: usize, data: &Layer) {
         let first = self.layers[layer].set(self.keep.then(|| data.clone())).is_ok();
-        // Acquire and release: whoever counts the last layer sees all of them.
+        // Acquire and release: the thread that counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let kept = self.keep.then(|| self.chunk()).flatten();
             self.store.read_from_disk(kept.map(|chunk| MemoryEntry { chunk, expires: self.expires }));

@@ -32,7 +32,7 @@ const LONGEST_REQUEST: &str = "1 hour";
 pub struct RemoteOptions {
     /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or `file:///folder`.
     pub url: String,
-    /// What the object store needs besides, by the names it has in the environment: `AWS_ENDPOINT`, `AWS_ACCESS_KEY_ID`, ….
+    /// Further settings of the object store, by the names it has in the environment: `AWS_ENDPOINT`, `AWS_ACCESS_KEY_ID`, ….
     pub options: Vec<(String, String)>,
     /// How long it may be silent before it counts as failed.
     pub timeout: Duration,
@@ -105,7 +105,7 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // What is under way is noted in the index, and done by whoever opens the store next.
+            // Uploads under way are noted in the index; the process that opens the store next does them.
             runtime.shutdown_background();
         }
     }

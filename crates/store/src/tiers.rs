@@ -125,7 +125,7 @@ impl Tiers {
         (Arc::strong_count(&one) <= OPEN_FILES + 1).then(|| OpenFile { file, _one: one })
     }
 
-    /// What is wrong with a file of which a layer could not be read: nothing if it is no longer the file that had
+    /// The fault of a file of which a layer could not be read: nothing if it is no longer the file that had
     /// `header`, since another process has removed or replaced it meanwhile.
     pub(crate) fn confirm(&self, header: &Header, key: &ChunkKey, problem: Problem) -> Option<Problem> {
         match self.folder()?.open_known(&header.id, key) {

@@ -36,7 +36,7 @@ struct Network {
     hang: AtomicU64,
     /// Bytes of an answer after which the rest waits until this is 0 again; 0 passes all.
     hold: AtomicU64,
-    /// Whether whoever wants to write is told that it may not.
+    /// Whether a client that wants to write is told that it may not.
     read_only: AtomicBool,
     count: AtomicU64,
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, BufWriter, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use refrain_store::{Scope, Store, pack};
+use refrain_store::{Scope, Store, archive};
 
 use super::selection::keys;
 use crate::output::{bytes, count, print, print_json, show as move_bar, warn};
@@ -23,17 +23,17 @@ pub(super) fn export(
         (false, own) => keys(context, store, named, own)?,
     };
     let bar = context.bar("exporting", "{bytes} of {total_bytes}, {eta} left");
-    let moved = |progress: pack::PackProgress| {
+    let moved = |progress: archive::ArchiveProgress| {
         move_bar(&bar, progress.bytes_done, progress.bytes.unwrap_or(progress.bytes_done));
     };
     let report = if file == Path::new("-") {
-        pack::export(store, &keys, io::stdout().lock(), moved)?
+        archive::export(store, &keys, io::stdout().lock(), moved)?
     } else {
         // The file has a temporary name until it is whole: an archive under its own name is complete.
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let wrong = || format!("cannot write {}", file.display());
         let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(wrong)?;
-        let report = pack::export(store, &keys, BufWriter::new(temporary.as_file_mut()), moved)?;
+        let report = archive::export(store, &keys, BufWriter::new(temporary.as_file_mut()), moved)?;
         temporary.as_file().sync_all().with_context(wrong)?;
         temporary.persist(file).with_context(wrong)?;
         report
@@ -53,7 +53,7 @@ pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: 
     };
     let namespace = context.namespace()?;
     let into = (!namespaces).then_some(namespace.as_str());
-    let report = pack::import(store, archive, into, |progress| {
+    let report = archive::import(store, archive, into, |progress| {
         move_bar(&bar, progress.bytes_done, size.max(progress.bytes_done));
     })?;
     bar.finish_and_clear();
@@ -61,7 +61,7 @@ pub(super) fn import(context: &Context, store: &Store, file: &Path, namespaces: 
 }
 
 /// The outcome of an export or import; on standard error where standard output is the archive.
-fn told(context: &Context, report: &pack::PackReport, done: &str, aside: bool) -> Result<()> {
+fn told(context: &Context, report: &archive::ArchiveReport, done: &str, aside: bool) -> Result<()> {
     for (name, why) in &report.left_out {
         warn(&format!("left out: {}: {why}", name.display()));
     }

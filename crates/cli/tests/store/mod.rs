@@ -29,7 +29,7 @@ fn chunks_can_be_looked_after() {
     assert!(table.contains("pinned, 29 d more") || table.contains("pinned, 30 d more"), "{table}");
     let stats = home.json(&["store", "stats"]);
     assert_eq!((&stats["disk"]["chunks"], &stats["pinned"]["chunks"]), (&2.into(), &1.into()));
-    // What is not pinned goes when there is room for one alone.
+    // Chunks that are not pinned go when there is room for one alone.
     let half = stats["disk"]["bytes"].as_u64().unwrap() * 2 / 3;
     let archive = home.path("chunks.tar");
     assert_eq!(home.json(&["store", "export", archive.to_str().unwrap()])["chunks"], 2);
@@ -87,7 +87,7 @@ fn what_is_shared_is_read_where_it_is_allowed() {
     home.run(&["store", "gc", "--quota", "shared=lots"]).failed(2, &["shared=lots", "512MiB"]);
 }
 
-/// What one machine has prefilled another reads from an object store, here a folder; the answer is the same.
+/// A machine reads the chunks that another has prefilled from an object store, here a folder; the answer is the same.
 #[test]
 fn machines_share_chunks_through_an_object_store() {
     if !real_model() {

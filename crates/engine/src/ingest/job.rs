@@ -58,12 +58,14 @@ pub struct IngestProgress {
 #[derive(Debug)]
 pub struct Ingest {
     engine: Engine,
-    chunks: Vec<PromptChunk>,
+    chunks: Vec<(ChunkId, PromptChunk)>,
     /// Methods whose statistics are kept beside the chunks.
     methods: Vec<Arc<dyn FusionMethod>>,
     stage: Stage,
     missing: VecDeque<MissingChunk>,
     progress: IngestProgress,
+    /// Computed tokens that the caller was told of.
+    told: Option<usize>,
     report: IngestReport,
     started: Instant,
     /// Broken and evicted chunks that the store had counted before.
@@ -108,7 +110,9 @@ impl Ingest {
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let ids: Vec<ChunkId> = chunks.iter().map(|chunk| engine.chunk_id(&chunk.tokens)).collect();
+        let named = |chunk: PromptChunk| (engine.chunk_id(&chunk.tokens), chunk);
+        let chunks: Vec<(ChunkId, PromptChunk)> = chunks.into_iter().map(named).collect();
+        let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
         let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
@@ -120,14 +124,17 @@ impl Ingest {
             stage,
             missing: VecDeque::new(),
             progress: IngestProgress { total: 0, done: 0 },
+            told: None,
             report,
             started: Instant::now(),
         })
     }
 
-    /// Tokens to be computed and tokens computed, once the store was asked what it has.
-    pub fn progress(&self) -> Option<IngestProgress> {
-        (!matches!(self.stage, Stage::Fetch(_) | Stage::Look)).then_some(self.progress)
+    /// Tokens to be computed and tokens computed, once the store was asked what it has, and where they have changed since the last
+    /// call.
+    pub fn new_progress(&mut self) -> Option<IngestProgress> {
+        let known = !matches!(self.stage, Stage::Fetch(_) | Stage::Look);
+        (known && self.told.replace(self.progress.done) != Some(self.progress.done)).then_some(self.progress)
     }
 
     /// Does one step.
@@ -185,22 +192,21 @@ impl Ingest {
         let statistics = statistics_of(&self.methods);
         let (engine, store) = (&self.engine, self.engine.store());
         let mut seen = HashSet::new();
-        for chunk in &self.chunks {
-            let id = engine.chunk_id(&chunk.tokens);
+        for (id, chunk) in &self.chunks {
             let has_statistics =
                 |id: &ChunkId| statistics.iter().all(|of| store.has_aux_tensors(id, &of.kind()));
             let is_there = |id: &ChunkId| store.contains(id) || store.is_in_flight(id);
-            let stored = is_there(&id);
-            let shared = || engine.shared(&id).is_some_and(|id| is_there(&id) && has_statistics(&id));
-            let complete = stored && has_statistics(&id) || shared();
+            let stored = is_there(id);
+            let shared = || engine.shared(id).is_some_and(|id| is_there(&id) && has_statistics(&id));
+            let complete = stored && has_statistics(id) || shared();
             if stored {
-                store.renew(&id);
+                store.renew(id);
             }
             self.report.keys.push(id.key());
             if !complete && seen.insert(id.key()) {
                 self.report.summarised += usize::from(stored);
                 self.progress.total += chunk.tokens.len();
-                self.missing.push_back(MissingChunk { id, label: chunk.label(), stored });
+                self.missing.push_back(MissingChunk { id: id.clone(), label: chunk.label(), stored });
             }
         }
         self.report.computed = self.missing.len();
@@ -210,13 +216,9 @@ impl Ingest {
 
     /// Does all of it, and tells `progress` after every chunk.
     fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
-        let mut told = None;
         loop {
             let advance = self.advance()?;
-            if let Some(now) = self.progress()
-                && told != Some(now.done)
-            {
-                told = Some(now.done);
+            if let Some(now) = self.new_progress() {
                 progress(now);
             }
             if advance == Advance::Done {

@@ -106,7 +106,7 @@ impl Running {
     }
 }
 
-/// Whatever else runs beside a request, its tokens and their likelihoods are the same to the bit; requests come while others
+/// A request's tokens and their likelihoods are the same to the bit beside any others; requests come while others
 /// are under way, at first one after the other and then between the layers of each other's prefill.
 fn same_beside_others(engine: &Engine) {
     let all = asked(engine);

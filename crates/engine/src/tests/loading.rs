@@ -73,7 +73,7 @@ fn memory_disk_and_fresh_chunks_give_the_same_bits() {
             let disk = run(&first, &prompt, &method);
             assert_same(&fresh, &disk, entry.name);
             assert_eq!(disk.load.reused.repaired, 0);
-            // All layers were read, whoever needed them, and each chunk once: all of them are in memory now.
+            // All layers were read, needed or not, and each chunk once: all of them are in memory now.
             let stats = first.store().stats();
             // Of a document of which parts are asked for nothing is kept; the system part always is.
             let expected = match (reuses, method.keeps_all_tokens()) {

@@ -155,7 +155,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             let i = rows.iter().position(|row| *row == t).unwrap();
             (k[i * width..(i + 1) * width].to_vec(), v[i * width..(i + 1) * width].to_vec())
         };
-        // What this layer holds in the end: system part, question and missing documents, and what is kept.
+        // Tokens that this layer holds in the end: system part, question and missing documents, and the kept ones.
         let mut held: Rows =
             (0..prompt.system.len() as u32).map(|t| (t, cached[layer][&t].clone())).collect();
         held.extend(always.iter().map(|t| (*t, computed(*t))));

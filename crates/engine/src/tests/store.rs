@@ -85,7 +85,7 @@ fn chunks_of_one_namespace_are_invisible_to_another_unless_they_are_shared() {
     assert_eq!(computed, 3);
     assert_eq!(logits(&engine("one", None), &prompt, &A3::default()).1, 0);
     assert_eq!(logits(&engine("two", None), &prompt, &A3::default()), (expected.clone(), 3));
-    // What all share is used, and nothing of a request is stored there.
+    // Chunks that all share are used, and nothing of a request is stored there.
     logits(&engine("shared", None), &prompt, &A3::default());
     let three = engine("three", Some("shared"));
     let listed = |namespace: &str| three.store().list(Scope::Namespace(namespace)).unwrap().chunks.len();

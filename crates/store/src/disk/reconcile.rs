@@ -24,7 +24,7 @@ impl Disk {
     /// the folder exceeds its bounds, the least recently used chunks; and reconciles the index.
     pub(crate) fn gc(&self) -> Result<GcReport> {
         let mut report = GcReport::default();
-        // What needs no index goes first: on a full disk it makes the room that the index needs.
+        // Files that need no index go first: on a full disk that makes the room that the index needs.
         for found in self.folder.scan()? {
             let size = found.bytes();
             let is_orphan = |key| matches!(self.folder.path(key).try_exists(), Ok(false));

@@ -27,10 +27,10 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const ABSENT_FOR: Duration = Duration::from_secs(5);
 /// Most absent objects that are remembered.
 const MAX_ABSENT: usize = 1 << 16;
-/// An object that need not be there: whoever asks for it learns whether the object store answers.
+/// An object that need not be there: the caller learns whether the object store answers.
 const PROBE: &str = "refrain-probe";
 
-/// What an object store has done since the store was opened.
+/// Counts of an object store since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RemoteStats {
@@ -93,7 +93,7 @@ pub(super) struct Client {
     pub(super) turns: Semaphore,
 }
 
-/// What an object's bytes are for. When it is dropped nothing comes any more.
+/// Receiver of an object's bytes. When it is dropped nothing comes any more.
 pub(crate) trait ObjectSink: Send {
     /// Most bytes that the object can have.
     fn most(&self) -> u64;
@@ -185,7 +185,7 @@ impl Client {
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// What comes of a request, within this time.
+    /// Result of a request, within this time.
     pub(super) async fn within<T>(
         &self,
         time: Duration,
@@ -259,7 +259,7 @@ impl Client {
         let found = self.within(self.timeout, self.objects.get(&self.path(name))).await?;
         let size = found.meta.size;
         let longest = self.longest(size.min(sink.most()));
-        // What it says about its size is not believed: memory is taken as bytes come.
+        // The size that it states is not believed: memory is taken as bytes come.
         let (mut bytes, mut pieces) = (0, found.into_stream());
         let all = async {
             while let Some(piece) =

@@ -20,7 +20,7 @@ pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
         let is_stuck = trouble.is_some();
         *client.stuck() = trouble;
         if is_stuck {
-            // Whatever is put meanwhile waits as well.
+            // Chunks that are put meanwhile wait as well.
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         } else {

@@ -79,7 +79,7 @@ impl Store {
         self.reader_in_flight(&id.key()).is_some()
     }
 
-    /// The chunk as it comes, fetched for whoever asked first.
+    /// The chunk as it comes, fetched for the first to ask.
     fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<InFlightChunk> {
         let in_flight = match self.in_flight().entry(key) {
             Entry::Occupied(known) => return known.get().clone(),
@@ -110,7 +110,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the object store has done; none where there is none.
+    /// Counts of the object store; none where there is none.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         let remote = self.0.remote.as_ref()?;
         let pending = self.0.disk.as_ref().and_then(|disk| disk.pending().ok());

@@ -101,7 +101,7 @@ impl ObjectSink for Receiver {
 }
 
 impl Drop for Receiver {
-    /// However it ends, nobody waits any longer, and whoever comes next asks anew.
+    /// Nobody waits any longer, however it ends, and the next to come asks anew.
     fn drop(&mut self) {
         if let Some(store) = self.store.upgrade() {
             store.in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);

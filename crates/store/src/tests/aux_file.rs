@@ -221,7 +221,7 @@ proptest! {
         let file = encode(&key(), KIND, 5, &aux).unwrap();
         prop_assert_eq!(decode(&file, &key(), KIND), Ok(aux.clone()));
         prop_assert!(decode(&file[..(cut * file.len() as f64) as usize], &key(), KIND).is_err());
-        // Whatever is done to it, nobody gets anything else.
+        // No change of the file gives anybody anything else.
         let mut random = Random(seed | 1);
         for _ in 0..50 {
             let mut broken = file.clone();
@@ -301,7 +301,7 @@ fn aux_tensors_are_listed_and_go_with_their_chunk() {
     assert!(get(&store, &other, "a").is_some());
 }
 
-/// Whatever is wrong with a file, it is removed, counted and told, and the aux tensors can be stored again.
+/// A file with any fault is removed, counted and told, and the aux tensors can be stored again.
 #[test]
 fn broken_files_are_removed_and_replaced() {
     let (dir, chunk, good) = (tempdir().unwrap(), chunk(), bytes());

@@ -46,7 +46,7 @@ fn the_file_is_a_safetensors_file_with_contiguous_layers() {
         names.extend([k, v]);
     }
     assert_eq!(metadata.offset_keys(), names);
-    // What the safetensors crate itself would write has the data in the same order.
+    // A file that the safetensors crate itself writes has the data in the same order.
     let rewritten = safetensors::serialize(tensors.iter(), metadata.metadata().clone()).unwrap();
     assert_eq!(rewritten[rewritten.len() - chunk.bytes()..], *raw(&chunk));
     assert_eq!(content(&Chunk::from_bytes(&rewritten).unwrap()), content(&chunk));
@@ -206,7 +206,7 @@ fn absurd_lengths_take_no_memory() {
     assert!(Chunk::from_bytes(&[]).is_err());
 }
 
-/// Whatever is done to a file, the reader does not panic, and what it accepts is the chunk that was written.
+/// The reader panics at no change of a file, and a file that it accepts is the chunk that was written.
 #[test]
 fn mutations_are_found() {
     let (one, two) = (chunk(), numbered(2, 4));

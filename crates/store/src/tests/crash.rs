@@ -43,7 +43,7 @@ fn open(folder: &Path, disk: u64) -> Store {
     Store::open(folder, Limits { disk, ..Limits::memory(0) }).unwrap()
 }
 
-/// What a child does until it is killed. What it says is true from then on, until it says otherwise: before it takes
+/// Work of a child until it is killed. Its word is true from then on, until it says otherwise: before it takes
 /// something back, and after it has been promised something.
 #[test]
 #[ignore = "run by the test of crashes, as a process of its own"]
@@ -141,7 +141,7 @@ fn nothing_is_wrong_or_lost_whenever_a_process_is_killed() {
             let started = (0..children).map(|_| start(dir.path(), disk, random.next() | 1)).collect();
             let said = kill(started, Duration::from_micros(random.below(60_000) as u64));
             killed += 1;
-            // What two say at once has no order: what one of them takes back is promised no more.
+            // Words of two at once have no order: a chunk that one of them takes back is promised no more.
             let taken_back: BTreeSet<usize> =
                 said.iter().flatten().filter(|(what, _)| what == "removing").map(|(_, n)| *n).collect();
             for said in &said {

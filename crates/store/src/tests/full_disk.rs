@@ -67,7 +67,7 @@ fn a_full_disk_stores_nothing_more_and_breaks_nothing() {
     };
     check(&store, &there);
     drop(store);
-    // Also for whoever opens it on the full disk.
+    // Also for a process that opens it on the full disk.
     let store = Store::open(disk.path(), Limits::memory(64 << 20)).unwrap();
     check(&store, &there);
     // With room again it goes on.

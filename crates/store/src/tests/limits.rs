@@ -63,7 +63,7 @@ fn the_least_recently_used_goes_also_after_a_restart() {
     assert_eq!(on_disk(&store), sorted(&[&chunks[0], &chunks[2], &chunks[3]]));
     assert!(store.get(chunks[1].id()).unwrap().is_none());
     later();
-    // What was put again was used.
+    // A chunk that was put again was used.
     assert!(matches!(store.put(chunks[2].clone()).unwrap(), PutOutcome::Known));
     later();
     stored(store.put(chunks[4].clone()).unwrap());
@@ -189,7 +189,7 @@ fn a_time_to_live_never_shortens_what_was_asked_for_and_begins_anew_when_it_was_
     assert!(expires(&b).unwrap() < first);
     hourly.renew(b.id());
     assert!(expires(&b).unwrap() >= first);
-    // What was over and is stored again is not over at once.
+    // A chunk whose time was over and that is stored again is not over at once.
     plain.expire(&b.key(), Some(SystemTime::UNIX_EPOCH)).unwrap();
     stored(plain.put(b.clone()).unwrap());
     assert_eq!(expires(&b), None);

@@ -1,5 +1,6 @@
 //! Tests of the store. What they share is here.
 
+mod archive;
 mod aux_file;
 mod chunk_file;
 mod crash;
@@ -7,7 +8,6 @@ mod full_disk;
 mod id;
 mod kv_quant;
 mod limits;
-mod pack;
 mod store;
 mod tokens;
 

@@ -79,7 +79,7 @@ fn a_store_without_a_folder_keeps_chunks_in_memory() {
     assert!(store.folder().is_none());
 }
 
-/// Whatever is wrong with a file, it is removed, counted and told, and the chunk can be stored again.
+/// A file with any fault is removed, counted and told, and the chunk can be stored again.
 #[test]
 fn broken_files_are_removed_and_replaced() {
     let dir = tempdir().unwrap();
@@ -493,7 +493,7 @@ fn layers_of_a_chunk_larger_than_the_memory_are_not_kept() {
     assert_eq!((store.stats().disk_hits, store.stats().bytes_read), (1, 2 * chunk().bytes() as u64));
 }
 
-/// Another process may remove or replace a file while it is read: whoever has it open reads on, and to others it is a chunk
+/// Another process may remove or replace a file while it is read: a process that has it open reads on, and to others it is a chunk
 /// that is not there, no broken one.
 #[test]
 fn a_file_that_changes_hands_midway_is_not_called_broken() {

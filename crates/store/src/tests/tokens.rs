@@ -90,7 +90,7 @@ fn touched(chunk: &Chunk, block: usize, ranges: &[Range<usize>]) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever is asked for, it is what the whole layer has there, and no block beside is read.
+    /// Tokens that are asked for are those of the whole layer, and no block beside is read.
     #[test]
     fn ranges_are_slices_of_the_layer(
         tokens in 1_usize..300,
@@ -120,7 +120,7 @@ proptest! {
         prop_assert!(reader.would_be_kept() && store.stats().memory_chunks == 0);
         prop_assert_eq!(content(&reader.chunk().unwrap()), content(&Chunk::from_bytes(&bytes).unwrap()));
         read += chunk.bytes() as u64;
-        // What has been read whole serves from there.
+        // A layer that has been read whole serves from memory.
         assert_tokens(&reader.tokens(0, &ranges).unwrap(), &chunk, 0, &ranges);
         prop_assert_eq!(reader.bytes_read(), read);
         let held = store.reader(chunk.id()).unwrap().unwrap();

@@ -38,7 +38,7 @@ impl InFlightChunk {
         what(&self.changed.wait_while(self.state(), wait).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the chunk is; none if it does not come.
+    /// Identity of the chunk; none if it does not come.
     pub(crate) fn header(&self) -> Option<Arc<Header>> {
         self.wait_for(|state| state.header.clone())
     }

@@ -13,7 +13,7 @@ use crate::{Chunk, ChunkId, ChunkKey, Problem, PutOutcome, Result, Store, StoreE
 /// How far an export or an import is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct PackProgress {
+pub struct ArchiveProgress {
     /// Bytes to read; none where that is not known.
     pub bytes: Option<u64>,
     /// Bytes read.
@@ -23,7 +23,7 @@ pub struct PackProgress {
 /// Counts of an export or an import.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct PackReport {
+pub struct ArchiveReport {
     /// Chunks written, or stored.
     pub chunks: u64,
     /// Aux tensors written, or stored.
@@ -44,9 +44,9 @@ pub fn export(
     store: &Store,
     keys: &[ChunkKey],
     out: impl Write,
-    mut progress: impl FnMut(PackProgress),
-) -> Result<PackReport> {
-    let Some(folder) = store.folder_on_disk() else { return Ok(PackReport::default()) };
+    mut progress: impl FnMut(ArchiveProgress),
+) -> Result<ArchiveReport> {
+    let Some(folder) = store.folder_on_disk() else { return Ok(ArchiveReport::default()) };
     let mut files: Vec<(ChunkKey, Vec<FolderEntry>)> = Vec::new();
     for key in keys {
         let mut found = folder.files(key)?;
@@ -54,8 +54,8 @@ pub fn export(
         files.push((*key, found));
     }
     let total = files.iter().flat_map(|(_, found)| found).map(FolderEntry::bytes).sum();
-    let mut state = PackProgress { bytes: Some(total), bytes_done: 0 };
-    let (mut archive, mut report) = (tar::Builder::new(out), PackReport::default());
+    let mut state = ArchiveProgress { bytes: Some(total), bytes_done: 0 };
+    let (mut archive, mut report) = (tar::Builder::new(out), ArchiveReport::default());
     for (key, found) in files {
         let name = |path: &Path| path.strip_prefix(folder.root()).unwrap_or(path).to_owned();
         match open_chunk(&folder.path(&key), &key) {
@@ -99,7 +99,7 @@ fn append(archive: &mut tar::Builder<impl Write>, name: &Path, size: u64, file: 
 }
 
 /// Stores what an archive holds, all of it verified. `into` is the namespace that its chunks are to have, if not their own.
-/// What is broken, of another version or no file of a store is left out, and told.
+/// A file that is broken, of another version or not a store's is left out, and told.
 ///
 /// # Errors
 /// If the archive cannot be read, or a chunk cannot be stored.
@@ -107,10 +107,10 @@ pub fn import(
     store: &Store,
     archive: impl Read,
     into: Option<&str>,
-    mut progress: impl FnMut(PackProgress),
-) -> Result<PackReport> {
+    mut progress: impl FnMut(ArchiveProgress),
+) -> Result<ArchiveReport> {
     let failed = |source| StoreError::Io { action: "read", path: "the archive".into(), source };
-    let (mut report, mut state) = (PackReport::default(), PackProgress::default());
+    let (mut report, mut state) = (ArchiveReport::default(), ArchiveProgress::default());
     let mut archive = tar::Archive::new(archive);
     // The chunk that came last: its key in the archive, and its identity here.
     let mut last: Option<(ChunkKey, ChunkId)> = None;
@@ -161,7 +161,7 @@ pub fn import(
     Ok(report)
 }
 
-impl PackReport {
+impl ArchiveReport {
     fn count(&mut self, found: &FolderEntry, bytes: u64) {
         *if matches!(found, FolderEntry::Chunk(..)) { &mut self.chunks } else { &mut self.aux_files } += 1;
         self.bytes += bytes;

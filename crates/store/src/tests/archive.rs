@@ -8,7 +8,7 @@ use tempfile::tempdir;
 
 use super::store::{files, open, path, stored};
 use super::{content, numbered};
-use crate::pack::{export, import};
+use crate::archive::{export, import};
 use crate::{ChunkId, Scope, Store};
 
 fn aux() -> AuxTensors {
@@ -55,7 +55,7 @@ fn an_archive_brings_chunks_and_aux_tensors_as_they_were() {
     assert!(target.verify(|_| ()).unwrap().failed.is_empty());
 }
 
-/// Whatever an archive says, nothing but whole chunks gets in, and nothing lands outside the store.
+/// Nothing but whole chunks gets in of any archive, and nothing lands outside the store.
 #[test]
 fn an_archive_is_not_believed() {
     let (from, to) = (tempdir().unwrap(), tempdir().unwrap());

@@ -3,6 +3,10 @@
 //! It shares no kernel with the CPU and no memory layout: every tensor lies back to front, activations that are resized turn
 //! into NaN, and keys and values are kept as `f32` rounded to their type. Weights are `f32` whatever the precision. It is slow.
 
+mod layer;
+mod problem;
+mod tensors;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,209 +16,13 @@ use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
     Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
 };
-use crate::linear::{Activation, WeightRows};
+use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate};
+use problem::{Problem, softmax};
+use tensors::{Back, floats_of, kv_values, new_kv, set, set_kv, values};
 
 /// The device of plain loops.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceDevice;
-
-/// Numbers, back to front.
-#[derive(Clone)]
-struct Back(Vec<f32>);
-
-impl Back {
-    fn of(values: &[f32]) -> Back {
-        Back(values.iter().rev().copied().collect())
-    }
-
-    fn values(&self) -> Vec<f32> {
-        self.0.iter().rev().copied().collect()
-    }
-}
-
-/// W (outputs × inputs) and b; gates first, then what they open.
-struct Weights {
-    w: Vec<f32>,
-    b: Vec<f32>,
-    inputs: usize,
-}
-
-fn values(x: &Floats) -> Vec<f32> {
-    x.storage::<Back>().values()
-}
-
-fn set(x: &mut Floats, values: &[f32]) {
-    let (storage, len) = x.storage_mut::<Back>();
-    (*storage, *len) = (Back::of(values), values.len());
-}
-
-fn kv_values(kv: &KvBuffer) -> Vec<f32> {
-    kv.storage::<Back>().values()
-}
-
-/// Rounds the values to the tensor's type.
-fn set_kv(kv: &mut KvBuffer, values: &[f32]) {
-    let values = rounded(kv.dtype(), values);
-    *kv.storage_mut::<Back>() = Back::of(&values);
-    kv.set_len(values.len(), values.len());
-}
-
-fn new_kv(dtype: Dtype, values: &[f32]) -> KvBuffer {
-    let values = rounded(dtype, values);
-    KvBuffer::new(Back::of(&values), dtype, values.len(), values.len())
-}
-
-fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
-    let mut buffer = Buffer::zeros(dtype, values.len());
-    buffer.write_f32(0, values);
-    floats_of(buffer.as_slice())
-}
-
-fn floats_of(slice: Slice<'_>) -> Vec<f32> {
-    (0..slice.len()).map(|i| slice.get(i)).collect()
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn normed(x: &[f32], norm: Norm<'_>) -> Vec<f32> {
-    let n = norm.weight.len();
-    let row = |x: &[f32]| {
-        let scale = 1.0 / (dot(x, x) / n as f32 + norm.eps).sqrt();
-        x.iter().zip(norm.weight).map(|(x, w)| x * scale * w).collect::<Vec<_>>()
-    };
-    x.chunks_exact(n).flat_map(row).collect()
-}
-
-fn product(w: &PackedLinear, x: &[f32]) -> Vec<f32> {
-    let Weights { w, b, inputs } = w.storage::<Weights>();
-    let row = |x: &[f32]| w.chunks_exact(*inputs).zip(b).map(|(w, b)| dot(w, x) + b).collect::<Vec<_>>();
-    x.chunks_exact(*inputs).flat_map(row).collect()
-}
-
-fn add_branch(w: &PackedLinear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
-    let branch = product(w, input);
-    let branch = post.map_or(branch.clone(), |post| normed(&branch, post));
-    x.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
-}
-
-fn activate(activation: Activation, x: f32) -> f32 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-            x / 2.0 * (1.0 + inner.tanh())
-        }
-    }
-}
-
-/// Rotates a token's heads by entry `token` of a table.
-fn rotate(x: &mut [f32], head_dim: usize, rotary: Rotary<'_>, half: usize, token: usize) {
-    let (cos, sin) = (&rotary.cos[token * half..][..half], &rotary.sin[token * half..][..half]);
-    for head in x.chunks_exact_mut(head_dim) {
-        for i in 0..half {
-            let (a, b) = (head[i], head[i + half]);
-            head[i] = a * cos[i] - b * sin[i];
-            head[i + half] = b * cos[i] + a * sin[i];
-        }
-    }
-}
-
-fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
-    let WeightMatrix { outputs, inputs, bias, rows, .. } = matrix;
-    let mut w = vec![0.0; outputs * inputs];
-    for (row, w) in w.chunks_exact_mut(*inputs).enumerate() {
-        match rows {
-            WeightRows::F32(write) => write(row, w)?,
-            WeightRows::Q4(write) => {
-                let mut blocks = vec![Default::default(); inputs.div_ceil(32)];
-                write(row, &mut blocks)?;
-                let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
-                w.iter_mut().zip(weights).for_each(|(w, weight)| *w = weight);
-            }
-        }
-    }
-    let (b, bytes) = (bias.clone().unwrap_or(vec![0.0; *outputs]), 4 * w.len());
-    Ok(PackedLinear::new(Weights { w, b, inputs: *inputs }, bytes))
-}
-
-/// An attention in the host's order.
-struct Problem<'a> {
-    a: CachedAttention<'a>,
-    q: Vec<f32>,
-    k: Vec<f32>,
-}
-
-impl<'a> Problem<'a> {
-    fn new(a: &CachedAttention<'a>) -> Problem<'a> {
-        assert_eq!(a.k.len(), a.kv_heads * a.capacity * a.head_dim, "k is kv_heads × capacity × head_dim");
-        assert!(a.visible.iter().all(|(from, to)| from <= to && *to as usize <= a.capacity));
-        Problem { a: *a, q: values(a.q), k: kv_values(a.k) }
-    }
-
-    fn group(&self) -> usize {
-        self.a.heads / self.a.kv_heads
-    }
-
-    /// Slots that row `i` sees.
-    fn seen(&self, i: usize) -> Range<usize> {
-        self.a.visible[i].0 as usize..self.a.visible[i].1 as usize
-    }
-
-    fn logit(&self, i: usize, head: usize, slot: usize) -> f32 {
-        let d = self.a.head_dim;
-        let q = &self.q[((self.a.first_row + i) * self.a.heads + head) * d..][..d];
-        let k = &self.k[(head / self.group() * self.a.capacity + slot) * d..][..d];
-        self.a.scale * dot(q, k)
-    }
-
-    /// Weights of row `i` and a head on the slots of `seen`, and the logarithm of the sum that they were divided by.
-    fn weights(
-        &self,
-        i: usize,
-        head: usize,
-        seen: Range<usize>,
-        noise: Option<&GumbelNoise<'_>>,
-    ) -> (Vec<f32>, f32) {
-        let logit = |slot: usize| {
-            let logit = self.logit(i, head, slot);
-            let Some(noise) = noise else { return logit };
-            let index = head / self.group() * self.a.capacity + slot;
-            let gumbel = noise.uniform(head, i, index).map_or(0.0, |u| -(-u.ln()).max(1e-9).ln());
-            (logit + gumbel) / noise.temperature
-        };
-        softmax(seen.map(logit).collect())
-    }
-
-    /// Adds up, over rows and the heads of each KV head, the weights of the slots `slots`: kv_heads × slots.
-    fn mass(&self, slots: Range<usize>, noise: Option<&GumbelNoise<'_>>, sums: &mut [f32]) {
-        sums.fill(0.0);
-        for i in 0..self.a.visible.len() {
-            for head in 0..self.a.heads {
-                let seen = self.seen(i);
-                let seen = seen.start.max(slots.start)..seen.end.max(slots.start);
-                let (weights, _) = self.weights(i, head, seen.clone(), noise);
-                for (slot, weight) in seen.zip(weights).filter(|(slot, _)| slots.contains(slot)) {
-                    sums[head / self.group() * slots.len() + slot - slots.start] += weight;
-                }
-            }
-        }
-    }
-
-    /// The weight of a head of row `i` on a slot, from the log-sum-exps of all rows.
-    fn weight_from(&self, lse: &[f32], i: usize, head: usize, slot: usize) -> f32 {
-        (self.logit(i, head, slot) - lse[(self.a.first_row + i) * self.a.heads + head]).exp()
-    }
-}
-
-fn softmax(mut logits: Vec<f32>) -> (Vec<f32>, f32) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter_mut().for_each(|logit| *logit = (*logit - max).exp());
-    let total: f32 = logits.iter().sum();
-    logits.iter_mut().for_each(|weight| *weight /= total);
-    (logits, max + total.ln())
-}
 
 impl Device for ReferenceDevice {
     fn name(&self) -> String {

@@ -1,0 +1,167 @@
+//! Arguments of a device's calls beside tensors.
+
+use super::tensors::{Floats, KvBuffer, PackedLinear};
+use crate::buffer::Slice;
+use crate::linear::{Activation, Precision, WeightRows};
+
+/// A row of weights cannot be had: packing stops, and the caller, who gave the rows, knows why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowUnavailable;
+
+/// The weights of one or several products of the same input, one below the other.
+#[derive(Clone)]
+pub struct WeightMatrix<'a> {
+    /// How weights are kept and multiplied.
+    pub precision: Precision,
+    /// Rows.
+    pub outputs: usize,
+    /// Columns.
+    pub inputs: usize,
+    /// One addend for each row.
+    pub bias: Option<Vec<f32>>,
+    /// The rows.
+    pub rows: WeightRows<'a, RowUnavailable>,
+}
+
+/// The parameters of a root-mean-square norm.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// One weight for each column.
+    pub weight: &'a [f32],
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Norms of the single heads of queries and keys, applied between their projection and their rotation (Qwen3, Gemma 3).
+/// Each weight is as long as a head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// Norm of each query head.
+    pub q: Norm<'a>,
+    /// Norm of each key head.
+    pub k: Norm<'a>,
+}
+
+/// The weights of a layer's second half, from attention's output to the next layer.
+#[derive(Debug)]
+pub struct LayerTail<'a> {
+    /// Attention's output projection O.
+    pub output: &'a PackedLinear,
+    /// Norm of O's result before it joins the residual stream, in layers with norms on both sides of a branch.
+    pub attention_post_norm: Option<Norm<'a>>,
+    /// Norm of the MLP's input.
+    pub mlp_norm: Norm<'a>,
+    /// Gate and up projection, packed by [`Device::pack_gate_up`](super::Device::pack_gate_up).
+    pub gate_up: &'a PackedLinear,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Down projection.
+    pub down: &'a PackedLinear,
+    /// Norm of the down projection's result before it joins the residual stream.
+    pub mlp_post_norm: Option<Norm<'a>>,
+}
+
+/// Cosines and sines of the positions of some tokens, `tokens × rotary_dim/2` each. Pairs are half-split: element `i` of a head
+/// with element `i + rotary_dim/2`; elements past `rotary_dim` are left alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rotary<'a> {
+    /// Cosines.
+    pub cos: &'a [f32],
+    /// Sines.
+    pub sin: &'a [f32],
+}
+
+impl Rotary<'_> {
+    /// Elements of a head that are rotated, for `tokens` tokens.
+    pub fn dim(&self, tokens: usize) -> usize {
+        2 * self.cos.len().checked_div(tokens).unwrap_or(0)
+    }
+}
+
+/// Keys before RoPE or values of some tokens, `tokens × Hkv × d`, to be written into a cache.
+#[derive(Clone, Copy, Debug)]
+pub enum KvRows<'a> {
+    /// In the host's memory, as a store gives them.
+    Host(Slice<'a>),
+    /// In the device's memory, from the token of this index on.
+    Device(&'a KvBuffer, usize),
+}
+
+/// Heads of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheHeads {
+    /// KV heads, `Hkv`.
+    pub kv_heads: usize,
+    /// Elements of a head, `d`.
+    pub head_dim: usize,
+}
+
+impl CacheHeads {
+    /// Elements of one token, `Hkv·d`.
+    pub fn width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}
+
+/// Attention of rows of queries over cached keys and values.
+///
+/// Row `first_row + i` of `q` sees the slots `visible[i].0 .. visible[i].1`; head `h` uses KV head `h / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedAttention<'a> {
+    /// Rotated queries, rows × heads × head_dim.
+    pub q: &'a Floats,
+    /// The first row of `q` that attends. Its output goes to the row of the same index.
+    pub first_row: usize,
+    /// Rotated keys, kv_heads × capacity × head_dim.
+    pub k: &'a KvBuffer,
+    /// Values, kv_heads × capacity × head_dim, of the keys' type.
+    pub v: &'a KvBuffer,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Slots of a KV head.
+    pub capacity: usize,
+    /// Half-open range of slots that each row sees: 1 <= end − start, end <= capacity. Ascending ends are the fastest
+    /// order; every order is right.
+    pub visible: &'a [(u32, u32)],
+    /// Factor of the dot products before softmax.
+    pub scale: f32,
+    /// With [`Precision::F32`] a row's result does not depend on the other rows. With another precision, queries, keys,
+    /// values and probabilities may be rounded to `bf16`, and fewer rows may be computed by another kernel than more. Sums
+    /// are in `f32` in any case.
+    pub precision: Precision,
+}
+
+impl CachedAttention<'_> {
+    /// Elements of one row of queries, `H·d`.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+}
+
+/// How far recomputed and cached rows are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Distance {
+    /// Sum of squared differences.
+    L2,
+    /// Sum of absolute differences.
+    L1,
+}
+
+/// Keys of one head of a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadKeys<'a> {
+    /// Rotated keys, kv_heads × capacity × head_dim.
+    pub k: &'a KvBuffer,
+    /// The KV head.
+    pub head: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Slots of a head.
+    pub capacity: usize,
+    /// Query heads of a row.
+    pub queries: usize,
+}
