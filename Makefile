@@ -69,7 +69,6 @@ test: setup ## Run all tests, the engine's on the reference device and under eac
 	else \
 	    $(TEST_REFRAIN) pull $(MODEL) </dev/null || echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
 	fi
-	cargo test --workspace $(FEATURES) --doc
 	@run=test; if cargo nextest --version >/dev/null 2>&1; then run='nextest run'; fi; \
 	set -ex; \
 	cargo $$run --workspace $(FEATURES); \
