@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use refrain_eviction::PromptSpans;
 use refrain_fusion::{LayerTokens, Pass, PromptLayout};
-use refrain_kernels::{Buffer, KvRows, Slice};
+use refrain_kernels::KvRows;
 use refrain_kv::{LayerCache, RopeTables, Span};
 
 use super::context::PassContext;
@@ -223,9 +223,15 @@ impl SelectedLayers {
             device.download_kv(&rows, 0..rows.len())
         };
         let (mut k, mut v) = (download(&tokens.work.k), download(&tokens.work.v));
+        let width = shape.width();
+        let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
         for (i, (_, pass, cached)) in merged.iter().enumerate() {
-            merge_row(*pass, &mut k, i, cached.0, shape.head_dim);
-            merge_row(*pass, &mut v, i, cached.1, shape.head_dim);
+            for (rows, cached) in [(&mut k, cached.0), (&mut v, cached.1)] {
+                rows.as_slice().range(i * width..(i + 1) * width).to_f32(&mut new);
+                cached.to_f32(&mut old);
+                pass.merge(&mut new, &old, shape.head_dim);
+                rows.write_f32(i * width, &new);
+            }
         }
         place(&rows, (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice())));
     }
@@ -326,16 +332,6 @@ impl SelectedLayers {
         };
         answer.observe_prompt(layer, &prompt, context.allocator.meter());
     }
-}
-
-/// Merges row `i` of `rows` with a cached one.
-fn merge_row(pass: &dyn Pass, rows: &mut Buffer, i: usize, cached: Slice<'_>, head_dim: usize) {
-    let width = cached.len();
-    let (mut new, mut old) = (vec![0.0; width], vec![0.0; width]);
-    rows.as_slice().range(i * width..(i + 1) * width).to_f32(&mut new);
-    cached.to_f32(&mut old);
-    pass.merge(&mut new, &old, head_dim);
-    rows.write_f32(i * width, &new);
 }
 
 /// A copy of the slots of `part`.
