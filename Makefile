@@ -20,7 +20,7 @@ EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
 # Checked and tested with all that the program can be built with.
 FEATURES := --features refrain-cli/otlp
-# The engine's tests. With the program among the packages, dependencies have the features that all tests were built with.
+# The engine's tests where nextest is not there to pick them of all that was built; the program is among the packages for its features.
 ENGINE_TESTS := --package refrain-engine --package refrain-cli $(FEATURES) --lib
 # The program that tests were built with.
 TEST_REFRAIN := $(or $(CARGO_TARGET_DIR),target)/debug/refrain
@@ -69,11 +69,16 @@ test: setup ## Run all tests, the engine's on the reference device and under eac
 	else \
 	    $(TEST_REFRAIN) pull $(MODEL) </dev/null || echo '$(MODEL) cannot be fetched: tests on a real model are skipped'; \
 	fi
-	@run=test; if cargo nextest --version >/dev/null 2>&1; then run='nextest run'; fi; \
+	@run=test; \
+	engine() { cargo test $(ENGINE_TESTS); }; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    run='nextest run'; \
+	    engine() { cargo nextest run --workspace $(FEATURES) -E 'package(refrain-engine) & kind(lib)'; }; \
+	fi; \
 	set -ex; \
 	cargo $$run --workspace $(FEATURES); \
-	REFRAIN_TEST_DEVICE=reference cargo $$run $(ENGINE_TESTS); \
-	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa cargo $$run $(ENGINE_TESTS); done
+	REFRAIN_TEST_DEVICE=reference engine; \
+	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa engine; done
 
 load: build ## 64 clients at once for a minute, some of whom leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
