@@ -207,10 +207,13 @@ impl MultiplyRow<'_> {
 /// dots += Σ four bytes of 32 words, shifted and masked, by the four signed bytes of `x`.
 #[inline(always)]
 fn dot(quad: &[u32], shift: u32, mask: u32, x: u32, dots: &mut [i32; PANEL]) {
-    let x = x.to_le_bytes().map(|x| i32::from(x as i8));
-    for c in 0..PANEL {
-        for (i, x) in x.iter().enumerate() {
-            dots[c] += ((quad[c] >> (8 * i as u32 + shift)) & mask) as i32 * x;
-        }
+    let [a, b, c, d] = x.to_le_bytes();
+    let [a, b, c, d] = [i32::from(a as i8), i32::from(b as i8), i32::from(c as i8), i32::from(d as i8)];
+    // No sum comes near the bounds of i32. A check of each would keep the loop from becoming vectors.
+    for (dot, word) in dots.iter_mut().zip(quad) {
+        let part = |byte: u32| (word >> (8 * byte + shift) & mask) as i32;
+        let low = part(0).wrapping_mul(a).wrapping_add(part(1).wrapping_mul(b));
+        let high = part(2).wrapping_mul(c).wrapping_add(part(3).wrapping_mul(d));
+        *dot = dot.wrapping_add(low.wrapping_add(high));
     }
 }
