@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use refrain_engine::{Instructions, Prefix};
 use refrain_kernels::{Dtype, Precision, UnknownPrecision};
 use refrain_store::KvQuantization;
 
@@ -138,6 +139,10 @@ pub(crate) struct Global {
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
+    /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
+    /// a model without, the first token of its template), system (the prompts' part before the documents), or text:FILE
+    #[arg(long, global = true, value_name = "PREFIX", default_value = "none", hide_short_help = true)]
+    pub(crate) prefix: Prefix,
     /// Most tokens whose share of a layer is computed in one step: in the server, others get their turn between steps
     #[arg(long, global = true, value_name = "N", default_value_t = 2048, hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -236,6 +241,15 @@ pub(crate) struct Ingest {
     /// summary of each
     #[arg(long, value_name = "METHOD", default_value = "a3")]
     pub(crate) method: String,
+    /// System message of the prompts to come, for `--prefix system` [default: the model's own]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub(crate) system: Option<String>,
+}
+
+impl Ingest {
+    pub(crate) fn instructions(&self) -> Instructions {
+        Instructions { system: self.system.clone(), ..Instructions::default() }
+    }
 }
 
 #[derive(Debug, Args)]

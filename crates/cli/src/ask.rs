@@ -1,6 +1,7 @@
 //! `refrain ask`: an answer, its stats, and methods side by side.
 
 use std::io::{self, IsTerminal, Read, Write};
+use std::sync::Once;
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{
@@ -13,7 +14,9 @@ use crate::args;
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
-use crate::output::{Fail, bytes, colours, count, number, paint, percent, plain, print, print_json, seconds};
+use crate::output::{
+    Fail, bytes, colours, count, number, paint, percent, plain, print, print_json, seconds, warn,
+};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
@@ -27,7 +30,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.prompt.docs)?;
-    let engine = context.open_engine()?;
+    let engine = context.open_engine(&args.prompt.instructions())?;
     let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
     engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
@@ -160,6 +163,7 @@ pub(crate) fn answer(
             writeln!(out)?;
         }
         out.flush()?;
+        warn_of_other_prefix(&answer.stats);
         context.say(&paint("2", &stats_line(method, policy, &answer.stats), &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
@@ -168,15 +172,29 @@ pub(crate) fn answer(
     Ok(answer)
 }
 
+/// Says once that chunks were prefilled behind another system part than the prompt's.
+fn warn_of_other_prefix(stats: &RequestStats) {
+    static ONCE: Once = Once::new();
+    if stats.other_prefix_chunks > 0 {
+        ONCE.call_once(|| {
+            warn(&format!(
+                "{} of this prompt were prefilled behind another system part than its own, so that the answer is less \
+                 exact",
+                count(stats.other_prefix_chunks, "chunk")
+            ));
+        });
+    }
+}
+
 /// One line of stats.
 pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) -> String {
     let mut line = format!("{}: {} prompt tokens", asked.spec, stats.prompt_tokens);
     if stats.document_tokens > 0 {
         line.push_str(&format!(
-            ", {} cached, {} recomputed (ratio {:.3}, {})",
+            ", {} cached, {} recomputed (charged {:.1} %, {})",
             stats.cached_tokens,
             stats.recomputed_tokens,
-            stats.recompute_ratio,
+            100.0 * stats.charged_ratio,
             count(stats.full_layers, "full layer"),
         ));
     }
@@ -242,14 +260,14 @@ fn compare(
 
 fn comparison_table(comparison: &[Comparison], policy: &Policy) -> String {
     let mut table =
-        Table::new(&["<method", "TTFT", "compute", "speed-up", "recomputed", "KL to vanilla", "same token"]);
+        Table::new(&["<method", "TTFT", "compute", "speed-up", "charged", "KL to vanilla", "same token"]);
     for row in comparison {
         table.push(vec![
             row.method.clone(),
             seconds(row.stats.ttft),
             seconds(row.stats.compute_ttft),
             format!("{:.2}x", row.speedup),
-            format!("{:.1} %", 100.0 * row.stats.recompute_ratio),
+            format!("{:.1} %", 100.0 * row.stats.charged_ratio),
             format!("{:.4}", row.kl),
             format!("{:.0} %", 100.0 * row.top1),
         ]);
@@ -262,7 +280,8 @@ fn comparison_table(comparison: &[Comparison], policy: &Policy) -> String {
     };
     let positions = comparison.first().map_or(0, |row| row.positions);
     let note = format!(
-        "Speed-up is of TTFT, loading included. KL divergence (nats, mean) and share of equal likeliest tokens are\n\
+        "Speed-up is of TTFT, loading included. Charged are the documents' rows (tokens x layers) that were computed, a first pass\n\
+         of the question included. KL divergence (nats, mean) and share of equal likeliest tokens are\n\
          over vanilla's own first {}, fed to every method.{evict}\n",
         count(positions, "answer token")
     );

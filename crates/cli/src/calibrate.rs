@@ -1,6 +1,7 @@
 //! `refrain calibrate`: finds the stable layers of a model, over which SamKV averages, from documents.
 
 use anyhow::Result;
+use refrain_engine::Instructions;
 use refrain_fusion::{Calibration, SamKv};
 use serde_json::json;
 
@@ -13,7 +14,7 @@ use crate::settings::{Context, read_documents};
 /// `refrain calibrate`
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let documents = read_documents(&args.paths)?;
-    let engine = context.open_engine()?;
+    let engine = context.open_engine(&Instructions::default())?;
     let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}, {eta} left");
     let method = SamKv::default();
     let found = engine

@@ -29,8 +29,8 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     sampling.check()?;
     let (method, policy) = (methods::method(&args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(&args.prompt.docs)?;
-    let engine = context.open_engine()?;
     let around = args.prompt.instructions();
+    let engine = context.open_engine(&around)?;
     let mut chat = Chat { context, engine, method, policy, sampling, documents: Vec::new(), around };
     chat.add(documents)?;
     let talking = io::stdin().is_terminal() && !context.json;

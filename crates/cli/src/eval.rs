@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use refrain_engine::Engine;
+use refrain_engine::{Engine, Instructions, Prefix};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
@@ -128,22 +128,40 @@ fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
     if store_dtype.is_empty() {
         store_dtype.push(context.global.store_dtype);
     }
+    let mut prefixes: Vec<Prefix> = Vec::new();
+    for text in &matrix.prefix {
+        prefixes.push(text.parse().map_err(|reason: String| Fail::usage(reason))?);
+    }
+    if prefixes.is_empty() {
+        prefixes.push(context.global.prefix.clone());
+    }
     let mut variants = Vec::new();
     for (policy, method) in
         policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
     {
         // A method that reuses nothing reads no stored document.
-        let exact = [KvQuantization::Exact];
-        for store_dtype in if method.built.reuses() { store_dtype.as_slice() } else { &exact } {
-            let spec = method.spec.clone();
+        let (exact, alone) = ([KvQuantization::Exact], [Prefix::None]);
+        let (store_dtype, prefixes) = match method.built.reuses() {
+            true => (store_dtype.as_slice(), prefixes.as_slice()),
+            false => (exact.as_slice(), alone.as_slice()),
+        };
+        for (prefix, store_dtype) in prefixes
+            .iter()
+            .flat_map(|prefix| store_dtype.iter().map(move |store_dtype| (prefix, store_dtype)))
+        {
+            let stored =
+                (*store_dtype != KvQuantization::Exact).then(|| format!("store_dtype={store_dtype}"));
+            let behind = (*prefix != Prefix::None).then(|| format!("prefix={prefix}"));
+            let mut name = method.spec.clone();
+            for option in stored.into_iter().chain(behind) {
+                name.push(if name.contains(':') { ',' } else { ':' });
+                name.push_str(&option);
+            }
             variants.push(Variant {
-                method: match store_dtype {
-                    KvQuantization::Exact => spec,
-                    _ if spec.contains(':') => format!("{spec},store_dtype={store_dtype}"),
-                    _ => format!("{spec}:store_dtype={store_dtype}"),
-                },
+                method: name,
                 fusion: method.built.clone(),
                 store_dtype: *store_dtype,
+                prefix: prefix.clone(),
                 policy: policy.spec.clone(),
                 eviction: policy.built.clone(),
             });
@@ -161,7 +179,8 @@ fn one(
     judge: Option<&Judge>,
     until: Option<Instant>,
 ) -> Result<ModelOutcome> {
-    let engine = context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)))?;
+    let engine =
+        context.engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?;
     let model = TaskModel {
         tokenizer: engine.tokenizer(),
         context: engine.decoder().config().context,

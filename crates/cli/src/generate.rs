@@ -21,13 +21,13 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let mut sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.docs)?;
-    let engine = context.open_engine()?;
     let around = Instructions {
         system: args.system.clone(),
         before_documents: "Use these documents.\n\n".to_owned(),
         before_question: String::new(),
         ..Instructions::default()
     };
+    let engine = context.open_engine(&around)?;
     let prompt = engine.prompt(&documents, &text, &around)?;
     if !context.max_tokens_given && sampling.max_tokens.to_string() == args::LONG_ANSWER {
         // The default is cut to the room in the context.

@@ -15,7 +15,7 @@ use crate::settings::{Context, read_documents};
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::method(&args.method)?;
     let documents = read_documents(&args.paths)?;
-    let engine = context.open_engine()?;
+    let engine = context.open_engine(&args.instructions())?;
     let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;
     if !context.json {
         print(&format!("{}\n", line(context, &report)))?;

@@ -41,8 +41,8 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         .into());
     }
     let documents = read_documents(&args.docs)?;
-    let engine = context.open_engine()?;
     let mut options = options(context, args)?;
+    let engine = context.open_engine(&options.instructions)?;
     (options.method, options.evict) = (method.spec, policy.spec);
     let open = options.api_keys.is_empty();
     let encrypted = match (&args.ssl_certfile, &args.ssl_keyfile) {

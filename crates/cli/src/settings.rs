@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
-use refrain_engine::{Document, Engine, Settings};
+use refrain_engine::{Document, Engine, Instructions, Settings};
 use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
 use crate::args::{Global, Quota, Shared};
@@ -106,12 +106,12 @@ impl Context {
         }
     }
 
-    /// The model that the options name, on their store.
-    pub(crate) fn open_engine(&self) -> Result<Engine> {
-        self.engine_on(self.open_store()?)
+    /// The model that the options name, on their store, for prompts with `around` around their documents.
+    pub(crate) fn open_engine(&self, around: &Instructions) -> Result<Engine> {
+        self.engine_on(self.open_store()?, around)
     }
 
-    pub(crate) fn engine_on(&self, store: Store) -> Result<Engine> {
+    pub(crate) fn engine_on(&self, store: Store, around: &Instructions) -> Result<Engine> {
         let path = models::resolve(&self.global.model, &self.models)?;
         let settings = Settings {
             threads: self.global.threads,
@@ -131,7 +131,8 @@ impl Context {
         let stable_layers =
             stable_layers(self.global.calibration.as_deref(), self.data_folder.as_deref(), &engine)?;
         engine.use_stable_layers(stable_layers);
-        Ok(engine)
+        let prefix = engine.prefix_tokens(&self.global.prefix, around)?;
+        Ok(engine.behind(&prefix)?)
     }
 
     /// [`Console::bar`].

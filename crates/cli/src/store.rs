@@ -306,6 +306,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
             },
         ),
         ("BOS", info.bos.to_string()),
+        ("prefix", info.prefix.map_or_else(|| "(none)".to_owned(), |prefix| hex(&prefix))),
         (
             "namespace",
             if info.namespace.is_empty() { "(none)".to_owned() } else { one_line(&info.namespace) },

@@ -9,6 +9,7 @@ use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
 use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
+use crate::ingest::PrefilledPrefix;
 use crate::{Error, Result};
 
 /// How an engine computes and keeps.
@@ -62,6 +63,8 @@ pub struct Engine {
     fingerprint: [u8; 32],
     /// Layers that were found to be stable for this model.
     stable_layers: Option<Span>,
+    /// Tokens before every chunk.
+    prefix: Option<Arc<PrefilledPrefix>>,
     buffers: Arc<BufferPool>,
 }
 
@@ -127,6 +130,7 @@ impl Engine {
             settings,
             fingerprint,
             stable_layers: None,
+            prefix: None,
             buffers: Arc::default(),
         })
     }
@@ -141,6 +145,15 @@ impl Engine {
     pub fn in_namespace(&self, namespace: &str, shared: Option<&str>) -> Engine {
         let (namespace, shared) = (namespace.to_owned(), shared.map(str::to_owned));
         Engine { settings: Settings { namespace, shared, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    pub(crate) fn with_prefix(&self, prefix: Option<Arc<PrefilledPrefix>>, settings: Settings) -> Engine {
+        Engine { prefix, settings, ..self.clone() }
+    }
+
+    /// Tokens before every chunk, where they are others than BOS.
+    pub(crate) fn prefix(&self) -> Option<&Arc<PrefilledPrefix>> {
+        self.prefix.as_ref()
     }
 
     /// The decoder.

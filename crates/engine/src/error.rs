@@ -43,6 +43,16 @@ pub enum Error {
         /// The model's context.
         context: usize,
     },
+    /// A prefix that leaves too little room for chunks.
+    #[error(
+        "a prefix of {prefix} tokens takes more than half of the model's context of {context}; choose a shorter one"
+    )]
+    PrefixTooLong {
+        /// Tokens of the prefix.
+        prefix: usize,
+        /// The model's context.
+        context: usize,
+    },
     /// A thread that could not be started.
     #[error("cannot start a thread: {0}; the system allows too few of them")]
     Thread(#[from] std::io::Error),

@@ -30,7 +30,7 @@ pub use engine::{Engine, Settings, identity};
 pub use error::{Error, Result};
 pub use explanation::{AttendedToken, Explanation, ShadedChunk};
 pub use generate::Prefill;
-pub use ingest::{Ingest, IngestProgress, IngestReport, rate};
+pub use ingest::{Ingest, IngestProgress, IngestReport, Prefix, rate};
 pub use logprobs::TokenLogprobs;
 pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hits, Reference};
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};

@@ -27,6 +27,9 @@ pub struct RequestStats {
     pub recomputed_tokens: usize,
     /// Document rows computed over all layers / (layers × document tokens); layers that run in full count.
     pub recompute_ratio: f64,
+    /// Rows computed over all layers and passes, but for those of the last pass that any method computes / (layers × document
+    /// tokens): what the answer cost beside a full prefill. Layers that run in full count, and so does a first pass of the question.
+    pub charged_ratio: f64,
     /// Layers at which every document token was computed.
     pub full_layers: usize,
     /// Tokens of the prompt that attention has before it when the first token is chosen, at every layer: what a method
@@ -43,6 +46,8 @@ pub struct RequestStats {
     /// Seconds that the method took to score tokens and choose among them: at the layers where it narrows its rows, or with the
     /// question's first pass, where it selects by that.
     pub select_seconds: f64,
+    /// Chunks that were prefilled behind a prefix that is not this prompt's system part. They are less exact than they could be.
+    pub other_prefix_chunks: usize,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
@@ -157,7 +162,7 @@ impl RequestStats {
         prefill: &PrefillStats,
         reused: &ReusedSegments,
     ) -> RequestStats {
-        let documents = prompt.document_tokens();
+        let (documents, reuses) = (prompt.document_tokens(), !reused.segments.is_empty());
         let rows: usize = prefill.document_rows.iter().sum();
         let possible = documents * prefill.document_rows.len();
         let full = prefill.document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
@@ -166,13 +171,25 @@ impl RequestStats {
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
             recomputed_tokens: prefill.document_rows.last().copied().unwrap_or(0),
-            recompute_ratio: if possible == 0 { 0.0 } else { rows as f64 / possible as f64 },
+            recompute_ratio: rows as f64 / possible.max(1) as f64,
+            charged_ratio: if documents == 0 {
+                0.0
+            } else {
+                (rows + prefill.probe_rows) as f64 / possible.max(1) as f64
+            },
             full_layers: full.count(),
             kept_tokens: prefill.kept_tokens,
             sequence_ratio: prefill.kept_tokens as f64 / prompt.len().max(1) as f64,
             ambiguous_cases: prefill.ambiguous_cases,
             operations: prefill.operations,
             select_seconds: prefill.selecting.as_secs_f64(),
+            other_prefix_chunks: if reuses
+                && engine.prefix().is_some_and(|prefix| prefix.tokens != prompt.system)
+            {
+                prompt.chunks.len()
+            } else {
+                0
+            },
             document_bytes: prompt.chunks.iter().map(|chunk| engine.chunk_id(&chunk.tokens).bytes()).sum(),
             kv_bytes_peak: prefill.kv_bytes_peak,
             ..RequestStats::default()

@@ -20,6 +20,10 @@ pub struct Matrix {
     /// Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub store_dtype: Vec<String>,
+    /// Tokens before every chunk while it is prefilled, `none`, `bos`, `system` or `text:FILE`: every method that reuses chunks
+    /// answers with each. Without any, the engine's own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefix: Vec<String>,
     /// Folder of the benchmarks' data; generated tasks need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
@@ -52,6 +56,7 @@ impl Default for Matrix {
             methods: vec!["vanilla".to_owned()],
             policies: vec!["full".to_owned()],
             store_dtype: Vec::new(),
+            prefix: Vec::new(),
             data: None,
             limit: None,
             max_tokens: None,

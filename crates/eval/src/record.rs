@@ -52,6 +52,9 @@ pub struct Record {
 pub struct Fidelity {
     /// Mean over positions of `KL(vanilla ‖ method)` of the next token, in nats.
     pub kl: f64,
+    /// `KL(vanilla ‖ method)` of the answer's first token, in nats.
+    #[serde(default)]
+    pub kl_first: f64,
     /// Share of positions at which both have an equal likeliest token.
     pub top1: f64,
     /// Positions compared.
@@ -79,6 +82,9 @@ pub struct Cost {
     pub answer_tokens: usize,
     /// Document rows computed over all layers / (layers × document tokens).
     pub recompute_ratio: f64,
+    /// Rows computed over all layers and passes / (layers × document tokens).
+    #[serde(default)]
+    pub charged_ratio: f64,
     /// Tokens of the prompt that are kept / tokens of the prompt.
     pub sequence_ratio: f64,
     /// Operations of the prefill.
@@ -116,6 +122,7 @@ impl Cost {
             document_tokens: stats.document_tokens,
             answer_tokens: stats.answer_tokens,
             recompute_ratio: stats.recompute_ratio,
+            charged_ratio: stats.charged_ratio,
             sequence_ratio: stats.sequence_ratio,
             operations: stats.operations,
             ttft: stats.ttft,

@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain_engine::{Answer, Engine, GenerateRequest, Parts, Prompt, Reference, Sampling};
+use refrain_engine::{
+    Answer, Engine, GenerateRequest, Instructions, Parts, Prefix, Prompt, Reference, Sampling,
+};
 use refrain_store::KvQuantization;
 
 use crate::error::{Error, Result};
@@ -22,6 +24,8 @@ pub(crate) struct SampleRun<'a> {
     scorer: &'a Scorer<'a>,
     /// The prompt and vanilla's answer, after the first variant.
     reference: Option<(Prompt, Reference)>,
+    /// An engine for each prefix and encoding, whose chunks are there.
+    engines: Vec<((Prefix, KvQuantization), Engine)>,
 }
 
 impl<'a> SampleRun<'a> {
@@ -33,7 +37,7 @@ impl<'a> SampleRun<'a> {
         options: &'a RunOptions,
         scorer: &'a Scorer<'a>,
     ) -> SampleRun<'a> {
-        SampleRun { engine, job, sample, variants, options, scorer, reference: None }
+        SampleRun { engine, job, sample, variants, options, scorer, reference: None, engines: Vec::new() }
     }
 
     /// The record `blank` with the variant's answer, or with an error. A record that has an answer already is only scored.
@@ -70,14 +74,30 @@ impl<'a> SampleRun<'a> {
                 if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.options.forced) };
             let asked = Sampling { max_tokens: most, ..sampling.clone() };
             let reference = self.engine.reference(&prompt, &asked, self.options.forced, self.options.maps)?;
-            for encoding in KvQuantization::ALL {
-                let variants = self.variants.iter().filter(|variant| variant.store_dtype == encoding);
-                let methods: Vec<_> = variants.map(|variant| variant.fusion.clone()).collect();
-                self.engine.store_dtype(encoding).ingest_prompt(&prompt, &methods)?;
+            for variant in self.variants {
+                let of = |variant: &Variant| (variant.prefix.clone(), variant.store_dtype);
+                if self.engines.iter().any(|(known, _)| *known == of(variant)) {
+                    continue;
+                }
+                let prefix = match &variant.prefix {
+                    Prefix::System => prompt.system.clone(),
+                    // The template's first token is that of the sample's own prompt.
+                    Prefix::Bos if self.engine.tokenizer().bos().is_none() => {
+                        prompt.system[..1.min(prompt.system.len())].to_vec()
+                    }
+                    other => self.engine.prefix_tokens(other, &Instructions::default())?,
+                };
+                let engine = self.engine.store_dtype(variant.store_dtype).behind(&prefix)?;
+                let alike = self.variants.iter().filter(|other| of(other) == of(variant));
+                let methods: Vec<_> = alike.map(|variant| variant.fusion.clone()).collect();
+                engine.ingest_prompt(&prompt, &methods)?;
+                self.engines.push((of(variant), engine));
             }
             self.reference = Some((prompt, reference));
         }
-        let Some((prompt, reference)) = &self.reference else {
+        let of = (variant.prefix.clone(), variant.store_dtype);
+        let engine = self.engines.iter().find(|(known, _)| *known == of).map(|(_, engine)| engine);
+        let (Some((prompt, reference)), Some(engine)) = (&self.reference, engine) else {
             return Err(Error::Invalid("vanilla has not answered".to_owned()));
         };
         let (answer, fidelity) = if variant.is_reference() && sampling.temperature == 0.0 {
@@ -89,8 +109,7 @@ impl<'a> SampleRun<'a> {
                 eviction: variant.eviction.clone(),
                 ..GenerateRequest::new(variant.fusion.clone(), sampling.clone())
             };
-            let (answer, found) =
-                self.engine.store_dtype(variant.store_dtype).answer_beside(prompt, &request, reference)?;
+            let (answer, found) = engine.answer_beside(prompt, &request, reference)?;
             (answer, fidelity(found))
         };
         if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {
@@ -128,6 +147,7 @@ impl<'a> SampleRun<'a> {
 fn fidelity(found: refrain_engine::Fidelity) -> Fidelity {
     Fidelity {
         kl: found.agreement.kl,
+        kl_first: found.agreement.kl_first,
         top1: found.agreement.top1,
         positions: found.agreement.positions,
         attention_l2: found.attention_l2,

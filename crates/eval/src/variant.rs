@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use refrain_engine::Prefix;
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
 use refrain_store::KvQuantization;
@@ -10,12 +11,15 @@ use refrain_store::KvQuantization;
 /// A fusion method with an eviction policy and an encoding of stored documents, under the names that records have.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Specification of the method, with the encoding if it is not exact: `a3:ratio=0.3:store_dtype=q4`.
+    /// Specification of the method, with the encoding if it is not exact and the prefix if there is one:
+    /// `a3:ratio=0.3,store_dtype=q4,prefix=system`.
     pub method: String,
     /// The method.
     pub fusion: Arc<dyn FusionMethod>,
     /// KvQuantization of the documents in the store.
     pub store_dtype: KvQuantization,
+    /// Tokens before every chunk while it is prefilled.
+    pub prefix: Prefix,
     /// Specification of the policy.
     pub policy: String,
     /// The policy.

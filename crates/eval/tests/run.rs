@@ -36,6 +36,7 @@ fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
     let variant = |(method, policy): &(&str, &str)| Variant {
         method: (*method).to_owned(),
         fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":store_dtype=q4")).unwrap(),
+        prefix: refrain_engine::Prefix::None,
         store_dtype: if method.ends_with(":store_dtype=q4") {
             KvQuantization::Q4
         } else {

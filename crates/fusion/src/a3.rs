@@ -12,7 +12,7 @@ use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::selecting;
+use crate::pass::{planned, selecting};
 use crate::{Error, FusionMethod, Needs, Pass, PassPlan, PrefillInputs, Result};
 
 /// Recompute the tokens that the question attends to.
@@ -22,6 +22,10 @@ pub struct A3 {
     /// Share of the tokens before the question that is recomputed.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
+    /// Share of the documents' rows (tokens × layers) that is computed, the layers in full included; in place of `ratio` where it is
+    /// not 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub charge: f64,
     /// Tokens of the moving average over scores: an odd number, 1 for none.
     #[schemars(range(min = 1, max = 1023))]
     pub smoothing: usize,
@@ -34,7 +38,7 @@ pub struct A3 {
 
 impl Default for A3 {
     fn default() -> Self {
-        A3 { ratio: 0.15, smoothing: 5, softmax: Softmax::Concatenated, check_layer: 1 }
+        A3 { ratio: 0.15, charge: 0.0, smoothing: 5, softmax: Softmax::Concatenated, check_layer: 1 }
     }
 }
 
@@ -62,18 +66,23 @@ impl FusionMethod for A3 {
         if self.check_layer >= layout.layers {
             return Err(Error::CheckLayer { layer: self.check_layer, layers: layout.layers });
         }
-        let mut plan = PassPlan::new(layout.tokens_after_system());
-        if layout.reusable() > 0 {
-            let needs = Needs { question_attention: Some(self.softmax), ..Needs::default() };
-            plan.checks.insert(self.check_layer, needs);
+        if layout.reusable() == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let A3 { ratio, smoothing, .. } = *self;
+        let mut plan = PassPlan::new(layout.tokens_after_system());
+        let needs = Needs { question_attention: Some(self.softmax.into()), ..Needs::default() };
+        plan.checks.insert(self.check_layer, needs);
+        let smoothing = self.smoothing;
+        let count = match self.charge {
+            0.0 => layout.count(self.ratio),
+            charge => layout.count_for_charge(charge, self.check_layer + 1, 0),
+        };
         Ok(selecting(plan, move |layer| {
             let smoothed = smooth(layer.question_attention, smoothing);
             let start = layer.layout.documents().start;
             let candidates = layer.candidates();
             let scores: Vec<f32> = candidates.iter().map(|t| smoothed[(t - start) as usize]).collect();
-            layer.best(&candidates, &scores, layer.layout.count(ratio))
+            layer.best(&candidates, &scores, count)
         }))
     }
 }

@@ -10,8 +10,8 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::selecting;
-use crate::{CachedTensor, FusionMethod, Mask, Needs, Pass, PassPlan, PrefillInputs, Result};
+use crate::pass::{planned, selecting};
+use crate::{CachedTensor, FusionMethod, Mask, Needs, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// The measure of deviation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -35,6 +35,10 @@ pub struct CacheBlend {
     /// Share of the tokens before the question that is recomputed.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
+    /// Share of the documents' rows (tokens × layers) that is computed, the layers in full included; in place of `ratio` where it is
+    /// not 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub charge: f64,
     /// The measure of deviation: values or keys, by squared or absolute differences.
     pub metric: Metric,
     /// Shrink the recomputed set with depth, from 1.25 to 0.75 of the ratio, measuring deviation again at each layer.
@@ -45,7 +49,13 @@ pub struct CacheBlend {
 
 impl Default for CacheBlend {
     fn default() -> Self {
-        CacheBlend { ratio: 0.15, metric: Metric::default(), gradual: false, mask: Mask::default() }
+        CacheBlend {
+            ratio: 0.15,
+            charge: 0.0,
+            metric: Metric::default(),
+            gradual: false,
+            mask: Mask::default(),
+        }
     }
 }
 
@@ -57,14 +67,25 @@ impl Options for CacheBlend {
 const CHECK_LAYER: usize = 1;
 
 impl CacheBlend {
-    /// Ratio of the rows that go on from `layer` of `layers`.
-    fn ratio_at(&self, layer: usize, layers: usize) -> f64 {
+    /// Share of the tokens before the question that is recomputed, on average over the layers that follow the check.
+    fn mean_ratio(&self, layout: &PromptLayout) -> f64 {
+        match self.charge {
+            0.0 => self.ratio,
+            charge => {
+                let before = layout.len() - layout.question.len();
+                layout.count_for_charge(charge, CHECK_LAYER + 1, 0) as f64 / before.max(1) as f64
+            }
+        }
+    }
+
+    /// Of a mean ratio, the share that goes on from `layer` of `layers`.
+    fn share_at(&self, layer: usize, layers: usize) -> f64 {
         if !self.gradual {
-            return self.ratio;
+            return 1.0;
         }
         let steps = layers.saturating_sub(3).max(1) as f64;
         let step = layer.saturating_sub(CHECK_LAYER + 1) as f64;
-        self.ratio * (1.25 - 0.5 * (step / steps).min(1.0))
+        1.25 - 0.5 * (step / steps).min(1.0)
     }
 }
 
@@ -77,15 +98,17 @@ impl FusionMethod for CacheBlend {
             Metric::KeyL2 => (CachedTensor::Keys, Distance::L2),
             Metric::KeyL1 => (CachedTensor::Keys, Distance::L1),
         };
-        let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.tokens_after_system()) };
-        if layout.reusable() > 0 {
-            let last = if self.gradual { layout.layers } else { CHECK_LAYER + 1 };
-            let needs = Needs { deviation: Some(deviation), ..Needs::default() };
-            plan.checks = (CHECK_LAYER..last).map(|layer| (layer, needs)).collect();
+        if layout.reusable() == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let method = *self;
+        let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.tokens_after_system()) };
+        let last = if self.gradual { layout.layers } else { CHECK_LAYER + 1 };
+        let needs = Needs { deviation: Some(deviation), ..Needs::default() };
+        plan.checks = (CHECK_LAYER..last).map(|layer| (layer, needs)).collect();
+        let (method, ratio) = (*self, self.mean_ratio(layout));
         Ok(selecting(plan, move |layer| {
-            let count = layer.layout.count(method.ratio_at(layer.layer, layer.layout.layers));
+            let share = method.share_at(layer.layer, layer.layout.layers);
+            let count = layer.layout.count(ratio * share);
             layer.best(&layer.candidates(), layer.deviation, count)
         }))
     }
@@ -98,9 +121,10 @@ mod tests {
     #[test]
     fn gradual_ratio_falls_linearly_and_averages_the_ratio() {
         let method = CacheBlend { gradual: true, ratio: 0.2, ..CacheBlend::default() };
-        let ratios: Vec<f64> = (2..10).map(|layer| method.ratio_at(layer, 10)).collect();
+        let ratio_at = |layer| method.ratio * method.share_at(layer, 10);
+        let ratios: Vec<f64> = (2..10).map(ratio_at).collect();
         assert!((ratios[0] - 0.25).abs() < 1e-6 && (ratios[7] - 0.15).abs() < 1e-6);
         assert!((ratios.iter().sum::<f64>() / 8.0 - 0.2).abs() < 1e-6);
-        assert_eq!(method.ratio_at(1, 10), method.ratio_at(2, 10));
+        assert_eq!(ratio_at(1), ratio_at(2));
     }
 }

@@ -6,8 +6,8 @@ use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, up
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 use crate::{
-    CachedTokens, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Error, FusionMethod, LayerTokens,
-    LayerView, ModelFacts, Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
+    CachedTokens, ChunkChange, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Error, FusionMethod,
+    LayerTokens, LayerView, ModelFacts, Needs, Pass, PassAttention, PassPlan, PrefillInputs, PromptLayout,
 };
 
 const HEADS: usize = 4;
@@ -21,7 +21,7 @@ const MAX_PASSES: usize = 8;
 ///
 /// A chain of passes ends with one pass that is no probe, and is the same when it is run twice. Active tokens ascend, hold every
 /// token that is not cached, and only shrink. Selected tokens lie within cached documents; those that are written are seen;
-/// layers of a last pass keep equally many tokens. A prompt without documents is computed whole; an empty question is refused.
+/// layers of a last pass keep equally many tokens. Corrections are numbers, and nothing where nothing changed. A prompt without documents is computed whole; an empty question is refused.
 ///
 /// # Panics
 /// If the method breaks one of these.
@@ -35,8 +35,10 @@ pub fn check(method: &dyn FusionMethod) {
         (3, vec![(400, true), (150, true), (333, false), (250, true)], 5),
         (4, vec![], 6),
     ] {
-        for system_cached in [true, false] {
-            let inputs = Arc::new(inputs(method, system, system_cached, &chunks, question));
+        for (system_cached, exact) in [(true, false), (false, false), (true, true)] {
+            let mut inputs = inputs(method, system, system_cached, &chunks, question);
+            inputs.layout.chunks.iter_mut().take(1).for_each(|chunk| chunk.exact = exact && chunk.cached);
+            let inputs = Arc::new(inputs);
             let chain = run(method, &inputs);
             assert_eq!(chain, run(method, &inputs), "{method:?}: passes must be the same twice");
             let last = chain.last().map(|(plan, _)| plan);
@@ -45,7 +47,7 @@ pub fn check(method: &dyn FusionMethod) {
                 assert_eq!(
                     last.map(|plan| &plan.tokens),
                     Some(&all),
-                    "{method:?}: nothing cached, all computed"
+                    "{method:?}: nothing to choose, no more than what is required is computed"
                 );
             }
         }
@@ -69,7 +71,7 @@ fn inputs(
     let mut start = system;
     let mut spans = Vec::new();
     for (tokens, cached) in chunks {
-        spans.push(ChunkSpan { span: Span::new(start, start + tokens), cached: *cached });
+        spans.push(ChunkSpan { span: Span::new(start, start + tokens), cached: *cached, exact: false });
         start += tokens;
     }
     let of = |chunk: &ChunkSpan| {
@@ -131,6 +133,9 @@ fn walk(method: &dyn FusionMethod, inputs: &PrefillInputs, pass: &mut dyn Pass) 
     if let CachedTokens::Selected(layers) = &plan.cached {
         selected(method, layout, layers, plan.probe.is_some());
     }
+    if plan.corrects {
+        corrected(method, layout, pass);
+    }
     let (mut tokens, mut all) = (plan.tokens, Vec::new());
     for (layer, needs) in plan.checks {
         let continuing = observe(method, layout, pass, layer, needs, &tokens);
@@ -139,6 +144,28 @@ fn walk(method: &dyn FusionMethod, inputs: &PrefillInputs, pass: &mut dyn Pass) 
         tokens = continuing;
     }
     all
+}
+
+/// Asks a pass for corrections of random changes, and of none.
+fn corrected(method: &dyn FusionMethod, layout: &PromptLayout, pass: &dyn Pass) {
+    let width = KV_HEADS * HEAD_DIM;
+    for tokens in [3, 0] {
+        let change = |(i, _)| {
+            let side = |seed: u32| if tokens == 0 { vec![0.0; width] } else { random(width, seed) };
+            ChunkChange { tokens: tokens * (i % 2), keys: side(4), values: side(5) }
+        };
+        let before: Vec<ChunkChange> = layout.inexact_chunks().enumerate().map(change).collect();
+        let mut after = before.clone();
+        pass.correct(1, &mut after);
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(after.tokens, before.tokens, "{method:?}: the number of recomputed tokens stays");
+            for side in [&after.keys, &after.values] {
+                assert_eq!(side.len(), width, "{method:?}: a correction is as wide as a token");
+                assert!(side.iter().all(|x| x.is_finite()), "{method:?}: a correction is a number");
+                assert!(tokens > 0 || side.iter().all(|x| *x == 0.0), "{method:?}: no change, no correction");
+            }
+        }
+    }
 }
 
 /// Checks the tokens of a pass over a part of the documents.

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use refrain_kv::Span;
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,13 +19,16 @@ pub struct LegoLink {
     /// Tokens recomputed at each end of a chunk.
     #[schemars(range(max = MAX_COUNT))]
     pub window: usize,
+    /// Share of the document tokens that is computed, ends of chunks that are equally long; in place of `window` where it is not 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub charge: f64,
     /// Recompute only the first tokens of a chunk.
     pub head_only: bool,
 }
 
 impl Default for LegoLink {
     fn default() -> Self {
-        LegoLink { window: 20, head_only: false }
+        LegoLink { window: 20, charge: 0.0, head_only: false }
     }
 }
 
@@ -32,15 +36,31 @@ impl Options for LegoLink {
     const NAME: &'static str = "lego_link";
 }
 
+impl LegoLink {
+    /// The first and last `window` tokens of a chunk.
+    fn ends(&self, chunk: Span, window: usize) -> Vec<u32> {
+        let head = chunk.len().min(window);
+        let tail = if self.head_only { 0 } else { (chunk.len() - head).min(window) };
+        (chunk.start..chunk.start + head as u32).chain(chunk.end - tail as u32..chunk.end).collect()
+    }
+}
+
 impl FusionMethod for LegoLink {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
-        let tokens = layout.tokens_with(|chunk| {
-            let head = chunk.len().min(self.window);
-            let tail = if self.head_only { 0 } else { (chunk.len() - head).min(self.window) };
-            (chunk.start..chunk.start + head as u32).chain(chunk.end - tail as u32..chunk.end).collect()
-        });
-        Ok(planned(PassPlan::new(tokens)))
+        let window = match self.charge {
+            0.0 => self.window,
+            charge => {
+                let most = layout.count_for_charge(charge, 0, 0);
+                let longest = layout.inexact_chunks().map(Span::len).max().unwrap_or(0);
+                let fits = |window: &usize| {
+                    layout.inexact_chunks().map(|c| self.ends(c, *window).len()).sum::<usize>() <= most
+                };
+                (0..=longest).rev().find(fits).unwrap_or(0)
+            }
+        };
+        let ends = layout.inexact_chunks().flat_map(|chunk| self.ends(chunk, window));
+        Ok(planned(PassPlan::new(layout.required_and(ends))))
     }
 }

@@ -1,39 +1,45 @@
 //! Fusion methods: which tokens of a prompt `S ‖ D1..Dk ‖ Q` are computed at each layer, and by which positions the cached
 //! keys of the others are rotated. Methods decide, the engine acts: a method sees neither model nor store.
 //!
-//! One paper, one file. [`METHODS`] lists them with their options. A method is a chain of [passes](Pass): A³ is one pass,
-//! SamKV, ProphetKV and RelaxKV are two.
+//! One paper, one file; [`Scout`] and [`Drift`] are this project's own. [`METHODS`] lists them with their options. A method is a chain of [passes](Pass): A³ is one pass,
+//! SamKV, ProphetKV, RelaxKV, InfoFlow, Scout and Drift are two.
 
 mod a3;
 mod cache_blend;
 pub mod conformance;
+mod drift;
 mod error;
 mod full_reuse;
 mod inf_llm;
+mod info_flow;
 mod lego_link;
 mod multi_inf_llm;
 mod pass;
 mod pie;
+mod probe;
 mod prompt;
 mod prophet_kv;
 mod registry;
 mod relax_kv;
 mod retrieval;
 mod sam_kv;
+mod scout;
 mod selection;
 mod statistics;
 mod vanilla;
 
 pub use a3::A3;
 pub use cache_blend::{CacheBlend, Metric};
+pub use drift::Drift;
 pub use error::{Error, Result};
 pub use full_reuse::FullReuse;
 pub use inf_llm::InfLlm;
+pub use info_flow::InfoFlow;
 pub use lego_link::LegoLink;
 pub use multi_inf_llm::MultiInfLlm;
 pub use pass::{
-    CachedTensor, CachedTokens, KeyPositions, LayerTokens, LayerView, Mask, Needs, Pass, PassAttention,
-    PassPlan,
+    CachedTensor, CachedTokens, ChunkChange, KeyPositions, LayerTokens, LayerView, Mask, Needs, Pass,
+    PassAttention, PassPlan,
 };
 pub use pie::Pie;
 pub use prompt::{ChunkSpan, ModelFacts, PrefillInputs, PromptLayout};
@@ -44,6 +50,7 @@ pub use retrieval::{KnownBlock, Retrieval, RetrievalBudget, RetrievalPlan, repre
 pub use sam_kv::{
     Below, Calibration, Cosine, Extremes, Quota, Recompute, Rotation, Rounding, SamKv, Theta, Update,
 };
+pub use scout::Scout;
 pub use selection::{LayerSelection, Selection, SelectionPlan};
 pub use statistics::{ChunkStatistics, ContextLayer, ContextTensors};
 pub use vanilla::Vanilla;

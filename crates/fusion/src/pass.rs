@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use refrain_kv::stats::{Distance, Softmax};
+use refrain_kv::stats::{Distance, QuestionScore};
 use refrain_kv::{Span, top_k};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ pub enum CachedTensor {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Needs {
     /// The attention that every document token receives from the question.
-    pub question_attention: Option<Softmax>,
+    pub question_attention: Option<QuestionScore>,
     /// The distance of every active cached token's fresh row from its cached one.
     pub deviation: Option<(CachedTensor, Distance)>,
     /// The question's mean query before RoPE.
@@ -109,6 +109,8 @@ pub struct PassPlan {
     pub attention: PassAttention,
     /// Whether fresh keys and values go through [`Pass::merge`] instead of taking the place of cached ones.
     pub merges: bool,
+    /// Whether reused keys and values are corrected, layer by layer, through [`Pass::correct`].
+    pub corrects: bool,
     /// Times that the method met a case that its paper leaves open, for the request's statistics.
     pub ambiguous_cases: usize,
 }
@@ -118,6 +120,17 @@ impl PassPlan {
     pub fn new(tokens: Vec<u32>) -> PassPlan {
         PassPlan { tokens, ..PassPlan::default() }
     }
+}
+
+/// The change of a chunk's keys and values at one layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChunkChange {
+    /// Tokens of the chunk that are computed anew.
+    pub tokens: usize,
+    /// Keys before RoPE, `Hkv × d`: fresh minus cached, summed over those tokens.
+    pub keys: Vec<f32>,
+    /// Values, likewise.
+    pub values: Vec<f32>,
 }
 
 /// One way of some tokens of a prompt through the layers.
@@ -138,6 +151,12 @@ pub trait Pass: fmt::Debug + Send {
     /// A key (before RoPE) or value of one token, `Hkv × d`, computed anew, becomes the one that is kept beside the cached one.
     /// Called where [`PassPlan::merges`] says so.
     fn merge(&self, _fresh: &mut [f32], _cached: &[f32], _head_dim: usize) {}
+
+    /// What is added at `layer` to the keys (before RoPE) and values of reused tokens that are not computed anew. `changes` has an
+    /// entry for each of [`PromptLayout::inexact_chunks`]: on entry the change that its recomputed tokens show, on return the
+    /// one that its other tokens get. Called where [`PassPlan::corrects`] says so, from layer 1 on: keys and values of layer 0
+    /// depend on their token alone.
+    fn correct(&self, _layer: usize, _changes: &mut [ChunkChange]) {}
 
     /// The pass that follows a probe. The last pass has none.
     ///
@@ -173,10 +192,7 @@ impl LayerView<'_> {
 
     /// The `count` best of `candidates` by `scores` (one each), and the tokens that are always computed; ascending.
     pub fn best(&self, candidates: &[u32], scores: &[f32], count: usize) -> Vec<u32> {
-        let mut tokens = self.layout.required_tokens();
-        tokens.extend(top_k(scores, count).into_iter().map(|i| candidates[i as usize]));
-        tokens.sort_unstable();
-        tokens
+        self.layout.required_and(top_k(scores, count).into_iter().map(|i| candidates[i as usize]))
     }
 }
 

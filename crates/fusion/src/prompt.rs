@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kv::{AuxTensors, Ropes, Span, top_count};
+use refrain_kv::{AuxTensors, Ropes, Span, top_count, top_k};
 
 use crate::{Error, Result};
 
@@ -13,6 +13,9 @@ pub struct ChunkSpan {
     pub span: Span,
     /// Whether its keys and values are at hand. If not, all its tokens are computed at every layer.
     pub cached: bool,
+    /// Whether they are those of a full prefill: the chunk stands first, behind the prefix that it was prefilled behind. Its tokens
+    /// are never chosen.
+    pub exact: bool,
 }
 
 /// Layout of a prompt `S ‖ D1..Dk ‖ Q`.
@@ -46,14 +49,19 @@ impl PromptLayout {
         Span { start: self.system.end, end: self.question.start }
     }
 
-    /// Document tokens whose keys and values are at hand.
+    /// Document tokens that a method may choose or drop: those of [`inexact_chunks`](Self::inexact_chunks).
     pub fn reusable(&self) -> usize {
-        self.cached_chunks().map(Span::len).sum()
+        self.inexact_chunks().map(Span::len).sum()
     }
 
     /// Positions of the cached chunks.
     pub fn cached_chunks(&self) -> impl Iterator<Item = Span> + '_ {
         self.chunks.iter().filter(|chunk| chunk.cached).map(|chunk| chunk.span)
+    }
+
+    /// Positions of the cached chunks whose keys and values are not those of a full prefill.
+    pub fn inexact_chunks(&self) -> impl Iterator<Item = Span> + '_ {
+        self.chunks.iter().filter(|chunk| chunk.cached && !chunk.exact).map(|chunk| chunk.span)
     }
 
     /// Positions of the chunks that are not cached.
@@ -68,32 +76,51 @@ impl PromptLayout {
         parts.flat_map(Span::positions).collect()
     }
 
-    /// [`required_tokens`](Self::required_tokens) and the positions that `pick` picks of each cached chunk. Ascending.
-    pub fn tokens_with(&self, pick: impl FnMut(Span) -> Vec<u32>) -> Vec<u32> {
+    /// [`required_tokens`](Self::required_tokens) and `others`, none of which is among them. Ascending.
+    pub fn required_and(&self, others: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let mut tokens = self.required_tokens();
-        tokens.extend(self.cached_chunks().flat_map(pick));
+        tokens.extend(others);
         tokens.sort_unstable();
         tokens
     }
 
     /// All document and question tokens, and those of the system part where it is not at hand.
     pub fn tokens_after_system(&self) -> Vec<u32> {
-        self.tokens_with(|chunk| chunk.positions().collect())
+        self.required_and(self.cached_chunks().flat_map(Span::positions))
     }
 
-    /// Those of `tokens` (ascending) that lie in cached chunks.
+    /// The `count` tokens of [`inexact_chunks`](Self::inexact_chunks) of highest score, ascending; `scores` has one for each token
+    /// of the documents.
+    pub fn top_reusable(&self, scores: &[f32], count: usize) -> Vec<u32> {
+        let candidates: Vec<u32> = self.inexact_chunks().flat_map(Span::positions).collect();
+        let start = self.documents().start;
+        let own: Vec<f32> = candidates.iter().map(|t| scores[(t - start) as usize]).collect();
+        top_k(&own, count).into_iter().map(|i| candidates[i as usize]).collect()
+    }
+
+    /// Those of `tokens` (ascending) that lie in cached chunks which are not exact.
     pub fn candidates(&self, tokens: &[u32]) -> Vec<u32> {
         let within = |span: Span| {
             let from = tokens.partition_point(|token| *token < span.start);
             let to = tokens.partition_point(|token| *token < span.end);
             tokens[from..to].iter().copied()
         };
-        self.cached_chunks().flat_map(within).collect()
+        self.inexact_chunks().flat_map(within).collect()
     }
 
     /// Number of tokens that a ratio stands for: `floor(r·(n−|Q|))`, at most the reusable ones.
     pub fn count(&self, ratio: f64) -> usize {
         top_count(ratio, self.len() - self.question.len(), self.reusable())
+    }
+
+    /// Number of tokens whose computation makes up `charge`, the share of all rows of the documents (tokens × layers), together with
+    /// `full` layers at which every document token is computed and a probe of the question through `probed` layers: the tokens
+    /// that the layers after the full ones compute.
+    pub fn count_for_charge(&self, charge: f64, full: usize, probed: usize) -> usize {
+        let (documents, layers) = (self.documents().len(), self.layers);
+        let rows = charge * (documents * layers) as f64;
+        let left = rows - (full * documents + probed * self.question.len()) as f64;
+        top_count(left / layers.saturating_sub(full).max(1) as f64, 1, self.reusable())
     }
 
     /// Refuses a prompt without a question.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use refrain_registry::{Entry, Options, Registry, option_specs, read_options};
 
 use crate::{
-    A3, CacheBlend, FullReuse, FusionMethod, InfLlm, LegoLink, MultiInfLlm, Pie, ProphetKv, RelaxKv, SamKv,
-    Vanilla,
+    A3, CacheBlend, Drift, FullReuse, FusionMethod, InfLlm, InfoFlow, LegoLink, MultiInfLlm, Pie, ProphetKv,
+    RelaxKv, SamKv, Scout, Vanilla,
 };
 
 /// All fusion methods, in the order in which they are shown.
@@ -38,6 +38,18 @@ const ENTRIES: &[Entry<Arc<dyn FusionMethod>>] = &[
     method::<RelaxKv>(
         "recompute each token up to the highest layer at which the question, run over the reused keys and values, attends to it",
         "https://arxiv.org/abs/2609.33503",
+    ),
+    method::<InfoFlow>(
+        "run the question over the reused keys and values up to middle layers, and recompute the tokens that it attends to there",
+        "https://arxiv.org/abs/2603.05353",
+    ),
+    method::<Scout>(
+        "run the question over the reused keys and values first, and recompute the tokens that its last row attends to",
+        "",
+    ),
+    method::<Drift>(
+        "scout, and correct the tokens that are not recomputed by what the recomputed ones of their chunk show",
+        "",
     ),
     method::<SamKv>(
         "keep and recompute the ends of every document and the blocks that the question points at",
@@ -86,7 +98,10 @@ mod tests {
     #[test]
     fn text_gives_method_and_options() {
         let method = METHODS.parse("a3:ratio=0.3,softmax=per_head,smoothing=1").unwrap();
-        assert!(format!("{method:?}").contains("ratio: 0.3, smoothing: 1, softmax: PerHead"), "{method:?}");
+        assert!(
+            format!("{method:?}").contains("ratio: 0.3, charge: 0.0, smoothing: 1, softmax: PerHead"),
+            "{method:?}"
+        );
         assert!(format!("{:?}", METHODS.parse("lego-link:head-only").unwrap()).contains("head_only: true"));
         assert!(METHODS.parse("a4").unwrap_err().to_string().contains("cache_blend"));
         assert!(METHODS.parse("a3:smoothing=4").unwrap_err().to_string().contains("odd"));

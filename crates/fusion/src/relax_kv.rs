@@ -10,16 +10,15 @@
 
 use std::sync::Arc;
 
+use refrain_kv::Span;
 use refrain_kv::stats::Softmax;
-use refrain_kv::{Span, top_k};
 use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::planned;
-use crate::{
-    CachedTokens, FusionMethod, LayerTokens, LayerView, Needs, Pass, PassPlan, PrefillInputs, Result,
-};
+use crate::probe::question_probe;
+use crate::{CachedTokens, FusionMethod, LayerTokens, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Recompute each token up to the highest layer at which the question attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,11 +27,15 @@ pub struct RelaxKv {
     /// Share of the document tokens that each layer picks.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub ratio: f64,
+    /// Share of the documents' rows (tokens × layers) that is computed, the question's first pass included; in place of `ratio` where it is
+    /// not 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub charge: f64,
 }
 
 impl Default for RelaxKv {
     fn default() -> Self {
-        RelaxKv { ratio: 0.15 }
+        RelaxKv { ratio: 0.15, charge: 0.0 }
     }
 }
 
@@ -44,69 +47,57 @@ impl FusionMethod for RelaxKv {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
-        let required = PassPlan::new(layout.required_tokens());
         if layout.reusable() == 0 {
-            return Ok(planned(required));
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let needs = Needs { question_attention: Some(Softmax::Documents), ..Needs::default() };
-        let plan = PassPlan {
-            probe: Some(layout.layers),
-            checks: (0..layout.layers).map(|layer| (layer, needs)).collect(),
-            ..required
-        };
-        Ok(Box::new(QuestionPass { ratio: self.ratio, inputs: inputs.clone(), plan, picked: Vec::new() }))
+        let RelaxKv { ratio, charge } = *self;
+        Ok(question_probe(inputs, 0..layout.layers, Softmax::Documents, move |layout, scores| {
+            let picks = |count: usize| fresh_tokens(layout, &scores, count);
+            let count = match charge {
+                0.0 => (ratio * layout.reusable() as f64).round().max(1.0) as usize,
+                charge => {
+                    // The most tokens a layer of which all layers together stay within the budget.
+                    let most = layout.count_for_charge(charge, 0, layout.layers) * layout.layers;
+                    let fits = |count: &usize| picks(*count).iter().map(Vec::len).sum::<usize>() <= most;
+                    let (mut low, mut high) = (0, layout.reusable() + 1);
+                    while low + 1 < high {
+                        let middle = low.midpoint(high);
+                        if fits(&middle) { low = middle } else { high = middle }
+                    }
+                    low
+                }
+            };
+            last_pass(layout, picks(count))
+        }))
     }
 }
 
-/// The question over the reused keys and values.
-#[derive(Debug)]
-struct QuestionPass {
-    ratio: f64,
-    inputs: Arc<PrefillInputs>,
-    plan: PassPlan,
-    /// Positions that each layer so far has picked.
-    picked: Vec<Vec<u32>>,
+/// The tokens that are fresh at each layer, ascending: those that it or a layer above it picks, `count` a layer.
+fn fresh_tokens(layout: &PromptLayout, scores: &[Vec<f32>], count: usize) -> Vec<Vec<u32>> {
+    let (mut fresh, mut union) = (Vec::new(), Vec::new());
+    for scores in scores.iter().rev() {
+        union.extend(layout.top_reusable(scores, count));
+        union.sort_unstable();
+        union.dedup();
+        fresh.push(union.clone());
+    }
+    fresh.reverse();
+    fresh
 }
 
-impl Pass for QuestionPass {
-    fn plan(&self) -> &PassPlan {
-        &self.plan
-    }
-
-    fn observe(&mut self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
-        let start = layer.layout.documents().start;
-        let candidates: Vec<u32> = layer.layout.cached_chunks().flat_map(Span::positions).collect();
-        let scores: Vec<f32> =
-            candidates.iter().map(|t| layer.question_attention[(t - start) as usize]).collect();
-        let count = (self.ratio * candidates.len() as f64).round().max(1.0) as usize;
-        self.picked.push(top_k(&scores, count).into_iter().map(|i| candidates[i as usize]).collect());
-        Ok(layer.tokens.to_vec())
-    }
-
-    fn next(self: Box<Self>) -> Result<Option<Box<dyn Pass>>> {
-        let layout = &self.inputs.layout;
-        let all: Vec<Span> = layout.cached_chunks().collect();
-        // The tokens that a layer or one above it picks: those that are fresh there.
-        let (mut fresh, mut union) = (Vec::new(), Vec::new());
-        for picked in self.picked.iter().rev() {
-            union.extend(picked);
-            union.sort_unstable();
-            union.dedup();
-            fresh.push(union.clone());
-        }
-        fresh.reverse();
-        let seen: Vec<Span> = union.iter().map(|t| Span { start: *t, end: t + 1 }).collect();
-        let layer = |layer: usize| LayerTokens {
-            question_sees: all.clone(),
-            documents_see: seen.clone(),
-            written: fresh[layer].clone(),
-            continuing: fresh.get(layer + 1).cloned().unwrap_or_default(),
-        };
-        let mut tokens = [layout.required_tokens(), union.clone()].concat();
-        tokens.sort_unstable();
-        let cached = CachedTokens::Selected((0..layout.layers).map(layer).collect());
-        Ok(Some(planned(PassPlan { cached, ..PassPlan::new(tokens) })))
-    }
+/// The pass in which the tokens of `fresh` are computed at their layers.
+fn last_pass(layout: &PromptLayout, fresh: Vec<Vec<u32>>) -> Box<dyn Pass> {
+    let all: Vec<Span> = layout.cached_chunks().collect();
+    let union = fresh.first().cloned().unwrap_or_default();
+    let seen: Vec<Span> = union.iter().map(|t| Span { start: *t, end: t + 1 }).collect();
+    let layer = |layer: usize| LayerTokens {
+        question_sees: all.clone(),
+        documents_see: seen.clone(),
+        written: fresh[layer].clone(),
+        continuing: fresh.get(layer + 1).cloned().unwrap_or_default(),
+    };
+    let cached = CachedTokens::Selected((0..layout.layers).map(layer).collect());
+    planned(PassPlan { cached, ..PassPlan::new(layout.required_and(union)) })
 }
 
 #[cfg(test)]
@@ -114,11 +105,11 @@ mod tests {
     use refrain_kv::{Rope, Ropes};
 
     use super::*;
-    use crate::{ChunkSpan, ModelFacts, PromptLayout};
+    use crate::{ChunkSpan, LayerView, ModelFacts};
 
     /// The last pass, where each of three layers looks at tokens of two chunks (4..10, 10..14) as `attention` says.
     fn last(ratio: f64, attention: [[f32; 10]; 3]) -> PassPlan {
-        let chunk = |start, end| ChunkSpan { span: Span::new(start, end), cached: true };
+        let chunk = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, exact: false };
         let layout = PromptLayout {
             layers: 3,
             system: Span::new(0, 4),
@@ -130,7 +121,7 @@ mod tests {
         let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
         let statistics = vec![Vec::new(); 2];
         let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics });
-        let mut pass = RelaxKv { ratio }.start(&inputs).unwrap();
+        let mut pass = RelaxKv { ratio, charge: 0.0 }.start(&inputs).unwrap();
         let tokens = pass.plan().tokens.clone();
         assert_eq!(tokens, [14, 15], "the question alone");
         for (layer, attention) in attention.iter().enumerate() {

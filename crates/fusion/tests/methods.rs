@@ -27,7 +27,7 @@ fn every_registered_method_conforms() {
 
 #[test]
 fn lego_link_takes_both_ends_of_every_chunk() {
-    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true };
+    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, exact: false };
     let chunks = vec![place(2, 12), place(12, 15), place(15, 21)];
     let layout = PromptLayout {
         layers: 4,
@@ -39,8 +39,9 @@ fn lego_link_takes_both_ends_of_every_chunk() {
     let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 4);
     let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
     let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 30, statistics: vec![Vec::new(); 3] });
-    let rows =
-        |window, head_only| LegoLink { window, head_only }.start(&inputs).unwrap().plan().tokens.clone();
+    let rows = |window, head_only| {
+        LegoLink { window, head_only, ..LegoLink::default() }.start(&inputs).unwrap().plan().tokens.clone()
+    };
     assert_eq!(rows(2, false), [2, 3, 10, 11, 12, 13, 14, 15, 16, 19, 20, 21, 22]);
     assert_eq!(rows(2, true), [2, 3, 12, 13, 15, 16, 21, 22]);
     assert_eq!(rows(0, false), [21, 22]);

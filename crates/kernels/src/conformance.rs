@@ -266,6 +266,22 @@ impl Both<'_> {
         self.agree("rotate_slots", |d| {
             elements(d, &d.rotate_slots(&cache(d), CACHE, CAPACITY, &slots, rotary))
         });
+        for rotary in [Rotary::default(), rotary] {
+            self.agree("sum_changes", |d| {
+                let fresh = upload_kv(d, rows.as_slice());
+                let pairs: Vec<(usize, u32)> =
+                    slots.iter().enumerate().map(|(i, slot)| (i + 2, *slot)).collect();
+                d.sum_changes(&fresh, &cache(d), CACHE, &pairs, rotary)
+            });
+            self.agree("add_row", |d| {
+                let mut cache = cache(d);
+                d.add_row(&random(width, 21), CACHE, rotary, 9..9 + self.rows, &mut cache);
+                elements(d, &cache)
+            });
+        }
+        self.agree("sum_changes of no pair", |d| {
+            d.sum_changes(&upload_kv(d, rows.as_slice()), &cache(d), CACHE, &[], Rotary::default())
+        });
         self.agree("row_distances", |d| {
             let (fresh, pairs) = (upload_kv(d, rows.as_slice()), [(0, 1), (2, 0), (1, 1)]);
             let distances = |distance| d.row_distances(&fresh, all.as_slice(), width, &pairs, distance);

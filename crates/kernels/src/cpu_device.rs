@@ -280,6 +280,28 @@ impl Device for Cpu {
         kv_buffer(rotated)
     }
 
+    fn sum_changes(
+        &self,
+        fresh: &KvBuffer,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        pairs: &[(usize, u32)],
+        rotary: Rotary<'_>,
+    ) -> Vec<f32> {
+        Cpu::sum_changes(self, (buffer(fresh).as_slice(), buffer(cache).as_slice()), heads, pairs, rotary)
+    }
+
+    fn add_row(
+        &self,
+        row: &[f32],
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: Range<usize>,
+        cache: &mut KvBuffer,
+    ) {
+        Cpu::add_row(self, row, heads, rotary, slots, buffer_mut(cache));
+    }
+
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
         assert_eq!(out.len(), a.q.len(), "out has the rows of q");
         let rows = a.first_row..a.first_row + a.visible.len();

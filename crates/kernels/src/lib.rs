@@ -9,7 +9,7 @@
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels
-//! (`row_ops`, `ops`, `linear`, `attention`), the device interface (`device`) the CPU's (`cpu_device`) and the one of plain
+//! (`row_ops`, `ops`, `linear`, `attention`, `row_changes`), the device interface (`device`) the CPU's (`cpu_device`) and the one of plain
 //! loops that tests compare with (`reference`, and `conformance`, the
 //! comparison).
 
@@ -43,6 +43,8 @@ mod peak;
 #[allow(unsafe_code)]
 mod pool;
 mod reference;
+#[allow(unsafe_code)]
+mod row_changes;
 #[allow(unsafe_code)]
 mod row_ops;
 #[allow(unsafe_code)]

@@ -17,6 +17,50 @@ pub enum Softmax {
     PerHead,
     /// One softmax a head over the document keys alone, mean over heads and question tokens (ProphetKV, arXiv 2602.02579).
     Documents,
+    /// One softmax a head over all keys that a row sees, the system part included, mean over heads and rows.
+    Prompt,
+}
+
+/// Rows of the question whose attention counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// All of them.
+    #[default]
+    Question,
+    /// The last one, from which the first token of the answer is chosen.
+    Last,
+}
+
+/// The way from the weights that rows and heads give a token to one score.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// Mean over rows and heads.
+    #[default]
+    Mean,
+    /// Mean over heads, then the root of the sum of squares over rows (InfoFlow, arXiv 2603.05353).
+    L2,
+    /// Mean over the heads of a KV head, then the highest of all rows and KV heads.
+    Max,
+}
+
+/// The score of a document token by the attention that it receives from the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuestionScore {
+    /// Normalisation.
+    pub softmax: Softmax,
+    /// Rows that count.
+    pub rows: Rows,
+    /// From weights to a score. With one softmax over concatenated heads it is the sum over rows.
+    pub aggregation: Aggregation,
+}
+
+impl From<Softmax> for QuestionScore {
+    /// The mean, or for [`Softmax::Concatenated`] and [`Softmax::PerHead`] the sum, over all rows of the question.
+    fn from(softmax: Softmax) -> QuestionScore {
+        QuestionScore { softmax, rows: Rows::Question, aggregation: Aggregation::Mean }
+    }
 }
 
 /// The part of a layer that [`question_attention`] reads.
@@ -65,51 +109,67 @@ impl<'a> QuestionKeys<'a> {
     }
 }
 
-/// Attention that each document token receives from the question: `s[t] = Σ_{j∈Q} a[j,t]`, `t ∈ documents`.
+/// Attention that each document token receives from the question: by default `s[t] = Σ_{j∈Q} a[j,t]`, `t ∈ documents`.
 ///
 /// The softmax runs over documents and question (causal inside the question, within the sliding window); earlier
-/// positions are excluded. With [`Softmax::Documents`] it runs over documents alone.
-/// A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
+/// positions are excluded. With [`Softmax::Documents`] it runs over documents alone, with [`Softmax::Prompt`] over all that a row
+/// sees. A³ eq. 3: `z[j,t] = Σ_h q[j,h]·k[t,h/G] / √(H·d)`. Returns `documents.len()` scores.
 pub fn question_attention(
     device: &dyn Device,
     keys: &QuestionKeys<'_>,
     documents: Span,
     question: Span,
-    softmax: Softmax,
+    score: QuestionScore,
 ) -> Vec<f32> {
-    let columns = documents.range().start..question.range().end;
-    match softmax {
-        Softmax::PerHead => {
-            let visible: Vec<(u32, u32)> =
-                question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
-            let attention = keys.attention(&visible);
-            let mut heads = vec![0.0; keys.kv_heads * columns.len()];
-            device.attention_mass(&attention, columns.clone(), &mut heads);
-            let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
-            (0..documents.len()).map(sum).collect()
-        }
-        Softmax::Documents => {
-            let visible: Vec<(u32, u32)> = question
-                .positions()
-                .map(|j| (keys.first(documents.start, j).min(documents.end), documents.end))
-                .collect();
-            let mut heads = vec![0.0; keys.kv_heads * documents.len()];
-            device.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
-            let weight = 1.0 / (keys.heads * question.len()) as f32;
-            let mean = |t| heads[t..].iter().step_by(documents.len()).sum::<f32>() * weight;
-            (0..documents.len()).map(mean).collect()
-        }
-        Softmax::Concatenated => {
-            let visible: Vec<(u32, u32)> =
-                question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
-            let scale = ((keys.heads * keys.head_dim) as f32).sqrt().recip();
-            let attention = CachedAttention { scale, ..keys.attention(&visible) };
-            let mut sums = vec![0.0; columns.len()];
-            device.concat_attention_mass(&attention, columns, &mut sums);
-            sums.truncate(documents.len());
-            sums
-        }
+    let QuestionScore { softmax, rows, aggregation } = score;
+    let rows = match rows {
+        Rows::Question => question,
+        Rows::Last => Span { start: question.end - 1, ..question },
+    };
+    let first = if softmax == Softmax::Prompt { 0 } else { documents.start };
+    let visible: Vec<(u32, u32)> = rows
+        .positions()
+        .map(|j| match softmax {
+            Softmax::Documents => (keys.first(first, j).min(documents.end), documents.end),
+            _ => (keys.first(first, j), j + 1),
+        })
+        .collect();
+    // Slots that rows see, of which the documents' are reported.
+    let slots = first as usize..visible.last().map_or(0, |(_, end)| *end as usize);
+    let own = documents.start as usize - slots.start..documents.end as usize - slots.start;
+    let attention = keys.attention(&visible);
+    if softmax == Softmax::Concatenated {
+        let scale = ((keys.heads * keys.head_dim) as f32).sqrt().recip();
+        let mut sums = vec![0.0; slots.len()];
+        device.concat_attention_mass(&CachedAttention { scale, ..attention }, slots, &mut sums);
+        return sums[own].to_vec();
     }
+    if aggregation == Aggregation::Mean {
+        let mut heads = vec![0.0; keys.kv_heads * slots.len()];
+        device.attention_mass(&attention, slots.clone(), &mut heads);
+        let weight = if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (keys.heads * rows.len()) as f32 };
+        return own.map(|t| heads[t..].iter().step_by(slots.len()).sum::<f32>() * weight).collect();
+    }
+    let mut weights = vec![0.0; keys.kv_heads * rows.len() * slots.len()];
+    device.row_weights(&attention, slots.clone(), &mut weights);
+    let mut scores = vec![0.0f32; own.len()];
+    if aggregation == Aggregation::Max {
+        let group = (keys.heads / keys.kv_heads) as f32;
+        for row in weights.chunks(slots.len()) {
+            scores.iter_mut().zip(&row[own.clone()]).for_each(|(best, x)| *best = best.max(x / group));
+        }
+        return scores;
+    }
+    for row in 0..rows.len() {
+        let mut means = vec![0.0f32; own.len()];
+        for head in 0..keys.kv_heads {
+            let row = &weights[(head * rows.len() + row) * slots.len()..][own.clone()];
+            means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / keys.heads as f32);
+        }
+        scores.iter_mut().zip(means).for_each(|(sum, x)| *sum += x * x);
+    }
+    scores.iter_mut().for_each(|score| *score = score.sqrt());
+    scores
 }
 
 /// Attention that each question row gives to each document token, mean over heads: `question.len() × documents.len()`.
@@ -208,6 +268,67 @@ mod tests {
     }
 
     #[test]
+    fn scores_are_aggregated_over_rows_and_heads_of_each_softmax() {
+        let (heads, kv_heads, d, n) = (4, 2, 8, 12);
+        let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 250.0 - 2.0;
+        let (documents, question) = (Span::new(2, 9), Span::new(9, n));
+        let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
+        let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
+        let cpu = Cpu::new(1).unwrap();
+        let keys = QuestionKeys {
+            q: &upload(&cpu, &q),
+            k: &upload_kv(&cpu, Slice::F32(&k)),
+            heads,
+            kv_heads,
+            head_dim: d,
+            capacity: n,
+            window: None,
+            scale: (d as f32).sqrt().recip(),
+        };
+        // The weight of head h and row j on token t, over the keys of `seen`.
+        let weight = |h: usize, j: usize, t: usize, seen: std::ops::Range<usize>| {
+            let logit = |t: usize| {
+                let q = &q[((j - 9) * heads + h) * d..][..d];
+                let k = &k[(h / (heads / kv_heads) * n + t) * d..][..d];
+                (q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (d as f64).sqrt()).exp()
+            };
+            logit(t) / seen.map(logit).sum::<f64>()
+        };
+        for softmax in [Softmax::PerHead, Softmax::Documents, Softmax::Prompt] {
+            for rows in [Rows::Question, Rows::Last] {
+                for aggregation in [Aggregation::Mean, Aggregation::L2, Aggregation::Max] {
+                    let score = QuestionScore { softmax, rows, aggregation };
+                    let got = question_attention(&cpu, &keys, documents, question, score);
+                    let of: Vec<usize> = if rows == Rows::Last { vec![n - 1] } else { (9..n).collect() };
+                    for t in documents.range() {
+                        let on = |h: usize, j: usize| match softmax {
+                            Softmax::Documents => weight(h, j, t, 2..9),
+                            Softmax::Prompt => weight(h, j, t, 0..j + 1),
+                            _ => weight(h, j, t, 2..j + 1),
+                        };
+                        let mean = |j: usize| (0..heads).map(|h| on(h, j)).sum::<f64>() / heads as f64;
+                        let group = |g: usize, j: usize| (on(2 * g, j) + on(2 * g + 1, j)) / 2.0;
+                        let all = of.iter().map(|j| mean(*j));
+                        let expected = match aggregation {
+                            Aggregation::Mean if softmax == Softmax::PerHead => {
+                                all.sum::<f64>() * heads as f64
+                            }
+                            Aggregation::Mean => all.sum::<f64>() / of.len() as f64,
+                            Aggregation::L2 => all.map(|x| x * x).sum::<f64>().sqrt(),
+                            Aggregation::Max => {
+                                let each = of.iter().flat_map(|j| [group(0, *j), group(1, *j)]);
+                                each.fold(0.0, f64::max)
+                            }
+                        };
+                        let got = f64::from(got[t - 2]);
+                        assert!((got - expected).abs() < 1e-5, "{score:?} {t}: {got} {expected}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn concatenated_softmax_follows_equation_3() {
         // 2 query heads over 1 KV head, d = 2; S = 1 token, D = 2, Q = 2.
         let cpu = Cpu::new(1).unwrap();
@@ -223,7 +344,8 @@ mod tests {
             window: None,
             scale: 2f32.sqrt().recip(),
         };
-        let got = question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated);
+        let got =
+            question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated.into());
         let mut expected = [0f64; 2];
         for j in 0..2 {
             let logit = |t: usize| {

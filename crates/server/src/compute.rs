@@ -347,6 +347,9 @@ fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishRe
     if received { reason } else { Some(FinishReason::Cancelled) }
 }
 
+/// Says once that prompts have another system part than their chunks.
+static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
+
 /// Sends the complete answer of a sequence, or an error if it was cancelled.
 fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
     let RunningSequence { sequence, client: Client { events, deadline, span }, decode_span, .. } = running;
@@ -361,6 +364,12 @@ fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
     shared.metrics.request_success.inc();
     let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
     let tokens = answer.tokens.len();
+    if answer.stats.other_prefix_chunks > 0 {
+        OTHER_PREFIX.call_once(|| {
+            tracing::warn!("chunks are prefilled behind another system part than this request's: answers are less exact; \
+                            the account of each request counts such chunks (other_prefix_chunks)");
+        });
+    }
     tracing::info!(prompt_tokens, cached_tokens, recomputed_tokens, tokens, ttft, tpot, "answered");
     tracing::trace!(target: TEXT_LOG, answer = answer.text);
     let _ = events.send(Event::Finished(Box::new(answer)));

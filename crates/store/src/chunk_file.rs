@@ -80,8 +80,11 @@ impl Header {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        if id.format() > 0 {
+        if id.quantization != KvQuantization::Exact {
             entries.insert("encoding".to_owned(), id.quantization.to_string());
+        }
+        if let Some(prefix) = &id.prefix {
+            entries.insert("prefix".to_owned(), hex::encode(prefix));
         }
         for (layer, checksum) in self.checksums.iter().enumerate() {
             entries.insert(checksum_name(layer), hex::encode(checksum));
@@ -99,7 +102,7 @@ impl Header {
         let entries = raw.entries(FORMAT, &VERSIONS)?;
         let header = Header::parse(&entries)?;
         if entries.text("version")? != VERSIONS[header.id.format()].to_string() {
-            return Err(bad_value("encoding"));
+            return Err(bad_value("version"));
         }
         raw.check(&tensors(&header.id, &header.layout), header.bytes())?;
         Ok(header)
@@ -118,6 +121,7 @@ impl Header {
             kv_heads: entries.parse("kv_heads")?,
             head_dim: entries.parse("head_dim")?,
             bos: entries.parse("bos")?,
+            prefix: entries.has("prefix").then(|| entries.digest("prefix")).transpose()?,
             namespace: entries.text("namespace")?.to_owned(),
             tokens: entries.json("tokens")?,
         };

@@ -11,10 +11,14 @@ use crate::kv_quant::KvQuantization;
 use crate::kv_quant::Layout;
 
 /// Versions of keys and of the chunk file, and the domain of the keyed hash of each, so that names never meet: what is
-/// as computed has the first, and what is encoded the second, which earlier programs leave alone.
-pub(crate) const VERSIONS: [u32; 2] = [1, 2];
-const KEY_CONTEXTS: [&str; 2] =
-    ["refrain chunk key, format version 1", "refrain chunk key, format version 2"];
+/// as computed has the first, what is encoded the second, and what was prefilled behind a prefix the third. Earlier programs leave
+/// later versions alone.
+pub(crate) const VERSIONS: [u32; 3] = [1, 2, 3];
+const KEY_CONTEXTS: [&str; 3] = [
+    "refrain chunk key, format version 1",
+    "refrain chunk key, format version 2",
+    "refrain chunk key, format version 3",
+];
 /// Most layers of a chunk: tensor names have three digits.
 const MAX_LAYERS: usize = 1000;
 
@@ -91,6 +95,9 @@ pub struct ChunkId {
     pub head_dim: usize,
     /// The treatment of the token that begins every text.
     pub bos: BosPolicy,
+    /// Digest of the tokens that stood before the chunk while it was prefilled ([`ChunkId::digest`]), where they were others than
+    /// BOS; their own keys and values were dropped.
+    pub prefix: Option<[u8; 32]>,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
     /// Token ids, at least one.
@@ -101,6 +108,15 @@ impl ChunkId {
     /// Bytes of the chunk's keys and values at rest; 0 if no chunk can have this identity.
     pub fn bytes(&self) -> u64 {
         self.layout().map_or(0, |layout| (layout.layer * self.layers) as u64)
+    }
+
+    /// The digest of tokens that stand before a chunk.
+    pub fn digest(tokens: &[u32]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("refrain prefix tokens, version 1");
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        *hasher.finalize().as_bytes()
     }
 
     /// The name of the chunk: a keyed hash over all fields and the format version.
@@ -115,6 +131,9 @@ impl ChunkId {
         if format > 0 {
             hasher.update(&[self.quantization.tag()]);
         }
+        if let Some(prefix) = &self.prefix {
+            hasher.update(prefix);
+        }
         for size in [self.layers, self.kv_heads, self.head_dim, self.namespace.len()] {
             hasher.update(&(size as u64).to_le_bytes());
         }
@@ -128,7 +147,10 @@ impl ChunkId {
 
     /// Which of the [`VERSIONS`] it has.
     pub(crate) fn format(&self) -> usize {
-        usize::from(self.quantization != KvQuantization::Exact)
+        match self.prefix {
+            Some(_) => 2,
+            None => usize::from(self.quantization != KvQuantization::Exact),
+        }
     }
 
     /// The format of a layer.
@@ -162,6 +184,7 @@ impl ChunkId {
             (self.kv_heads == other.kv_heads, "number of KV heads"),
             (self.head_dim == other.head_dim, "head size"),
             (self.bos == other.bos, "BOS policy"),
+            (self.prefix == other.prefix, "prefix"),
             (self.namespace == other.namespace, "namespace"),
             (self.tokens == other.tokens, "text (token ids)"),
         ];

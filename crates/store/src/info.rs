@@ -51,6 +51,9 @@ pub struct ChunkInfo {
     /// The treatment of the token that begins every text.
     #[serde(serialize_with = "as_text")]
     pub bos: BosPolicy,
+    /// Digest of the tokens that stood before it while it was prefilled, where they were others than BOS.
+    #[serde(serialize_with = "as_optional_hex", skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<[u8; 32]>,
     /// Its namespace.
     pub namespace: String,
     /// Number of tokens.
@@ -108,6 +111,7 @@ impl ChunkInfo {
             dtype: id.dtype,
             quantization: id.quantization,
             bos: id.bos,
+            prefix: id.prefix,
             namespace: id.namespace.clone(),
             tokens: id.tokens.len(),
             layers: id.layers,
@@ -132,6 +136,10 @@ impl ChunkInfo {
 
 fn as_hex<S: Serializer>(bytes: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&hex::encode(bytes))
+}
+
+fn as_optional_hex<S: Serializer>(bytes: &Option<[u8; 32]>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&bytes.map(|bytes| hex::encode(&bytes)).unwrap_or_default())
 }
 
 fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {

@@ -197,6 +197,7 @@ fn chunk(n: u32) -> Chunk {
         kv_heads: 2,
         head_dim: 8,
         bos: BosPolicy::None,
+        prefix: None,
         namespace: String::new(),
         tokens: (0..100).map(|t| n * 1000 + t).collect(),
     };

@@ -1,7 +1,7 @@
 //! Engine, prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, GenerateRequest, Prompt, Sampling, TokenEvent};
+use refrain_engine::{Engine, GenerateRequest, Instructions, Prompt, Sampling, TokenEvent};
 use refrain_store::Store;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -24,7 +24,10 @@ pub(super) fn engine(context: &Context) -> Result<(Engine, TempDir)> {
         .prefix("refrain-bench-")
         .tempdir()
         .context("cannot make a folder for the chunks of this benchmark")?;
-    Ok((context.engine_on(Store::open(folder.path(), context.global.memory)?)?, folder))
+    Ok((
+        context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?,
+        folder,
+    ))
 }
 
 /// Prompts of these lengths for answers of `tokens` tokens.

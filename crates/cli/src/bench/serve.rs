@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine};
+use refrain_engine::{Document, Engine, Instructions};
 use refrain_server::{App, Listener, Options};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
         None => {
             let mut own = context.clone();
             own.store = folder.path().to_owned();
-            let engine = own.open_engine()?;
+            let engine = own.open_engine(&Instructions::default())?;
             let about = Setup::new(&**engine.decoder().device(), 1);
             let (server, url) = start(engine, args)?;
             (Some(server), url, Some(about))

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine};
+use refrain_engine::{Document, Engine, Instructions};
 use refrain_store::{ChunkId, KvQuantization, Scope, Store};
 use serde::Serialize;
 use serde_json::json;
@@ -61,7 +61,8 @@ pub(crate) fn run(context: &Context, args: &args::StoreBench) -> Result<()> {
             .context("cannot make a folder for the chunks of this benchmark")?;
         let mut context = context.clone();
         context.global.store_dtype = quantization;
-        let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
+        let engine = context
+            .engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?;
         about.get_or_insert_with(|| Setup::new(&**engine.decoder().device(), args.runs));
         let near = fidelities(&context, &engine, &documents, &questions, &methods, &policy, args.tokens)?;
         rows.push(EncodingResult::new(quantization, &engine, folder.path(), near, args.runs)?);
@@ -137,6 +138,7 @@ impl EncodingResult {
                 kv_heads: info.kv_heads,
                 head_dim: info.head_dim,
                 bos: info.bos,
+                prefix: info.prefix,
                 namespace: info.namespace,
                 tokens: detail.token_ids,
             });

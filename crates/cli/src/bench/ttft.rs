@@ -1,7 +1,7 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, Prompt, RequestStats};
+use refrain_engine::{Engine, Instructions, Prompt, RequestStats};
 use refrain_eviction::Eviction;
 use refrain_store::Store;
 use serde::Serialize;
@@ -65,7 +65,8 @@ pub(crate) fn run(context: &Context, args: &args::Ttft) -> Result<()> {
         .prefix("refrain-bench-")
         .tempdir()
         .context("cannot make a folder for the chunks of this benchmark")?;
-    let engine = context.engine_on(Store::open(folder.path(), context.global.memory)?)?;
+    let engine =
+        context.engine_on(Store::open(folder.path(), context.global.memory)?, &Instructions::default())?;
     let prompts = prompts(
         &engine,
         &args.docs,

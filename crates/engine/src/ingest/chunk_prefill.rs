@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
-use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer};
-use refrain_kv::{AuxTensors, LayerCache};
+use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, KvRows};
+use refrain_kv::{AuxTensors, LayerCache, RopeTables};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
+use super::prefix::PrefilledPrefix;
 use crate::Result;
 use crate::engine::Engine;
 use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};
@@ -28,14 +29,15 @@ pub(crate) struct ChunkPrefill {
 }
 
 impl ChunkPrefill {
-    /// Begins the prefill of a chunk, or of a system part. A document chunk comes after BOS where the model uses one; the row of
-    /// BOS is dropped.
-    pub(crate) fn start(engine: &Engine, id: ChunkId, label: String) -> Result<ChunkPrefill> {
-        let mut tokens = Vec::with_capacity(id.tokens.len() + 1);
-        let dropped = usize::from(id.bos == BosPolicy::Dropped);
-        tokens.extend(engine.tokenizer().bos().filter(|_| dropped == 1));
-        tokens.extend_from_slice(&id.tokens);
-        let run = IsolatedRun::start(engine, &tokens, dropped, id.dtype)?;
+    /// Begins the prefill of a chunk, or of a system part. A document chunk comes after the engine's prefix, or after BOS where the
+    /// model uses one; their rows are dropped. Rows of the prefix are computed again only where the chunk is `observed`: methods
+    /// that keep statistics see a context from its first token.
+    pub(crate) fn start(engine: &Engine, id: ChunkId, label: String, observed: bool) -> Result<ChunkPrefill> {
+        let before = if id.bos == BosPolicy::Kept { Vec::new() } else { engine.before_chunks() };
+        let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed);
+        let dropped = if prefix.is_some() { 0 } else { before.len() };
+        let tokens = [before.as_slice(), &id.tokens].concat();
+        let run = IsolatedRun::start(engine, &tokens, dropped, prefix.cloned(), id.dtype)?;
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run })
     }
 
@@ -74,6 +76,12 @@ pub(crate) struct IsolatedRun {
 
 #[derive(Debug)]
 struct IsolatedLayers {
+    /// Prefilled tokens before the rows.
+    prefix: Option<Arc<PrefilledPrefix>>,
+    /// Cosines and sines of all positions.
+    tables: Arc<RopeTables>,
+    /// Slots of a head in `cache`: one for each token of the prefix and each row.
+    slots: usize,
     /// Keys and values of the layer that is computed.
     cache: LayerCache,
     /// Rows at the beginning that are not kept.
@@ -88,16 +96,27 @@ struct IsolatedLayers {
 }
 
 impl IsolatedRun {
-    /// Begins the prefill of `ids`, of which the first `dropped` rows are not kept.
-    pub(crate) fn start(engine: &Engine, ids: &[u32], dropped: usize, dtype: Dtype) -> Result<IsolatedRun> {
+    /// Begins the prefill of `ids`, which begin with the tokens of `prefix`. Of the rows that follow it the first `dropped` ones
+    /// are not kept.
+    pub(crate) fn start(
+        engine: &Engine,
+        ids: &[u32],
+        dropped: usize,
+        prefix: Option<Arc<PrefilledPrefix>>,
+        dtype: Dtype,
+    ) -> Result<IsolatedRun> {
         let decoder = engine.decoder_arc();
         let (shape, tables) = (decoder.shape(), decoder.rope_tables(ids.len(), ids.len()));
         let mut tokens = engine.buffers().acquire(decoder, dtype);
-        tokens.embed(ids, (0..ids.len() as u32).collect(), &tables)?;
+        let first = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
+        tokens.embed(ids, (first as u32..ids.len() as u32).collect(), &tables)?;
         let layers = IsolatedLayers {
+            prefix,
+            tables,
+            slots: ids.len(),
             cache: LayerCache::new(tokens.device(), shape, dtype, ids.len()),
             dropped,
-            kept: dropped * shape.width()..ids.len() * shape.width(),
+            kept: dropped * shape.width()..(ids.len() - first) * shape.width(),
             kv: Vec::with_capacity(shape.layers),
             made: Vec::new(),
             lse: tokens.device().floats(0),
@@ -134,7 +153,8 @@ struct ObservedLayers<'a> {
 
 impl LayerAttention for ObservedLayers<'_> {
     fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
-        let IsolatedLayers { cache, dropped, kept, kv, made, lse, queries } = &mut *self.layers;
+        let IsolatedLayers { prefix, tables, slots, cache, dropped, kept, kv, made, lse, queries } =
+            &mut *self.layers;
         let decoder = tokens.decoder.clone();
         let device = &**decoder.device();
         let (rows, width) = (tokens.positions.len(), tokens.q_width());
@@ -142,6 +162,13 @@ impl LayerAttention for ObservedLayers<'_> {
         let most = self.statistics.iter().map(own).max().unwrap_or(0);
         device.resize(queries, most * width);
         device.copy(&tokens.work.q, (rows - most) * width..rows * width, queries, 0);
+        if let Some(prefix) = prefix {
+            let (of_prefix, (k, v)) = (prefix.tokens.len(), &prefix.layers[layer]);
+            let rows = (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice()));
+            let rotary = tables.layer(layer).slice(0, of_prefix);
+            let own: Vec<u32> = (0..of_prefix as u32).collect();
+            cache.place(device, decoder.shape(), rows, rotary, &own);
+        }
         tokens.apply_rope(layer);
         tokens.write_kv(layer, cache, &tokens.positions);
         let copy = |buffer: &KvBuffer| device.download_kv(buffer, kept.clone());
@@ -154,7 +181,7 @@ impl LayerAttention for ObservedLayers<'_> {
         }
         device.resize(&mut tokens.work.attended, rows * width);
         let queries_of_rows = (&tokens.work.q, 0);
-        let attention = attention(&decoder, layer, (cache, rows), queries_of_rows, &tokens.visible);
+        let attention = attention(&decoder, layer, (cache, *slots), queries_of_rows, &tokens.visible);
         device.attention(&attention, &mut tokens.work.attended, Some(lse));
         let Some((k, _)) = kv.last() else { unreachable!("keys were copied above") };
         let tensors = ContextTensors { device, attention, lse, first: *dropped, queries, k };
@@ -164,7 +191,6 @@ impl LayerAttention for ObservedLayers<'_> {
     }
 
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
-        let slots = tokens.positions.len();
-        attend_rows(layer, tokens, (&self.layers.cache, slots), rows);
+        attend_rows(layer, tokens, (&self.layers.cache, self.layers.slots), rows);
     }
 }

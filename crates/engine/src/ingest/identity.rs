@@ -8,13 +8,15 @@ use crate::prompt::{Prompt, PromptChunk};
 impl Engine {
     /// Most tokens that can be prefilled alone.
     pub(crate) fn longest_context(&self) -> usize {
-        self.decoder().config().context.saturating_sub(1).max(1)
+        let before = self.prefix().map_or(1, |prefix| prefix.tokens.len());
+        self.decoder().config().context.saturating_sub(before).max(1)
     }
 
     /// The identity of a document chunk under this model and these settings.
     pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
         let bos = if self.tokenizer().bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
-        ChunkId { quantization: self.settings().store_dtype, ..self.id(bos, tokens) }
+        let (quantization, prefix) = (self.settings().store_dtype, self.prefix().map(|prefix| prefix.digest));
+        ChunkId { quantization, prefix, ..self.id(bos, tokens) }
     }
 
     /// Keys of a document's chunks in the store, and if `whole`, the keys of its contexts for methods with statistics.
@@ -51,6 +53,7 @@ impl Engine {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             bos,
+            prefix: None,
             namespace: self.settings().namespace.clone(),
             tokens: tokens.to_vec(),
         }

@@ -159,7 +159,9 @@ impl Ingest {
                 let Some(MissingChunk { id, label, stored }) = self.missing.pop_front() else {
                     return Ok(Advance::Done);
                 };
-                self.stage = Stage::Compute(Box::new(ChunkPrefill::start(&self.engine, id, label)?), stored);
+                let observed = !statistics_of(&self.methods).is_empty();
+                let chunk = ChunkPrefill::start(&self.engine, id, label, observed)?;
+                self.stage = Stage::Compute(Box::new(chunk), stored);
                 Ok(Advance::Progress)
             }
             Stage::Compute(mut chunk, stored) => {
@@ -352,7 +354,7 @@ impl Engine {
     pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
         if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
             let mut chunk =
-                ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned())?;
+                ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned(), false)?;
             while !chunk.advance(&[])? {}
             chunk.finish(&[])?;
         }

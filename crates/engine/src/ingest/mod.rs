@@ -3,9 +3,12 @@
 mod chunk_prefill;
 mod identity;
 mod job;
+mod prefix;
 
 pub(crate) use chunk_prefill::ChunkPrefill;
 #[cfg(test)]
 pub(crate) use chunk_prefill::IsolatedRun;
 pub(crate) use job::SYSTEM_LABEL;
 pub use job::{Ingest, IngestProgress, IngestReport, rate};
+pub(crate) use prefix::PrefilledPrefix;
+pub use prefix::Prefix;

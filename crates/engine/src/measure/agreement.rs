@@ -10,6 +10,8 @@ use crate::sampling::argmax;
 pub struct Agreement {
     /// Mean over positions of `KL(exact ‖ other)`, in nats.
     pub kl: f64,
+    /// `KL(exact ‖ other)` at the first position, which the answer's first token is chosen from; 0 of no position.
+    pub kl_first: f64,
     /// Share of positions at which both have the same likeliest token.
     pub top1: f64,
     /// Positions compared.
@@ -23,8 +25,10 @@ impl Engine {
         let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
         let positions = expected.len() / vocab;
         let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
-        let kl: f64 = pairs().map(|(p, q)| divergence(p, q)).sum();
-        Agreement { kl: kl / positions as f64, top1: same as f64 / positions as f64, positions }
+        let divergences: Vec<f64> = pairs().map(|(p, q)| divergence(p, q)).collect();
+        let kl = divergences.iter().sum::<f64>() / positions as f64;
+        let kl_first = divergences.first().copied().unwrap_or(0.0);
+        Agreement { kl, kl_first, top1: same as f64 / positions as f64, positions }
     }
 }
 

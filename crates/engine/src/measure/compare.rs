@@ -28,6 +28,8 @@ pub struct Comparison {
     pub speedup: f64,
     /// Mean over positions of `KL(vanilla ‖ method)` of the next token's distribution, in nats.
     pub kl: f64,
+    /// That of the answer's first token.
+    pub kl_first: f64,
     /// Share of positions at which both have the same likeliest token.
     pub top1: f64,
     /// Positions compared: vanilla's own answer, fed to every method.
@@ -58,9 +60,9 @@ impl Engine {
                 true => (vanilla.clone(), expected.clone()),
                 false => self.teacher_forced(prompt, method, eviction, &answer, max_seq_len)?,
             };
-            let Agreement { kl, top1, positions } = self.agreement(&expected, &logits);
+            let Agreement { kl, kl_first, top1, positions } = self.agreement(&expected, &logits);
             let speedup = vanilla.ttft / stats.ttft;
-            rows.push(Comparison { method: name.clone(), speedup, stats, kl, top1, positions });
+            rows.push(Comparison { method: name.clone(), speedup, stats, kl, kl_first, top1, positions });
         }
         Ok(rows)
     }

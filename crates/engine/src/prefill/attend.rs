@@ -46,6 +46,7 @@ impl PassLayers {
             tokens.device().copy(&tokens.work.q, 0..width, &mut self.q_pre_rope, 0);
         }
         tokens.apply_rope(layer);
+        self.correct(layer, tokens, &mut cache);
         tokens.write_kv(layer, &mut cache, &tokens.positions);
         let projected = tokens.positions.len();
         let final_pass = self.plan.probe.is_none();
@@ -64,9 +65,12 @@ impl PassLayers {
             let continuing = self.observe(layer, needs, tokens, (Some(&cache), &cached), &mean_query)?;
             tokens.keep(continuing, &context.tables);
         }
+        if !final_pass {
+            self.stats.probe_rows += projected;
+        }
         if last && !final_pass {
             self.stats.count_layer(tokens.decoder.config(), projected, 0, 0);
-            self.carried.push(cache);
+            self.carry(cache);
             return Ok(Flow::Stop);
         }
         let capacity = self.prompt_capacity();
@@ -124,6 +128,14 @@ impl PassLayers {
                     self.context.allocator.release(unused);
                 }
             }
+            _ => self.carry(cache),
+        }
+    }
+
+    /// Keeps a layer of a probe for the next pass. Where the answer's cache is bounded, so is the prompt's memory: the next pass
+    /// loads the layer again.
+    fn carry(&mut self, cache: LayerCache) {
+        match &self.answer {
             Some(AnswerCache::Full(_)) => self.carried.push(cache),
             _ => self.context.allocator.release(cache),
         }
@@ -161,6 +173,9 @@ impl PassLayers {
         if let Some(needs) = self.plan.checks.get(&layer).copied() {
             let mean_query = self.mean_query(Some(&needs), tokens);
             self.observe(layer, needs, tokens, (None, &[]), &mean_query)?;
+        }
+        if !final_pass {
+            self.stats.probe_rows += projected;
         }
         if last && !final_pass {
             self.stats.count_layer(config, projected, 0, 0);

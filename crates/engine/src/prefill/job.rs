@@ -5,6 +5,7 @@ use std::sync::Arc;
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
 use refrain_kv::KvAllocator;
+use refrain_store::KvQuantization;
 
 use super::capture::AttentionCapture;
 use super::context::PassContext;
@@ -223,6 +224,19 @@ impl PrefillJob {
         Ok(())
     }
 
+    /// Whether the first chunk's keys and values are those of a full prefill: it was prefilled behind this very system part, lies in the
+    /// store as computed, and keys are rotated as they were then. Methods with statistics select parts of it all the same.
+    fn first_is_exact(&self) -> bool {
+        let (engine, prompt) = (&self.engine, &self.prompt);
+        let length = prompt.system.len() + prompt.chunks.first().map_or(0, |chunk| chunk.tokens.len());
+        let decoder = engine.decoder();
+        engine.before_chunks() == prompt.system
+            && !prompt.system.is_empty()
+            && engine.settings().store_dtype == KvQuantization::Exact
+            && self.request.method.statistics().is_empty()
+            && decoder.ropes(length) == decoder.ropes(self.max_rope_position)
+    }
+
     /// The request as the method's passes see it.
     fn context(&self) -> Result<PassContext> {
         let (engine, prompt, request) = (&self.engine, &self.prompt, &self.request);
@@ -232,7 +246,7 @@ impl PrefillJob {
             layers: config.num_layers(),
             system: prompt.system_span(),
             system_cached: reused.system_cached,
-            chunks: prompt.chunk_layout(|i| reused.chunk_cached[i]),
+            chunks: prompt.chunk_layout(|i| (reused.chunk_cached[i], i == 0 && self.first_is_exact())),
             question: prompt.question_span(),
         };
         let ropes = decoder.ropes(self.max_rope_position);

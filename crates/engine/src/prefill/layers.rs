@@ -58,8 +58,6 @@ pub(super) enum Source {
     Empty,
     /// Loaded beside the computation.
     Prefetched(LayerPrefetcher),
-    /// Left by the probe before, in ascending order of layers.
-    Carried(std::vec::IntoIter<LayerCache>),
     /// A part of the tokens, read when a layer's turn comes.
     Selected(Box<SelectedLayers>),
 }
@@ -81,6 +79,8 @@ pub(crate) struct PassLayers {
     /// The cache that the answer is decoded in; a probe has none.
     pub(super) answer: Option<AnswerCache>,
     pub(super) source: Source,
+    /// The first layers as the probe before has left them, in ascending order; they come before those of `source`.
+    pub(super) left: std::vec::IntoIter<LayerCache>,
     /// Layers of a probe, for the next pass.
     pub(super) carried: Vec<LayerCache>,
     pub(super) retrieval: Option<BlockRetrieval>,
@@ -121,30 +121,26 @@ impl PassLayers {
         }
         let compares = self.plan.checks.values().any(|needs| needs.deviation.is_some());
         let fits = |layers: &Vec<LayerCache>| {
-            layers.len() == shape.layers
-                && !compares
+            !compares
                 && self.plan.key_positions == refrain_fusion::KeyPositions::Global
                 && layers.iter().all(|layer| layer.k.len() == shape.width() * capacity)
         };
-        self.source = match carried {
-            Carried::Layers(layers) if fits(&layers) => Source::Carried(layers.into_iter()),
-            carried => {
-                carried.release(&context);
-                if context.segments.is_empty() {
-                    Source::Empty
-                } else {
-                    let sizes = PrefetchSizes { shape, dtype, capacity, layers: self.depth(), ahead };
-                    Source::Prefetched(LayerPrefetcher::start(
-                        context.segments.clone(),
-                        &self.plan,
-                        context.tables.clone(),
-                        sizes,
-                        context.allocator.clone(),
-                        &**decoder.device(),
-                    ))
-                }
-            }
-        };
+        match carried {
+            Carried::Layers(layers) if fits(&layers) => self.left = layers.into_iter(),
+            carried => carried.release(&context),
+        }
+        let (first, layers) = (self.left.len(), self.depth());
+        if !context.segments.is_empty() && first < layers {
+            let sizes = PrefetchSizes { shape, dtype, capacity, first, layers, ahead };
+            self.source = Source::Prefetched(LayerPrefetcher::start(
+                context.segments.clone(),
+                &self.plan,
+                context.tables.clone(),
+                sizes,
+                context.allocator.clone(),
+                &**decoder.device(),
+            ));
+        }
         self.answer = Some(answer);
     }
 
@@ -152,12 +148,11 @@ impl PassLayers {
     pub(super) fn poll(&mut self, layer: usize) -> Prefetched {
         let context = &self.context;
         let empty = |cache| Prefetched::Ready(PrefetchedLayer { cache, cached: Vec::new() });
+        if let Some(cache) = self.left.next() {
+            return empty(cache);
+        }
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.poll(layer),
-            Source::Carried(layers) => match layers.next() {
-                Some(cache) => empty(cache),
-                None => Prefetched::Broken,
-            },
             Source::Empty => {
                 let decoder = context.engine.decoder();
                 let dtype = context.engine.settings().kv;
@@ -180,7 +175,7 @@ impl PassLayers {
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.count(),
             Source::Selected(selected) => selected.load(),
-            Source::Empty | Source::Carried(_) => LoadStats::default(),
+            Source::Empty => LoadStats::default(),
         }
     }
 
@@ -189,7 +184,7 @@ impl PassLayers {
         match &self.source {
             Source::Prefetched(prefetcher) => prefetcher.waited(),
             Source::Selected(selected) => selected.load().busy,
-            Source::Empty | Source::Carried(_) => Duration::ZERO,
+            Source::Empty => Duration::ZERO,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod attend;
 mod capture;
 mod context;
+mod correct;
 mod job;
 mod layers;
 mod pass;

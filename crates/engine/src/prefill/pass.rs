@@ -74,6 +74,7 @@ impl PassRun {
             pass,
             answer: None,
             source: Source::Empty,
+            left: Vec::new().into_iter(),
             carried: Vec::new(),
             retrieval: None,
             attending: None,

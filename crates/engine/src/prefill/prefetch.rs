@@ -46,6 +46,8 @@ pub(crate) struct PrefetchSizes {
     pub(crate) dtype: Dtype,
     /// Slots of a head.
     pub(crate) capacity: usize,
+    /// The first layer that is loaded.
+    pub(crate) first: usize,
     /// Layers that the pass goes through.
     pub(crate) layers: usize,
     /// Layers that may be loaded beyond the one that is computed.
@@ -230,10 +232,10 @@ impl LayerPrefetcher {
             tables,
             sizes,
             allocator,
-            requested: Mutex::new(0),
+            requested: Mutex::new(sizes.first),
             changed: Condvar::new(),
             device: device.beside(),
-            next: AtomicUsize::new(0),
+            next: AtomicUsize::new(sizes.first),
             bytes: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
         });
@@ -242,7 +244,9 @@ impl LayerPrefetcher {
             let (job, outbox) = (job.clone(), Outbox(outbox.clone()));
             Builder::new().name(format!("load-{i}")).spawn(move || job.work(&outbox)).ok()
         };
-        let loaders = (0..device.threads().min(MAX_LOADERS).min(sizes.layers)).filter_map(spawn).collect();
+        let loaders = (0..device.threads().min(MAX_LOADERS).min(sizes.layers - sizes.first))
+            .filter_map(spawn)
+            .collect();
         LayerPrefetcher {
             job,
             inbox,

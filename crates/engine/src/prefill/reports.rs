@@ -8,6 +8,7 @@ use refrain_store::Layer;
 
 use super::capture::{AttentionCapture, AttentionMap, EXPLAIN_LAYER, question_keys};
 use super::layers::PassLayers;
+use super::reuse::Segment;
 use crate::Result;
 use crate::forward::ActiveTokens;
 
@@ -24,15 +25,9 @@ impl PassLayers {
         let started = Instant::now();
         let layout = &self.context.inputs.layout;
         let question_attention = match (needs.question_attention, cache) {
-            (Some(softmax), Some(cache)) => {
+            (Some(score), Some(cache)) => {
                 let keys = question_keys(tokens, cache, self.prompt_capacity(), layer);
-                stats::question_attention(
-                    tokens.device(),
-                    &keys,
-                    layout.documents(),
-                    layout.question,
-                    softmax,
-                )
+                stats::question_attention(tokens.device(), &keys, layout.documents(), layout.question, score)
             }
             _ => Vec::new(),
         };
@@ -56,7 +51,7 @@ impl PassLayers {
         Ok(continuing)
     }
 
-    /// Distance of each active cached token's fresh row from its cached one, in the order of positions.
+    /// Distance of each active token of an inexact chunk's fresh row from its cached one, in the order of positions.
     pub(super) fn deviation(
         &self,
         tokens: &ActiveTokens,
@@ -69,7 +64,10 @@ impl PassLayers {
             CachedTensor::Values => &tokens.work.v,
         };
         let mut distances = Vec::new();
-        let chunks = self.context.segments.iter().zip(cached).filter(|(segment, _)| segment.chunk.is_some());
+        let inexact = |segment: &Segment| {
+            segment.chunk.is_some_and(|index| !self.context.inputs.layout.chunks[index].exact)
+        };
+        let chunks = self.context.segments.iter().zip(cached).filter(|(segment, _)| inexact(segment));
         for (segment, layer) in chunks {
             let cached = match tensor {
                 CachedTensor::Keys => layer.k(),
@@ -111,8 +109,13 @@ impl PassLayers {
         match self.context.capture {
             AttentionCapture::Explain if layer == EXPLAIN_LAYER.min(layout.layers - 1) => {
                 let keys = question_keys(tokens, cache, capacity, layer);
-                let found =
-                    stats::question_attention(device, &keys, documents, question, stats::Softmax::PerHead);
+                let found = stats::question_attention(
+                    device,
+                    &keys,
+                    documents,
+                    question,
+                    stats::Softmax::PerHead.into(),
+                );
                 let spread = |kept: &[usize]| {
                     let mut attention = vec![0.0; all];
                     kept.iter().zip(&found).for_each(|(token, weight)| attention[*token] = *weight);

@@ -221,7 +221,7 @@ impl Opening {
         reused.waited += started.elapsed();
         match found {
             Some(found) => self.add(engine, part, found, reused),
-            None => self.compute(engine, prompt, part)?,
+            None => self.compute(engine, prompt, part, !statistics.is_empty())?,
         }
         Ok(())
     }
@@ -242,7 +242,8 @@ impl Opening {
         };
         let Some(chunk) = chunk else {
             reused.set_cached(part.chunk, false);
-            return self.compute(engine, prompt, part);
+            let observed = !segment.statistics.is_empty();
+            return self.compute(engine, prompt, part, observed);
         };
         let (reader, computed) = (Arc::new(chunk.into()), segment.computed);
         let found = Found { reader, statistics: segment.statistics, statistics_read: 0, computed };
@@ -250,14 +251,14 @@ impl Opening {
         Ok(())
     }
 
-    /// Begins to compute a part, unless it is to be computed within the prompt.
-    fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part) -> Result<()> {
+    /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
+    fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
         let label = match part.chunk {
             None => SYSTEM_LABEL.to_owned(),
             Some(index) if engine.settings().repair => prompt.chunks[index].label(),
             Some(_) => return Ok(()),
         };
-        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), label)?;
+        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), label, observed)?;
         self.computing = Some((part, Box::new(chunk)));
         Ok(())
     }
@@ -266,7 +267,7 @@ impl Opening {
         let Found { reader, statistics, statistics_read, computed } = found;
         let first_position = match part.chunk {
             None => 0,
-            Some(_) => u32::from(engine.tokenizer().bos().is_some()),
+            Some(_) => engine.before_chunks().len() as u32,
         };
         reused.set_cached(part.chunk, true);
         let Part { chunk, span, .. } = part;

@@ -12,6 +12,8 @@ use super::capture::AttentionMap;
 pub(crate) struct PrefillStats {
     /// Document tokens whose keys and values were computed, by layer of the last pass.
     pub(crate) document_rows: Vec<usize>,
+    /// Rows that probes projected, summed over their layers.
+    pub(crate) probe_rows: usize,
     /// Positions computed at the last layer, before it shrinks to the last token; ascending.
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
@@ -38,6 +40,7 @@ impl PrefillStats {
     /// Statistics of the pass after a probe: those of the probe that count for the whole prefill.
     pub(crate) fn after_probe(probe: PrefillStats) -> PrefillStats {
         PrefillStats {
+            probe_rows: probe.probe_rows,
             operations: probe.operations,
             selecting: probe.selecting,
             capturing: probe.capturing,

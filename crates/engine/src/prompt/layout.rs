@@ -105,9 +105,13 @@ impl Prompt {
         Span::new(self.len() - self.question.len(), self.len())
     }
 
-    /// Positions of the chunks for a method; `cached` says of each whether its keys and values are at hand.
-    pub(crate) fn chunk_layout(&self, cached: impl Fn(usize) -> bool) -> Vec<ChunkSpan> {
+    /// Positions of the chunks for a method; `facts` says of each whether its keys and values are at hand, and whether they are exact.
+    pub(crate) fn chunk_layout(&self, facts: impl Fn(usize) -> (bool, bool)) -> Vec<ChunkSpan> {
         let spans = self.chunk_spans().into_iter().enumerate();
-        spans.map(|(i, span)| ChunkSpan { span, cached: cached(i) }).collect()
+        let chunk = |(i, span)| {
+            let (cached, exact) = facts(i);
+            ChunkSpan { span, cached, exact }
+        };
+        spans.map(chunk).collect()
     }
 }

@@ -30,6 +30,8 @@ fn asked(engine: &Engine) -> Vec<Asked> {
         ("vanilla", "full", 0.0, 9),
         ("prophet_kv", "full", 0.0, 7),
         ("relax_kv", "full", 0.0, 9),
+        ("drift:charge=0.3", "full", 0.0, 8),
+        ("scout:charge=0.3", "h2o:capacity=48", 0.0, 8),
         ("a3", "full", 0.8, 14),
         ("pie", "morph_kv:capacity=40,window=8", 0.0, 6),
         ("sam_kv:block=16", "full", 0.0, 11),

@@ -49,7 +49,7 @@ fn accounts_are_counted() {
         assert_eq!((reuse.cached_tokens, reuse.recomputed_tokens, reuse.recompute_ratio), (105, 0, 0.0));
         assert_eq!(reuse.bytes_loaded, 105 * engine.decoder().shape().token_bytes(Dtype::F16) as u64);
     }
-    let lego = stats(shared(LegoLink { window: 5, head_only: false }));
+    let lego = stats(shared(LegoLink { window: 5, ..LegoLink::default() }));
     assert_eq!((lego.recomputed_tokens, lego.recompute_ratio, lego.full_layers), (20, 0.2, 0));
     assert_eq!(lego.cached_tokens, 105 - 20);
     let a3 = stats(shared(A3 { ratio: 0.2, ..A3::default() }));

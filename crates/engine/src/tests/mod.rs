@@ -2,12 +2,14 @@
 
 mod batch;
 mod documents;
+mod drift;
 mod eviction;
 mod fidelity;
 mod golden;
 mod identity;
 mod loading;
 mod oracles;
+mod prefix;
 mod retrieval;
 mod sparse;
 mod store;
@@ -167,14 +169,14 @@ impl Prefilled {
 impl Engine {
     /// Keys before RoPE and values of each layer of one causal prefill, without the first `dropped` tokens.
     fn isolated(&self, ids: &[u32], dropped: usize, dtype: Dtype) -> Vec<(Buffer, Buffer)> {
-        let mut run = IsolatedRun::start(self, ids, dropped, dtype).unwrap();
+        let mut run = IsolatedRun::start(self, ids, dropped, None, dtype).unwrap();
         while !run.advance(&[]).unwrap() {}
         run.finish(self).0
     }
 
     /// Prefills a chunk alone and stores it.
     fn compute_chunk(&self, id: ChunkId, label: &str, statistics: &[&dyn ChunkStatistics]) {
-        let mut chunk = ChunkPrefill::start(self, id, label.to_owned()).unwrap();
+        let mut chunk = ChunkPrefill::start(self, id, label.to_owned(), !statistics.is_empty()).unwrap();
         while !chunk.advance(statistics).unwrap() {}
         chunk.finish(statistics).unwrap();
     }

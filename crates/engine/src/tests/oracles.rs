@@ -3,8 +3,8 @@
 //! Each oracle is shown to catch the fault it is there for where one is known: the bottom-right mask.
 
 use refrain_fusion::{
-    A3, CacheBlend, FullReuse, FusionMethod, LayerView, LegoLink, Mask, Pass, PassPlan, Pie, PrefillInputs,
-    ProphetKv, RelaxKv, Vanilla,
+    A3, CacheBlend, FullReuse, FusionMethod, InfoFlow, LayerView, LegoLink, Mask, Pass, PassPlan, Pie,
+    PrefillInputs, ProphetKv, RelaxKv, Vanilla,
 };
 use refrain_kernels::{Distance, Dtype, Slice, upload_kv};
 use refrain_kv::{Span, stats};
@@ -113,8 +113,9 @@ fn oracle_2_recomputing_everything_is_vanilla() {
             shared(A3 { ratio: 1.0, ..A3::default() }),
             shared(A3 { ratio: 1.0, softmax: stats::Softmax::PerHead, check_layer: 0, ..A3::default() }),
             shared(CacheBlend { ratio: 1.0, ..CacheBlend::default() }),
-            shared(ProphetKv { ratio: 1.0 }),
-            shared(RelaxKv { ratio: 1.0 }),
+            shared(ProphetKv { ratio: 1.0, charge: 0.0 }),
+            shared(RelaxKv { ratio: 1.0, charge: 0.0 }),
+            shared(InfoFlow { ratio: 1.0, ..InfoFlow::default() }),
         ];
         for method in all {
             let got = run(engine, &prompt, &method);
@@ -148,7 +149,7 @@ fn oracle_4_lego_link_with_windows_that_meet_is_vanilla() {
         let prompt = prompt(engine);
         let expected = run(engine, &prompt, &Vanilla).logits;
         let error = |window, head_only| {
-            let method = LegoLink { window, head_only };
+            let method = LegoLink { window, head_only, charge: 0.0 };
             max_difference(&run(engine, &prompt, &method).logits, &expected)
         };
         assert!(error(16, false) <= 1e-4);

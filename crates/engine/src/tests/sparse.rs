@@ -473,7 +473,7 @@ fn oracle_13_of_one_document_after_bos_fusion_is_overwriting() {
 fn the_same_rows_over_all_of_the_cache_are_lego_link() {
     everywhere(|engine| {
         let prompt = random_prompt(engine, 5, &[70, 90, 64], 9, 3);
-        let lego = LegoLink { window: 20, head_only: false };
+        let lego = LegoLink::default();
         let ends = |span: Span| (span.start..span.start + 20).chain(span.end - 20..span.end);
         let kept = LayerSelection {
             spans: prompt.chunk_spans(),

@@ -185,6 +185,7 @@ impl<'a> Data<'a> {
         };
         match measure.of {
             Aggregate::Mean(of) => bootstrap(own(&|record| of(record.fidelity.as_ref()?)), mean_of_means),
+            Aggregate::MedianFidelity(of) => bootstrap(own(&|record| of(record.fidelity.as_ref()?)), median),
             Aggregate::Median(of) => bootstrap(own(&|record| of(record.cost.as_ref()?)), median),
             Aggregate::Against(of) => {
                 let against = |record: &Record, vanilla: &Record| {

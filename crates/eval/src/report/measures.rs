@@ -19,6 +19,8 @@ pub(super) struct Measure {
 pub(super) enum Aggregate {
     /// The unweighted mean over tasks of the mean over samples.
     Mean(fn(&Fidelity) -> Option<f64>),
+    /// The median over samples of a fidelity: a few samples with another answer do not hide the others.
+    MedianFidelity(fn(&Fidelity) -> Option<f64>),
     /// The median over samples.
     Median(fn(&Cost) -> Option<f64>),
     /// The median over samples, each against vanilla's cost of that sample.
@@ -59,6 +61,17 @@ pub(super) const RECOMPUTED: Measure = measure(
     Unit::Percent,
     Aggregate::Median(|c| Some(c.recompute_ratio)),
 );
+/// Records of earlier programs have no charge: their share of recomputed rows stands for it.
+pub(super) const CHARGED: Measure = measure(
+    "charged_ratio",
+    "Charged",
+    Unit::Percent,
+    Aggregate::Median(|c| Some(if c.charged_ratio > 0.0 { c.charged_ratio } else { c.recompute_ratio })),
+);
+pub(super) const KL_FIRST: Measure =
+    measure("kl_first", "KL of the first token", Unit::Nats, Aggregate::Mean(|f| Some(f.kl_first)));
+pub(super) const KL_MEDIAN: Measure =
+    measure("kl_median", "KL, median", Unit::Nats, Aggregate::MedianFidelity(|f| Some(f.kl)));
 pub(super) const KEPT: Measure =
     measure("sequence_ratio", "Sequence ratio", Unit::Percent, Aggregate::Median(|c| Some(c.sequence_ratio)));
 pub(super) const KV: Measure =
@@ -94,6 +107,8 @@ pub(super) fn named(name: &str) -> Option<Measure> {
 /// All measures of the comma-separated values.
 pub(super) const ALL: &[Measure] = &[
     KL,
+    KL_MEDIAN,
+    KL_FIRST,
     TOP1,
     HIT_RATE_40,
     HIT_RATE,
@@ -109,6 +124,7 @@ pub(super) const ALL: &[Measure] = &[
     measure("tpot", "", Unit::Seconds, Aggregate::Median(|c| c.tpot)),
     TPOT_SPEEDUP,
     RECOMPUTED,
+    CHARGED,
     KEPT,
     measure(
         "operations_of_vanilla",

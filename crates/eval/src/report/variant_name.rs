@@ -2,7 +2,7 @@
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
-use refrain_registry::{Registry, join, split, value_text};
+use refrain_registry::{Registry, Selected, join, split, value_text};
 
 /// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE,…]` without options that are at their defaults.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,19 +89,19 @@ fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
     name.split('+').map(of).collect::<Vec<_>>().join("+")
 }
 
-/// The option that tells how a variant's documents are stored, beside those of its method.
-const STORAGE: &str = "store_dtype";
+/// Options that tell how a variant's documents are stored, beside those of its method.
+const STORAGE: [&str; 2] = ["store_dtype", "prefix"];
 
 /// The canonical text of a selection, with `_` for `-` and without options that are at their defaults. A text that selects
 /// nothing is unchanged.
 pub(super) fn canonical<T>(registry: &Registry<T>, asked: &str) -> String {
-    let stored = option(asked, STORAGE).map(|value| format!("{STORAGE}={value}"));
-    let Ok(selected) = registry.select(&without(asked, STORAGE)) else { return asked.to_owned() };
-    match (stored, selected.spec.contains(':')) {
-        (None, _) => selected.spec,
-        (Some(stored), false) => join(&selected.spec, [stored]),
-        (Some(stored), true) => format!("{},{stored}", selected.spec),
+    let bare = STORAGE.iter().fold(asked.to_owned(), |name, option| without(&name, option));
+    let Ok(Selected { mut spec, .. }) = registry.select(&bare) else { return asked.to_owned() };
+    for (name, value) in STORAGE.iter().filter_map(|name| Some((name, option(asked, name)?))) {
+        spec.push(if spec.contains(':') { ',' } else { ':' });
+        spec.push_str(&format!("{name}={value}"));
     }
+    spec
 }
 
 #[cfg(test)]
@@ -115,6 +115,7 @@ mod tests {
         assert_eq!(canonical(&METHODS, "no-such:x"), "no-such:x");
         assert_eq!(canonical(&METHODS, "a3:ratio=0.15,store_dtype=q4"), "a3:store_dtype=q4");
         assert_eq!(canonical(&METHODS, "a3:ratio=0.5,store_dtype=q4"), "a3:ratio=0.5,store_dtype=q4");
+        assert_eq!(canonical(&METHODS, "a3:prefix=system,ratio=0.5"), "a3:ratio=0.5,prefix=system");
         let name = canonical(&POLICIES, "morph_kv:capacity=64,fuse=sum,window=8");
         assert_eq!(name, "morph_kv:capacity=64,window=8");
         assert_eq!((option(&name, "window"), option(&name, "fuse")), (Some("8"), None));

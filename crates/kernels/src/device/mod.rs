@@ -166,6 +166,29 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         rotary: Rotary<'_>,
     ) -> KvBuffer;
 
+    /// Σ of row `row` of `fresh` (rows of Hkv × d, not rotated) minus what stands in `slot` of a cache, Hkv × capacity × d, whose
+    /// rotation by its entry of `rotary` is undone; over all pairs `(row, slot)`. Without a rotation, as for values, nothing is
+    /// undone. Hkv × d elements; zeros of no pair.
+    fn sum_changes(
+        &self,
+        fresh: &KvBuffer,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        pairs: &[(usize, u32)],
+        rotary: Rotary<'_>,
+    ) -> Vec<f32>;
+
+    /// Adds a row of the host (Hkv × d), rotated by each slot's entry of `rotary`, to the slots `slots` of a cache, Hkv × capacity
+    /// × d. Without a rotation, as for values, it is added as it is.
+    fn add_row(
+        &self,
+        row: &[f32],
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: Range<usize>,
+        cache: &mut KvBuffer,
+    );
+
     // Attention.
 
     /// out = softmax(scale · q · kᵀ) · v, of which `out` has as many rows as `q`. `lse`, resized to the same rows × heads,

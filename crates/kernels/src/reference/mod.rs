@@ -16,7 +16,7 @@ use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
     Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
 };
-use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate};
+use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate, unrotate};
 use problem::{Problem, softmax};
 use tensors::{Back, floats_of, kv_values, new_kv, set, set_kv, values};
 
@@ -255,6 +255,50 @@ impl Device for ReferenceDevice {
             }
         }
         new_kv(cache.dtype(), &rotated)
+    }
+
+    fn sum_changes(
+        &self,
+        fresh: &KvBuffer,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        pairs: &[(usize, u32)],
+        rotary: Rotary<'_>,
+    ) -> Vec<f32> {
+        let (fresh, cache, d) = (kv_values(fresh), kv_values(cache), heads.head_dim);
+        let (half, capacity) = (rotary.dim(pairs.len()) / 2, cache.len() / heads.width());
+        let mut sums = vec![0.0; heads.width()];
+        for (i, (row, slot)) in pairs.iter().enumerate() {
+            for head in 0..heads.kv_heads {
+                let mut cached = cache[(head * capacity + *slot as usize) * d..][..d].to_vec();
+                unrotate(&mut cached, rotary, half, i);
+                for (at, cached) in (head * d..).zip(cached) {
+                    sums[at] += fresh[row * heads.width() + at] - cached;
+                }
+            }
+        }
+        sums
+    }
+
+    fn add_row(
+        &self,
+        row: &[f32],
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: Range<usize>,
+        cache: &mut KvBuffer,
+    ) {
+        let (mut all, d) = (kv_values(cache), heads.head_dim);
+        let (half, capacity) = (rotary.dim(slots.len()) / 2, all.len() / heads.width());
+        for (i, slot) in slots.enumerate() {
+            for head in 0..heads.kv_heads {
+                let mut row = row[head * d..][..d].to_vec();
+                rotate(&mut row, d, rotary, half, i);
+                let at = (head * capacity + slot) * d;
+                all[at..at + d].iter_mut().zip(row).for_each(|(x, change)| *x += change);
+            }
+        }
+        set_kv(cache, &all);
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {

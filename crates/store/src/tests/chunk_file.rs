@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Random, assemble, chunk, chunk_of, content, forged, id, mutate, numbered, parts, raw};
 use crate::chunk_file::{Header, verify_layers};
-use crate::{Chunk, ChunkBuilder, ChunkId, Problem, StoreError};
+use crate::{Chunk, ChunkBuilder, ChunkId, KvQuantization, Problem, StoreError};
 
 fn forge(change: impl Fn(&mut Value)) -> Result<Chunk, Problem> {
     Chunk::from_bytes(&forged(&chunk().to_bytes(), change))
@@ -184,12 +184,28 @@ fn forged_headers_are_refused() {
 }
 
 #[test]
+fn a_chunk_behind_a_prefix_is_read_back_with_it() {
+    for quantization in KvQuantization::ALL {
+        let id = ChunkId { prefix: Some(ChunkId::digest(&[7, 8])), quantization, ..id(Dtype::F16) };
+        let chunk = chunk_of(id.clone(), 3);
+        let (json, _) = parts(&chunk.to_bytes());
+        assert_eq!(json["__metadata__"]["version"], "3");
+        assert_eq!(Chunk::from_bytes(&chunk.to_bytes()).unwrap().id(), chunk.id());
+        assert_ne!(chunk.id().key(), ChunkId { prefix: None, ..id }.key());
+    }
+}
+
+#[test]
 fn an_unknown_version_is_told_from_damage() {
-    let newer = forge(|j| j["__metadata__"]["version"] = "3".into()).unwrap_err();
-    assert_eq!(newer, Problem::UnknownVersion("3".into()));
-    // The second version is that of what is encoded, and says how.
-    let lacking = forge(|j| j["__metadata__"]["version"] = "2".into()).unwrap_err();
-    assert!(matches!(lacking, Problem::Header(_)), "{lacking}");
+    let newer = forge(|j| j["__metadata__"]["version"] = "4".into()).unwrap_err();
+    assert_eq!(newer, Problem::UnknownVersion("4".into()));
+    // The second version is that of what is encoded, and says how; the third that of what was prefilled behind a prefix.
+    for version in ["2", "3"] {
+        let lacking = forge(|j| j["__metadata__"]["version"] = version.into()).unwrap_err();
+        assert!(matches!(lacking, Problem::Header(_)), "{lacking}");
+    }
+    let unasked = forge(|j| j["__metadata__"]["prefix"] = "0".repeat(64).into()).unwrap_err();
+    assert!(matches!(unasked, Problem::Header(_)), "{unasked}");
     assert!(!newer.is_permanent());
     assert!(Problem::Checksum(0).is_permanent());
     let (mut json, data) = parts(&chunk().to_bytes());

@@ -70,6 +70,7 @@ fn id(dtype: Dtype) -> ChunkId {
         kv_heads: 2,
         head_dim: 4,
         bos: BosPolicy::Dropped,
+        prefix: None,
         namespace: "shared".into(),
         tokens: vec![5, 70_000, u32::MAX],
     }

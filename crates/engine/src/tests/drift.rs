@@ -1,0 +1,83 @@
+//! Scout and drift against an implementation of their own (`tools/golden_drift.py`).
+
+use refrain_fusion::{Drift, METHODS, Pie, Scout};
+use refrain_kernels::Dtype;
+use serde::Deserialize;
+
+use super::{everywhere, exact, max_difference, prefill, random_prompt, tiny, tiny_engine};
+use crate::{Prompt, PromptChunk};
+
+#[derive(Deserialize)]
+struct Golden {
+    model: String,
+    system: Vec<u32>,
+    chunks: Vec<Vec<u32>>,
+    question: Vec<u32>,
+    answer: Vec<u32>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prefix: Vec<u32>,
+    method: String,
+    rows: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+#[test]
+fn scout_and_drift_compute_what_an_independent_implementation_does() {
+    let path = tiny("").join("../drift.json");
+    let golden: Golden = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let chunk = |(i, tokens): (usize, &Vec<u32>)| PromptChunk::whole(i, format!("chunk {i}"), tokens.clone());
+    let prompt = Prompt {
+        system: golden.system.clone(),
+        system_reusable: true,
+        chunks: golden.chunks.iter().enumerate().map(chunk).collect(),
+        question: golden.question.clone(),
+    };
+    let alone = tiny_engine(&golden.model, exact(Dtype::F32));
+    for case in &golden.cases {
+        let engine = alone.behind(&case.prefix).unwrap();
+        let method = METHODS.parse(&case.method).unwrap();
+        let mut got = prefill(&engine, &prompt, &method, prompt.len() + golden.answer.len());
+        let rows = &got.stats.final_rows[..got.stats.final_rows.len() - prompt.question.len()];
+        assert_eq!(rows, case.rows, "{}: the recomputed tokens", case.method);
+        let mut logits = vec![got.logits.clone()];
+        logits.extend(golden.answer.iter().map(|token| got.extend(*token)));
+        for (step, (got, expected)) in logits.iter().zip(&case.logits).enumerate() {
+            let error = max_difference(got, expected);
+            assert!(error <= 1e-4, "{}: step {step}: {error}", case.method);
+        }
+    }
+}
+
+#[test]
+fn drift_that_adds_nothing_is_scout_to_the_bit_and_both_stay_within_their_charge() {
+    everywhere(|engine| {
+        let prompt = random_prompt(engine, 5, &[60, 90, 75], 6, 4);
+        for charge in [0.2, 0.35] {
+            let scout = prefill(engine, &prompt, &Scout { charge, ..Scout::default() }, prompt.len());
+            let still = Drift { charge, alpha: 0.0, ..Drift::default() };
+            let same = prefill(engine, &prompt, &still, prompt.len());
+            assert_eq!(scout.logits, same.logits, "{charge}");
+            let drift = prefill(engine, &prompt, &Drift { charge, ..Drift::default() }, prompt.len());
+            assert_ne!(scout.logits, drift.logits, "{charge}");
+            let layers = engine.decoder().config().num_layers();
+            let rows = drift.stats.document_rows.iter().sum::<usize>() + drift.stats.probe_rows;
+            let most = charge * (prompt.document_tokens() * layers) as f64;
+            assert!(rows as f64 <= most && rows as f64 > most - 2.0 * layers as f64, "{rows} of {most}");
+        }
+    });
+}
+
+#[test]
+fn a_charge_too_small_for_one_token_recomputes_nothing() {
+    let engine = tiny_engine("llama", exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 5, &[20, 30], 9, 4);
+    let pie = prefill(&engine, &prompt, &Pie, prompt.len());
+    for charge in [0.0, 0.01] {
+        let drift = prefill(&engine, &prompt, &Drift { charge, ..Drift::default() }, prompt.len());
+        assert_eq!((drift.logits, drift.stats.probe_rows), (pie.logits.clone(), 0));
+    }
+}

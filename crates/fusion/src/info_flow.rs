@@ -1,0 +1,75 @@
+//! InfoFlow KV (arXiv 2603.05353; the authors' code is MIT): the question is computed over the reused keys and values, at their true
+//! positions, up to the last of some middle layers, and the tokens to which those send the most attention are recomputed.
+//!
+//! `a[l,j,t]` is the mean over heads of the attention that question row `j` gives to token `t` at layer `l`, with one softmax over all
+//! keys that the row sees; `s[l,t] = √(Σ_j a[l,j,t]²)`, and a token's score is the mean over the scored layers. The best
+//! `floor(r·T)` of the `T` document tokens and the question go through all layers. The scripts score layers 22 to 25 of models with
+//! 40; the share of depth, 0.55 to 0.65, is this project's translation. The paper also puts chunks in order of the density of
+//! chosen tokens and probes again; that changes the prompt, and is left out.
+
+use std::sync::Arc;
+
+use refrain_kv::stats::{Aggregation, QuestionScore, Rows, Softmax};
+use refrain_kv::top_count;
+use refrain_registry::Options;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::pass::planned;
+use crate::probe::{question_probe, sum_of_layers};
+use crate::scout::{check_depth, layers_between};
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
+
+/// Recompute the tokens to which the question's rows send the most attention in middle layers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct InfoFlow {
+    /// Share of the document tokens that is recomputed.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub ratio: f64,
+    /// Share of the documents' rows (tokens × layers) that is computed, the question's first pass included; in place of `ratio`
+    /// where it is not 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub charge: f64,
+    /// The first scored layer, as a share of the model's depth.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub from: f64,
+    /// The end of the scored layers, as a share of the model's depth.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub to: f64,
+}
+
+impl Default for InfoFlow {
+    fn default() -> Self {
+        InfoFlow { ratio: 0.15, charge: 0.0, from: 0.55, to: 0.65 }
+    }
+}
+
+impl Options for InfoFlow {
+    const NAME: &'static str = "info_flow";
+
+    fn validate(&self) -> refrain_registry::Result<()> {
+        check_depth(Self::NAME, self.from, self.to)
+    }
+}
+
+impl FusionMethod for InfoFlow {
+    fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
+        let layout = &inputs.layout;
+        layout.check()?;
+        let layers = layers_between(self.from, self.to, layout.layers);
+        let count = match self.charge {
+            0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
+            charge => layout.count_for_charge(charge, 0, layers.end),
+        };
+        if count == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
+        }
+        let (rows, aggregation) = (Rows::Question, Aggregation::L2);
+        let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
+        Ok(question_probe(inputs, layers, score, move |layout, scores| {
+            let chosen = layout.top_reusable(&sum_of_layers(&scores), count);
+            planned(PassPlan::new(layout.required_and(chosen)))
+        }))
+    }
+}
