@@ -210,6 +210,7 @@ impl Both<'_> {
         let all = stored(self.dtype, KV_HEADS * CAPACITY * HEAD_DIM, 15);
         let cache = |d: &dyn Device| upload_kv(d, all.as_slice());
         let rows = stored(self.dtype, (self.rows + 2) * width, 16);
+        let of_slots = rows.as_slice().range(0..self.rows * width);
         let (cos, sin) = table(self.rows);
         let rotary = Rotary { cos: &cos, sin: &sin };
         let slots: Vec<u32> = (0..self.rows as u32).map(|i| (7 * i + 5) % CAPACITY as u32).collect();
@@ -229,7 +230,7 @@ impl Both<'_> {
         for rotary in [Rotary::default(), rotary] {
             self.agree("place from the host", |d| {
                 let mut cache = cache(d);
-                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                d.place(KvRows::Host(of_slots), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             });
             self.agree("place from the device", |d| {
@@ -242,7 +243,7 @@ impl Both<'_> {
         let (host, device) = (
             |d: &dyn Device| {
                 let mut cache = cache(d);
-                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                d.place(KvRows::Host(of_slots), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             },
             |d: &dyn Device| {

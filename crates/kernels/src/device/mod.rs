@@ -126,8 +126,8 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Rotates x (tokens × heads × head_dim) in place.
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>);
 
-    /// Rotates the first `slots.len()` tokens of `rows` and writes token `t` to slot `slots[t]` of a cache, Hkv × capacity × d, of
-    /// the same type. Without a rotation, as for values, elements are copied.
+    /// Rotates tokens of `rows`, as many as `slots`, and writes token `t` to slot `slots[t]` of a cache, Hkv × capacity × d, of
+    /// the same type. Without a rotation, as for values, elements are copied. Rows of the host hold these tokens and no others.
     ///
     /// Computes in `f32` and rounds once. Fresh and cached keys both come through here, so that equal stored values give
     /// equal bits.
