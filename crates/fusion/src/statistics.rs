@@ -105,9 +105,7 @@ impl<'a> ContextLayer<'a> {
     }
 
     fn keys(&self) -> Vec<f32> {
-        let mut keys = vec![0.0; self.tensors.k.len()];
-        self.tensors.k.as_slice().to_f32(&mut keys);
-        keys
+        self.tensors.k.as_slice().floats()
     }
 
     /// Attention that each token receives from all later ones, summed over these and over the query heads of each KV head:

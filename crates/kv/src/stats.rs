@@ -1,6 +1,6 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{CachedAttention, Device, Floats, KvBuffer, Precision};
+use refrain_kernels::{CachedAttention, Device, Precision};
 pub use refrain_kernels::{Distance, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,40 +22,18 @@ pub enum Softmax {
 /// The part of a layer that [`question_attention`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
-    /// Rotated queries, `rows × H × d`, of which those of the question come last.
-    pub q: &'a Floats,
-    /// Rotated keys of the whole prompt, `Hkv × capacity × d`.
-    pub k: &'a KvBuffer,
-    /// Query heads, `H`.
-    pub heads: usize,
-    /// KV heads, `Hkv`.
-    pub kv_heads: usize,
-    /// Elements of a head, `d`.
-    pub head_dim: usize,
-    /// Slots of a KV head in `k`.
-    pub capacity: usize,
+    /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend,
+    /// the slots that they see and the precision are left open.
+    pub attention: CachedAttention<'a>,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
-    /// Factor of the logits q·k, the layer's attention scale.
-    pub scale: f32,
 }
 
 impl<'a> QuestionKeys<'a> {
     /// Attention of the last rows in f32, of which only weights are wanted.
-    fn attention(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
-        CachedAttention {
-            q: self.q,
-            first_row: self.q.len() / (self.heads * self.head_dim) - visible.len(),
-            k: self.k,
-            v: self.k,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            capacity: self.capacity,
-            visible,
-            scale: self.scale,
-            precision: Precision::F32,
-        }
+    fn rows(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
+        let first_row = self.attention.q.len() / self.attention.width() - visible.len();
+        CachedAttention { first_row, visible, precision: Precision::F32, ..self.attention }
     }
 
     /// The first position from `start` on that the row at `position` sees.
@@ -82,8 +60,8 @@ pub fn question_attention(
         Softmax::PerHead => {
             let visible: Vec<(u32, u32)> =
                 question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
-            let attention = keys.attention(&visible);
-            let mut heads = vec![0.0; keys.kv_heads * columns.len()];
+            let attention = keys.rows(&visible);
+            let mut heads = vec![0.0; keys.attention.kv_heads * columns.len()];
             device.attention_mass(&attention, columns.clone(), &mut heads);
             let sum = |t| heads[t..].iter().step_by(columns.len()).sum();
             (0..documents.len()).map(sum).collect()
@@ -93,17 +71,17 @@ pub fn question_attention(
                 .positions()
                 .map(|j| (keys.first(documents.start, j).min(documents.end), documents.end))
                 .collect();
-            let mut heads = vec![0.0; keys.kv_heads * documents.len()];
-            device.attention_mass(&keys.attention(&visible), documents.range(), &mut heads);
-            let weight = 1.0 / (keys.heads * question.len()) as f32;
+            let mut heads = vec![0.0; keys.attention.kv_heads * documents.len()];
+            device.attention_mass(&keys.rows(&visible), documents.range(), &mut heads);
+            let weight = 1.0 / (keys.attention.heads * question.len()) as f32;
             let mean = |t| heads[t..].iter().step_by(documents.len()).sum::<f32>() * weight;
             (0..documents.len()).map(mean).collect()
         }
         Softmax::Concatenated => {
             let visible: Vec<(u32, u32)> =
                 question.positions().map(|j| (keys.first(documents.start, j), j + 1)).collect();
-            let scale = ((keys.heads * keys.head_dim) as f32).sqrt().recip();
-            let attention = CachedAttention { scale, ..keys.attention(&visible) };
+            let scale = (keys.attention.width() as f32).sqrt().recip();
+            let attention = CachedAttention { scale, ..keys.rows(&visible) };
             let mut sums = vec![0.0; columns.len()];
             device.concat_attention_mass(&attention, columns, &mut sums);
             sums.truncate(documents.len());
@@ -123,13 +101,13 @@ pub fn question_map(
 ) -> Vec<f32> {
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
     let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
-    let mut weights = vec![0.0; keys.kv_heads * rows * all];
-    device.row_weights(&keys.attention(&visible), 0..all, &mut weights);
+    let mut weights = vec![0.0; keys.attention.kv_heads * rows * all];
+    device.row_weights(&keys.rows(&visible), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
     for (i, row) in weights.chunks(all).enumerate() {
         let out = &mut map[i % rows * columns..][..columns];
         let seen = &row[documents.range()];
-        out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.heads as f32);
+        out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.attention.heads as f32);
     }
     map
 }
@@ -177,16 +155,21 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let keys = QuestionKeys {
+        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let attention = CachedAttention {
             q: &upload(&cpu, &q),
-            k: &upload_kv(&cpu, Slice::F32(&k)),
+            first_row: 0,
+            k: &cached,
+            v: &cached,
             heads,
             kv_heads,
             head_dim: d,
             capacity: n,
-            window: Some(window),
+            visible: &[],
             scale: (d as f32).sqrt().recip(),
+            precision: Precision::F32,
         };
+        let keys = QuestionKeys { attention, window: Some(window) };
         let got = question_map(&cpu, &keys, documents, question);
         for j in question.range() {
             let first = (j + 1).saturating_sub(window);
@@ -213,16 +196,21 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
-        let keys = QuestionKeys {
+        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let attention = CachedAttention {
             q: &upload(&cpu, &q),
-            k: &upload_kv(&cpu, Slice::F32(&k)),
+            first_row: 0,
+            k: &cached,
+            v: &cached,
             heads: 2,
             kv_heads: 1,
             head_dim: 2,
             capacity: 5,
-            window: None,
+            visible: &[],
             scale: 2f32.sqrt().recip(),
+            precision: Precision::F32,
         };
+        let keys = QuestionKeys { attention, window: None };
         let got = question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated);
         let mut expected = [0f64; 2];
         for j in 0..2 {

@@ -264,6 +264,19 @@ pub fn upload(device: &dyn Device, values: &[f32]) -> Floats {
     x
 }
 
+/// All elements, in the host's memory.
+pub fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    device.download(x, 0, &mut out);
+    out
+}
+
+/// Makes `to` a copy of the elements `from` of `x`.
+pub fn copy_range(device: &dyn Device, x: &Floats, from: Range<usize>, to: &mut Floats) {
+    device.resize(to, from.len());
+    device.copy(x, from, to, 0);
+}
+
 /// Keys or values of a device from the host's memory.
 pub fn upload_kv(device: &dyn Device, values: Slice<'_>) -> KvBuffer {
     let mut kv = device.kv(values.dtype(), values.len());

@@ -1,6 +1,7 @@
 use refrain_kernels::{
-    Activation, Buffer, CacheHeads, Cpu, Device, Dtype, Floats, HeadNorms, KvRows, LayerTail, Linear, Norm,
-    PackedLinear, Precision, ReferenceDevice, Rotary, Slice, WeightMatrix, WeightRows, conformance, upload,
+    Activation, Buffer, CacheHeads, Cpu, Device, Dtype, HeadNorms, KvRows, LayerTail, Linear, Norm,
+    PackedLinear, Precision, ReferenceDevice, Rotary, Slice, WeightMatrix, WeightRows, conformance, download,
+    upload,
 };
 
 use crate::{Rng, bits, cpus};
@@ -81,12 +82,6 @@ fn add_branch(cpu: &Cpu, w: &PackedLinear, input: &[f32], post: Option<&[f32]>, 
     let mut branch = vec![0.0; x.len()];
     cpu.linear(w, input, &mut branch);
     x.iter_mut().zip(normed(cpu, post, &branch)).for_each(|(x, y)| *x += y);
-}
-
-fn download(cpu: &Cpu, x: &Floats) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    cpu.download(x, 0, &mut out);
-    out
 }
 
 /// Columns `from .. from + n` of rows of `width`.
