@@ -87,7 +87,7 @@ impl<'a> ContextLayer<'a> {
         self.keys().chunks(block * width).flat_map(|block| mean(block, width)).collect()
     }
 
-    /// Of each `block` tokens and each KV head the mean of the `count` keys before RoPE that received most attention:
+    /// Mean of the `count` keys before RoPE that received most attention, one for each `block` tokens and each KV head:
     /// `blocks × Hkv·d`.
     pub fn representatives(&self, block: usize, count: usize) -> Vec<f32> {
         let (tokens, width, d) = (self.tokens(), self.width(), self.tensors.attention.head_dim);
