@@ -441,7 +441,8 @@ fn the_answer_goes_to_standard_output_and_the_account_to_standard_error() {
     let words = ["ask", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "-"];
     let ran = home.run_with_input(&words, "How tight is a stem bolt?\n").good();
     assert!(!ran.out.contains("TTFT") && !ran.out.contains('\x1b'), "{}", ran.out);
-    for word in ["prompt tokens", "cached", "recomputed", "charged", "full layer", "TTFT", "compute", "TPOT"] {
+    for word in ["prompt tokens", "cached", "recomputed", "charged", "full layer", "TTFT", "compute", "TPOT"]
+    {
         assert!(ran.err.contains(word), "'{word}' is not in: {}", ran.err);
     }
     let quiet = home.run(&[

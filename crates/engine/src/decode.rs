@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{Device, KvRows, parallel_each};
+use refrain_kernels::{Device, KvRows, copy_range, parallel_each};
 use refrain_model::Workspace;
 
 use crate::Result;
@@ -78,14 +78,14 @@ struct DecodeStep<'a, 'b> {
 
 impl LayerAttention for DecodeStep<'_, '_> {
     fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
+        tokens.resize_attended();
         let ActiveTokens { decoder, work, .. } = tokens;
         let Workspace { q, k, v, attended, .. } = work;
         let (device, width) = (&**decoder.device(), q.len() / self.caches.len());
         let attend = |i: usize, sequence: &mut SequenceCache| {
             let SequenceCache { cache, len, rotary, q: own, attended, .. } = sequence;
-            device.resize(own, width);
+            copy_range(device, q, i * width..(i + 1) * width, own);
             device.resize(attended, width);
-            device.copy(q, i * width..(i + 1) * width, own, 0);
             let token = DecodeToken {
                 decoder,
                 position: *len as u32,
@@ -101,7 +101,6 @@ impl LayerAttention for DecodeStep<'_, '_> {
         } else {
             self.caches.iter_mut().enumerate().for_each(|(i, cache)| attend(i, cache));
         }
-        device.resize(attended, q.len());
         for (i, cache) in self.caches.iter().enumerate() {
             device.copy(&cache.attended, 0..width, attended, i * width);
         }

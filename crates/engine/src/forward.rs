@@ -84,30 +84,29 @@ impl LayerRun {
                     decoder.project(layer, &tokens.hidden, &mut tokens.work);
                     *self = match attention.prepare(layer, tokens)? {
                         Flow::Attend => {
-                            let elements = tokens.work.q.len();
-                            decoder.device().resize(&mut tokens.work.attended, elements);
+                            tokens.resize_attended();
                             LayerRun::Attend(0)
                         }
                         Flow::Finish => LayerRun::Finish(0),
-                        Flow::Stop => {
-                            *self = LayerRun::Project;
-                            return Ok(true);
-                        }
+                        Flow::Stop => return Ok(true),
                     };
                 }
                 LayerRun::Attend(from) => {
-                    attention.attend(layer, tokens, part(from));
-                    *self = LayerRun::Attend(part(from).end);
-                    if part(from).end == rows {
+                    let part = part(from);
+                    attention.attend(layer, tokens, part.clone());
+                    *self = if part.end == rows {
                         attention.attended(layer, tokens);
-                        *self = LayerRun::Finish(0);
-                    }
+                        LayerRun::Finish(0)
+                    } else {
+                        LayerRun::Attend(part.end)
+                    };
                 }
                 LayerRun::Finish(from) => {
-                    decoder.finish(layer, &mut tokens.hidden, &mut tokens.work, part(from));
-                    *self = LayerRun::Finish(part(from).end);
-                    if part(from).end == rows {
-                        *self = LayerRun::Project;
+                    let part = part(from);
+                    decoder.finish(layer, &mut tokens.hidden, &mut tokens.work, part.clone());
+                    let done = part.end == rows;
+                    *self = if done { LayerRun::Project } else { LayerRun::Finish(part.end) };
+                    if done {
                         return Ok(true);
                     }
                 }
@@ -160,6 +159,11 @@ impl ActiveTokens {
     pub(crate) fn q_width(&self) -> usize {
         let config = self.decoder.config();
         config.heads * config.head_dim
+    }
+
+    /// Gives `work.attended` the length of `work.q`.
+    pub(crate) fn resize_attended(&mut self) {
+        self.decoder.device().resize(&mut self.work.attended, self.work.q.len());
     }
 
     /// Rotates projected queries to the tokens' positions.

@@ -1,7 +1,7 @@
 //! The engine: ingest documents once, answer over their cached chunks with any fusion method, decode
 //! in a KV cache that any eviction policy bounds.
 //!
-#![doc = concat!("```ignore\n", include_str!("../examples/answer.rs"), "```")]
+#![doc = concat!("```no_run\n", include_str!("../examples/answer.rs"), "```")]
 
 mod advance;
 mod background;

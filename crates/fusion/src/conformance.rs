@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
+use refrain_kernels::conformance::{random, stored};
+use refrain_kernels::{CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 use crate::{
@@ -229,7 +230,7 @@ fn subset(method: &dyn FusionMethod, layout: &PromptLayout, tokens: &[u32], of: 
 /// Statistics of a random context.
 fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
     let cpu = Cpu::new(1).unwrap();
-    let keys = buffer(tokens * KV_HEADS * HEAD_DIM, 8);
+    let keys = stored(Dtype::F16, tokens * KV_HEADS * HEAD_DIM, 8);
     let (q, cached) = (upload(&cpu, &random(tokens * HEADS * HEAD_DIM, 7)), upload_kv(&cpu, keys.as_slice()));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
     let attention = CachedAttention {
@@ -255,21 +256,4 @@ fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
         of.observe(&ContextLayer::new(layer, LAYERS, tensors), &mut summary);
     }
     summary
-}
-
-fn random(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-fn buffer(count: usize, seed: u32) -> Buffer {
-    let mut buffer = Buffer::zeros(Dtype::F16, count);
-    buffer.write_f32(0, &random(count, seed));
-    buffer
 }

@@ -192,8 +192,7 @@ impl MultiInfLlm {
             let found = found.filter(|tensor| tensor.shape == [prompt.layers, blocks, width]);
             let (start, end) = (context.span.start, context.span.end);
             let tensor = found.ok_or(Error::AuxTensors { tensor: REPRESENTATIVES, start, end })?;
-            let mut all = vec![0.0; tensor.data.len()];
-            tensor.data.as_slice().to_f32(&mut all);
+            let all = tensor.data.as_slice().floats();
             for block in 0..blocks {
                 let from = start as usize + block * self.block;
                 let of_layer = |layer: usize| &all[(layer * blocks + block) * width..][..width];

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_token_goes_up_to_the_highest_layer_that_picks_it_and_sees_the_picked_ones() {
-        // Of ten tokens each layer picks two: 5 and 13; 5 and 6; 12 and 6.
+        // The first layer picks 5 and 13 of ten tokens. The second layer picks 5 and 6. The third layer picks 12 and 6.
         let at = |a: usize, b: usize| {
             let mut attention = [0.1; 10];
             (attention[a - 4], attention[b - 4]) = (0.8, 0.7);

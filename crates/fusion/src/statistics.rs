@@ -87,7 +87,7 @@ impl<'a> ContextLayer<'a> {
         self.keys().chunks(block * width).flat_map(|block| mean(block, width)).collect()
     }
 
-    /// Of each `block` tokens and each KV head the mean of the `count` keys before RoPE that received most attention:
+    /// Mean of the `count` keys before RoPE that received most attention, one for each `block` tokens and each KV head:
     /// `blocks × Hkv·d`.
     pub fn representatives(&self, block: usize, count: usize) -> Vec<f32> {
         let (tokens, width, d) = (self.tokens(), self.width(), self.tensors.attention.head_dim);
@@ -105,9 +105,7 @@ impl<'a> ContextLayer<'a> {
     }
 
     fn keys(&self) -> Vec<f32> {
-        let mut keys = vec![0.0; self.tensors.k.len()];
-        self.tensors.k.as_slice().to_f32(&mut keys);
-        keys
+        self.tensors.k.as_slice().floats()
     }
 
     /// Attention that each token receives from all later ones, summed over these and over the query heads of each KV head:

@@ -200,6 +200,13 @@ impl<'a> Slice<'a> {
         }
     }
 
+    /// All elements, converted exactly.
+    pub fn floats(&self) -> Vec<f32> {
+        let mut floats = vec![0.0; self.len()];
+        self.to_f32(&mut floats);
+        floats
+    }
+
     /// Writes all elements, converted exactly, to `out` of the same length.
     ///
     /// # Panics

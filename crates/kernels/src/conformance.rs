@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype};
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix, upload, upload_kv,
+    CacheHeads, CachedAttention, Device, Distance, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
+    PackedLinear, Rotary, RowUnavailable, WeightMatrix, download, upload, upload_kv,
 };
 use crate::linear::{Activation, Precision, WeightRows};
 use crate::reference::ReferenceDevice;
@@ -52,7 +52,8 @@ struct Both<'a> {
     what: String,
 }
 
-fn random(count: usize, seed: u32) -> Vec<f32> {
+/// Numbers from −1 to 1, the same for each seed.
+pub fn random(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -63,21 +64,15 @@ fn random(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn stored(dtype: Dtype, count: usize, seed: u32) -> Buffer {
+/// Numbers of [`random`], rounded to `dtype`.
+pub fn stored(dtype: Dtype, count: usize, seed: u32) -> Buffer {
     let mut buffer = Buffer::zeros(dtype, count);
     buffer.write_f32(0, &random(count, seed));
     buffer
 }
 
-fn floats(device: &dyn Device, x: &Floats) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    device.download(x, 0, &mut out);
-    out
-}
-
 fn elements(device: &dyn Device, kv: &KvBuffer) -> Vec<f32> {
-    let buffer = device.download_kv(kv, 0..kv.len());
-    (0..buffer.len()).map(|i| buffer.as_slice().get(i)).collect()
+    device.download_kv(kv, 0..kv.len()).as_slice().floats()
 }
 
 fn packed(device: &dyn Device, outputs: usize, inputs: usize, gated: bool, seed: u32) -> PackedLinear {
@@ -130,21 +125,21 @@ impl Both<'_> {
     fn activations(&self) {
         let values = random(self.rows * HIDDEN, 1);
         let x = |d: &dyn Device| upload(d, &values);
-        self.same("upload and download", |d| floats(d, &x(d)));
+        self.same("upload and download", |d| download(d, &x(d)));
         self.same("upload_rows", |d| {
             let mut rows = d.floats(7);
             d.upload_rows(self.rows, HIDDEN, &mut |i, row| row.fill(i as f32), &mut rows);
-            floats(d, &rows)
+            download(d, &rows)
         });
         self.same("copy", |d| {
             let mut to = x(d);
             d.copy(&x(d), 3..11, &mut to, 17);
-            floats(d, &to)
+            download(d, &to)
         });
         self.same("gather_rows", |d| {
             let mut out = d.floats(0);
             d.gather_rows(&x(d), HIDDEN, &[self.rows as u32 - 1, 0, 0], &mut out);
-            floats(d, &out)
+            download(d, &out)
         });
         self.same("resize", |d| {
             let mut x = x(d);
@@ -156,7 +151,7 @@ impl Both<'_> {
             let (cos, sin) = table(self.rows);
             let mut x = upload(d, &random(self.rows * HEADS * HEAD_DIM, 2));
             d.rope(&mut x, HEADS, HEAD_DIM, Rotary { cos: &cos, sin: &sin });
-            floats(d, &x)
+            download(d, &x)
         });
     }
 
@@ -173,7 +168,7 @@ impl Both<'_> {
                 d.project_qkv(&x(d), norm, &w, heads, kv, &mut new.0, &mut new.1, &mut new.2);
                 assert_eq!((new.1.len(), new.2.len()), (50 * kv, self.rows * kv), "keys and values grow");
                 let sides = [&new.1, &new.2].map(|side| elements(d, side)[..self.rows * kv].to_vec());
-                [floats(d, &new.0), sides.concat()].concat()
+                [download(d, &new.0), sides.concat()].concat()
             });
         }
         for (post, activation) in [(None, Activation::Silu), (Some(norm), Activation::GeluTanh)] {
@@ -191,9 +186,9 @@ impl Both<'_> {
                     mlp_post_norm: post,
                 };
                 let (mut x, attended) = (x(d), upload(d, &random(self.rows * q, 13)));
-                let (before, first) = (floats(d, &x), self.rows / 3);
+                let (before, first) = (download(d, &x), self.rows / 3);
                 d.attn_output_and_mlp(&attended, &tail, first..self.rows, &mut x);
-                let after = floats(d, &x);
+                let after = download(d, &x);
                 assert_eq!(after[..first * HIDDEN], before[..first * HIDDEN], "other rows stay");
                 after
             });
@@ -210,6 +205,7 @@ impl Both<'_> {
         let all = stored(self.dtype, KV_HEADS * CAPACITY * HEAD_DIM, 15);
         let cache = |d: &dyn Device| upload_kv(d, all.as_slice());
         let rows = stored(self.dtype, (self.rows + 2) * width, 16);
+        let of_slots = rows.as_slice().range(0..self.rows * width);
         let (cos, sin) = table(self.rows);
         let rotary = Rotary { cos: &cos, sin: &sin };
         let slots: Vec<u32> = (0..self.rows as u32).map(|i| (7 * i + 5) % CAPACITY as u32).collect();
@@ -229,7 +225,7 @@ impl Both<'_> {
         for rotary in [Rotary::default(), rotary] {
             self.agree("place from the host", |d| {
                 let mut cache = cache(d);
-                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                d.place(KvRows::Host(of_slots), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             });
             self.agree("place from the device", |d| {
@@ -242,7 +238,7 @@ impl Both<'_> {
         let (host, device) = (
             |d: &dyn Device| {
                 let mut cache = cache(d);
-                d.place(KvRows::Host(rows.as_slice()), CACHE, rotary, &slots, &mut cache);
+                d.place(KvRows::Host(of_slots), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             },
             |d: &dyn Device| {
@@ -317,7 +313,7 @@ impl Both<'_> {
                 let (mut out, mut lse) = (upload(d, &vec![0.5; a.q.len()]), d.floats(1));
                 d.attention(a, &mut out, Some(&mut lse));
                 assert_eq!(lse.len(), (self.rows + 2) * HEADS, "one sum for each row of q and head");
-                let (out, lse) = (floats(d, &out), floats(d, &lse));
+                let (out, lse) = (download(d, &out), download(d, &lse));
                 assert_eq!(out[..2 * width], vec![0.5; 2 * width], "rows that do not attend stay");
                 [&out[..], &lse[2 * HEADS..]].concat()
             })
@@ -327,7 +323,7 @@ impl Both<'_> {
                 let (one, mut out) = ([(0, 120)], upload(d, &vec![0.5; a.q.len()]));
                 let mut weights = vec![0.0; KV_HEADS * 120];
                 d.attention_with_weights(&CachedAttention { visible: &one, ..*a }, &mut out, &mut weights);
-                [&floats(d, &out)[2 * width..3 * width], &weights].concat()
+                [&download(d, &out)[2 * width..3 * width], &weights].concat()
             })
         });
         self.agree("merge_attention", |d| {
@@ -342,7 +338,7 @@ impl Both<'_> {
                 let a = CachedAttention { q: &q, first_row: 0, visible: &far, ..*a };
                 d.attention(&a, &mut other, Some(&mut other_lse));
                 d.merge_attention(2 * HEADS, &mut out, &mut lse, &other, &other_lse);
-                [&floats(d, &out)[2 * width..], &floats(d, &lse)[2 * HEADS..]].concat()
+                [&download(d, &out)[2 * width..], &download(d, &lse)[2 * HEADS..]].concat()
             })
         });
     }

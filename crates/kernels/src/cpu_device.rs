@@ -208,7 +208,7 @@ impl Device for Cpu {
     ) {
         let (width, tokens) = (heads.width(), slots.len());
         let rows = match rows {
-            KvRows::Host(rows) => rows.range(0..tokens * width),
+            KvRows::Host(rows) => rows,
             KvRows::Device(rows, first) => {
                 buffer(rows).as_slice().range(first * width..(first + tokens) * width)
             }

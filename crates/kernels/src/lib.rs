@@ -57,7 +57,8 @@ pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
 pub use device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, Rotary, RowUnavailable, Storage, WeightMatrix, parallel_each, upload, upload_kv,
+    Norm, PackedLinear, Rotary, RowUnavailable, Storage, WeightMatrix, copy_range, download, parallel_each,
+    upload, upload_kv,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

@@ -1,6 +1,6 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{CachedAttention, Device, Floats, KvBuffer, Precision};
+use refrain_kernels::{CachedAttention, Device, Precision};
 pub use refrain_kernels::{Distance, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,40 +66,18 @@ impl From<Softmax> for QuestionScore {
 /// The part of a layer that [`question_attention`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
-    /// Rotated queries, `rows × H × d`, of which those of the question come last.
-    pub q: &'a Floats,
-    /// Rotated keys of the whole prompt, `Hkv × capacity × d`.
-    pub k: &'a KvBuffer,
-    /// Query heads, `H`.
-    pub heads: usize,
-    /// KV heads, `Hkv`.
-    pub kv_heads: usize,
-    /// Elements of a head, `d`.
-    pub head_dim: usize,
-    /// Slots of a KV head in `k`.
-    pub capacity: usize,
+    /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend,
+    /// the slots that they see and the precision are left open.
+    pub attention: CachedAttention<'a>,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
-    /// Factor of the logits q·k, the layer's attention scale.
-    pub scale: f32,
 }
 
 impl<'a> QuestionKeys<'a> {
     /// Attention of the last rows in f32, of which only weights are wanted.
-    fn attention(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
-        CachedAttention {
-            q: self.q,
-            first_row: self.q.len() / (self.heads * self.head_dim) - visible.len(),
-            k: self.k,
-            v: self.k,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            capacity: self.capacity,
-            visible,
-            scale: self.scale,
-            precision: Precision::F32,
-        }
+    fn rows(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
+        let first_row = self.attention.q.len() / self.attention.width() - visible.len();
+        CachedAttention { first_row, visible, precision: Precision::F32, ..self.attention }
     }
 
     /// The first position from `start` on that the row at `position` sees.
@@ -137,24 +115,25 @@ pub fn question_attention(
     // Slots that rows see, of which the documents' are reported.
     let slots = first as usize..visible.last().map_or(0, |(_, end)| *end as usize);
     let own = documents.start as usize - slots.start..documents.end as usize - slots.start;
-    let attention = keys.attention(&visible);
+    let attention = keys.rows(&visible);
     if softmax == Softmax::Concatenated {
-        let scale = ((keys.heads * keys.head_dim) as f32).sqrt().recip();
+        let scale = (keys.attention.width() as f32).sqrt().recip();
         let mut sums = vec![0.0; slots.len()];
         device.concat_attention_mass(&CachedAttention { scale, ..attention }, slots, &mut sums);
         return sums[own].to_vec();
     }
     if aggregation == Aggregation::Mean {
-        let mut heads = vec![0.0; keys.kv_heads * slots.len()];
+        let mut heads = vec![0.0; attention.kv_heads * slots.len()];
         device.attention_mass(&attention, slots.clone(), &mut heads);
-        let weight = if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (keys.heads * rows.len()) as f32 };
+        let weight =
+            if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (attention.heads * rows.len()) as f32 };
         return own.map(|t| heads[t..].iter().step_by(slots.len()).sum::<f32>() * weight).collect();
     }
-    let mut weights = vec![0.0; keys.kv_heads * rows.len() * slots.len()];
+    let mut weights = vec![0.0; attention.kv_heads * rows.len() * slots.len()];
     device.row_weights(&attention, slots.clone(), &mut weights);
     let mut scores = vec![0.0f32; own.len()];
     if aggregation == Aggregation::Max {
-        let group = (keys.heads / keys.kv_heads) as f32;
+        let group = (attention.heads / attention.kv_heads) as f32;
         for row in weights.chunks(slots.len()) {
             scores.iter_mut().zip(&row[own.clone()]).for_each(|(best, x)| *best = best.max(x / group));
         }
@@ -162,9 +141,9 @@ pub fn question_attention(
     }
     for row in 0..rows.len() {
         let mut means = vec![0.0f32; own.len()];
-        for head in 0..keys.kv_heads {
+        for head in 0..attention.kv_heads {
             let row = &weights[(head * rows.len() + row) * slots.len()..][own.clone()];
-            means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / keys.heads as f32);
+            means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / attention.heads as f32);
         }
         scores.iter_mut().zip(means).for_each(|(sum, x)| *sum += x * x);
     }
@@ -183,13 +162,13 @@ pub fn question_map(
 ) -> Vec<f32> {
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
     let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
-    let mut weights = vec![0.0; keys.kv_heads * rows * all];
-    device.row_weights(&keys.attention(&visible), 0..all, &mut weights);
+    let mut weights = vec![0.0; keys.attention.kv_heads * rows * all];
+    device.row_weights(&keys.rows(&visible), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
     for (i, row) in weights.chunks(all).enumerate() {
         let out = &mut map[i % rows * columns..][..columns];
         let seen = &row[documents.range()];
-        out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.heads as f32);
+        out.iter_mut().zip(seen).for_each(|(sum, weight)| *sum += weight / keys.attention.heads as f32);
     }
     map
 }
@@ -237,16 +216,21 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let keys = QuestionKeys {
+        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let attention = CachedAttention {
             q: &upload(&cpu, &q),
-            k: &upload_kv(&cpu, Slice::F32(&k)),
+            first_row: 0,
+            k: &cached,
+            v: &cached,
             heads,
             kv_heads,
             head_dim: d,
             capacity: n,
-            window: Some(window),
+            visible: &[],
             scale: (d as f32).sqrt().recip(),
+            precision: Precision::F32,
         };
+        let keys = QuestionKeys { attention, window: Some(window) };
         let got = question_map(&cpu, &keys, documents, question);
         for j in question.range() {
             let first = (j + 1).saturating_sub(window);
@@ -275,16 +259,21 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let keys = QuestionKeys {
-            q: &upload(&cpu, &q),
-            k: &upload_kv(&cpu, Slice::F32(&k)),
+        let (q_device, k_device) = (upload(&cpu, &q), upload_kv(&cpu, Slice::F32(&k)));
+        let attention = CachedAttention {
+            q: &q_device,
+            first_row: 0,
+            k: &k_device,
+            v: &k_device,
             heads,
             kv_heads,
             head_dim: d,
             capacity: n,
-            window: None,
+            visible: &[],
             scale: (d as f32).sqrt().recip(),
+            precision: Precision::F32,
         };
+        let keys = QuestionKeys { attention, window: None };
         // The weight of head h and row j on token t, over the keys of `seen`.
         let weight = |h: usize, j: usize, t: usize, seen: std::ops::Range<usize>| {
             let logit = |t: usize| {
@@ -334,16 +323,21 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
-        let keys = QuestionKeys {
+        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let attention = CachedAttention {
             q: &upload(&cpu, &q),
-            k: &upload_kv(&cpu, Slice::F32(&k)),
+            first_row: 0,
+            k: &cached,
+            v: &cached,
             heads: 2,
             kv_heads: 1,
             head_dim: 2,
             capacity: 5,
-            window: None,
+            visible: &[],
             scale: 2f32.sqrt().recip(),
+            precision: Precision::F32,
         };
+        let keys = QuestionKeys { attention, window: None };
         let got =
             question_attention(&cpu, &keys, Span::new(1, 3), Span::new(3, 5), Softmax::Concatenated.into());
         let mut expected = [0f64; 2];

@@ -1,7 +1,7 @@
 //! Attention to blocks that are retrieved, over a cache that holds every token; slot = position.
 
 use refrain_fusion::{Retrieval, RetrievalBudget, RetrievalPlan, representative};
-use refrain_kernels::{Device, Dtype, Floats, KvBuffer};
+use refrain_kernels::{Device, Dtype, Floats, KvBuffer, copy_range};
 use refrain_kv::{KvBufferPool, LayerCache, Rope, RopeTables, Ropes, Shape, Span, top_k};
 use refrain_model::Decoder;
 
@@ -106,15 +106,14 @@ impl Part<'_> {
 }
 
 impl BlockRetrieval {
-    /// Attention of projected tokens, each to the tokens near it and to the blocks that are retrieved for it, into `out`
-    /// (`m × H × d`).
+    /// Attention of projected tokens, each to the tokens near it and to the blocks that are retrieved for it, into `out`, which has
+    /// the length of their queries (`m × H × d`).
     pub(crate) fn attend(&mut self, layer: usize, tokens: &RetrievingTokens<'_>, out: &mut Floats) {
         let RetrievingTokens { decoder, cache, capacity, positions, visible, q, q_pre_rope } = *tokens;
         let (config, device) = (decoder.config(), decoder.device());
         let local = config.layers[layer].window.map_or(self.sizes.local, |w| w.min(self.sizes.local));
         let before = positions.partition_point(|p| *p < self.from);
         let seen = &visible[..before];
-        device.resize(out, q.len());
         device.attention(&attention(decoder, layer, (cache, capacity), (q, 0), seen), out, None);
         self.keys += visible_keys(seen);
         let mut last = 0;
@@ -181,9 +180,9 @@ impl Blocks {
         let room = self.received.len() / config.kv_heads;
         while self.next + sizes.block <= left {
             let span = Span::new(self.next, self.next + sizes.block);
-            let keys = inverse_rope(part, rope, &SlotMap::new([span]));
-            let mut all = vec![0.0; keys.len()];
-            part.decoder.device().download_kv(&keys, 0..keys.len()).as_slice().to_f32(&mut all);
+            let slots: Vec<u32> = span.positions().collect();
+            let keys = inverse_rope(part, rope, &slots);
+            let all = part.decoder.device().download_kv(&keys, 0..keys.len()).as_slice().floats();
             for (head, keys) in all.chunks_exact(sizes.block * d).enumerate() {
                 let received = &self.received[head * room..][span.range()];
                 self.keys.extend(representative(keys, received, sizes.representatives));
@@ -271,10 +270,10 @@ impl Blocks {
         let slots: Vec<u32> = far.spans().iter().flat_map(|span| span.positions()).collect();
         let mut cache =
             part.cache.gather(device, d, part.capacity, &slots.repeat(config.kv_heads), 1, far.len());
-        cache.k = inverse_rope(part, rope, far);
+        cache.k = inverse_rope(part, rope, &slots);
         let rows = part.first_row + none..part.first_row + part.positions.len();
-        let mut q = device.floats(rows.len() * width);
-        device.copy(part.raw, rows.start * width..rows.end * width, &mut q, 0);
+        let mut q = device.floats(0);
+        copy_range(device, part.raw, rows.start * width..rows.end * width, &mut q);
         // Keys are as before RoPE here: the scale that it would give them is the queries' to bear.
         rotate(part.decoder, &rope.squared(), part.local, &mut q);
         let attention = attention(part.decoder, part.layer, (&cache, far.len()), (&q, 0), &visible);
@@ -293,13 +292,10 @@ fn rotate(decoder: &Decoder, rope: &Rope, local: usize, q: &mut Floats) {
     decoder.device().rope(q, config.heads, config.head_dim, table.all());
 }
 
-/// The keys of some positions before RoPE, `Hkv × positions × d`.
-fn inverse_rope(part: &Part<'_>, rope: &Rope, places: &SlotMap) -> KvBuffer {
-    let (decoder, slots) = (part.decoder, places.spans().iter().flat_map(|span| span.positions()));
-    let slots: Vec<u32> = slots.collect();
-    let table = rope.back(slots.iter().copied());
-    let heads = decoder.shape().heads();
-    decoder.device().rotate_slots(&part.cache.k, heads, part.capacity, &slots, table.all())
+/// The keys in some slots before RoPE, `Hkv × slots × d`.
+fn inverse_rope(part: &Part<'_>, rope: &Rope, slots: &[u32]) -> KvBuffer {
+    let (table, heads) = (rope.back(slots.iter().copied()), part.decoder.shape().heads());
+    part.decoder.device().rotate_slots(&part.cache.k, heads, part.capacity, slots, table.all())
 }
 
 /// A cache that holds every token, and shows each token the blocks that it retrieves.
@@ -330,9 +326,7 @@ impl DecodeCache for BlockSparseCache {
     }
 
     fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
-        let (device, width) = (token.decoder.device(), token.q.len());
-        device.resize(&mut self.q_pre_rope, width);
-        device.copy(token.q, 0..width, &mut self.q_pre_rope, 0);
+        copy_range(token.device(), token.q, 0..token.q.len(), &mut self.q_pre_rope);
         token.apply_rope();
         self.full.append(layer, &token);
         let tokens = RetrievingTokens {

@@ -55,7 +55,6 @@ pub(crate) trait DecodeCache: Debug + Send {
 /// One layer of a prompt before attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptLayer<'a> {
-    pub(crate) device: &'a dyn Device,
     /// Keys and values of the prompt's tokens that are kept, slot = index among them.
     pub(crate) whole: &'a LayerCache,
     /// Rotated queries, of which those from `first_row` on are of computed tokens, `rows × H × d`.
@@ -80,7 +79,7 @@ pub(crate) struct DecodeToken<'a> {
     pub(crate) q: &'a mut Floats,
     /// Its key before RoPE and its value, `Hkv·d` each.
     pub(crate) kv: (KvRows<'a>, KvRows<'a>),
-    /// Room for its attention output, `H·d`.
+    /// Its attention output, of the length of `q`.
     pub(crate) out: &'a mut Floats,
 }
 

@@ -113,8 +113,23 @@ struct Scratch {
 }
 
 impl EvictingCache {
-    /// A cache for a request of `room` tokens; none where the policy never evicts any of them and heads keep no caches of their
-    /// own. Of a prompt of which `left_out` tokens are not kept there always is one; `prompt` and `room` count kept tokens then.
+    /// Budget of the cache of a request of `room` tokens; none where the policy never evicts any of them and heads keep no caches
+    /// of their own. There always is one where the cache is `sparse`: of a prompt of which a part is kept.
+    pub(crate) fn budget(
+        eviction: &Eviction,
+        prompt: &PromptSpans,
+        room: usize,
+        sparse: bool,
+    ) -> crate::Result<Option<Budget>> {
+        let budget = eviction.policy.budget(prompt)?;
+        // A cache that can never be pruned is full attention, to the bit.
+        let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
+        let bounded = eviction.per_query_head || sparse;
+        Ok(budget.or(bounded.then_some(Budget::once(room))))
+    }
+
+    /// A cache for a request of `room` tokens; none where it has no [budget](EvictingCache::budget). `prompt` and `room` count
+    /// kept tokens where `left_out` tokens of the prompt are not kept.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         config: &Config,
@@ -125,13 +140,7 @@ impl EvictingCache {
         left_out: Option<usize>,
     ) -> crate::Result<Option<EvictingCache>> {
         let sparse = left_out.is_some();
-        let budget = eviction.policy.budget(&prompt)?;
-        // A cache that can never be pruned is full attention, to the bit.
-        let budget = budget.filter(|budget| !budget.decoding || budget.most.saturating_add(1) < room);
-        if budget.is_none() && !eviction.per_query_head && !sparse {
-            return Ok(None);
-        }
-        let budget = budget.unwrap_or(Budget::once(room));
+        let Some(budget) = EvictingCache::budget(eviction, &prompt, room, sparse)? else { return Ok(None) };
         let (heads, group) = match eviction.per_query_head {
             true => (config.heads, 1),
             false => (config.kv_heads, config.heads / config.kv_heads),
@@ -293,9 +302,7 @@ impl EvictingCache {
     pub(crate) fn keys(&self, layer: usize, head: usize) -> Vec<f32> {
         let (d, at) = (self.shape.head_dim, head * self.plans[layer].capacity * self.shape.head_dim);
         let Layer { cache, len, .. } = &self.layers[layer];
-        let (mut keys, of) = (vec![0.0; len * d], self.device.download_kv(&cache.k, at..at + len * d));
-        of.as_slice().to_f32(&mut keys);
-        keys
+        self.device.download_kv(&cache.k, at..at + len * d).as_slice().floats()
     }
 }
 

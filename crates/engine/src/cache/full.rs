@@ -71,7 +71,6 @@ impl DecodeCache for FullCache {
         let visible = [((token.position + 1).saturating_sub(window), token.position + 1)];
         let (cached, capacity) = (self.kv.layer(layer), self.kv.capacity());
         let attention = attention(token.decoder, layer, (cached, capacity), (token.q, 0), &visible);
-        token.decoder.device().resize(token.out, token.q.len());
         token.decoder.device().attention(&attention, token.out, None);
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
-use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, KvRows};
+use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, KvRows, copy_range};
 use refrain_kv::{AuxTensors, LayerCache, RopeTables};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
@@ -160,8 +160,7 @@ impl LayerAttention for ObservedLayers<'_> {
         let (rows, width) = (tokens.positions.len(), tokens.q_width());
         let own = |of: &&dyn ChunkStatistics| of.last_queries().min(rows - *dropped);
         let most = self.statistics.iter().map(own).max().unwrap_or(0);
-        device.resize(queries, most * width);
-        device.copy(&tokens.work.q, (rows - most) * width..rows * width, queries, 0);
+        copy_range(device, &tokens.work.q, (rows - most) * width..rows * width, queries);
         if let Some(prefix) = prefix {
             let (of_prefix, (k, v)) = (prefix.tokens.len(), &prefix.layers[layer]);
             let rows = (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice()));
@@ -179,11 +178,11 @@ impl LayerAttention for ObservedLayers<'_> {
         if self.statistics.is_empty() {
             return Ok(if last { Flow::Stop } else { Flow::Attend });
         }
-        device.resize(&mut tokens.work.attended, rows * width);
+        tokens.resize_attended();
         let queries_of_rows = (&tokens.work.q, 0);
         let attention = attention(&decoder, layer, (cache, *slots), queries_of_rows, &tokens.visible);
         device.attention(&attention, &mut tokens.work.attended, Some(lse));
-        let Some((k, _)) = kv.last() else { unreachable!("keys were copied above") };
+        let (k, _) = &kv[layer];
         let tensors = ContextTensors { device, attention, lse, first: *dropped, queries, k };
         let view = ContextLayer::new(layer, decoder.shape().layers, tensors);
         self.statistics.iter().zip(made).for_each(|(of, statistics)| of.observe(&view, statistics));

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use refrain_fusion::{Mask, PromptLayout};
+use refrain_kernels::copy_range;
 use refrain_kv::LayerCache;
 
 use super::capture::AttentionCapture;
@@ -41,9 +42,8 @@ impl PassLayers {
         let needs = self.plan.checks.get(&layer).copied();
         let mean_query = self.mean_query(needs.as_ref(), tokens);
         if self.retrieval.is_some() {
-            let width = tokens.work.q.len();
-            tokens.device().resize(&mut self.q_pre_rope, width);
-            tokens.device().copy(&tokens.work.q, 0..width, &mut self.q_pre_rope, 0);
+            let q = &tokens.work.q;
+            copy_range(tokens.device(), q, 0..q.len(), &mut self.q_pre_rope);
         }
         tokens.apply_rope(layer);
         self.correct(layer, tokens, &mut cache);
@@ -93,8 +93,8 @@ impl PassLayers {
             self.attending = Some(attending);
             return Ok(Flow::Attend);
         };
-        let (decoder, elements) = (tokens.decoder.clone(), tokens.work.q.len());
-        let device = decoder.device();
+        tokens.resize_attended();
+        let decoder = tokens.decoder.clone();
         let retrieving = RetrievingTokens {
             decoder: &decoder,
             cache: &attending.cache,
@@ -108,9 +108,9 @@ impl PassLayers {
         let keys = retrieval.take_keys();
         if last {
             // Blocks are weighed by the attention of all tokens; the output of the last one is all that is needed.
-            let width = elements / tokens.positions.len();
-            let mut attended = device.floats(width);
-            device.copy(&tokens.work.attended, elements - width..elements, &mut attended, 0);
+            let (device, row) = (decoder.device(), tokens.positions.len() as u32 - 1);
+            let mut attended = device.floats(0);
+            device.gather_rows(&tokens.work.attended, tokens.q_width(), &[row], &mut attended);
             tokens.work.attended = attended;
             tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
         }
@@ -144,7 +144,6 @@ impl PassLayers {
     /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there.
     pub(super) fn observe_prompt(&mut self, layer: usize, tokens: &ActiveTokens, cache: &LayerCache) {
         let prompt = PromptLayer {
-            device: tokens.device(),
             whole: cache,
             q: &tokens.work.q,
             first_row: 0,
@@ -194,6 +193,7 @@ impl PassLayers {
             }
         }
         tokens.keep(selected.continuing(&context, layer), &context.tables);
+        tokens.resize_attended();
         let kept = selected.attend_documents(&context, layer, tokens, cache, &mut self.stats);
         selected.set_question_mask(layer, tokens);
         if final_pass {
@@ -208,6 +208,7 @@ impl PassLayers {
         let mut first = kept.attended;
         if last {
             tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+            tokens.resize_attended();
             selected.set_question_mask(layer, tokens);
             first = 0;
         }

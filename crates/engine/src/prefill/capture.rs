@@ -3,7 +3,7 @@
 use refrain_kernels::Device;
 use refrain_kv::{LayerCache, Span, stats};
 
-use crate::forward::ActiveTokens;
+use crate::forward::{ActiveTokens, attention};
 
 /// Last rows of the question whose attention makes a map.
 const MAP_ROWS: usize = 64;
@@ -37,16 +37,10 @@ pub(crate) fn question_keys<'a>(
     capacity: usize,
     layer: usize,
 ) -> stats::QuestionKeys<'a> {
-    let config = tokens.decoder.config();
+    let (decoder, queries) = (&tokens.decoder, (&tokens.work.q, 0));
     stats::QuestionKeys {
-        q: &tokens.work.q,
-        k: &cache.k,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        capacity,
-        window: config.layers[layer].window,
-        scale: config.layers[layer].attention_scale,
+        attention: attention(decoder, layer, (cache, capacity), queries, &[]),
+        window: decoder.config().layers[layer].window,
     }
 }
 

@@ -251,11 +251,9 @@ impl PrefillJob {
         };
         let ropes = decoder.ropes(self.max_rope_position);
         let spans = PromptSpans { system: layout.system, question: layout.question };
-        let (sizes, eviction) = ((engine.settings().kv, request.max_seq_len), &request.eviction);
         // A cache whose tokens are evicted holds the prompt alone while it is computed.
-        let device = decoder.device();
-        let cache = EvictingCache::new(device, config, ropes.clone(), eviction, spans, sizes, None)?;
-        let max_tokens = if cache.is_some() { layout.len() } else { request.max_seq_len };
+        let budget = EvictingCache::budget(&request.eviction, &spans, request.max_seq_len, false)?;
+        let max_tokens = if budget.is_some() { layout.len() } else { request.max_seq_len };
         let mut statistics = vec![Vec::new(); prompt.chunks.len()];
         for segment in reused.segments.iter() {
             if let Some(index) = segment.chunk {
@@ -276,7 +274,7 @@ impl PrefillJob {
             segments: reused.segments.clone(),
             eviction: request.eviction.clone(),
             capture: request.capture,
-            allocator: KvAllocator::new(device.clone(), engine.buffers().kv.clone()),
+            allocator: KvAllocator::new(decoder.device().clone(), engine.buffers().kv.clone()),
             max_seq_len: request.max_seq_len,
             max_rope_position: self.max_rope_position,
             tables: decoder.rope_tables(self.max_rope_position, max_tokens.max(layout.len())),

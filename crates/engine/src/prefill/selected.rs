@@ -322,7 +322,6 @@ impl SelectedLayers {
         let origins: Option<Vec<u32>> =
             window.map(|_| slots.spans().iter().flat_map(|span| span.positions()).collect());
         let prompt = PromptLayer {
-            device: tokens.device(),
             whole: &kept.cache,
             q: &tokens.work.q,
             first_row: first,
@@ -347,10 +346,8 @@ fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
     tokens.visible.extend(tokens.positions.iter().map(|p| slots.visible(*p, window)));
 }
 
-/// Attention of some of the active tokens.
+/// Attention of some of the active tokens, or of none. `work.attended` has the length of `work.q`.
 fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: usize, rows: Range<usize>) {
-    let elements = tokens.work.q.len();
-    tokens.decoder.device().resize(&mut tokens.work.attended, elements);
     if !rows.is_empty() {
         attend_rows(layer, tokens, (cache, slots), rows);
     }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_kernels::{Buffer, Cpu, Device, Dtype, Floats, KvBuffer, Precision, ReferenceDevice};
+use refrain_kernels::{Buffer, Cpu, Device, Dtype, KvBuffer, Precision, ReferenceDevice};
 use refrain_kv::KvCache;
 use refrain_model::{Decoder, ModelFiles, Tokenizer};
 use refrain_store::{ChunkId, Store};
@@ -211,22 +211,8 @@ fn forced(
 }
 
 /// All elements, in the host's memory.
-fn floats(buffer: &Buffer) -> Vec<f32> {
-    let mut out = vec![0.0; buffer.len()];
-    buffer.as_slice().to_f32(&mut out);
-    out
-}
-
-/// All elements, in the host's memory.
-fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    device.download(x, 0, &mut out);
-    out
-}
-
-/// All elements, in the host's memory.
 fn download_kv(device: &dyn Device, kv: &KvBuffer) -> Vec<f32> {
-    floats(&device.download_kv(kv, 0..kv.len()))
+    device.download_kv(kv, 0..kv.len()).as_slice().floats()
 }
 
 fn max_difference(a: &[f32], b: &[f32]) -> f32 {

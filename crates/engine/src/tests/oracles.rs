@@ -11,7 +11,7 @@ use refrain_kv::{Span, stats};
 
 use std::sync::Arc;
 
-use super::{engine, everywhere, exact, floats, max_difference, prefill, random_prompt, shared, tiny};
+use super::{engine, everywhere, exact, max_difference, prefill, random_prompt, shared, tiny};
 use crate::prefill::Prefilled;
 use crate::{Engine, Prompt, Result};
 
@@ -32,7 +32,7 @@ fn kv(prefilled: &Prefilled, layer: usize, positions: impl IntoIterator<Item = u
         for buffer in [&cache.layer(layer).k, &cache.layer(layer).v] {
             for head in 0..shape.kv_heads {
                 let at = (head * capacity + position as usize) * shape.head_dim;
-                out.extend(floats(&device.download_kv(buffer, at..at + shape.head_dim)));
+                out.extend(device.download_kv(buffer, at..at + shape.head_dim).as_slice().floats());
             }
         }
     }

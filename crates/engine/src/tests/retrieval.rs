@@ -2,12 +2,12 @@
 
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, InfLlm, METHODS, MultiInfLlm, Pie, SamKv, Vanilla};
-use refrain_kernels::{Dtype, Rotary, upload};
+use refrain_kernels::{Dtype, Rotary, download, upload};
 use refrain_model::Workspace;
 
 use super::{
-    STEPS, download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill,
-    random_prompt, small, tiny,
+    STEPS, download_kv, engine, everywhere, exact, forced, max_difference, prefill, random_prompt, small,
+    tiny,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
@@ -230,7 +230,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let summary = engine.store().aux_tensors(&id, &kind).unwrap().unwrap();
     let config = engine.decoder().config();
     let (d, kv_heads, heads) = (config.head_dim, config.kv_heads, config.heads);
-    let found = floats(&summary.get("k_representative").unwrap().data);
+    let found = summary.get("k_representative").unwrap().data.as_slice().floats();
     // At layer 0 queries and keys are those of the tokens alone.
     let bos: Vec<u32> = engine.tokenizer().bos().into_iter().collect();
     let ids = [&bos[..], &prompt.chunks[0].tokens].concat();

@@ -8,14 +8,14 @@ use refrain_fusion::{
     CachedTokens, ChunkStatistics, ContextLayer, FusionMethod, LayerSelection, LegoLink, METHODS, Pass,
     PassPlan, PrefillInputs, Recompute, SamKv, Selection, SelectionPlan, Update, Vanilla,
 };
-use refrain_kernels::{Buffer, Dtype, Rotary, upload};
+use refrain_kernels::{Buffer, Dtype, Rotary, download, upload};
 use refrain_kv::{AuxTensors, Span};
 use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    download, download_kv, engine, everywhere, exact, floats, forced, max_difference, prefill, prefill_with,
-    random_prompt, small, tiny, tiny_engine,
+    download_kv, engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt,
+    small, tiny, tiny_engine,
 };
 use crate::prefill::Prefilled;
 use crate::{Engine, GenerateRequest, Prompt, Sampling, Settings};
@@ -102,7 +102,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let mut cached: Vec<Rows> = vec![Rows::new(); config.num_layers()];
     let mut add = |first: u32, kv: Vec<(Buffer, Buffer)>| {
         for (rows, (k, v)) in cached.iter_mut().zip(kv) {
-            let (k, v) = (floats(&k), floats(&v));
+            let (k, v) = (k.as_slice().floats(), v.as_slice().floats());
             for (i, (k, v)) in k.chunks(width).zip(v.chunks(width)).enumerate() {
                 rows.insert(first + i as u32, (k.to_vec(), v.to_vec()));
             }

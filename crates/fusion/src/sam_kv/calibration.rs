@@ -38,8 +38,7 @@ impl SamKv {
             if middle.len() < BLOCKS || layers < 2 || !(sums.is_empty() || sums.len() == layers - 1) {
                 continue;
             }
-            let mut all = vec![0.0; received.data.len()];
-            received.data.as_slice().to_f32(&mut all);
+            let all = received.data.as_slice().floats();
             let ranks: Vec<Vec<f64>> =
                 all.chunks_exact(blocks).map(|layer| ranks(&layer[middle.clone()])).collect();
             sums.resize(layers - 1, 0.0);

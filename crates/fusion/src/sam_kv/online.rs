@@ -66,12 +66,7 @@ impl<'a> Contexts<'a> {
                 let found = summary.get(name).filter(|tensor| tensor.shape == shape);
                 found.ok_or(Error::AuxTensors { tensor: name, start: place.span.start, end: place.span.end })
             };
-            let floats = |name, shape: &[usize]| {
-                let data = &tensor(name, shape)?.data;
-                let mut floats = vec![0.0; data.len()];
-                data.as_slice().to_f32(&mut floats);
-                Ok(floats)
-            };
+            let floats = |name, shape: &[usize]| Ok(tensor(name, shape)?.data.as_slice().floats());
             of.push(Context {
                 span: place.span,
                 blocks,

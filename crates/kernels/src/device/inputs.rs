@@ -78,12 +78,12 @@ impl Rotary<'_> {
     }
 }
 
-/// Keys before RoPE or values of some tokens, `tokens × Hkv × d`, to be written into a cache.
+/// Keys before RoPE or values of the tokens that are to be written into a cache, `tokens × Hkv × d`.
 #[derive(Clone, Copy, Debug)]
 pub enum KvRows<'a> {
-    /// In the host's memory, as a store gives them.
+    /// In the host's memory, as a store gives them; of these tokens alone.
     Host(Slice<'a>),
-    /// In the device's memory, from the token of this index on.
+    /// In the device's memory, from the token of this index on; others may follow.
     Device(&'a KvBuffer, usize),
 }
 

@@ -126,8 +126,8 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Rotates x (tokens × heads × head_dim) in place.
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>);
 
-    /// Rotates the first `slots.len()` tokens of `rows` and writes token `t` to slot `slots[t]` of a cache, Hkv × capacity × d, of
-    /// the same type. Without a rotation, as for values, elements are copied.
+    /// Rotates tokens of `rows`, as many as `slots`, and writes token `t` to slot `slots[t]` of a cache, Hkv × capacity × d, of
+    /// the same type. Without a rotation, as for values, elements are copied. Rows of the host hold these tokens and no others.
     ///
     /// Computes in `f32` and rounds once. Fresh and cached keys both come through here, so that equal stored values give
     /// equal bits.
@@ -285,6 +285,19 @@ pub fn upload(device: &dyn Device, values: &[f32]) -> Floats {
         device.upload_rows(1, values.len(), &mut |_, row| row.copy_from_slice(values), &mut x);
     }
     x
+}
+
+/// All elements, in the host's memory.
+pub fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    device.download(x, 0, &mut out);
+    out
+}
+
+/// Makes `to` a copy of the elements `from` of `x`.
+pub fn copy_range(device: &dyn Device, x: &Floats, from: Range<usize>, to: &mut Floats) {
+    device.resize(to, from.len());
+    device.copy(x, from, to, 0);
 }
 
 /// Keys or values of a device from the host's memory.

@@ -63,7 +63,7 @@ impl Floats {
     /// The storage, for its device, with the length.
     ///
     /// # Panics
-    /// As [`Floats::storage`].
+    /// If another device has made the tensor.
     pub fn storage_mut<S: Storage>(&mut self) -> (&mut S, &mut usize) {
         (known_mut(&mut *self.storage), &mut self.len)
     }
@@ -131,7 +131,7 @@ impl KvBuffer {
     /// The storage, for its device.
     ///
     /// # Panics
-    /// As [`KvBuffer::storage`].
+    /// If another device has made the tensor.
     pub fn storage_mut<S: Storage>(&mut self) -> &mut S {
         known_mut(&mut *self.storage)
     }

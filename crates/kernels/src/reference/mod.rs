@@ -191,7 +191,10 @@ impl Device for ReferenceDevice {
         cache: &mut KvBuffer,
     ) {
         let (rows, dtype, first) = match rows {
-            KvRows::Host(rows) => (floats_of(rows), rows.dtype(), 0),
+            KvRows::Host(rows) => {
+                assert_eq!(rows.len(), slots.len() * heads.width(), "rows are tokens × heads × head_dim");
+                (floats_of(rows), rows.dtype(), 0)
+            }
             KvRows::Device(rows, first) => (kv_values(rows), rows.dtype(), first),
         };
         assert_eq!(dtype, cache.dtype(), "one type");

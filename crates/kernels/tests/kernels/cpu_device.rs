@@ -1,6 +1,7 @@
 use refrain_kernels::{
-    Activation, Buffer, Cpu, Device, Dtype, Floats, HeadNorms, LayerTail, Linear, Norm, PackedLinear,
-    Precision, WeightMatrix, WeightRows, conformance, upload,
+    Activation, Buffer, CacheHeads, Cpu, Device, Dtype, HeadNorms, KvRows, LayerTail, Linear, Norm,
+    PackedLinear, Precision, ReferenceDevice, Rotary, Slice, WeightMatrix, WeightRows, conformance, download,
+    upload,
 };
 
 use crate::{Rng, bits, cpus};
@@ -83,12 +84,6 @@ fn add_branch(cpu: &Cpu, w: &PackedLinear, input: &[f32], post: Option<&[f32]>, 
     x.iter_mut().zip(normed(cpu, post, &branch)).for_each(|(x, y)| *x += y);
 }
 
-fn download(cpu: &Cpu, x: &Floats) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    cpu.download(x, 0, &mut out);
-    out
-}
-
 /// Columns `from .. from + n` of rows of `width`.
 fn columns(x: &[f32], width: usize, from: usize, n: usize) -> Vec<f32> {
     x.chunks_exact(width).flat_map(|row| row[from..from + n].to_vec()).collect()
@@ -99,6 +94,25 @@ fn the_cpu_computes_what_the_reference_does() {
     for threads in [1, 2] {
         cpus(threads).iter().for_each(|cpu| conformance::check(cpu));
     }
+}
+
+/// Places two tokens of the host, for which there is one slot.
+fn place_two_in_one(device: &dyn Device) {
+    let heads = CacheHeads { kv_heads: 1, head_dim: 4 };
+    let mut cache = device.kv(Dtype::F32, 12);
+    device.place(KvRows::Host(Slice::F32(&[0.0; 8])), heads, Rotary::default(), &[1], &mut cache);
+}
+
+#[test]
+#[should_panic(expected = "tokens × heads × head_dim")]
+fn the_cpu_refuses_more_rows_of_the_host_than_slots() {
+    place_two_in_one(&Cpu::new(1).unwrap());
+}
+
+#[test]
+#[should_panic(expected = "tokens × heads × head_dim")]
+fn the_reference_refuses_more_rows_of_the_host_than_slots() {
+    place_two_in_one(&ReferenceDevice);
 }
 
 /// Threads, blocks of rows and their ends change no bit of what the kernels give one after the other.

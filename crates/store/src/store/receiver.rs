@@ -101,7 +101,7 @@ impl ObjectSink for Receiver {
 }
 
 impl Drop for Receiver {
-    /// Nobody waits any longer, however it ends, and the next to come asks anew.
+    /// Ends the transfer, whole or not. Requests that wait for it go on, and the next request asks anew.
     fn drop(&mut self) {
         if let Some(store) = self.store.upgrade() {
             store.in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);

@@ -1,13 +1,16 @@
 //! Decoding in an evicting cache: room is made, a token is appended, and the policy observes its attention.
 
 use refrain_eviction::{AttentionNeeds, AttentionReport, CachedKeys, LayerView};
-use refrain_kernels::{CacheHeads, CachedAttention, Floats, GumbelNoise, KvRows, Precision, Rotary};
+use refrain_kernels::{
+    CacheHeads, CachedAttention, Floats, GumbelNoise, KvRows, Precision, Rotary, download,
+};
 use refrain_kv::survivors;
 
 use super::{EvictingCache, Layer, Plan, RotatedToken, Scratch, of_layer};
 
 impl EvictingCache {
-    /// Makes room, places the token's key and value, attends, and lets the policy observe.
+    /// Makes room, places the token's key and value, attends into `out`, which has the length of the token's queries, and lets the
+    /// policy observe.
     pub(crate) fn attend(
         &mut self,
         precision: Precision,
@@ -29,7 +32,7 @@ impl EvictingCache {
         self.turn_sinks(layer, position);
         let (watches, Layer { cache, len, .. }) = (self.watches(layer), &self.layers[layer]);
         let visible = [(0, *len as u32)];
-        let device = self.device.clone();
+        let device = &*self.device;
         let attention = CachedAttention {
             q: token.q,
             first_row: 0,
@@ -43,7 +46,6 @@ impl EvictingCache {
             scale: plan.scale,
             precision,
         };
-        device.resize(out, token.q.len());
         match watches {
             AttentionNeeds::Sums | AttentionNeeds::RowWeights { .. } => {
                 let weights = &mut self.scratch.weights[..heads * len];
@@ -72,7 +74,6 @@ impl EvictingCache {
     /// prompt of which only a part is kept.
     fn leave_window(&mut self, layer: usize, next: u32) {
         let (Plan { budget, capacity, window, .. }, d) = (self.plans[layer], self.shape.head_dim);
-        let device = self.device.clone();
         let held = &mut self.layers[layer];
         if !window || held.origins.is_empty() {
             return;
@@ -89,7 +90,7 @@ impl EvictingCache {
         for slot in gone {
             held.len -= 1;
             for head in 0..self.shape.kv_heads {
-                held.relocate(&*device, (d, capacity), head, held.len, slot);
+                held.relocate(&*self.device, (d, capacity), head, held.len, slot);
             }
         }
     }
@@ -106,11 +107,10 @@ impl EvictingCache {
     /// Tells the policy of the step at `position`: weights are those in the scratch.
     fn observe(&mut self, layer: usize, position: u32, q: &Floats) {
         let heads = self.shape.kv_heads;
-        let mut queries = Vec::new();
-        if let AttentionNeeds::Queries { .. } = self.needs {
-            queries.resize(q.len(), 0.0);
-            self.device.download(q, 0, &mut queries);
-        }
+        let queries = match self.needs {
+            AttentionNeeds::Queries { .. } => download(&*self.device, q),
+            _ => Vec::new(),
+        };
         let Layer { cache, positions, len, statistics, .. } = &mut self.layers[layer];
         let view = LayerView {
             heads,
@@ -133,7 +133,7 @@ impl EvictingCache {
     /// Leaves what the policy keeps before the token at `next` comes. What stays moves into the slots of what goes.
     fn prune(&mut self, layer: usize, next: u32) {
         let (Plan { budget, capacity, .. }, d) = (self.plans[layer], self.shape.head_dim);
-        let (device, held, keep) = (self.device.clone(), &mut self.layers[layer], budget.keep);
+        let (device, held, keep) = (&*self.device, &mut self.layers[layer], budget.keep);
         for head in 0..self.shape.kv_heads {
             let scores = &mut self.scratch.scores[..held.len];
             let view = LayerView {
@@ -144,12 +144,12 @@ impl EvictingCache {
                 capacity,
                 len: held.len,
                 positions: &held.positions,
-                keys: CachedKeys::new(&*device, &held.cache.k),
+                keys: CachedKeys::new(device, &held.cache.k),
                 next,
             };
             if held.len == keep + 1 {
                 let hole = held.statistics.weakest(&view, head, scores).unwrap_or(keep);
-                held.relocate(&*device, (d, capacity), head, keep, hole);
+                held.relocate(device, (d, capacity), head, keep, hole);
                 continue;
             }
             held.statistics.score(&view, head, scores);
@@ -158,7 +158,7 @@ impl EvictingCache {
             let (stay, movers) = kept.split_at(stay);
             let holes = (0..keep as u32).filter(|slot| stay.binary_search(slot).is_err());
             for (hole, mover) in holes.zip(movers) {
-                held.relocate(&*device, (d, capacity), head, *mover as usize, hole as usize);
+                held.relocate(device, (d, capacity), head, *mover as usize, hole as usize);
             }
         }
         held.len = keep;
@@ -175,11 +175,13 @@ impl EvictingCache {
         // Each KV head, as many times as there are heads of the cache for it.
         let CacheHeads { kv_heads, head_dim } = self.shape.heads();
         let heads = CacheHeads { kv_heads: kv_heads / self.copies, head_dim };
-        let first = vec![0; kv_heads];
         let Scratch { k, v, own, .. } = &mut self.scratch;
         for (rows, expanded) in [(kv.0, &mut *k), (kv.1, &mut *v)] {
             device.place(rows, heads, Rotary::default(), &[0], own);
-            *expanded = device.gather_slots(own, head_dim, 1, &first, self.copies, 1);
+            for head in 0..kv_heads {
+                let from = head / self.copies * head_dim;
+                device.copy_kv(own, from..from + head_dim, expanded, head * head_dim);
+            }
         }
         cache.place(device, self.shape, (KvRows::Device(k, 0), KvRows::Device(v, 0)), rotary, &slots);
     }

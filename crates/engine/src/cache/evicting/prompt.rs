@@ -15,7 +15,7 @@ impl EvictingCache {
     /// Copies the tokens of the prompt that stay at `layer`. `meter` counts the copies.
     pub(super) fn take_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
         assert_eq!(layer, self.layers.len(), "layers of a prompt come in order");
-        let (device, cache) = (prompt.device, prompt.whole);
+        let (device, cache) = (&*self.device, prompt.whole);
         let Plan { budget, capacity, window, scale } = self.plans[layer];
         let (n, heads, d) = (self.prompt.len(), self.shape.kv_heads, self.shape.head_dim);
         let expanded =
@@ -81,7 +81,8 @@ impl EvictingCache {
         statistics: &mut dyn TokenScorer,
     ) {
         let n = self.prompt.len();
-        let PromptLayer { device, rows: positions, visible, q, first_row, .. } = *prompt;
+        let PromptLayer { rows: positions, visible, q, first_row, .. } = *prompt;
+        let device = &*self.device;
         let observation = self.needs;
         let rows = match observation {
             AttentionNeeds::Nothing => return,

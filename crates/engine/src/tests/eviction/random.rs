@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, upload, upload_kv};
+use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, download, upload, upload_kv};
 use refrain_kv::{LayerCache, MemoryMeter, Rope, RopeTable, Ropes, Span};
 use refrain_model::{Config, LayerSpec, ModelFiles};
 
 use super::policy;
 use crate::cache::{DecodeCache, EvictingCache, PromptLayer, RotatedToken};
-use crate::tests::{device, download, tiny};
+use crate::tests::{device, tiny};
 
 /// Queries, keys and values of one layer; nothing is rotated.
 pub(super) struct Given {
@@ -60,15 +60,8 @@ impl Given {
         let rows: Vec<u32> = (0..n as u32).collect();
         let visible: Vec<(u32, u32)> = (1..=n as u32).map(|end| (0, end)).collect();
         let q = upload(&**device, &self.q[..n * heads * head_dim]);
-        let prompt = PromptLayer {
-            device: &**device,
-            whole: &cache,
-            q: &q,
-            first_row: 0,
-            rows: &rows,
-            visible: &visible,
-            origins: None,
-        };
+        let prompt =
+            PromptLayer { whole: &cache, q: &q, first_row: 0, rows: &rows, visible: &visible, origins: None };
         bounded.observe_prompt(0, &prompt, &MemoryMeter::default());
         Ok(bounded)
     }
@@ -259,7 +252,7 @@ proptest! {
             plain.attend(row);
         }
         let rotary = RopeTable::default();
-        let mut output = device.floats(0);
+        let mut output = device.floats(heads * head_dim);
         for position in n..tokens {
             which.prune(&mut plain, position, capacity);
             plain.kept.iter_mut().for_each(|kept| kept.push(position));
