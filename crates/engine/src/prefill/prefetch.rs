@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -68,8 +68,7 @@ struct PrefetchJob {
     tables: Arc<RopeTables>,
     sizes: PrefetchSizes,
     allocator: KvAllocator,
-    /// The layer that the computing thread has asked for last.
-    requested: Mutex<usize>,
+    progress: Mutex<Progress>,
     changed: Condvar,
     /// The device for one thread beside the computing one, which would run alone while the pool is taken.
     device: Arc<dyn Device>,
@@ -78,23 +77,32 @@ struct PrefetchJob {
     nanoseconds: AtomicU64,
 }
 
+/// The state that loaders and the computing thread wait for.
+#[derive(Debug)]
+struct Progress {
+    /// The layer that the computing thread has asked for last.
+    requested: usize,
+    /// Layers that the pass needs and that are not loaded.
+    left: usize,
+}
+
 impl PrefetchJob {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready` says that the loader may go on; false if the computing thread wants no layer any more.
+    fn wait_until(&self, ready: impl Fn(&Progress) -> bool) -> bool {
+        let waiting = |progress: &mut Progress| progress.requested != ABANDONED && !ready(progress);
+        let progress =
+            self.changed.wait_while(self.progress(), waiting).unwrap_or_else(PoisonError::into_inner);
+        progress.requested != ABANDONED
+    }
+
     /// The computing thread asks for a layer. A number beyond all layers releases loaders that wait.
     fn request(&self, layer: usize) {
-        *self.requested.lock().unwrap_or_else(PoisonError::into_inner) = layer;
+        self.progress().requested = layer;
         self.changed.notify_all();
-    }
-
-    /// Waits until a layer is not too far ahead.
-    fn wait_for(&self, layer: usize) {
-        let requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
-        let early = |requested: &mut usize| layer > requested.saturating_add(self.sizes.ahead);
-        drop(self.changed.wait_while(requested, early).unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Whether the computing thread wants no layer any more.
-    fn is_abandoned(&self) -> bool {
-        *self.requested.lock().unwrap_or_else(PoisonError::into_inner) == ABANDONED
     }
 
     /// Whether the segment's keys and values are to be placed at `layer`. Where all its tokens are computed they would be
@@ -155,23 +163,28 @@ impl PrefetchJob {
         self.segments.iter().filter(unused).all(|segment| self.read(layer, segment).is_some())
     }
 
-    /// One loader thread: the next layer until there is none, then what no layer needed.
+    /// One loader thread: the next layer until there is none, then what no layer needed. That comes after all layers are loaded: a broken
+    /// segment that the pass does not need must not break one that it needs.
     fn work(&self, outbox: &Outbox) {
         let layers = self.sizes.layers;
         loop {
             let task = self.next.fetch_add(1, Relaxed);
             if task < layers {
-                self.wait_for(task);
-                if self.is_abandoned() {
+                if !self.wait_until(|progress| task <= progress.requested.saturating_add(self.sizes.ahead)) {
                     return;
                 }
                 let loaded = self.timed(|| self.load(task));
                 let sound = loaded.is_some();
+                self.progress().left -= 1;
+                self.changed.notify_all();
                 // The receiver is gone once a broken segment has ended the prefill.
                 if outbox.0.send(loaded.map(|layer| (task, layer))).is_err() || !sound {
                     return;
                 }
-            } else if task >= 2 * layers || !self.timed(|| self.read_for_cache(task - layers)) {
+            } else if task >= 2 * layers
+                || !self.wait_until(|progress| progress.left == 0)
+                || !self.timed(|| self.read_for_cache(task - layers))
+            {
                 return;
             }
         }
@@ -232,7 +245,7 @@ impl LayerPrefetcher {
             tables,
             sizes,
             allocator,
-            requested: Mutex::new(sizes.first),
+            progress: Mutex::new(Progress { requested: sizes.first, left: sizes.layers - sizes.first }),
             changed: Condvar::new(),
             device: device.beside(),
             next: AtomicUsize::new(sizes.first),
@@ -327,11 +340,11 @@ impl LayerPrefetcher {
 impl Drop for LayerPrefetcher {
     fn drop(&mut self) {
         // Loaders that wait for their turn end; those that read for the store's memory go on.
-        let mut requested = self.job.requested.lock().unwrap_or_else(PoisonError::into_inner);
-        if *requested + 1 < self.job.sizes.layers {
-            *requested = ABANDONED;
+        let mut progress = self.job.progress();
+        if progress.requested + 1 < self.job.sizes.layers || progress.left > 0 {
+            progress.requested = ABANDONED;
         }
-        drop(requested);
+        drop(progress);
         self.job.changed.notify_all();
     }
 }
