@@ -175,7 +175,16 @@ impl std::error::Error for IsaError {}
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use half::f16;
+
     use super::*;
+    use crate::simd::LAST_RUN;
+    use crate::{Buffer, Dtype};
+
+    /// Variable under which [`sets_of_this_process`] prints something.
+    const PRINT: &str = "REFRAIN_TEST_PRINT";
 
     #[test]
     fn names_are_read_back_and_others_are_errors_that_help() {
@@ -188,6 +197,77 @@ mod tests {
         assert!(error.contains("(portable") && error.contains("unset REFRAIN_CPU for "), "{error}");
         let error = IsaError::Unavailable(Isa::Amx).to_string();
         assert!(error.starts_with("REFRAIN_CPU: this machine lacks the instruction set amx; use"), "{error}");
+    }
+
+    /// The name of the set that `work` runs a kernel with.
+    fn set_of(work: impl FnOnce()) -> &'static str {
+        LAST_RUN.set(None);
+        work();
+        match LAST_RUN.get() {
+            None => "none",
+            Some(Level::Portable(_)) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Some(Level::Avx2(_)) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Some(Level::Avx512(_) | Level::Avx512Dots(_)) => "avx512",
+        }
+    }
+
+    #[test]
+    fn sets_of_this_process() {
+        if std::env::var_os(PRINT).is_none() {
+            return;
+        }
+        let (mut floats, mut halves, mut sums) = ([1.0f32; 40], [f16::ONE; 40], [0.0f64; 40]);
+        let mut sets = vec![
+            ("softmax", set_of(|| crate::softmax(&mut floats))),
+            ("a row of weights", set_of(|| crate::replace_row_in_sums(&mut halves, &floats, &mut sums))),
+            ("rounding", set_of(|| crate::round_to_f16(&mut halves, &floats))),
+            ("the smallest", set_of(|| _ = crate::argmin_before(&sums, &[0; 40], 1))),
+        ];
+        for (dtype, is_half) in [(Dtype::F32, false), (Dtype::F16, true), (Dtype::Bf16, true)] {
+            let mut buffer = Buffer::zeros(dtype, 40);
+            if is_half {
+                sets.push(("to halves", set_of(|| buffer.write_f32(0, &floats))));
+                sets.push(("from halves", set_of(|| buffer.as_slice().to_f32(&mut floats))));
+            }
+            let (codes, step) = ([3; 40], [0.5; 40]);
+            sets.push(("columns", set_of(|| buffer.dequantize_columns(0, &codes, &step, &step))));
+            sets.push(("runs", set_of(|| buffer.dequantize_runs(0, &codes, (40, 40), &[], &step[..1]))));
+        }
+        let others = |asked: &str| sets.iter().filter(|(_, set)| *set != asked).collect::<Vec<_>>();
+        println!("<<{:?}>>", others(&std::env::var(VARIABLE).unwrap()));
+    }
+
+    /// The variable is read once a process, so that this program runs again.
+    #[test]
+    fn every_function_without_a_cpu_runs_the_set_that_is_asked_for() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.available()) {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "isa::tests::sets_of_this_process", "--nocapture", "--test-threads=1"]);
+            let output = command.env(VARIABLE, isa.name()).env(PRINT, "1").output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("<<[]>>"), "{isa} was asked for, and others ran: {text}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_set_has_no_extension_that_its_name_leaves_out() {
+        for isa in Isa::ALL {
+            let Some(level) = isa.level() else { continue };
+            let has = level.avx512().map(|features| {
+                (features.vnni().is_some(), features.bf16().is_some(), features.amx().is_some())
+            });
+            let fits = match isa {
+                Isa::Portable | Isa::Avx2 => has.is_none(),
+                Isa::Avx512 => has == Some((false, false, false)),
+                Isa::Avx512Vnni => matches!(has, Some((true, _, false))),
+                Isa::Avx512Bf16 => matches!(has, Some((_, true, false))),
+                Isa::Amx => matches!(has, Some((_, true, true))),
+            };
+            assert!(fits, "{isa}: VNNI, BF16 and AMX are {has:?}");
+        }
     }
 
     #[test]

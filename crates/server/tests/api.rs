@@ -9,12 +9,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use axum::response::Response;
+use futures_util::FutureExt as _;
 use http_body_util::BodyExt;
 use refrain_engine::{Engine, Settings};
 use refrain_server::{ApiKeys, App, Options, router};
 use refrain_store::{NamespaceKey, Store};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::task::unconstrained;
 use tower::ServiceExt;
 
 const MODEL: &str = "tiny";
@@ -451,6 +453,48 @@ async fn what_takes_too_long_or_too_much_is_refused() {
         "documents": [], "max_tokens": 300, "refrain": { "evict": { "name": "streaming_llm", "capacity": 16, "sinks": 2 } }
     }));
     assert_eq!(ask(&small, "POST", "/v1/chat/completions", None, bounded).await.status(), 200);
+}
+
+/// A policy's memory beside keys and values counts at admission: with a long window it is many times the cache of the same
+/// capacity.
+#[tokio::test]
+async fn memory_beside_the_cache_counts_at_admission() {
+    let router = router(app(|options| options.limits.kv_cache_memory_bytes = 150_000));
+    let body =
+        |evict: &str| chat(json!({ "documents": [], "max_tokens": 300, "refrain": { "evict": evict } }));
+    let short = body("morph_kv:capacity=200,window=10");
+    assert_eq!(ask(&router, "POST", "/v1/chat/completions", None, short).await.status(), 200);
+    for evict in ["morph_kv:capacity=200,window=190", "morph_kv:capacity=200,window=190,profile=code_llama"] {
+        let response = ask(&router, "POST", "/v1/chat/completions", None, body(evict)).await;
+        let (status, error) = refused(response).await;
+        assert_eq!(status, 413, "{evict}: {error}");
+    }
+}
+
+/// An ingest takes turns with questions: one that comes while documents are prefilled is answered before they are done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_is_answered_while_documents_are_prefilled() {
+    let router = server();
+    let document = |name: usize| json!({ "text": format!("Bolt {name} is tightened to 5 Nm. ").repeat(80) });
+    let documents: Vec<Value> = (0..64).map(document).collect();
+    let body = json!({ "documents": documents, "stream": true });
+    let mut ingest = ask(&router, "POST", "/v1/documents", None, body).await.into_body();
+    let mut done = async |at_once: bool| -> Option<(u64, u64)> {
+        let frame = ingest.frame();
+        // The runtime would end a task's turn before all that waits is read.
+        let frame = if at_once { unconstrained(frame).now_or_never()? } else { frame.await };
+        let data = frame?.unwrap().into_data().unwrap();
+        let event: Value =
+            serde_json::from_str(str::from_utf8(&data).unwrap().strip_prefix("data: ")?).unwrap();
+        Some((event["done"].as_u64()?, event["total"].as_u64()?))
+    };
+    let mut last = done(false).await.unwrap();
+    post(&router, "/v1/completions", json!({ "prompt": "The bolt", "max_tokens": 2 })).await;
+    while let Some(progress) = done(true).await {
+        last = progress;
+    }
+    let (done, total) = last;
+    assert!(done < total, "{done} of {total} tokens were prefilled before the answer");
 }
 
 /// A client that disconnects frees its place at once.

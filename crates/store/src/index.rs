@@ -231,7 +231,22 @@ fn committed<T>(
 ) -> Result<T, IndexError> {
     let outcome = change(&mut Tables::open(&transaction)?)?;
     transaction.commit()?;
+    count_commit();
     Ok(outcome)
+}
+
+#[cfg(not(test))]
+fn count_commit() {}
+
+#[cfg(test)]
+fn count_commit() {
+    COMMITS.set(COMMITS.get() + 1);
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Transactions that this thread has committed, each of which waits for the disk.
+    pub(crate) static COMMITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// The database panics on some broken pages, and only when it comes to them.

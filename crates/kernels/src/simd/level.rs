@@ -24,9 +24,17 @@ pub(crate) enum Level {
     Avx512Dots(Avx512<true>),
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The set that this thread has run a kernel with last: results of most kernels do not tell.
+    pub(crate) static LAST_RUN: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) };
+}
+
 impl Level {
     /// Runs a kernel in a function that has the instruction set enabled.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(test)]
+        LAST_RUN.set(Some(self));
         match self {
             Level::Portable(simd) => kernel.run(simd),
             #[cfg(target_arch = "x86_64")]

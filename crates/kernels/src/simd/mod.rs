@@ -21,6 +21,8 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
 pub(crate) use elem::{Elem, load_part, store_part};
+#[cfg(test)]
+pub(crate) use level::LAST_RUN;
 pub(crate) use level::Level;
 pub(crate) use portable::Portable;
 pub(crate) use tile::{KEYS, PANEL, STRIP, Tile, strip_width};

@@ -14,7 +14,7 @@ use super::store::{files, path, stored};
 use super::{chunk_of, numbered};
 use crate::disk::eviction::choose_victims;
 use crate::file_names::INDEX;
-use crate::index::{Index, IndexRow, ROWS_READ, Tables};
+use crate::index::{COMMITS, Index, IndexRow, ROWS_READ, Tables};
 use crate::{Chunk, ChunkId, ChunkKey, Limits, NamespaceKey, PutOutcome, Scope, Store, StoreError};
 
 fn limited(dir: &TempDir, change: impl FnOnce(&mut Limits)) -> Store {
@@ -517,6 +517,30 @@ fn storing_renewing_and_pinning_read_few_rows_of_a_large_index() {
     let read = rows_read(|| assert_eq!(store.stats().disk_chunks, ROWS + 3 - victims));
     assert!(read <= few, "stats read {read} rows");
     derived_tables_agree(dir.path());
+}
+
+/// A commit waits for the disk: storing, renewing and pinning take one each, and reading takes none.
+#[test]
+fn storing_renewing_and_pinning_commit_once() {
+    let dir = tempdir().unwrap();
+    let store = limited(&dir, |limits| limits.time_to_live = Some(Duration::from_secs(3600)));
+    let (one, two) = (numbered(1, 50), numbered(2, 50));
+    stored(store.put(one.clone()).unwrap());
+    let commits = |work: &dyn Fn()| {
+        let before = COMMITS.get();
+        work();
+        COMMITS.get() - before
+    };
+    assert_eq!(
+        commits(&|| assert!(store.get(one.id()).unwrap().is_some())),
+        0,
+        "a use waits for a later commit"
+    );
+    assert_eq!(commits(&|| _ = stored(store.put(two.clone()).unwrap())), 1, "a put");
+    let known = || assert!(matches!(store.put(two.clone()).unwrap(), PutOutcome::Known));
+    assert_eq!(commits(&known), 1, "a put of a known chunk");
+    let pin = || assert_eq!(store.pin(&[one.key(), two.key()], true).unwrap(), 2);
+    assert_eq!(commits(&pin), 1, "pins of two chunks");
 }
 
 /// The listing of one namespace opens no file, and reads no row, of another.
