@@ -122,6 +122,7 @@ fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Met
     if args.compare.is_empty() || named.is_some() {
         specs.insert(0, alone);
     }
+    let specs = specs.iter().map(|spec| context.method_text(spec)).collect::<Result<Vec<_>>>()?;
     let (mut answering, policy) = (methods::methods(&specs)?, methods::policy(&args.evict)?);
     let compared = match (args.compare.is_empty(), named) {
         (true, _) => Vec::new(),

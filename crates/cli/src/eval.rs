@@ -10,7 +10,7 @@ use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
-use refrain_eval::{MachineInfo, Matrix, ModelInfo, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
+use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
 use refrain_store::{KvQuantization, Store};
 use serde_json::json;
 
@@ -22,7 +22,7 @@ use crate::table::Table;
 use crate::{machine, methods, models};
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
-const MEMORY: u64 = 4 << 30;
+pub(crate) const MEMORY: u64 = 4 << 30;
 
 /// The outcome of one model's part of a run.
 struct ModelOutcome {
@@ -113,7 +113,7 @@ fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
 }
 
 /// Methods × policies × encodings, vanilla with full attention first.
-fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
+pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
     let first = |list: &[String], name: &str| {
         let mut all = vec![name.to_owned()];
         all.extend(list.iter().filter(|spec| *spec != name).cloned());
@@ -133,7 +133,7 @@ fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
         prefixes.push(text.parse().map_err(|reason: String| Fail::usage(reason))?);
     }
     if prefixes.is_empty() {
-        prefixes.push(context.global.prefix.clone());
+        prefixes.push(context.prefix()?);
     }
     let mut variants = Vec::new();
     for (policy, method) in
@@ -236,7 +236,7 @@ fn judge_template(judge: Option<&Judge>, matrix: &Matrix, jobs: &[LoadedTask]) -
 }
 
 /// Where a run is, and the time left by the characters that are answered.
-fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
+pub(crate) fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, started: Instant) {
     let RunProgress { done, total, failed, task, method } = step;
     let rest = left(done - first, total - first, started.elapsed());
     let rest = rest.map_or(String::new(), |rest| format!(", {} left", age(rest.as_secs())));
@@ -246,7 +246,7 @@ fn show(bar: &ProgressBar, model: &str, step: RunProgress<'_>, first: usize, sta
     bar.set_message(format!("{model}{rest}{failed}  {task}  {method}"));
 }
 
-fn about(
+pub(crate) fn about(
     context: &Context,
     matrix: &Matrix,
     variants: &[Variant],
@@ -318,8 +318,16 @@ pub(crate) fn report(context: &Context, args: &args::EvalReport) -> Result<()> {
             .hint("`refrain eval run` makes some")
             .into());
     }
-    let report = refrain_eval::report::report(&about, &records);
-    let folder = args.out.as_deref().unwrap_or(&args.run);
+    let written = write_report(args.out.as_deref().unwrap_or(&args.run), &about, &records)?;
+    if context.json {
+        return print_json(&json!({ "run": args.run, "answers": records.len(), "files": written }));
+    }
+    print(&written.iter().map(|path| format!("{}\n", tilde(path))).collect::<String>())
+}
+
+/// Writes a run's report into a folder, the page first.
+pub(crate) fn write_report(folder: &Path, about: &RunInfo, records: &[Record]) -> Result<Vec<PathBuf>> {
+    let report = refrain_eval::report::report(about, records);
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut written = Vec::new();
     for (name, text) in
@@ -329,10 +337,7 @@ pub(crate) fn report(context: &Context, args: &args::EvalReport) -> Result<()> {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         written.push(path);
     }
-    if context.json {
-        return print_json(&json!({ "run": args.run, "answers": records.len(), "files": written }));
-    }
-    print(&written.iter().map(|path| format!("{}\n", tilde(path))).collect::<String>())
+    Ok(written)
 }
 
 /// `refrain eval tasks`

@@ -6,6 +6,7 @@ mod bench;
 mod calibrate;
 mod calibration;
 mod chat;
+mod choice;
 mod config;
 mod eval;
 mod examples;
@@ -27,6 +28,7 @@ mod serve;
 mod settings;
 mod store;
 mod table;
+mod tune;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -73,6 +75,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chat(args) => chat::run(&context, args),
         Command::Generate(args) => generate::run(&context, args),
         Command::Store(args) => store::run(&context, args),
+        Command::Tune(args) => tune::run(&context, args),
         Command::Calibrate(args) => calibrate::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),
         Command::Bench(Bench::Decode(args)) => bench::decode(&context, args),

@@ -23,6 +23,9 @@ pub(crate) struct KnownModel {
     pub(crate) size: String,
     /// SHA-256 of the file, hexadecimal.
     pub(crate) sha256: String,
+    /// The method and the prefix that `auto` stands for, where they were measured.
+    pub(crate) method: Option<String>,
+    pub(crate) prefix: Option<String>,
     hub: String,
     package: String,
     #[serde(default = "one")]

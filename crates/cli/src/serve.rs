@@ -18,7 +18,8 @@ use crate::settings::{Context, read_documents};
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
-    let (method, policy) = (methods::method(&args.method)?, methods::policy(&args.evict)?);
+    let (method, policy) =
+        (methods::method(&context.method_text(&args.method)?)?, methods::policy(&args.evict)?);
     let filter = EnvFilter::try_new(&args.log).map_err(|error| {
         Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
     })?;

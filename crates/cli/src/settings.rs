@@ -6,11 +6,13 @@ use anyhow::{Context as _, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
-use refrain_engine::{Document, Engine, Instructions, Settings};
+use refrain_engine::{Document, Engine, Instructions, Prefix, Settings};
+use refrain_model::ModelFiles;
 use refrain_store::{Limits, NamespaceKey, SHARED, Store};
 
-use crate::args::{Global, Quota, Shared};
+use crate::args::{Global, PrefixArg, Quota, Shared};
 use crate::calibration::stable_layers;
+use crate::choice::{AUTO, Choice, choice};
 use crate::folders::data_folder;
 use crate::output::{Console, Fail, show};
 use crate::{models, output};
@@ -131,8 +133,41 @@ impl Context {
         let stable_layers =
             stable_layers(self.global.calibration.as_deref(), self.data_folder.as_deref(), &engine)?;
         engine.use_stable_layers(stable_layers);
-        let prefix = engine.prefix_tokens(&self.global.prefix, around)?;
+        let prefix = engine.prefix_tokens(&self.prefix()?, around)?;
         Ok(engine.behind(&prefix)?)
+    }
+
+    /// The prefix of chunks; `auto` is the model's choice.
+    pub(crate) fn prefix(&self) -> Result<Prefix> {
+        match &self.global.prefix {
+            PrefixArg::Is(prefix) => Ok(prefix.clone()),
+            PrefixArg::Auto => Ok(choice(self)?.prefix),
+        }
+    }
+
+    /// The text of a method; `auto` is the model's choice, which is said with its reason.
+    pub(crate) fn method_text(&self, text: &str) -> Result<String> {
+        if text != AUTO {
+            return Ok(text.to_owned());
+        }
+        let Choice { method, prefix, why } = choice(self)?;
+        self.say(&format!("method {method}, prefix {prefix}: {why}"));
+        Ok(method)
+    }
+
+    /// The identity of a model's weights, configuration and precision under these options.
+    pub(crate) fn identity(&self, files: &ModelFiles) -> Result<[u8; 32]> {
+        let precision = self.global.compute.0.map_or_else(|| files.native_precision(), Ok)?;
+        let bar = self.bar("hashing the model", "{percent}%");
+        let fingerprint = files.fingerprint(|done, total| show(&bar, done as u64, total as u64));
+        bar.finish_and_clear();
+        Ok(refrain_engine::identity(fingerprint, precision))
+    }
+
+    /// First digits of the identity of the model that the options name; the model is not loaded for it.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        let files = ModelFiles::open(&models::resolve(&self.global.model, &self.models)?)?;
+        Ok(self.identity(&files)?[..8].iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// [`Console::bar`].

@@ -102,7 +102,7 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
             text.push_str(&format!("{what}: {}, {}\n", count(group.chunks, "chunk"), bytes(group.bytes)));
         }
     }
-    let current = model(context).and_then(|files| identity(context, &files)).map(|model| hex(&model));
+    let current = model(context).and_then(|files| context.identity(&files).ok()).map(|model| hex(&model));
     let mut table = Table::new(&["<of", "chunks", "tokens", "size", "<"]);
     for (namespace, group) in &namespaces {
         let name = if namespace.is_empty() { "(no name)".to_owned() } else { one_line(namespace) };
@@ -191,19 +191,10 @@ fn model(context: &Context) -> Option<ModelFiles> {
     models::resolve(&context.global.model, &context.models).ok().and_then(|path| ModelFiles::open(path).ok())
 }
 
-/// The model's identity in chunk keys under these options.
-fn identity(context: &Context, files: &ModelFiles) -> Option<[u8; 32]> {
-    let precision = context.global.compute.0.map_or_else(|| files.native_precision(), Ok).ok()?;
-    let bar = context.bar("hashing the model", "{percent}%");
-    let fingerprint = files.fingerprint(|done, total| move_bar(&bar, done as u64, total as u64));
-    bar.finish_and_clear();
-    Some(refrain_engine::identity(fingerprint, precision))
-}
-
 fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
     let namespace = context.namespace()?;
     let listing = store.list(if all { Scope::All } else { Scope::Namespace(&namespace) })?;
-    let current = model(context).and_then(|files| identity(context, &files));
+    let current = model(context).and_then(|files| context.identity(&files).ok());
     if context.json {
         let mut value = json!(listing);
         for (chunk, info) in value["chunks"].as_array_mut().into_iter().flatten().zip(&listing.chunks) {
@@ -333,7 +324,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
 
 /// A chunk's text, if its model can be opened.
 fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
-    let files = model(context).filter(|files| identity(context, files) == Some(detail.info.model))?;
+    let files = model(context).filter(|files| context.identity(files).ok() == Some(detail.info.model))?;
     Some(Tokenizer::open(&files).ok()?.decode(&detail.token_ids, false))
 }
 

@@ -5,6 +5,7 @@ mod eviction;
 mod serve;
 mod sparse;
 mod store;
+mod tune;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -155,6 +156,7 @@ fn every_command_has_help_with_examples_and_global_options() {
     for command in [
         "pull",
         "ingest",
+        "tune",
         "calibrate",
         "ask",
         "chat",

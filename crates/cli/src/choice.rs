@@ -1,0 +1,149 @@
+//! The method and prefix that `auto` stands for: what `refrain tune` found for the model, what is built in for a known one, or
+//! settings near vanilla.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use refrain_engine::Prefix;
+use serde::{Deserialize, Serialize};
+
+use crate::folders::tilde;
+use crate::models::KnownModel;
+use crate::output;
+use crate::settings::Context;
+
+/// The word that asks for the choice.
+pub(crate) const AUTO: &str = "auto";
+
+/// The method and prefix of a model that nobody has tuned: near vanilla on all that was measured.
+const UNKNOWN: (&str, &str) = ("drift:charge=0.3", "system");
+
+/// What `refrain tune` found for one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TunedFile {
+    /// Name of the model, for people.
+    pub(crate) model: String,
+    /// Fingerprint of weights, configuration and precision.
+    pub(crate) fingerprint: String,
+    /// The method, with its options.
+    pub(crate) method: String,
+    /// The prefix of chunks.
+    pub(crate) prefix: String,
+    /// Share of vanilla's likeliest tokens and of its score that a method had to keep.
+    pub(crate) bound: f64,
+    /// Questions that it was found with.
+    pub(crate) samples: usize,
+    /// Share of positions with vanilla's likeliest token.
+    pub(crate) top1: f64,
+    /// Mean KL to vanilla, in nats.
+    pub(crate) kl: f64,
+    /// Score over vanilla's.
+    pub(crate) score: f64,
+    /// Documents' rows that were computed, as a share.
+    pub(crate) charged: f64,
+    /// Median of vanilla's time to the first token over the method's.
+    pub(crate) speedup: f64,
+}
+
+impl TunedFile {
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        std::fs::write(path, toml::to_string(self)?)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn read(path: &Path, fingerprint: &str) -> Result<TunedFile> {
+        let file: TunedFile = toml::from_str(&std::fs::read_to_string(path)?)?;
+        if file.fingerprint != fingerprint {
+            bail!("it is of {}, or of another precision", file.model);
+        }
+        Ok(file)
+    }
+}
+
+/// A method and a prefix, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) method: String,
+    pub(crate) prefix: Prefix,
+    pub(crate) why: String,
+}
+
+/// Where the choice for a model lies, in the folder of the user's data. `fingerprint` is that of weights, configuration and precision.
+pub(crate) fn default_path(data_folder: Option<&Path>, fingerprint: &str) -> Result<PathBuf> {
+    let folder = data_folder.context("the home folder is not known").context("give --output")?;
+    Ok(folder.join("tuned").join(format!("{fingerprint}.toml")))
+}
+
+/// The choice for the model of the options.
+pub(crate) fn choice(context: &Context) -> Result<Choice> {
+    let fingerprint = context.fingerprint()?;
+    let path = default_path(context.data_folder.as_deref(), &fingerprint).ok().filter(|path| path.exists());
+    if let Some(path) = path {
+        match TunedFile::read(&path, &fingerprint) {
+            Ok(file) => {
+                let (top1, samples) = (100.0 * file.top1, file.samples);
+                let why = format!("tuned with {samples} questions: {top1:.1} % of vanilla's tokens");
+                return chosen(&file.method, &file.prefix, why);
+            }
+            // No answer is wrong without it.
+            Err(error) => output::warn(&format!("{} is not used: {error:#}", tilde(&path))),
+        }
+    }
+    let known = KnownModel::named(&context.global.model);
+    match known.and_then(|known| known.method.as_deref().zip(known.prefix.as_deref())) {
+        Some((method, prefix)) => chosen(method, prefix, "built in for this model".to_owned()),
+        None => {
+            let why = "near vanilla, since the model is not known; `refrain tune` finds what is safe for it";
+            chosen(UNKNOWN.0, UNKNOWN.1, why.to_owned())
+        }
+    }
+}
+
+fn chosen(method: &str, prefix: &str, why: String) -> Result<Choice> {
+    let prefix = prefix.parse().map_err(anyhow::Error::msg)?;
+    Ok(Choice { method: method.to_owned(), prefix, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_fusion::METHODS;
+
+    use super::*;
+    use crate::models::KNOWN;
+
+    #[test]
+    fn built_in_choices_can_be_read() {
+        let built_in = KNOWN.iter().filter_map(|known| known.method.as_deref().zip(known.prefix.as_deref()));
+        for (method, prefix) in built_in.chain([UNKNOWN]) {
+            METHODS.parse(method).unwrap();
+            prefix.parse::<Prefix>().unwrap();
+        }
+        assert!(KNOWN.iter().all(|known| known.method.is_some() == known.prefix.is_some()));
+    }
+
+    #[test]
+    fn a_tuned_file_is_of_one_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = default_path(Some(folder.path()), "abc").unwrap();
+        let file = TunedFile {
+            model: "m".to_owned(),
+            fingerprint: "abc".to_owned(),
+            method: "drift:charge=0.1".to_owned(),
+            prefix: "system".to_owned(),
+            bound: 0.98,
+            samples: 20,
+            top1: 0.99,
+            kl: 0.01,
+            score: 1.0,
+            charged: 0.1,
+            speedup: 5.0,
+        };
+        file.write(&path).unwrap();
+        assert_eq!(TunedFile::read(&path, "abc").unwrap(), file);
+        let error = TunedFile::read(&path, "abd").unwrap_err().to_string();
+        assert!(error.contains("it is of m"), "{error}");
+    }
+}

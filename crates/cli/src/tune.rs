@@ -1,0 +1,454 @@
+//! `refrain tune`: how near each method comes to vanilla on the user's model and documents, at which time to the first token;
+//! the cheapest that is near enough becomes the model's choice.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use refrain_engine::{Document, Engine, GenerateRequest, Instructions, Parts, Sampling};
+use refrain_eval::run::{Run, read};
+use refrain_eval::tasks::LoadedTask;
+use refrain_eval::{Gold, Matrix, Record, RunOptions, Sample, Scorer, Scoring, TaskInfo};
+use refrain_eviction::Eviction;
+use refrain_fusion::Vanilla;
+use refrain_store::Store;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::args;
+use crate::choice::{TunedFile, default_path};
+use crate::eval::{MEMORY, about, show, variants, write_report};
+use crate::folders::tilde;
+use crate::output::{Fail, count, print, print_json};
+use crate::settings::{Context, read_documents};
+use crate::table::Table;
+
+/// Most tokens of a question that the model makes.
+const QUESTION_TOKENS: usize = 40;
+/// Room for what stands around documents, question and answer.
+const AROUND: usize = 256;
+
+/// A question of the user's file.
+#[derive(Debug, Deserialize)]
+struct Question {
+    question: String,
+    #[serde(default)]
+    answers: Vec<String>,
+}
+
+/// A variant over all samples.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct FrontRow {
+    method: String,
+    prefix: String,
+    /// Median share of the documents' rows that were computed.
+    charged: f64,
+    /// Median of vanilla's time to the first token over the variant's.
+    speedup: f64,
+    kl: f64,
+    kl_median: f64,
+    top1: f64,
+    /// Sum of its scores over that of vanilla's.
+    score: f64,
+}
+
+/// `refrain tune`
+pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
+    let documents = read_documents(&args.paths)?;
+    let engine = context
+        .engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?
+        .behind(&[])?;
+    let samples = samples(context, &engine, &documents, args)?;
+    let matrix = Matrix {
+        methods: args.methods.clone(),
+        prefix: args.prefixes.clone(),
+        forced: args.max_tokens as usize,
+        maps: false,
+        ..Matrix::default()
+    };
+    let variants = variants(context, &matrix)?;
+    let job = LoadedTask {
+        about: task(&samples),
+        scoring: Scoring::QaF1,
+        first_line: false,
+        temperature: 0.0,
+        top_p: 1.0,
+        samples,
+    };
+    let jobs = [job];
+    let fingerprint = context.fingerprint()?;
+    let folder = match &args.out {
+        Some(folder) => folder.clone(),
+        None => default_path(context.data_folder.as_deref(), &fingerprint)?.with_extension(""),
+    };
+    let mut run = Run::open(&folder, about(context, &matrix, &variants, &engine, &jobs)?)?;
+    let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
+    let until = args.time_budget.map(|budget| Instant::now() + budget);
+    let options = RunOptions { forced: matrix.forced, maps: false, seed: matrix.seed, until };
+    let (bar, started) = (context.bar("", "{percent}% {msg}"), Instant::now());
+    let (name, mut first) = (context.global.model.as_str(), None);
+    run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {
+        show(&bar, name, step, *first.get_or_insert(step.done), started);
+        true
+    })?;
+    bar.finish_and_clear();
+    run.write_about()?;
+    let (about, records) = read(&folder)?;
+    let known: HashSet<&str> = jobs[0].samples.iter().map(|sample| sample.id.as_str()).collect();
+    let own: Vec<&Record> = records.iter().filter(|record| known.contains(record.sample.as_str())).collect();
+    let (rows, answered) = front(&own);
+    let chosen = choose(&rows, args.bound)
+        .context("no question was answered by all methods; give more --time-budget")?;
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => default_path(context.data_folder.as_deref(), &fingerprint)?,
+    };
+    let file = TunedFile {
+        model: name.to_owned(),
+        fingerprint,
+        method: chosen.method.clone(),
+        prefix: chosen.prefix.clone(),
+        bound: args.bound,
+        samples: answered,
+        top1: chosen.top1,
+        kl: chosen.kl,
+        score: chosen.score,
+        charged: chosen.charged,
+        speedup: chosen.speedup,
+    };
+    file.write(&path)?;
+    let report = write_report(&folder, &about, &records)?;
+    if context.json {
+        return print_json(&json!({ "file": path, "choice": file, "front": rows, "report": report }));
+    }
+    print(&table(&rows, chosen))?;
+    let behind =
+        if chosen.prefix == "none" { String::new() } else { format!(" behind prefix {}", chosen.prefix) };
+    let used = match args.output {
+        Some(_) => "",
+        None => ": --method auto --prefix auto uses it from now on",
+    };
+    context.say(&format!(
+        "{}{behind} is the cheapest of {} that keeps {:.0} % of vanilla's tokens and score over {}; kept in {}{used}",
+        chosen.method,
+        count(rows.len(), "variant"),
+        100.0 * args.bound,
+        count(answered, "question"),
+        tilde(&path)
+    ));
+    if let Some(page) = report.first() {
+        context.say(&format!("tables and pictures: {}", tilde(page)));
+    }
+    Ok(())
+}
+
+/// What the report says of the samples.
+fn task(samples: &[Sample]) -> TaskInfo {
+    TaskInfo {
+        benchmark: "tune".to_owned(),
+        task: "tune".to_owned(),
+        length: None,
+        metric: Scoring::QaF1.name().to_owned(),
+        scale: 100.0,
+        samples: samples.len(),
+        of: None,
+        note: "questions over documents of the user's".to_owned(),
+        data: None,
+    }
+}
+
+/// Questions, each with the chunks that its words point at, in the order of the documents, up to the tokens of a prompt.
+fn samples(
+    context: &Context,
+    engine: &Engine,
+    documents: &[Document],
+    args: &args::Tune,
+) -> Result<Vec<Sample>> {
+    let room = engine.decoder().config().context.saturating_sub(AROUND + args.max_tokens as usize);
+    let most = (args.tokens as usize).min(room);
+    let chunks = engine.chunks(documents)?;
+    let texts: Vec<String> =
+        chunks.iter().map(|chunk| engine.tokenizer().decode(&chunk.tokens, true)).collect();
+    if chunks.is_empty() {
+        return Err(Fail::new("there is no document to ask about")
+            .hint("name files or folders with text")
+            .into());
+    }
+    let asked = match &args.questions {
+        Some(path) => {
+            read_questions(path)?.into_iter().take(args.samples as usize).map(|q| (None, q)).collect()
+        }
+        None => ask(context, engine, &texts, args.samples as usize)?,
+    };
+    let words: Vec<HashSet<String>> = texts.iter().map(|text| words_of(text)).collect();
+    let bar = context.bar("answering with vanilla", "{pos}/{len} questions, {eta} left");
+    bar.set_length(asked.len() as u64);
+    let mut samples = Vec::new();
+    for (source, Question { question, answers }) in asked {
+        let ranked = rank(&words, &question, source);
+        let (mut taken, mut tokens) = (Vec::new(), 0);
+        for index in ranked {
+            if tokens + chunks[index].tokens.len() <= most {
+                tokens += chunks[index].tokens.len();
+                taken.push(index);
+            }
+        }
+        taken.sort_unstable();
+        let around = Instructions::default();
+        let mut sample = Sample {
+            id: question.clone(),
+            before: around.before_documents,
+            documents: taken.iter().map(|index| texts[*index].clone()).collect(),
+            question: format!("{}{question}", around.before_question),
+            chat: true,
+            max_tokens: args.max_tokens as usize,
+            gold: Gold { answers, ..Gold::default() },
+            ..Sample::default()
+        };
+        if sample.gold.answers.is_empty() {
+            // Vanilla's own answer is the one to keep.
+            let parts = Parts {
+                before: &sample.before,
+                documents: &sample.documents,
+                apart: false,
+                question: &sample.question,
+                answer_prefix: "",
+                chat: true,
+            };
+            sample.gold.answers = vec![vanilla(engine, &engine.compose(&parts)?, sample.max_tokens)?];
+        }
+        samples.push(sample);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(samples)
+}
+
+fn vanilla(engine: &Engine, prompt: &refrain_engine::Prompt, max_tokens: usize) -> Result<String> {
+    let sampling = Sampling { max_tokens, ..Sampling::default() };
+    engine.max_seq_len(prompt, max_tokens, Eviction::full())?;
+    let request = GenerateRequest::new(std::sync::Arc::new(Vanilla), sampling);
+    Ok(engine.answer(prompt, &request, |_| true)?.text)
+}
+
+fn read_questions(path: &Path) -> Result<Vec<Question>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let one = |(index, line): (usize, &str)| {
+        serde_json::from_str(line).with_context(|| {
+            format!(
+                "{}, line {}: each line must be {{\"question\": …, \"answers\": […]}}",
+                path.display(),
+                index + 1
+            )
+        })
+    };
+    let questions: Vec<Question> = lines.map(one).collect::<Result<_>>()?;
+    if questions.is_empty() {
+        return Err(Fail::new(format!("{} holds no question", path.display())).into());
+    }
+    Ok(questions)
+}
+
+/// Questions that the model makes of chunks, spread evenly over the documents, each with the chunk that it was made of.
+fn ask(
+    context: &Context,
+    engine: &Engine,
+    texts: &[String],
+    most: usize,
+) -> Result<Vec<(Option<usize>, Question)>> {
+    let around = Instructions { before_question: String::new(), ..Instructions::default() };
+    let count = most.min(texts.len());
+    let bar = context.bar("making questions", "{pos}/{len}, {eta} left");
+    bar.set_length(count as u64);
+    let (mut asked, mut seen) = (Vec::new(), HashSet::new());
+    for i in 0..count {
+        let index = i * texts.len() / count;
+        let document = Document { title: String::new(), text: texts[index].clone() };
+        let wanted = "Write one short question that this text answers. Write the question alone.";
+        let text = vanilla(engine, &engine.prompt(&[document], wanted, &around)?, QUESTION_TOKENS)?;
+        bar.inc(1);
+        let question = text.lines().map(str::trim).find(|line| line.ends_with('?')).map(str::to_owned);
+        if let Some(question) = question.filter(|question| seen.insert(question.clone())) {
+            asked.push((Some(index), Question { question, answers: Vec::new() }));
+        }
+    }
+    bar.finish_and_clear();
+    if asked.is_empty() {
+        let fail = Fail::new("the model made no question of these documents");
+        return Err(fail.hint("give some with --questions, a JSON object a line: {\"question\": …}").into());
+    }
+    Ok(asked)
+}
+
+fn words_of(text: &str) -> HashSet<String> {
+    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().count() > 2);
+    words.map(str::to_lowercase).collect()
+}
+
+/// Chunks by the weight of the question's words that they hold, rare words weighing more; the chunk that a question was made of
+/// comes first.
+fn rank(chunks: &[HashSet<String>], question: &str, source: Option<usize>) -> Vec<usize> {
+    let asked = words_of(question);
+    let weight: HashMap<&String, f64> = asked
+        .iter()
+        .map(|word| (word, chunks.iter().filter(|chunk| chunk.contains(word)).count()))
+        .map(|(word, holding)| (word, (1.0 + chunks.len() as f64 / (1.0 + holding as f64)).ln()))
+        .collect();
+    let score = |index: usize| -> f64 {
+        let own =
+            weight.iter().filter(|(word, _)| chunks[index].contains(**word)).map(|(_, weight)| weight).sum();
+        if source == Some(index) { f64::INFINITY } else { own }
+    };
+    let mut order: Vec<usize> = (0..chunks.len()).collect();
+    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)).then(a.cmp(b)));
+    order
+}
+
+/// Every variant over the samples that all of them have answered, vanilla first, and the number of those samples.
+fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
+    let mut names: Vec<&str> = Vec::new();
+    for record in records {
+        if !names.contains(&record.method.as_str()) {
+            names.push(&record.method);
+        }
+    }
+    let mut by_sample: HashMap<&str, HashMap<&str, &Record>> = HashMap::new();
+    for record in records.iter().filter(|record| record.error.is_none()) {
+        by_sample.entry(&record.sample).or_default().insert(&record.method, record);
+    }
+    by_sample.retain(|_, answers| answers.len() == names.len() && answers.contains_key("vanilla"));
+    if by_sample.is_empty() {
+        return (Vec::new(), 0);
+    }
+    let row = |name: &&str| {
+        let pairs = || by_sample.values().map(|answers| (answers[*name], answers["vanilla"]));
+        let fidelity = |of: fn(&refrain_eval::Fidelity) -> f64| -> Vec<f64> {
+            pairs().map(|(own, _)| own.fidelity.as_ref().map_or(0.0, of)).collect()
+        };
+        let cost = |of: fn(&refrain_eval::Cost, &refrain_eval::Cost) -> f64| -> Vec<f64> {
+            pairs()
+                .filter_map(|(own, vanilla)| Some(of(own.cost.as_ref()?, vanilla.cost.as_ref()?)))
+                .collect()
+        };
+        let score = |record: &Record| record.scores.get("score").copied().unwrap_or(0.0);
+        let (own, all) =
+            pairs().fold((0.0, 0.0), |sum, (own, vanilla)| (sum.0 + score(own), sum.1 + score(vanilla)));
+        let (method, prefix) = match name.rsplit_once("prefix=") {
+            Some((method, prefix)) => (method.trim_end_matches([',', ':']), prefix),
+            None => (*name, "none"),
+        };
+        FrontRow {
+            method: method.to_owned(),
+            prefix: prefix.to_owned(),
+            charged: median(cost(|own, _| own.charged_ratio)),
+            speedup: median(cost(|own, vanilla| vanilla.ttft / own.ttft)),
+            kl: mean(&fidelity(|f| f.kl)),
+            kl_median: median(fidelity(|f| f.kl)),
+            top1: mean(&fidelity(|f| f.top1)),
+            score: if all > 0.0 { own / all } else { 1.0 },
+        }
+    };
+    (names.iter().map(row).collect(), by_sample.len())
+}
+
+/// The row with the earliest first token that keeps the share `bound` of vanilla's tokens and of its score. Vanilla always does.
+fn choose(rows: &[FrontRow], bound: f64) -> Option<&FrontRow> {
+    let near = rows.iter().filter(|row| row.method == "vanilla" || row.top1 >= bound && row.score >= bound);
+    near.max_by(|a, b| a.speedup.total_cmp(&b.speedup))
+}
+
+fn table(rows: &[FrontRow], chosen: &FrontRow) -> String {
+    let mut table = Table::new(&[
+        "<",
+        "<method",
+        "<prefix",
+        "TTFT speed-up",
+        "charged",
+        "KL",
+        "KL median",
+        "same token",
+        "score of vanilla's",
+    ]);
+    let mut order: Vec<&FrontRow> = rows.iter().collect();
+    order.sort_by(|a, b| a.speedup.total_cmp(&b.speedup));
+    for row in order {
+        table.push(vec![
+            if row == chosen { "*" } else { "" }.to_owned(),
+            row.method.clone(),
+            row.prefix.clone(),
+            format!("{:.2}x", row.speedup),
+            format!("{:.1} %", 100.0 * row.charged),
+            format!("{:.4}", row.kl),
+            format!("{:.4}", row.kl_median),
+            format!("{:.1} %", 100.0 * row.top1),
+            format!("{:.1} %", 100.0 * row.score),
+        ]);
+    }
+    table.text()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        even if even % 2 == 0 => f64::midpoint(values[middle - 1], values[middle]),
+        _ => values[middle],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(method: &str, speedup: f64, top1: f64, score: f64) -> FrontRow {
+        let (method, prefix) = (method.to_owned(), "none".to_owned());
+        FrontRow { method, prefix, charged: 0.1, speedup, kl: 0.0, kl_median: 0.0, top1, score }
+    }
+
+    #[test]
+    fn the_cheapest_that_is_near_enough_is_chosen_and_vanilla_if_none_is() {
+        let rows = [row("vanilla", 1.0, 1.0, 1.0), row("pie", 9.0, 0.9, 1.2), row("a3", 4.0, 0.99, 0.97)];
+        assert_eq!(choose(&rows, 0.98).unwrap().method, "vanilla");
+        assert_eq!(choose(&rows, 0.97).unwrap().method, "a3");
+        assert_eq!(choose(&rows, 0.9).unwrap().method, "pie");
+        assert_eq!(choose(&[], 0.9), None);
+        assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
+    }
+
+    #[test]
+    fn chunks_are_ranked_by_the_rare_words_of_the_question() {
+        let chunks: Vec<HashSet<String>> =
+            ["the bolt of the stem", "the wheel and the chain", "a waxed chain"].map(words_of).into();
+        assert_eq!(rank(&chunks, "How is a waxed chain kept?", None), [2, 1, 0]);
+        assert_eq!(rank(&chunks, "How is a waxed chain kept?", Some(0)), [0, 2, 1]);
+    }
+
+    #[test]
+    fn only_questions_that_all_have_answered_count() {
+        let record = |method: &str, sample: &str, top1: f64, ttft: f64| Record {
+            method: method.to_owned(),
+            sample: sample.to_owned(),
+            fidelity: Some(refrain_eval::Fidelity { top1, kl: 0.2, ..Default::default() }),
+            cost: Some(refrain_eval::Cost { ttft, charged_ratio: 0.1, ..Default::default() }),
+            scores: [("score".to_owned(), top1)].into(),
+            ..Record::default()
+        };
+        let records = [
+            record("vanilla", "a", 1.0, 2.0),
+            record("drift:charge=0.1,prefix=system", "a", 0.5, 0.5),
+            record("vanilla", "b", 1.0, 2.0),
+        ];
+        let (rows, samples) = front(&records.iter().collect::<Vec<_>>());
+        assert_eq!((rows.len(), samples), (2, 1));
+        let drift = &rows[1];
+        assert_eq!((drift.method.as_str(), drift.prefix.as_str()), ("drift:charge=0.1", "system"));
+        assert_eq!((drift.speedup, drift.top1, drift.score), (4.0, 0.5, 0.5));
+    }
+}

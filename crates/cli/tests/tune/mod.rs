@@ -1,0 +1,86 @@
+//! `refrain tune`, the choice that it makes, and prefixes, through the program.
+
+use super::*;
+
+#[test]
+fn a_model_is_tuned_and_auto_follows_the_choice() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let docs = docs.to_str().unwrap();
+    let questions = "{\"question\": \"How tight is a stem bolt?\", \"answers\": [\"5 Nm\"]}\n\n{\"question\": \"What is a stem?\"}\n";
+    let questions = home.write("questions.jsonl", questions);
+    let words = [
+        "tune",
+        docs,
+        "--questions",
+        questions.to_str().unwrap(),
+        "--samples",
+        "2",
+        "--max-tokens",
+        "6",
+        "--bound",
+        "0",
+        "--methods",
+        "pie;drift:charge=0.4",
+        "--prefixes",
+        "system",
+    ];
+    let tuned = home.json(&words);
+    let (choice, front) = (&tuned["choice"], tuned["front"].as_array().unwrap());
+    assert_eq!((front.len(), choice["samples"].as_u64()), (3, Some(2)), "{tuned}");
+    assert_ne!(choice["method"], "vanilla", "anything is near enough: {tuned}");
+    assert_eq!(choice["prefix"], "system");
+    let vanilla = front.iter().find(|row| row["method"] == "vanilla").unwrap();
+    assert_eq!((vanilla["speedup"].as_f64(), vanilla["top1"].as_f64()), (Some(1.0), Some(1.0)));
+    assert!(Path::new(tuned["report"][0].as_str().unwrap()).is_file());
+    // The same command has nothing left to answer, and a question by auto follows it.
+    assert_eq!(home.json(&words)["choice"], *choice);
+    let ask = [
+        "ask",
+        "--docs",
+        docs,
+        "--max-tokens",
+        "4",
+        "--method",
+        "auto",
+        "--prefix",
+        "auto",
+        "What is a stem?",
+    ];
+    let said = home.run(&ask).good().err;
+    assert!(said.contains("prefix system: tuned with 2 questions"), "{said}");
+    let answered = home.json(&ask);
+    assert_eq!(answered["answers"][0]["method"], choice["method"]);
+    assert_eq!(answered["answers"][0]["stats"]["other_prefix_chunks"], 0);
+    // Chunks of the prefix are the store's; another system message does not fit them, and is told once.
+    let listed = home.json(&["store", "ls"]);
+    let chunks = listed["chunks"].as_array().unwrap_or_else(|| panic!("{listed}"));
+    assert!(
+        chunks.iter().any(|chunk| chunk["prefix"].as_str().is_some_and(|prefix| prefix.len() == 64)),
+        "{listed}"
+    );
+    // A file that is of another model is told, and left.
+    let file = Path::new(tuned["file"].as_str().unwrap()).to_owned();
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("fingerprint = \"", "fingerprint = \"0")).unwrap();
+    let said = home.run(&ask).good().err;
+    assert!(said.contains("is not used") && !said.contains("tuned with"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_tuned_is_told() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs");
+    let docs = docs.to_str().unwrap();
+    home.run(&["tune", docs, "--bound", "1.5"]).failed(2, &["from 0 to 1"]);
+    let questions = home.write("bad.jsonl", "{\"question\": \"Who?\"}\n{\"answer\": 3}\n");
+    home.run(&["tune", docs, "--questions", questions.to_str().unwrap()]).failed(1, &["line 2", "question"]);
+    home.run(&["ask", "Why?", "--prefix", "systems"]).failed(2, &["none, bos, system or text:FILE, or auto"]);
+    home.run(&["ask", "Why?", "--prefix", "text:no/such.txt"]).failed(1, &["no/such.txt"]);
+}
