@@ -43,6 +43,9 @@ pub enum Error {
         /// The model's context.
         context: usize,
     },
+    /// Keys and values that are in memory and cannot be brought in all the same.
+    #[error("chunks that are whole in memory could not be placed in the cache; please report it")]
+    Loading,
     /// A prefix that leaves too little room for chunks.
     #[error(
         "a prefix of {prefix} tokens takes more than half of the model's context of {context}; choose a shorter one"

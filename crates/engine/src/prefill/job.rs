@@ -77,6 +77,8 @@ pub(crate) struct PrefillJob {
     max_rope_position: usize,
     reused: ReusedSegments,
     stage: Stage,
+    /// Whether the segments were read whole into memory, after one of them had broken.
+    materialized: bool,
     prefilled: Option<Box<Prefilled>>,
 }
 
@@ -128,6 +130,7 @@ impl PrefillJob {
             request,
             max_rope_position,
             stage,
+            materialized: false,
             prefilled: None,
         })
     }
@@ -161,8 +164,10 @@ impl PrefillJob {
                     self.stage = Stage::Pass(run);
                     return Ok(Advance::Waiting);
                 }
+                Step::Broken if self.materialized => return Err(crate::Error::Loading),
                 Step::Broken => {
                     self.count(&mut run);
+                    self.materialized = true;
                     // All of it is in memory then: the next attempt cannot break.
                     self.stage = Stage::Open(Opening::materialize(&mut self.reused));
                 }

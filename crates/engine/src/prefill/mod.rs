@@ -16,5 +16,7 @@ mod stats;
 
 pub(crate) use capture::{AttentionCapture, AttentionMap};
 pub(crate) use job::{BackgroundLoad, PrefillJob, PrefillRequest, Prefilled};
+#[cfg(test)]
+pub(crate) use prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched};
 pub(crate) use reuse::ReusedSegments;
 pub(crate) use stats::PrefillStats;

@@ -1,14 +1,17 @@
 //! Loading beside computing: where keys and values come from, and what breaks on the way, changes no bit.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use refrain_eviction::Eviction;
-use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
-use refrain_kernels::Dtype;
+use refrain_fusion::{A3, Drift, FusionMethod, PassPlan, Pie, Vanilla};
+use refrain_kernels::{Cpu, Device, Dtype};
+use refrain_kv::{KvAllocator, Span};
 use refrain_store::{Problem, Store};
 
-use super::{exact, prefill, random_prompt, shared, tiny};
-use crate::prefill::Prefilled;
+use super::{exact, prefill, random_prompt, shared, small, tiny};
+use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched, Prefilled};
 use crate::{Engine, Prompt, Settings};
 
 fn open(folder: &Path, memory: u64, settings: Settings) -> Engine {
@@ -187,6 +190,37 @@ fn a_broken_layer_that_was_not_needed_is_told_and_the_prefill_stands() {
     assert_eq!(next.load.reused.repaired, 1);
 }
 
+/// The loaders that are left wait for their turn, which the layer of the one that panicked would have to come before.
+#[test]
+fn a_loader_that_panics_is_told_and_not_waited_for() {
+    let device: Arc<dyn Device> = Arc::new(Cpu::new(2).unwrap());
+    let engine =
+        Engine::open_on(&device, &tiny("llama"), Store::in_memory(1 << 20), small(), |_, _| ()).unwrap();
+    let (prompt, decoder) = (prompt(&engine), engine.decoder());
+    let mut segments = run(&engine, &prompt, &Pie).load.reused.segments.to_vec();
+    // Beyond all positions that there are.
+    segments[0].span = Span::new(1000, 1040);
+    let (shape, dtype) = (decoder.shape(), engine.settings().kv);
+    let sizes =
+        PrefetchSizes { shape, dtype, capacity: prompt.len(), first: 0, layers: shape.layers, ahead: 0 };
+    let mut prefetcher = LayerPrefetcher::start(
+        segments.into(),
+        &PassPlan::new(prompt.question_span().positions().collect()),
+        decoder.rope_tables(prompt.len(), prompt.len()),
+        sizes,
+        KvAllocator::new(device.clone(), Arc::default()),
+        &*device,
+    );
+    let started = Instant::now();
+    let polled = loop {
+        match prefetcher.poll(0) {
+            Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
+            polled => break polled,
+        }
+    };
+    assert!(matches!(polled, Prefetched::Broken), "{polled:?}");
+}
+
 /// With repair off, a chunk that breaks midway is computed within the prompt, as one that was never there.
 #[test]
 fn a_broken_chunk_may_be_left_to_the_prompt() {
@@ -225,4 +259,23 @@ fn loading_is_accounted() {
     }
     let vanilla = engine.measure(&prompt, &shared(Vanilla), Eviction::full()).unwrap();
     assert_eq!((vanilla.bytes_loaded, vanilla.load_seconds), (0, 0.0));
+}
+
+/// The first pass of the question goes through a part of the layers: the last pass takes them over, and loads the others.
+#[test]
+fn layers_of_a_first_pass_are_not_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path(), 1 << 20, exact(Dtype::F16));
+    let prompt = prompt(&first);
+    let expected = run(&first, &prompt, &Pie);
+    let bytes = |prefilled: &Prefilled| prefilled.load.reused.bytes_read();
+    let second = || open(folder.path(), 1 << 20, exact(Dtype::F16));
+    let pie = run(&second(), &prompt, &Pie);
+    assert!(bytes(&pie) > 0 && expected.logits == pie.logits);
+    for to in [0.4, 0.95, 1.0] {
+        let method = Drift { charge: 0.5, from: 0.0, to, ..Drift::default() };
+        let drift = run(&second(), &prompt, &method);
+        assert!(drift.stats.probe_rows > 0, "the question has a first pass");
+        assert_eq!(bytes(&drift), bytes(&pie), "first pass up to {to}");
+    }
 }

@@ -619,6 +619,20 @@ fn parts_of_a_document_are_one_context() {
 }
 
 #[test]
+fn parts_with_others_missing_between_them_are_contexts_of_their_own() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let mut prompt = random_prompt(&engine, 5, &[30, 31, 32, 33, 34], 9, 3);
+    // Of one document the parts 0, 1 and 3, of another the parts 4 and 2.
+    for (chunk, (document, part)) in prompt.chunks.iter_mut().zip([(0, 0), (0, 1), (0, 3), (1, 4), (1, 2)]) {
+        (chunk.document, chunk.part) = (document, (part, 5));
+    }
+    let contexts = prompt.contexts(511);
+    let lengths: Vec<usize> = contexts.chunks.iter().map(|chunk| chunk.tokens.len()).collect();
+    assert_eq!(lengths, [30 + 31, 32, 33, 34]);
+    assert_eq!(contexts.ids(), prompt.ids());
+}
+
+#[test]
 fn every_policy_goes_on_after_it() {
     for settings in [exact(Dtype::F32), small()] {
         let engine = engine(&tiny("llama"), settings);

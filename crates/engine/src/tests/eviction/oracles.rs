@@ -430,6 +430,38 @@ fn the_account_says_what_is_held() {
     assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));
 }
 
+/// Admission counts what a policy keeps beside keys and values before it is there; positions and the room of one step are small.
+#[test]
+fn a_request_holds_no_more_than_was_counted_before_it() {
+    let engine = tiny_engine("llama", small());
+    let prompt = prompt(&engine);
+    let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
+    let held = |spec: &str| {
+        let eviction = policy(spec);
+        let counted = engine.max_kv_bytes(&prompt, sampling.max_tokens, &eviction).unwrap();
+        let request = GenerateRequest {
+            eviction,
+            ignore_eos: true,
+            ..GenerateRequest::new(shared(Vanilla), sampling.clone())
+        };
+        let stats = engine.answer(&prompt, &request, |_| true).unwrap().stats;
+        let held = stats.kv_bytes + stats.side_bytes;
+        assert!(held <= counted + counted / 4, "{spec}: {held} bytes were held and {counted} counted");
+        (stats.kv_bytes, counted)
+    };
+    for spec in POLICIES.iter().chain(&ONCE) {
+        held(spec);
+        held(&format!("{spec},per_query_head"));
+    }
+    for profile in ["paper", "code_llama", "code_mistral"] {
+        let (kv_bytes, counted) = held(&format!("morph_kv:capacity=100,window=90,profile={profile}"));
+        assert!(
+            2 * counted > 3 * kv_bytes,
+            "{profile}: {counted} were counted, {kv_bytes} of them keys and values"
+        );
+    }
+}
+
 #[test]
 fn streaming_llm_goes_on_past_the_context_and_others_say_that_they_cannot() {
     let engine = tiny_engine("llama", small());
