@@ -211,7 +211,9 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
     let others = current.is_some_and(|current| listing.chunks.iter().any(|info| info.model != current));
     let spaces = listing.chunks.iter().any(|info| !info.namespace.is_empty());
     let kept = listing.chunks.iter().any(|info| info.pinned || info.expires.is_some());
+    let prefixes = listing.chunks.iter().any(|info| info.prefix.is_some());
     let mut header = vec!["<key", "tokens", "size", "<type", "<model"];
+    header.extend(prefixes.then_some("<prefix"));
     header.extend(spaces.then_some("<namespace"));
     header.extend(kept.then_some("<kept"));
     header.extend(["age", "used", "<text"]);
@@ -225,6 +227,9 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
             kind(info),
             format!("{}{}", &info.model_hex()[..8], if other { " *" } else { "" }),
         ];
+        row.extend(
+            prefixes.then(|| info.prefix.map_or_else(String::new, |prefix| hex(&prefix)[..8].to_owned())),
+        );
         row.extend(spaces.then(|| one_line(&info.namespace)));
         row.extend(kept.then(|| keeping(info)));
         let used = info.used.map_or_else(String::new, |used| age(now().saturating_sub(used)));

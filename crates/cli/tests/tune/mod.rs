@@ -62,6 +62,7 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
         chunks.iter().any(|chunk| chunk["prefix"].as_str().is_some_and(|prefix| prefix.len() == 64)),
         "{listed}"
     );
+    assert!(home.run(&["store", "ls"]).good().out.contains("prefix"));
     // A file that is of another model is told, and left.
     let file = Path::new(tuned["file"].as_str().unwrap()).to_owned();
     let text = std::fs::read_to_string(&file).unwrap();
