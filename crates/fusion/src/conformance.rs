@@ -134,7 +134,7 @@ fn walk(method: &dyn FusionMethod, inputs: &PrefillInputs, pass: &mut dyn Pass) 
     if let CachedTokens::Selected(layers) = &plan.cached {
         selected(method, layout, layers, plan.probe.is_some());
     }
-    if plan.corrects.is_some() {
+    if plan.corrects {
         corrected(method, layout, pass);
     }
     let (mut tokens, mut all) = (plan.tokens, Vec::new());

@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::scout::check_depth;
-use crate::{Changes, ChunkChange, FusionMethod, Pass, PassPlan, PrefillInputs, Result, Scout};
+use crate::{ChunkChange, FusionMethod, Pass, PassPlan, PrefillInputs, Result, Scout};
 
 /// Recompute the tokens that the prompt's last row attends to, and correct the others by what those show.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -45,16 +45,12 @@ pub struct Drift {
     /// Tokens that the mean change of all chunks counts as beside a chunk's own, λ.
     #[schemars(range(min = 0.0, max = 1_048_576.0))]
     pub lambda: f64,
-    /// First tokens of each chunk that the estimate leaves out: the first of all drew the attention that any first token draws, and
-    /// changes as no other does.
-    #[schemars(range(max = MAX_COUNT))]
-    pub skip: usize,
 }
 
 impl Default for Drift {
     fn default() -> Self {
         let Scout { charge, rows, from, to, aggregation, seam } = Scout::default();
-        Drift { charge, rows, from, to, aggregation, seam, alpha: 0.5, lambda: 4.0, skip: 0 }
+        Drift { charge, rows, from, to, aggregation, seam, alpha: 0.5, lambda: 4.0 }
     }
 }
 
@@ -68,14 +64,10 @@ impl Options for Drift {
 
 impl FusionMethod for Drift {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
-        let Drift { charge, rows, from, to, aggregation, seam, alpha, lambda, skip } = *self;
+        let Drift { charge, rows, from, to, aggregation, seam, alpha, lambda } = *self;
         let scout = Scout { charge, rows, from, to, aggregation, seam };
         scout.start_with(inputs, move |plan| {
-            Box::new(CorrectingPass {
-                plan: PassPlan { corrects: Some(Changes { skip }), ..plan },
-                alpha,
-                lambda,
-            })
+            Box::new(CorrectingPass { plan: PassPlan { corrects: true, ..plan }, alpha, lambda })
         })
     }
 }

@@ -109,8 +109,8 @@ pub struct PassPlan {
     pub attention: PassAttention,
     /// Whether fresh keys and values go through [`Pass::merge`] instead of taking the place of cached ones.
     pub merges: bool,
-    /// Where reused keys and values are corrected, layer by layer, through [`Pass::correct`]: how the changes are summed.
-    pub corrects: Option<Changes>,
+    /// Whether reused keys and values are corrected, layer by layer, through [`Pass::correct`].
+    pub corrects: bool,
     /// Times that the method met a case that its paper leaves open, for the request's statistics.
     pub ambiguous_cases: usize,
 }
@@ -122,17 +122,10 @@ impl PassPlan {
     }
 }
 
-/// The tokens whose changes [`Pass::correct`] is shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// First tokens of each chunk that are left out.
-    pub skip: usize,
-}
-
 /// The change of a chunk's keys and values at one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChunkChange {
-    /// Tokens of the chunk that are computed anew, without those that [`Changes`] leaves out.
+    /// Tokens of the chunk that are computed anew.
     pub tokens: usize,
     /// Keys before RoPE, `Hkv × d`: fresh minus cached, summed over those tokens.
     pub keys: Vec<f32>,

@@ -1,6 +1,6 @@
 //! Correction of reused keys and values by the changes that recomputed tokens show.
 
-use refrain_fusion::{Changes, ChunkChange};
+use refrain_fusion::ChunkChange;
 use refrain_kv::{LayerCache, Span};
 
 use super::layers::PassLayers;
@@ -10,13 +10,15 @@ impl PassLayers {
     /// Adds to the chunks in `cache` what the method says, by the fresh keys (before RoPE) and values of `tokens`. It comes before
     /// those are written, so that they stay exact.
     pub(super) fn correct(&self, layer: usize, tokens: &ActiveTokens, cache: &mut LayerCache) {
-        let Some(Changes { skip }) = self.plan.corrects.filter(|_| layer > 0) else { return };
+        if !self.plan.corrects || layer == 0 {
+            return;
+        }
         let (device, heads) = (tokens.device(), tokens.decoder.shape().heads());
         let (chunks, work): (Vec<Span>, _) =
             (self.context.inputs.layout.inexact_chunks().collect(), &tokens.work);
         let change = |chunk: &Span| {
             let before = |bound: u32| tokens.positions.partition_point(|position| *position < bound);
-            let rows = before(chunk.end.min(chunk.start + skip as u32))..before(chunk.end);
+            let rows = before(chunk.start)..before(chunk.end);
             let pairs: Vec<(usize, u32)> = rows.clone().map(|row| (row, tokens.positions[row])).collect();
             let rotary = tokens.rotary.layer(layer).slice(rows.start, rows.end);
             ChunkChange {
