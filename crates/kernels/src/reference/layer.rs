@@ -57,16 +57,6 @@ pub(super) fn rotate(x: &mut [f32], head_dim: usize, rotary: Rotary<'_>, half: u
     }
 }
 
-/// Undoes [`rotate`] of one head, its scale included.
-pub(super) fn unrotate(head: &mut [f32], rotary: Rotary<'_>, half: usize, token: usize) {
-    for i in 0..half {
-        let (cos, sin) = (rotary.cos[token * half + i], rotary.sin[token * half + i]);
-        let (a, b, square) = (head[i], head[i + half], cos * cos + sin * sin);
-        head[i] = (a * cos + b * sin) / square;
-        head[i + half] = (b * cos - a * sin) / square;
-    }
-}
-
 pub(super) fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
     let WeightMatrix { outputs, inputs, bias, rows, .. } = matrix;
     let mut w = vec![0.0; outputs * inputs];

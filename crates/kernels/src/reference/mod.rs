@@ -5,6 +5,7 @@
 
 mod layer;
 mod problem;
+mod row_changes;
 mod tensors;
 
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
     Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
 };
-use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate, unrotate};
+use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate};
 use problem::{Problem, softmax};
 use tensors::{Back, floats_of, kv_values, new_kv, set, set_kv, values};
 
@@ -268,19 +269,7 @@ impl Device for ReferenceDevice {
         pairs: &[(usize, u32)],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        let (fresh, cache, d) = (kv_values(fresh), kv_values(cache), heads.head_dim);
-        let (half, capacity) = (rotary.dim(pairs.len()) / 2, cache.len() / heads.width());
-        let mut sums = vec![0.0; heads.width()];
-        for (i, (row, slot)) in pairs.iter().enumerate() {
-            for head in 0..heads.kv_heads {
-                let mut cached = cache[(head * capacity + *slot as usize) * d..][..d].to_vec();
-                unrotate(&mut cached, rotary, half, i);
-                for (at, cached) in (head * d..).zip(cached) {
-                    sums[at] += fresh[row * heads.width() + at] - cached;
-                }
-            }
-        }
-        sums
+        row_changes::sum_changes(&kv_values(fresh), &kv_values(cache), heads, pairs, rotary)
     }
 
     fn add_row(
@@ -291,16 +280,8 @@ impl Device for ReferenceDevice {
         slots: Range<usize>,
         cache: &mut KvBuffer,
     ) {
-        let (mut all, d) = (kv_values(cache), heads.head_dim);
-        let (half, capacity) = (rotary.dim(slots.len()) / 2, all.len() / heads.width());
-        for (i, slot) in slots.enumerate() {
-            for head in 0..heads.kv_heads {
-                let mut row = row[head * d..][..d].to_vec();
-                rotate(&mut row, d, rotary, half, i);
-                let at = (head * capacity + slot) * d;
-                all[at..at + d].iter_mut().zip(row).for_each(|(x, change)| *x += change);
-            }
-        }
+        let mut all = kv_values(cache);
+        row_changes::add_row(row, heads, rotary, slots, &mut all);
         set_kv(cache, &all);
     }
 
