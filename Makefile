@@ -144,6 +144,7 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/python tools/golden.py real $(GOLDEN_FILES)
 	.venv/bin/python tools/golden_quants.py
 	.venv/bin/python tools/golden_quants.py $(GOLDEN_FILES)
+	.venv/bin/python tools/golden_drift.py
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::folders::tilde;
 use crate::models::KnownModel;
 use crate::output;
-use crate::settings::Context;
 
 /// The word that asks for the choice.
 pub(crate) const AUTO: &str = "auto";
@@ -77,12 +76,11 @@ pub(crate) fn default_path(data_folder: Option<&Path>, fingerprint: &str) -> Res
     Ok(folder.join("tuned").join(format!("{fingerprint}.toml")))
 }
 
-/// The choice for the model of the options.
-pub(crate) fn choice(context: &Context) -> Result<Choice> {
-    let fingerprint = context.fingerprint()?;
-    let path = default_path(context.data_folder.as_deref(), &fingerprint).ok().filter(|path| path.exists());
+/// The choice for a model of this name and fingerprint.
+pub(crate) fn choice(model: &str, fingerprint: &str, data_folder: Option<&Path>) -> Result<Choice> {
+    let path = default_path(data_folder, fingerprint).ok().filter(|path| path.exists());
     if let Some(path) = path {
-        match TunedFile::read(&path, &fingerprint) {
+        match TunedFile::read(&path, fingerprint) {
             Ok(file) => {
                 let (top1, samples) = (100.0 * file.top1, file.samples);
                 let why = format!("tuned with {samples} questions: {top1:.1} % of vanilla's tokens");
@@ -92,7 +90,7 @@ pub(crate) fn choice(context: &Context) -> Result<Choice> {
             Err(error) => output::warn(&format!("{} is not used: {error:#}", tilde(&path))),
         }
     }
-    let known = KnownModel::named(&context.global.model);
+    let known = KnownModel::named(model);
     match known.and_then(|known| known.method.as_deref().zip(known.prefix.as_deref())) {
         Some((method, prefix)) => chosen(method, prefix, "built in for this model".to_owned()),
         None => {

@@ -137,11 +137,16 @@ impl Context {
         Ok(engine.behind(&prefix)?)
     }
 
+    /// The method and prefix that `auto` stands for.
+    fn choice(&self) -> Result<Choice> {
+        choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref())
+    }
+
     /// The prefix of chunks; `auto` is the model's choice.
     pub(crate) fn prefix(&self) -> Result<Prefix> {
         match &self.global.prefix {
             PrefixArg::Is(prefix) => Ok(prefix.clone()),
-            PrefixArg::Auto => Ok(choice(self)?.prefix),
+            PrefixArg::Auto => Ok(self.choice()?.prefix),
         }
     }
 
@@ -150,7 +155,7 @@ impl Context {
         if text != AUTO {
             return Ok(text.to_owned());
         }
-        let Choice { method, prefix, why } = choice(self)?;
+        let Choice { method, prefix, why } = self.choice()?;
         self.say(&format!("method {method}, prefix {prefix}: {why}"));
         Ok(method)
     }

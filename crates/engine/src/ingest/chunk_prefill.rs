@@ -8,7 +8,7 @@ use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, KvRows, copy_range};
 use refrain_kv::{AuxTensors, LayerCache, RopeTables};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
-use super::prefix::PrefilledPrefix;
+use super::prefilled_prefix::PrefilledPrefix;
 use crate::Result;
 use crate::engine::Engine;
 use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};

@@ -3,6 +3,7 @@
 mod chunk_prefill;
 mod identity;
 mod job;
+mod prefilled_prefix;
 mod prefix;
 
 pub(crate) use chunk_prefill::ChunkPrefill;
@@ -10,5 +11,5 @@ pub(crate) use chunk_prefill::ChunkPrefill;
 pub(crate) use chunk_prefill::IsolatedRun;
 pub(crate) use job::SYSTEM_LABEL;
 pub use job::{Ingest, IngestProgress, IngestReport, rate};
-pub(crate) use prefix::PrefilledPrefix;
+pub(crate) use prefilled_prefix::PrefilledPrefix;
 pub use prefix::Prefix;

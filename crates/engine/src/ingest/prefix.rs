@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use refrain_store::ChunkId;
 
-use super::chunk_prefill::{IsolatedRun, LayerKv};
+use super::chunk_prefill::IsolatedRun;
+use super::prefilled_prefix::PrefilledPrefix;
 use crate::engine::{Engine, Settings};
 use crate::prompt::{Instructions, PromptChunk};
 use crate::{Error, Result};
@@ -51,15 +52,6 @@ impl fmt::Display for Prefix {
             Prefix::Text(path) => write!(f, "text:{}", path.display()),
         }
     }
-}
-
-/// The prefix of an engine, prefilled.
-#[derive(Debug)]
-pub(crate) struct PrefilledPrefix {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) digest: [u8; 32],
-    /// Keys before RoPE and values of each layer.
-    pub(crate) layers: Vec<LayerKv>,
 }
 
 impl Engine {

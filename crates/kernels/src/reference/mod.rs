@@ -353,15 +353,7 @@ impl Device for ReferenceDevice {
         pairs: &[(usize, usize)],
         distance: Distance,
     ) -> Vec<f32> {
-        let (fresh, cached) = (kv_values(fresh), floats_of(cached));
-        let between = |(new, old): &(usize, usize)| {
-            let pairs = fresh[new * width..][..width].iter().zip(&cached[old * width..][..width]);
-            match distance {
-                Distance::L2 => pairs.map(|(a, b)| (a - b) * (a - b)).sum::<f32>(),
-                Distance::L1 => pairs.map(|(a, b)| (a - b).abs()).sum(),
-            }
-        };
-        pairs.iter().map(between).collect()
+        row_changes::row_distances(&kv_values(fresh), &floats_of(cached), width, pairs, distance)
     }
 
     fn attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layer::rotate;
-use crate::device::{CacheHeads, Rotary};
+use crate::device::{CacheHeads, Distance, Rotary};
 
 /// Undoes [`rotate`] of one head, its scale included.
 fn unrotate(head: &mut [f32], rotary: Rotary<'_>, half: usize, token: usize) {
@@ -13,6 +13,23 @@ fn unrotate(head: &mut [f32], rotary: Rotary<'_>, half: usize, token: usize) {
         head[i] = (a * cos + b * sin) / square;
         head[i + half] = (b * cos - a * sin) / square;
     }
+}
+
+pub(super) fn row_distances(
+    fresh: &[f32],
+    cached: &[f32],
+    width: usize,
+    pairs: &[(usize, usize)],
+    distance: Distance,
+) -> Vec<f32> {
+    let between = |(new, old): &(usize, usize)| {
+        let pairs = fresh[new * width..][..width].iter().zip(&cached[old * width..][..width]);
+        match distance {
+            Distance::L2 => pairs.map(|(a, b)| (a - b) * (a - b)).sum::<f32>(),
+            Distance::L1 => pairs.map(|(a, b)| (a - b).abs()).sum(),
+        }
+    };
+    pairs.iter().map(between).collect()
 }
 
 pub(super) fn sum_changes(
