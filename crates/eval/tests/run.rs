@@ -208,11 +208,13 @@ fn the_example_matrices_name_what_there_is() {
             refrain_fusion::METHODS.parse(method).unwrap();
         }
         matrix.store_dtype.iter().for_each(|name| _ = name.parse::<KvQuantization>().unwrap());
+        matrix.prefix.iter().for_each(|text| _ = text.parse::<refrain_engine::Prefix>().unwrap());
         for policy in &matrix.policies {
             refrain_eviction::POLICIES.parse(policy).unwrap();
         }
         for task in &matrix.tasks {
             let name = task.name.trim_end_matches("_short");
+            let name = if name.starts_with("rag/") { "rag/NAME" } else { name };
             assert!(tasks.iter().any(|known| known == name), "{name}");
         }
         found += 1;
