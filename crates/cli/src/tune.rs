@@ -20,12 +20,14 @@ use crate::args;
 use crate::choice::{TunedFile, default_path};
 use crate::eval::{MEMORY, about, show, variants, write_report};
 use crate::folders::tilde;
-use crate::output::{Fail, count, print, print_json};
+use crate::output::{Fail, count, print, print_json, warn};
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
 
 /// Most tokens of a question that the model makes.
 const QUESTION_TOKENS: usize = 40;
+/// Times that a chunk is asked about, at most.
+const ROUNDS: usize = 4;
 /// Room for what stands around documents, question and answer.
 const AROUND: usize = 256;
 
@@ -216,7 +218,11 @@ fn samples(
                 answer_prefix: "",
                 chat: true,
             };
-            sample.gold.answers = vec![vanilla(engine, &engine.compose(&parts)?, sample.max_tokens)?];
+            sample.gold.answers = vec![vanilla(
+                engine,
+                &engine.compose(&parts)?,
+                Sampling { max_tokens: sample.max_tokens, ..Sampling::default() },
+            )?];
         }
         samples.push(sample);
         bar.inc(1);
@@ -225,9 +231,8 @@ fn samples(
     Ok(samples)
 }
 
-fn vanilla(engine: &Engine, prompt: &refrain_engine::Prompt, max_tokens: usize) -> Result<String> {
-    let sampling = Sampling { max_tokens, ..Sampling::default() };
-    engine.max_seq_len(prompt, max_tokens, Eviction::full())?;
+fn vanilla(engine: &Engine, prompt: &refrain_engine::Prompt, sampling: Sampling) -> Result<String> {
+    engine.max_seq_len(prompt, sampling.max_tokens, Eviction::full())?;
     let request = GenerateRequest::new(std::sync::Arc::new(Vanilla), sampling);
     Ok(engine.answer(prompt, &request, |_| true)?.text)
 }
@@ -251,7 +256,8 @@ fn read_questions(path: &Path) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// Questions that the model makes of chunks, spread evenly over the documents, each with the chunk that it was made of.
+/// Questions that the model makes of chunks, spread evenly over the documents, each with the chunk that it was made of. Chunks of which
+/// it makes none, or one that it has made before, are asked about again, with other words.
 fn ask(
     context: &Context,
     engine: &Engine,
@@ -259,19 +265,25 @@ fn ask(
     most: usize,
 ) -> Result<Vec<(Option<usize>, Question)>> {
     let around = Instructions { before_question: String::new(), ..Instructions::default() };
-    let count = most.min(texts.len());
+    let each = most.min(texts.len());
     let bar = context.bar("making questions", "{pos}/{len}, {eta} left");
-    bar.set_length(count as u64);
+    bar.set_length(most as u64);
     let (mut asked, mut seen) = (Vec::new(), HashSet::new());
-    for i in 0..count {
-        let index = i * texts.len() / count;
+    for (round, i) in (0..ROUNDS).flat_map(|round| (0..each).map(move |i| (round, i))) {
+        if asked.len() == most {
+            break;
+        }
+        let index = (i * texts.len() / each + round) % texts.len();
         let document = Document { title: String::new(), text: texts[index].clone() };
         let wanted = "Write one short question that this text answers. Write the question alone.";
-        let text = vanilla(engine, &engine.prompt(&[document], wanted, &around)?, QUESTION_TOKENS)?;
-        bar.inc(1);
-        let question = text.lines().map(str::trim).find(|line| line.ends_with('?')).map(str::to_owned);
-        if let Some(question) = question.filter(|question| seen.insert(question.clone())) {
+        let temperature = if round == 0 { 0.0 } else { 0.8 };
+        let sampling =
+            Sampling { temperature, seed: round as u64, max_tokens: QUESTION_TOKENS, ..Sampling::default() };
+        let text = vanilla(engine, &engine.prompt(&[document], wanted, &around)?, sampling)?;
+        let new = question_in(&text).filter(|question| seen.insert(question.clone()));
+        if let Some(question) = new {
             asked.push((Some(index), Question { question, answers: Vec::new() }));
+            bar.inc(1);
         }
     }
     bar.finish_and_clear();
@@ -279,7 +291,22 @@ fn ask(
         let fail = Fail::new("the model made no question of these documents");
         return Err(fail.hint("give some with --questions, a JSON object a line: {\"question\": …}").into());
     }
+    if asked.len() < most {
+        warn(&format!(
+            "the model made {} in place of {most}: the choice is as sure as they are many; --questions gives your own",
+            count(asked.len(), "question")
+        ));
+    }
     Ok(asked)
+}
+
+/// The first question of a text: of its line, what comes up to the question mark.
+fn question_in(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.contains('?'))?;
+    let (question, _) = line.split_once('?')?;
+    let words = question.trim_start_matches(|c: char| !c.is_alphabetic());
+    let words = words.strip_prefix("Question:").unwrap_or(words).trim();
+    (!words.is_empty()).then(|| format!("{words}?"))
 }
 
 fn words_of(text: &str) -> HashSet<String> {
@@ -420,6 +447,14 @@ mod tests {
         assert_eq!(choose(&rows, 0.9).unwrap().method, "pie");
         assert_eq!(choose(&[], 0.9), None);
         assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
+    }
+
+    #[test]
+    fn a_question_ends_with_its_mark() {
+        let found = |text| question_in(text);
+        assert_eq!(found("Sure:\n1. \"How tight is it? Very.\"").as_deref(), Some("How tight is it?"));
+        assert_eq!(found("**Question: Who?").as_deref(), Some("Who?"));
+        assert_eq!((found("No question."), found(" ?")), (None, None));
     }
 
     #[test]
