@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use refrain_engine::Engine;
+use refrain_store::hex;
 use serde::{Deserialize, Serialize};
 
-use crate::folders::tilde;
+use crate::folders::{tilde, write_toml};
 use crate::output;
 
 /// A calibration of one model.
@@ -30,12 +31,7 @@ pub(crate) struct CalibrationFile {
 
 impl CalibrationFile {
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder {
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        }
-        std::fs::write(path, toml::to_string(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        write_toml(path, self)
     }
 }
 
@@ -47,7 +43,7 @@ pub(crate) fn default_path(data_folder: Option<&Path>, engine: &Engine) -> Resul
 
 /// The first digits of the fingerprint of a model and its precision.
 pub(crate) fn fingerprint(engine: &Engine) -> String {
-    engine.fingerprint()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&engine.fingerprint()[..8])
 }
 
 /// The stable layers of the engine's model, from the file `given` or from the default path if there is a file. A default

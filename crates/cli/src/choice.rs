@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use refrain_engine::Prefix;
 use serde::{Deserialize, Serialize};
 
-use crate::folders::tilde;
+use crate::folders::{tilde, write_toml};
 use crate::models::KnownModel;
 use crate::output;
 
@@ -17,7 +17,7 @@ pub(crate) const AUTO: &str = "auto";
 /// The method and prefix of a model that nobody has tuned: near vanilla on all that was measured.
 const UNKNOWN: (&str, &str) = ("drift:charge=0.3", "system");
 
-/// What `refrain tune` found for one model.
+/// The result of `refrain tune` for one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedFile {
     /// Name of the model, for people.
@@ -46,11 +46,7 @@ pub(crate) struct TunedFile {
 
 impl TunedFile {
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        }
-        std::fs::write(path, toml::to_string(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        write_toml(path, self)
     }
 
     fn read(path: &Path, fingerprint: &str) -> Result<TunedFile> {
@@ -70,7 +66,7 @@ pub(crate) struct Choice {
     pub(crate) why: String,
 }
 
-/// Where the choice for a model lies, in the folder of the user's data. `fingerprint` is that of weights, configuration and precision.
+/// Path of the choice for a model, in the folder of the user's data. `fingerprint` is that of weights, configuration and precision.
 pub(crate) fn default_path(data_folder: Option<&Path>, fingerprint: &str) -> Result<PathBuf> {
     let folder = data_folder.context("the home folder is not known").context("give --output")?;
     Ok(folder.join("tuned").join(format!("{fingerprint}.toml")))

@@ -11,7 +11,8 @@ use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
 use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
-use refrain_store::{KvQuantization, Store};
+use refrain_registry::append;
+use refrain_store::{KvQuantization, Store, hex};
 use serde_json::json;
 
 use crate::args;
@@ -152,11 +153,8 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
             let stored =
                 (*store_dtype != KvQuantization::Exact).then(|| format!("store_dtype={store_dtype}"));
             let behind = (*prefix != Prefix::None).then(|| format!("prefix={prefix}"));
-            let mut name = method.spec.clone();
-            for option in stored.into_iter().chain(behind) {
-                name.push(if name.contains(':') { ',' } else { ':' });
-                name.push_str(&option);
-            }
+            let options = stored.into_iter().chain(behind);
+            let name = options.fold(method.spec.clone(), |name, option| append(&name, &option));
             variants.push(Variant {
                 method: name,
                 fusion: method.built.clone(),
@@ -264,11 +262,10 @@ pub(crate) fn about(
     let policies = names.pop().unwrap_or_default();
     let (config, device) = (engine.decoder().config(), engine.decoder().device());
     let file = models::resolve(&context.global.model, &context.models)?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let model = ModelInfo {
         name: context.global.model.clone(),
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        fingerprint: hex(&engine.fingerprint()),
+        fingerprint: hex::encode(&engine.fingerprint()),
         layers: config.num_layers(),
         heads: config.heads,
         kv_heads: config.kv_heads,

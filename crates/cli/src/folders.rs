@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
 /// Folder of the user's configuration of this program.
 pub(crate) fn config_folder() -> Option<PathBuf> {
     folder("XDG_CONFIG_HOME", "APPDATA", "Library/Application Support", ".config")
@@ -10,6 +13,14 @@ pub(crate) fn config_folder() -> Option<PathBuf> {
 /// Folder of the user's data of this program.
 pub(crate) fn data_folder() -> Option<PathBuf> {
     folder("XDG_DATA_HOME", "LOCALAPPDATA", "Library/Application Support", ".local/share")
+}
+
+/// Writes a TOML file, and the folder that it lies in where there is none.
+pub(crate) fn write_toml(path: &Path, value: &impl Serialize) -> Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    std::fs::write(path, toml::to_string(value)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The folder that the variable `xdg` names on any platform, or else the platform's own.

@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use indicatif::ProgressBar;
 use refrain_engine::{Document, Engine, Instructions, Prefix, Settings};
 use refrain_model::ModelFiles;
-use refrain_store::{Limits, NamespaceKey, SHARED, Store};
+use refrain_store::{Limits, NamespaceKey, SHARED, Store, hex};
 
 use crate::args::{Global, PrefixArg, Quota, Shared};
 use crate::calibration::stable_layers;
@@ -172,7 +172,7 @@ impl Context {
     /// First digits of the identity of the model that the options name; the model is not loaded for it.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let files = ModelFiles::open(&models::resolve(&self.global.model, &self.models)?)?;
-        Ok(self.identity(&files)?[..8].iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex::encode(&self.identity(&files)?[..8]))
     }
 
     /// [`Console::bar`].

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use refrain_model::{ModelFiles, Tokenizer};
-use refrain_store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store};
+use refrain_store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store, hex};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
@@ -102,7 +102,8 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
             text.push_str(&format!("{what}: {}, {}\n", count(group.chunks, "chunk"), bytes(group.bytes)));
         }
     }
-    let current = model(context).and_then(|files| context.identity(&files).ok()).map(|model| hex(&model));
+    let current =
+        model(context).and_then(|files| context.identity(&files).ok()).map(|model| hex::encode(&model));
     let mut table = Table::new(&["<of", "chunks", "tokens", "size", "<"]);
     for (namespace, group) in &namespaces {
         let name = if namespace.is_empty() { "(no name)".to_owned() } else { one_line(namespace) };
@@ -121,10 +122,6 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
 
 fn row(name: &str, chunks: usize, tokens: usize, size: u64, note: &str) -> Vec<String> {
     vec![name.to_owned(), chunks.to_string(), tokens.to_string(), bytes(size), note.to_owned()]
-}
-
-fn hex(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn gc(context: &Context, store: &Store) -> Result<()> {
@@ -228,7 +225,8 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
             format!("{}{}", &info.model_hex()[..8], if other { " *" } else { "" }),
         ];
         row.extend(
-            prefixes.then(|| info.prefix.map_or_else(String::new, |prefix| hex(&prefix)[..8].to_owned())),
+            prefixes
+                .then(|| info.prefix.map_or_else(String::new, |prefix| hex::encode(&prefix)[..8].to_owned())),
         );
         row.extend(spaces.then(|| one_line(&info.namespace)));
         row.extend(kept.then(|| keeping(info)));
@@ -302,7 +300,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
             },
         ),
         ("BOS", info.bos.to_string()),
-        ("prefix", info.prefix.map_or_else(|| "(none)".to_owned(), |prefix| hex(&prefix))),
+        ("prefix", info.prefix.map_or_else(|| "(none)".to_owned(), |prefix| hex::encode(&prefix))),
         (
             "namespace",
             if info.namespace.is_empty() { "(none)".to_owned() } else { one_line(&info.namespace) },

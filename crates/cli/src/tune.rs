@@ -145,7 +145,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     Ok(())
 }
 
-/// What the report says of the samples.
+/// The task as the report names it.
 fn task(samples: &[Sample]) -> TaskInfo {
     TaskInfo {
         benchmark: "tune".to_owned(),

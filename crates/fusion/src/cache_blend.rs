@@ -78,7 +78,7 @@ impl CacheBlend {
         }
     }
 
-    /// Of a mean ratio, the share that goes on from `layer` of `layers`.
+    /// Share of the mean ratio that goes on from `layer` of `layers`.
     fn share_at(&self, layer: usize, layers: usize) -> f64 {
         if !self.gradual {
             return 1.0;

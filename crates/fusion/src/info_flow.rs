@@ -15,10 +15,9 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::planned;
-use crate::probe::{question_probe, sum_of_layers};
+use crate::probe::recompute_best;
 use crate::scout::{check_depth, layers_between};
-use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
+use crate::{FusionMethod, Pass, PrefillInputs, Result};
 
 /// Recompute the tokens to which the question's rows send the most attention in middle layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,14 +61,8 @@ impl FusionMethod for InfoFlow {
             0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
             charge => layout.count_for_charge(charge, 0, layers.end),
         };
-        if count == 0 {
-            return Ok(planned(PassPlan::new(layout.required_tokens())));
-        }
         let (rows, aggregation) = (Rows::Question, Aggregation::L2);
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
-        Ok(question_probe(inputs, layers, score, move |layout, scores| {
-            let chosen = layout.top_reusable(&sum_of_layers(&scores), count);
-            planned(PassPlan::new(layout.required_and(chosen)))
-        }))
+        Ok(recompute_best(inputs, layers, score, count))
     }
 }

@@ -152,7 +152,7 @@ pub trait Pass: fmt::Debug + Send {
     /// Called where [`PassPlan::merges`] says so.
     fn merge(&self, _fresh: &mut [f32], _cached: &[f32], _head_dim: usize) {}
 
-    /// What is added at `layer` to the keys (before RoPE) and values of reused tokens that are not computed anew. `changes` has an
+    /// Decides what the keys (before RoPE) and values of reused tokens that are not computed anew gain at `layer`. `changes` has an
     /// entry for each of [`PromptLayout::inexact_chunks`]: on entry the change that its recomputed tokens show, on return the
     /// one that its other tokens get. Called where [`PassPlan::corrects`] says so, from layer 1 on: keys and values of layer 0
     /// depend on their token alone.

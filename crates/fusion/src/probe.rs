@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use refrain_kv::stats::QuestionScore;
 
+use crate::pass::planned;
 use crate::{LayerView, Needs, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Scores of the document tokens, one vector a scored layer.
@@ -57,6 +58,23 @@ pub(crate) fn question_probe(
         ..PassPlan::new(inputs.layout.required_tokens())
     };
     Box::new(QuestionProbe { inputs: inputs.clone(), plan, scores: Vec::new(), next })
+}
+
+/// A probe after which the `count` tokens of highest score, summed over `layers`, are recomputed at every layer; without a token to
+/// recompute, the question alone at once.
+pub(crate) fn recompute_best(
+    inputs: &Arc<PrefillInputs>,
+    layers: Range<usize>,
+    score: impl Into<QuestionScore>,
+    count: usize,
+) -> Box<dyn Pass> {
+    if count == 0 {
+        return planned(PassPlan::new(inputs.layout.required_tokens()));
+    }
+    question_probe(inputs, layers, score, move |layout, scores| {
+        let chosen = layout.top_reusable(&sum_of_layers(&scores), count);
+        planned(PassPlan::new(layout.required_and(chosen)))
+    })
 }
 
 /// The sum of the layers' scores of each document token.

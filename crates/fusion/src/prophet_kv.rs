@@ -15,9 +15,8 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pass::planned;
-use crate::probe::{question_probe, sum_of_layers};
-use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
+use crate::probe::recompute_best;
+use crate::{FusionMethod, Pass, PrefillInputs, Result};
 
 /// Recompute the tokens that the question attends to over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -50,12 +49,6 @@ impl FusionMethod for ProphetKv {
             0.0 => top_count(self.ratio, layout.reusable(), layout.reusable()),
             charge => layout.count_for_charge(charge, 0, layout.layers),
         };
-        if count == 0 {
-            return Ok(planned(PassPlan::new(layout.required_tokens())));
-        }
-        Ok(question_probe(inputs, 0..layout.layers, Softmax::Documents, move |layout, scores| {
-            let chosen = layout.top_reusable(&sum_of_layers(&scores), count);
-            planned(PassPlan::new(layout.required_and(chosen)))
-        }))
+        Ok(recompute_best(inputs, 0..layout.layers, Softmax::Documents, count))
     }
 }

@@ -108,7 +108,7 @@ fn choose(layout: &PromptLayout, mut scores: Vec<f32>, seam: usize, count: usize
         let heads = |chunk: Span| chunk.positions().take(seam);
         let heads: Vec<u32> = layout.inexact_chunks().flat_map(heads).collect();
         let own: Vec<f32> = heads.iter().map(|t| scores[(t - start) as usize]).collect();
-        // Where the budget is too small for all of them the most attended ones are taken.
+        // A budget too small for all of them takes the most attended ones.
         for i in top_k(&own, count) {
             scores[(heads[i as usize] - start) as usize] = f32::INFINITY;
         }

@@ -12,4 +12,4 @@ pub use error::{Error, Result};
 pub use options::{
     MAX_COUNT, OptionSpec, OptionType, Options, option_specs, read_options, value_text, zero_is_none,
 };
-pub use registry::{Entry, Registry, Selected, join, split};
+pub use registry::{Entry, Registry, Selected, append, join, split};

@@ -202,3 +202,8 @@ pub fn join(name: &str, options: impl IntoIterator<Item = String>) -> String {
     let options: Vec<String> = options.into_iter().collect();
     if options.is_empty() { name.to_owned() } else { format!("{name}:{}", options.join(",")) }
 }
+
+/// The text `spec` of a selection with one more option, `OPTION=VALUE`, at its end.
+pub fn append(spec: &str, option: &str) -> String {
+    format!("{spec}{}{option}", if spec.contains(':') { ',' } else { ':' })
+}

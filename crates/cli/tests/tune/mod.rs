@@ -36,7 +36,7 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     let vanilla = front.iter().find(|row| row["method"] == "vanilla").unwrap();
     assert_eq!((vanilla["speedup"].as_f64(), vanilla["top1"].as_f64()), (Some(1.0), Some(1.0)));
     assert!(Path::new(tuned["report"][0].as_str().unwrap()).is_file());
-    // The same command has nothing left to answer, and a question by auto follows it.
+    // The command's second run has nothing left to answer. A question with `auto` follows the choice.
     assert_eq!(home.json(&words)["choice"], *choice);
     let ask = [
         "ask",

@@ -41,7 +41,7 @@ fn behind_the_system_part_one_chunk_alone_is_vanilla_to_the_bit_without_a_recomp
     });
 }
 
-/// Of several chunks the first is exact at every layer, and none of its tokens is chosen.
+/// The first of several chunks is exact at every layer, and no method chooses a token of it.
 #[test]
 fn no_token_of_the_exact_chunk_is_recomputed() {
     let engine = tiny_engine("llama", exact(Dtype::F16));

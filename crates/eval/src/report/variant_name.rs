@@ -2,7 +2,7 @@
 
 use refrain_eviction::POLICIES;
 use refrain_fusion::METHODS;
-use refrain_registry::{Registry, Selected, join, split, value_text};
+use refrain_registry::{Registry, Selected, append, join, split, value_text};
 
 /// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE,…]` without options that are at their defaults.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,8 +98,7 @@ pub(super) fn canonical<T>(registry: &Registry<T>, asked: &str) -> String {
     let bare = STORAGE.iter().fold(asked.to_owned(), |name, option| without(&name, option));
     let Ok(Selected { mut spec, .. }) = registry.select(&bare) else { return asked.to_owned() };
     for (name, value) in STORAGE.iter().filter_map(|name| Some((name, option(asked, name)?))) {
-        spec.push(if spec.contains(':') { ',' } else { ':' });
-        spec.push_str(&format!("{name}={value}"));
+        spec = append(&spec, &format!("{name}={value}"));
     }
     spec
 }
