@@ -9,7 +9,7 @@ computed over the whole cache. It needs numpy alone:
 drift.json:
   model             folder under tests/golden/tiny
   system, chunks, question, answer   token ids; the answer's tokens are forced
-  cases[]           prefix (ids that chunks are prefilled behind; BOS alone by default), method, rows (chosen positions), logits (of the prompt's last row
+  cases[]           prefix (ids that chunks are prefilled behind; of a model without BOS where there are none), method, rows (chosen positions), logits (of the prompt's last row
                     and of each answer token)
 """
 
@@ -100,8 +100,9 @@ def between(start, end, layers):
     return range(first, max(first + 1, round(end * layers)))
 
 
-def answer(model, ids, cache, rows, exact, drift=None, see=None):
-    """Logits of the last len(answer)+1 rows of `ids`; `cache` holds keys before RoPE and values of the first rows."""
+def answer(model, ids, cache, rows, exact, drift=None, see=None, skip=0):
+    """Logits of the last len(answer)+1 rows of `ids`; `cache` holds keys before RoPE and values of the first rows. Drift's sums
+    leave out the first `skip` rows of each chunk."""
     spans, last = ids["spans"], ids["question"]
     every = ids["all"]
     n, first_question = len(every), last[0]
@@ -117,11 +118,13 @@ def answer(model, ids, cache, rows, exact, drift=None, see=None):
             chosen = active[: len(rows)]
             for fresh, all_rows in ((k, keys), (v, values)):
                 d = fresh[: len(rows)] - all_rows[chosen]
+                counted = [i for i, row in enumerate(chosen) if not any(row in span[:skip] for span in spans)]
+                mean = d[counted].mean(0)
                 for span, is_exact in zip(spans, exact):
                     if is_exact:
                         continue
-                    own = [i for i, row in enumerate(chosen) if row in span]
-                    m = (d[own].sum(0) + drift["lambda"] * d.mean(0)) / (len(own) + drift["lambda"])
+                    own = [i for i in counted if chosen[i] in span]
+                    m = (d[own].sum(0) + drift["lambda"] * mean) / (len(own) + drift["lambda"])
                     all_rows[span.start : span.stop] += drift["alpha"] * m
         keys[active], values[active] = k, v
         p = model.weigh(model.rotate(q, active), active, model.rotate(keys, range(n)), range(n))
@@ -186,6 +189,7 @@ def main():
         ),
         ("drift:charge=0.4", system, {}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4", other, {}, {"alpha": 0.5, "lambda": 4.0}),
+        ("drift:charge=0.4,seam=1", [], {"seam": 1}, {"alpha": 0.5, "lambda": 4.0}),
     ]
     spans, start = [], len(system)
     for chunk in chunks:
@@ -207,7 +211,7 @@ def main():
         prompt = dict(ids, all=every)
         seen = answer(model, prompt, cache, [], exact, see=True)
         rows = choose(model, seen, spans, exact, last, options)
-        _, logits = answer(model, ids, cache, rows, exact, drift)
+        _, logits = answer(model, ids, cache, rows, exact, drift, skip=0 if prefix else 4)
         rounded = [[float(f"{x:.6g}") for x in row] for row in logits]
         cases.append(dict(prefix=prefix, method=method, rows=rows, logits=rounded))
         print(f"{method:60} prefix {len(prefix)}: {len(rows)} rows")

@@ -72,7 +72,11 @@ fn inputs(
     let mut start = system;
     let mut spans = Vec::new();
     for (tokens, cached) in chunks {
-        spans.push(ChunkSpan { span: Span::new(start, start + tokens), cached: *cached, exact: false });
+        spans.push(ChunkSpan {
+            span: Span::new(start, start + tokens),
+            cached: *cached,
+            ..ChunkSpan::default()
+        });
         start += tokens;
     }
     let of = |chunk: &ChunkSpan| {
@@ -134,7 +138,7 @@ fn walk(method: &dyn FusionMethod, inputs: &PrefillInputs, pass: &mut dyn Pass) 
     if let CachedTokens::Selected(layers) = &plan.cached {
         selected(method, layout, layers, plan.probe.is_some());
     }
-    if plan.corrects {
+    if plan.corrects.is_some() {
         corrected(method, layout, pass);
     }
     let (mut tokens, mut all) = (plan.tokens, Vec::new());

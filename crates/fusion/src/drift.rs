@@ -6,6 +6,9 @@
 //! `V_t += α·m_c`; the recomputed ones have their own, exact rows. The answer is decoded over the corrected cache. Layer 0 needs no
 //! correction: its keys and values depend on the token alone.
 //!
+//! The first tokens of a chunk that was prefilled behind nothing are left out of `d_t`: they drew the attention that the first tokens
+//! of any prompt draw, and change as no other token does.
+//!
 //! Reading the oracles says why: true keys and values at the chosen tokens are no better than recomputing them, so that what is
 //! left of the error lies in the rows that are not chosen, and a good part of it is one direction a chunk.
 
@@ -17,7 +20,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::scout::check_depth;
-use crate::{ChunkChange, FusionMethod, Pass, PassPlan, PrefillInputs, Result, Scout};
+use crate::{ChunkChange, Correction, FusionMethod, Pass, PassPlan, PrefillInputs, Result, Scout};
+
+/// First tokens of a chunk that may be attention sinks of their own.
+const SINKS: usize = 4;
 
 /// Recompute the tokens that the prompt's last row attends to, and correct the others by what those show.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -67,7 +73,11 @@ impl FusionMethod for Drift {
         let Drift { charge, rows, from, to, aggregation, seam, alpha, lambda } = *self;
         let scout = Scout { charge, rows, from, to, aggregation, seam };
         scout.start_with(inputs, move |plan| {
-            Box::new(CorrectingPass { plan: PassPlan { corrects: true, ..plan }, alpha, lambda })
+            Box::new(CorrectingPass {
+                plan: PassPlan { corrects: Some(Correction { skip: SINKS }), ..plan },
+                alpha,
+                lambda,
+            })
         })
     }
 }

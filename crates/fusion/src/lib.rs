@@ -38,8 +38,8 @@ pub use info_flow::InfoFlow;
 pub use lego_link::LegoLink;
 pub use multi_inf_llm::MultiInfLlm;
 pub use pass::{
-    CachedTensor, CachedTokens, ChunkChange, KeyPositions, LayerTokens, LayerView, Mask, Needs, Pass,
-    PassAttention, PassPlan,
+    CachedTensor, CachedTokens, ChunkChange, Correction, KeyPositions, LayerTokens, LayerView, Mask, Needs,
+    Pass, PassAttention, PassPlan,
 };
 pub use pie::Pie;
 pub use prompt::{ChunkSpan, ModelFacts, PrefillInputs, PromptLayout};

@@ -109,8 +109,8 @@ pub struct PassPlan {
     pub attention: PassAttention,
     /// Whether fresh keys and values go through [`Pass::merge`] instead of taking the place of cached ones.
     pub merges: bool,
-    /// Whether reused keys and values are corrected, layer by layer, through [`Pass::correct`].
-    pub corrects: bool,
+    /// Reused keys and values are corrected, layer by layer, through [`Pass::correct`].
+    pub corrects: Option<Correction>,
     /// Times that the method met a case that its paper leaves open, for the request's statistics.
     pub ambiguous_cases: usize,
 }
@@ -122,10 +122,17 @@ impl PassPlan {
     }
 }
 
+/// How the changes that [`Pass::correct`] is asked about are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Correction {
+    /// First tokens of a [bare](crate::ChunkSpan::bare) chunk that are left out of its sums.
+    pub skip: usize,
+}
+
 /// The change of a chunk's keys and values at one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChunkChange {
-    /// Tokens of the chunk that are computed anew.
+    /// Tokens of the chunk that are computed anew, without those that [`Correction::skip`] leaves out.
     pub tokens: usize,
     /// Keys before RoPE, `Hkv × d`: fresh minus cached, summed over those tokens.
     pub keys: Vec<f32>,

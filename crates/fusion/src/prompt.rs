@@ -7,7 +7,7 @@ use refrain_kv::{AuxTensors, Ropes, Span, top_count, top_k};
 use crate::{Error, Result};
 
 /// Positions of a chunk in the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkSpan {
     /// Its positions.
     pub span: Span,
@@ -16,6 +16,9 @@ pub struct ChunkSpan {
     /// Whether they are those of a full prefill: the chunk stands first, behind the prefix that it was prefilled behind. Its tokens
     /// are never chosen.
     pub exact: bool,
+    /// Whether it was prefilled with nothing before it, not even BOS: its first tokens then drew the attention that the first tokens
+    /// of any prompt draw, and their rows are unlike all others.
+    pub bare: bool,
 }
 
 /// Layout of a prompt `S ‖ D1..Dk ‖ Q`.
@@ -59,9 +62,14 @@ impl PromptLayout {
         self.chunks.iter().filter(|chunk| chunk.cached).map(|chunk| chunk.span)
     }
 
-    /// Positions of the cached chunks whose keys and values are not those of a full prefill.
+    /// The cached chunks whose keys and values are not those of a full prefill.
+    pub fn reused_chunks(&self) -> impl Iterator<Item = &ChunkSpan> + '_ {
+        self.chunks.iter().filter(|chunk| chunk.cached && !chunk.exact)
+    }
+
+    /// Positions of [`reused_chunks`](Self::reused_chunks).
     pub fn inexact_chunks(&self) -> impl Iterator<Item = Span> + '_ {
-        self.chunks.iter().filter(|chunk| chunk.cached && !chunk.exact).map(|chunk| chunk.span)
+        self.reused_chunks().map(|chunk| chunk.span)
     }
 
     /// Positions of the chunks that are not cached.

@@ -109,7 +109,8 @@ mod tests {
 
     /// The last pass, where each of three layers looks at tokens of two chunks (4..10, 10..14) as `attention` says.
     fn last(ratio: f64, attention: [[f32; 10]; 3]) -> PassPlan {
-        let chunk = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, exact: false };
+        let chunk =
+            |start, end| ChunkSpan { span: Span::new(start, end), cached: true, ..ChunkSpan::default() };
         let layout = PromptLayout {
             layers: 3,
             system: Span::new(0, 4),

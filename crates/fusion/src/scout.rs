@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn seams_come_first_and_an_exact_chunk_has_none() {
-        let chunk = |start, end, exact| ChunkSpan { span: Span::new(start, end), cached: true, exact };
+        let chunk =
+            |start, end, exact| ChunkSpan { span: Span::new(start, end), cached: true, exact, bare: false };
         let layout = PromptLayout {
             layers: 10,
             system: Span::new(0, 2),
@@ -160,7 +161,7 @@ mod tests {
             layers: 10,
             system: Span::new(0, 2),
             system_cached: true,
-            chunks: vec![ChunkSpan { span: Span::new(2, 102), cached: true, exact: false }],
+            chunks: vec![ChunkSpan { span: Span::new(2, 102), cached: true, ..ChunkSpan::default() }],
             question: Span::new(102, 112),
         };
         // 20 % of 100 × 10 rows are 200; the first pass takes 9 × 10 of them, which leaves 11 a layer.

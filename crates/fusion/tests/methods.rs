@@ -27,7 +27,7 @@ fn every_registered_method_conforms() {
 
 #[test]
 fn lego_link_takes_both_ends_of_every_chunk() {
-    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, exact: false };
+    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, ..ChunkSpan::default() };
     let chunks = vec![place(2, 12), place(12, 15), place(15, 21)];
     let layout = PromptLayout {
         layers: 4,

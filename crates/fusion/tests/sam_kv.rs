@@ -273,7 +273,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
                 .map(|tokens| {
                     let span = Span::new(start, start + tokens);
                     start += tokens;
-                    ChunkSpan { span, cached: true, exact: false }
+                    ChunkSpan { span, cached: true, ..ChunkSpan::default() }
                 })
                 .collect();
             let prompt = PromptLayout {
@@ -319,7 +319,7 @@ fn selection_follows_equations_1_to_3_on_random_numbers() {
 
 #[test]
 fn switches_take_out_selection_and_recomputation() {
-    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, exact: false }];
+    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, ..ChunkSpan::default() }];
     let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),
@@ -348,7 +348,8 @@ fn switches_take_out_selection_and_recomputation() {
 #[test]
 fn documents_of_192_tokens_are_kept_whole_and_nothing_is_asked() {
     let method = SamKv::default();
-    let place = |start, end, cached| ChunkSpan { span: Span::new(start, end), cached, exact: false };
+    let place =
+        |start, end, cached| ChunkSpan { span: Span::new(start, end), cached, ..ChunkSpan::default() };
     let chunks = [place(2, 194, true), place(194, 204, true), place(204, 500, false)];
     let view = |chunks: &[ChunkSpan]| PromptLayout {
         layers: LAYERS,
@@ -518,7 +519,7 @@ fn merging_follows_equation_4() {
 #[test]
 fn a_summary_of_other_sizes_is_refused_by_name() {
     let method = SamKv::default();
-    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, exact: false }];
+    let places = vec![ChunkSpan { span: Span::new(0, 400), cached: true, ..ChunkSpan::default() }];
     let prompt = PromptLayout {
         layers: LAYERS,
         system: Span::new(0, 0),

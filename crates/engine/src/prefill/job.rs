@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_fusion::{FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
+use refrain_fusion::{ChunkSpan, FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
 use refrain_kv::KvAllocator;
 use refrain_store::KvQuantization;
 
@@ -247,11 +247,16 @@ impl PrefillJob {
         let (engine, prompt, request) = (&self.engine, &self.prompt, &self.request);
         let (decoder, reused) = (engine.decoder_arc(), &self.reused);
         let config = decoder.config();
+        let (first_is_exact, bare) = (self.first_is_exact(), engine.before_chunks().is_empty());
+        let chunk = |(i, span)| {
+            let (cached, exact) = (reused.chunk_cached[i], i == 0 && first_is_exact);
+            ChunkSpan { span, cached, exact, bare }
+        };
         let layout = PromptLayout {
             layers: config.num_layers(),
             system: prompt.system_span(),
             system_cached: reused.system_cached,
-            chunks: prompt.chunk_layout(|i| (reused.chunk_cached[i], i == 0 && self.first_is_exact())),
+            chunks: prompt.chunk_spans().into_iter().enumerate().map(chunk).collect(),
             question: prompt.question_span(),
         };
         let ropes = decoder.ropes(self.max_rope_position);

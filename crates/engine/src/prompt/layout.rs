@@ -1,6 +1,5 @@
 //! A prompt `S ‖ D1..Dk ‖ Q` as token ids, and the positions of its parts.
 
-use refrain_fusion::ChunkSpan;
 use refrain_kv::Span;
 
 /// A document chunk: at most a chunk size of tokens of one document.
@@ -103,15 +102,5 @@ impl Prompt {
     /// Positions of the question part.
     pub fn question_span(&self) -> Span {
         Span::new(self.len() - self.question.len(), self.len())
-    }
-
-    /// Positions of the chunks for a method; `facts` says of each whether its keys and values are at hand, and whether they are exact.
-    pub(crate) fn chunk_layout(&self, facts: impl Fn(usize) -> (bool, bool)) -> Vec<ChunkSpan> {
-        let spans = self.chunk_spans().into_iter().enumerate();
-        let chunk = |(i, span)| {
-            let (cached, exact) = facts(i);
-            ChunkSpan { span, cached, exact }
-        };
-        spans.map(chunk).collect()
     }
 }

@@ -4,7 +4,7 @@ use refrain_fusion::{Drift, METHODS, Pie, Scout};
 use refrain_kernels::Dtype;
 use serde::Deserialize;
 
-use super::{everywhere, exact, max_difference, prefill, random_prompt, tiny, tiny_engine};
+use super::{everywhere, exact, max_difference, prefill, random_prompt, tiny, tiny_engine, without_bos};
 use crate::{Prompt, PromptChunk};
 
 #[derive(Deserialize)]
@@ -36,9 +36,12 @@ fn scout_and_drift_compute_what_an_independent_implementation_does() {
         chunks: golden.chunks.iter().enumerate().map(chunk).collect(),
         question: golden.question.clone(),
     };
-    let alone = tiny_engine(&golden.model, exact(Dtype::F32));
+    let engine = tiny_engine(&golden.model, exact(Dtype::F32));
     for case in &golden.cases {
-        let engine = alone.behind(&case.prefix).unwrap();
+        let engine = match case.prefix.as_slice() {
+            [] => without_bos(&golden.model, exact(Dtype::F32)),
+            prefix => engine.behind(prefix).unwrap(),
+        };
         let method = METHODS.parse(&case.method).unwrap();
         let mut got = prefill(&engine, &prompt, &method, prompt.len() + golden.answer.len());
         let rows = &got.stats.final_rows[..got.stats.final_rows.len() - prompt.question.len()];

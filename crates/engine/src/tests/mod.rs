@@ -77,12 +77,31 @@ fn engine(path: &std::path::Path, settings: Settings) -> Engine {
     Engine::open_on(&device(), path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
 }
 
-/// A tiny model, with another one's tokenizer where it has none of its own.
+/// A tiny model with the tokenizer of the tiny Llama.
 fn tiny_engine(name: &str, settings: Settings) -> Engine {
-    let files = |name| ModelFiles::open(tiny(name)).unwrap();
-    let tokenizer = Tokenizer::open(&files("llama")).unwrap();
+    with_tokenizer(&tiny("llama"), name, settings)
+}
+
+/// A tiny model whose tokenizer puts no BOS before a prompt.
+fn without_bos(name: &str, settings: Settings) -> Engine {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(tiny("llama")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let config = folder.path().join("tokenizer_config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replacen('{', r#"{"add_bos_token": false,"#, 1);
+    std::fs::write(&config, text).unwrap();
+    let engine = with_tokenizer(folder.path(), name, settings);
+    assert_eq!(engine.tokenizer().bos(), None);
+    engine
+}
+
+fn with_tokenizer(folder: &std::path::Path, name: &str, settings: Settings) -> Engine {
+    let files = |folder: PathBuf| ModelFiles::open(folder).unwrap();
+    let tokenizer = Tokenizer::open(&files(folder.to_owned())).unwrap();
     let precision = settings.precision.unwrap_or(Precision::Bf16);
-    let decoder = Decoder::load(files(name), &device(), precision, |_, _| ()).unwrap();
+    let decoder = Decoder::load(files(tiny(name)), &device(), precision, |_, _| ()).unwrap();
     Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 
