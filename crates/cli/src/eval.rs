@@ -200,7 +200,13 @@ fn one(
     let encode = |text: &str| model.encode(text).unwrap_or_default();
     let quality = judge_template(judge, matrix, &jobs)?;
     let scorer = Scorer { judge, quality: quality.as_deref(), encode: &encode };
-    let options = RunOptions { forced: matrix.forced, maps: matrix.maps, seed: matrix.seed, until };
+    let options = RunOptions {
+        forced: matrix.forced,
+        maps: matrix.maps,
+        seed: matrix.seed,
+        batch: matrix.batch,
+        until,
+    };
     let bar = context.bar("", "{percent}% {msg}");
     let started = Instant::now();
     let (mut first, mut failed) = (None, 0);

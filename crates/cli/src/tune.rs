@@ -30,6 +30,8 @@ const QUESTION_TOKENS: usize = 40;
 const ROUNDS: usize = 4;
 /// Room for what stands around documents, question and answer.
 const AROUND: usize = 256;
+/// Answers to a question that are decoded together.
+const BATCH: usize = 8;
 
 /// A question of the user's file.
 #[derive(Debug, Deserialize)]
@@ -67,6 +69,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         prefix: args.prefixes.clone(),
         forced: args.max_tokens as usize,
         maps: false,
+        batch: BATCH,
         ..Matrix::default()
     };
     let variants = variants(context, &matrix)?;
@@ -87,7 +90,8 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let mut run = Run::open(&folder, about(context, &matrix, &variants, &engine, &jobs)?)?;
     let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
     let until = args.time_budget.map(|budget| Instant::now() + budget);
-    let options = RunOptions { forced: matrix.forced, maps: false, seed: matrix.seed, until };
+    let options =
+        RunOptions { forced: matrix.forced, maps: false, seed: matrix.seed, batch: matrix.batch, until };
     let (bar, started) = (context.bar("", "{percent}% {msg}"), Instant::now());
     let (name, mut first) = (context.global.model.as_str(), None);
     run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {

@@ -43,6 +43,8 @@ pub struct Matrix {
     pub forced: usize,
     /// Whether attention is compared by layer as well.
     pub maps: bool,
+    /// Answers to a sample that are decoded together: several are quicker, and have no time a token.
+    pub batch: usize,
     /// Whether prompts go into the model's chat template, where the benchmark says so; a base model has none.
     pub chat: bool,
     /// The tasks.
@@ -64,6 +66,7 @@ impl Default for Matrix {
             seed: 42,
             forced: 32,
             maps: true,
+            batch: 1,
             chat: true,
             tasks: Vec::new(),
         }
@@ -141,6 +144,9 @@ impl Matrix {
         };
         if self.limit == Some(0) || self.max_tokens == Some(0) || self.tasks.iter().any(zero) {
             return refuse("limit, max_tokens, lengths and depths must be at least 1");
+        }
+        if self.batch == 0 {
+            return refuse("`batch` must be at least 1: so many answers are decoded together");
         }
         if self.forced == 0 {
             return refuse(

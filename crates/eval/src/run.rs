@@ -146,7 +146,7 @@ impl Run {
     }
 
     /// Answers the samples of all jobs by all variants, the first samples of every job first, so that a stopped run has
-    /// some of each. `progress` is called before every answer; if it returns false the run stops. Returns whether all
+    /// some of each. `progress` is called before every batch of answers; if it returns false the run stops. Returns whether all
     /// is done.
     ///
     /// # Errors
@@ -175,16 +175,21 @@ impl Run {
                     return Ok(false);
                 }
                 let mut sample_run = SampleRun::new(engine, job, sample, variants, options, scorer);
-                for variant in left {
+                for variants in left.chunks(options.batch.max(1)) {
                     let task = job.about.label();
-                    if !progress(RunProgress { done, total, failed, task: &task, method: &variant.method }) {
+                    let method = &variants[0].method;
+                    if !progress(RunProgress { done, total, failed, task: &task, method }) {
                         return Ok(false);
                     }
-                    let blank = blank(name, job, sample, variant);
-                    let record =
-                        sample_run.answer(variant, self.unscored.remove(&key(&blank)).unwrap_or(blank));
-                    failed += usize::from(record.error.is_some());
-                    self.append(record)?;
+                    let mut blank = |variant| {
+                        let blank = blank(name, job, sample, variant);
+                        (variant, self.unscored.remove(&key(&blank)).unwrap_or(blank))
+                    };
+                    let blanks = variants.iter().map(|variant| blank(variant)).collect();
+                    for record in sample_run.answer(blanks) {
+                        failed += usize::from(record.error.is_some());
+                        self.append(record)?;
+                    }
                 }
                 done += weight(sample);
             }

@@ -40,19 +40,37 @@ impl<'a> SampleRun<'a> {
         SampleRun { engine, job, sample, variants, options, scorer, reference: None, engines: Vec::new() }
     }
 
-    /// The record `blank` with the variant's answer, or with an error. A record that has an answer already is only scored.
-    pub(crate) fn answer(&mut self, variant: &Variant, blank: Record) -> Record {
-        let mut record = Record { error: None, ..blank };
-        if record.cost.is_none() {
-            match self.try_answer(variant) {
-                Ok((answer, fidelity)) => {
-                    let config = self.engine.decoder().config();
-                    record.cost = Some(Cost::of(&answer.stats, config.heads / config.kv_heads));
-                    (record.answer, record.fidelity) = (answer.text, Some(fidelity));
-                }
-                Err(error) => record.error = Some(error.to_string()),
-            }
+    /// The records with the answers of their variants, or with errors. A record that has an answer already is only scored.
+    pub(crate) fn answer(&mut self, blanks: Vec<(&Variant, Record)>) -> Vec<Record> {
+        let wanted = blanks.iter().filter(|(_, blank)| blank.cost.is_none());
+        let variants: Vec<&Variant> = wanted.map(|(variant, _)| *variant).collect();
+        let mut answers = match variants.as_slice() {
+            [] => Vec::new(),
+            variants => self.try_answer(variants).unwrap_or_else(|error| {
+                let error = error.to_string();
+                variants.iter().map(|_| Err(Error::Invalid(error.clone()))).collect()
+            }),
         }
+        .into_iter();
+        let finish = |(_, blank): (_, Record)| {
+            let mut record = Record { error: None, ..blank };
+            if record.cost.is_none() {
+                match answers.next() {
+                    Some(Ok((answer, fidelity))) => {
+                        let config = self.engine.decoder().config();
+                        record.cost = Some(Cost::of(&answer.stats, config.heads / config.kv_heads));
+                        (record.answer, record.fidelity) = (answer.text, Some(fidelity));
+                    }
+                    Some(Err(error)) => record.error = Some(error.to_string()),
+                    None => {}
+                }
+            }
+            self.scored(record)
+        };
+        blanks.into_iter().map(finish).collect()
+    }
+
+    fn scored(&self, mut record: Record) -> Record {
         if record.error.is_none() {
             let LoadedTask { scoring, first_line, .. } = *self.job;
             match self.scorer.scores(scoring, first_line, self.sample, &record.answer) {
@@ -64,7 +82,8 @@ impl<'a> SampleRun<'a> {
         record
     }
 
-    fn try_answer(&mut self, variant: &Variant) -> Result<(Answer, Fidelity)> {
+    /// Answers of variants, decoded together. The reference is made where there is none yet.
+    fn try_answer(&mut self, variants: &[&Variant]) -> Result<Vec<Result<(Answer, Fidelity)>>> {
         let sampling = self.sampling();
         if self.reference.is_none() {
             let prompt = self.prompt()?;
@@ -95,27 +114,30 @@ impl<'a> SampleRun<'a> {
             }
             self.reference = Some((prompt, reference));
         }
-        let of = (variant.prefix.clone(), variant.store_dtype);
-        let engine = self.engines.iter().find(|(known, _)| *known == of).map(|(_, engine)| engine);
-        let (Some((prompt, reference)), Some(engine)) = (&self.reference, engine) else {
+        let Some((prompt, reference)) = &self.reference else {
             return Err(Error::Invalid("vanilla has not answered".to_owned()));
         };
-        let (answer, fidelity) = if variant.is_reference() && sampling.temperature == 0.0 {
-            let positions = reference.positions(self.engine);
-            let fidelity = Fidelity { top1: 1.0, positions, ..Fidelity::default() };
-            (reference.answer.clone(), fidelity)
-        } else {
-            let request = GenerateRequest {
-                eviction: variant.eviction.clone(),
-                ..GenerateRequest::new(variant.fusion.clone(), sampling.clone())
-            };
-            let (answer, found) = engine.answer_beside(prompt, &request, reference)?;
-            (answer, fidelity(found))
+        let is_known = |variant: &Variant| variant.is_reference() && sampling.temperature == 0.0;
+        let request = |variant: &Variant| {
+            let of = (variant.prefix.clone(), variant.store_dtype);
+            let engine = self.engines.iter().find(|(known, _)| *known == of);
+            let method = GenerateRequest::new(variant.fusion.clone(), sampling.clone());
+            let request = GenerateRequest { eviction: variant.eviction.clone(), ..method };
+            (engine.map_or(self.engine, |(_, engine)| engine), request)
         };
-        if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {
-            return Err(Error::Invalid("the model's logits or attention are not numbers".to_owned()));
-        }
-        Ok((answer, fidelity))
+        let asked = variants.iter().filter(|variant| !is_known(variant));
+        let requests: Vec<_> = asked.map(|variant| request(variant)).collect();
+        let mut answers = Engine::answers_beside(prompt, &requests, reference)?.into_iter();
+        let answer = |variant: &&Variant| {
+            if is_known(variant) {
+                let positions = reference.positions(self.engine);
+                let fidelity = Fidelity { top1: 1.0, positions, ..Fidelity::default() };
+                return Some(Ok((reference.answer.clone(), fidelity)));
+            }
+            let answer = answers.next()?.map_err(Error::from);
+            Some(answer.and_then(|(answer, found)| Ok((answer, checked(fidelity(found))?))))
+        };
+        Ok(variants.iter().filter_map(answer).collect())
     }
 
     fn prompt(&self) -> Result<Prompt> {
@@ -142,6 +164,13 @@ impl<'a> SampleRun<'a> {
             ..Sampling::default()
         }
     }
+}
+
+fn checked(fidelity: Fidelity) -> Result<Fidelity> {
+    if !fidelity.kl.is_finite() || fidelity.attention_l2.iter().any(|l2| !l2.is_finite()) {
+        return Err(Error::Invalid("the model's logits or attention are not numbers".to_owned()));
+    }
+    Ok(fidelity)
 }
 
 fn fidelity(found: refrain_engine::Fidelity) -> Fidelity {

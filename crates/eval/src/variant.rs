@@ -42,6 +42,8 @@ pub struct RunOptions {
     pub maps: bool,
     /// Seed of sampled answers.
     pub seed: u64,
+    /// Answers to a sample that are decoded together; 1 measures the time a token.
+    pub batch: usize,
     /// When the last sample may begin.
     pub until: Option<Instant>,
 }

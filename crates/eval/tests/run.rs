@@ -58,15 +58,15 @@ fn about(jobs: &[LoadedTask]) -> RunInfo {
     }
 }
 
-/// Goes on with a run for at most so many answers; returns whether all is done.
-fn go_on(folder: &Path, engine: &Engine, jobs: &[LoadedTask], most: usize) -> bool {
+/// Goes on with a run for at most so many batches of answers; returns whether all is done.
+fn go_on(folder: &Path, engine: &Engine, jobs: &[LoadedTask], most: usize, batch: usize) -> bool {
     let variants = variants(&[
         ("vanilla", "full"),
         ("pie", "full"),
         ("pie:store_dtype=q4", "full"),
         ("a3:ratio=0.3", "morph_kv:capacity=40,window=8"),
     ]);
-    let options = RunOptions { forced: 4, maps: true, seed: 42, until: None };
+    let options = RunOptions { forced: 4, maps: true, seed: 42, batch, until: None };
     let encode = |_: &str| Vec::new();
     let scorer = Scorer { judge: None, quality: None, encode: &encode };
     let mut run = Run::open(folder, about(jobs)).unwrap();
@@ -98,7 +98,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     let engine = engine();
     let jobs = jobs(&engine, &matrix());
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    assert!(go_on(whole.path(), &engine, &jobs, usize::MAX));
+    assert!(go_on(whole.path(), &engine, &jobs, usize::MAX, 3));
     let (_, expected) = read(whole.path()).unwrap();
     assert_eq!(expected.len(), 2 * 3 * 4, "two tasks, three samples, four variants");
     let of = |method: &str| {
@@ -126,7 +126,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
 
     let results = parts.path().join("results.jsonl");
     let mut sittings = 0;
-    while !go_on(parts.path(), &engine, &jobs, 6) {
+    while !go_on(parts.path(), &engine, &jobs, 6, 1) {
         // Killed within a line.
         std::fs::OpenOptions::new()
             .append(true)
@@ -149,7 +149,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     let text = jobs[0].samples[1].documents[0].repeat(3);
     jobs[0].samples[1].documents = vec![text];
     let folder = tempfile::tempdir().unwrap();
-    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 1));
     let (_, records) = read(folder.path()).unwrap();
     let failed: Vec<&Record> = records.iter().filter(|record| record.error.is_some()).collect();
     assert_eq!((failed.len(), records.len()), (4, 24));
@@ -160,7 +160,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     );
     assert!(failed.iter().all(|record| record.sample == jobs[0].samples[1].id && record.scores.is_empty()));
     // It is tried again, and nothing else is.
-    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX));
+    assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 1));
     assert_eq!(read(folder.path()).unwrap().1.len(), 28);
 }
 

@@ -1,9 +1,14 @@
 //! Agreement of two models of the next token.
 
+use std::sync::OnceLock;
+
 use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::sampling::argmax;
+
+/// The logarithm of a probability that no sum of a vocabulary's terms shows.
+const NEGLIGIBLE: f64 = -50.0;
 
 /// Agreement of distributions of the next token with exact ones.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -25,7 +30,12 @@ impl Engine {
         let pairs = || expected.chunks(vocab).zip(logits.chunks(vocab));
         let positions = expected.len() / vocab;
         let same = pairs().filter(|(p, q)| argmax(p) == argmax(q)).count();
-        let divergences: Vec<f64> = pairs().map(|(p, q)| divergence(p, q)).collect();
+        let divergences: Vec<OnceLock<f64>> = pairs().map(|_| OnceLock::new()).collect();
+        self.decoder().device().parallel(divergences.len(), &|i| {
+            let row = i * vocab..(i + 1) * vocab;
+            let _ = divergences[i].set(divergence(&expected[row.clone()], &logits[row]));
+        });
+        let divergences: Vec<f64> = divergences.into_iter().filter_map(OnceLock::into_inner).collect();
         let kl = divergences.iter().sum::<f64>() / positions as f64;
         let kl_first = divergences.first().copied().unwrap_or(0.0);
         Agreement { kl, kl_first, top1: same as f64 / positions as f64, positions }
@@ -41,7 +51,8 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let (p_norm, q_norm) = (normaliser(p), normaliser(q));
     let term = |(p, q): (&f32, &f32)| {
         let (log_p, log_q) = (f64::from(*p) - p_norm, f64::from(*q) - q_norm);
-        log_p.exp() * (log_p - log_q)
+        // Most of a vocabulary is so unlikely that it adds nothing.
+        if log_p < NEGLIGIBLE && log_q.is_finite() { 0.0 } else { log_p.exp() * (log_p - log_q) }
     };
     let sum: f64 = p.iter().zip(q).map(term).sum();
     // Rounding may fall below 0; what is no number stays so.

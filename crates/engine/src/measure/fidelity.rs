@@ -1,7 +1,6 @@
 //! Fidelity of an answer: vanilla's answer as the reference, and others held against it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use refrain_fusion::Vanilla;
 use refrain_kv::top_k;
@@ -9,7 +8,7 @@ use serde::Serialize;
 
 use super::agreement::Agreement;
 use crate::Result;
-use crate::decode::{DecodeWorkspace, decode_step, extend};
+use crate::decode::{DecodeWorkspace, decode_step};
 use crate::engine::Engine;
 use crate::generate::{FirstToken, Prefill};
 use crate::prefill::{AttentionCapture, AttentionMap};
@@ -27,7 +26,7 @@ pub struct Reference {
     pub answer: Answer,
     /// Logits that its first tokens were chosen from, one after the other.
     pub(crate) logits: Vec<f32>,
-    maps: Vec<AttentionMap>,
+    pub(crate) maps: Vec<AttentionMap>,
 }
 
 /// Fidelity of an answer to a [`Reference`].
@@ -54,7 +53,7 @@ pub struct Hits {
 
 impl Reference {
     /// Vanilla's tokens that others are forced to.
-    fn forced(&self, engine: &Engine) -> &[u32] {
+    pub(super) fn forced(&self, engine: &Engine) -> &[u32] {
         &self.answer.tokens[..self.positions(engine)]
     }
 
@@ -74,7 +73,7 @@ impl Reference {
     }
 
     /// Shares of the most attended tokens among the document tokens (from 0) that were computed.
-    fn hits(&self, computed: &[u32]) -> Option<Hits> {
+    pub(super) fn hits(&self, computed: &[u32]) -> Option<Hits> {
         let received = self.received();
         if received.is_empty() || computed.is_empty() {
             return None;
@@ -117,73 +116,10 @@ impl Engine {
             decode_step(&mut [&mut sequence], &mut workspace)?;
         }
     }
-
-    /// Answers a prompt as [`Engine::answer`] does, and holds the way there against `reference`: the first tokens are
-    /// forced to its own, and where the answer leaves these it goes on by itself.
-    ///
-    /// # Errors
-    /// As for [`Engine::answer`].
-    pub fn answer_beside(
-        &self,
-        prompt: &Prompt,
-        request: &GenerateRequest,
-        reference: &Reference,
-    ) -> Result<(Answer, Fidelity)> {
-        let maps = !reference.maps.is_empty();
-        let capture = if maps { AttentionCapture::Maps } else { AttentionCapture::Nothing };
-        let tokens = reference.forced(self);
-        let steps = request.sampling.max_tokens.max(tokens.len());
-        let FirstToken { mut sequence, mut logits, prefilled } =
-            Prefill::start(self, prompt, request.clone(), capture, (steps, 0))?.run()?;
-        let mut workspace = DecodeWorkspace::default();
-        let mut stepping = Duration::ZERO;
-        // The answer's own tokens as far as they are those that are forced, and its cache where it leaves them.
-        let (mut own, mut found, mut branch) = (vec![sequence.next_token], Vec::new(), None);
-        for (at, token) in tokens.iter().enumerate() {
-            found.append(&mut logits);
-            if branch.is_none() && own[at] != *token {
-                branch = Some(sequence.cache.fork());
-            }
-            if at + 1 < tokens.len() {
-                let step = Instant::now();
-                let next = extend(&mut [&mut sequence.cache], &[*token], &mut workspace)?;
-                stepping += step.elapsed();
-                logits = next.to_vec();
-                if branch.is_none() {
-                    own.push(sequence.generator.choose(&mut logits.clone(), at + 1));
-                }
-            }
-        }
-        let known = own.len();
-        if let Some(branch) = branch {
-            sequence.cache = branch;
-        }
-        let step = Instant::now();
-        let mut own = own.into_iter();
-        let finish = loop {
-            if let Some(token) = own.next() {
-                sequence.next_token = token;
-            } else {
-                decode_step(&mut [&mut sequence], &mut workspace)?;
-            }
-            if let Some(finish) = sequence.push_token(&mut |_| true) {
-                break finish;
-            }
-        };
-        stepping += step.elapsed();
-        let steps = tokens.len() - 1 + sequence.generator.tokens.len().saturating_sub(known);
-        let mut answer = sequence.finish(finish, &mut |_| true);
-        answer.stats.tpot = (steps > 0).then(|| stepping.as_secs_f64() / steps as f64);
-        let agreement = self.agreement(&reference.logits, &found);
-        let pairs = reference.maps.iter().zip(&prefilled.maps);
-        let attention_l2 = pairs.map(|(exact, map)| map.distance(exact)).collect();
-        let hits = reference.hits(&computed(prompt, &prefilled.final_rows));
-        Ok((answer, Fidelity { agreement, attention_l2, hits }))
-    }
 }
 
 /// Document tokens, from 0, among the rows of the last layer.
-fn computed(prompt: &Prompt, rows: &[u32]) -> Vec<u32> {
+pub(super) fn computed(prompt: &Prompt, rows: &[u32]) -> Vec<u32> {
     let (start, end) = (prompt.system.len() as u32, (prompt.len() - prompt.question.len()) as u32);
     rows.iter().filter(|row| (start..end).contains(*row)).map(|row| row - start).collect()
 }

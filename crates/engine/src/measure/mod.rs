@@ -1,6 +1,7 @@
 //! Measurements: methods held against vanilla, and bare times of the model.
 
 mod agreement;
+mod beside;
 mod compare;
 mod fidelity;
 mod timing;

@@ -5,7 +5,7 @@ use refrain_fusion::{METHODS, Vanilla};
 
 use super::*;
 use crate::sequence::Generator;
-use crate::{GenerateRequest, Parts, Sampling};
+use crate::{Answer, Fidelity, GenerateRequest, Parts, Reference, Sampling};
 
 /// Methods and policies that go through each kind of cache: whole, of chosen spans, retrieving, bounded.
 const WAYS: [(&str, &str); 9] = [
@@ -24,6 +24,17 @@ fn sampling(max_tokens: usize) -> Sampling {
     Sampling { max_tokens, ..Sampling::default() }
 }
 
+/// One answer beside the reference.
+fn beside(
+    engine: &Engine,
+    prompt: &Prompt,
+    request: &GenerateRequest,
+    reference: &Reference,
+) -> (Answer, Fidelity) {
+    let mut answers = Engine::answers_beside(prompt, &[(engine, request.clone())], reference).unwrap();
+    answers.remove(0).unwrap()
+}
+
 #[test]
 fn an_answer_beside_another_is_the_one_alone() {
     let engine = engine(&tiny("llama"), exact(Dtype::F32));
@@ -33,19 +44,23 @@ fn an_answer_beside_another_is_the_one_alone() {
         let sampling = sampling(24);
         for (forced, maps) in [(5, true), (60, false)] {
             let reference = engine.reference(&prompt, &sampling, forced, maps).unwrap();
-            for (method, policy) in WAYS {
-                let (method, policy) = (METHODS.parse(method).unwrap(), POLICIES.parse(policy).unwrap());
-                let request = GenerateRequest {
-                    eviction: policy.clone(),
-                    ..GenerateRequest::new(method.clone(), sampling.clone())
-                };
-                let alone = engine.answer(&prompt, &request, |_| true).unwrap();
-                let (beside, close) = engine.answer_beside(&prompt, &request, &reference).unwrap();
-                assert_eq!(beside.tokens, alone.tokens, "{method:?} {policy:?}");
+            let request = |(method, policy)| GenerateRequest {
+                eviction: POLICIES.parse(policy).unwrap(),
+                ..GenerateRequest::new(METHODS.parse(method).unwrap(), sampling.clone())
+            };
+            let requests: Vec<_> = WAYS.map(|way| (&engine, request(way))).into();
+            let together = Engine::answers_beside(&prompt, &requests, &reference).unwrap();
+            for ((_, request), together) in requests.iter().zip(together) {
+                let alone = engine.answer(&prompt, request, |_| true).unwrap();
+                let (beside, close) = beside(&engine, &prompt, request, &reference);
+                assert_eq!(beside.tokens, alone.tokens, "{request:?}");
                 assert_eq!((&beside.text, beside.finish), (&alone.text, alone.finish));
                 assert_eq!(beside.stats.answer_tokens, alone.tokens.len());
                 assert_eq!(beside.stats.retained_tokens, alone.stats.retained_tokens);
                 assert_eq!(close.agreement.positions, forced.min(reference.answer.tokens.len()));
+                let (other, as_close) = together.unwrap();
+                assert_eq!((&other.tokens, other.stats.tpot), (&alone.tokens, None));
+                assert_eq!(as_close, close, "{request:?}");
                 left += usize::from(beside.tokens != reference.answer.tokens);
             }
         }
@@ -60,7 +75,7 @@ fn sampled_answers_are_the_ones_alone_too() {
     let drawn = Sampling { temperature: 1.0, seed: 4, ..sampling(12) };
     let reference = engine.reference(&prompt, &drawn, 6, false).unwrap();
     let request = GenerateRequest::new(shared(Vanilla), drawn.clone());
-    let (beside, _) = engine.answer_beside(&prompt, &request, &reference).unwrap();
+    let (beside, _) = beside(&engine, &prompt, &request, &reference);
     assert_eq!(beside.tokens, engine.answer(&prompt, &request, |_| true).unwrap().tokens);
     assert_ne!(beside.tokens, reference.answer.tokens, "the reference is greedy");
 }
@@ -73,10 +88,7 @@ fn vanilla_is_as_near_as_can_be_and_others_are_farther() {
         let reference = engine.reference(&prompt, &sampling, 8, true).unwrap();
         let close = |method: &str| {
             let method = METHODS.parse(method).unwrap();
-            engine
-                .answer_beside(&prompt, &GenerateRequest::new(method.clone(), sampling.clone()), &reference)
-                .unwrap()
-                .1
+            beside(engine, &prompt, &GenerateRequest::new(method.clone(), sampling.clone()), &reference).1
         };
         let own = close("vanilla");
         assert_eq!((own.agreement.kl, own.agreement.top1), (0.0, 1.0));
