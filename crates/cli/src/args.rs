@@ -143,9 +143,9 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
-    /// a model without, the first token of its template), system (the prompts' part before the documents), or text:FILE
-    /// [auto: the choice of `refrain tune`, or the one built in for the model]
-    #[arg(long, global = true, value_name = "PREFIX", default_value = "none", hide_short_help = true)]
+    /// a model without, the first token of its template), system (the prompts' part before the documents), text:FILE, or auto (the
+    /// choice of `refrain tune`, or the one built in for the model). Commands that share chunks need the same
+    #[arg(long, global = true, value_name = "PREFIX", default_value = AUTO, hide_short_help = true)]
     pub(crate) prefix: PrefixArg,
     /// Most tokens whose share of a layer is computed in one step: in the server, others get their turn between steps
     #[arg(long, global = true, value_name = "N", default_value_t = 2048, hide_short_help = true,
@@ -246,7 +246,7 @@ pub(crate) struct Ingest {
     pub(crate) paths: Vec<PathBuf>,
     /// Fusion method to prepare for, with options if wanted: sam_kv and multi_inf_llm have documents prefilled whole, with a
     /// summary of each
-    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
     /// System message of the prompts to come, for `--prefix system` [default: the model's own]
     #[arg(long, value_name = "TEXT", hide_short_help = true)]

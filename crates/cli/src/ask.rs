@@ -11,6 +11,7 @@ use refrain_eviction::Eviction;
 use serde_json::{Value, json};
 
 use crate::args;
+use crate::choice::AUTO;
 use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
@@ -19,9 +20,6 @@ use crate::output::{
 };
 use crate::settings::{Context, read_documents};
 use crate::table::Table;
-
-/// The default method.
-const METHOD: &str = "a3";
 
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
@@ -63,6 +61,8 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         return print_json(&json!({
             "question": question,
             "model": context.global.model,
+            "prefix": context.prefix()?.to_string(),
+            "auto": context.choice().ok(),
             "ingest": ingested,
             "evict": policy.spec,
             "answers": answers,
@@ -117,7 +117,7 @@ pub(crate) fn asked_text(given: &str, what: &str) -> Result<String> {
 /// shows every compared method's answer.
 fn selected(context: &Context, args: &args::Ask) -> Result<(Vec<Method>, Vec<Method>, Policy)> {
     let named = args.method.as_ref().filter(|_| args.compare.is_empty() || context.method_typed);
-    let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| METHOD.to_owned());
+    let alone = named.or(args.method.as_ref()).cloned().unwrap_or_else(|| AUTO.to_owned());
     let mut specs = args.compare.clone();
     if args.compare.is_empty() || named.is_some() {
         specs.insert(0, alone);
@@ -165,7 +165,11 @@ pub(crate) fn answer(
         }
         out.flush()?;
         warn_of_other_prefix(&answer.stats);
-        context.say(&paint("2", &stats_line(method, policy, &answer.stats), &io::stderr()));
+        let chosen = context
+            .choice_of(&method.spec)
+            .map(|choice| format!("\n{} behind prefix {}: {}", choice.method, choice.prefix, choice.why));
+        let line = stats_line(method, policy, &answer.stats) + &chosen.unwrap_or_default();
+        context.say(&paint("2", &line, &io::stderr()));
         if let Some(explanation) = &answer.explanation {
             write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
         }

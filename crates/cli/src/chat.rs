@@ -27,8 +27,7 @@ const HELP: &str = "\
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
-    let (method, policy) =
-        (methods::method(&context.method_text(&args.method)?)?, methods::policy(&args.evict)?);
+    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let documents = read_documents(&args.prompt.docs)?;
     let around = args.prompt.instructions();
     let engine = context.open_engine(&around)?;
@@ -81,7 +80,7 @@ impl Chat<'_> {
                 self.context.say("a new conversation");
             }
             "/method" if !rest.is_empty() => {
-                self.method = methods::method(&self.context.method_text(rest.trim())?)?;
+                self.method = methods::asked(self.context, rest.trim())?;
                 self.ingest(&self.documents)?;
                 self.context.say(&self.state());
             }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use refrain_engine::Prefix;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::folders::{tilde, write_toml};
 use crate::models::KnownModel;
@@ -59,11 +59,16 @@ impl TunedFile {
 }
 
 /// A method and a prefix, and why.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Choice {
     pub(crate) method: String,
+    #[serde(serialize_with = "as_text")]
     pub(crate) prefix: Prefix,
     pub(crate) why: String,
+}
+
+fn as_text<S: Serializer>(prefix: &Prefix, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(prefix)
 }
 
 /// Path of the choice for a model, in the folder of the user's data. `fingerprint` is that of weights, configuration and precision.

@@ -15,7 +15,7 @@ use refrain_registry::append;
 use refrain_store::{KvQuantization, Store, hex};
 use serde_json::json;
 
-use crate::args;
+use crate::args::{self, PrefixArg};
 use crate::folders::tilde;
 use crate::output::{self, Fail, age, count, print, print_json, seconds};
 use crate::settings::Context;
@@ -134,7 +134,11 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
         prefixes.push(text.parse().map_err(|reason: String| Fail::usage(reason))?);
     }
     if prefixes.is_empty() {
-        prefixes.push(context.prefix()?);
+        // A benchmark holds methods against each other as their papers have them, unless a prefix is asked for.
+        prefixes.push(match &context.global.prefix {
+            PrefixArg::Is(prefix) => prefix.clone(),
+            PrefixArg::Auto => Prefix::None,
+        });
     }
     let mut variants = Vec::new();
     for (policy, method) in

@@ -36,7 +36,7 @@ pub(crate) const TUNE: &str = "\
 Examples:
   refrain tune docs/
   refrain tune docs/ --questions questions.jsonl --samples 60 --bound 0.95
-  refrain ask --docs docs/ --method auto --prefix auto \"How tight is a stem bolt?\"
+  refrain ask --docs docs/ \"How tight is a stem bolt?\"
 
 Each question is answered by vanilla and by every method behind every prefix. The cheapest by time to the first token that \
 keeps the share --bound of vanilla's likeliest tokens and of its score becomes the model's choice.";

@@ -17,8 +17,7 @@ use crate::settings::{Context, read_documents};
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let text = asked_text(&args.prompt, "prompt")?;
-    let (method, policy) =
-        (methods::method(&context.method_text(&args.method)?)?, methods::policy(&args.evict)?);
+    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let mut sampling = args.sampling.sampling();
     sampling.check()?;
     let documents = read_documents(&args.docs)?;

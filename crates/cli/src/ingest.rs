@@ -13,7 +13,7 @@ use crate::settings::{Context, read_documents};
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
-    let method = methods::method(&context.method_text(&args.method)?)?;
+    let method = methods::asked(context, &args.method)?;
     let documents = read_documents(&args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
     let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;

@@ -23,6 +23,11 @@ pub(crate) fn method(text: &str) -> Result<Method> {
     select(&METHODS, text)
 }
 
+/// The fusion method that an option selects; `auto` is the model's choice.
+pub(crate) fn asked(context: &Context, text: &str) -> Result<Method> {
+    method(&context.method_text(text)?)
+}
+
 /// The eviction policy that a text selects.
 pub(crate) fn policy(text: &str) -> Result<Policy> {
     select(&POLICIES, text)

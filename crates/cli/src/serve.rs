@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use refrain_engine::Prefix;
 use refrain_server::{ApiKeys, App, Listener, Options, tls};
 use serde_json::json;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -18,8 +19,7 @@ use crate::settings::{Context, read_documents};
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
-    let (method, policy) =
-        (methods::method(&context.method_text(&args.method)?)?, methods::policy(&args.evict)?);
+    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let filter = EnvFilter::try_new(&args.log).map_err(|error| {
         Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
     })?;
@@ -44,6 +44,13 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     let documents = read_documents(&args.docs)?;
     let mut options = options(context, args)?;
     let engine = context.open_engine(&options.instructions)?;
+    let chosen = context.choice_of(&method.spec).map(|choice| choice.why.clone());
+    options.method_reason = chosen.unwrap_or_else(|| "given to the server".to_owned());
+    options.prefix = match context.prefix()? {
+        // Clients have no use for a path of this machine.
+        Prefix::Text(_) => "text".to_owned(),
+        prefix => prefix.to_string(),
+    };
     (options.method, options.evict) = (method.spec, policy.spec);
     let open = options.api_keys.is_empty();
     let encrypted = match (&args.ssl_certfile, &args.ssl_keyfile) {

@@ -1,5 +1,6 @@
 //! The resolved options: folders, engine, store, methods.
 
+use std::cell::OnceCell;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
@@ -33,6 +34,8 @@ pub(crate) struct Context {
     pub(crate) method_typed: bool,
     /// Whether the most tokens of an answer were given, and not left at their default.
     pub(crate) max_tokens_given: bool,
+    /// The method and prefix that `auto` stands for, once they are asked for.
+    choice: OnceCell<Choice>,
 }
 
 impl Context {
@@ -55,7 +58,17 @@ impl Context {
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
         let data_folder = data_folder();
-        Ok(Context { json, console, models, store, data_folder, method_typed, max_tokens_given, global })
+        Ok(Context {
+            json,
+            console,
+            models,
+            store,
+            data_folder,
+            method_typed,
+            max_tokens_given,
+            global,
+            choice: OnceCell::new(),
+        })
     }
 
     /// The store's limits.
@@ -138,26 +151,30 @@ impl Context {
     }
 
     /// The method and prefix that `auto` stands for.
-    fn choice(&self) -> Result<Choice> {
-        choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref())
+    pub(crate) fn choice(&self) -> Result<&Choice> {
+        if let Some(choice) = self.choice.get() {
+            return Ok(choice);
+        }
+        let found = choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref())?;
+        Ok(self.choice.get_or_init(|| found))
     }
 
     /// The prefix of chunks; `auto` is the model's choice.
     pub(crate) fn prefix(&self) -> Result<Prefix> {
         match &self.global.prefix {
             PrefixArg::Is(prefix) => Ok(prefix.clone()),
-            PrefixArg::Auto => Ok(self.choice()?.prefix),
+            PrefixArg::Auto => Ok(self.choice()?.prefix.clone()),
         }
     }
 
-    /// The text of a method; `auto` is the model's choice, which is said with its reason.
+    /// The text of a method; `auto` is the model's choice.
     pub(crate) fn method_text(&self, text: &str) -> Result<String> {
-        if text != AUTO {
-            return Ok(text.to_owned());
-        }
-        let Choice { method, prefix, why } = self.choice()?;
-        self.say(&format!("method {method}, prefix {prefix}: {why}"));
-        Ok(method)
+        if text == AUTO { Ok(self.choice()?.method.clone()) } else { Ok(text.to_owned()) }
+    }
+
+    /// The model's choice, where an answer with this method follows it.
+    pub(crate) fn choice_of(&self, method: &str) -> Option<&Choice> {
+        self.choice.get().filter(|choice| choice.method == method)
     }
 
     /// The identity of a model's weights, configuration and precision under these options.

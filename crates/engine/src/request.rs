@@ -46,7 +46,8 @@ pub struct RequestStats {
     /// Seconds that the method took to score tokens and choose among them: at the layers where it narrows its rows, or with the
     /// question's first pass, where it selects by that.
     pub select_seconds: f64,
-    /// Chunks that were prefilled behind a prefix that is not this prompt's system part. They are less exact than they could be.
+    /// Chunks that were prefilled behind a prefix that is not this prompt's system part. They are less exact than they could be. Behind
+    /// earlier turns of a conversation no chunk could be better, and none counts.
     pub other_prefix_chunks: usize,
     /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
     pub repaired_chunks: usize,
@@ -184,6 +185,7 @@ impl RequestStats {
             operations: prefill.operations,
             select_seconds: prefill.selecting.as_secs_f64(),
             other_prefix_chunks: if reuses
+                && prompt.system_reusable
                 && engine.prefix().is_some_and(|prefix| prefix.tokens != prompt.system)
             {
                 prompt.chunks.len()

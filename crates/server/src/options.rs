@@ -42,8 +42,12 @@ impl Default for Limits {
 pub struct Options {
     /// Name of the model in requests.
     pub served_model_name: String,
-    /// Fusion method of requests that name none, such as `a3:ratio=0.2`.
+    /// Fusion method of requests that name none, such as `drift:charge=0.2`.
     pub method: String,
+    /// Why that method is chosen, for people.
+    pub method_reason: String,
+    /// The prefix that the engine's chunks are prefilled behind, as it was asked for.
+    pub prefix: String,
     /// Eviction policy of requests that name none, such as `full`.
     pub evict: String,
     /// Text of a chat's prompt before and after its documents; system message and history come from the request.
@@ -80,7 +84,9 @@ impl Options {
     pub fn new(served_model_name: impl Into<String>) -> Options {
         Options {
             served_model_name: served_model_name.into(),
-            method: "a3".to_owned(),
+            method: "drift:charge=0.3".to_owned(),
+            method_reason: "near vanilla, since nothing is known of the model".to_owned(),
+            prefix: "none".to_owned(),
             evict: "full".to_owned(),
             instructions: Instructions::default(),
             limits: Limits::default(),

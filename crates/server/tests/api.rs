@@ -671,6 +671,8 @@ async fn the_page_needs_nothing_but_this_server() {
             place.starts_with("data:") || ["page.js", "page.css"].contains(&place) || place.starts_with('<');
         assert!(there, "{place}");
     }
+    let model = &value(ask(&router, "GET", "/v1/models", None, Value::Null).await).await["data"][0];
+    assert_eq!((&model["refrain"]["evict"], &model["refrain"]["prefix"]), (&json!("full"), &json!("none")));
     let methods = value(ask(&router, "GET", "/v1/methods", None, Value::Null).await).await;
     assert!(methods["methods"].as_array().unwrap().iter().any(|method| method["name"] == "a3"));
     let body = chat(json!({ "refrain": { "method": "a3", "explain": "tokens" } }));

@@ -6,13 +6,16 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueHint};
 use refrain_engine::{Instructions, Sampling};
 
+use crate::choice::AUTO;
+
 #[derive(Debug, Args)]
 pub(crate) struct Ask {
     /// The question; - reads it from standard input
     pub(crate) question: String,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Fusion method, with options if wanted: a3, pie, a3:ratio=0.2,softmax=per_head [default: a3]
+    /// Fusion method, with options if wanted: drift:charge=0.1, a3, pie; auto is what `refrain tune` found for the model, or what
+    /// is built in for it [default: auto]
     #[arg(long, value_name = "METHOD")]
     pub(crate) method: Option<String>,
     /// Eviction policy, with options if wanted: morph_kv, snap_kv:capacity=512 [default: full]
@@ -36,8 +39,8 @@ pub(crate) struct Ask {
 pub(crate) struct Chat {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Fusion method, with options if wanted
-    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    /// Fusion method, with options if wanted; auto is the model's own choice
+    #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
     /// Eviction policy, with options if wanted
     #[arg(long, value_name = "POLICY", default_value = "full")]
@@ -56,8 +59,8 @@ pub(crate) struct Generate {
     /// System message [default: the model's own]
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub(crate) system: Option<String>,
-    /// Fusion method, with options if wanted
-    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    /// Fusion method, with options if wanted; auto is the model's own choice
+    #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
     /// Eviction policy, with options if wanted
     #[arg(long, value_name = "POLICY", default_value = "morph_kv")]

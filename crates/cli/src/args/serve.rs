@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 use refrain_engine::Instructions;
 
+use crate::choice::AUTO;
 use crate::output::{parse_duration, parse_size};
 
 #[derive(Debug, Args)]
@@ -23,8 +24,8 @@ pub(crate) struct Serve {
     /// Text, Markdown or JSONL (title, text) files, or folders of them, to ingest before the first request
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
-    /// Fusion method of requests that name none
-    #[arg(long, value_name = "METHOD", default_value = "a3")]
+    /// Fusion method of requests that name none; auto is the model's own choice
+    #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
     /// Eviction policy of requests that name none
     #[arg(long, value_name = "POLICY", default_value = "full")]

@@ -36,24 +36,18 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     let vanilla = front.iter().find(|row| row["method"] == "vanilla").unwrap();
     assert_eq!((vanilla["speedup"].as_f64(), vanilla["top1"].as_f64()), (Some(1.0), Some(1.0)));
     assert!(Path::new(tuned["report"][0].as_str().unwrap()).is_file());
-    // The command's second run has nothing left to answer. A question with `auto` follows the choice.
+    // The command's second run has nothing left to answer. A question that names no method follows the choice.
     assert_eq!(home.json(&words)["choice"], *choice);
-    let ask = [
-        "ask",
-        "--docs",
-        docs,
-        "--max-tokens",
-        "4",
-        "--method",
-        "auto",
-        "--prefix",
-        "auto",
-        "What is a stem?",
-    ];
+    let ask = ["ask", "--docs", docs, "--max-tokens", "4", "What is a stem?"];
     let said = home.run(&ask).good().err;
     assert!(said.contains("prefix system: tuned with 2 questions"), "{said}");
     let answered = home.json(&ask);
-    assert_eq!(answered["answers"][0]["method"], choice["method"]);
+    assert_eq!(
+        (&answered["answers"][0]["method"], &answered["prefix"]),
+        (&choice["method"], &json!("system"))
+    );
+    assert_eq!(answered["auto"]["method"], choice["method"]);
+    assert!(answered["auto"]["why"].as_str().unwrap().starts_with("tuned with 2 questions"), "{answered}");
     assert_eq!(answered["answers"][0]["stats"]["other_prefix_chunks"], 0);
     // Chunks of the prefix are the store's; another system message does not fit them, and is told once.
     let listed = home.json(&["store", "ls"]);
@@ -69,6 +63,12 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     std::fs::write(&file, text.replace("fingerprint = \"", "fingerprint = \"0")).unwrap();
     let said = home.run(&ask).good().err;
     assert!(said.contains("is not used") && !said.contains("tuned with"), "{said}");
+    assert!(said.contains("built in for this model"), "{said}");
+    // A method that is named has its own way, behind the same prefix.
+    let words = ["ask", "--docs", docs, "--max-tokens", "4", "--method", "pie", "What is a stem?"];
+    let named = home.json(&words);
+    assert_eq!((&named["answers"][0]["method"], &named["prefix"]), (&json!("pie"), &json!("system")));
+    assert!(!home.run(&words).good().err.contains("built in"));
 }
 
 #[test]

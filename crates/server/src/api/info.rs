@@ -26,6 +26,20 @@ pub(super) struct ModelResponse {
     owned_by: &'static str,
     /// The model's context in tokens.
     max_model_len: usize,
+    refrain: ModelDefaults,
+}
+
+/// What requests get that do not say.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ModelDefaults {
+    /// Fusion method with its options.
+    method: String,
+    /// Why that one.
+    method_reason: String,
+    /// Tokens that stand before every chunk while it is prefilled: `none`, `bos`, `system`, or `text` for one of its own.
+    prefix: String,
+    /// Eviction policy with its options.
+    evict: String,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -42,8 +56,16 @@ pub(super) struct StatusResponse {
 }
 
 fn model_response(app: &App) -> ModelResponse {
+    let options = &app.state.options;
+    let refrain = ModelDefaults {
+        method: options.method.clone(),
+        method_reason: options.method_reason.clone(),
+        prefix: options.prefix.clone(),
+        evict: options.evict.clone(),
+    };
     ModelResponse {
-        id: app.state.options.served_model_name.clone(),
+        refrain,
+        id: options.served_model_name.clone(),
         object: "model",
         created: app.state.started,
         owned_by: "refrain",

@@ -225,7 +225,7 @@ async function start() {
   $("capacity").value = policy.match(/capacity=(\d+)/)?.[1] ?? 512;
   bounds();
   const { data: [model] } = await (await request("v1/models")).json();
-  $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens`;
+  $("model").textContent = `${model.id}, context of ${model.max_model_len} tokens; ${model.refrain.method} (${model.refrain.method_reason})`;
   await showDocuments();
 }
 const bounds = () => { $("capacity").disabled = $("evict").value === "full"; };
