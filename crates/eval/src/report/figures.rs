@@ -6,7 +6,7 @@ use super::scores::SCORE;
 use super::stats::mean;
 use super::svg::{Axis, Plot, Point, Series, bars, heat, legend};
 use super::table::{Block, Figure, Section, Unit, distinct};
-use super::variant_name::{VariantName, base, label, option, without};
+use super::variant_name::{VariantName, base, default, label, option, without};
 
 const VANILLA: Option<(f64, &str)> = Some((1.0, "Vanilla"));
 
@@ -26,15 +26,20 @@ fn figure(title: &str, note: &str, panels: Vec<Option<String>>) -> Option<Figure
 
 /// A variant's label without the options that all variants of its name have.
 fn short(data: &Data<'_>, variant: usize) -> String {
+    short_name(data, variant).split('+').map(label).collect::<Vec<_>>().join(" + ")
+}
+
+/// A variant's name without the options that all variants of its name have.
+fn short_name(data: &Data<'_>, variant: usize) -> String {
     let name = data.variants[variant].name();
     if name.contains('+') {
-        return data.variants[variant].label();
+        return name;
     }
     let names: Vec<String> =
         data.variants.iter().map(VariantName::name).filter(|other| base(other) == base(&name)).collect();
     let has = |other: &String, word: &str| other.split([':', ',']).skip(1).any(|own| own == word);
     let own = name.split([':', ',']).skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
-    label(&refrain_registry::join(&base(&name), own.map(str::to_owned)))
+    refrain_registry::join(&base(&name), own.map(str::to_owned))
 }
 
 /// A panel for every model.
@@ -60,7 +65,8 @@ fn point(
     Some(Point { x, y: y.value, interval: Some((y.low, y.high)), label })
 }
 
-/// A plot of points, each a variant; KL has a logarithmic axis, without those that are at zero.
+/// A plot of points, each a variant; KL has a logarithmic axis, without those that are at zero. Variants that differ in their charge
+/// alone are joined by a line, which has one name.
 fn points(
     data: &Data<'_>,
     model: usize,
@@ -68,20 +74,54 @@ fn points(
     [x, y]: [(&Measure, &'static str); 2],
 ) -> Option<String> {
     let log = y.0.unit == Unit::Nats;
-    let one = |variant: &usize| -> Option<Series> {
-        let mut point = point(data, model, *variant, [x.0, y.0], short(data, *variant))?;
+    let one = |variant: usize, label: String| -> Option<Point> {
+        let mut point = point(data, model, variant, [x.0, y.0], label)?;
         // An interval that reaches zero does not fit on a logarithmic axis.
         point.interval = point.interval.filter(|(low, _)| !log || *low > 0.0);
-        let drawn = !log || point.y > 0.0;
-        drawn.then(|| Series { style: style(data, *variant), joined: false, points: vec![point] })
+        (!log || point.y > 0.0).then_some(point)
     };
-    let series: Vec<Series> = variants.iter().filter_map(one).collect();
+    let series: Vec<Series> = by_charge(data, variants)
+        .iter()
+        .filter_map(|variants| {
+            let (first, last) = (*variants.first()?, variants.len() - 1);
+            let name = |at| match (at, last) {
+                (0, 0) => short(data, first),
+                (at, last) if at == last => label(&without(&short_name(data, first), "charge")),
+                _ => String::new(),
+            };
+            let points: Vec<Point> =
+                variants.iter().enumerate().filter_map(|(at, variant)| one(*variant, name(at))).collect();
+            let drawn = !points.is_empty();
+            drawn.then(|| Series { style: style(data, first), joined: points.len() > 1, points })
+        })
+        .collect();
     let others = series.iter().filter(|series| series.style != 0).count();
     let level = if log { None } else { Some((1.0, "")) };
     let x_axis = Axis { log: x.0.name == TTFT_SPEEDUP.name, ..axis(x.0, x.1) };
     let y = Axis { log, ..axis(y.0, y.1) };
     let plot = Plot { title: data.models[model].to_owned(), x: x_axis, y, series, level };
     if others == 0 { None } else { plot.svg() }
+}
+
+/// Variants that differ in their charge alone together, the highest first.
+fn by_charge(data: &Data<'_>, variants: &[usize]) -> Vec<Vec<usize>> {
+    let name = |variant: usize| data.variants[variant].name();
+    let charge = |variant: usize| -> f64 {
+        let name = name(variant);
+        let given = option(&name, "charge").map(str::to_owned).or_else(|| default(&name, "charge"));
+        given.and_then(|charge| charge.parse().ok()).unwrap_or(0.0)
+    };
+    let mut all: Vec<Vec<usize>> = Vec::new();
+    for variant in variants.iter().copied() {
+        let alike =
+            |other: &&mut Vec<usize>| without(&name(other[0]), "charge") == without(&name(variant), "charge");
+        match all.iter_mut().find(alike) {
+            Some(others) => others.push(variant),
+            None => all.push(vec![variant]),
+        }
+    }
+    all.iter_mut().for_each(|alike| alike.sort_by(|a, b| charge(*b).total_cmp(&charge(*a))));
+    all
 }
 
 fn evicts(variant: &VariantName) -> bool {
@@ -94,25 +134,25 @@ fn only(data: &Data<'_>, variants: &[usize], which: impl Fn(&VariantName) -> boo
 
 const SCORE_LABEL: &str = "score, share of Vanilla's";
 
-/// Quality against time (A3, figure 5).
+/// Quality against time (A3, figure 5): the front that a method is chosen from.
 pub(super) fn scatter(data: &Data<'_>) -> Option<Figure> {
     let panels = by_model(data, |model| {
         let variants = data.variants_of(model, &data.tasks_of(model));
-        let panel = |measure, label, variants: &[usize]| {
-            let score = points(data, model, variants, [(measure, label), (&RELATIVE, SCORE_LABEL)]);
-            score.or_else(|| {
-                points(data, model, variants, [(measure, label), (&KL, "KL, nats (small is near)")])
-            })
-        };
+        let score = |x, variants: &[usize]| points(data, model, variants, [x, (&RELATIVE, SCORE_LABEL)]);
+        let kl =
+            |x, variants: &[usize]| points(data, model, variants, [x, (&KL, "KL, nats (small is near)")]);
         let (fusing, evicting) =
             (only(data, &variants, |variant| variant.policy == "full"), only(data, &variants, evicts));
+        let first = (&TTFT_SPEEDUP, "speed-up of the first token (TTFT)");
+        let later = (&TPOT_SPEEDUP, "speed-up of later tokens (TPOT)");
         vec![
-            panel(&TTFT_SPEEDUP, "speed-up of the first token (TTFT)", &fusing),
-            panel(&TPOT_SPEEDUP, "speed-up of later tokens (TPOT)", &evicting),
+            score(first, &fusing),
+            kl(first, &fusing),
+            score(later, &evicting).or_else(|| kl(later, &evicting)),
         ]
     });
-    let note = "Up and to the right is better. A point a method or policy; bars are 95 % intervals. Speed-ups are medians over \
-        samples against Vanilla's time on the same sample.";
+    let note = "To the right is faster; a high score and a low KL are near. A point a method or policy, a line a method at several charges; \
+        bars are 95 % intervals. Speed-ups are medians over samples against Vanilla's time on the same sample.";
     figure("Quality against time (as A3, figure 5)", note, panels)
 }
 
