@@ -142,6 +142,9 @@ pub(crate) struct Global {
     /// Most tokens of a chunk
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
+    /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
+    #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_left, hide_short_help = true)]
+    pub(crate) left_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
     /// a model without, the first token of its template), system (the prompts' part before the documents), text:FILE, or auto (the
     /// choice of `refrain tune`, or the one built in for the model). Commands that share chunks need the same
@@ -256,6 +259,14 @@ pub(crate) struct Ingest {
 impl Ingest {
     pub(crate) fn instructions(&self) -> Instructions {
         Instructions { system: self.system.clone(), ..Instructions::default() }
+    }
+}
+
+/// A number of tokens, or all there are.
+fn parse_left(text: &str) -> Result<usize, String> {
+    match text {
+        "all" => Ok(usize::MAX),
+        number => number.parse().map_err(|_| format!("{number} is not a number of tokens, or all")),
     }
 }
 

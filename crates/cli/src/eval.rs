@@ -288,6 +288,13 @@ pub(crate) fn about(
         |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
     let settings = [
         setting("tokens of a chunk", engine.settings().chunk_tokens.to_string()),
+        setting(
+            "tokens left of a chunk",
+            match engine.settings().left_tokens {
+                usize::MAX => "all".to_owned(),
+                tokens => tokens.to_string(),
+            },
+        ),
         setting("tokens forced", matrix.forced.to_string()),
         setting("chat template", matrix.chat.to_string()),
         setting("attention maps", matrix.maps.to_string()),

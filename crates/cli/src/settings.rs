@@ -135,6 +135,7 @@ impl Context {
             store_dtype: self.global.store_dtype,
             ubatch: self.global.ubatch_size as usize,
             chunk_tokens: self.global.chunk_tokens,
+            left_tokens: self.global.left_tokens,
             namespace: self.namespace()?,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
             ..Settings::default()

@@ -28,6 +28,9 @@ pub struct Settings {
     pub ubatch: usize,
     /// Most tokens of a chunk; lowered to the model's context where that is less.
     pub chunk_tokens: usize,
+    /// Tokens of a document right before a chunk that it is prefilled behind, at most; their own rows are dropped. `usize::MAX` prefills a
+    /// document in one piece: each of its chunks sees all that stands before it there.
+    pub left_tokens: usize,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
     /// A namespace whose chunks are used where one's own lacks them; nothing is stored there.
@@ -45,6 +48,7 @@ impl Default for Settings {
             store_dtype: KvQuantization::Exact,
             ubatch: 2048,
             chunk_tokens: 512,
+            left_tokens: 0,
             namespace: String::new(),
             shared: None,
             repair: true,

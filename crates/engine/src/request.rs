@@ -192,7 +192,7 @@ impl RequestStats {
             } else {
                 0
             },
-            document_bytes: prompt.chunks.iter().map(|chunk| engine.chunk_id(&chunk.tokens).bytes()).sum(),
+            document_bytes: prompt.chunks.iter().map(|chunk| engine.chunk_id(chunk).bytes()).sum(),
             kv_bytes_peak: prefill.kv_bytes_peak,
             ..RequestStats::default()
         }

@@ -13,8 +13,8 @@ pub struct ChunkSpan {
     pub span: Span,
     /// Whether its keys and values are at hand. If not, all its tokens are computed at every layer.
     pub cached: bool,
-    /// Whether they are those of a full prefill: the chunk stands first, behind the prefix that it was prefilled behind. Its tokens
-    /// are never chosen.
+    /// Whether they are those of a full prefill: what stands before the chunk is what it was prefilled behind. Its tokens are never
+    /// chosen.
     pub exact: bool,
     /// Whether it was prefilled with nothing before it, not even BOS: its first tokens then drew the attention that the first tokens
     /// of any prompt draw, and their rows are unlike all others.

@@ -22,8 +22,13 @@ use tower::ServiceExt;
 const MODEL: &str = "tiny";
 
 fn engine(store: Store) -> Engine {
+    engine_with_left(store, 0)
+}
+
+/// An engine whose chunks are prefilled behind so much of what stands left of them.
+fn engine_with_left(store: Store, left_tokens: usize) -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
-    let settings = Settings { chunk_tokens: 64, ..Settings::default() };
+    let settings = Settings { chunk_tokens: 64, left_tokens, ..Settings::default() };
     Engine::open(&path, store, settings, |_, _| ()).unwrap()
 }
 
@@ -812,10 +817,13 @@ fn files(folder: &std::path::Path) -> Vec<PathBuf> {
 /// the store goes with the documents.
 #[tokio::test]
 async fn a_search_leaves_no_chunk_that_removal_misses() {
-    for method in ["sam_kv:block=16", "multi_inf_llm:block=16", "pie"] {
+    for (method, left) in
+        [("sam_kv:block=16", 0), ("multi_inf_llm:block=16", 0), ("pie", 0), ("pie", 40), ("pie", usize::MAX)]
+    {
         let folder = tempfile::tempdir().unwrap();
         let chunks = folder.path().join("chunks");
-        let app = App::new(engine(Store::open(&chunks, 1 << 28).unwrap()), Options::new(MODEL)).unwrap();
+        let engine = engine_with_left(Store::open(&chunks, 1 << 28).unwrap(), left);
+        let app = App::new(engine, Options::new(MODEL)).unwrap();
         let router = router(app);
         // The words of the question stand in chunks that are not neighbours.
         let text = |name: &str| {

@@ -67,14 +67,9 @@ pub(super) fn prompts(
         let tokens: Vec<u32> = text.iter().copied().cycle().take(length - around).collect();
         let most = engine.settings().chunk_tokens;
         let document = |(document, tokens): (usize, &[u32])| -> Vec<PromptChunk> {
-            let parts = tokens.len().div_ceil(most);
-            let chunk = |(part, tokens): (usize, &[u32])| PromptChunk {
-                tokens: tokens.to_vec(),
-                title: format!("benchmark {}", document + 1),
-                document,
-                part: (part, parts),
-            };
-            tokens.chunks(most).enumerate().map(chunk).collect()
+            let title = format!("benchmark {}", document + 1);
+            let chunks = engine.whole_document(tokens.chunks(most).map(<[u32]>::to_vec).collect());
+            chunks.into_iter().map(|chunk| PromptChunk { title: title.clone(), document, ..chunk }).collect()
         };
         let chunks = tokens.chunks(document_tokens.unwrap_or(most)).enumerate().flat_map(document).collect();
         Ok(Prompt { chunks, ..whole.clone() })

@@ -83,5 +83,24 @@ fn what_cannot_be_tuned_is_told() {
     let questions = home.write("bad.jsonl", "{\"question\": \"Who?\"}\n{\"answer\": 3}\n");
     home.run(&["tune", docs, "--questions", questions.to_str().unwrap()]).failed(1, &["line 2", "question"]);
     home.run(&["ask", "Why?", "--prefix", "systems"]).failed(2, &["none, bos, system or text:FILE, or auto"]);
+    home.run(&["ask", "Why?", "--left-tokens", "some"])
+        .failed(2, &["some is not a number of tokens, or all"]);
     home.run(&["ask", "Why?", "--prefix", "text:no/such.txt"]).failed(1, &["no/such.txt"]);
+}
+
+#[test]
+fn a_document_in_one_piece_is_answered_as_vanilla_does() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let docs = home.path("docs/bolts.md");
+    let words = |left| {
+        let fixed = ["ask", "--docs", docs.to_str().unwrap(), "--max-tokens", "8", "--chunk-tokens", "24"];
+        [&fixed[..], &["--left-tokens", left, "--compare", "vanilla;pie", "How tight is a crank bolt?"]]
+            .concat()
+    };
+    let kl = |left| home.json(&words(left))["comparison"][1]["kl"].as_f64().unwrap();
+    let (apart, some, whole) = (kl("0"), kl("16"), kl("all"));
+    assert!(whole < 1e-6 && whole < some && some < apart, "{apart} {some} {whole}");
 }

@@ -30,15 +30,38 @@ pub(crate) struct ChunkPrefill {
 
 impl ChunkPrefill {
     /// Begins the prefill of a chunk, or of a system part. A document chunk comes after the engine's prefix, or after BOS where the
-    /// model uses one; their rows are dropped. Rows of the prefix are computed again only where the chunk is `observed`: methods
-    /// that keep statistics see a context from its first token.
-    pub(crate) fn start(engine: &Engine, id: ChunkId, label: String, observed: bool) -> Result<ChunkPrefill> {
+    /// model uses one, and after what stands `left` of it in its document; their rows are dropped. Rows of the prefix are computed
+    /// again only where the chunk is `observed`: methods that keep statistics see a context from its first token.
+    pub(crate) fn start(
+        engine: &Engine,
+        id: ChunkId,
+        left: &[u32],
+        label: String,
+        observed: bool,
+    ) -> Result<ChunkPrefill> {
+        let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed).cloned();
+        ChunkPrefill::behind(engine, id, left, label, prefix)
+    }
+
+    /// [`start`](Self::start) behind tokens that are prefilled already: the first of those before the chunk.
+    pub(crate) fn behind(
+        engine: &Engine,
+        id: ChunkId,
+        left: &[u32],
+        label: String,
+        prefix: Option<Arc<PrefilledPrefix>>,
+    ) -> Result<ChunkPrefill> {
         let before = if id.bos == BosPolicy::Kept { Vec::new() } else { engine.before_chunks() };
-        let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed);
-        let dropped = if prefix.is_some() { 0 } else { before.len() };
-        let tokens = [before.as_slice(), &id.tokens].concat();
-        let run = IsolatedRun::start(engine, &tokens, dropped, prefix.cloned(), id.dtype)?;
+        let tokens = [before.as_slice(), left, &id.tokens].concat();
+        let prefilled = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
+        let dropped = before.len() + left.len() - prefilled;
+        let run = IsolatedRun::start(engine, &tokens, dropped, prefix, id.dtype)?;
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run })
+    }
+
+    /// What is prefilled already of that which stands before the chunk.
+    pub(crate) fn prefix(&self) -> Option<Arc<PrefilledPrefix>> {
+        self.run.layers.prefix.clone()
     }
 
     /// Computes a layer; true once there is none left.

@@ -13,10 +13,13 @@ impl Engine {
     }
 
     /// The identity of a document chunk under this model and these settings.
-    pub(crate) fn chunk_id(&self, tokens: &[u32]) -> ChunkId {
+    pub(crate) fn chunk_id(&self, chunk: &PromptChunk) -> ChunkId {
         let bos = if self.tokenizer().bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
-        let (quantization, prefix) = (self.settings().store_dtype, self.prefix().map(|prefix| prefix.digest));
-        ChunkId { quantization, prefix, ..self.id(bos, tokens) }
+        let prefix = match chunk.left.as_slice() {
+            [] => self.prefix().map(|prefix| prefix.digest),
+            left => Some(ChunkId::digest(&[&self.before_chunks(), left].concat())),
+        };
+        ChunkId { quantization: self.settings().store_dtype, prefix, ..self.id(bos, &chunk.tokens) }
     }
 
     /// Keys of a document's chunks in the store, and if `whole`, the keys of its contexts for methods with statistics.
@@ -26,7 +29,7 @@ impl Engine {
         if whole {
             all.extend(prompt.contexts(self.longest_context()).chunks);
         }
-        let mut keys: Vec<ChunkKey> = all.iter().map(|chunk| self.chunk_id(&chunk.tokens).key()).collect();
+        let mut keys: Vec<ChunkKey> = all.iter().map(|chunk| self.chunk_id(chunk).key()).collect();
         keys.sort_unstable();
         keys.dedup();
         keys

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{Calibration, ChunkStatistics, FusionMethod, SamKv};
-use refrain_store::{ChunkId, ChunkKey, PutOutcome};
+use refrain_store::{ChunkId, ChunkKey, KvQuantization, PutOutcome};
 use serde::Serialize;
 
 use super::chunk_prefill::ChunkPrefill;
+use super::prefilled_prefix::PrefilledPrefix;
 use crate::Result;
 use crate::advance::Advance;
 use crate::background::Background;
@@ -63,6 +64,8 @@ pub struct Ingest {
     methods: Vec<Arc<dyn FusionMethod>>,
     stage: Stage,
     missing: VecDeque<MissingChunk>,
+    /// All that stands before the next missing chunk, prefilled: the document's chunks before it were computed just now.
+    carried: Option<Arc<PrefilledPrefix>>,
     progress: IngestProgress,
     /// Computed tokens that the caller was told of.
     told: Option<usize>,
@@ -77,6 +80,7 @@ pub struct Ingest {
 #[derive(Debug)]
 struct MissingChunk {
     id: ChunkId,
+    left: Vec<u32>,
     label: String,
     /// Whether the chunk is stored and lacks statistics only.
     stored: bool,
@@ -110,7 +114,7 @@ impl Ingest {
             tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let named = |chunk: PromptChunk| (engine.chunk_id(&chunk.tokens), chunk);
+        let named = |chunk: PromptChunk| (engine.chunk_id(&chunk), chunk);
         let chunks: Vec<(ChunkId, PromptChunk)> = chunks.into_iter().map(named).collect();
         let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
@@ -123,6 +127,7 @@ impl Ingest {
             methods,
             stage,
             missing: VecDeque::new(),
+            carried: None,
             progress: IngestProgress { total: 0, done: 0 },
             told: None,
             report,
@@ -156,11 +161,16 @@ impl Ingest {
                 Ok(Advance::Progress)
             }
             Stage::Next => {
-                let Some(MissingChunk { id, label, stored }) = self.missing.pop_front() else {
-                    return Ok(Advance::Done);
+                let Some(chunk) = self.missing.pop_front() else { return Ok(Advance::Done) };
+                let prefix = self.prefix_of(&chunk)?;
+                let MissingChunk { id, left, label, stored } = chunk;
+                let chunk = match prefix {
+                    Some(_) => ChunkPrefill::behind(&self.engine, id, &left, label, prefix)?,
+                    None => {
+                        let observed = !statistics_of(&self.methods).is_empty();
+                        ChunkPrefill::start(&self.engine, id, &left, label, observed)?
+                    }
                 };
-                let observed = !statistics_of(&self.methods).is_empty();
-                let chunk = ChunkPrefill::start(&self.engine, id, label, observed)?;
                 self.stage = Stage::Compute(Box::new(chunk), stored);
                 Ok(Advance::Progress)
             }
@@ -170,7 +180,16 @@ impl Ingest {
                     self.stage = Stage::Compute(chunk, stored);
                     return Ok(Advance::Progress);
                 }
+                let prefix = chunk.prefix();
                 let (chunk, made, outcome) = chunk.finish(&statistics)?;
+                let before = prefix.as_ref().map_or(&[][..], |prefix| prefix.tokens.as_slice());
+                let exact = self.engine.settings().store_dtype == KvQuantization::Exact;
+                let follows = exact
+                    && self.missing.front().is_some_and(|next| {
+                        let wanted = [&self.engine.before_chunks(), next.left.as_slice()].concat();
+                        !next.left.is_empty() && wanted == [before, &chunk.id().tokens].concat()
+                    });
+                self.carried = follows.then(|| Arc::new(PrefilledPrefix::with(prefix.as_deref(), &chunk)));
                 self.report.bytes += if stored { 0 } else { chunk.bytes() as u64 };
                 self.report.bytes += made.iter().map(|statistics| statistics.bytes() as u64).sum::<u64>();
                 if let PutOutcome::NotStored { error } = outcome {
@@ -179,6 +198,26 @@ impl Ingest {
                 self.progress.done += chunk.id().tokens.len();
                 Ok(Advance::Progress)
             }
+        }
+    }
+
+    /// What is prefilled already of that which stands before a chunk, where that is more than the engine's prefix: in a document that
+    /// is prefilled in one piece, all of it.
+    fn prefix_of(&mut self, chunk: &MissingChunk) -> Result<Option<Arc<PrefilledPrefix>>> {
+        if let Some(carried) = self.carried.take() {
+            return Ok(Some(carried));
+        }
+        // The next chunk goes on where this one ends, and needs what stands before this one, BOS included.
+        let goes_on = self.missing.front().is_some_and(|next| !next.left.is_empty());
+        // What a quantised store keeps of a chunk is not what the next one has to see.
+        let exact = self.engine.settings().store_dtype == KvQuantization::Exact;
+        if !goes_on || !chunk.left.is_empty() || !exact || !statistics_of(&self.methods).is_empty() {
+            return Ok(None);
+        }
+        match (self.engine.prefix(), self.engine.before_chunks()) {
+            (Some(prefix), _) => Ok(Some(prefix.clone())),
+            (None, bos) if bos.is_empty() => Ok(None),
+            (None, bos) => Ok(Some(Arc::new(self.engine.prefilled(&bos)?))),
         }
     }
 
@@ -208,7 +247,8 @@ impl Ingest {
             if !complete && seen.insert(id.key()) {
                 self.report.summarised += usize::from(stored);
                 self.progress.total += chunk.tokens.len();
-                self.missing.push_back(MissingChunk { id: id.clone(), label: chunk.label(), stored });
+                let (id, left) = (id.clone(), chunk.left.clone());
+                self.missing.push_back(MissingChunk { id, left, label: chunk.label(), stored });
             }
         }
         self.report.computed = self.missing.len();
@@ -337,7 +377,7 @@ impl Engine {
         let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
         let mut summaries = Vec::new();
         for context in prompt.contexts(self.longest_context()).chunks {
-            let id = self.chunk_id(&context.tokens);
+            let id = self.chunk_id(&context);
             let own = self.store().aux_tensors(&id, &method.kind())?;
             let shared = self.shared(&id).filter(|_| own.is_none());
             let shared = shared.map(|id| self.store().aux_tensors(&id, &method.kind())).transpose()?;
@@ -353,8 +393,13 @@ impl Engine {
     /// If the store cannot be read.
     pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
         if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
-            let mut chunk =
-                ChunkPrefill::start(self, self.system_id(&prompt.system), SYSTEM_LABEL.to_owned(), false)?;
+            let mut chunk = ChunkPrefill::start(
+                self,
+                self.system_id(&prompt.system),
+                &[],
+                SYSTEM_LABEL.to_owned(),
+                false,
+            )?;
             while !chunk.advance(&[])? {}
             chunk.finish(&[])?;
         }

@@ -91,16 +91,21 @@ impl Engine {
         if prefix.len() > context / 2 {
             return Err(Error::PrefixTooLong { prefix: prefix.len(), context });
         }
-        let mut run = IsolatedRun::start(self, prefix, 0, None, self.settings().kv)?;
-        while !run.advance(&[])? {}
-        let prefilled = PrefilledPrefix {
-            tokens: prefix.to_vec(),
-            digest: ChunkId::digest(prefix),
-            layers: run.finish(self).0,
-        };
+        let prefilled = self.prefilled(prefix)?;
         let chunk_tokens = self.settings().chunk_tokens.min(context - 1 - prefix.len());
         let settings = Settings { chunk_tokens, ..self.settings().clone() };
         Ok(self.with_prefix(Some(Arc::new(prefilled)), settings))
+    }
+
+    /// Tokens with their keys and values, from position 0.
+    pub(crate) fn prefilled(&self, tokens: &[u32]) -> Result<PrefilledPrefix> {
+        let mut run = IsolatedRun::start(self, tokens, 0, None, self.settings().kv)?;
+        while !run.advance(&[])? {}
+        Ok(PrefilledPrefix {
+            tokens: tokens.to_vec(),
+            digest: ChunkId::digest(tokens),
+            layers: run.finish(self).0,
+        })
     }
 
     /// Tokens that stand before every chunk while it is prefilled.

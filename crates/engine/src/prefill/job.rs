@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{ChunkSpan, FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
-use refrain_kv::KvAllocator;
+use refrain_kv::{KvAllocator, Span};
 use refrain_store::KvQuantization;
 
 use super::capture::AttentionCapture;
@@ -19,7 +19,7 @@ use crate::advance::Advance;
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
 use crate::engine::Engine;
-use crate::prompt::Prompt;
+use crate::prompt::{Prompt, PromptChunk};
 
 /// The way in which a prompt is to be computed.
 #[derive(Clone, Debug)]
@@ -229,17 +229,24 @@ impl PrefillJob {
         Ok(())
     }
 
-    /// Whether the first chunk's keys and values are those of a full prefill: it was prefilled behind this very system part, lies in the
-    /// store as computed, and keys are rotated as they were then. Methods with statistics select parts of it all the same.
-    fn first_is_exact(&self) -> bool {
+    /// Of each chunk whether its keys and values are those of a full prefill: what it was prefilled behind is what stands before it in
+    /// this prompt, it lies in the store as computed, and keys are rotated as they were then. Methods with statistics select
+    /// parts of chunks all the same.
+    fn exact_chunks(&self) -> Vec<bool> {
         let (engine, prompt) = (&self.engine, &self.prompt);
-        let length = prompt.system.len() + prompt.chunks.first().map_or(0, |chunk| chunk.tokens.len());
         let decoder = engine.decoder();
-        engine.before_chunks() == prompt.system
+        let possible = engine.before_chunks() == prompt.system
             && !prompt.system.is_empty()
             && engine.settings().store_dtype == KvQuantization::Exact
-            && self.request.method.statistics().is_empty()
-            && decoder.ropes(length) == decoder.ropes(self.max_rope_position)
+            && self.request.method.statistics().is_empty();
+        let mut before: Vec<u32> = Vec::new();
+        let is_exact = |chunk: &PromptChunk| {
+            let behind = possible && chunk.left == before;
+            before.extend_from_slice(&chunk.tokens);
+            behind
+                && decoder.ropes(prompt.system.len() + before.len()) == decoder.ropes(self.max_rope_position)
+        };
+        prompt.chunks.iter().map(is_exact).collect()
     }
 
     /// The request as the method's passes see it.
@@ -247,10 +254,12 @@ impl PrefillJob {
         let (engine, prompt, request) = (&self.engine, &self.prompt, &self.request);
         let (decoder, reused) = (engine.decoder_arc(), &self.reused);
         let config = decoder.config();
-        let (first_is_exact, bare) = (self.first_is_exact(), engine.before_chunks().is_empty());
-        let chunk = |(i, span)| {
-            let (cached, exact) = (reused.chunk_cached[i], i == 0 && first_is_exact);
-            ChunkSpan { span, cached, exact, bare }
+        let (exact, alone) = (self.exact_chunks(), engine.before_chunks().is_empty());
+        let chunk = |(i, span): (usize, Span)| ChunkSpan {
+            span,
+            cached: reused.chunk_cached[i],
+            exact: exact[i],
+            bare: alone && prompt.chunks[i].left.is_empty(),
         };
         let layout = PromptLayout {
             layers: config.num_layers(),

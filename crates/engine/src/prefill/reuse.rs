@@ -161,7 +161,7 @@ impl Opening {
             reused.repaired += 1;
             let reader = Arc::new(chunk.into());
             let found = Found { reader, statistics, statistics_read: 0, computed: true };
-            self.add(engine, part, found, reused);
+            self.add(engine, prompt, part, found, reused);
         }
         if let Some((part, segment, mut reading)) = self.reading.take() {
             let started = Instant::now();
@@ -220,7 +220,7 @@ impl Opening {
         };
         reused.waited += started.elapsed();
         match found {
-            Some(found) => self.add(engine, part, found, reused),
+            Some(found) => self.add(engine, prompt, part, found, reused),
             None => self.compute(engine, prompt, part, !statistics.is_empty())?,
         }
         Ok(())
@@ -247,27 +247,36 @@ impl Opening {
         };
         let (reader, computed) = (Arc::new(chunk.into()), segment.computed);
         let found = Found { reader, statistics: segment.statistics, statistics_read: 0, computed };
-        self.add(engine, part, found, reused);
+        self.add(engine, prompt, part, found, reused);
         Ok(())
     }
 
     /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
     fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
-        let label = match part.chunk {
-            None => SYSTEM_LABEL.to_owned(),
-            Some(index) if engine.settings().repair => prompt.chunks[index].label(),
+        let (left, label) = match part.chunk {
+            None => (Vec::new(), SYSTEM_LABEL.to_owned()),
+            Some(index) if engine.settings().repair => {
+                (prompt.chunks[index].left.clone(), prompt.chunks[index].label())
+            }
             Some(_) => return Ok(()),
         };
-        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), label, observed)?;
+        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), &left, label, observed)?;
         self.computing = Some((part, Box::new(chunk)));
         Ok(())
     }
 
-    fn add(&mut self, engine: &Engine, part: Part, found: Found, reused: &mut ReusedSegments) {
+    fn add(
+        &mut self,
+        engine: &Engine,
+        prompt: &Prompt,
+        part: Part,
+        found: Found,
+        reused: &mut ReusedSegments,
+    ) {
         let Found { reader, statistics, statistics_read, computed } = found;
         let first_position = match part.chunk {
             None => 0,
-            Some(_) => engine.before_chunks().len() as u32,
+            Some(index) => (engine.before_chunks().len() + prompt.chunks[index].left.len()) as u32,
         };
         reused.set_cached(part.chunk, true);
         let Part { chunk, span, .. } = part;
@@ -291,7 +300,7 @@ fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn ChunkStat
 fn part_id(engine: &Engine, prompt: &Prompt, chunk: Option<usize>) -> ChunkId {
     match chunk {
         None => engine.system_id(&prompt.system),
-        Some(index) => engine.chunk_id(&prompt.chunks[index].tokens),
+        Some(index) => engine.chunk_id(&prompt.chunks[index]),
     }
 }
 
@@ -327,7 +336,7 @@ impl Engine {
             false => prompt.contexts(self.longest_context()),
         };
         for chunk in &contexts.chunks {
-            let id = self.chunk_id(&chunk.tokens);
+            let id = self.chunk_id(chunk);
             if self.store().get(&id)?.is_none()
                 && let Some(shared) = self.shared(&id)
             {

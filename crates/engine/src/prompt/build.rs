@@ -158,11 +158,27 @@ impl Engine {
 
     /// Cuts a document's tokens into chunks.
     pub(crate) fn cut(&self, document: usize, title: &str, tokens: &[u32], chunks: &mut Vec<PromptChunk>) {
-        let parts = tokens.len().div_ceil(self.settings().chunk_tokens);
-        for (part, tokens) in tokens.chunks(self.settings().chunk_tokens).enumerate() {
-            let (title, tokens) = (title.to_owned(), tokens.to_vec());
-            chunks.push(PromptChunk { tokens, title, document, part: (part, parts) });
-        }
+        let cut = tokens.chunks(self.settings().chunk_tokens).map(<[u32]>::to_vec).collect();
+        let named = |chunk| PromptChunk { title: title.to_owned(), document, ..chunk };
+        chunks.extend(self.whole_document(cut).into_iter().map(named));
+    }
+
+    /// The chunks of a document, all in order, by their tokens.
+    pub fn whole_document(&self, chunks: Vec<Vec<u32>>) -> Vec<PromptChunk> {
+        let (parts, mut before) = (chunks.len(), Vec::new());
+        let chunk = |(part, tokens): (usize, Vec<u32>)| {
+            let left = self.left_of(tokens.len(), &before).to_vec();
+            before.extend_from_slice(&tokens);
+            PromptChunk { left, part: (part, parts), ..PromptChunk::whole(0, "", tokens) }
+        };
+        chunks.into_iter().enumerate().map(chunk).collect()
+    }
+
+    /// The last of the tokens `before` a chunk of so many tokens that it is prefilled behind: as many as the
+    /// [setting](crate::Settings::left_tokens) says, and the context leaves room for.
+    pub fn left_of<'t>(&self, tokens: usize, before: &'t [u32]) -> &'t [u32] {
+        let room = self.longest_context().saturating_sub(tokens);
+        &before[before.len() - before.len().min(self.settings().left_tokens).min(room)..]
     }
 }
 

@@ -7,6 +7,8 @@ use refrain_kv::Span;
 pub struct PromptChunk {
     /// Token ids, without BOS.
     pub tokens: Vec<u32>,
+    /// The tokens right before them in the document that they are prefilled behind, beside the engine's prefix.
+    pub left: Vec<u32>,
     /// Title of its document, for people.
     pub title: String,
     /// Index of its document among those of the prompt.
@@ -18,7 +20,7 @@ pub struct PromptChunk {
 impl PromptChunk {
     /// A whole document.
     pub fn whole(document: usize, title: impl Into<String>, tokens: Vec<u32>) -> PromptChunk {
-        PromptChunk { tokens, title: title.into(), document, part: (0, 1) }
+        PromptChunk { tokens, left: Vec::new(), title: title.into(), document, part: (0, 1) }
     }
 
     /// Title of its document and which part of it this is, for people.
@@ -93,7 +95,7 @@ impl Prompt {
                 Some(last) if follows && last.tokens.len() + chunk.tokens.len() <= most => {
                     last.tokens.extend_from_slice(&chunk.tokens);
                 }
-                _ => chunks.push(PromptChunk { part: (0, 1), ..chunk.clone() }),
+                _ => chunks.push(PromptChunk { part: (0, 1), left: Vec::new(), ..chunk.clone() }),
             }
         }
         Prompt { chunks, ..self.clone() }

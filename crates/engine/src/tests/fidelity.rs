@@ -161,13 +161,10 @@ fn parts_are_taken_as_they_are() {
     assert!(engine.compose(&Parts { question: "", answer_prefix: "", ..parts }).is_err());
     let (pie, sam_kv) = (METHODS.parse("pie").unwrap(), METHODS.parse("sam_kv").unwrap());
     engine.ingest_prompt(&prompt, std::slice::from_ref(&sam_kv)).unwrap();
-    let whole = engine.chunk_id(&prompt.contexts(500).chunks[0].tokens);
-    assert!(
-        engine.store().contains(&whole)
-            && !engine.store().contains(&engine.chunk_id(&prompt.chunks[0].tokens))
-    );
+    let whole = engine.chunk_id(&prompt.contexts(500).chunks[0]);
+    assert!(engine.store().contains(&whole) && !engine.store().contains(&engine.chunk_id(&prompt.chunks[0])));
     engine.ingest_prompt(&apart, &[sam_kv.clone(), pie.clone()]).unwrap();
-    let id = engine.chunk_id(&apart.chunks[0].tokens);
+    let id = engine.chunk_id(&apart.chunks[0]);
     assert!(
         engine.store().contains(&id)
             && engine.store().has_aux_tensors_in_memory(&id, &sam_kv.statistics()[0].kind())

@@ -67,10 +67,10 @@ fn a_missing_chunk_is_computed_within_the_prompt() {
     for method in methods() {
         let got = prefill(&without, &prompt, &method, prompt.len());
         assert!(max_difference(&got.logits, &expected) <= 1e-4, "{method:?}");
-        assert!(!without.store().contains(&without.chunk_id(&prompt.chunks[0].tokens)), "{method:?}");
+        assert!(!without.store().contains(&without.chunk_id(&prompt.chunks[0])), "{method:?}");
     }
     // One of two chunks there: its tokens alone are candidates.
-    without.compute_chunk(without.chunk_id(&prompt.chunks[1].tokens), "second", &[]);
+    without.compute_chunk(without.chunk_id(&prompt.chunks[1]), "second", &[]);
     let a3 = prefill(&without, &prompt, &A3::default(), prompt.len());
     assert!((5..45).all(|p| a3.stats.final_rows.contains(&p)));
     assert_eq!(a3.stats.final_rows.len(), 40 + 11 + 9);

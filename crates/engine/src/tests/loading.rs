@@ -174,7 +174,7 @@ fn a_broken_layer_that_was_not_needed_is_told_and_the_prefill_stands() {
     let first = open(folder.path(), 1 << 20, exact(Dtype::F16));
     let prompt = prompt(&first);
     let expected = run(&first, &prompt, &A3::default());
-    let id = first.chunk_id(&prompt.chunks[1].tokens);
+    let id = first.chunk_id(&prompt.chunks[1]);
     let path = first.store().show(&id.key()).unwrap().info.path.unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let start = bytes.len() - first.store().get(&id).unwrap().unwrap().bytes();
@@ -229,7 +229,7 @@ fn a_broken_chunk_may_be_left_to_the_prompt() {
     let first = open(folder.path(), 1 << 20, exact(Dtype::F32));
     let prompt = prompt(&first);
     run(&first, &prompt, &Pie);
-    let id = first.chunk_id(&prompt.chunks[0].tokens);
+    let id = first.chunk_id(&prompt.chunks[0]);
     let path = first.store().show(&id.key()).unwrap().info.path.unwrap();
     break_last_layer(&path);
     let broken = open(folder.path(), 1 << 20, settings.clone());

@@ -7,6 +7,7 @@ mod eviction;
 mod fidelity;
 mod golden;
 mod identity;
+mod left;
 mod loading;
 mod oracles;
 mod prefix;
@@ -195,7 +196,7 @@ impl Engine {
 
     /// Prefills a chunk alone and stores it.
     fn compute_chunk(&self, id: ChunkId, label: &str, statistics: &[&dyn ChunkStatistics]) {
-        let mut chunk = ChunkPrefill::start(self, id, label.to_owned(), !statistics.is_empty()).unwrap();
+        let mut chunk = ChunkPrefill::start(self, id, &[], label.to_owned(), !statistics.is_empty()).unwrap();
         while !chunk.advance(statistics).unwrap() {}
         chunk.finish(statistics).unwrap();
     }

@@ -252,7 +252,7 @@ fn oracle_8_the_system_part_does_not_deviate_and_rotation_keeps_key_deviation() 
         assert!(deviations.iter().all(|d| *d <= 1e-10), "layer {layer}: {deviations:?}");
     }
     let span = prompt.chunk_spans()[1];
-    let id = engine.chunk_id(&prompt.chunks[1].tokens);
+    let id = engine.chunk_id(&prompt.chunks[1]);
     let chunk = engine.store().get(&id)?.expect("the run above stored it");
     let key = fresh[1].0.as_slice().range(rows(span));
     let before = distances(&engine, key, chunk.layer(1).k());

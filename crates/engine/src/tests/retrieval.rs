@@ -199,7 +199,7 @@ fn what_is_not_cached_is_seen_whole_and_the_question_retrieves_for_itself() {
     let vanilla = forced(&empty, &prompt, &Vanilla, Eviction::full());
     assert_eq!(forced(&empty, &prompt, &multi, Eviction::full()), vanilla);
     let half = engine(&tiny("llama"), leaving);
-    let id = half.chunk_id(&prompt.chunks[1].tokens);
+    let id = half.chunk_id(&prompt.chunks[1]);
     half.compute_chunk(id, "cached", &multi.statistics());
     let found = prefill(&half, &prompt, &multi, prompt.len() + 8);
     assert!((160..prompt.len() - 60).contains(&found.stats.kept_tokens), "{}", found.stats.kept_tokens);
@@ -225,7 +225,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let prompt = random_prompt(&engine, 5, &[50], 9, 3);
     let multi = MultiInfLlm { block: 8, initial: 1, local: 12, topk: 2, ..MultiInfLlm::default() };
     prefill(&engine, &prompt, &multi, prompt.len() + 8);
-    let id = engine.chunk_id(&prompt.chunks[0].tokens);
+    let id = engine.chunk_id(&prompt.chunks[0]);
     let kind = multi.statistics()[0].kind();
     let summary = engine.store().aux_tensors(&id, &kind).unwrap().unwrap();
     let config = engine.decoder().config();

@@ -301,7 +301,7 @@ fn any_selection_is_computed_by_its_rules() {
                 if missing.contains(&0) { [&missing[..], &[3]].concat() } else { missing };
             for i in (0..4).filter(|i| !missing.contains(i)) {
                 let method = Fixed { selection: Selection::default(), merging: None };
-                let id = engine.chunk_id(&prompt.chunks[i].tokens);
+                let id = engine.chunk_id(&prompt.chunks[i]);
                 engine.compute_chunk(id, "cached", &[&method]);
             }
             for _ in 0..3 {
@@ -524,7 +524,7 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
     };
     let first = open();
     let prompt = random_prompt(&first, 5, &[70, 90], 9, 3);
-    let ids: Vec<_> = prompt.chunks.iter().map(|chunk| first.chunk_id(&chunk.tokens)).collect();
+    let ids: Vec<_> = prompt.chunks.iter().map(|chunk| first.chunk_id(chunk)).collect();
     for id in &ids {
         first.compute_chunk(id.clone(), "plain", &[]);
     }
@@ -573,12 +573,12 @@ fn a_missing_document_is_prefilled_again_or_computed_whole() {
     let repairing = engine(&tiny("llama"), exact(Dtype::F32));
     let prompt_of = prompt(&repairing);
     let expected = forced(&repairing, &prompt_of, &small_blocks(), Eviction::full());
-    let id = repairing.chunk_id(&prompt_of.chunks[1].tokens);
+    let id = repairing.chunk_id(&prompt_of.chunks[1]);
     repairing.store().remove(&id.key()).unwrap();
     assert_eq!(expected, forced(&repairing, &prompt_of, &small_blocks(), Eviction::full()));
     let leaving = engine(&tiny("llama"), Settings { repair: false, ..exact(Dtype::F32) });
     for i in [0, 2] {
-        let id = leaving.chunk_id(&prompt_of.chunks[i].tokens);
+        let id = leaving.chunk_id(&prompt_of.chunks[i]);
         leaving.compute_chunk(id, "cached", &[&small_blocks()]);
     }
     let found = prefill(&leaving, &prompt_of, &small_blocks(), prompt_of.len() + 1);

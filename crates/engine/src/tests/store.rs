@@ -131,7 +131,7 @@ fn a_request_changes_nothing_that_another_reads() {
             assert_eq!(&logits(&engine, &prompt, method).0, expected, "after request {number}");
         }
         for chunk in &prompt.chunks {
-            let id: ChunkId = engine.chunk_id(&chunk.tokens);
+            let id: ChunkId = engine.chunk_id(chunk);
             let (here, there) = (engine.store().get(&id).unwrap(), alone.store().get(&id).unwrap());
             let (here, there) = (here.unwrap(), there.unwrap());
             for layer in 0..here.layers() {

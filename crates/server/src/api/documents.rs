@@ -7,7 +7,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use refrain_engine::{Document, IngestReport, PromptChunk};
+use refrain_engine::{Document, IngestReport};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
@@ -301,11 +301,7 @@ pub(super) async fn remove(
 ) -> Result<Response> {
     let work = move || {
         let (corpus, engine) = (&app.state.corpus, &tenant.engine);
-        let chunks = corpus.documents().chunks(tenant.namespace(), &id)?;
-        let of = chunks.len();
-        let chunk =
-            |(index, tokens)| PromptChunk { tokens, title: String::new(), document: 0, part: (index, of) };
-        let chunks: Vec<PromptChunk> = chunks.into_iter().enumerate().map(chunk).collect();
+        let chunks = engine.whole_document(corpus.documents().chunks(tenant.namespace(), &id)?);
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
         let further = engine.keys_of(&chunks, true);
         for key in corpus.remove(tenant.namespace(), &id, &further)? {

@@ -32,6 +32,8 @@ struct SourceChunk {
     /// Index of the chunk in its document, and the number of the document's chunks.
     part: (usize, usize),
     tokens: Vec<u32>,
+    /// What stands left of it in its document, as far as it is prefilled behind that.
+    left: Vec<u32>,
     /// BM25 score of a chunk that a search found.
     score: Option<f32>,
 }
@@ -77,10 +79,9 @@ impl Source {
     /// The chunks as those of a prompt's `document`-th document.
     pub(super) fn prompt_chunks(&self, document: usize) -> impl Iterator<Item = PromptChunk> + '_ {
         self.chunks.iter().map(move |chunk| PromptChunk {
-            tokens: chunk.tokens.clone(),
-            title: self.title.clone(),
-            document,
+            left: chunk.left.clone(),
             part: chunk.part,
+            ..PromptChunk::whole(document, self.title.clone(), chunk.tokens.clone())
         })
     }
 }
@@ -158,7 +159,7 @@ impl SourceFinder<'_> {
     /// A document that the request contains.
     fn given(&self, document: Document) -> Result<Source> {
         let chunks = self.tenant.engine.chunks(std::slice::from_ref(&document))?.into_iter();
-        let chunk = |chunk: PromptChunk| SourceChunk { part: chunk.part, tokens: chunk.tokens, score: None };
+        let chunk = |PromptChunk { part, tokens, left, .. }| SourceChunk { part, tokens, left, score: None };
         Ok(Source {
             id: document_id(&document),
             title: display_title(&document),
@@ -173,12 +174,11 @@ impl SourceFinder<'_> {
         if chunks.len() != stored.chunks as usize {
             return Err(ApiError::not_found("document", &stored.id));
         }
-        let of = chunks.len();
-        let chunk = |(index, tokens)| {
-            let score = scores.get(&(index as u32)).copied();
-            SourceChunk { part: (index, of), tokens, score }
+        let chunk = |PromptChunk { part, tokens, left, .. }| {
+            let score = scores.get(&(part.0 as u32)).copied();
+            SourceChunk { part, tokens, left, score }
         };
-        let chunks = chunks.into_iter().enumerate().map(chunk).collect();
+        let chunks = self.tenant.engine.whole_document(chunks).into_iter().map(chunk).collect();
         Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
     }
 
@@ -186,12 +186,17 @@ impl SourceFinder<'_> {
     fn part(&self, stored: &StoredDocument, scores: &BTreeMap<u32, f32>) -> Result<Source> {
         let documents = self.app.state.corpus.documents();
         let mut chunks = Vec::with_capacity(scores.len());
+        let (engine, namespace) = (&self.tenant.engine, self.tenant.namespace());
         for (index, score) in scores {
-            chunks.push(SourceChunk {
-                part: (*index as usize, stored.chunks as usize),
-                tokens: documents.chunk(self.tenant.namespace(), &stored.id, *index)?,
-                score: Some(*score),
-            });
+            let tokens = documents.chunk(namespace, &stored.id, *index)?;
+            let (mut before, mut first) = (Vec::new(), *index);
+            while first > 0 && before.len() < engine.settings().left_tokens {
+                first -= 1;
+                before = [documents.chunk(namespace, &stored.id, first)?, before].concat();
+            }
+            let left = engine.left_of(tokens.len(), &before).to_vec();
+            let part = (*index as usize, stored.chunks as usize);
+            chunks.push(SourceChunk { part, tokens, left, score: Some(*score) });
         }
         Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
     }
