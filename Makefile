@@ -3,6 +3,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 REFRAIN := $(or $(CARGO_TARGET_DIR),target)/release/refrain
 MODEL := smollm2-135m
+# The smallest known model whose answers to examples/questions.txt are right.
+DEMO_MODEL := qwen2.5-coder-0.5b
 # The folder of examples/docs that each line of examples/questions.txt is asked of.
 DEMO_FOLDERS := drive drive wheels
 
@@ -45,13 +47,13 @@ setup: ## Install what this machine lacks (compiler, Python, Rust); says what an
 build: setup ## Build target/release/refrain
 	cargo build --release --locked -p refrain-cli
 
-demo: build ## Fetch a small model, ingest examples/docs, ask three questions with vanilla and A3
-	$(REFRAIN) pull $(MODEL)
-	$(REFRAIN) ingest --model $(MODEL) examples/docs
+demo: build ## Fetch a model, ingest examples/docs, ask three questions with vanilla and the method chosen for the model
+	$(REFRAIN) pull $(DEMO_MODEL)
+	$(REFRAIN) ingest --model $(DEMO_MODEL) examples/docs
 	@set -e; set -- $(DEMO_FOLDERS); \
 	while IFS= read -r question; do \
-	    printf "\n$$ refrain ask --docs examples/docs/%s --compare 'vanilla;a3' \"%s\"\n" "$$1" "$$question"; \
-	    $(REFRAIN) ask --model $(MODEL) --docs "examples/docs/$$1" --compare 'vanilla;a3' "$$question" </dev/null; \
+	    printf "\n$$ refrain ask --docs examples/docs/%s --compare 'vanilla;auto' \"%s\"\n" "$$1" "$$question"; \
+	    $(REFRAIN) ask --model $(DEMO_MODEL) --docs "examples/docs/$$1" --compare 'vanilla;auto' "$$question" </dev/null; \
 	    shift; \
 	done < examples/questions.txt
 	@printf '\n%s\n' 'Where things are:'

@@ -344,9 +344,8 @@ pub(crate) fn write_report(folder: &Path, about: &RunInfo, records: &[Record]) -
     let report = refrain_eval::report::report(about, records);
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut written = Vec::new();
-    for (name, text) in
-        [("report.html", &report.html), ("report.md", &report.markdown), ("report.csv", &report.csv)]
-    {
+    let files = [("report.html", report.html), ("report.md", report.markdown), ("report.csv", report.csv)];
+    for (name, text) in files.into_iter().chain(report.front.map(|front| ("front.svg", front))) {
         let path = folder.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         written.push(path);

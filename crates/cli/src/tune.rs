@@ -133,7 +133,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         if chosen.prefix == "none" { String::new() } else { format!(" behind prefix {}", chosen.prefix) };
     let used = match args.output {
         Some(_) => "",
-        None => ": --method auto --prefix auto uses it from now on",
+        None => ", which commands without --method use from now on",
     };
     context.say(&format!(
         "{}{behind} is the cheapest of {} that keeps {:.0} % of vanilla's tokens and score over {}; kept in {}{used}",
@@ -143,8 +143,8 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         count(answered, "question"),
         tilde(&path)
     ));
-    if let Some(page) = report.first() {
-        context.say(&format!("tables and pictures: {}", tilde(page)));
+    if let (Some(page), Some(last)) = (report.first(), report.last()) {
+        context.say(&format!("tables and pictures: {}; the front alone: {}", tilde(page), tilde(last)));
     }
     Ok(())
 }

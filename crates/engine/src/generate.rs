@@ -72,6 +72,7 @@ impl Prefill {
     fn first_token(self) -> Option<FirstToken> {
         let Prefill { engine, prompt, request, recorded, started, job } = self;
         let Prefilled { cache, logits, stats: prefilled, load } = job.finish()?;
+        let prompt = prefilled.order.as_ref().map_or(prompt.clone(), |order| prompt.in_order(order));
         let mut generator = Generator::new(&engine, &request, &prompt, recorded);
         let next_token = generator.choose(&mut logits.clone(), 0);
         let mut stats = RequestStats::of_prefill(&engine, &prompt, &prefilled, &load.reused);

@@ -46,6 +46,8 @@ pub struct RequestStats {
     /// Seconds that the method took to score tokens and choose among them: at the layers where it narrows its rows, or with the
     /// question's first pass, where it selects by that.
     pub select_seconds: f64,
+    /// The order in which the method has put the prompt's chunks, as indices into the order that was asked for; empty where that stayed.
+    pub chunk_order: Vec<usize>,
     /// Chunks that were prefilled behind a prefix that is not this prompt's system part. They are less exact than they could be. Behind
     /// earlier turns of a conversation no chunk could be better, and none counts.
     pub other_prefix_chunks: usize,
@@ -184,6 +186,7 @@ impl RequestStats {
             ambiguous_cases: prefill.ambiguous_cases,
             operations: prefill.operations,
             select_seconds: prefill.selecting.as_secs_f64(),
+            chunk_order: prefill.order.clone().unwrap_or_default(),
             other_prefix_chunks: if reuses
                 && prompt.system_reusable
                 && engine.prefix().is_some_and(|prefix| prefix.tokens != prompt.system)

@@ -24,6 +24,8 @@ pub(crate) struct SampleRun<'a> {
     scorer: &'a Scorer<'a>,
     /// The prompt and vanilla's answer, after the first variant.
     reference: Option<(Prompt, Reference)>,
+    /// Vanilla's answers to the prompt with its chunks in other orders.
+    reordered: Vec<(Vec<usize>, Reference)>,
     /// An engine for each prefix and encoding, whose chunks are there.
     engines: Vec<((Prefix, KvQuantization), Engine)>,
 }
@@ -37,7 +39,17 @@ impl<'a> SampleRun<'a> {
         options: &'a RunOptions,
         scorer: &'a Scorer<'a>,
     ) -> SampleRun<'a> {
-        SampleRun { engine, job, sample, variants, options, scorer, reference: None, engines: Vec::new() }
+        SampleRun {
+            engine,
+            job,
+            sample,
+            variants,
+            options,
+            scorer,
+            reference: None,
+            reordered: Vec::new(),
+            engines: Vec::new(),
+        }
     }
 
     /// The records with the answers of their variants, or with errors. A record that has an answer already is only scored.
@@ -87,12 +99,7 @@ impl<'a> SampleRun<'a> {
         let sampling = self.sampling();
         if self.reference.is_none() {
             let prompt = self.prompt()?;
-            // A sampled task needs the greedy answer only for its first tokens, which variants are forced to.
-            let greedy = sampling.temperature == 0.0;
-            let most =
-                if greedy { sampling.max_tokens } else { sampling.max_tokens.min(self.options.forced) };
-            let asked = Sampling { max_tokens: most, ..sampling.clone() };
-            let reference = self.engine.reference(&prompt, &asked, self.options.forced, self.options.maps)?;
+            let reference = self.reference_to(&prompt)?;
             for variant in self.variants {
                 let of = |variant: &Variant| (variant.prefix.clone(), variant.store_dtype);
                 if self.engines.iter().any(|(known, _)| *known == of(variant)) {
@@ -125,9 +132,32 @@ impl<'a> SampleRun<'a> {
             let request = GenerateRequest { eviction: variant.eviction.clone(), ..method };
             (engine.map_or(self.engine, |(_, engine)| engine), request)
         };
-        let asked = variants.iter().filter(|variant| !is_known(variant));
-        let requests: Vec<_> = asked.map(|variant| request(variant)).collect();
-        let mut answers = Engine::answers_beside(prompt, &requests, reference)?.into_iter();
+        let asked = || variants.iter().filter(|variant| !is_known(variant));
+        let together: Vec<_> =
+            asked().filter(|variant| !variant.fusion.reorders()).map(|variant| request(variant)).collect();
+        let mut together = Engine::answers_beside(prompt, &together, reference)?.into_iter();
+        let mut answers = Vec::new();
+        for variant in asked() {
+            if !variant.fusion.reorders() {
+                answers.extend(together.next());
+                continue;
+            }
+            // Another order is another prompt for vanilla as well.
+            let (engine, request) = request(variant);
+            let reference = match engine.chunk_order(prompt, &variant.fusion)? {
+                None => reference,
+                Some(order) => {
+                    if self.reordered.iter().all(|(known, _)| *known != order) {
+                        let reference = self.reference_to(&prompt.in_order(&order))?;
+                        self.reordered.push((order.clone(), reference));
+                    }
+                    let known = self.reordered.iter().find(|(known, _)| *known == order);
+                    known.map_or(reference, |(_, reference)| reference)
+                }
+            };
+            answers.extend(Engine::answers_beside(prompt, &[(engine, request)], reference)?);
+        }
+        let mut answers = answers.into_iter();
         let answer = |variant: &&Variant| {
             if is_known(variant) {
                 let positions = reference.positions(self.engine);
@@ -138,6 +168,15 @@ impl<'a> SampleRun<'a> {
             Some(answer.and_then(|(answer, found)| Ok((answer, checked(fidelity(found))?))))
         };
         Ok(variants.iter().filter_map(answer).collect())
+    }
+
+    /// Vanilla's greedy answer. A sampled task needs it only for its first tokens, which variants are forced to.
+    fn reference_to(&self, prompt: &Prompt) -> Result<Reference> {
+        let RunOptions { forced, maps, .. } = *self.options;
+        let sampling = self.sampling();
+        let greedy = sampling.temperature == 0.0;
+        let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(forced) };
+        Ok(self.engine.reference(prompt, &Sampling { max_tokens: most, ..sampling }, forced, maps)?)
     }
 
     fn prompt(&self) -> Result<Prompt> {

@@ -64,6 +64,7 @@ fn go_on(folder: &Path, engine: &Engine, jobs: &[LoadedTask], most: usize, batch
         ("vanilla", "full"),
         ("pie", "full"),
         ("pie:store_dtype=q4", "full"),
+        ("info_flow:reorder=true", "full"),
         ("a3:ratio=0.3", "morph_kv:capacity=40,window=8"),
     ]);
     let options = RunOptions { forced: 4, maps: true, seed: 42, batch, until: None };
@@ -100,7 +101,7 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     assert!(go_on(whole.path(), &engine, &jobs, usize::MAX, 3));
     let (_, expected) = read(whole.path()).unwrap();
-    assert_eq!(expected.len(), 2 * 3 * 4, "two tasks, three samples, four variants");
+    assert_eq!(expected.len(), 2 * 3 * 5, "two tasks, three samples, five variants");
     let of = |method: &str| {
         let record = expected.iter().find(|record| record.method == method).unwrap();
         (record.cost.as_ref().unwrap().document_bytes, record.fidelity.as_ref().unwrap().kl)
@@ -117,11 +118,12 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
             "pie" | "pie:store_dtype=q4" => {
                 assert!(fidelity.kl > 0.0 && cost.recompute_ratio == 0.0 && fidelity.hit_rate_40.is_none())
             }
+            "info_flow:reorder=true" => assert!(fidelity.kl > 0.0 && fidelity.top1 > 0.0),
             _ => assert!(cost.kv_bytes < cost.kv_bytes_full && fidelity.hit_rate_40.is_some()),
         }
     }
     // The first sample of each task comes before the second of any.
-    let order: Vec<&str> = expected.iter().step_by(4).map(|record| record.benchmark.as_str()).collect();
+    let order: Vec<&str> = expected.iter().step_by(5).map(|record| record.benchmark.as_str()).collect();
     assert_eq!(order[..2], ["ruler", "needle"]);
 
     let results = parts.path().join("results.jsonl");
@@ -152,7 +154,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 1));
     let (_, records) = read(folder.path()).unwrap();
     let failed: Vec<&Record> = records.iter().filter(|record| record.error.is_some()).collect();
-    assert_eq!((failed.len(), records.len()), (4, 24));
+    assert_eq!((failed.len(), records.len()), (5, 30));
     assert!(
         failed.iter().all(|record| record.error.as_ref().unwrap().contains("512")),
         "{:?}",
@@ -161,7 +163,7 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert!(failed.iter().all(|record| record.sample == jobs[0].samples[1].id && record.scores.is_empty()));
     // It is tried again, and nothing else is.
     assert!(go_on(folder.path(), &engine, &jobs, usize::MAX, 1));
-    assert_eq!(read(folder.path()).unwrap().1.len(), 28);
+    assert_eq!(read(folder.path()).unwrap().1.len(), 35);
 }
 
 #[test]

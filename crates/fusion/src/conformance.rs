@@ -98,7 +98,21 @@ fn inputs(
         stable_layers: None,
     };
     let max_tokens = layout.len() + 8;
-    PrefillInputs { layout, model, max_tokens, statistics: spans.iter().map(of).collect() }
+    PrefillInputs { layout, model, max_tokens, statistics: spans.iter().map(of).collect(), reordered: false }
+}
+
+/// The request with its chunks in another order.
+fn in_order(inputs: &PrefillInputs, order: &[usize]) -> PrefillInputs {
+    let mut inputs = PrefillInputs { reordered: true, ..inputs.clone() };
+    let (chunks, statistics) = (inputs.layout.chunks.clone(), inputs.statistics.clone());
+    let mut start = inputs.layout.system.end as usize;
+    for (to, from) in order.iter().enumerate() {
+        let end = start + chunks[*from].span.len();
+        inputs.layout.chunks[to] = ChunkSpan { span: Span::new(start, end), ..chunks[*from] };
+        inputs.statistics[to].clone_from(&statistics[*from]);
+        start = end;
+    }
+    inputs
 }
 
 /// Runs the passes of a method over random reports. Returns each plan with the tokens that went on from its checks.
@@ -113,6 +127,15 @@ fn run(method: &dyn FusionMethod, inputs: &Arc<PrefillInputs>) -> Vec<(PassPlan,
         let probe = plan.probe;
         chain.push((plan, continuing));
         assert!(chain.len() <= MAX_PASSES, "{method:?}: the chain of passes does not end");
+        if let Some(order) = pass.order() {
+            assert!(method.reorders() && probe.is_some() && !inputs.reordered, "{method:?}: it orders once");
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            let all: Vec<usize> = (0..inputs.layout.chunks.len()).collect();
+            assert_eq!(sorted, all, "{method:?}: an order names each chunk once");
+            chain.extend(run(method, &Arc::new(in_order(inputs, &order))));
+            return chain;
+        }
         let next = pass.next().unwrap_or_else(|error| panic!("{method:?} refuses its next pass: {error}"));
         assert_eq!(
             next.is_some(),

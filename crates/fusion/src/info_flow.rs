@@ -4,8 +4,10 @@
 //! `a[l,j,t]` is the mean over heads of the attention that question row `j` gives to token `t` at layer `l`, with one softmax over all
 //! keys that the row sees; `s[l,t] = √(Σ_j a[l,j,t]²)`, and a token's score is the mean over the scored layers. The best
 //! `floor(r·T)` of the `T` document tokens and the question go through all layers. The scripts score layers 22 to 25 of models with
-//! 40; the share of depth, 0.55 to 0.65, is this project's translation. The paper also puts chunks in order of the density of
-//! chosen tokens and probes again; that changes the prompt, and is left out.
+//! 40; the share of depth, 0.55 to 0.65, is this project's translation. With `reorder` a first probe puts chunks in ascending order of
+//! the density of tokens that it would choose, so that the densest stands nearest the question, and the method begins anew. That
+//! changes the prompt: another order is another prompt for vanilla as well. Here that probe sees keys at their true
+//! positions; in the scripts, at those of their chunks.
 
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::probe::recompute_best;
+use crate::probe::{ordering_probe, recompute_best};
 use crate::scout::{check_depth, layers_between};
 use crate::{FusionMethod, Pass, PrefillInputs, Result};
 
@@ -36,11 +38,13 @@ pub struct InfoFlow {
     /// The end of the scored layers, as a share of the model's depth.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub to: f64,
+    /// Whether the chunks in which most tokens would be chosen are put nearest the question first.
+    pub reorder: bool,
 }
 
 impl Default for InfoFlow {
     fn default() -> Self {
-        InfoFlow { ratio: 0.15, charge: 0.0, from: 0.55, to: 0.65 }
+        InfoFlow { ratio: 0.15, charge: 0.0, from: 0.55, to: 0.65, reorder: false }
     }
 }
 
@@ -57,12 +61,21 @@ impl FusionMethod for InfoFlow {
         let layout = &inputs.layout;
         layout.check()?;
         let layers = layers_between(self.from, self.to, layout.layers);
+        let orders = self.reorder && !inputs.reordered && layout.inexact_chunks().count() > 1;
+        let probes = if self.reorder && (orders || inputs.reordered) { 2 } else { 1 };
         let count = match self.charge {
             0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
-            charge => layout.count_for_charge(charge, 0, layers.end),
+            charge => layout.count_for_charge(charge, 0, probes * layers.end),
         };
         let (rows, aggregation) = (Rows::Question, Aggregation::L2);
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
+        if orders && count > 0 {
+            return Ok(ordering_probe(inputs, layers, score, count));
+        }
         Ok(recompute_best(inputs, layers, score, count))
+    }
+
+    fn reorders(&self) -> bool {
+        self.reorder
     }
 }

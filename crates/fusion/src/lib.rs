@@ -71,6 +71,11 @@ pub trait FusionMethod: Debug + Send + Sync {
         true
     }
 
+    /// Whether a probe of the method puts the prompt's chunks in another [order](Pass::order).
+    fn reorders(&self) -> bool {
+        false
+    }
+
     /// Whether the answer is decoded over all tokens of the documents. If not, the last pass selects a part of them.
     fn keeps_all_tokens(&self) -> bool {
         true
@@ -90,6 +95,10 @@ impl<M: FusionMethod + ?Sized> FusionMethod for Arc<M> {
 
     fn reuses(&self) -> bool {
         self.as_ref().reuses()
+    }
+
+    fn reorders(&self) -> bool {
+        self.as_ref().reorders()
     }
 
     fn keeps_all_tokens(&self) -> bool {

@@ -165,6 +165,12 @@ pub trait Pass: fmt::Debug + Send {
     /// depend on their token alone.
     fn correct(&self, _layer: usize, _changes: &mut [ChunkChange]) {}
 
+    /// The order in which a probe at its end wants the prompt's chunks, as indices into [`PromptLayout::chunks`]. Where there is one, no
+    /// pass follows this probe: the method is asked for its first pass over the prompt in that order.
+    fn order(&self) -> Option<Vec<usize>> {
+        None
+    }
+
     /// The pass that follows a probe. The last pass has none.
     ///
     /// # Errors

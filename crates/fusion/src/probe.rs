@@ -51,13 +51,22 @@ pub(crate) fn question_probe(
     score: impl Into<QuestionScore>,
     next: impl FnOnce(&PromptLayout, LayerScores) -> Box<dyn Pass> + Send + 'static,
 ) -> Box<dyn Pass> {
+    Box::new(QuestionProbe {
+        inputs: inputs.clone(),
+        plan: probe_plan(inputs, layers, score),
+        scores: Vec::new(),
+        next,
+    })
+}
+
+/// The plan of a probe of the question alone.
+fn probe_plan(inputs: &PrefillInputs, layers: Range<usize>, score: impl Into<QuestionScore>) -> PassPlan {
     let needs = Needs { question_attention: Some(score.into()), ..Needs::default() };
-    let plan = PassPlan {
+    PassPlan {
         probe: Some(layers.end),
         checks: layers.map(|layer| (layer, needs)).collect(),
         ..PassPlan::new(inputs.layout.required_tokens())
-    };
-    Box::new(QuestionProbe { inputs: inputs.clone(), plan, scores: Vec::new(), next })
+    }
 }
 
 /// A probe after which the `count` tokens of highest score, summed over `layers`, are recomputed at every layer; without a token to
@@ -75,6 +84,55 @@ pub(crate) fn recompute_best(
         let chosen = layout.top_reusable(&sum_of_layers(&scores), count);
         planned(PassPlan::new(layout.required_and(chosen)))
     })
+}
+
+/// A probe after which the prompt's chunks stand in ascending order of the share of their tokens that is among the `count` ones of
+/// highest score, summed over `layers`. Chunks of which no token may be chosen come first, and equals stay in their order.
+pub(crate) fn ordering_probe(
+    inputs: &Arc<PrefillInputs>,
+    layers: Range<usize>,
+    score: impl Into<QuestionScore>,
+    count: usize,
+) -> Box<dyn Pass> {
+    Box::new(OrderingProbe {
+        inputs: inputs.clone(),
+        plan: probe_plan(inputs, layers, score),
+        scores: Vec::new(),
+        count,
+    })
+}
+
+/// A probe of the question alone that puts the chunks in order.
+#[derive(Debug)]
+struct OrderingProbe {
+    inputs: Arc<PrefillInputs>,
+    plan: PassPlan,
+    scores: LayerScores,
+    count: usize,
+}
+
+impl Pass for OrderingProbe {
+    fn plan(&self) -> &PassPlan {
+        &self.plan
+    }
+
+    fn observe(&mut self, layer: &LayerView<'_>) -> Result<Vec<u32>> {
+        self.scores.push(layer.question_attention.to_vec());
+        Ok(layer.tokens.to_vec())
+    }
+
+    fn order(&self) -> Option<Vec<usize>> {
+        let layout = &self.inputs.layout;
+        let chosen = layout.top_reusable(&sum_of_layers(&self.scores), self.count);
+        let density = |chunk: &usize| {
+            let span = layout.chunks[*chunk].span;
+            let within = chosen.iter().filter(|token| span.contains(**token)).count();
+            within as f64 / span.len().max(1) as f64
+        };
+        let mut order: Vec<usize> = (0..layout.chunks.len()).collect();
+        order.sort_by(|a, b| density(a).total_cmp(&density(b)));
+        Some(order)
+    }
 }
 
 /// The sum of the layers' scores of each document token.

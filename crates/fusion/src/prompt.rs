@@ -167,6 +167,8 @@ pub struct PrefillInputs {
     /// Statistics of each chunk, one for each entry of [`statistics`](crate::FusionMethod::statistics) in its order; empty for
     /// chunks that are not cached.
     pub statistics: Vec<Vec<Arc<AuxTensors>>>,
+    /// Whether a probe of this method has put the chunks in order already.
+    pub reordered: bool,
 }
 
 impl PrefillInputs {

@@ -121,7 +121,7 @@ mod tests {
         let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 3);
         let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
         let statistics = vec![Vec::new(); 2];
-        let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics });
+        let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics, reordered: false });
         let mut pass = RelaxKv { ratio, charge: 0.0 }.start(&inputs).unwrap();
         let tokens = pass.plan().tokens.clone();
         assert_eq!(tokens, [14, 15], "the question alone");

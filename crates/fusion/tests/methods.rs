@@ -38,7 +38,8 @@ fn lego_link_takes_both_ends_of_every_chunk() {
     };
     let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 4);
     let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
-    let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 30, statistics: vec![Vec::new(); 3] });
+    let statistics = vec![Vec::new(); 3];
+    let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 30, statistics, reordered: false });
     let rows = |window, head_only| {
         LegoLink { window, head_only, ..LegoLink::default() }.start(&inputs).unwrap().plan().tokens.clone()
     };

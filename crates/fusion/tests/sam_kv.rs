@@ -25,7 +25,13 @@ fn inputs(layout: &PromptLayout, statistics: Vec<AuxTensors>, rope: &Rope) -> Pr
         stable_layers: None,
     };
     let statistics = statistics.into_iter().map(|of| vec![Arc::new(of)]).collect();
-    PrefillInputs { layout: layout.clone(), model, max_tokens: layout.len() + 8, statistics }
+    PrefillInputs {
+        layout: layout.clone(),
+        model,
+        max_tokens: layout.len() + 8,
+        statistics,
+        reordered: false,
+    }
 }
 
 struct Random(u64);

@@ -49,6 +49,8 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
     for part in ["rag/bolts", "Vanilla", "PIE", "A3", "4 samples"] {
         assert!(html.contains(part), "{part} is not in the report");
     }
+    let front = std::fs::read_to_string(home.path("run/front.svg")).unwrap();
+    assert!(front.starts_with("<svg xmlns=") && front.contains("speed-up of the first token"), "{front}");
     let csv = std::fs::read_to_string(home.path("run/report.csv")).unwrap();
     assert!(csv.lines().any(|line| line.contains("bolts") && line.contains("a3:ratio=0.5")), "{csv}");
     let elsewhere = home.path("report");

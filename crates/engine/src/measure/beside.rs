@@ -1,6 +1,10 @@
 //! Answers to one prompt, held against vanilla's while they are made.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use refrain_eviction::Eviction;
+use refrain_fusion::FusionMethod;
 
 use super::fidelity::{Fidelity, Reference, computed};
 use crate::Result;
@@ -109,16 +113,30 @@ impl<'a> AnswerBeside<'a> {
         let agreement = engine.agreement(&reference.logits, &found);
         let pairs = reference.maps.iter().zip(&prefilled.maps);
         let attention_l2 = pairs.map(|(exact, map)| map.distance(exact)).collect();
+        // The reference has the same order, in which all chunks together take the same positions.
         let hits = reference.hits(&computed(prompt, &prefilled.final_rows));
         (answer, Fidelity { agreement, attention_l2, hits })
     }
 }
 
 impl Engine {
+    /// The order in which a method puts the prompt's chunks, where it is another.
+    ///
+    /// # Errors
+    /// As for [`Engine::answer`].
+    pub fn chunk_order(&self, prompt: &Prompt, method: &Arc<dyn FusionMethod>) -> Result<Option<Vec<usize>>> {
+        if !method.reorders() {
+            return Ok(None);
+        }
+        let order = self.measure(prompt, method, Eviction::full())?.chunk_order;
+        Ok((!order.is_empty()).then_some(order))
+    }
+
     /// Answers a prompt as [`Engine::answer`] does, once for each request and the engine that is asked (one with another
     /// [prefix](Engine::behind), for instance), and holds the way there against `reference`: the first tokens are forced to its own,
     /// and where an answer leaves these it goes on by itself. The answers are prefilled one after the other and decoded together, so
-    /// that weights are read once a step; only an answer that is alone has a time a token.
+    /// that weights are read once a step; only an answer that is alone has a time a token. The reference to a method that
+    /// [reorders](refrain_fusion::FusionMethod::reorders) chunks is that of the prompt in [its order](Engine::chunk_order).
     ///
     /// # Errors
     /// If the model has no embedding of a token. Each answer has its own errors, as for [`Engine::answer`].

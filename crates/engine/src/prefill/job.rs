@@ -12,7 +12,7 @@ use super::context::PassContext;
 use super::layers::Carried;
 use super::pass::{AfterProbe, Finished, PassRun, Step};
 use super::prefetch::LayerPrefetcher;
-use super::reuse::{Opening, ReusedSegments};
+use super::reuse::{Opening, ReusedSegments, Segment};
 use super::stats::PrefillStats;
 use crate::Result;
 use crate::advance::Advance;
@@ -79,6 +79,9 @@ pub(crate) struct PrefillJob {
     stage: Stage,
     /// Whether the segments were read whole into memory, after one of them had broken.
     materialized: bool,
+    /// The order in which the method has put the prompt's chunks, and the work of the probe that it took.
+    order: Option<Vec<usize>>,
+    ordering: PrefillStats,
     prefilled: Option<Box<Prefilled>>,
 }
 
@@ -131,6 +134,8 @@ impl PrefillJob {
             max_rope_position,
             stage,
             materialized: false,
+            order: None,
+            ordering: PrefillStats::default(),
             prefilled: None,
         })
     }
@@ -155,7 +160,7 @@ impl PrefillJob {
             Stage::Plan => {
                 let context = Arc::new(self.context()?);
                 let pass = self.request.method.start(&context.inputs)?;
-                let run = PassRun::start(&context, pass, Carried::Nothing, PrefillStats::default())?;
+                let run = PassRun::start(&context, pass, Carried::Nothing, self.ordering.clone())?;
                 self.stage = Stage::Pass(Box::new(run));
             }
             Stage::Pass(mut run) => match run.advance()? {
@@ -205,6 +210,12 @@ impl PrefillJob {
         self.count(&mut run);
         if run.layers.plan.probe.is_some() {
             let context = run.layers.context.clone();
+            if let Some(order) = run.layers.pass.order() {
+                let AfterProbe { carried, stats, .. } = run.next()?;
+                carried.release(&context);
+                self.ordering = stats;
+                return self.put_in_order(order);
+            }
             let AfterProbe { next, carried, stats } = run.next()?;
             let Some(next) = next else {
                 let method = format!("{:?}", self.request.method);
@@ -225,7 +236,37 @@ impl PrefillJob {
             SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
         let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(0, false));
         let load = BackgroundLoad { reused, prefetcher };
+        let stats = PrefillStats { order: self.order.take(), ..stats };
         self.prefilled = Some(Box::new(Prefilled { cache, logits, stats, load }));
+        Ok(())
+    }
+
+    /// Puts the prompt's chunks in another order, over which the method begins anew.
+    fn put_in_order(&mut self, order: Vec<usize>) -> Result<()> {
+        let mut places = vec![None; self.prompt.chunks.len()];
+        order
+            .iter()
+            .enumerate()
+            .for_each(|(to, from)| _ = places.get_mut(*from).map(|place| *place = Some(to)));
+        if self.order.is_some() || order.len() != places.len() || places.contains(&None) {
+            let method = format!("{:?}", self.request.method);
+            return Err(crate::Error::Tokens {
+                method,
+                why: "an order names each chunk once, and is given once",
+            });
+        }
+        self.prompt = self.prompt.in_order(&order);
+        let spans = self.prompt.chunk_spans();
+        let mut segments: Vec<Segment> = self.reused.segments.to_vec();
+        for segment in &mut segments {
+            segment.chunk = segment.chunk.and_then(|chunk| places[chunk]);
+            segment.span = segment.chunk.map_or(segment.span, |chunk| spans[chunk]);
+        }
+        segments.sort_by_key(|segment| segment.span.start);
+        self.reused.segments = segments.into();
+        self.reused.chunk_cached = order.iter().map(|chunk| self.reused.chunk_cached[*chunk]).collect();
+        self.order = Some(order);
+        self.stage = Stage::Plan;
         Ok(())
     }
 
@@ -297,7 +338,13 @@ impl PrefillJob {
             max_seq_len: request.max_seq_len,
             max_rope_position: self.max_rope_position,
             tables: decoder.rope_tables(self.max_rope_position, max_tokens.max(layout.len())),
-            inputs: Arc::new(PrefillInputs { layout, model, max_tokens, statistics }),
+            inputs: Arc::new(PrefillInputs {
+                layout,
+                model,
+                max_tokens,
+                statistics,
+                reordered: self.order.is_some(),
+            }),
         })
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct PrefillStats {
     pub(crate) selecting: Duration,
     /// Tokens of the prompt that attention has before it when the first token is chosen.
     pub(crate) kept_tokens: usize,
+    /// The order in which the method has put the prompt's chunks, where it is another.
+    pub(crate) order: Option<Vec<usize>>,
     /// Times that the method met a case that its paper leaves open.
     pub(crate) ambiguous_cases: usize,
     /// Attention of the question to every document token at layer 1, if it was asked for.

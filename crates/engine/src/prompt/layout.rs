@@ -101,6 +101,12 @@ impl Prompt {
         Prompt { chunks, ..self.clone() }
     }
 
+    /// The prompt with its chunks in another order, each named once.
+    pub fn in_order(&self, order: &[usize]) -> Prompt {
+        let chunks = order.iter().map(|chunk| self.chunks[*chunk].clone()).collect();
+        Prompt { chunks, ..self.clone() }
+    }
+
     /// Positions of the question part.
     pub fn question_span(&self) -> Span {
         Span::new(self.len() - self.question.len(), self.len())

@@ -1,7 +1,7 @@
 //! Answers held against vanilla's.
 
 use refrain_eviction::POLICIES;
-use refrain_fusion::{METHODS, Vanilla};
+use refrain_fusion::{InfoFlow, METHODS, Vanilla};
 
 use super::*;
 use crate::sequence::Generator;
@@ -169,4 +169,44 @@ fn parts_are_taken_as_they_are() {
         engine.store().contains(&id)
             && engine.store().has_aux_tensors_in_memory(&id, &sam_kv.statistics()[0].kind())
     );
+}
+
+#[test]
+fn a_method_that_reorders_chunks_answers_the_reordered_prompt() {
+    everywhere(|engine| {
+        let mut moved = 0;
+        for seed in 1..4 {
+            let prompt = random_prompt(engine, 5, &[60, 30, 90, 45], 8, seed);
+            let [ordered, plain] =
+                [true, false].map(|reorder| InfoFlow { ratio: 0.3, reorder, ..InfoFlow::default() });
+            let got = prefill(engine, &prompt, &ordered, prompt.len());
+            let order = got.stats.order.clone().unwrap();
+            moved += usize::from(order != [0, 1, 2, 3]);
+            let other = prompt.in_order(&order);
+            let same = prefill(engine, &other, &plain, prompt.len());
+            assert_eq!((got.logits, &got.stats.final_rows), (same.logits, &same.stats.final_rows));
+            assert_eq!(got.stats.probe_rows, 2 * same.stats.probe_rows, "both probes are counted");
+            // The chunks with most chosen tokens stand last.
+            let first = prefill(engine, &prompt, &plain, prompt.len());
+            let share = |(chunk, span): (&PromptChunk, refrain_kv::Span)| {
+                let within = first.stats.final_rows.iter().filter(|row| span.contains(**row)).count();
+                (chunk.title.clone(), within as f64 / span.len() as f64)
+            };
+            let shares: std::collections::HashMap<_, _> =
+                prompt.chunks.iter().zip(prompt.chunk_spans()).map(share).collect();
+            let shares: Vec<f64> = other.chunks.iter().map(|chunk| shares[&chunk.title]).collect();
+            assert!(shares.is_sorted(), "{shares:?}");
+            // With every token recomputed it is vanilla over the prompt in that order.
+            let all = shared(InfoFlow { ratio: 1.0, ..ordered });
+            let order = engine.chunk_order(&prompt, &all).unwrap().unwrap();
+            let reference = engine.reference(&prompt.in_order(&order), &sampling(6), 6, false).unwrap();
+            let (answer, close) =
+                beside(engine, &prompt, &GenerateRequest::new(all, sampling(6)), &reference);
+            assert_eq!((answer.stats.chunk_order, answer.tokens), (order, reference.answer.tokens.clone()));
+            assert!(close.agreement.kl < 1e-6, "{close:?}");
+            let named = shared(plain);
+            assert_eq!(engine.chunk_order(&prompt, &named).unwrap(), None);
+        }
+        assert!(moved > 0, "no chunk was moved");
+    });
 }

@@ -2,7 +2,7 @@
 
 use super::table::{Block, Cell, Column, Figure, Row, Section, Table};
 
-const STYLE: &str = include_str!("style.css");
+pub(super) const STYLE: &str = include_str!("style.css");
 
 pub(super) fn render(title: &str, sections: &[Section]) -> String {
     let links = sections

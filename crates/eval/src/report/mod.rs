@@ -12,6 +12,7 @@ mod markdown;
 mod measures;
 mod overview;
 mod papers;
+mod picture;
 mod scores;
 mod stats;
 mod svg;
@@ -33,6 +34,8 @@ pub struct Report {
     pub markdown: String,
     /// Every quantity a line: `model,benchmark,task,length,depth,method,policy,name,value,low,high,samples,scale`.
     pub csv: String,
+    /// Quality against time as one SVG file, where a method was timed.
+    pub front: Option<String>,
 }
 
 /// The report of a run. Aggregate several records of one model, task, sample, method and policy the last counts.
@@ -44,6 +47,7 @@ pub fn report(about: &RunInfo, records: &[Record]) -> Report {
         html: html::render(&title, &sections),
         markdown: markdown::render(&title, &sections),
         csv: csv::render(&data),
+        front: figures::scatter(&data).map(|figure| picture::picture(&figure)),
     }
 }
 

@@ -38,8 +38,10 @@ pub(super) struct Plot {
     pub level: Option<(f64, &'static str)>,
 }
 
-const WIDTH: f64 = 440.0;
-const HEIGHT: f64 = 340.0;
+/// Width and height of a plot.
+pub(super) const PANEL: [f64; 2] = [440.0, 340.0];
+const WIDTH: f64 = PANEL[0];
+const HEIGHT: f64 = PANEL[1];
 /// Margins of a plot: left, top, right, bottom.
 const ROOM: [f64; 4] = [58.0, 34.0, 20.0, 44.0];
 /// Width and height of a label's character.

@@ -227,6 +227,7 @@ impl<'t> Tables<'t> {
     }
 
     /// When a chunk was noted as not yet in the object store (ns since 1970).
+    #[cfg(feature = "remote")]
     pub(crate) fn noted(&self, key: &ChunkKey) -> Result<Option<u64>, IndexError> {
         Ok(self.pending.get(&key.0)?.map(|noted| noted.value()))
     }
