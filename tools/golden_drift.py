@@ -155,9 +155,10 @@ def choose(model, seen, spans, exact, last, options):
     budget = options["charge"] * documents * model.layers - layers.stop * (last[1] - last[0])
     count = int(budget / model.layers + 1e-9)
     heads = [t for span, e in zip(spans, exact) if not e for t in span[: options["seam"]]]
-    for t in heads:
-        scores[t - start] = np.inf
     candidates = [t for span, e in zip(spans, exact) if not e for t in span]
+    even = int(options["spread"] * (count - len(heads)) + 1e-9)
+    for t in heads + [candidates[(2 * i + 1) * len(candidates) // (2 * even)] for i in range(even)]:
+        scores[t - start] = np.inf
     best = sorted(candidates, key=lambda t: (-scores[t - start], t))[:count]
     return sorted(best)
 
@@ -170,7 +171,7 @@ def main():
     chunks = [draw(40), draw(64), draw(23)]
     other = draw(9)
     bos = [1]
-    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0)
+    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0, spread=0.0)
     asked = [
         ("scout:charge=0.4", bos, {}, None),
         ("drift:charge=0.4", bos, {}, {"alpha": 0.5, "lambda": 4.0}),
@@ -189,6 +190,8 @@ def main():
         ),
         ("drift:charge=0.4", system, {}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4", other, {}, {"alpha": 0.5, "lambda": 4.0}),
+        ("drift:charge=0.4,spread=0.5", bos, {"spread": 0.5}, {"alpha": 0.5, "lambda": 4.0}),
+        ("drift:charge=0.4,spread=0", system, {"spread": 0.0}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4,seam=1", [], {"seam": 1}, {"alpha": 0.5, "lambda": 4.0}),
     ]
     spans, start = [], len(system)
@@ -207,7 +210,7 @@ def main():
             for layer in range(model.layers)
         ]
         exact = [prefix == system] + [False] * (len(chunks) - 1)
-        options = {**defaults, **options}
+        options = {**defaults, "spread": 0.1 if drift else 0.0, **options}
         prompt = dict(ids, all=every)
         seen = answer(model, prompt, cache, [], exact, see=True)
         rows = choose(model, seen, spans, exact, last, options)

@@ -1,6 +1,7 @@
 //! Drift: what the recomputed tokens show of how far their chunk has drifted corrects its other tokens.
 //!
-//! Tokens are chosen as [`Scout`] chooses them. At each layer from 1 on, before attention, `d_t = fresh − cached` of the recomputed
+//! Tokens are chosen as [`Scout`] chooses them, but for a share `spread` that stands evenly over the documents: what the question looks
+//! at most is of its own kind in texts that repeat themselves, and says little of the rest. At each layer from 1 on, before attention, `d_t = fresh − cached` of the recomputed
 //! tokens `R` (keys before RoPE, and values); `g = mean_R d`, and for every chunk `c`
 //! `m_c = (Σ_{t∈R∩c} d_t + λ·g) / (|R∩c| + λ)`. Every reused token `t` of a chunk gets `K_t += RoPE_t(α·m_c)` and
 //! `V_t += α·m_c`; the recomputed ones have their own, exact rows. The answer is decoded over the corrected cache. Layer 0 needs no
@@ -45,6 +46,9 @@ pub struct Drift {
     /// First tokens of each chunk that are recomputed in any case, within the budget.
     #[schemars(range(max = MAX_COUNT))]
     pub seam: usize,
+    /// Share of the recomputed tokens that stand evenly over the documents, whatever the question looks at.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub spread: f64,
     /// Share of the estimated change that is added, α.
     #[schemars(range(min = 0.0, max = 2.0))]
     pub alpha: f64,
@@ -56,7 +60,7 @@ pub struct Drift {
 impl Default for Drift {
     fn default() -> Self {
         let Scout { charge, rows, from, to, aggregation, seam } = Scout::default();
-        Drift { charge, rows, from, to, aggregation, seam, alpha: 0.5, lambda: 4.0 }
+        Drift { charge, rows, from, to, aggregation, seam, spread: 0.1, alpha: 0.5, lambda: 4.0 }
     }
 }
 
@@ -70,9 +74,9 @@ impl Options for Drift {
 
 impl FusionMethod for Drift {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
-        let Drift { charge, rows, from, to, aggregation, seam, alpha, lambda } = *self;
+        let Drift { charge, rows, from, to, aggregation, seam, spread, alpha, lambda } = *self;
         let scout = Scout { charge, rows, from, to, aggregation, seam };
-        scout.start_with(inputs, move |plan| {
+        scout.start_with(inputs, spread, move |plan| {
             Box::new(CorrectingPass {
                 plan: PassPlan { corrects: Some(Correction { skip: SINKS }), ..plan },
                 alpha,

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kv::stats::{Aggregation, QuestionScore, Rows, Softmax};
-use refrain_kv::{Span, top_k};
+use refrain_kv::{Span, top_count, top_k};
 use refrain_registry::{MAX_COUNT, Options};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -79,10 +79,12 @@ pub(crate) fn layers_between(from: f64, to: f64, layers: usize) -> Range<usize> 
 }
 
 impl Scout {
-    /// The first pass, and the last one as `finish` plans it. Without a token to recompute the question is computed at once.
+    /// The first pass, and the last one as `finish` plans it. The share `spread` of the chosen tokens stands evenly over the documents.
+    /// Without a token to recompute the question is computed at once.
     pub(crate) fn start_with(
         &self,
         inputs: &Arc<PrefillInputs>,
+        spread: f64,
         finish: impl FnOnce(PassPlan) -> Box<dyn Pass> + Send + 'static,
     ) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
@@ -95,30 +97,37 @@ impl Scout {
         let (rows, aggregation, seam) = (self.rows, self.aggregation, self.seam);
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
         Ok(question_probe(inputs, layers, score, move |layout, scores| {
-            let chosen = choose(layout, sum_of_layers(&scores), seam, count);
+            let chosen = choose(layout, sum_of_layers(&scores), (seam, spread), count);
             finish(PassPlan::new(layout.required_and(chosen)))
         }))
     }
 }
 
-/// `count` tokens: the first `seam` of each chunk, and those of highest score.
-fn choose(layout: &PromptLayout, mut scores: Vec<f32>, seam: usize, count: usize) -> Vec<u32> {
+/// `count` tokens: the first `seam` of each chunk, of the others the share `spread` evenly over the documents, and those of highest
+/// score.
+fn choose(
+    layout: &PromptLayout,
+    mut scores: Vec<f32>,
+    (seam, spread): (usize, f64),
+    count: usize,
+) -> Vec<u32> {
     let start = layout.documents().start;
-    if seam > 0 {
-        let heads = |chunk: Span| chunk.positions().take(seam);
-        let heads: Vec<u32> = layout.inexact_chunks().flat_map(heads).collect();
-        let own: Vec<f32> = heads.iter().map(|t| scores[(t - start) as usize]).collect();
-        // A budget too small for all of them takes the most attended ones.
-        for i in top_k(&own, count) {
-            scores[(heads[i as usize] - start) as usize] = f32::INFINITY;
-        }
+    let heads: Vec<u32> = layout.inexact_chunks().flat_map(|chunk| chunk.positions().take(seam)).collect();
+    let own: Vec<f32> = heads.iter().map(|t| scores[(t - start) as usize]).collect();
+    // A budget too small for all of them takes the most attended ones.
+    let first = top_k(&own, count);
+    let candidates: Vec<u32> = layout.inexact_chunks().flat_map(Span::positions).collect();
+    let even = top_count(spread, count - first.len(), candidates.len());
+    let even = (0..even).map(|i| candidates[(2 * i + 1) * candidates.len() / (2 * even)]);
+    for token in first.iter().map(|i| heads[*i as usize]).chain(even) {
+        scores[(token - start) as usize] = f32::INFINITY;
     }
     layout.top_reusable(&scores, count)
 }
 
 impl FusionMethod for Scout {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
-        self.start_with(inputs, planned)
+        self.start_with(inputs, 0.0, planned)
     }
 }
 
@@ -139,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn seams_come_first_and_an_exact_chunk_has_none() {
+    fn seams_and_spread_tokens_come_first_and_an_exact_chunk_has_none() {
         let chunk =
             |start, end, exact| ChunkSpan { span: Span::new(start, end), cached: true, exact, bare: false };
         let layout = PromptLayout {
@@ -150,9 +159,12 @@ mod tests {
             question: Span::new(14, 16),
         };
         let scores: Vec<f32> = (0..12).map(|i| 1.0 - 0.01 * i as f32).collect();
-        assert_eq!(choose(&layout, scores.clone(), 0, 3), [6, 7, 8]);
-        assert_eq!(choose(&layout, scores.clone(), 1, 3), [6, 7, 10]);
-        assert_eq!(choose(&layout, scores, 2, 1), [6]);
+        assert_eq!(choose(&layout, scores.clone(), (0, 0.0), 3), [6, 7, 8]);
+        assert_eq!(choose(&layout, scores.clone(), (1, 0.0), 3), [6, 7, 10]);
+        assert_eq!(choose(&layout, scores.clone(), (2, 0.0), 1), [6]);
+        // Two of four stand in the middle of each half.
+        assert_eq!(choose(&layout, scores.clone(), (0, 0.5), 4), [6, 7, 8, 12]);
+        assert_eq!(choose(&layout, scores, (0, 1.0), 8), [6, 7, 8, 9, 10, 11, 12, 13]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn drift_that_adds_nothing_is_scout_to_the_bit_and_both_stay_within_their_charge
         let prompt = random_prompt(engine, 5, &[60, 90, 75], 6, 4);
         for charge in [0.2, 0.35] {
             let scout = prefill(engine, &prompt, &Scout { charge, ..Scout::default() }, prompt.len());
-            let still = Drift { charge, alpha: 0.0, ..Drift::default() };
+            let still = Drift { charge, alpha: 0.0, spread: 0.0, ..Drift::default() };
             let same = prefill(engine, &prompt, &still, prompt.len());
             assert_eq!(scout.logits, same.logits, "{charge}");
             let drift = prefill(engine, &prompt, &Drift { charge, ..Drift::default() }, prompt.len());
