@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use refrain_engine::{Engine, Instructions, Prefix};
+use refrain_engine::{Engine, Instructions, Oracle, Prefix};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
@@ -140,6 +140,10 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
             PrefixArg::Auto => Prefix::None,
         });
     }
+    let mut oracles = vec![None];
+    for text in &matrix.oracle {
+        oracles.push(Some(text.parse::<Oracle>().map_err(Fail::usage)?));
+    }
     let mut variants = Vec::new();
     for (policy, method) in
         policies.iter().flat_map(|policy| methods.iter().map(move |method| (policy, method)))
@@ -159,14 +163,23 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
             let behind = (*prefix != Prefix::None).then(|| format!("prefix={prefix}"));
             let options = stored.into_iter().chain(behind);
             let name = options.fold(method.spec.clone(), |name, option| append(&name, &option));
-            variants.push(Variant {
-                method: name,
-                fusion: method.built.clone(),
-                store_dtype: *store_dtype,
-                prefix: prefix.clone(),
-                policy: policy.spec.clone(),
-                eviction: policy.built.clone(),
-            });
+            // Methods with statistics select parts of whole documents, which oracles know nothing of.
+            let known = method.built.reuses() && method.built.statistics().is_empty();
+            for oracle in oracles.iter().copied().filter(|oracle| known || oracle.is_none()) {
+                let name = match oracle {
+                    Some(oracle) => append(&name, &format!("oracle={oracle}")),
+                    None => name.clone(),
+                };
+                variants.push(Variant {
+                    method: name,
+                    fusion: method.built.clone(),
+                    store_dtype: *store_dtype,
+                    prefix: prefix.clone(),
+                    oracle,
+                    policy: policy.spec.clone(),
+                    eviction: policy.built.clone(),
+                });
+            }
         }
     }
     Ok(variants)

@@ -151,6 +151,10 @@ impl Engine {
         Engine { settings: Settings { namespace, shared, ..self.settings.clone() }, ..self.clone() }
     }
 
+    pub(crate) fn with_store(&self, store: Store) -> Engine {
+        Engine { store, ..self.clone() }
+    }
+
     pub(crate) fn with_prefix(&self, prefix: Option<Arc<PrefilledPrefix>>, settings: Settings) -> Engine {
         Engine { prefix, settings, ..self.clone() }
     }

@@ -32,7 +32,7 @@ pub use explanation::{AttendedToken, Explanation, ShadedChunk};
 pub use generate::Prefill;
 pub use ingest::{Ingest, IngestProgress, IngestReport, Prefix, rate};
 pub use logprobs::TokenLogprobs;
-pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hits, Reference};
+pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hits, Oracle, Reference};
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};
 pub use refrain_kernels::release_free_memory;
 pub use request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};

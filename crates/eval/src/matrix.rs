@@ -24,6 +24,11 @@ pub struct Matrix {
     /// answers with each. Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<String>,
+    /// What of the reused keys and values is that of the full prefill, `keys`, `values` or `chosen` (those of the tokens that a method
+    /// recomputes, in place of recomputing them): every method that reuses chunks answers with each as well. It tells where the rest
+    /// of an error lies.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub oracle: Vec<String>,
     /// Folder of the benchmarks' data; generated tasks need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
@@ -59,6 +64,7 @@ impl Default for Matrix {
             policies: vec!["full".to_owned()],
             store_dtype: Vec::new(),
             prefix: Vec::new(),
+            oracle: Vec::new(),
             data: None,
             limit: None,
             max_tokens: None,

@@ -133,13 +133,21 @@ impl<'a> SampleRun<'a> {
             (engine.map_or(self.engine, |(_, engine)| engine), request)
         };
         let asked = || variants.iter().filter(|variant| !is_known(variant));
+        let alone = |variant: &Variant| variant.fusion.reorders() || variant.oracle.is_some();
         let together: Vec<_> =
-            asked().filter(|variant| !variant.fusion.reorders()).map(|variant| request(variant)).collect();
+            asked().filter(|variant| !alone(variant)).map(|variant| request(variant)).collect();
         let mut together = Engine::answers_beside(prompt, &together, reference)?.into_iter();
         let mut answers = Vec::new();
         for variant in asked() {
-            if !variant.fusion.reorders() {
+            if !alone(variant) {
                 answers.extend(together.next());
+                continue;
+            }
+            if let Some(oracle) = variant.oracle {
+                let (engine, request) = request(variant);
+                let (engine, method) = engine.oracle(prompt, &variant.fusion, oracle)?;
+                let request = GenerateRequest { method, ..request };
+                answers.extend(Engine::answers_beside(prompt, &[(&engine, request)], reference)?);
                 continue;
             }
             // Another order is another prompt for vanilla as well.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_engine::Prefix;
+use refrain_engine::{Oracle, Prefix};
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
 use refrain_store::KvQuantization;
@@ -11,7 +11,7 @@ use refrain_store::KvQuantization;
 /// A fusion method with an eviction policy and an encoding of stored documents, under the names that records have.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Specification of the method, with the encoding if it is not exact and the prefix if there is one:
+    /// Specification of the method, with the encoding if it is not exact, and the prefix and the oracle if there is one:
     /// `a3:ratio=0.3,store_dtype=q4,prefix=system`.
     pub method: String,
     /// The method.
@@ -20,6 +20,8 @@ pub struct Variant {
     pub store_dtype: KvQuantization,
     /// Tokens before every chunk while it is prefilled.
     pub prefix: Prefix,
+    /// What of the reused keys and values is that of the full prefill, where an oracle is asked.
+    pub oracle: Option<Oracle>,
     /// Specification of the policy.
     pub policy: String,
     /// The policy.

@@ -42,6 +42,7 @@ fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
         } else {
             KvQuantization::Exact
         },
+        oracle: None,
         policy: (*policy).to_owned(),
         eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
     };

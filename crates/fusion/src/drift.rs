@@ -1,9 +1,9 @@
 //! Drift: what the recomputed tokens show of how far their chunk has drifted corrects its other tokens.
 //!
-//! Tokens are chosen as [`Scout`] chooses them, but for a share `spread` that stands evenly over the documents: what the question looks
-//! at most is of its own kind in texts that repeat themselves, and says little of the rest. At each layer from 1 on, before attention, `d_t = fresh − cached` of the recomputed
-//! tokens `R` (keys before RoPE, and values); `g = mean_R d`, and for every chunk `c`
-//! `m_c = (Σ_{t∈R∩c} d_t + λ·g) / (|R∩c| + λ)`. Every reused token `t` of a chunk gets `K_t += RoPE_t(α·m_c)` and
+//! Tokens are chosen as [`Scout`] chooses them, but for a share `spread` that stands evenly over the documents: what the question
+//! looks at most is of its own kind in texts that repeat themselves, and says little of the rest. At each layer from 1 on, before
+//! attention, `d_t = fresh − cached` of the recomputed tokens `R` (keys before RoPE, and values); `g = mean_R d`, and for every
+//! chunk `c` `m_c = (Σ_{t∈R∩c} d_t + λ·g) / (|R∩c| + λ)`. Every reused token `t` of a chunk gets `K_t += RoPE_t(α·m_c)` and
 //! `V_t += α·m_c`; the recomputed ones have their own, exact rows. The answer is decoded over the corrected cache. Layer 0 needs no
 //! correction: its keys and values depend on the token alone.
 //!

@@ -1,11 +1,11 @@
 //! Answers held against vanilla's.
 
 use refrain_eviction::POLICIES;
-use refrain_fusion::{InfoFlow, METHODS, Vanilla};
+use refrain_fusion::{InfoFlow, METHODS, Pie, Vanilla};
 
 use super::*;
 use crate::sequence::Generator;
-use crate::{Answer, Fidelity, GenerateRequest, Parts, Reference, Sampling};
+use crate::{Answer, Fidelity, GenerateRequest, Oracle, Parts, Reference, Sampling};
 
 /// Methods and policies that go through each kind of cache: whole, of chosen spans, retrieving, bounded.
 const WAYS: [(&str, &str); 9] = [
@@ -209,4 +209,36 @@ fn a_method_that_reorders_chunks_answers_the_reordered_prompt() {
         }
         assert!(moved > 0, "no chunk was moved");
     });
+}
+
+#[test]
+fn over_true_keys_and_values_reuse_is_vanilla_and_over_some_it_is_between() {
+    everywhere(|engine| {
+        let prompt = random_prompt(engine, 5, &[60, 90, 45], 8, 2);
+        engine.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
+        let pie = shared(Pie);
+        let vanilla = prefill(engine, &prompt, &Vanilla, prompt.len()).logits;
+        let off = |engine: &Engine, method: &Arc<dyn FusionMethod>| {
+            max_difference(&prefill(engine, &prompt, method, prompt.len()).logits, &vanilla)
+        };
+        let reused = off(engine, &pie);
+        let keys = engine.oracle(&prompt, &pie, Oracle::Keys).unwrap().0;
+        let values = engine.oracle(&prompt, &pie, Oracle::Values).unwrap().0;
+        assert_ne!((off(&keys, &pie), off(&values, &pie)), (reused, reused));
+        let both = keys.oracle(&prompt, &pie, Oracle::Values).unwrap().0;
+        assert!(off(&both, &pie) < 1e-4 && reused > 1e-2, "{} {reused}", off(&both, &pie));
+        // A method that recomputes everything has chosen every token, and what answers over them recomputes nothing.
+        let (all, method) = engine
+            .oracle(&prompt, &shared(InfoFlow { ratio: 1.0, ..InfoFlow::default() }), Oracle::Chosen)
+            .unwrap();
+        assert_eq!(format!("{method:?}"), "Pie");
+        assert!(off(&all, &method) < 1e-4);
+        let (some, method) = engine.oracle(&prompt, &shared(InfoFlow::default()), Oracle::Chosen).unwrap();
+        assert!(off(&some, &method) > 1e-3);
+        assert_eq!(off(engine, &pie), reused, "the engine's own chunks stay as they were");
+    });
+    for name in ["keys", "values", "chosen"] {
+        assert_eq!(name.parse::<Oracle>().unwrap().to_string(), name);
+    }
+    assert!("rows".parse::<Oracle>().unwrap_err().contains("keys, values or chosen"));
 }

@@ -12,6 +12,9 @@ use super::table::{Unit, counted, distinct};
 use super::variant_name::{VariantName, canonical};
 use crate::{Record, RunInfo, TaskInfo};
 
+/// The score of a wholly right answer.
+const RIGHT: f64 = 0.999;
+
 /// The last record of each sample and depth.
 type RecordsBySample<'a> = BTreeMap<(&'a str, u64), &'a Record>;
 
@@ -197,6 +200,16 @@ impl<'a> Data<'a> {
                 bootstrap(groups.collect(), median)
             }
             Aggregate::Relative => self.relative(model, tasks, [variant, self.vanilla()?]),
+            Aggregate::RightKept => {
+                let is_right =
+                    |record: &Record| record.scores.get(SCORE).is_some_and(|score| *score >= RIGHT);
+                let kept = |record: &Record, vanilla: &Record| {
+                    is_right(vanilla).then(|| if is_right(record) { 1.0 } else { 0.0 })
+                };
+                let vanilla = self.vanilla()?;
+                let groups = tasks.iter().map(|task| self.paired([model, *task], [variant, vanilla], kept));
+                bootstrap(vec![groups.flatten().collect()], mean_of_means)
+            }
         }
     }
 

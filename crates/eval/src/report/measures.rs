@@ -27,6 +27,8 @@ pub(super) enum Aggregate {
     Against(fn(&Cost, &Cost) -> Option<f64>),
     /// The mean of task scores over vanilla's.
     Relative,
+    /// Of the samples that vanilla answers with the full score, the share that the variant does too.
+    RightKept,
 }
 
 const fn measure(name: &'static str, title: &'static str, unit: Unit, of: Aggregate) -> Measure {
@@ -35,6 +37,8 @@ const fn measure(name: &'static str, title: &'static str, unit: Unit, of: Aggreg
 
 pub(super) const RELATIVE: Measure =
     measure("score_of_vanilla", "Score, share of Vanilla's", Unit::Percent, Aggregate::Relative);
+pub(super) const RIGHT_KEPT: Measure =
+    measure("right_kept", "Right answers kept", Unit::Percent, Aggregate::RightKept);
 pub(super) const KL: Measure = measure("kl", "KL (nats)", Unit::Nats, Aggregate::Mean(|f| Some(f.kl)));
 pub(super) const TOP1: Measure =
     measure("top1", "Same likeliest token", Unit::Percent, Aggregate::Mean(|f| Some(f.top1)));
@@ -106,6 +110,7 @@ pub(super) fn named(name: &str) -> Option<Measure> {
 
 /// All measures of the comma-separated values.
 pub(super) const ALL: &[Measure] = &[
+    RIGHT_KEPT,
     KL,
     KL_MEDIAN,
     KL_FIRST,

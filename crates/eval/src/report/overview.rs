@@ -8,8 +8,8 @@ use refrain_fusion::METHODS;
 use super::data::Data;
 use super::figures;
 use super::measures::{
-    AT_REST, CHARGED, KEPT, KL, KL_FIRST, KL_MEDIAN, KV, KV_SHARE, Measure, RELATIVE, TOP1, TPOT_SPEEDUP,
-    TTFT_SPEEDUP,
+    AT_REST, CHARGED, KEPT, KL, KL_FIRST, KL_MEDIAN, KV, KV_SHARE, Measure, RELATIVE, RIGHT_KEPT, TOP1,
+    TPOT_SPEEDUP, TTFT_SPEEDUP,
 };
 use super::stats::Stat;
 use super::table::{Block, Cell, Column, Row, Section, Table, Unit, counted, distinct};
@@ -176,8 +176,20 @@ fn failures(data: &Data<'_>) -> Option<Table> {
     })
 }
 
-const SUMMARY: &[Measure] =
-    &[RELATIVE, KL, KL_MEDIAN, KL_FIRST, TOP1, TTFT_SPEEDUP, TPOT_SPEEDUP, CHARGED, KEPT, KV_SHARE, KV];
+const SUMMARY: &[Measure] = &[
+    RELATIVE,
+    RIGHT_KEPT,
+    KL,
+    KL_MEDIAN,
+    KL_FIRST,
+    TOP1,
+    TTFT_SPEEDUP,
+    TPOT_SPEEDUP,
+    CHARGED,
+    KEPT,
+    KV_SHARE,
+    KV,
+];
 
 /// Quality and cost of every variant against vanilla, by model.
 pub(super) fn summary(data: &Data<'_>) -> Section {

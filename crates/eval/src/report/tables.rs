@@ -231,9 +231,18 @@ pub(super) fn costs_table(
         table.columns.push(Column::new("Tasks"));
     }
     table.rows = rows(data, lines, |line| {
-        let cells = measures
-            .iter()
-            .map(|(measure, found)| Cell::stat(measure.unit, found.get(&line.variant).copied()));
+        let cell = |(measure, found): &(&Measure, BTreeMap<usize, Stat>)| {
+            let stat = found.get(&line.variant).copied();
+            let cell = Cell::stat(measure.unit, stat);
+            match stat.filter(|_| matches!(measure.of, Aggregate::RightKept)) {
+                Some(Stat { value, samples, .. }) => {
+                    let kept = (value * samples as f64).round();
+                    Cell { note: format!("{kept} of {samples}"), ..cell }
+                }
+                None => cell,
+            }
+        };
+        let cells = measures.iter().map(cell);
         cells.chain(uneven.then(|| Cell::text(met(line).to_string()))).collect()
     });
     let uninformative: Vec<String> = tasks

@@ -90,7 +90,7 @@ fn by_part(name: &str, of: impl Fn(&str) -> String) -> String {
 }
 
 /// Options that tell how a variant's documents are stored, beside those of its method.
-const STORAGE: [&str; 2] = ["store_dtype", "prefix"];
+const STORAGE: [&str; 3] = ["store_dtype", "prefix", "oracle"];
 
 /// The canonical text of a selection, with `_` for `-` and without options that are at their defaults. A text that selects
 /// nothing is unchanged.
