@@ -345,6 +345,22 @@ fn every_score_has_a_table() {
 }
 
 #[test]
+fn right_answers_that_are_kept_are_counted() {
+    // Vanilla's third answer is not wholly right, and one right answer is lost.
+    let scores = [("vanilla", [1.0, 1.0, 0.5, 1.0]), ("a3", [1.0, 0.0, 1.0, 1.0])];
+    let records: Vec<Record> = scores
+        .iter()
+        .flat_map(|(method, scores)| {
+            let one = |(sample, score)| scored("rag", "x", [method, "full"], sample, &[("score", score)]);
+            scores.iter().copied().enumerate().map(one).collect::<Vec<_>>()
+        })
+        .collect();
+    let sections = all_sections(&records);
+    let kept = cell(titled(&sections, "All tasks: tiny").unwrap(), "A3", "Right answers");
+    assert_eq!((kept.value.as_str(), kept.note.as_str()), ("66.7 %", "2 of 3"));
+}
+
+#[test]
 fn few_samples_decide_nothing() {
     let (about, records) = run();
     let first: Vec<Record> = records.into_iter().filter(|record| record.sample == "0").collect();
