@@ -68,8 +68,12 @@ impl Engine {
         let copies = heads / config.kv_heads;
         let sizes = Sizes { heads, group, head_dim: config.head_dim, capacity: held, rows: room };
         let side_bytes = eviction.policy.side_bytes(&spans(prompt), sizes);
-        let kv_bytes = held * copies * self.decoder().shape().token_bytes(self.settings().kv);
-        Ok(side_bytes.saturating_mul(config.num_layers()).saturating_add(kv_bytes))
+        let token_bytes = copies * self.decoder().shape().token_bytes(self.settings().kv);
+        // Sinks that are turned as the answer grows have a second copy of their keys.
+        let sinks = eviction.policy.sinks().unwrap_or(0).min(held) * token_bytes / 2;
+        let positions = if eviction.is_full() && !eviction.per_query_head { 0 } else { held * heads * size_of::<u32>() };
+        let beside = side_bytes.saturating_add(positions).saturating_mul(config.num_layers());
+        Ok(beside.saturating_add(held * token_bytes + sinks))
     }
 }
 

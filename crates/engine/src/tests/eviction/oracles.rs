@@ -123,7 +123,6 @@ fn oracle_10_room_for_all_tokens_is_full_attention_to_the_bit() {
     });
 }
 
-/// A prompt that the one-shot policies prune differs only from the second token on.
 /// A window that a policy's slots can hold is all that its layer sees, whatever the policy keeps.
 #[test]
 fn windows_are_kept_exactly_where_they_fit() {
@@ -149,6 +148,7 @@ fn windows_are_kept_exactly_where_they_fit() {
     }
 }
 
+/// A prompt that the one-shot policies prune differs only from the second token on.
 #[test]
 fn the_first_token_comes_from_full_attention() {
     let engine = tiny_engine("llama", small());
@@ -430,7 +430,7 @@ fn the_account_says_what_is_held() {
     assert_eq!((snap.retained_tokens, snap.kv_bytes), (40 + 49, (40 + 50) * token));
 }
 
-/// Admission counts what a policy keeps beside keys and values before it is there; positions and the room of one step are small.
+/// Admission counts what a policy keeps beside keys and values before it is there; the room of one step is small.
 #[test]
 fn a_request_holds_no_more_than_was_counted_before_it() {
     let engine = tiny_engine("llama", small());
@@ -446,7 +446,7 @@ fn a_request_holds_no_more_than_was_counted_before_it() {
         };
         let stats = engine.answer(&prompt, &request, |_| true).unwrap().stats;
         let held = stats.kv_bytes + stats.side_bytes;
-        assert!(held <= counted + counted / 4, "{spec}: {held} bytes were held and {counted} counted");
+        assert!(held <= counted + counted / 16, "{spec}: {held} bytes were held and {counted} counted");
         (stats.kv_bytes, counted)
     };
     for spec in POLICIES.iter().chain(&ONCE) {
