@@ -71,7 +71,8 @@ impl Engine {
         let token_bytes = copies * self.decoder().shape().token_bytes(self.settings().kv);
         // Sinks that are turned as the answer grows have a second copy of their keys.
         let sinks = eviction.policy.sinks().unwrap_or(0).min(held) * token_bytes / 2;
-        let positions = if eviction.is_full() && !eviction.per_query_head { 0 } else { held * heads * size_of::<u32>() };
+        let positions =
+            if eviction.is_full() && !eviction.per_query_head { 0 } else { held * heads * size_of::<u32>() };
         let beside = side_bytes.saturating_add(positions).saturating_mul(config.num_layers());
         Ok(beside.saturating_add(held * token_bytes + sinks))
     }
