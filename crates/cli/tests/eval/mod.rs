@@ -44,7 +44,7 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
     assert!(said.out.is_empty());
 
     let written = home.run(&["eval", "report", out]).good().out;
-    assert_eq!(written.lines().count(), 3);
+    assert_eq!(written.lines().count(), 4);
     let html = std::fs::read_to_string(home.path("run/report.html")).unwrap();
     for part in ["rag/bolts", "Vanilla", "PIE", "A3", "4 samples"] {
         assert!(html.contains(part), "{part} is not in the report");
