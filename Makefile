@@ -52,7 +52,7 @@ demo: build ## Fetch a model, ingest examples/docs, ask three questions with van
 	$(REFRAIN) ingest --model $(DEMO_MODEL) examples/docs
 	@set -e; set -- $(DEMO_FOLDERS); \
 	while IFS= read -r question; do \
-	    printf "\n$$ refrain ask --docs examples/docs/%s --compare 'vanilla;auto' \"%s\"\n" "$$1" "$$question"; \
+	    printf "\n$$ refrain ask --model $(DEMO_MODEL) --docs examples/docs/%s --compare 'vanilla;auto' \"%s\"\n" "$$1" "$$question"; \
 	    $(REFRAIN) ask --model $(DEMO_MODEL) --docs "examples/docs/$$1" --compare 'vanilla;auto' "$$question" </dev/null; \
 	    shift; \
 	done < examples/questions.txt
