@@ -143,8 +143,10 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         count(answered, "question"),
         tilde(&path)
     ));
-    if let (Some(page), Some(last)) = (report.first(), report.last()) {
-        context.say(&format!("tables and pictures: {}; the front alone: {}", tilde(page), tilde(last)));
+    if let Some(page) = report.first() {
+        let front = report.iter().find(|path| path.ends_with("front.svg"));
+        let alone = front.map_or(String::new(), |front| format!("; the front alone: {}", tilde(front)));
+        context.say(&format!("tables and pictures: {}{alone}", tilde(page)));
     }
     Ok(())
 }

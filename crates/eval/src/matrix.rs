@@ -24,7 +24,7 @@ pub struct Matrix {
     /// answers with each. Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<String>,
-    /// What of the reused keys and values is that of the full prefill, `keys`, `values` or `chosen` (those of the tokens that a method
+    /// The part of the reused keys and values that is taken from the full prefill, `keys`, `values` or `chosen` (those of the tokens that a method
     /// recomputes, in place of recomputing them): every method that reuses chunks answers with each as well. It tells where the rest
     /// of an error lies.
     #[serde(skip_serializing_if = "Vec::is_empty")]

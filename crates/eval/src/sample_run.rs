@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use refrain_engine::{
-    Answer, Engine, GenerateRequest, Instructions, Parts, Prefix, Prompt, Reference, Sampling,
+    Answer, Engine, GenerateRequest, Instructions, Oracle, Parts, Prefix, Prompt, Reference, Sampling,
 };
 use refrain_store::KvQuantization;
 
@@ -99,7 +99,7 @@ impl<'a> SampleRun<'a> {
         let sampling = self.sampling();
         if self.reference.is_none() {
             let prompt = self.prompt()?;
-            let reference = self.reference_to(&prompt)?;
+            let reference = reference_to(self.engine, &prompt, &sampling, self.options)?;
             for variant in self.variants {
                 let of = |variant: &Variant| (variant.prefix.clone(), variant.store_dtype);
                 if self.engines.iter().any(|(known, _)| *known == of(variant)) {
@@ -139,31 +139,16 @@ impl<'a> SampleRun<'a> {
         let mut together = Engine::answers_beside(prompt, &together, reference)?.into_iter();
         let mut answers = Vec::new();
         for variant in asked() {
-            if !alone(variant) {
-                answers.extend(together.next());
-                continue;
-            }
-            if let Some(oracle) = variant.oracle {
-                let (engine, request) = request(variant);
-                let (engine, method) = engine.oracle(prompt, &variant.fusion, oracle)?;
-                let request = GenerateRequest { method, ..request };
-                answers.extend(Engine::answers_beside(prompt, &[(&engine, request)], reference)?);
-                continue;
-            }
-            // Another order is another prompt for vanilla as well.
             let (engine, request) = request(variant);
-            let reference = match engine.chunk_order(prompt, &variant.fusion)? {
-                None => reference,
-                Some(order) => {
-                    if self.reordered.iter().all(|(known, _)| *known != order) {
-                        let reference = self.reference_to(&prompt.in_order(&order))?;
-                        self.reordered.push((order.clone(), reference));
-                    }
-                    let known = self.reordered.iter().find(|(known, _)| *known == order);
-                    known.map_or(reference, |(_, reference)| reference)
-                }
-            };
-            answers.extend(Engine::answers_beside(prompt, &[(engine, request)], reference)?);
+            if let Some(oracle) = variant.oracle {
+                answers.push(beside_oracle(prompt, (engine, oracle), request, reference));
+            } else if variant.fusion.reorders() {
+                let vanilla = |prompt: &Prompt| reference_to(self.engine, prompt, &sampling, self.options);
+                let known = (reference, &mut self.reordered);
+                answers.push(beside_reordered(prompt, engine, request, known, vanilla));
+            } else {
+                answers.extend(together.next().map(|answer| answer.map_err(Error::from)));
+            }
         }
         let mut answers = answers.into_iter();
         let answer = |variant: &&Variant| {
@@ -172,19 +157,9 @@ impl<'a> SampleRun<'a> {
                 let fidelity = Fidelity { top1: 1.0, positions, ..Fidelity::default() };
                 return Some(Ok((reference.answer.clone(), fidelity)));
             }
-            let answer = answers.next()?.map_err(Error::from);
-            Some(answer.and_then(|(answer, found)| Ok((answer, checked(fidelity(found))?))))
+            Some(answers.next()?.and_then(|(answer, found)| Ok((answer, checked(fidelity(found))?))))
         };
         Ok(variants.iter().filter_map(answer).collect())
-    }
-
-    /// Vanilla's greedy answer. A sampled task needs it only for its first tokens, which variants are forced to.
-    fn reference_to(&self, prompt: &Prompt) -> Result<Reference> {
-        let RunOptions { forced, maps, .. } = *self.options;
-        let sampling = self.sampling();
-        let greedy = sampling.temperature == 0.0;
-        let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(forced) };
-        Ok(self.engine.reference(prompt, &Sampling { max_tokens: most, ..sampling }, forced, maps)?)
     }
 
     fn prompt(&self) -> Result<Prompt> {
@@ -211,6 +186,63 @@ impl<'a> SampleRun<'a> {
             ..Sampling::default()
         }
     }
+}
+
+/// Vanilla's greedy answer. A sampled task needs it only for its first tokens, which variants are forced to.
+fn reference_to(
+    engine: &Engine,
+    prompt: &Prompt,
+    sampling: &Sampling,
+    options: &RunOptions,
+) -> Result<Reference> {
+    let RunOptions { forced, maps, .. } = *options;
+    let greedy = sampling.temperature == 0.0;
+    let most = if greedy { sampling.max_tokens } else { sampling.max_tokens.min(forced) };
+    Ok(engine.reference(prompt, &Sampling { max_tokens: most, ..sampling.clone() }, forced, maps)?)
+}
+
+/// One answer beside a reference.
+type Beside = (Answer, refrain_engine::Fidelity);
+
+/// One answer that is decoded alone.
+fn beside_alone(
+    prompt: &Prompt,
+    engine: &Engine,
+    request: GenerateRequest,
+    reference: &Reference,
+) -> Result<Beside> {
+    let mut answers = Engine::answers_beside(prompt, &[(engine, request)], reference)?;
+    let nothing = || Error::Invalid("the engine has not answered".to_owned());
+    Ok(answers.pop().ok_or_else(nothing)??)
+}
+
+fn beside_oracle(
+    prompt: &Prompt,
+    (engine, oracle): (&Engine, Oracle),
+    request: GenerateRequest,
+    reference: &Reference,
+) -> Result<Beside> {
+    let (engine, method) = engine.oracle(prompt, &request.method, oracle)?;
+    beside_alone(prompt, &engine, GenerateRequest { method, ..request }, reference)
+}
+
+/// An answer to the prompt in the method's order, which is another prompt for `vanilla` as well. References to prompts in other
+/// orders are kept.
+fn beside_reordered(
+    prompt: &Prompt,
+    engine: &Engine,
+    request: GenerateRequest,
+    (reference, reordered): (&Reference, &mut Vec<(Vec<usize>, Reference)>),
+    vanilla: impl FnOnce(&Prompt) -> Result<Reference>,
+) -> Result<Beside> {
+    let Some(order) = engine.chunk_order(prompt, &request.method)? else {
+        return beside_alone(prompt, engine, request, reference);
+    };
+    if reordered.iter().all(|(known, _)| *known != order) {
+        reordered.push((order.clone(), vanilla(&prompt.in_order(&order))?));
+    }
+    let known = reordered.iter().find(|(known, _)| *known == order);
+    beside_alone(prompt, engine, request, known.map_or(reference, |(_, reference)| reference))
 }
 
 fn checked(fidelity: Fidelity) -> Result<Fidelity> {

@@ -20,7 +20,7 @@ pub struct Variant {
     pub store_dtype: KvQuantization,
     /// Tokens before every chunk while it is prefilled.
     pub prefix: Prefix,
-    /// What of the reused keys and values is that of the full prefill, where an oracle is asked.
+    /// The part of the reused keys and values that is taken from the full prefill, where an oracle is asked.
     pub oracle: Option<Oracle>,
     /// Specification of the policy.
     pub policy: String,

@@ -59,7 +59,7 @@ impl ChunkPrefill {
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run })
     }
 
-    /// What is prefilled already of that which stands before the chunk.
+    /// The prefilled tokens that the chunk goes on behind.
     pub(crate) fn prefix(&self) -> Option<Arc<PrefilledPrefix>> {
         self.run.layers.prefix.clone()
     }

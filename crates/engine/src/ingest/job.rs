@@ -183,8 +183,7 @@ impl Ingest {
                 let prefix = chunk.prefix();
                 let (chunk, made, outcome) = chunk.finish(&statistics)?;
                 let before = prefix.as_ref().map_or(&[][..], |prefix| prefix.tokens.as_slice());
-                let exact = self.engine.settings().store_dtype == KvQuantization::Exact;
-                let follows = exact
+                let follows = self.carries()
                     && self.missing.front().is_some_and(|next| {
                         let wanted = [&self.engine.before_chunks(), next.left.as_slice()].concat();
                         !next.left.is_empty() && wanted == [before, &chunk.id().tokens].concat()
@@ -201,24 +200,29 @@ impl Ingest {
         }
     }
 
-    /// What is prefilled already of that which stands before a chunk, where that is more than the engine's prefix: in a document that
-    /// is prefilled in one piece, all of it.
+    /// The prefilled tokens that a chunk goes on behind, where they are more than the engine's prefix: all of its document before it,
+    /// or, at the beginning of a document in one piece, BOS.
     fn prefix_of(&mut self, chunk: &MissingChunk) -> Result<Option<Arc<PrefilledPrefix>>> {
         if let Some(carried) = self.carried.take() {
             return Ok(Some(carried));
         }
-        // The next chunk goes on where this one ends, and needs what stands before this one, BOS included.
         let goes_on = self.missing.front().is_some_and(|next| !next.left.is_empty());
-        // What a quantised store keeps of a chunk is not what the next one has to see.
-        let exact = self.engine.settings().store_dtype == KvQuantization::Exact;
-        if !goes_on || !chunk.left.is_empty() || !exact || !statistics_of(&self.methods).is_empty() {
+        let bos = self.engine.before_chunks();
+        if !goes_on
+            || !chunk.left.is_empty()
+            || !self.carries()
+            || self.engine.prefix().is_some()
+            || bos.is_empty()
+        {
             return Ok(None);
         }
-        match (self.engine.prefix(), self.engine.before_chunks()) {
-            (Some(prefix), _) => Ok(Some(prefix.clone())),
-            (None, bos) if bos.is_empty() => Ok(None),
-            (None, bos) => Ok(Some(Arc::new(self.engine.prefilled(&bos)?))),
-        }
+        Ok(Some(Arc::new(self.engine.prefilled(&bos)?)))
+    }
+
+    /// Whether a chunk's rows may stand before the next chunk of its document: a quantised store keeps other rows than those that were
+    /// computed, and methods with statistics see a document whole.
+    fn carries(&self) -> bool {
+        self.engine.settings().store_dtype == KvQuantization::Exact && statistics_of(&self.methods).is_empty()
     }
 
     /// The report, once [`Ingest::advance`] has said that all is done.

@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest};
 use crate::prompt::Prompt;
 
-/// What of the reused keys and values is that of the full prefill.
+/// The part of the reused keys and values that is taken from the full prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Oracle {
     /// The keys of all tokens.

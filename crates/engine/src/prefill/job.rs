@@ -270,9 +270,9 @@ impl PrefillJob {
         Ok(())
     }
 
-    /// Of each chunk whether its keys and values are those of a full prefill: what it was prefilled behind is what stands before it in
-    /// this prompt, it lies in the store as computed, and keys are rotated as they were then. Methods with statistics select
-    /// parts of chunks all the same.
+    /// Tells of each chunk whether its keys and values are those of a full prefill: the same tokens stand before it in this prompt as
+    /// when it was prefilled, it lies in the store as computed, and keys are rotated as they were then. Methods with statistics
+    /// select parts of chunks all the same.
     fn exact_chunks(&self) -> Vec<bool> {
         let (engine, prompt) = (&self.engine, &self.prompt);
         let decoder = engine.decoder();

@@ -27,7 +27,7 @@ pub(super) enum Aggregate {
     Against(fn(&Cost, &Cost) -> Option<f64>),
     /// The mean of task scores over vanilla's.
     Relative,
-    /// Of the samples that vanilla answers with the full score, the share that the variant does too.
+    /// The share of vanilla's wholly right answers that the variant gets wholly right too.
     RightKept,
 }
 

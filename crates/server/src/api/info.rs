@@ -29,7 +29,7 @@ pub(super) struct ModelResponse {
     refrain: ModelDefaults,
 }
 
-/// What requests get that do not say.
+/// Defaults of requests that name no method and no policy.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ModelDefaults {
     /// Fusion method with its options.

@@ -32,7 +32,7 @@ struct SourceChunk {
     /// Index of the chunk in its document, and the number of the document's chunks.
     part: (usize, usize),
     tokens: Vec<u32>,
-    /// What stands left of it in its document, as far as it is prefilled behind that.
+    /// The tokens left of it in its document that it is prefilled behind.
     left: Vec<u32>,
     /// BM25 score of a chunk that a search found.
     score: Option<f32>,
