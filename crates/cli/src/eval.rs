@@ -163,8 +163,9 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
             let behind = (*prefix != Prefix::None).then(|| format!("prefix={prefix}"));
             let options = stored.into_iter().chain(behind);
             let name = options.fold(method.spec.clone(), |name, option| append(&name, &option));
-            // Methods with statistics select parts of whole documents, which oracles know nothing of.
-            let known = method.built.reuses() && method.built.statistics().is_empty();
+            // Oracles know nothing of parts of whole documents, which methods with statistics select, nor of other orders of chunks.
+            let known =
+                method.built.reuses() && method.built.statistics().is_empty() && !method.built.reorders();
             for oracle in oracles.iter().copied().filter(|oracle| known || oracle.is_none()) {
                 let name = match oracle {
                     Some(oracle) => append(&name, &format!("oracle={oracle}")),
