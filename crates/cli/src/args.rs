@@ -146,8 +146,9 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_left, hide_short_help = true)]
     pub(crate) left_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
-    /// a model without, the first token of its template), system (the prompts' part before the documents), text:FILE, or auto (the
-    /// choice of `refrain tune`, or the one built in for the model). Commands that share chunks need the same
+    /// a model without, the first token of its template), system (the prompts' part before the documents), averaged (system and, behind
+    /// it, each of two texts: chunks are the mean, and take twice as long to ingest), text:FILE, or auto (the choice of `refrain tune`,
+    /// or the one built in for the model). Commands that share chunks need the same
     #[arg(long, global = true, value_name = "PREFIX", default_value = AUTO, hide_short_help = true)]
     pub(crate) prefix: PrefixArg,
     /// Most tokens whose share of a layer is computed in one step: in the server, others get their turn between steps

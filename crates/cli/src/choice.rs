@@ -15,7 +15,7 @@ use crate::output;
 pub(crate) const AUTO: &str = "auto";
 
 /// The method and prefix of a model that nobody has tuned: near vanilla on all that was measured.
-const UNKNOWN: (&str, &str) = ("drift:charge=0.3", "system");
+const UNKNOWN: (&str, &str) = ("drift:charge=0.3", "averaged");
 
 /// The result of `refrain tune` for one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
 use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
-use crate::ingest::PrefilledPrefix;
+use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
 use crate::{Error, Result};
 
 /// How an engine computes and keeps.
@@ -69,6 +69,8 @@ pub struct Engine {
     stable_layers: Option<Span>,
     /// Tokens before every chunk.
     prefix: Option<Arc<PrefilledPrefix>>,
+    /// The prefixes of whose prefills a chunk is the mean.
+    averaged: Option<Arc<AveragedPrefixes>>,
     buffers: Arc<BufferPool>,
 }
 
@@ -135,6 +137,7 @@ impl Engine {
             fingerprint,
             stable_layers: None,
             prefix: None,
+            averaged: None,
             buffers: Arc::default(),
         })
     }
@@ -155,13 +158,23 @@ impl Engine {
         Engine { store, ..self.clone() }
     }
 
-    pub(crate) fn with_prefix(&self, prefix: Option<Arc<PrefilledPrefix>>, settings: Settings) -> Engine {
-        Engine { prefix, settings, ..self.clone() }
+    pub(crate) fn with_prefixes(
+        &self,
+        prefix: Option<Arc<PrefilledPrefix>>,
+        averaged: Option<Arc<AveragedPrefixes>>,
+        settings: Settings,
+    ) -> Engine {
+        Engine { prefix, averaged, settings, ..self.clone() }
     }
 
     /// Tokens before every chunk, where they are others than BOS.
     pub(crate) fn prefix(&self) -> Option<&Arc<PrefilledPrefix>> {
         self.prefix.as_ref()
+    }
+
+    /// The prefixes of whose prefills a chunk is the mean, unless it stands right behind the system part.
+    pub(crate) fn averaged(&self) -> Option<&Arc<AveragedPrefixes>> {
+        self.averaged.as_ref()
     }
 
     /// The decoder.

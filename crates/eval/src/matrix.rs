@@ -20,7 +20,7 @@ pub struct Matrix {
     /// Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub store_dtype: Vec<String>,
-    /// Tokens before every chunk while it is prefilled, `none`, `bos`, `system` or `text:FILE`: every method that reuses chunks
+    /// Tokens before every chunk while it is prefilled, `none`, `bos`, `system`, `averaged` or `text:FILE`: every method that reuses chunks
     /// answers with each. Without any, the engine's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<String>,

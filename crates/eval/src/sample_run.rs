@@ -2,9 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain_engine::{
-    Answer, Engine, GenerateRequest, Instructions, Oracle, Parts, Prefix, Prompt, Reference, Sampling,
-};
+use refrain_engine::{Answer, Engine, GenerateRequest, Oracle, Parts, Prefix, Prompt, Reference, Sampling};
 use refrain_store::KvQuantization;
 
 use crate::error::{Error, Result};
@@ -105,15 +103,8 @@ impl<'a> SampleRun<'a> {
                 if self.engines.iter().any(|(known, _)| *known == of(variant)) {
                     continue;
                 }
-                let prefix = match &variant.prefix {
-                    Prefix::System => prompt.system.clone(),
-                    // The template's first token is that of the sample's own prompt.
-                    Prefix::Bos if self.engine.tokenizer().bos().is_none() => {
-                        prompt.system[..1.min(prompt.system.len())].to_vec()
-                    }
-                    other => self.engine.prefix_tokens(other, &Instructions::default())?,
-                };
-                let engine = self.engine.store_dtype(variant.store_dtype).behind(&prefix)?;
+                let engine = self.engine.store_dtype(variant.store_dtype);
+                let engine = engine.with_prefix(&variant.prefix, &prompt.system)?;
                 let alike = self.variants.iter().filter(|other| of(other) == of(variant));
                 let methods: Vec<_> = alike.map(|variant| variant.fusion.clone()).collect();
                 engine.ingest_prompt(&prompt, &methods)?;

@@ -37,7 +37,7 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "METHODS", default_value = TUNED, value_delimiter = ';', hide_short_help = true)]
     pub(crate) methods: Vec<String>,
     /// Prefixes to choose from
-    #[arg(long, value_name = "PREFIXES", default_value = "none,system", value_delimiter = ',')]
+    #[arg(long, value_name = "PREFIXES", default_value = "none,system,averaged", value_delimiter = ',')]
     pub(crate) prefixes: Vec<String>,
     /// Most time for it; the same command goes on
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]

@@ -67,7 +67,7 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     // A method that is named has its own way, behind the same prefix.
     let words = ["ask", "--docs", docs, "--max-tokens", "4", "--method", "pie", "What is a stem?"];
     let named = home.json(&words);
-    assert_eq!((&named["answers"][0]["method"], &named["prefix"]), (&json!("pie"), &json!("system")));
+    assert_eq!((&named["answers"][0]["method"], &named["prefix"]), (&json!("pie"), &json!("averaged")));
     assert!(!home.run(&words).good().err.contains("built in"));
 }
 
@@ -82,7 +82,8 @@ fn what_cannot_be_tuned_is_told() {
     home.run(&["tune", docs, "--bound", "1.5"]).failed(2, &["from 0 to 1"]);
     let questions = home.write("bad.jsonl", "{\"question\": \"Who?\"}\n{\"answer\": 3}\n");
     home.run(&["tune", docs, "--questions", questions.to_str().unwrap()]).failed(1, &["line 2", "question"]);
-    home.run(&["ask", "Why?", "--prefix", "systems"]).failed(2, &["none, bos, system or text:FILE, or auto"]);
+    home.run(&["ask", "Why?", "--prefix", "systems"])
+        .failed(2, &["none, bos, system, averaged or text:FILE, or auto"]);
     home.run(&["ask", "Why?", "--left-tokens", "some"])
         .failed(2, &["some is not a number of tokens, or all"]);
     home.run(&["ask", "Why?", "--prefix", "text:no/such.txt"]).failed(1, &["no/such.txt"]);

@@ -1,20 +1,18 @@
 //! Prefill of one chunk alone, from position 0.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
-use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, KvRows, copy_range};
+use refrain_kernels::{Dtype, Floats, KvBuffer, KvRows, copy_range};
 use refrain_kv::{AuxTensors, LayerCache, RopeTables};
 use refrain_store::{BosPolicy, Chunk, ChunkId, PutOutcome};
 
-use super::prefilled_prefix::PrefilledPrefix;
+use super::prefilled_prefix::{LayerKv, PrefilledPrefix, mean};
 use crate::Result;
 use crate::engine::Engine;
 use crate::forward::{ActiveTokens, Flow, LayerAttention, LayerRun, attend_rows, attention};
-
-/// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
-pub(crate) type LayerKv = (Buffer, Buffer);
 
 /// A chunk in memory, its statistics in the order of those asked for, and whether it was stored.
 pub(crate) type ComputedChunk = (Chunk, Vec<Arc<AuxTensors>>, PutOutcome);
@@ -26,12 +24,17 @@ pub(crate) struct ChunkPrefill {
     id: ChunkId,
     label: String,
     run: IsolatedRun,
+    /// Prefills that are done, and prefixes of those to come, of a chunk that is the mean of several.
+    done: Vec<Vec<LayerKv>>,
+    further: VecDeque<Arc<PrefilledPrefix>>,
+    /// Whether methods that keep statistics see the chunk: they see a context from its first token.
+    observed: bool,
 }
 
 impl ChunkPrefill {
     /// Begins the prefill of a chunk, or of a system part. A document chunk comes after the engine's prefix, or after BOS where the
     /// model uses one, and after what stands `left` of it in its document; their rows are dropped. Rows of the prefix are computed
-    /// again only where the chunk is `observed`: methods that keep statistics see a context from its first token.
+    /// again only where the chunk is `observed`. Statistics are those of the first prefill.
     pub(crate) fn start(
         engine: &Engine,
         id: ChunkId,
@@ -39,8 +42,13 @@ impl ChunkPrefill {
         label: String,
         observed: bool,
     ) -> Result<ChunkPrefill> {
-        let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed).cloned();
-        ChunkPrefill::behind(engine, id, left, label, prefix)
+        let Some((first, further)) = engine.averaged_for(&id).split_first() else {
+            let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed).cloned();
+            return ChunkPrefill::behind(engine, id, left, label, prefix);
+        };
+        let run = behind(engine, &id, first, observed)?;
+        let further = further.iter().cloned().collect();
+        Ok(ChunkPrefill { engine: engine.clone(), id, label, run, done: Vec::new(), further, observed })
     }
 
     /// [`start`](Self::start) behind tokens that are prefilled already: the first of those before the chunk.
@@ -56,7 +64,8 @@ impl ChunkPrefill {
         let prefilled = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
         let dropped = before.len() + left.len() - prefilled;
         let run = IsolatedRun::start(engine, &tokens, dropped, prefix, id.dtype)?;
-        Ok(ChunkPrefill { engine: engine.clone(), id, label, run })
+        let (done, further) = (Vec::new(), VecDeque::new());
+        Ok(ChunkPrefill { engine: engine.clone(), id, label, run, done, further, observed: false })
     }
 
     /// The prefilled tokens that the chunk goes on behind.
@@ -66,13 +75,26 @@ impl ChunkPrefill {
 
     /// Computes a layer; true once there is none left.
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
-        self.run.advance(statistics)
+        let statistics = if self.done.is_empty() { statistics } else { &[] };
+        if !self.run.advance(statistics)? {
+            return Ok(false);
+        }
+        let Some(prefix) = self.further.pop_front() else { return Ok(true) };
+        let next = behind(&self.engine, &self.id, &prefix, self.observed)?;
+        let mut run = std::mem::replace(&mut self.run, next);
+        self.run.layers.made = std::mem::take(&mut run.layers.made);
+        self.done.push(run.finish(&self.engine).0);
+        Ok(false)
     }
 
     /// Puts the computed chunk into the store, with its statistics.
     pub(crate) fn finish(self, statistics: &[&dyn ChunkStatistics]) -> Result<ComputedChunk> {
-        let ChunkPrefill { engine, id, label, run } = self;
-        let (layers, made) = run.finish(&engine);
+        let ChunkPrefill { engine, id, label, run, mut done, .. } = self;
+        let (mut layers, made) = run.finish(&engine);
+        if !done.is_empty() {
+            done.push(layers);
+            layers = mean(&done);
+        }
         let chunk = Chunk::new(id, &label, layers)?;
         let mut outcome = engine.store().put(chunk.clone())?;
         for (of, statistics) in statistics.iter().zip(&made) {
@@ -83,6 +105,18 @@ impl ChunkPrefill {
         }
         Ok((chunk, made.into_iter().map(Arc::new).collect(), outcome))
     }
+}
+
+/// One of the prefills of whose mean the chunk of this identity consists.
+fn behind(
+    engine: &Engine,
+    id: &ChunkId,
+    prefix: &Arc<PrefilledPrefix>,
+    observed: bool,
+) -> Result<IsolatedRun> {
+    let tokens = [prefix.tokens.as_slice(), &id.tokens].concat();
+    let (dropped, prefix) = if observed { (prefix.tokens.len(), None) } else { (0, Some(prefix.clone())) };
+    IsolatedRun::start(engine, &tokens, dropped, prefix, id.dtype)
 }
 
 /// One causal prefill from position 0 whose keys and values are kept as they are before RoPE.
@@ -153,7 +187,9 @@ impl IsolatedRun {
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
         let layers = self.tokens.decoder.shape().layers;
         if self.layer < layers {
-            self.layers.made.resize(statistics.len(), AuxTensors::default());
+            if !statistics.is_empty() {
+                self.layers.made.resize(statistics.len(), AuxTensors::default());
+            }
             let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
             let done = self.run.advance(self.layer, &mut self.tokens, &mut observed, self.most)?;
             self.layer += usize::from(done);

@@ -1,25 +1,81 @@
 //! Identity of chunks in the store.
 
+use std::sync::Arc;
+
 use refrain_store::{BosPolicy, ChunkId, ChunkKey, KvQuantization};
 
+use super::prefilled_prefix::PrefilledPrefix;
 use crate::engine::Engine;
 use crate::prompt::{Prompt, PromptChunk};
 
 impl Engine {
     /// Most tokens that can be prefilled alone.
     pub(crate) fn longest_context(&self) -> usize {
-        let before = self.prefix().map_or(1, |prefix| prefix.tokens.len());
+        let prefix = self.prefix().map_or(1, |prefix| prefix.tokens.len());
+        let before = self.averaged().map_or(prefix, |averaged| averaged.longest());
         self.decoder().config().context.saturating_sub(before).max(1)
     }
 
-    /// The identity of a document chunk under this model and these settings.
+    /// The identity of a document chunk under this model and these settings, but for one right behind the system part.
     pub(crate) fn chunk_id(&self, chunk: &PromptChunk) -> ChunkId {
+        let first = self.first_chunk_id(chunk);
+        match self.averaged().filter(|_| chunk.left.is_empty()) {
+            Some(averaged) => ChunkId { prefix: Some(averaged.digest), ..first },
+            None => first,
+        }
+    }
+
+    /// The identity of a document chunk right behind the system part.
+    pub(crate) fn first_chunk_id(&self, chunk: &PromptChunk) -> ChunkId {
         let bos = if self.tokenizer().bos().is_some() { BosPolicy::Dropped } else { BosPolicy::None };
         let prefix = match chunk.left.as_slice() {
             [] => self.prefix().map(|prefix| prefix.digest),
             left => Some(ChunkId::digest(&[&self.before_chunks(), left].concat())),
         };
         ChunkId { quantization: self.settings().store_dtype, prefix, ..self.id(bos, &chunk.tokens) }
+    }
+
+    /// The identity of a prompt's chunk.
+    pub(crate) fn chunk_id_in(&self, prompt: &Prompt, index: usize) -> ChunkId {
+        let chunk = &prompt.chunks[index];
+        if index == 0 && prompt.system == self.before_chunks() {
+            self.first_chunk_id(chunk)
+        } else {
+            self.chunk_id(chunk)
+        }
+    }
+
+    /// Chunks of documents with the identities that prompts will want them under: the beginning of a document may also stand right
+    /// behind the system part.
+    pub(crate) fn named(&self, chunks: Vec<PromptChunk>) -> Vec<(PromptChunk, Vec<ChunkId>)> {
+        let named = |chunk: PromptChunk| {
+            let mut ids = vec![self.chunk_id(&chunk)];
+            if chunk.part.0 == 0 && self.averaged().is_some() {
+                ids.push(self.first_chunk_id(&chunk));
+            }
+            (chunk, ids)
+        };
+        chunks.into_iter().map(named).collect()
+    }
+
+    /// A prompt's chunks with their identities in it.
+    pub(crate) fn named_in(&self, prompt: &Prompt) -> Vec<(PromptChunk, Vec<ChunkId>)> {
+        let named =
+            |(index, chunk): (usize, &PromptChunk)| (chunk.clone(), vec![self.chunk_id_in(prompt, index)]);
+        prompt.chunks.iter().enumerate().map(named).collect()
+    }
+
+    /// Tokens that the prefill of a chunk computes.
+    pub(crate) fn prefilled_tokens(&self, id: &ChunkId) -> usize {
+        id.tokens.len() * self.averaged_for(id).len().max(1)
+    }
+
+    /// The prefixes of whose prefills the chunk of this identity is the mean; none if it is one prefill.
+    pub(crate) fn averaged_for(&self, id: &ChunkId) -> &[Arc<PrefilledPrefix>] {
+        match self.averaged() {
+            Some(averaged) if id.prefix == Some(averaged.digest) => &averaged.prefixes,
+            _ => &[],
+        }
     }
 
     /// Keys of a document's chunks in the store, and if `whole`, the keys of its contexts for methods with statistics.
@@ -29,7 +85,8 @@ impl Engine {
         if whole {
             all.extend(prompt.contexts(self.longest_context()).chunks);
         }
-        let mut keys: Vec<ChunkKey> = all.iter().map(|chunk| self.chunk_id(chunk).key()).collect();
+        let ids = |chunk: &PromptChunk| [self.chunk_id(chunk), self.first_chunk_id(chunk)];
+        let mut keys: Vec<ChunkKey> = all.iter().flat_map(ids).map(|id| id.key()).collect();
         keys.sort_unstable();
         keys.dedup();
         keys

@@ -99,11 +99,11 @@ enum Stage {
 }
 
 impl Ingest {
-    /// An ingest of chunks of `documents` documents. Where it is not to have chunks `whole`, those that come from an object
+    /// An ingest of chunks of `documents` documents, each under the identities that it is wanted under. Where it is not to have chunks `whole`, those that come from an object
     /// store are not waited for: they are read while they come.
     fn start(
         engine: &Engine,
-        chunks: Vec<PromptChunk>,
+        chunks: Vec<(PromptChunk, Vec<ChunkId>)>,
         documents: usize,
         methods: Vec<Arc<dyn FusionMethod>>,
         whole: bool,
@@ -111,11 +111,12 @@ impl Ingest {
         let report = IngestReport {
             documents,
             chunks: chunks.len(),
-            tokens: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
+            tokens: chunks.iter().map(|(chunk, _)| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let named = |chunk: PromptChunk| (engine.chunk_id(&chunk), chunk);
-        let chunks: Vec<(ChunkId, PromptChunk)> = chunks.into_iter().map(named).collect();
+        let each =
+            |(chunk, ids): (PromptChunk, Vec<ChunkId>)| ids.into_iter().map(move |id| (id, chunk.clone()));
+        let chunks: Vec<(ChunkId, PromptChunk)> = chunks.into_iter().flat_map(each).collect();
         let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
         let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
@@ -194,7 +195,7 @@ impl Ingest {
                 if let PutOutcome::NotStored { error } = outcome {
                     self.report.not_stored.get_or_insert(error.to_string());
                 }
-                self.progress.done += chunk.id().tokens.len();
+                self.progress.done += self.engine.prefilled_tokens(chunk.id());
                 Ok(Advance::Progress)
             }
         }
@@ -250,7 +251,7 @@ impl Ingest {
             self.report.keys.push(id.key());
             if !complete && seen.insert(id.key()) {
                 self.report.summarised += usize::from(stored);
-                self.progress.total += chunk.tokens.len();
+                self.progress.total += engine.prefilled_tokens(id);
                 let (id, left) = (id.clone(), chunk.left.clone());
                 self.missing.push_back(MissingChunk { id, left, label: chunk.label(), stored });
             }
@@ -295,7 +296,8 @@ impl Engine {
         documents: &[Document],
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        Ingest::start(self, self.chunks(documents)?, documents.len(), Vec::new(), true)?.run(progress)
+        let chunks = self.named(self.chunks(documents)?);
+        Ingest::start(self, chunks, documents.len(), Vec::new(), true)?.run(progress)
     }
 
     /// Computes and stores what a method reuses of the documents. For a method with statistics, documents are prefilled whole,
@@ -338,10 +340,10 @@ impl Engine {
     ) -> Result<Ingest> {
         let chunks = self.chunks(documents)?;
         if method.statistics().is_empty() {
-            return Ingest::start(self, chunks, documents.len(), Vec::new(), whole);
+            return Ingest::start(self, self.named(chunks), documents.len(), Vec::new(), whole);
         }
         let prompt = Prompt { chunks, ..Prompt::default() };
-        let contexts = prompt.contexts(self.longest_context()).chunks;
+        let contexts = self.named(prompt.contexts(self.longest_context()).chunks);
         Ingest::start(self, contexts, documents.len(), vec![method.clone()], whole)
     }
 
@@ -356,11 +358,11 @@ impl Engine {
         }
         self.ingest_system(prompt)?;
         if !statistics_of(methods).is_empty() {
-            let contexts = prompt.contexts(self.longest_context()).chunks;
+            let contexts = self.named_in(&prompt.contexts(self.longest_context()));
             Ingest::start(self, contexts, 0, methods.to_vec(), true)?.run(|_| ())?;
         }
         if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {
-            Ingest::start(self, prompt.chunks.clone(), 0, Vec::new(), true)?.run(|_| ())?;
+            Ingest::start(self, self.named_in(prompt), 0, Vec::new(), true)?.run(|_| ())?;
         }
         Ok(())
     }

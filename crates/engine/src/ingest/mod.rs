@@ -1,5 +1,6 @@
 //! Ingest: chunks are prefilled alone and kept in the store.
 
+mod averaged;
 mod chunk_prefill;
 mod identity;
 mod job;
@@ -11,5 +12,5 @@ pub(crate) use chunk_prefill::ChunkPrefill;
 pub(crate) use chunk_prefill::IsolatedRun;
 pub(crate) use job::SYSTEM_LABEL;
 pub use job::{Ingest, IngestProgress, IngestReport, rate};
-pub(crate) use prefilled_prefix::PrefilledPrefix;
+pub(crate) use prefilled_prefix::{AveragedPrefixes, PrefilledPrefix};
 pub use prefix::Prefix;

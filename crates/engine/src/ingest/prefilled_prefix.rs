@@ -1,7 +1,12 @@
 //! Tokens after their prefill, for chunks that follow them.
 
+use std::sync::Arc;
+
 use refrain_kernels::{Buffer, Slice};
 use refrain_store::{Chunk, ChunkId};
+
+/// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
+pub(crate) type LayerKv = (Buffer, Buffer);
 
 /// The prefix of an engine, or all that stands before a chunk, prefilled.
 #[derive(Debug)]
@@ -9,7 +14,7 @@ pub(crate) struct PrefilledPrefix {
     pub(crate) tokens: Vec<u32>,
     pub(crate) digest: [u8; 32],
     /// Keys before RoPE and values of each layer, `tokens × Hkv × d` each.
-    pub(crate) layers: Vec<(Buffer, Buffer)>,
+    pub(crate) layers: Vec<LayerKv>,
 }
 
 impl PrefilledPrefix {
@@ -33,4 +38,38 @@ impl PrefilledPrefix {
         let layers = (0..chunk.layers()).map(layer).collect();
         PrefilledPrefix { digest: ChunkId::digest(&tokens), tokens, layers }
     }
+}
+
+/// Prefilled prefixes, and the name of their mean.
+#[derive(Debug)]
+pub(crate) struct AveragedPrefixes {
+    pub(crate) prefixes: Vec<Arc<PrefilledPrefix>>,
+    /// Digest of all their tokens, of which no single prefix has the digest.
+    pub(crate) digest: [u8; 32],
+}
+
+impl AveragedPrefixes {
+    /// Tokens of the longest one.
+    pub(crate) fn longest(&self) -> usize {
+        self.prefixes.iter().map(|prefix| prefix.tokens.len()).max().unwrap_or(0)
+    }
+}
+
+/// The mean of prefills of the same tokens.
+pub(crate) fn mean(prefills: &[Vec<LayerKv>]) -> Vec<LayerKv> {
+    let of = |buffers: Vec<&Buffer>| {
+        let mut sum = vec![0.0; buffers[0].len()];
+        for buffer in &buffers {
+            sum.iter_mut().zip(buffer.as_slice().floats()).for_each(|(sum, x)| *sum += x);
+        }
+        sum.iter_mut().for_each(|sum| *sum /= buffers.len() as f32);
+        let mut mean = Buffer::zeros(buffers[0].dtype(), sum.len());
+        mean.write_f32(0, &sum);
+        mean
+    };
+    let layer = |layer: usize| {
+        let side = |side: fn(&LayerKv) -> &Buffer| of(prefills.iter().map(|kv| side(&kv[layer])).collect());
+        (side(|(k, _)| k), side(|(_, v)| v))
+    };
+    (0..prefills[0].len()).map(layer).collect()
 }

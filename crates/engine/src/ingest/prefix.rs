@@ -23,6 +23,9 @@ pub enum Prefix {
     Bos,
     /// The system part of the prompts to come. The first chunk of such a prompt is then exact.
     System,
+    /// The system part and, behind it, each of several texts: chunks are the mean of these prefills. A chunk that comes first in a
+    /// prompt is kept behind the system part alone as well, where it is exact.
+    Averaged,
     /// The text of a file.
     Text(PathBuf),
 }
@@ -35,9 +38,10 @@ impl FromStr for Prefix {
             "none" => Ok(Prefix::None),
             "bos" => Ok(Prefix::Bos),
             "system" => Ok(Prefix::System),
+            "averaged" => Ok(Prefix::Averaged),
             _ => match text.strip_prefix("text:") {
                 Some(path) if !path.is_empty() => Ok(Prefix::Text(path.into())),
-                _ => Err(format!("unknown prefix `{text}`: use none, bos, system or text:FILE")),
+                _ => Err(format!("unknown prefix `{text}`: use none, bos, system, averaged or text:FILE")),
             },
         }
     }
@@ -49,33 +53,41 @@ impl fmt::Display for Prefix {
             Prefix::None => f.write_str("none"),
             Prefix::Bos => f.write_str("bos"),
             Prefix::System => f.write_str("system"),
+            Prefix::Averaged => f.write_str("averaged"),
             Prefix::Text(path) => write!(f, "text:{}", path.display()),
         }
     }
 }
 
 impl Engine {
-    /// Tokens of a prefix; `around` is what prompts will have around their documents.
+    /// The system part of prompts that have `around` around their documents.
     ///
     /// # Errors
-    /// If a file cannot be read, or the chat template or tokenizer refuses a text.
-    pub fn prefix_tokens(&self, prefix: &Prefix, around: &Instructions) -> Result<Vec<u32>> {
-        let bos = || self.tokenizer().bos().into_iter();
-        let system = || {
-            let document = PromptChunk::whole(0, "", vec![0]);
-            self.prompt_of_chunks(vec![document], "?", around).map(|prompt| prompt.system)
-        };
-        Ok(match prefix {
-            Prefix::None => Vec::new(),
-            Prefix::Bos if bos().next().is_some() => bos().collect(),
-            Prefix::Bos => system()?.into_iter().take(1).collect(),
-            Prefix::System => system()?,
+    /// If the chat template or tokenizer refuses a text.
+    pub fn system_part(&self, around: &Instructions) -> Result<Vec<u32>> {
+        let document = PromptChunk::whole(0, "", vec![0]);
+        self.prompt_of_chunks(vec![document], "?", around).map(|prompt| prompt.system)
+    }
+
+    /// [`Engine::behind`] the tokens of a choice; `system` is the system part of the prompts to come.
+    ///
+    /// # Errors
+    /// If a file cannot be read, the tokenizer refuses a text, or the prefix takes more than half of the model's context.
+    pub fn with_prefix(&self, prefix: &Prefix, system: &[u32]) -> Result<Engine> {
+        let bos: Vec<u32> = self.tokenizer().bos().into_iter().collect();
+        match prefix {
+            Prefix::None => self.behind(&[]),
+            Prefix::Bos if bos.is_empty() => self.behind(&system[..1.min(system.len())]),
+            Prefix::Bos => self.behind(&bos),
+            Prefix::System => self.behind(system),
+            Prefix::Averaged => self.behind(system)?.averaging(),
             Prefix::Text(path) => {
                 let fail =
                     |error: std::io::Error| Error::Document { path: path.clone(), reason: error.to_string() };
-                bos().chain(self.tokenize(&std::fs::read_to_string(path).map_err(fail)?)?).collect()
+                let text = std::fs::read_to_string(path).map_err(fail)?;
+                self.behind(&[bos, self.tokenize(&text)?].concat())
             }
-        })
+        }
     }
 
     /// An engine that shares everything with this one, whose chunks are prefilled behind `prefix` (BOS included, where the model has
@@ -85,16 +97,31 @@ impl Engine {
     /// If a token has no embedding, or the prefix takes more than half of the model's context.
     pub fn behind(&self, prefix: &[u32]) -> Result<Engine> {
         if prefix.is_empty() || self.tokenizer().bos().is_some_and(|bos| prefix == [bos]) {
-            return Ok(self.with_prefix(None, self.settings().clone()));
+            return Ok(self.with_prefixes(None, None, self.settings().clone()));
         }
+        let settings = self.settings_behind(prefix.len())?;
+        Ok(self.with_prefixes(Some(Arc::new(self.prefilled(prefix)?)), None, settings))
+    }
+
+    /// An engine that shares everything with this one, whose chunks are the mean of prefills behind its prefix and each of several
+    /// texts, but for chunks right behind that prefix.
+    ///
+    /// # Errors
+    /// As for [`Engine::behind`].
+    fn averaging(&self) -> Result<Engine> {
+        let averaged = self.averaged_prefixes()?;
+        let settings = self.settings_behind(averaged.longest())?;
+        Ok(self.with_prefixes(self.prefix().cloned(), Some(Arc::new(averaged)), settings))
+    }
+
+    /// Settings that leave room for a prefix of so many tokens before each chunk.
+    fn settings_behind(&self, prefix: usize) -> Result<Settings> {
         let context = self.decoder().config().context;
-        if prefix.len() > context / 2 {
-            return Err(Error::PrefixTooLong { prefix: prefix.len(), context });
+        if prefix > context / 2 {
+            return Err(Error::PrefixTooLong { prefix, context });
         }
-        let prefilled = self.prefilled(prefix)?;
-        let chunk_tokens = self.settings().chunk_tokens.min(context - 1 - prefix.len());
-        let settings = Settings { chunk_tokens, ..self.settings().clone() };
-        Ok(self.with_prefix(Some(Arc::new(prefilled)), settings))
+        let chunk_tokens = self.settings().chunk_tokens.min(context - 1 - prefix);
+        Ok(Settings { chunk_tokens, ..self.settings().clone() })
     }
 
     /// Tokens with their keys and values, from position 0.

@@ -65,8 +65,8 @@ impl Engine {
         let bytes = exact.iter().map(|(k, v)| k.bytes() + v.bytes()).sum::<usize>();
         let engine = self.with_store(Store::in_memory(4 * bytes as u64));
         let width = self.decoder().shape().width();
-        for (chunk, span) in prompt.chunks.iter().zip(prompt.chunk_spans()) {
-            let Some(stored) = self.store().get(&self.chunk_id(chunk))? else { continue };
+        for (index, span) in prompt.chunk_spans().into_iter().enumerate() {
+            let Some(stored) = self.store().get(&self.chunk_id_in(prompt, index))? else { continue };
             let own = rows.iter().copied().filter(|row| span.contains(*row));
             let own: Vec<usize> = own.map(|row| row as usize).collect();
             let mix = |reused: Buffer, exact: &Buffer, wanted: bool| {

@@ -280,14 +280,19 @@ impl PrefillJob {
             && !prompt.system.is_empty()
             && engine.settings().store_dtype == KvQuantization::Exact
             && self.request.method.statistics().is_empty();
+        let mean = |index| {
+            let of = |segment: &&Segment| segment.chunk == Some(index);
+            let segment = self.reused.segments.iter().find(of);
+            segment.is_some_and(|segment| !engine.averaged_for(segment.reader.id()).is_empty())
+        };
         let mut before: Vec<u32> = Vec::new();
-        let is_exact = |chunk: &PromptChunk| {
-            let behind = possible && chunk.left == before;
+        let is_exact = |(index, chunk): (usize, &PromptChunk)| {
+            let behind = possible && chunk.left == before && !mean(index);
             before.extend_from_slice(&chunk.tokens);
             behind
                 && decoder.ropes(prompt.system.len() + before.len()) == decoder.ropes(self.max_rope_position)
         };
-        prompt.chunks.iter().map(is_exact).collect()
+        prompt.chunks.iter().enumerate().map(is_exact).collect()
     }
 
     /// The request as the method's passes see it.

@@ -300,7 +300,7 @@ fn wanted(method: &dyn FusionMethod, chunk: Option<usize>) -> Vec<&dyn ChunkStat
 fn part_id(engine: &Engine, prompt: &Prompt, chunk: Option<usize>) -> ChunkId {
     match chunk {
         None => engine.system_id(&prompt.system),
-        Some(index) => engine.chunk_id(&prompt.chunks[index]),
+        Some(index) => engine.chunk_id_in(prompt, index),
     }
 }
 
@@ -335,8 +335,8 @@ impl Engine {
             true => prompt.clone(),
             false => prompt.contexts(self.longest_context()),
         };
-        for chunk in &contexts.chunks {
-            let id = self.chunk_id(chunk);
+        for index in 0..contexts.chunks.len() {
+            let id = self.chunk_id_in(&contexts, index);
             if self.store().get(&id)?.is_none()
                 && let Some(shared) = self.shared(&id)
             {

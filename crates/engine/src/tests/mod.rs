@@ -1,5 +1,6 @@
 //! Tests that look at keys and values, which the public interface does not show.
 
+mod averaged;
 mod batch;
 mod documents;
 mod drift;

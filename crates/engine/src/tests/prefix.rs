@@ -99,20 +99,23 @@ fn statistics_are_made_behind_a_prefix_too() {
 
 #[test]
 fn prefixes_are_read_and_refused() {
-    for text in ["none", "bos", "system", "text:notes/head.txt"] {
+    for text in ["none", "bos", "system", "averaged", "text:notes/head.txt"] {
         assert_eq!(text.parse::<Prefix>().unwrap().to_string(), text);
     }
     for text in ["", "text:", "systems"] {
-        assert!(text.parse::<Prefix>().unwrap_err().contains("none, bos, system or text:FILE"), "{text}");
+        assert!(
+            text.parse::<Prefix>().unwrap_err().contains("none, bos, system, averaged or text:FILE"),
+            "{text}"
+        );
     }
     let engine = tiny_engine("llama", exact(Dtype::F16));
     let context = engine.decoder().config().context;
     let error = engine.behind(&vec![5; context / 2 + 1]).unwrap_err();
     assert!(matches!(error, Error::PrefixTooLong { .. }), "{error}");
     let missing = Prefix::Text("no/such/file.txt".into());
-    let error = engine.prefix_tokens(&missing, &Instructions::default()).unwrap_err().to_string();
+    let error = engine.with_prefix(&missing, &[]).unwrap_err().to_string();
     assert!(error.contains("no/such/file.txt"), "{error}");
-    let system = engine.prefix_tokens(&Prefix::System, &Instructions::default()).unwrap();
+    let system = engine.system_part(&Instructions::default()).unwrap();
     let prompt = engine.prompt(
         &[crate::Document { title: String::new(), text: "A text.".into() }],
         "What is it?",
