@@ -45,12 +45,16 @@ pub struct Scout {
     /// First tokens of each chunk that are recomputed in any case, within the budget.
     #[schemars(range(max = MAX_COUNT))]
     pub seam: usize,
+    /// Exponent by which a score falls with the tokens before the token in its chunk, `p`: it is multiplied with `(1 + p)^−decay`. The less
+    /// stood before a token when it was prefilled, the more does the rest of the prompt change it.
+    #[schemars(range(min = 0.0, max = 4.0))]
+    pub decay: f64,
 }
 
 impl Default for Scout {
     fn default() -> Self {
         let (rows, aggregation) = (Rows::Last, Aggregation::Mean);
-        Scout { charge: 0.15, rows, from: 0.4, to: 0.95, aggregation, seam: 0 }
+        Scout { charge: 0.15, rows, from: 0.4, to: 0.95, aggregation, seam: 0, decay: 0.0 }
     }
 }
 
@@ -94,12 +98,25 @@ impl Scout {
         if count == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let (rows, aggregation, seam) = (self.rows, self.aggregation, self.seam);
+        let Scout { rows, aggregation, seam, decay, .. } = *self;
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
         Ok(question_probe(inputs, layers, score, move |layout, scores| {
-            let chosen = choose(layout, sum_of_layers(&scores), (seam, spread), count);
+            let mut scores = sum_of_layers(&scores);
+            weigh(layout, &mut scores, decay);
+            let chosen = choose(layout, scores, (seam, spread), count);
             finish(PassPlan::new(layout.required_and(chosen)))
         }))
+    }
+}
+
+/// Multiplies each token's score with `(1 + p)^−decay`, `p` the tokens of its document that stood before it when it was prefilled.
+fn weigh(layout: &PromptLayout, scores: &mut [f32], decay: f64) {
+    let start = layout.documents().start;
+    for chunk in layout.chunks.iter().filter(|_| decay > 0.0) {
+        let own = (chunk.span.start - start) as usize..(chunk.span.end - start) as usize;
+        for (score, before) in scores[own].iter_mut().zip(chunk.left..) {
+            *score *= (1.0 + f64::from(before)).powf(-decay) as f32;
+        }
     }
 }
 
@@ -149,8 +166,12 @@ mod tests {
 
     #[test]
     fn seams_and_spread_tokens_come_first_and_an_exact_chunk_has_none() {
-        let chunk =
-            |start, end, exact| ChunkSpan { span: Span::new(start, end), cached: true, exact, bare: false };
+        let chunk = |start, end, exact| ChunkSpan {
+            span: Span::new(start, end),
+            cached: true,
+            exact,
+            ..ChunkSpan::default()
+        };
         let layout = PromptLayout {
             layers: 10,
             system: Span::new(0, 2),
@@ -165,6 +186,24 @@ mod tests {
         // Two of four stand in the middle of each half.
         assert_eq!(choose(&layout, scores.clone(), (0, 0.5), 4), [6, 7, 8, 12]);
         assert_eq!(choose(&layout, scores, (0, 1.0), 8), [6, 7, 8, 9, 10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn scores_fall_with_what_stood_before_a_token_when_it_was_prefilled() {
+        let chunk =
+            |start, end, left| ChunkSpan { span: Span::new(start, end), left, ..ChunkSpan::default() };
+        let layout = PromptLayout {
+            layers: 10,
+            system: Span::new(0, 2),
+            system_cached: true,
+            chunks: vec![chunk(2, 6, 0), chunk(6, 8, 3), chunk(8, 9, 0)],
+            question: Span::new(9, 10),
+        };
+        let mut scores = vec![6.0; 7];
+        weigh(&layout, &mut scores, 1.0);
+        assert_eq!(scores, [6.0, 3.0, 2.0, 1.5, 1.5, 1.2, 6.0]);
+        weigh(&layout, &mut scores, 0.0);
+        assert_eq!(scores[3], 1.5, "without a decay all weigh the same");
     }
 
     #[test]
