@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use refrain_engine::Prefix;
+use refrain_fusion::METHODS;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::folders::{tilde, write_toml};
@@ -103,13 +104,13 @@ pub(crate) fn choice(model: &str, fingerprint: &str, data_folder: Option<&Path>)
 
 fn chosen(method: &str, prefix: &str, why: String) -> Result<Choice> {
     let prefix = prefix.parse().map_err(anyhow::Error::msg)?;
-    Ok(Choice { method: method.to_owned(), prefix, why })
+    // Answers name their method without options that are at their defaults.
+    let method = METHODS.select(method).map_or_else(|_| method.to_owned(), |selected| selected.spec);
+    Ok(Choice { method, prefix, why })
 }
 
 #[cfg(test)]
 mod tests {
-    use refrain_fusion::METHODS;
-
     use super::*;
     use crate::models::KNOWN;
 
@@ -120,6 +121,8 @@ mod tests {
             METHODS.parse(method).unwrap();
             prefix.parse::<Prefix>().unwrap();
         }
+        let text = format!("drift:charge={}", refrain_fusion::Drift::default().charge);
+        assert_eq!(chosen(&text, "averaged", String::new()).unwrap().method, "drift", "as answers name it");
         assert!(KNOWN.iter().all(|known| known.method.is_some() == known.prefix.is_some()));
     }
 

@@ -97,15 +97,19 @@ fn machines_share_chunks_through_an_object_store() {
     let (docs, bucket, other) = (home.path("docs"), home.path("bucket"), home.path("other"));
     std::fs::create_dir(&bucket).unwrap();
     let remote = format!("file://{}", bucket.display());
+    // Behind one prefix a chunk is the same at every place.
+    let prefix = ["--prefix", "system"];
     let words = |store: Option<&str>, method: &str| {
         let mut words =
             vec!["ask", "--docs", docs.to_str().unwrap(), "--method", method, "--remote", &remote];
+        words.extend(prefix);
         words.extend(store.iter().flat_map(|folder| ["--store", folder]));
         words.extend(["--max-tokens", "8", "How tight is a stem bolt?"]);
         home.json(&words)["answers"][0].clone()
     };
     for method in ["a3", "sam_kv"] {
-        home.json(&["ingest", docs.to_str().unwrap(), "--method", method, "--remote", &remote]);
+        let ingest = ["ingest", docs.to_str().unwrap(), "--method", method, "--remote", &remote];
+        home.json(&[&ingest[..], &prefix].concat());
         let first = words(None, method);
         let second = words(other.to_str(), method);
         assert_eq!(second["stats"]["repaired_chunks"], 0, "{second}");
@@ -113,6 +117,7 @@ fn machines_share_chunks_through_an_object_store() {
     }
     // And from now on it has them itself.
     std::fs::remove_dir_all(&bucket).unwrap();
-    let alone = home.json(&["ingest", docs.to_str().unwrap(), "--store", other.to_str().unwrap()]);
+    let ingest = ["ingest", docs.to_str().unwrap(), "--store", other.to_str().unwrap()];
+    let alone = home.json(&[&ingest[..], &prefix].concat());
     assert_eq!(alone["computed"], 0);
 }

@@ -45,23 +45,18 @@ impl Engine {
         }
     }
 
-    /// Chunks of documents with the identities that prompts will want them under: the beginning of a document may also stand right
-    /// behind the system part.
-    pub(crate) fn named(&self, chunks: Vec<PromptChunk>) -> Vec<(PromptChunk, Vec<ChunkId>)> {
-        let named = |chunk: PromptChunk| {
-            let mut ids = vec![self.chunk_id(&chunk)];
-            if chunk.part.0 == 0 && self.averaged().is_some() {
-                ids.push(self.first_chunk_id(&chunk));
-            }
-            (chunk, ids)
+    /// Chunks with their identities: those of any place, or, where the chunks are all that a prompt will have, in their order, those in it.
+    pub(crate) fn named(&self, chunks: Vec<PromptChunk>, prompt: bool) -> Vec<(ChunkId, PromptChunk)> {
+        let first = |index: usize, chunk: &PromptChunk| match index {
+            0 if prompt => self.first_chunk_id(chunk),
+            _ => self.chunk_id(chunk),
         };
-        chunks.into_iter().map(named).collect()
+        chunks.into_iter().enumerate().map(|(index, chunk)| (first(index, &chunk), chunk)).collect()
     }
 
     /// A prompt's chunks with their identities in it.
-    pub(crate) fn named_in(&self, prompt: &Prompt) -> Vec<(PromptChunk, Vec<ChunkId>)> {
-        let named =
-            |(index, chunk): (usize, &PromptChunk)| (chunk.clone(), vec![self.chunk_id_in(prompt, index)]);
+    pub(crate) fn named_in(&self, prompt: &Prompt) -> Vec<(ChunkId, PromptChunk)> {
+        let named = |(index, chunk): (usize, &PromptChunk)| (self.chunk_id_in(prompt, index), chunk.clone());
         prompt.chunks.iter().enumerate().map(named).collect()
     }
 

@@ -99,11 +99,11 @@ enum Stage {
 }
 
 impl Ingest {
-    /// An ingest of chunks of `documents` documents, each under the identities that it is wanted under. Where it is not to have chunks `whole`, those that come from an object
+    /// An ingest of chunks of `documents` documents, with their identities. Where it is not to have chunks `whole`, those that come from an object
     /// store are not waited for: they are read while they come.
     fn start(
         engine: &Engine,
-        chunks: Vec<(PromptChunk, Vec<ChunkId>)>,
+        chunks: Vec<(ChunkId, PromptChunk)>,
         documents: usize,
         methods: Vec<Arc<dyn FusionMethod>>,
         whole: bool,
@@ -111,12 +111,9 @@ impl Ingest {
         let report = IngestReport {
             documents,
             chunks: chunks.len(),
-            tokens: chunks.iter().map(|(chunk, _)| chunk.tokens.len()).sum(),
+            tokens: chunks.iter().map(|(_, chunk)| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let each =
-            |(chunk, ids): (PromptChunk, Vec<ChunkId>)| ids.into_iter().map(move |id| (id, chunk.clone()));
-        let chunks: Vec<(ChunkId, PromptChunk)> = chunks.into_iter().flat_map(each).collect();
         let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
         let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
@@ -296,7 +293,7 @@ impl Engine {
         documents: &[Document],
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        let chunks = self.named(self.chunks(documents)?);
+        let chunks = self.named(self.chunks(documents)?, false);
         Ingest::start(self, chunks, documents.len(), Vec::new(), true)?.run(progress)
     }
 
@@ -340,10 +337,10 @@ impl Engine {
     ) -> Result<Ingest> {
         let chunks = self.chunks(documents)?;
         if method.statistics().is_empty() {
-            return Ingest::start(self, self.named(chunks), documents.len(), Vec::new(), whole);
+            return Ingest::start(self, self.named(chunks, !whole), documents.len(), Vec::new(), whole);
         }
         let prompt = Prompt { chunks, ..Prompt::default() };
-        let contexts = self.named(prompt.contexts(self.longest_context()).chunks);
+        let contexts = self.named(prompt.contexts(self.longest_context()).chunks, !whole);
         Ingest::start(self, contexts, documents.len(), vec![method.clone()], whole)
     }
 

@@ -115,21 +115,27 @@ fn in_another_order_no_chunk_passes_for_exact_that_is_not() {
     );
 }
 
+/// A library keeps means; the chunk that a prompt has first is computed for its place when a prompt has it there.
 #[test]
-fn what_ingest_keeps_of_a_document_is_all_that_an_answer_needs() {
-    let settings = Settings { chunk_tokens: 64, ..exact(Dtype::F16) };
-    let engine = tiny_engine("llama", settings);
+fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
+    let engine = tiny_engine("llama", Settings { chunk_tokens: 64, ..exact(Dtype::F16) });
     let text = "The harbour of the town is old, and its pier is long. ".repeat(5);
-    let document = Document { title: String::new(), text };
-    let prompt = engine.prompt(std::slice::from_ref(&document), "Why?", &Default::default()).unwrap();
+    let documents = [Document { title: String::new(), text }];
+    let prompt = engine.prompt(&documents, "Why?", &Default::default()).unwrap();
     for method in [shared(Drift::default()), shared(SamKv::default())] {
         let averaging = averaged(&engine, &prompt);
         averaging.ingest_system(&prompt).unwrap();
-        let report = averaging.ingest_for(std::slice::from_ref(&document), &method, |_| ()).unwrap();
-        assert_eq!(report.chunks, if method.statistics().is_empty() { prompt.chunks.len() } else { 1 });
-        assert_eq!(report.tokens, prompt.document_tokens());
-        assert!(report.computed_tokens > 2 * report.tokens, "two prefills, and the beginning once more");
-        let request = GenerateRequest::new(method.clone(), Sampling { max_tokens: 2, ..Sampling::default() });
+        let library = averaging.ingest_for(&documents, &method, |_| ()).unwrap();
+        let chunks = if method.statistics().is_empty() { prompt.chunks.len() } else { 1 };
+        assert_eq!(
+            (library.chunks, library.computed, library.tokens),
+            (chunks, chunks, prompt.document_tokens())
+        );
+        assert_eq!(library.computed_tokens, 2 * library.tokens, "each chunk is prefilled twice");
+        let to_answer = averaging.ingest_to_answer(&documents, &method, |_| ()).unwrap();
+        assert_eq!((to_answer.chunks, to_answer.computed), (chunks, 1), "the first chunk, for its place");
+        let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
+        let request = GenerateRequest::new(method.clone(), sampling);
         let stats = averaging.answer(&prompt, &request, |_| false).unwrap().stats;
         assert_eq!(stats.repaired_chunks, 0, "{method:?}");
         // What was stored under any name can be found again by the document.
@@ -137,7 +143,7 @@ fn what_ingest_keeps_of_a_document_is_all_that_an_answer_needs() {
         let system = averaging.system_id(&prompt.system).key();
         let stored = averaging.store().list(Scope::All).unwrap().chunks;
         let of_prefix = stored.iter().filter(|info| info.prefix.is_some() && info.key != system);
-        assert!(of_prefix.clone().count() > 1 && of_prefix.clone().all(|info| keys.contains(&info.key)));
+        assert!(of_prefix.clone().count() > chunks && of_prefix.clone().all(|info| keys.contains(&info.key)));
     }
 }
 
