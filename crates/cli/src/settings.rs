@@ -147,7 +147,7 @@ impl Context {
         let stable_layers =
             stable_layers(self.global.calibration.as_deref(), self.data_folder.as_deref(), &engine)?;
         engine.use_stable_layers(stable_layers);
-        Ok(engine.with_prefix(&self.prefix()?, &engine.system_part(around)?)?)
+        Ok(engine.with_prefix(&self.prefix()?, || engine.system_part(around))?)
     }
 
     /// The method and prefix that `auto` stands for.

@@ -104,7 +104,7 @@ impl<'a> SampleRun<'a> {
                     continue;
                 }
                 let engine = self.engine.store_dtype(variant.store_dtype);
-                let engine = engine.with_prefix(&variant.prefix, &prompt.system)?;
+                let engine = engine.with_prefix(&variant.prefix, || Ok(prompt.system.clone()))?;
                 let alike = self.variants.iter().filter(|other| of(other) == of(variant));
                 let methods: Vec<_> = alike.map(|variant| variant.fusion.clone()).collect();
                 engine.ingest_prompt(&prompt, &methods)?;

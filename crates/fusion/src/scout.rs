@@ -112,7 +112,7 @@ impl Scout {
 /// Multiplies each token's score with `(1 + p)^−decay`, `p` the tokens of its document that stood before it when it was prefilled.
 fn weigh(layout: &PromptLayout, scores: &mut [f32], decay: f64) {
     let start = layout.documents().start;
-    for chunk in layout.chunks.iter().filter(|_| decay > 0.0) {
+    for chunk in &layout.chunks {
         let own = (chunk.span.start - start) as usize..(chunk.span.end - start) as usize;
         for (score, before) in scores[own].iter_mut().zip(chunk.left..) {
             *score *= (1.0 + f64::from(before)).powf(-decay) as f32;

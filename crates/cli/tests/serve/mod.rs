@@ -106,7 +106,7 @@ fn the_page_is_used_by_keyboard_and_can_be_read() {
     let server = Server::start(Home::new(), &[]);
     // The model says which method requests get that name none, and why.
     let models = server.send(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    for said in [r#""method":"drift"#, r#""method_reason":"built in"#, r#""prefix":"averaged""#] {
+    for said in [r#""method":"drift""#, r#""method_reason":"built in"#, r#""prefix":"averaged""#] {
         assert!(models.contains(said), "{said} is not in {models}");
     }
     drive("page.py", &[&format!("http://{}", server.address)]);

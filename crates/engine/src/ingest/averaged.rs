@@ -1,7 +1,8 @@
 //! Chunks that are the mean of several prefills, each behind other text.
 //!
-//! What a chunk's keys and values have of the text before them is one direction and its noise: the mean over several texts keeps what
-//! they have in common, and is nearer to what any further text would give. A chunk right behind the system part needs none of it.
+//! A chunk's keys and values depend on the text before it. Their mean over several texts keeps what all of these have in common, and is
+//! nearer to the keys and values behind any further text than those behind one text are. A chunk right behind the system part is exact
+//! there, and is no mean.
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ pub(crate) struct ChunkPrefill {
     label: String,
     run: IsolatedRun,
     /// Prefills that are done, and prefixes of those to come, of a chunk that is the mean of several.
-    done: Vec<Vec<LayerKv>>,
+    done: Vec<(Vec<LayerKv>, Vec<AuxTensors>)>,
     further: VecDeque<Arc<PrefilledPrefix>>,
     /// Whether methods that keep statistics see the chunk: they see a context from its first token.
     observed: bool,
@@ -46,7 +46,7 @@ impl ChunkPrefill {
             let prefix = engine.prefix().filter(|_| id.prefix.is_some() && !observed).cloned();
             return ChunkPrefill::behind(engine, id, left, label, prefix);
         };
-        let run = behind(engine, &id, first, observed)?;
+        let run = prefill(engine, &id, &first.tokens, (!observed).then(|| first.clone()))?;
         let further = further.iter().cloned().collect();
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run, done: Vec::new(), further, observed })
     }
@@ -60,10 +60,7 @@ impl ChunkPrefill {
         prefix: Option<Arc<PrefilledPrefix>>,
     ) -> Result<ChunkPrefill> {
         let before = if id.bos == BosPolicy::Kept { Vec::new() } else { engine.before_chunks() };
-        let tokens = [before.as_slice(), left, &id.tokens].concat();
-        let prefilled = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
-        let dropped = before.len() + left.len() - prefilled;
-        let run = IsolatedRun::start(engine, &tokens, dropped, prefix, id.dtype)?;
+        let run = prefill(engine, &id, &[&before, left].concat(), prefix)?;
         let (done, further) = (Vec::new(), VecDeque::new());
         Ok(ChunkPrefill { engine: engine.clone(), id, label, run, done, further, observed: false })
     }
@@ -80,22 +77,19 @@ impl ChunkPrefill {
             return Ok(false);
         }
         let Some(prefix) = self.further.pop_front() else { return Ok(true) };
-        let next = behind(&self.engine, &self.id, &prefix, self.observed)?;
-        let mut run = std::mem::replace(&mut self.run, next);
-        self.run.layers.made = std::mem::take(&mut run.layers.made);
-        self.done.push(run.finish(&self.engine).0);
+        let prefilled = (!self.observed).then(|| prefix.clone());
+        let next = prefill(&self.engine, &self.id, &prefix.tokens, prefilled)?;
+        self.done.push(std::mem::replace(&mut self.run, next).finish(&self.engine));
         Ok(false)
     }
 
     /// Puts the computed chunk into the store, with its statistics.
     pub(crate) fn finish(self, statistics: &[&dyn ChunkStatistics]) -> Result<ComputedChunk> {
         let ChunkPrefill { engine, id, label, run, mut done, .. } = self;
-        let (mut layers, made) = run.finish(&engine);
-        if !done.is_empty() {
-            done.push(layers);
-            layers = mean(&done);
-        }
-        let chunk = Chunk::new(id, &label, layers)?;
+        done.push(run.finish(&engine));
+        let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+        let made = made.swap_remove(0);
+        let chunk = Chunk::new(id, &label, mean(prefills))?;
         let mut outcome = engine.store().put(chunk.clone())?;
         for (of, statistics) in statistics.iter().zip(&made) {
             let put = engine.store().put_aux_tensors(chunk.id(), &of.kind(), statistics.clone())?;
@@ -107,16 +101,16 @@ impl ChunkPrefill {
     }
 }
 
-/// One of the prefills of whose mean the chunk of this identity consists.
-fn behind(
+/// A prefill of the chunk of this identity with all tokens that stand `before` it, the first of which may be prefilled already.
+fn prefill(
     engine: &Engine,
     id: &ChunkId,
-    prefix: &Arc<PrefilledPrefix>,
-    observed: bool,
+    before: &[u32],
+    prefilled: Option<Arc<PrefilledPrefix>>,
 ) -> Result<IsolatedRun> {
-    let tokens = [prefix.tokens.as_slice(), &id.tokens].concat();
-    let (dropped, prefix) = if observed { (prefix.tokens.len(), None) } else { (0, Some(prefix.clone())) };
-    IsolatedRun::start(engine, &tokens, dropped, prefix, id.dtype)
+    let tokens = [before, &id.tokens].concat();
+    let dropped = before.len() - prefilled.as_ref().map_or(0, |prefix| prefix.tokens.len());
+    IsolatedRun::start(engine, &tokens, dropped, prefilled, id.dtype)
 }
 
 /// One causal prefill from position 0 whose keys and values are kept as they are before RoPE.
@@ -187,9 +181,7 @@ impl IsolatedRun {
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
         let layers = self.tokens.decoder.shape().layers;
         if self.layer < layers {
-            if !statistics.is_empty() {
-                self.layers.made.resize(statistics.len(), AuxTensors::default());
-            }
+            self.layers.made.resize(statistics.len(), AuxTensors::default());
             let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
             let done = self.run.advance(self.layer, &mut self.tokens, &mut observed, self.most)?;
             self.layer += usize::from(done);

@@ -16,7 +16,7 @@ impl Engine {
         self.decoder().config().context.saturating_sub(before).max(1)
     }
 
-    /// The identity of a document chunk under this model and these settings, but for one right behind the system part.
+    /// The identity of a document chunk under this model and these settings, at any place but right behind the system part.
     pub(crate) fn chunk_id(&self, chunk: &PromptChunk) -> ChunkId {
         let first = self.first_chunk_id(chunk);
         match self.averaged().filter(|_| chunk.left.is_empty()) {
@@ -45,16 +45,7 @@ impl Engine {
         }
     }
 
-    /// Chunks with their identities: those of any place, or, where the chunks are all that a prompt will have, in their order, those in it.
-    pub(crate) fn named(&self, chunks: Vec<PromptChunk>, prompt: bool) -> Vec<(ChunkId, PromptChunk)> {
-        let first = |index: usize, chunk: &PromptChunk| match index {
-            0 if prompt => self.first_chunk_id(chunk),
-            _ => self.chunk_id(chunk),
-        };
-        chunks.into_iter().enumerate().map(|(index, chunk)| (first(index, &chunk), chunk)).collect()
-    }
-
-    /// A prompt's chunks with their identities in it.
+    /// A prompt's chunks with their identities in it. Without a system part they are those of chunks that may come to stand anywhere.
     pub(crate) fn named_in(&self, prompt: &Prompt) -> Vec<(ChunkId, PromptChunk)> {
         let named = |(index, chunk): (usize, &PromptChunk)| (self.chunk_id_in(prompt, index), chunk.clone());
         prompt.chunks.iter().enumerate().map(named).collect()

@@ -99,8 +99,8 @@ enum Stage {
 }
 
 impl Ingest {
-    /// An ingest of chunks of `documents` documents, with their identities. Where it is not to have chunks `whole`, those that come from an object
-    /// store are not waited for: they are read while they come.
+    /// An ingest of chunks of `documents` documents, with their identities. Where it is not to have chunks `whole`, those that come
+    /// from an object store are not waited for: they are read while they come.
     fn start(
         engine: &Engine,
         chunks: Vec<(ChunkId, PromptChunk)>,
@@ -293,8 +293,8 @@ impl Engine {
         documents: &[Document],
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        let chunks = self.named(self.chunks(documents)?, false);
-        Ingest::start(self, chunks, documents.len(), Vec::new(), true)?.run(progress)
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        Ingest::start(self, self.named_in(&prompt), documents.len(), Vec::new(), true)?.run(progress)
     }
 
     /// Computes and stores what a method reuses of the documents. For a method with statistics, documents are prefilled whole,
@@ -335,12 +335,13 @@ impl Engine {
         method: &Arc<dyn FusionMethod>,
         whole: bool,
     ) -> Result<Ingest> {
-        let chunks = self.chunks(documents)?;
+        // On the way to an answer the documents are those of its prompt, in their order.
+        let system = if whole { Vec::new() } else { self.before_chunks() };
+        let prompt = Prompt { system, chunks: self.chunks(documents)?, ..Prompt::default() };
         if method.statistics().is_empty() {
-            return Ingest::start(self, self.named(chunks, !whole), documents.len(), Vec::new(), whole);
+            return Ingest::start(self, self.named_in(&prompt), documents.len(), Vec::new(), whole);
         }
-        let prompt = Prompt { chunks, ..Prompt::default() };
-        let contexts = self.named(prompt.contexts(self.longest_context()).chunks, !whole);
+        let contexts = self.named_in(&prompt.contexts(self.longest_context()));
         Ingest::start(self, contexts, documents.len(), vec![method.clone()], whole)
     }
 

@@ -55,8 +55,11 @@ impl AveragedPrefixes {
     }
 }
 
-/// The mean of prefills of the same tokens.
-pub(crate) fn mean(prefills: &[Vec<LayerKv>]) -> Vec<LayerKv> {
+/// The mean of prefills of the same tokens. One alone stays to the bit what it is.
+pub(crate) fn mean(mut prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
+    if prefills.len() == 1 {
+        return prefills.swap_remove(0);
+    }
     let of = |buffers: Vec<&Buffer>| {
         let mut sum = vec![0.0; buffers[0].len()];
         for buffer in &buffers {

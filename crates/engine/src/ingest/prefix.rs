@@ -69,18 +69,22 @@ impl Engine {
         self.prompt_of_chunks(vec![document], "?", around).map(|prompt| prompt.system)
     }
 
-    /// [`Engine::behind`] the tokens of a choice; `system` is the system part of the prompts to come.
+    /// [`Engine::behind`] the tokens of a choice; `system` gives the system part of the prompts to come, and is called where the choice
+    /// needs it.
     ///
     /// # Errors
-    /// If a file cannot be read, the tokenizer refuses a text, or the prefix takes more than half of the model's context.
-    pub fn with_prefix(&self, prefix: &Prefix, system: &[u32]) -> Result<Engine> {
+    /// If a file cannot be read, the tokenizer refuses a text, or the prefix takes more than half of the model's context; those of `system`.
+    pub fn with_prefix(&self, prefix: &Prefix, system: impl FnOnce() -> Result<Vec<u32>>) -> Result<Engine> {
         let bos: Vec<u32> = self.tokenizer().bos().into_iter().collect();
         match prefix {
             Prefix::None => self.behind(&[]),
-            Prefix::Bos if bos.is_empty() => self.behind(&system[..1.min(system.len())]),
+            Prefix::Bos if bos.is_empty() => {
+                let first: Vec<u32> = system()?.into_iter().take(1).collect();
+                self.behind(&first)
+            }
             Prefix::Bos => self.behind(&bos),
-            Prefix::System => self.behind(system),
-            Prefix::Averaged => self.behind(system)?.averaging(),
+            Prefix::System => self.behind(&system()?),
+            Prefix::Averaged => self.behind(&system()?)?.averaging(),
             Prefix::Text(path) => {
                 let fail =
                     |error: std::io::Error| Error::Document { path: path.clone(), reason: error.to_string() };
@@ -107,7 +111,7 @@ impl Engine {
     /// texts, but for chunks right behind that prefix.
     ///
     /// # Errors
-    /// As for [`Engine::behind`].
+    /// If the longest of these prefixes takes more than half of the model's context.
     fn averaging(&self) -> Result<Engine> {
         let averaged = self.averaged_prefixes()?;
         let settings = self.settings_behind(averaged.longest())?;

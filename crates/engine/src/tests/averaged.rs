@@ -4,25 +4,19 @@ use refrain_fusion::{
     Drift, FusionMethod, InfoFlow, LayerView, Pass, PassPlan, Pie, PrefillInputs, SamKv, Vanilla,
 };
 use refrain_kernels::Dtype;
-use refrain_store::{Chunk, Scope};
+use refrain_store::Scope;
 
 use super::*;
 use crate::{Document, GenerateRequest, Prefix, Sampling};
 
 fn averaged(engine: &Engine, prompt: &Prompt) -> Engine {
-    engine.with_prefix(&Prefix::Averaged, &prompt.system).unwrap()
-}
-
-/// Keys and values of a chunk, all layers one after the other.
-fn keys_and_values(chunk: &Chunk) -> Vec<f32> {
-    let layer = |layer| [chunk.layer(layer).k().floats(), chunk.layer(layer).v().floats()].concat();
-    (0..chunk.layers()).flat_map(layer).collect()
+    engine.with_prefix(&Prefix::Averaged, || Ok(prompt.system.clone())).unwrap()
 }
 
 #[test]
 fn a_chunk_is_the_mean_of_what_it_is_behind_each_text_and_the_first_one_is_exact() {
-    for (model, kv) in [("llama", Dtype::F32), ("llama", Dtype::F16)] {
-        let engine = tiny_engine(model, exact(kv));
+    for kv in [Dtype::F32, Dtype::F16] {
+        let engine = tiny_engine("llama", exact(kv));
         let prompt = random_prompt(&engine, 7, &[50, 30, 41], 9, 3);
         let averaging = averaged(&engine, &prompt);
         averaging.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
@@ -30,20 +24,20 @@ fn a_chunk_is_the_mean_of_what_it_is_behind_each_text_and_the_first_one_is_exact
             let engine = engine.behind(prefix).unwrap();
             engine.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
             let id = engine.chunk_id(&prompt.chunks[chunk]);
-            keys_and_values(&engine.store().get(&id).unwrap().unwrap())
+            keys_and_values(&engine, &id)
         };
         let stored = |chunk: usize| {
             let id = averaging.chunk_id_in(&prompt, chunk);
-            keys_and_values(&averaging.store().get(&id).unwrap().unwrap())
+            keys_and_values(&averaging, &id)
         };
-        assert_eq!(stored(0), behind(&prompt.system, 0), "{model}: right behind the system part");
+        assert_eq!(stored(0), behind(&prompt.system, 0), "{kv:?}: right behind the system part");
         let texts = &averaging.averaged().unwrap().prefixes;
         for chunk in [1, 2] {
             let prefills: Vec<Vec<f32>> = texts.iter().map(|text| behind(&text.tokens, chunk)).collect();
             let mean: Vec<f32> = prefills[0].iter().zip(&prefills[1]).map(|(a, b)| 0.5 * (a + b)).collect();
             let scale = mean.iter().fold(0f32, |most, x| most.max(x.abs()));
             let tolerance = scale * if kv == Dtype::F32 { 1e-6 } else { 1e-3 };
-            assert!(max_difference(&stored(chunk), &mean) <= tolerance, "{model}: chunk {chunk}");
+            assert!(max_difference(&stored(chunk), &mean) <= tolerance, "{kv:?}: chunk {chunk}");
             assert!(max_difference(&prefills[0], &mean) > 10.0 * tolerance, "the texts make no difference");
         }
         let all = averaging.store().list(Scope::All).unwrap().chunks.len();
@@ -138,7 +132,7 @@ fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
         let request = GenerateRequest::new(method.clone(), sampling);
         let stats = averaging.answer(&prompt, &request, |_| false).unwrap().stats;
         assert_eq!(stats.repaired_chunks, 0, "{method:?}");
-        // What was stored under any name can be found again by the document.
+        // The document's keys name every chunk that the store has of it, the one for the first place included.
         let keys = averaging.keys_of(&prompt.chunks, true);
         let system = averaging.system_id(&prompt.system).key();
         let stored = averaging.store().list(Scope::All).unwrap().chunks;

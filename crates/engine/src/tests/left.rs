@@ -22,11 +22,8 @@ fn with_left(left_tokens: usize, kv: Dtype) -> Settings {
     Settings { left_tokens, chunk_tokens: 64, ..exact(kv) }
 }
 
-/// Keys and values of a stored chunk, all layers one after the other.
-fn keys_and_values(engine: &Engine, chunk: &PromptChunk) -> Vec<f32> {
-    let chunk = engine.store().get(&engine.chunk_id(chunk)).unwrap().unwrap();
-    let layer = |layer| [chunk.layer(layer).k().floats(), chunk.layer(layer).v().floats()].concat();
-    (0..chunk.layers()).flat_map(layer).collect()
+fn kv_of(engine: &Engine, chunk: &PromptChunk) -> Vec<f32> {
+    keys_and_values(engine, &engine.chunk_id(chunk))
 }
 
 #[test]
@@ -72,12 +69,7 @@ fn what_a_chunk_is_prefilled_behind_does_not_depend_on_what_was_stored_before() 
             for chunk in prompt.chunks.iter().rev() {
                 one.ingest_prompt(&Prompt { chunks: vec![chunk.clone()], ..prompt.clone() }, &[shared(Pie)])
                     .unwrap();
-                assert_eq!(
-                    keys_and_values(&all, chunk),
-                    keys_and_values(&one, chunk),
-                    "{left_tokens} {system} {:?}",
-                    chunk.part
-                );
+                assert_eq!(kv_of(&all, chunk), kv_of(&one, chunk), "{left_tokens} {system} {:?}", chunk.part);
                 let before = [all.before_chunks(), chunk.left.clone()].concat();
                 let ids = [before.as_slice(), &chunk.tokens].concat();
                 let alone = all.isolated(&ids, before.len(), Dtype::F16);
@@ -85,7 +77,7 @@ fn what_a_chunk_is_prefilled_behind_does_not_depend_on_what_was_stored_before() 
                     .iter()
                     .flat_map(|(k, v)| [k, v].map(|rows| rows.as_slice().floats()).concat())
                     .collect();
-                assert_eq!(keys_and_values(&all, chunk), alone, "{left_tokens} {system} {:?}", chunk.part);
+                assert_eq!(kv_of(&all, chunk), alone, "{left_tokens} {system} {:?}", chunk.part);
             }
         }
     }
@@ -109,7 +101,7 @@ fn chunks_with_and_without_what_stands_left_of_them_are_different_chunks() {
     let one = one.behind(&prompt.system).unwrap();
     one.ingest_prompt(&Prompt { chunks: vec![prompt.chunks[1].clone()], ..prompt.clone() }, &[shared(Pie)])
         .unwrap();
-    assert_eq!(keys_and_values(&quantised, &prompt.chunks[1]), keys_and_values(&one, &prompt.chunks[1]));
+    assert_eq!(kv_of(&quantised, &prompt.chunks[1]), kv_of(&one, &prompt.chunks[1]));
 }
 
 #[test]
@@ -121,5 +113,5 @@ fn as_much_stands_left_of_a_chunk_as_the_context_has_room_for() {
     assert_eq!(most, context - 7);
     let last = &prompt.chunks[9..];
     engine.ingest_prompt(&Prompt { chunks: last.to_vec(), ..prompt.clone() }, &[shared(Pie)]).unwrap();
-    assert_eq!(keys_and_values(&engine, &last[0]).len() % 64, 0);
+    assert_eq!(kv_of(&engine, &last[0]).len() % 64, 0);
 }

@@ -212,6 +212,13 @@ fn everywhere(oracle: impl Fn(&Engine)) {
     }
 }
 
+/// Keys and values of a stored chunk, all layers one after the other.
+fn keys_and_values(engine: &Engine, id: &ChunkId) -> Vec<f32> {
+    let chunk = engine.store().get(id).unwrap().unwrap();
+    let layer = |layer| [chunk.layer(layer).k().floats(), chunk.layer(layer).v().floats()].concat();
+    (0..chunk.layers()).flat_map(layer).collect()
+}
+
 /// Tokens of an answer that nobody chose.
 const STEPS: [u32; 6] = [7, 30, 12, 5, 90, 44];
 

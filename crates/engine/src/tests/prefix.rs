@@ -113,7 +113,7 @@ fn prefixes_are_read_and_refused() {
     let error = engine.behind(&vec![5; context / 2 + 1]).unwrap_err();
     assert!(matches!(error, Error::PrefixTooLong { .. }), "{error}");
     let missing = Prefix::Text("no/such/file.txt".into());
-    let error = engine.with_prefix(&missing, &[]).unwrap_err().to_string();
+    let error = engine.with_prefix(&missing, || Ok(Vec::new())).unwrap_err().to_string();
     assert!(error.contains("no/such/file.txt"), "{error}");
     let system = engine.system_part(&Instructions::default()).unwrap();
     let prompt = engine.prompt(
