@@ -152,6 +152,7 @@ def choose(model, seen, spans, exact, last, options):
             scores = scores + groups.max((0, 1))
     start = spans[0].start
     documents = spans[-1].stop - start
+    scores = scores * np.concatenate([(1.0 + np.arange(len(span))) ** -options["decay"] for span in spans])
     budget = options["charge"] * documents * model.layers - layers.stop * (last[1] - last[0])
     count = int(budget / model.layers + 1e-9)
     heads = [t for span, e in zip(spans, exact) if not e for t in span[: options["seam"]]]
@@ -171,7 +172,7 @@ def main():
     chunks = [draw(40), draw(64), draw(23)]
     other = draw(9)
     bos = [1]
-    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0, spread=0.0)
+    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0, spread=0.0, decay=0.0)
     asked = [
         ("scout:charge=0.4", bos, {}, None),
         ("drift:charge=0.4", bos, {}, {"alpha": 0.5, "lambda": 4.0}),
@@ -193,6 +194,8 @@ def main():
         ("drift:charge=0.4,spread=0.5", bos, {"spread": 0.5}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4,spread=0", system, {"spread": 0.0}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4,seam=1", [], {"seam": 1}, {"alpha": 0.5, "lambda": 4.0}),
+        ("scout:charge=0.3,decay=0.5", bos, {"charge": 0.3, "decay": 0.5}, None),
+        ("drift:charge=0.4,decay=1", system, {"decay": 1.0}, {"alpha": 0.5, "lambda": 4.0}),
     ]
     spans, start = [], len(system)
     for chunk in chunks:

@@ -45,7 +45,7 @@ def stream(whole):
     assert text == whole.choices[0].message.content, (text, whole)
     # The second time the document comes from the cache.
     assert usage.prompt_tokens_details.cached_tokens > 0 and usage.total_tokens == whole.usage.total_tokens
-    assert stats["stats"]["repaired_chunks"] == 0 and stats["documents"][0]["title"] == "Torque"
+    assert stats["stats"]["prefilled_chunks"] == 0 and stats["documents"][0]["title"] == "Torque"
 
 
 def documents():

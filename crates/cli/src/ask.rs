@@ -212,8 +212,8 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
             bytes(stats.document_bytes),
         ));
     }
-    if stats.repaired_chunks > 0 {
-        line.push_str(&format!(", {} repaired", count(stats.repaired_chunks, "chunk")));
+    if stats.prefilled_chunks > 0 {
+        line.push_str(&format!(", {} prefilled first", count(stats.prefilled_chunks, "chunk")));
     }
     line.push_str(&format!("; TTFT {} ({} compute)", seconds(stats.ttft), seconds(stats.compute_ttft)));
     if let Some(tpot) = stats.tpot {

@@ -419,7 +419,7 @@ fn answers_carry_a_measured_account() {
             stats["answer_tokens"].as_u64().unwrap() as usize,
             answer["tokens"].as_array().unwrap().len()
         );
-        assert_eq!(stats["repaired_chunks"], 0);
+        assert_eq!(stats["prefilled_chunks"], 0);
         assert!(!answer["text"].as_str().unwrap().is_empty());
     }
     assert_eq!(vanilla["stats"]["recompute_ratio"], 1.0);
@@ -529,7 +529,7 @@ fn a_corrupted_chunk_is_computed_again_and_counted() {
     damage();
     let after = home.json(&words)["answers"][0].clone();
     assert_eq!(
-        (&before["stats"]["repaired_chunks"], &after["stats"]["repaired_chunks"]),
+        (&before["stats"]["prefilled_chunks"], &after["stats"]["prefilled_chunks"]),
         (&0.into(), &1.into())
     );
     assert_eq!((&after["text"], &after["tokens"]), (&before["text"], &before["tokens"]));

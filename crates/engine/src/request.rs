@@ -51,8 +51,9 @@ pub struct RequestStats {
     /// Chunks that were prefilled behind a prefix that is not this prompt's system part. They are less exact than they could be. Behind
     /// earlier turns of a conversation no chunk could be better, and none counts.
     pub other_prefix_chunks: usize,
-    /// Chunks that were not in the store, or broken there, and were prefilled again before the answer.
-    pub repaired_chunks: usize,
+    /// Parts of the prompt (chunks and the system part) that were prefilled alone before the answer: they were not in the store, were
+    /// broken there, or, averaged, came first in a prompt for the first time.
+    pub prefilled_chunks: usize,
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
     /// brought in from the folder only.
     pub bytes_loaded: u64,
@@ -205,7 +206,7 @@ impl RequestStats {
     /// Statistics with those of loading as it stands.
     pub(crate) fn with_loading(self, reused: &ReusedSegments) -> RequestStats {
         RequestStats {
-            repaired_chunks: reused.repaired,
+            prefilled_chunks: reused.prefilled,
             bytes_loaded: reused.load.bytes,
             bytes_read: reused.bytes_read(),
             load_seconds: reused.load.busy.as_secs_f64(),

@@ -38,7 +38,7 @@ pub(crate) struct Metrics {
     cache_queries: Counter,
     cache_hits: Counter,
     recomputed_tokens: Counter,
-    repaired_chunks: Counter,
+    prefilled_chunks: Counter,
     bytes_loaded: Counter,
     pub(crate) request_success: Counter,
     store: StoreMetrics,
@@ -152,9 +152,9 @@ impl Metrics {
                 "Document tokens recomputed at the deepest layer",
                 Counter::default()
             ),
-            repaired_chunks: metric!(
-                "repaired_chunks",
-                "Chunks that had to be prefilled for an answer",
+            prefilled_chunks: metric!(
+                "prefilled_chunks",
+                "Chunks and system parts that were prefilled alone before an answer",
                 Counter::default()
             ),
             bytes_loaded: metric!(
@@ -176,7 +176,7 @@ impl Metrics {
         self.cache_queries.inc_by(stats.prompt_tokens as u64);
         self.cache_hits.inc_by(stats.cached_tokens as u64);
         self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
-        self.repaired_chunks.inc_by(stats.repaired_chunks as u64);
+        self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
         self.bytes_loaded.inc_by(stats.bytes_loaded);
     }
 

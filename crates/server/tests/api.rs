@@ -113,7 +113,7 @@ async fn a_chat_is_answered_whole_and_as_a_stream_alike() {
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], stats["cached_tokens"]);
     assert_eq!(whole["refrain"]["documents"][0]["title"], "Torque");
     // The first request has prefilled the documents, the second finds them.
-    assert_eq!(stats["repaired_chunks"], 3);
+    assert_eq!(stats["prefilled_chunks"], 3);
     let body = chat(
         json!({ "refrain": { "method": "pie" }, "stream": true, "stream_options": { "include_usage": true } }),
     );
@@ -126,7 +126,7 @@ async fn a_chat_is_answered_whole_and_as_a_stream_alike() {
     assert_eq!(json!(content), choice["message"]["content"]);
     let [.., last, used] = events.as_slice() else { panic!() };
     assert_eq!(last["choices"][0]["finish_reason"], "length");
-    assert_eq!((&last["refrain"]["stats"]["repaired_chunks"], &used["choices"]), (&json!(0), &json!([])));
+    assert_eq!((&last["refrain"]["stats"]["prefilled_chunks"], &used["choices"]), (&json!(0), &json!([])));
     assert_eq!(used["usage"], whole["usage"]);
     let ids: std::collections::BTreeSet<_> = events.iter().map(|event| event["id"].to_string()).collect();
     assert_eq!(ids.len(), 1);
@@ -198,11 +198,11 @@ async fn documents_are_brought_listed_searched_pinned_and_removed() {
     let cited = &answer["refrain"]["documents"];
     assert_eq!((&cited[0]["id"], cited[0]["chunks"].as_array().unwrap().len()), (&json!(id), 2));
     assert!(cited[0]["chunks"][0]["score"].as_f64().unwrap() > 0.0);
-    assert_eq!(answer["refrain"]["stats"]["repaired_chunks"], 1, "the system part alone");
+    assert_eq!(answer["refrain"]["stats"]["prefilled_chunks"], 1, "the system part alone");
     let by_id = chat(json!({ "documents": [{ "id": id }] }));
     let answer = post(&router, "/v1/chat/completions", by_id).await;
     assert_eq!(
-        (&answer["refrain"]["documents"][0]["title"], &answer["refrain"]["stats"]["repaired_chunks"]),
+        (&answer["refrain"]["documents"][0]["title"], &answer["refrain"]["stats"]["prefilled_chunks"]),
         (&json!("Wheels"), &json!(0))
     );
     let listed = value(ask(&router, "GET", "/v1/documents?limit=1", None, Value::Null).await).await;
@@ -842,7 +842,7 @@ async fn a_search_leaves_no_chunk_that_removal_misses() {
             "refrain": { "method": method, "search": 3 },
         }));
         let answer = post(&router, "/v1/chat/completions", body).await;
-        assert_eq!(answer["refrain"]["stats"]["repaired_chunks"], 0, "{method}: {answer}");
+        assert_eq!(answer["refrain"]["stats"]["prefilled_chunks"], 0, "{method}: {answer}");
         let sources = answer["refrain"]["documents"].as_array().unwrap();
         assert!(!sources.is_empty() && !sources[0]["chunks"].as_array().unwrap().is_empty(), "{answer}");
         for document in added["data"].as_array().unwrap() {

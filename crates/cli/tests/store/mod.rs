@@ -69,7 +69,7 @@ fn what_is_shared_is_read_where_it_is_allowed() {
         home.json(&[&words, more].concat())["answers"][0].clone()
     };
     let shared = ask(&["--credential", "sk-one", "--shared", "read"]);
-    assert_eq!(shared["stats"]["repaired_chunks"], 0, "{shared}");
+    assert_eq!(shared["stats"]["prefilled_chunks"], 0, "{shared}");
     // Where it is not allowed one has to compute one's own.
     assert_eq!(ingested(&[])["computed"], 2);
     assert_eq!(ask(&["--credential", "sk-one"])["tokens"], shared["tokens"]);
@@ -112,7 +112,7 @@ fn machines_share_chunks_through_an_object_store() {
         home.json(&[&ingest[..], &prefix].concat());
         let first = words(None, method);
         let second = words(other.to_str(), method);
-        assert_eq!(second["stats"]["repaired_chunks"], 0, "{second}");
+        assert_eq!(second["stats"]["prefilled_chunks"], 0, "{second}");
         assert_eq!((&first["tokens"], &first["text"]), (&second["tokens"], &second["text"]));
     }
     // And from now on it has them itself.

@@ -39,8 +39,8 @@ pub(crate) struct ReusedSegments {
     pub(crate) segments: Arc<[Segment]>,
     pub(crate) chunk_cached: Vec<bool>,
     pub(crate) system_cached: bool,
-    /// Parts that were prefilled alone again for this request.
-    pub(crate) repaired: usize,
+    /// Parts that were prefilled alone for this request.
+    pub(crate) prefilled: usize,
     /// Bytes of keys and values that were brought in, and the time of all threads.
     pub(crate) load: LoadStats,
     /// Bytes read from the folder by attempts that ended with a broken segment.
@@ -56,7 +56,7 @@ impl ReusedSegments {
             segments: Arc::new([]),
             chunk_cached: vec![cached; chunks],
             system_cached: cached,
-            repaired: 0,
+            prefilled: 0,
             load: LoadStats::default(),
             read_before: 0,
             waited: Duration::ZERO,
@@ -158,7 +158,7 @@ impl Opening {
                 return Ok(Advance::Progress);
             }
             let (chunk, statistics, _) = chunk.finish(&statistics)?;
-            reused.repaired += 1;
+            reused.prefilled += 1;
             let reader = Arc::new(chunk.into());
             let found = Found { reader, statistics, statistics_read: 0, computed: true };
             self.add(engine, prompt, part, found, reused);

@@ -131,7 +131,7 @@ fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
         let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
         let request = GenerateRequest::new(method.clone(), sampling);
         let stats = averaging.answer(&prompt, &request, |_| false).unwrap().stats;
-        assert_eq!(stats.repaired_chunks, 0, "{method:?}");
+        assert_eq!(stats.prefilled_chunks, 0, "{method:?}");
         // The document's keys name every chunk that the store has of it, the one for the first place included.
         let keys = averaging.keys_of(&prompt.chunks, true);
         let system = averaging.system_id(&prompt.system).key();
@@ -152,6 +152,6 @@ fn a_missing_chunk_is_computed_as_it_was() {
         averaging.store().remove(&averaging.chunk_id_in(&prompt, index).key()).unwrap();
     }
     let after = prefill(&averaging, &prompt, &Pie, prompt.len());
-    assert_eq!(after.load.reused.repaired, 2);
+    assert_eq!(after.load.reused.prefilled, 2);
     assert_eq!(before.logits, after.logits);
 }

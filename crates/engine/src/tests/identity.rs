@@ -75,8 +75,8 @@ fn a_missing_chunk_is_computed_within_the_prompt() {
     assert!((5..45).all(|p| a3.stats.final_rows.contains(&p)));
     assert_eq!(a3.stats.final_rows.len(), 40 + 11 + 9);
     with.ingest_system(&prompt).unwrap();
-    assert_eq!(with.measure(&prompt, &shared(Pie), Eviction::full()).unwrap().repaired_chunks, 2);
-    assert_eq!(with.measure(&prompt, &shared(Pie), Eviction::full()).unwrap().repaired_chunks, 0);
+    assert_eq!(with.measure(&prompt, &shared(Pie), Eviction::full()).unwrap().prefilled_chunks, 2);
+    assert_eq!(with.measure(&prompt, &shared(Pie), Eviction::full()).unwrap().prefilled_chunks, 0);
 }
 
 #[test]
@@ -234,6 +234,6 @@ fn a_corrupted_chunk_file_is_repaired_silently() {
     let second = open();
     let after = prefill(&second, &prompt, &A3::default(), prompt.len());
     assert_eq!(before.logits, after.logits);
-    assert_eq!(after.load.reused.repaired, prompt.chunks.len() + 1, "every chunk and the system part");
+    assert_eq!(after.load.reused.prefilled, prompt.chunks.len() + 1, "every chunk and the system part");
     assert_eq!(argmax(&before.logits), argmax(&after.logits));
 }

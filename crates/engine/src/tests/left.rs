@@ -37,7 +37,7 @@ fn a_document_in_one_piece_is_vanilla_to_the_bit_where_it_stands_first() {
             let vanilla = prefill(&engine, &prompt, &Vanilla, prompt.len());
             for method in [shared(Pie), shared(Drift::default())] {
                 let reused = prefill(&engine, &prompt, &method, prompt.len());
-                assert_eq!(reused.load.reused.repaired, 0);
+                assert_eq!(reused.load.reused.prefilled, 0);
                 assert_eq!(reused.logits, vanilla.logits, "{model} {method:?}");
             }
         }

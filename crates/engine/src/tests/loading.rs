@@ -68,14 +68,14 @@ fn memory_disk_and_fresh_chunks_give_the_same_bits() {
             let first = open(folder.path(), 1 << 20, exact(kv));
             let prompt = prompt(&first);
             let fresh = run(&first, &prompt, &method);
-            assert_eq!(fresh.load.reused.repaired, if reuses { 4 } else { 0 }, "{}", entry.name);
+            assert_eq!(fresh.load.reused.prefilled, if reuses { 4 } else { 0 }, "{}", entry.name);
             assert_eq!(fresh.load.reused.load.bytes, 0);
             let memory = run(&first, &prompt, &method);
             assert_same(&fresh, &memory, entry.name);
             first.store().forget_memory();
             let disk = run(&first, &prompt, &method);
             assert_same(&fresh, &disk, entry.name);
-            assert_eq!(disk.load.reused.repaired, 0);
+            assert_eq!(disk.load.reused.prefilled, 0);
             // All layers were read, needed or not, and each chunk once: all of them are in memory now.
             let stats = first.store().stats();
             // Of a document of which parts are asked for nothing is kept; the system part always is.
@@ -119,10 +119,10 @@ fn a_chunk_whose_last_layer_is_broken_might_as_well_be_missing() {
             // A layer that the answer did not need is found broken after it, and made again for the next one.
             let next = run(&second, &prompt, &method);
             assert_same(&expected, &next, "repaired");
-            assert_eq!(got.load.reused.repaired + next.load.reused.repaired, 1, "{method:?}");
+            assert_eq!(got.load.reused.prefilled + next.load.reused.prefilled, 1, "{method:?}");
             // The file is whole again.
             assert_eq!(second.store().verify(|_| ()).unwrap().whole, 4);
-            assert_eq!(run(&second, &prompt, &method).load.reused.repaired, 0);
+            assert_eq!(run(&second, &prompt, &method).load.reused.prefilled, 0);
         }
     }
 }
@@ -147,9 +147,9 @@ fn a_broken_summary_is_made_again() {
         let got = run(&second, &prompt, &method);
         assert_same(&expected, &got, "repaired");
         let repairs = second.store().take_repairs();
-        assert_eq!((got.load.reused.repaired, repairs.len()), (1, 1), "{name}");
+        assert_eq!((got.load.reused.prefilled, repairs.len()), (1, 1), "{name}");
         assert!(repairs[0].removed && repairs[0].path == summary, "{repairs:?}");
-        assert_eq!(run(&second, &prompt, &method).load.reused.repaired, 0);
+        assert_eq!(run(&second, &prompt, &method).load.reused.prefilled, 0);
     }
 }
 
@@ -164,7 +164,7 @@ fn many_broken_chunks_are_repaired_together() {
     let second = open(folder.path(), 0, exact(Dtype::F16));
     let got = run(&second, &prompt, &A3::default());
     assert_same(&expected, &got, "repaired");
-    assert_eq!((got.load.reused.repaired, second.store().take_repairs().len()), (4, 4));
+    assert_eq!((got.load.reused.prefilled, second.store().take_repairs().len()), (4, 4));
 }
 
 /// Layer 0 is not used by a method that computes all of it: a broken one is told, and the finished prefill stands.
@@ -183,11 +183,11 @@ fn a_broken_layer_that_was_not_needed_is_told_and_the_prefill_stands() {
     let second = open(folder.path(), 1 << 20, exact(Dtype::F16));
     let got = run(&second, &prompt, &A3::default());
     assert_same(&expected, &got, "found broken");
-    assert_eq!(got.load.reused.repaired, 0, "nothing is computed twice");
+    assert_eq!(got.load.reused.prefilled, 0, "nothing is computed twice");
     assert_eq!(second.store().take_repairs()[0].problem, Problem::Checksum(0));
     let next = run(&second, &prompt, &A3::default());
     assert_same(&expected, &next, "made again");
-    assert_eq!(next.load.reused.repaired, 1);
+    assert_eq!(next.load.reused.prefilled, 1);
 }
 
 /// The loaders that are left wait for their turn, which the layer of the one that panicked would have to come before.
@@ -235,7 +235,7 @@ fn a_broken_chunk_may_be_left_to_the_prompt() {
     let broken = open(folder.path(), 1 << 20, settings.clone());
     let got = run(&broken, &prompt, &Pie);
     assert_eq!(
-        (got.load.reused.repaired, got.load.reused.chunk_cached.clone()),
+        (got.load.reused.prefilled, got.load.reused.chunk_cached.clone()),
         (0, vec![false, true, true, false])
     );
     let missing = open(folder.path(), 1 << 20, settings);

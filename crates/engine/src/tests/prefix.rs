@@ -91,7 +91,7 @@ fn statistics_are_made_behind_a_prefix_too() {
     let behind = engine.behind(&prompt.system).unwrap();
     behind.ingest_prompt(&prompt, &[shared(SamKv::default())]).unwrap();
     let sam = prefill(&behind, &prompt, &SamKv::default(), prompt.len());
-    assert_eq!(sam.load.reused.repaired, 0, "the ingest has made all that is needed");
+    assert_eq!(sam.load.reused.prefilled, 0, "the ingest has made all that is needed");
     let pie = prefill(&behind, &prompt, &Pie, prompt.len());
     let rows = prefill(&engine.behind(&prompt.system).unwrap(), &prompt, &Pie, prompt.len());
     assert!(max_difference(&pie.logits, &rows.logits) < 1e-4);

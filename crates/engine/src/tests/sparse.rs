@@ -533,13 +533,13 @@ fn a_store_without_summaries_is_upgraded_on_first_use() {
     let file = |key: String| folder.path().join(&key[..2]).join(format!("{key}.safetensors"));
     let bytes: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     let upgraded = prefill(&first, &prompt, &small_blocks(), prompt.len() + 1);
-    assert_eq!(upgraded.load.reused.repaired, 2 + 1, "two summaries and the system part");
+    assert_eq!(upgraded.load.reused.prefilled, 2 + 1, "two summaries and the system part");
     assert!(ids.iter().all(|id| first.store().has_aux_tensors(id, &kind)));
     let now: Vec<_> = ids.iter().map(|id| std::fs::read(file(id.key().to_string())).unwrap()).collect();
     assert_eq!(now, bytes, "what was there stays as it was");
     let second = open();
     let again = prefill(&second, &prompt, &small_blocks(), prompt.len() + 1);
-    assert_eq!((again.load.reused.repaired, &again.logits), (0, &upgraded.logits));
+    assert_eq!((again.load.reused.prefilled, &again.logits), (0, &upgraded.logits));
 }
 
 #[test]

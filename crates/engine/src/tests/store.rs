@@ -19,7 +19,7 @@ fn logits(
     method: &(impl FusionMethod + Clone + 'static),
 ) -> (Vec<f32>, usize) {
     let prefilled = prefill(engine, prompt, method, prompt.len());
-    (prefilled.logits, prefilled.load.reused.repaired)
+    (prefilled.logits, prefilled.load.reused.prefilled)
 }
 
 /// Just computed, from memory, from disk, and computed again since a file was broken: the same bits, in fewer of them too.
