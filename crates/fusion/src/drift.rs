@@ -46,7 +46,7 @@ pub struct Drift {
     /// First tokens of each chunk that are recomputed in any case, within the budget.
     #[schemars(range(max = MAX_COUNT))]
     pub seam: usize,
-    /// Exponent by which a score falls with the tokens before the token in its chunk.
+    /// Exponent by which a score falls with the tokens before the token in its chunk, beyond the most attended twentieth.
     #[schemars(range(min = 0.0, max = 4.0))]
     pub decay: f64,
     /// Share of the recomputed tokens that stand evenly over the documents, whatever the question looks at.
