@@ -157,16 +157,10 @@ def choose(model, seen, spans, exact, last, options):
     heads = [t for span, e in zip(spans, exact) if not e for t in span[: options["seam"]]]
     candidates = [t for span, e in zip(spans, exact) if not e for t in span]
     even = int(options["spread"] * (count - len(heads)) + 1e-9)
-    sure = set(heads + [candidates[(2 * i + 1) * len(candidates) // (2 * even)] for i in range(even)])
-
-    def best(how_many):
-        rest = sorted((t for t in candidates if t not in sure), key=lambda t: (-scores[t - start], t))
-        return rest[: how_many]
-
-    if options["decay"]:
-        sure.update(best(min(int(0.05 * documents + 1e-9), count - len(sure))))
-        scores = scores * np.concatenate([(1.0 + np.arange(len(span))) ** -options["decay"] for span in spans])
-    return sorted(sure | set(best(count - len(sure))))
+    for t in heads + [candidates[(2 * i + 1) * len(candidates) // (2 * even)] for i in range(even)]:
+        scores[t - start] = np.inf
+    best = sorted(candidates, key=lambda t: (-scores[t - start], t))[:count]
+    return sorted(best)
 
 
 def main():
@@ -177,7 +171,7 @@ def main():
     chunks = [draw(40), draw(64), draw(23)]
     other = draw(9)
     bos = [1]
-    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0, spread=0.0, decay=0.0)
+    defaults = dict(charge=0.4, rows="last", **{"from": 0.4, "to": 0.95}, aggregation="mean", seam=0, spread=0.0)
     asked = [
         ("scout:charge=0.4", bos, {}, None),
         ("drift:charge=0.4", bos, {}, {"alpha": 0.5, "lambda": 4.0}),
@@ -199,8 +193,6 @@ def main():
         ("drift:charge=0.4,spread=0.5", bos, {"spread": 0.5}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4,spread=0", system, {"spread": 0.0}, {"alpha": 0.5, "lambda": 4.0}),
         ("drift:charge=0.4,seam=1", [], {"seam": 1}, {"alpha": 0.5, "lambda": 4.0}),
-        ("scout:charge=0.2,decay=2", bos, {"charge": 0.2, "decay": 2.0}, None),
-        ("drift:charge=0.3,decay=3", system, {"charge": 0.3, "decay": 3.0}, {"alpha": 0.5, "lambda": 4.0}),
     ]
     spans, start = [], len(system)
     for chunk in chunks:

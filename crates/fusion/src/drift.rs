@@ -46,9 +46,6 @@ pub struct Drift {
     /// First tokens of each chunk that are recomputed in any case, within the budget.
     #[schemars(range(max = MAX_COUNT))]
     pub seam: usize,
-    /// Exponent by which a score falls with the tokens before the token in its chunk, beyond the most attended twentieth.
-    #[schemars(range(min = 0.0, max = 4.0))]
-    pub decay: f64,
     /// Share of the recomputed tokens that stand evenly over the documents, whatever the question looks at.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub spread: f64,
@@ -62,8 +59,8 @@ pub struct Drift {
 
 impl Default for Drift {
     fn default() -> Self {
-        let Scout { charge, rows, from, to, aggregation, seam, decay } = Scout::default();
-        Drift { charge, rows, from, to, aggregation, seam, decay, spread: 0.1, alpha: 0.5, lambda: 4.0 }
+        let Scout { charge, rows, from, to, aggregation, seam } = Scout::default();
+        Drift { charge, rows, from, to, aggregation, seam, spread: 0.1, alpha: 0.5, lambda: 4.0 }
     }
 }
 
@@ -77,8 +74,8 @@ impl Options for Drift {
 
 impl FusionMethod for Drift {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
-        let Drift { charge, rows, from, to, aggregation, seam, decay, spread, alpha, lambda } = *self;
-        let scout = Scout { charge, rows, from, to, aggregation, seam, decay };
+        let Drift { charge, rows, from, to, aggregation, seam, spread, alpha, lambda } = *self;
+        let scout = Scout { charge, rows, from, to, aggregation, seam };
         scout.start_with(inputs, spread, move |plan| {
             Box::new(CorrectingPass {
                 plan: PassPlan { corrects: Some(Correction { skip: SINKS }), ..plan },

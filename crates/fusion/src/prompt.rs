@@ -19,8 +19,6 @@ pub struct ChunkSpan {
     /// Whether it was prefilled with nothing before it, not even BOS: its first tokens then drew the attention that the first tokens
     /// of any prompt draw, and their rows are unlike all others.
     pub bare: bool,
-    /// Tokens of its own document that it was prefilled behind.
-    pub left: u32,
 }
 
 /// Layout of a prompt `S ‖ D1..Dk ‖ Q`.

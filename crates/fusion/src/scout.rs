@@ -25,10 +25,6 @@ use crate::pass::planned;
 use crate::probe::{question_probe, sum_of_layers};
 use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
-/// Share of the documents' tokens that is chosen by attention alone: what an answer is read from is among the most attended tokens,
-/// wherever they stand.
-const UNDECAYED: f64 = 0.05;
-
 /// Recompute the tokens that the prompt's last row attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -49,17 +45,12 @@ pub struct Scout {
     /// First tokens of each chunk that are recomputed in any case, within the budget.
     #[schemars(range(max = MAX_COUNT))]
     pub seam: usize,
-    /// Exponent by which a score falls with the tokens before the token in its chunk, `p`: beyond the most attended twentieth of the
-    /// documents' tokens, it is multiplied with `(1 + p)^−decay`. The less stood before a token when it was prefilled, the more does the
-    /// rest of the prompt change it.
-    #[schemars(range(min = 0.0, max = 4.0))]
-    pub decay: f64,
 }
 
 impl Default for Scout {
     fn default() -> Self {
         let (rows, aggregation) = (Rows::Last, Aggregation::Mean);
-        Scout { charge: 0.15, rows, from: 0.4, to: 0.95, aggregation, seam: 0, decay: 0.0 }
+        Scout { charge: 0.15, rows, from: 0.4, to: 0.95, aggregation, seam: 0 }
     }
 }
 
@@ -103,54 +94,33 @@ impl Scout {
         if count == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let Scout { rows, aggregation, seam, decay, .. } = *self;
+        let Scout { rows, aggregation, seam, .. } = *self;
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
         Ok(question_probe(inputs, layers, score, move |layout, scores| {
-            let chosen = choose(layout, sum_of_layers(&scores), (seam, spread, decay), count);
+            let chosen = choose(layout, sum_of_layers(&scores), (seam, spread), count);
             finish(PassPlan::new(layout.required_and(chosen)))
         }))
     }
 }
 
-/// Multiplies each token's score with `(1 + p)^−decay`, `p` the tokens of its document that stood before it when it was prefilled.
-fn weigh(layout: &PromptLayout, scores: &mut [f32], decay: f64) {
-    let start = layout.documents().start;
-    for chunk in &layout.chunks {
-        let own = (chunk.span.start - start) as usize..(chunk.span.end - start) as usize;
-        for (score, before) in scores[own].iter_mut().zip(chunk.left..) {
-            *score *= (1.0 + f64::from(before)).powf(-decay) as f32;
-        }
-    }
-}
-
-/// `count` tokens: the first `seam` of each chunk, of the others the share `spread` evenly over the documents, then those of highest
-/// score, up to [`UNDECAYED`] of the documents' tokens, and then those whose score is highest after the decay.
+/// `count` tokens: the first `seam` of each chunk, of the others the share `spread` evenly over the documents, and those of highest
+/// score.
 fn choose(
     layout: &PromptLayout,
     mut scores: Vec<f32>,
-    (seam, spread, decay): (usize, f64, f64),
+    (seam, spread): (usize, f64),
     count: usize,
 ) -> Vec<u32> {
     let start = layout.documents().start;
-    let at = |token: &u32| (token - start) as usize;
     let heads: Vec<u32> = layout.inexact_chunks().flat_map(|chunk| chunk.positions().take(seam)).collect();
-    let own: Vec<f32> = heads.iter().map(|token| scores[at(token)]).collect();
+    let own: Vec<f32> = heads.iter().map(|t| scores[(t - start) as usize]).collect();
     // A budget too small for all of them takes the most attended ones.
-    let mut chosen: Vec<u32> = top_k(&own, count).into_iter().map(|i| heads[i as usize]).collect();
+    let first = top_k(&own, count);
     let candidates: Vec<u32> = layout.inexact_chunks().flat_map(Span::positions).collect();
-    let even = top_count(spread, count - chosen.len(), candidates.len());
-    chosen.extend((0..even).map(|i| candidates[(2 * i + 1) * candidates.len() / (2 * even)]));
-    let certain = |scores: &mut [f32], chosen: &[u32]| {
-        chosen.iter().for_each(|token| scores[at(token)] = f32::INFINITY);
-    };
-    certain(&mut scores, &chosen);
-    if decay > 0.0 {
-        chosen.sort_unstable();
-        chosen.dedup();
-        let attended = top_count(UNDECAYED, scores.len(), count - chosen.len());
-        chosen = layout.top_reusable(&scores, chosen.len() + attended);
-        weigh(layout, &mut scores, decay);
-        certain(&mut scores, &chosen);
+    let even = top_count(spread, count - first.len(), candidates.len());
+    let even = (0..even).map(|i| candidates[(2 * i + 1) * candidates.len() / (2 * even)]);
+    for token in first.iter().map(|i| heads[*i as usize]).chain(even) {
+        scores[(token - start) as usize] = f32::INFINITY;
     }
     layout.top_reusable(&scores, count)
 }
@@ -193,49 +163,12 @@ mod tests {
             question: Span::new(14, 16),
         };
         let scores: Vec<f32> = (0..12).map(|i| 1.0 - 0.01 * i as f32).collect();
-        assert_eq!(choose(&layout, scores.clone(), (0, 0.0, 0.0), 3), [6, 7, 8]);
-        assert_eq!(choose(&layout, scores.clone(), (1, 0.0, 0.0), 3), [6, 7, 10]);
-        assert_eq!(choose(&layout, scores.clone(), (2, 0.0, 0.0), 1), [6]);
+        assert_eq!(choose(&layout, scores.clone(), (0, 0.0), 3), [6, 7, 8]);
+        assert_eq!(choose(&layout, scores.clone(), (1, 0.0), 3), [6, 7, 10]);
+        assert_eq!(choose(&layout, scores.clone(), (2, 0.0), 1), [6]);
         // Two of four stand in the middle of each half.
-        assert_eq!(choose(&layout, scores.clone(), (0, 0.5, 0.0), 4), [6, 7, 8, 12]);
-        assert_eq!(choose(&layout, scores, (0, 1.0, 0.0), 8), [6, 7, 8, 9, 10, 11, 12, 13]);
-    }
-
-    #[test]
-    fn the_most_attended_twentieth_is_chosen_before_scores_fall() {
-        let span = Span::new(0, 40);
-        let chunk = ChunkSpan { span, cached: true, ..ChunkSpan::default() };
-        let layout = PromptLayout {
-            layers: 10,
-            chunks: vec![chunk],
-            question: Span::new(40, 42),
-            ..PromptLayout::default()
-        };
-        let rising: Vec<f32> = (0..40).map(|i| 1.0 + 0.01 * i as f32).collect();
-        let chosen = |decay, count| choose(&layout, rising.clone(), (0, 0.0, decay), count);
-        assert_eq!(chosen(0.0, 4), [36, 37, 38, 39]);
-        // A twentieth of 40 tokens is 2; the others stand where least was before them.
-        assert_eq!(chosen(1.0, 4), [0, 1, 38, 39]);
-        assert_eq!(chosen(1.0, 2), [38, 39], "a small budget has nothing else");
-        assert_eq!(chosen(1.0, 1), [39]);
-    }
-
-    #[test]
-    fn scores_fall_with_what_stood_before_a_token_when_it_was_prefilled() {
-        let chunk =
-            |start, end, left| ChunkSpan { span: Span::new(start, end), left, ..ChunkSpan::default() };
-        let layout = PromptLayout {
-            layers: 10,
-            system: Span::new(0, 2),
-            system_cached: true,
-            chunks: vec![chunk(2, 6, 0), chunk(6, 8, 3), chunk(8, 9, 0)],
-            question: Span::new(9, 10),
-        };
-        let mut scores = vec![6.0; 7];
-        weigh(&layout, &mut scores, 1.0);
-        assert_eq!(scores, [6.0, 3.0, 2.0, 1.5, 1.5, 1.2, 6.0]);
-        weigh(&layout, &mut scores, 0.0);
-        assert_eq!(scores[3], 1.5, "without a decay all weigh the same");
+        assert_eq!(choose(&layout, scores.clone(), (0, 0.5), 4), [6, 7, 8, 12]);
+        assert_eq!(choose(&layout, scores, (0, 1.0), 8), [6, 7, 8, 9, 10, 11, 12, 13]);
     }
 
     #[test]

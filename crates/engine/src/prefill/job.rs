@@ -306,7 +306,6 @@ impl PrefillJob {
             cached: reused.chunk_cached[i],
             exact: exact[i],
             bare: alone && prompt.chunks[i].left.is_empty(),
-            left: prompt.chunks[i].left.len() as u32,
         };
         let layout = PromptLayout {
             layers: config.num_layers(),
