@@ -1,0 +1,182 @@
+//! What `refrain tune` has measured: every variant over all questions, and the choice among them.
+
+use std::collections::HashMap;
+
+use refrain_eval::Record;
+use serde::Serialize;
+
+use crate::table::Table;
+
+/// A variant over all samples.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct FrontRow {
+    pub(super) method: String,
+    pub(super) prefix: String,
+    /// Median share of the documents' rows that were computed.
+    pub(super) charged: f64,
+    /// Median of vanilla's time to the first token over the variant's.
+    pub(super) speedup: f64,
+    pub(super) kl: f64,
+    pub(super) kl_median: f64,
+    pub(super) top1: f64,
+    /// Sum of its scores over that of vanilla's.
+    pub(super) score: f64,
+}
+
+impl FrontRow {
+    pub(super) fn is_vanilla(&self) -> bool {
+        self.method == "vanilla"
+    }
+
+    /// The smaller of the shares of vanilla's tokens and of its score.
+    pub(super) fn kept(&self) -> f64 {
+        self.top1.min(self.score)
+    }
+}
+
+/// Every variant over the samples that all of them have answered, vanilla first, and the number of those samples.
+pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
+    let mut names: Vec<&str> = Vec::new();
+    for record in records {
+        if !names.contains(&record.method.as_str()) {
+            names.push(&record.method);
+        }
+    }
+    let mut by_sample: HashMap<&str, HashMap<&str, &Record>> = HashMap::new();
+    for record in records.iter().filter(|record| record.error.is_none()) {
+        by_sample.entry(&record.sample).or_default().insert(&record.method, record);
+    }
+    by_sample.retain(|_, answers| answers.len() == names.len() && answers.contains_key("vanilla"));
+    if by_sample.is_empty() {
+        return (Vec::new(), 0);
+    }
+    let row = |name: &&str| {
+        let pairs = || by_sample.values().map(|answers| (answers[*name], answers["vanilla"]));
+        let fidelity = |of: fn(&refrain_eval::Fidelity) -> f64| -> Vec<f64> {
+            pairs().map(|(own, _)| own.fidelity.as_ref().map_or(0.0, of)).collect()
+        };
+        let cost = |of: fn(&refrain_eval::Cost, &refrain_eval::Cost) -> f64| -> Vec<f64> {
+            pairs()
+                .filter_map(|(own, vanilla)| Some(of(own.cost.as_ref()?, vanilla.cost.as_ref()?)))
+                .collect()
+        };
+        let score = |record: &Record| record.scores.get("score").copied().unwrap_or(0.0);
+        let (own, all) =
+            pairs().fold((0.0, 0.0), |sum, (own, vanilla)| (sum.0 + score(own), sum.1 + score(vanilla)));
+        let (method, prefix) = match name.rsplit_once("prefix=") {
+            Some((method, prefix)) => (method.trim_end_matches([',', ':']), prefix),
+            None => (*name, "none"),
+        };
+        FrontRow {
+            method: method.to_owned(),
+            prefix: prefix.to_owned(),
+            charged: median(cost(|own, _| own.charged_ratio)),
+            speedup: median(cost(|own, vanilla| vanilla.ttft / own.ttft)),
+            kl: mean(&fidelity(|f| f.kl)),
+            kl_median: median(fidelity(|f| f.kl)),
+            top1: mean(&fidelity(|f| f.top1)),
+            score: if all > 0.0 { own / all } else { 1.0 },
+        }
+    };
+    (names.iter().map(row).collect(), by_sample.len())
+}
+
+/// The row with the earliest first token that keeps the share `bound` of vanilla's tokens and of its score. Vanilla always does.
+pub(super) fn choose(rows: &[FrontRow], bound: f64) -> Option<&FrontRow> {
+    let near = rows.iter().filter(|row| row.is_vanilla() || row.kept() >= bound);
+    near.max_by(|a, b| a.speedup.total_cmp(&b.speedup))
+}
+
+/// The row nearest to vanilla beside vanilla itself.
+pub(super) fn nearest(rows: &[FrontRow]) -> Option<&FrontRow> {
+    rows.iter().filter(|row| !row.is_vanilla()).max_by(|a, b| a.kept().total_cmp(&b.kept()))
+}
+
+/// The front as a table, earliest first tokens last, with a mark at the chosen row.
+pub(super) fn table(rows: &[FrontRow], chosen: &FrontRow) -> String {
+    let mut table = Table::new(&[
+        "<",
+        "<method",
+        "<prefix",
+        "TTFT speed-up",
+        "charged",
+        "KL",
+        "KL median",
+        "same token",
+        "score of vanilla's",
+    ]);
+    let mut order: Vec<&FrontRow> = rows.iter().collect();
+    order.sort_by(|a, b| a.speedup.total_cmp(&b.speedup));
+    for row in order {
+        table.push(vec![
+            if row == chosen { "*" } else { "" }.to_owned(),
+            row.method.clone(),
+            row.prefix.clone(),
+            format!("{:.2}x", row.speedup),
+            format!("{:.1} %", 100.0 * row.charged),
+            format!("{:.4}", row.kl),
+            format!("{:.4}", row.kl_median),
+            format!("{:.1} %", 100.0 * row.top1),
+            format!("{:.1} %", 100.0 * row.score),
+        ]);
+    }
+    table.text()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        even if even % 2 == 0 => f64::midpoint(values[middle - 1], values[middle]),
+        _ => values[middle],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(method: &str, speedup: f64, top1: f64, score: f64) -> FrontRow {
+        let (method, prefix) = (method.to_owned(), "none".to_owned());
+        FrontRow { method, prefix, charged: 0.1, speedup, kl: 0.0, kl_median: 0.0, top1, score }
+    }
+
+    #[test]
+    fn the_cheapest_that_is_near_enough_is_chosen_and_vanilla_if_none_is() {
+        let rows = [row("vanilla", 1.0, 1.0, 1.0), row("pie", 9.0, 0.9, 1.2), row("a3", 4.0, 0.99, 0.97)];
+        assert_eq!(choose(&rows, 0.98).unwrap().method, "vanilla");
+        assert_eq!(choose(&rows, 0.97).unwrap().method, "a3");
+        assert_eq!(choose(&rows, 0.9).unwrap().method, "pie");
+        assert_eq!(choose(&[], 0.9), None);
+        assert_eq!(nearest(&rows).unwrap().method, "a3");
+        assert_eq!(nearest(&rows[..1]), None);
+        assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
+    }
+
+    #[test]
+    fn only_questions_that_all_have_answered_count() {
+        let record = |method: &str, sample: &str, top1: f64, ttft: f64| Record {
+            method: method.to_owned(),
+            sample: sample.to_owned(),
+            fidelity: Some(refrain_eval::Fidelity { top1, kl: 0.2, ..Default::default() }),
+            cost: Some(refrain_eval::Cost { ttft, charged_ratio: 0.1, ..Default::default() }),
+            scores: [("score".to_owned(), top1)].into(),
+            ..Record::default()
+        };
+        let records = [
+            record("vanilla", "a", 1.0, 2.0),
+            record("drift:charge=0.1,prefix=system", "a", 0.5, 0.5),
+            record("vanilla", "b", 1.0, 2.0),
+        ];
+        let (rows, samples) = front(&records.iter().collect::<Vec<_>>());
+        assert_eq!((rows.len(), samples), (2, 1));
+        let drift = &rows[1];
+        assert_eq!((drift.method.as_str(), drift.prefix.as_str()), ("drift:charge=0.1", "system"));
+        assert_eq!((drift.speedup, drift.top1, drift.score), (4.0, 0.5, 0.5));
+    }
+}
