@@ -131,12 +131,13 @@ fn nothing_is_wrong_or_lost_whenever_a_process_is_killed() {
     let size = chunk(1).to_bytes().len() as u64;
     let numbers: BTreeMap<ChunkKey, usize> = (0..CHUNKS).map(|n| (chunk(n).key(), n)).collect();
     let (mut killed, mut evicted) = (0, false);
-    while killed < crashes {
+    // A busy machine stores little before a kill: it goes on until the bound was reached.
+    while killed < crashes || crashes >= 20 && !evicted && killed < 20 * crashes {
         // A folder lives through some crashes: without a bound, or with one that is reached again and again.
         let dir = tempdir().unwrap();
         let disk = if random.below(2) == 0 { u64::MAX } else { size * CHUNKS as u64 / 2 };
         let (mut committed, mut pinned) = (BTreeSet::new(), BTreeSet::new());
-        for _ in 0..5.min(crashes - killed) {
+        for _ in 0..5 {
             let children = 1 + random.below(2);
             let started = (0..children).map(|_| start(dir.path(), disk, random.next() | 1)).collect();
             let said = kill(started, Duration::from_micros(random.below(60_000) as u64));
