@@ -18,7 +18,7 @@ use refrain_store::Store;
 use serde::Deserialize;
 use serde_json::json;
 
-use self::front::{FrontRow, choose, front, nearest, table};
+use self::front::{choose, front, nearest, table};
 use crate::args;
 use crate::choice::{TunedFile, default_path};
 use crate::eval::{MEMORY, about, show, variants, write_report};
@@ -115,15 +115,13 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         return print_json(&json!({ "file": path, "choice": file, "front": rows, "report": report }));
     }
     print(&table(&rows, chosen))?;
-    let behind =
-        if chosen.prefix == "none" { String::new() } else { format!(" behind prefix {}", chosen.prefix) };
     let used = match args.output {
         Some(_) => "",
         None => ", which commands without --method use from now on",
     };
     context.say(&format!(
-        "{}{behind} is the cheapest of {} that keeps {:.0} % of vanilla's tokens and score over {}; kept in {}{used}",
-        chosen.method,
+        "{} is the cheapest of {} that keeps {:.0} % of vanilla's tokens and score over {}; kept in {}{used}",
+        chosen.label(),
         count(rows.len(), "variant"),
         100.0 * args.bound,
         count(answered, "question"),
@@ -132,10 +130,11 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     if chosen.is_vanilla()
         && let Some(near) = nearest(&rows)
     {
-        let FrontRow { method, prefix, speedup, .. } = near;
         context.say(&format!(
-            "nearest to it: {method} behind prefix {prefix} keeps {:.1} % at {speedup:.1}x; --bound below that takes it",
-            100.0 * near.kept()
+            "nearest to it: {} keeps {:.1} % at {:.1}x; a --bound below that takes it, or a quicker one",
+            near.label(),
+            100.0 * near.kept(),
+            near.speedup
         ));
     }
     if let Some(page) = report.first() {

@@ -1,4 +1,4 @@
-//! What `refrain tune` has measured: every variant over all questions, and the choice among them.
+//! The front that `refrain tune` measures: a row for every variant over all questions, and the choice among the rows.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub(super) struct FrontRow {
     /// Median of vanilla's time to the first token over the variant's.
     pub(super) speedup: f64,
     pub(super) kl: f64,
-    pub(super) kl_median: f64,
+    kl_median: f64,
     pub(super) top1: f64,
     /// Sum of its scores over that of vanilla's.
     pub(super) score: f64,
@@ -26,6 +26,14 @@ pub(super) struct FrontRow {
 impl FrontRow {
     pub(super) fn is_vanilla(&self) -> bool {
         self.method == "vanilla"
+    }
+
+    /// The method, and the prefix where there is one.
+    pub(super) fn label(&self) -> String {
+        match self.prefix.as_str() {
+            "none" => self.method.clone(),
+            prefix => format!("{} behind prefix {prefix}", self.method),
+        }
     }
 
     /// The smaller of the shares of vanilla's tokens and of its score.
