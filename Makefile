@@ -32,6 +32,9 @@ CRASHES ?= 1000
 LOAD_ARGS ?=
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
+# Seconds an input may take and MiB it may need: what strangers send while others wait.
+FUZZ_LIMITS_request = -timeout=10 -rss_limit_mb=1024
+FUZZ_LIMITS_schema = -timeout=5 -rss_limit_mb=1024
 MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
@@ -82,9 +85,10 @@ test: setup ## Run all tests, the engine's on the reference device and under eac
 	REFRAIN_TEST_DEVICE=reference engine; \
 	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa engine; done
 
-load: build ## 64 clients at once for a minute, some of whom leave (LOAD_ARGS adds options)
+load: build ## 64 clients at once for a minute, with chats, ingests and tools; some of them leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
-	$(REFRAIN) bench serve --model $(MODEL) --methods a3 --clients 64 --seconds 60s --per-request 0-3 --leave 0.2 $(LOAD_ARGS)
+	$(REFRAIN) bench serve --model $(MODEL) --methods drift --clients 64 --seconds 60s --per-request 0-3 \
+	    --leave 0.2 --ingest 0.1 --tools 0.1 $(LOAD_ARGS)
 
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
 	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture
@@ -136,7 +140,7 @@ fuzz: setup ## Fuzz a reader of untrusted bytes (FUZZ_TARGET, FUZZ_SECONDS); nee
 	@rustup toolchain list | grep -q '^nightly' || rustup toolchain install nightly --profile minimal
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	@mkdir -p fuzz/corpus/$(FUZZ_TARGET)
-	cargo +nightly fuzz run $(FUZZ_TARGET) fuzz/corpus/$(FUZZ_TARGET) $(wildcard fuzz/seeds/$(FUZZ_TARGET)) -- -max_total_time=$(FUZZ_SECONDS)
+	cargo +nightly fuzz run $(FUZZ_TARGET) fuzz/corpus/$(FUZZ_TARGET) $(wildcard fuzz/seeds/$(FUZZ_TARGET)) -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS_$(FUZZ_TARGET))
 
 golden: build ## Make the golden files again with Hugging Face transformers (some 3 GB of Python packages)
 	@for model in $(GOLDEN_MODELS); do $(REFRAIN) pull "$$model" || exit 1; done
@@ -144,6 +148,8 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/pip install --quiet -r tools/requirements.txt
 	.venv/bin/python tools/golden.py tiny
 	.venv/bin/python tools/golden.py real $(GOLDEN_FILES)
+	.venv/bin/python tools/golden_tools.py
+	.venv/bin/python tools/golden_tools.py $(GOLDEN_FILES)
 	.venv/bin/python tools/golden_quants.py
 	.venv/bin/python tools/golden_quants.py $(GOLDEN_FILES)
 	.venv/bin/python tools/golden_drift.py

@@ -2,7 +2,10 @@
 
 mod cases;
 mod kernels;
+mod masks;
 mod precision;
+mod speculation;
+mod turns;
 mod worker;
 
 use clap::Parser;
@@ -15,6 +18,12 @@ enum Command {
     Kernels(kernels::Options),
     /// KL divergence and equal top tokens of bf16 and q8 weights against f32, on real prompts
     Precision(precision::Options),
+    /// Time to compile grammars, and to find the tokens that they allow, over a model's vocabulary
+    Masks(masks::Options),
+    /// Time a token with prompt lookup decoding and without, on questions whose answers copy from their documents
+    Speculation(speculation::Options),
+    /// KL divergence of a conversation's second turn from vanilla, taken over from the prefix cache and anew
+    Turns(turns::Options),
     /// Replies to JSON commands on standard input with bare times, for tools/bench_peers.py
     Worker(worker::Options),
 }
@@ -23,6 +32,9 @@ fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Kernels(options) => kernels::run(&options),
         Command::Precision(options) => precision::run(&options),
+        Command::Masks(options) => masks::run(&options),
+        Command::Speculation(options) => speculation::run(&options),
+        Command::Turns(options) => turns::run(&options),
         Command::Worker(options) => worker::run(&options),
     }
 }

@@ -36,7 +36,11 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut documents = Vec::new();
     for path in &options.docs {
-        documents.extend(Document::read(path)?);
+        let read = refrain_documents::read_path(path);
+        if let Some(failure) = read.failures.first() {
+            anyhow::bail!("{failure}");
+        }
+        documents.extend(read.documents);
     }
     if documents.is_empty() {
         documents = DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec();

@@ -17,7 +17,7 @@ use refrain_kernels::{Dtype, Precision, UnknownPrecision};
 use refrain_store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate};
-pub(crate) use bench::{Bench, Decode, Memory, Policies, ServeBench, StoreBench, Ttft};
+pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 pub(crate) use serve::{Key, Serve};
 pub(crate) use tune::Tune;
@@ -245,7 +245,7 @@ pub(crate) struct Pull {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ingest {
-    /// Text, Markdown or JSONL (title, text) files, or folders of them
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Fusion method to prepare for, with options if wanted: sam_kv and multi_inf_llm have documents prefilled whole, with a
@@ -291,7 +291,7 @@ impl FromStr for PrefixArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct Calibrate {
-    /// Text, Markdown or JSONL (title, text) files, or folders of them
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// File to write [default: the model's own, in refrain/calibration in the user's data folder]

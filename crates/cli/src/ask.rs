@@ -5,20 +5,24 @@ use std::sync::Once;
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{
-    Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, RequestStats, TokenEvent,
+    Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk, RequestStats,
+    TokenEvent,
 };
 use refrain_eviction::Eviction;
+use refrain_server::{Found, Library};
 use serde_json::{Value, json};
 
 use crate::args;
 use crate::choice::AUTO;
+use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
+use crate::folders::tilde;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
 use crate::output::{
-    Fail, bytes, colours, count, number, paint, percent, plain, print, print_json, seconds, warn,
+    Fail, bytes, colours, count, number, one_line, paint, percent, plain, print, print_json, seconds, warn,
 };
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 use crate::table::Table;
 
 /// `refrain ask`
@@ -27,18 +31,26 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     let (answering, compared, policy) = selected(context, args)?;
     let sampling = args.sampling.sampling();
     sampling.check()?;
-    let documents = read_documents(&args.prompt.docs)?;
+    let structured = args.structured.output()?;
+    let Documents { documents, failures } = read_documents(context.console, &args.prompt.docs)?;
     let engine = context.open_engine(&args.prompt.instructions())?;
-    let prompt = engine.prompt(&documents, &question, &args.prompt.instructions())?;
+    let methods = || answering.iter().chain(&compared);
+    let whole_documents = methods().any(|asked| !asked.built.statistics().is_empty());
+    let Sourced { chunks, sources } = match args.search {
+        Some(limit) => searched(context, &engine, (&documents, &question), limit as usize, whole_documents)?,
+        None => Sourced { chunks: engine.chunks(&documents)?, sources: None },
+    };
+    let prompt = engine.prompt_of_chunks(chunks, &question, &args.prompt.instructions())?;
     let most = if compared.is_empty() { 0 } else { args.compare_tokens as usize };
     engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
     // Methods are compared over an answer of full attention.
     engine.max_seq_len(&prompt, most, Eviction::full())?;
-    let reuses = answering.iter().chain(&compared).any(|asked| asked.built.reuses());
-    let ingested = ingest_all(context, &engine, &documents, answering.iter().chain(&compared))?;
+    let reuses = methods().any(|asked| asked.built.reuses());
+    let ingested = ingest_all(context, &engine, &prompt.chunks, methods())?;
     if reuses {
         engine.ingest_system(&prompt)?;
     }
+    let grammar = structured.map(|output| engine.grammar(&output)).transpose()?;
     let mut answers = Vec::new();
     for asked in &answering {
         let titled = answering.len() > 1 && !context.json;
@@ -48,6 +60,8 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
         let request = GenerateRequest {
             eviction: policy.built.clone(),
             explain: args.explain,
+            grammar: grammar.clone(),
+            speculative_tokens: args.speculation.num_speculative_tokens,
             ..GenerateRequest::new(asked.built.clone(), sampling.clone())
         };
         let answer = answer(context, &engine, &prompt, (asked, &policy), &request)?;
@@ -64,6 +78,8 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
             "prefix": context.prefix()?.to_string(),
             "auto": context.choice().ok(),
             "ingest": ingested,
+            "failures": failures,
+            "sources": sources,
             "evict": policy.spec,
             "answers": answers,
             "comparison": comparison,
@@ -76,20 +92,55 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
     print(&format!("{before}{}", comparison_table(&comparison, &policy)))
 }
 
-/// Ingests the documents for all methods that reuse them: once in chunks, and once for each that keeps something of its own.
+/// The documents of an answer.
+struct Sourced {
+    chunks: Vec<PromptChunk>,
+    /// The documents that a search found.
+    sources: Option<Vec<Value>>,
+}
+
+/// The chunks that match a question best, of the documents or, if there are none, of those in the store.
+fn searched(
+    context: &Context,
+    engine: &Engine,
+    (documents, question): (&[Document], &str),
+    limit: usize,
+    whole_documents: bool,
+) -> Result<Sourced> {
+    let library = if documents.is_empty() {
+        Library::open(engine, &context.store)?
+    } else {
+        Library::of(engine, documents)?
+    };
+    if library.is_empty()? {
+        return Err(Fail::new(format!("{} has no documents to search", tilde(&context.store)))
+            .hint("bring some with `refrain ingest FILES`, or give them here with --docs")
+            .into());
+    }
+    let Found { chunks, sources } = library.search(question, limit, whole_documents)?;
+    if chunks.is_empty() {
+        warn("no document has a word of the question: it is answered without any");
+    } else {
+        let found: Vec<String> = chunks.iter().map(PromptChunk::label).collect();
+        context.say(&paint("2", &one_line(&format!("found {}", found.join(", "))), &io::stderr()));
+    }
+    Ok(Sourced { chunks, sources: Some(sources) })
+}
+
+/// Ingests the chunks for all methods that reuse them: once in chunks, and once for each that keeps something of its own.
 /// The report is that of the last method that computed anything.
 fn ingest_all<'a>(
     context: &Context,
     engine: &Engine,
-    documents: &[Document],
+    chunks: &[PromptChunk],
     methods: impl Iterator<Item = &'a Method>,
 ) -> Result<Option<IngestReport>> {
     let mut last: Option<IngestReport> = None;
     let mut kinds = Vec::new();
-    for method in methods.filter(|method| method.built.reuses() && !documents.is_empty()) {
+    for method in methods.filter(|method| method.built.reuses() && !chunks.is_empty()) {
         let kind = method.built.statistics().iter().map(|of| of.kind()).collect::<Vec<_>>();
         if !kinds.contains(&kind) {
-            let report = ingest_to_answer(context, engine, documents, method)?;
+            let report = ingest_to_answer(context, engine, chunks, method)?;
             last = last.filter(|last| last.computed > 0 && report.computed == 0).or(Some(report));
             kinds.push(kind);
         }

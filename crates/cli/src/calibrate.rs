@@ -7,13 +7,14 @@ use serde_json::json;
 
 use crate::args;
 use crate::calibration::{CalibrationFile, default_path, fingerprint};
+use crate::documents::{Documents, read_documents};
 use crate::folders::tilde;
 use crate::output::{Fail, count, print, print_json, show};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 /// `refrain calibrate`
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
-    let documents = read_documents(&args.paths)?;
+    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&Instructions::default())?;
     let bar = context.bar("reading the documents", "{pos}/{len} tokens, {rate}, {eta} left");
     let method = SamKv::default();
@@ -40,7 +41,7 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     };
     file.write(&path)?;
     if context.json {
-        return print_json(&json!({ "file": path, "calibration": file }));
+        return print_json(&json!({ "file": path, "calibration": file, "failures": failures }));
     }
     print(&text(&found))?;
     match args.output {

@@ -9,10 +9,11 @@ use refrain_model::Message;
 
 use crate::args;
 use crate::ask::{answer, as_json};
+use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
 use crate::output::{count, paint, print, print_json, report};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 const HELP: &str = "\
 /docs PATH     answer from these documents too
@@ -23,15 +24,20 @@ const HELP: &str = "\
 /quit          leave; the end of input does the same
 ";
 
+/// Most bytes of keys and values that are kept of earlier turns.
+const PREFIX_CACHE: usize = 1 << 30;
+
 /// `refrain chat`
 pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
     let sampling = args.sampling.sampling();
     sampling.check()?;
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
-    let documents = read_documents(&args.prompt.docs)?;
+    let documents = read_documents(context.console, &args.prompt.docs)?.documents;
     let around = args.prompt.instructions();
-    let engine = context.open_engine(&around)?;
-    let mut chat = Chat { context, engine, method, policy, sampling, documents: Vec::new(), around };
+    let engine = context.open_engine(&around)?.with_prefix_cache(PREFIX_CACHE);
+    let speculative_tokens = args.speculation.num_speculative_tokens;
+    let mut chat =
+        Chat { context, engine, method, policy, sampling, speculative_tokens, documents: Vec::new(), around };
     chat.add(documents)?;
     let talking = io::stdin().is_terminal() && !context.json;
     if talking {
@@ -65,6 +71,8 @@ struct Chat<'a> {
     sampling: Sampling,
     documents: Vec<Document>,
     around: Instructions,
+    /// Most tokens that are proposed at a time.
+    speculative_tokens: usize,
 }
 
 impl Chat<'_> {
@@ -89,7 +97,8 @@ impl Chat<'_> {
                 self.context.say(&self.state());
             }
             "/docs" if !rest.is_empty() => {
-                self.add(read_documents(&[PathBuf::from(rest.trim())])?)?;
+                let paths = [PathBuf::from(rest.trim())];
+                self.add(read_documents(self.context.console, &paths)?.documents)?;
                 self.context.say(&self.state());
             }
             "/method" | "/evict" | "/docs" => self.context.say(&self.state()),
@@ -109,7 +118,8 @@ impl Chat<'_> {
 
     fn ingest(&self, documents: &[Document]) -> Result<()> {
         if !documents.is_empty() && self.method.built.reuses() {
-            ingest_to_answer(self.context, &self.engine, documents, &self.method)?;
+            let chunks = self.engine.chunks(documents)?;
+            ingest_to_answer(self.context, &self.engine, &chunks, &self.method)?;
         }
         Ok(())
     }
@@ -121,13 +131,15 @@ impl Chat<'_> {
         }
         let request = GenerateRequest {
             eviction: self.policy.built.clone(),
+            speculative_tokens: self.speculative_tokens,
             ..GenerateRequest::new(self.method.built.clone(), self.sampling.clone())
         };
         let answer = answer(self.context, &self.engine, &prompt, (&self.method, &self.policy), &request)?;
         if self.context.json {
             print_json(&as_json(&self.method, &self.policy, &answer))?;
         }
-        let turn = |role: &str, content: String| Message { role: role.to_owned(), content };
+        let turn =
+            |role: &str, content: String| Message { role: role.to_owned(), content, ..Message::default() };
         self.around.history.push(turn("user", question.to_owned()));
         self.around.history.push(turn("assistant", answer.text));
         Ok(())

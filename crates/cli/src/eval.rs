@@ -301,7 +301,7 @@ pub(crate) fn about(
     let most =
         |most: Option<usize>, otherwise: &str| most.map_or(otherwise.to_owned(), |most| most.to_string());
     let settings = [
-        setting("tokens of a chunk", engine.settings().chunk_tokens.to_string()),
+        setting("tokens of a chunk", format!("{}, cut by structure", engine.settings().chunk_tokens)),
         setting(
             "tokens left of a chunk",
             match engine.settings().left_tokens {

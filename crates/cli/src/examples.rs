@@ -57,6 +57,8 @@ Examples:
   refrain ask --docs docs/ --method a3:ratio=0.3 --explain \"How tight is a stem bolt?\"
   refrain ask --docs docs/ --compare 'vanilla;pie;a3;a3:ratio=0.3' \"How tight is a stem bolt?\"
   refrain ask --docs docs/ --evict morph_kv:capacity=600,window=30,fuse=max \"How tight …?\"
+  refrain ask --docs docs/ --choice yes --choice no \"Does a stem bolt need paste?\"
+  refrain ask --docs docs/ --json-schema torque.json \"How tight is a stem bolt?\"
   echo \"How tight is a stem bolt?\" | refrain ask --docs docs/ --json -
 
 The answer goes to standard output, its stats to standard error. Options of a \
@@ -98,9 +100,15 @@ pub(crate) const BENCH_SERVE: &str = "\
 Examples:
   refrain bench serve --clients 1,8,64 --leave 0.2
   refrain bench serve --docs passages.jsonl --questions questions.txt --limit 2s --seconds 60s
+  refrain bench serve --scenario multi-turn --methods drift --turns 4 --compare prefix-caching
+  refrain bench serve --scenario extractive --methods drift --clients 1 --compare speculation
+  refrain bench serve --methods drift --clients 64 --seconds 60s --leave 0.2 --ingest 0.1 --tools 0.1 --keys 4
 
-The server runs in this process, with a store of its own, and is asked through its socket. Documents are brought before
-anything is timed; by Zipf's law 3 % of them get 60 % of the requests, as RAGCache found of real questions.";
+Servers run in this process, with a store of their own, and are asked through their sockets. Each measurement has a server \
+that has just begun, on the same engine. Documents are brought before anything is timed; by Zipf's law 3 % of them get 60 % \
+of the requests, as RAGCache found of real questions. A failure of the server (a status of 500 and above, an answer that \
+breaks off) ends the command with an error.";
+
 pub(crate) const BENCH_STORE: &str = "\
 Examples:
   refrain bench store

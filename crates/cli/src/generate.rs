@@ -6,13 +6,15 @@ use std::time::Instant;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use refrain_engine::{GenerateRequest, Instructions, TokenEvent};
+use serde_json::json;
 
 use crate::args;
 use crate::ask::{as_json, asked_text, stats_line};
+use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
 use crate::methods;
 use crate::output::{bytes, number, paint, percent, plain, print_json};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 /// `refrain generate`
 pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
@@ -20,7 +22,8 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let mut sampling = args.sampling.sampling();
     sampling.check()?;
-    let documents = read_documents(&args.docs)?;
+    let structured = args.structured.output()?;
+    let Documents { documents, failures } = read_documents(context.console, &args.docs)?;
     let around = Instructions {
         system: args.system.clone(),
         before_documents: "Use these documents.\n\n".to_owned(),
@@ -37,12 +40,14 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     engine.max_seq_len(&prompt, sampling.max_tokens, &policy.built)?;
     if method.built.reuses() {
         if !documents.is_empty() {
-            ingest_to_answer(context, &engine, &documents, &method)?;
+            ingest_to_answer(context, &engine, &prompt.chunks, &method)?;
         }
         engine.ingest_system(&prompt)?;
     }
     let request = GenerateRequest {
         eviction: policy.built.clone(),
+        grammar: structured.map(|output| engine.grammar(&output)).transpose()?,
+        speculative_tokens: args.speculation.num_speculative_tokens,
         ignore_eos: args.ignore_end,
         ..GenerateRequest::new(method.built.clone(), sampling.clone())
     };
@@ -51,7 +56,9 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
     let answer = engine.answer(&prompt, &request, |progress| page.show(progress))?;
     page.finish()?;
     if context.json {
-        return print_json(&as_json(&method, &policy, &answer));
+        let mut value = as_json(&method, &policy, &answer);
+        value["failures"] = json!(failures);
+        return print_json(&value);
     }
     context.say(&paint("2", &stats_line(&method, &policy, &answer.stats), &io::stderr()));
     Ok(())

@@ -3,27 +3,41 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, IngestProgress, IngestReport, rate};
+use refrain_engine::{Engine, IngestProgress, IngestReport, PromptChunk, rate};
+use refrain_server::Library;
+use serde_json::json;
 
 use crate::args;
+use crate::documents::{Documents, read_documents, unread};
 use crate::folders::tilde;
 use crate::methods::{self, Method};
 use crate::output::{self, Fail, bytes, count, print, print_json, seconds, show};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let method = methods::asked(context, &args.method)?;
-    let documents = read_documents(&args.paths)?;
+    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
     let engine = context.open_engine(&args.instructions())?;
     let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;
+    // Chunks are of use without it, so that the command goes on.
+    let searchable = Library::keep(&engine, &context.store, &documents)
+        .map_err(|error| {
+            output::warn(&format!("`refrain ask --search` does not find these documents: {error}"))
+        })
+        .is_ok();
     if !context.json {
-        print(&format!("{}\n", line(context, &report)))?;
+        print(&format!("{}{}\n", line(context, &report), unread(failures.len())))?;
     }
     #[cfg(feature = "remote")]
     share(context, engine.store());
     match &report.not_stored {
-        None if context.json => print_json(&report),
+        None if context.json => {
+            let mut value = json!(report);
+            value["failures"] = json!(failures);
+            value["searchable"] = json!(searchable);
+            print_json(&value)
+        }
         None => Ok(()),
         Some(reason) => Err(anyhow::anyhow!("{reason}").context(
             Fail::new(format!("not all chunks are in {}", tilde(&context.store)))
@@ -71,10 +85,10 @@ fn share(context: &Context, store: &refrain_store::Store) {
 pub(crate) fn ingest_to_answer(
     context: &Context,
     engine: &Engine,
-    documents: &[Document],
+    chunks: &[PromptChunk],
     method: &Method,
 ) -> Result<IngestReport> {
-    let report = ingest(context, |progress| engine.ingest_to_answer(documents, &method.built, progress))?;
+    let report = ingest(context, |progress| engine.ingest_to_answer(chunks, &method.built, progress))?;
     if let Some(reason) = &report.not_stored {
         output::warn(&format!("chunks could not be stored, the next answer computes them again: {reason}"));
     } else if report.computed > 0 && !context.json {

@@ -8,6 +8,7 @@ mod calibration;
 mod chat;
 mod choice;
 mod config;
+mod documents;
 mod eval;
 mod examples;
 mod explain;

@@ -13,9 +13,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::args::{self, Key};
+use crate::documents::{Documents, read_documents, unread};
 use crate::methods;
 use crate::output::{Fail, count, print, print_json};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
@@ -41,9 +42,11 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         .hint("start without --docs, and add the documents with a key: POST /v1/documents")
         .into());
     }
-    let documents = read_documents(&args.docs)?;
+    let Documents { documents, failures } = read_documents(context.console, &args.docs)?;
     let mut options = options(context, args)?;
     let engine = context.open_engine(&options.instructions)?;
+    let prefix_cache = usize::try_from(args.prefix_cache_memory_bytes).unwrap_or(usize::MAX);
+    let engine = engine.with_prefix_cache(prefix_cache);
     let chosen = context.choice_of(&method.spec).map(|choice| choice.why.clone());
     options.method_reason = chosen.unwrap_or_else(|| "given to the server".to_owned());
     options.prefix = match context.prefix()? {
@@ -69,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
         let app = App::new(engine, options)?;
         if !documents.is_empty() {
             let ingested = app.ingest(documents).await.map_err(|error| anyhow::anyhow!("{error}"))?;
-            context.say(&format!("{} ingested", count(ingested, "document")));
+            context.say(&format!("{} ingested{}", count(ingested, "document"), unread(failures.len())));
         }
         if open && !args.host.is_loopback() {
             tracing::warn!(
@@ -100,6 +103,7 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     let name = args.served_model_name.clone().unwrap_or_else(|| context.global.model.clone());
     let mut options = Options::new(name);
     options.instructions.before_question.clone_from(&args.instruction);
+    options.limits.num_speculative_tokens = args.speculation.num_speculative_tokens;
     options.limits.max_num_seqs = args.max_num_seqs.max(1);
     options.limits.max_queued_requests = args.max_queued_requests.max(1);
     options.limits.request_timeout = args.request_timeout;

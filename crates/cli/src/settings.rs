@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
-use refrain_engine::{Document, Engine, Instructions, Prefix, Settings};
+use refrain_engine::{Engine, Instructions, Prefix, Settings};
 use refrain_model::ModelFiles;
 use refrain_store::{Limits, NamespaceKey, SHARED, Store, hex};
 
@@ -15,8 +15,8 @@ use crate::args::{Global, PrefixArg, Quota, Shared};
 use crate::calibration::stable_layers;
 use crate::choice::{AUTO, Choice, choice};
 use crate::folders::data_folder;
+use crate::models;
 use crate::output::{Console, Fail, show};
-use crate::{models, output};
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
@@ -206,17 +206,4 @@ impl Context {
     pub(crate) fn say(&self, text: &str) {
         self.console.say(text);
     }
-}
-
-/// All documents of these files and folders.
-pub(crate) fn read_documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
-    let mut documents = Vec::new();
-    for path in paths {
-        let found = Document::read(path)?;
-        if found.is_empty() {
-            output::warn(&format!("{} holds no text, Markdown or JSONL document", path.display()));
-        }
-        documents.extend(found);
-    }
-    Ok(documents)
 }

@@ -21,10 +21,11 @@ use serde_json::json;
 use self::front::{choose, front, nearest, table};
 use crate::args;
 use crate::choice::{TunedFile, default_path};
+use crate::documents::{Documents, read_documents};
 use crate::eval::{MEMORY, about, show, variants, write_report};
 use crate::folders::tilde;
 use crate::output::{Fail, count, print, print_json, warn};
-use crate::settings::{Context, read_documents};
+use crate::settings::Context;
 
 /// Most tokens of a question that the model makes.
 const QUESTION_TOKENS: usize = 40;
@@ -45,7 +46,7 @@ struct Question {
 
 /// `refrain tune`
 pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
-    let documents = read_documents(&args.paths)?;
+    let Documents { documents, failures } = read_documents(context.console, &args.paths)?;
     let engine = context
         .engine_on(Store::in_memory(context.global.memory.max(MEMORY)), &Instructions::default())?
         .behind(&[])?;
@@ -112,7 +113,9 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     file.write(&path)?;
     let report = write_report(&folder, &about, &records)?;
     if context.json {
-        return print_json(&json!({ "file": path, "choice": file, "front": rows, "report": report }));
+        return print_json(
+            &json!({ "file": path, "choice": file, "front": rows, "report": report, "failures": failures }),
+        );
     }
     print(&table(&rows, chosen))?;
     let used = match args.output {

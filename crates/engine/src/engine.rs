@@ -1,15 +1,17 @@
 //! A model with its tokenizer, chat template and chunk store.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use refrain_kernels::{Cpu, Device, Dtype, Precision};
 use refrain_kv::Span;
-use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer};
+use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer, ToolCallFormat};
 use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
+use crate::prefix_cache::PrefixCache;
+use crate::sampling::{Grammar, GrammarCompiler, StructuredOutput};
 use crate::{Error, Result};
 
 /// How an engine computes and keeps.
@@ -62,6 +64,8 @@ pub struct Engine {
     decoder: Arc<Decoder>,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// The template's notation of calls; found for the first prompt with tools.
+    template_calls: Arc<OnceLock<Option<ToolCallFormat>>>,
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
@@ -72,6 +76,10 @@ pub struct Engine {
     /// The prefixes of whose prefills a chunk is the mean.
     averaged: Option<Arc<AveragedPrefixes>>,
     buffers: Arc<BufferPool>,
+    /// Keys and values of prompts and answers.
+    prefix_cache: Arc<PrefixCache>,
+    /// Compiles grammars of answers; made for the first one.
+    grammars: Arc<OnceLock<GrammarCompiler>>,
 }
 
 impl Engine {
@@ -132,6 +140,7 @@ impl Engine {
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
+            template_calls: Arc::default(),
             store,
             settings,
             fingerprint,
@@ -139,6 +148,8 @@ impl Engine {
             prefix: None,
             averaged: None,
             buffers: Arc::default(),
+            prefix_cache: Arc::new(PrefixCache::new(0)),
+            grammars: Arc::default(),
         })
     }
 
@@ -152,6 +163,17 @@ impl Engine {
     pub fn in_namespace(&self, namespace: &str, shared: Option<&str>) -> Engine {
         let (namespace, shared) = (namespace.to_owned(), shared.map(str::to_owned));
         Engine { settings: Settings { namespace, shared, ..self.settings.clone() }, ..self.clone() }
+    }
+
+    /// An engine that shares everything with this one, and keeps keys and values of prompts and answers for prompts that begin alike:
+    /// `bytes` at most, 0 for none.
+    pub fn with_prefix_cache(&self, bytes: usize) -> Engine {
+        Engine { prefix_cache: Arc::new(PrefixCache::new(bytes)), ..self.clone() }
+    }
+
+    /// Has the prefix cache forget all prompts over documents of this engine's namespace, those that are under way included.
+    pub fn forget_prefixes(&self) {
+        self.prefix_cache.forget(&self.settings.namespace);
     }
 
     pub(crate) fn with_store(&self, store: Store) -> Engine {
@@ -192,9 +214,30 @@ impl Engine {
         &self.buffers
     }
 
+    /// Keys and values of prompts and answers, for prompts that begin alike.
+    pub(crate) fn prefix_cache(&self) -> &PrefixCache {
+        &self.prefix_cache
+    }
+
+    /// Bytes of keys and values that the prefix cache holds.
+    pub fn prefix_cache_bytes(&self) -> usize {
+        self.prefix_cache.bytes()
+    }
+
     /// The chat template, if the model has one.
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()
+    }
+
+    /// The notation in which the chat template writes calls of tools; none if there is no template or it has none that is known.
+    pub(crate) fn template_calls(&self) -> Option<ToolCallFormat> {
+        *self.template_calls.get_or_init(|| self.template().and_then(ToolCallFormat::of_template))
+    }
+
+    /// The notation in which the model calls tools. A model whose template has none is told of its tools, and of this
+    /// notation, in the system message.
+    pub fn tool_call_format(&self) -> ToolCallFormat {
+        self.template_calls().unwrap_or(ToolCallFormat::Hermes)
     }
 
     /// Layers over which SamKV's scores were found to be stable for this model.
@@ -225,6 +268,21 @@ impl Engine {
     /// Lets SamKV average over these layers, from 0; without them, over the last `max(4, L/8)`.
     pub fn use_stable_layers(&mut self, layers: Option<std::ops::Range<usize>>) {
         self.stable_layers = layers.map(|layers| Span::new(layers.start, layers.end));
+    }
+
+    /// Compiles the grammar of an answer. The first call of an engine and its clones reads the whole vocabulary.
+    ///
+    /// # Errors
+    /// If the grammar is wrong, or takes more steps or memory than its bounds allow.
+    pub fn grammar(&self, output: &StructuredOutput) -> Result<Grammar> {
+        let compiler = match self.grammars.get() {
+            Some(compiler) => compiler,
+            None => {
+                let compiler = GrammarCompiler::new(&self.tokenizer, &self.ends().collect::<Vec<_>>())?;
+                self.grammars.get_or_init(|| compiler)
+            }
+        };
+        compiler.compile(output)
     }
 
     /// Whether a token ends an answer.

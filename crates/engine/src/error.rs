@@ -19,12 +19,12 @@ pub enum Error {
     /// The eviction policy or its options.
     #[error(transparent)]
     Eviction(#[from] refrain_eviction::Error),
-    /// A document that cannot be read.
-    #[error("cannot read document {}: {reason}", path.display())]
-    Document {
+    /// A prefix of chunks whose text cannot be read.
+    #[error("cannot read the prefix in {}: {reason}", path.display())]
+    PrefixText {
         /// The file.
         path: PathBuf,
-        /// The fault, and its place.
+        /// The fault.
         reason: String,
     },
     /// A question without a token.
@@ -79,6 +79,12 @@ pub enum Error {
         method: String,
         /// The condition that it breaks.
         why: &'static str,
+    },
+    /// A grammar that is wrong, or takes more steps or memory than its bounds allow.
+    #[error("the answer cannot follow its grammar: {reason}")]
+    Grammar {
+        /// The fault.
+        reason: String,
     },
     /// A sampling option out of its range.
     #[error("{option} = {value} is out of range; choose {expected}")]

@@ -1,5 +1,6 @@
 //! Generation: prefill with a method, then decoding, token by token.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::Result;
@@ -9,7 +10,7 @@ use crate::engine::Engine;
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest, PrefillStats, Prefilled};
 use crate::prompt::Prompt;
 use crate::request::{Answer, GenerateRequest, RequestStats, TokenEvent};
-use crate::sequence::{Generator, Sequence};
+use crate::sequence::{Generator, PromptLookup, Sequence, StepState};
 
 /// A prompt on its way to the first token of its answer, layer by layer. Dropping it ends the work.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl Prefill {
 
     fn first_token(self) -> Option<FirstToken> {
         let Prefill { engine, prompt, request, recorded, started, job } = self;
-        let Prefilled { cache, logits, stats: prefilled, load } = job.finish()?;
+        let Prefilled { cache, logits, stats: prefilled, load, prefix } = job.finish()?;
         let prompt = prefilled.order.as_ref().map_or(prompt.clone(), |order| prompt.in_order(order));
         let mut generator = Generator::new(&engine, &request, &prompt, recorded);
         let next_token = generator.choose(&mut logits.clone(), 0);
@@ -82,8 +83,22 @@ impl Prefill {
         let explanation =
             attention.map(|attention| engine.explanation(&prompt, attention, &prefilled.final_rows));
         let (eviction, first) = (request.eviction, Instant::now());
-        let sequence =
-            Sequence { engine, cache, generator, next_token, stats, eviction, explanation, first, load };
+        let sequence = Sequence {
+            engine,
+            cache,
+            generator,
+            next_token,
+            state: StepState::Chosen,
+            further: VecDeque::new(),
+            lookup: PromptLookup::new(prompt.ids()),
+            speculative_tokens: request.speculative_tokens,
+            stats,
+            eviction,
+            explanation,
+            first,
+            load,
+            prefix,
+        };
         Some(FirstToken { sequence, logits, prefilled })
     }
 }
@@ -121,8 +136,11 @@ pub(crate) fn generate(
 ) -> Result<Answer> {
     let mut workspace = DecodeWorkspace::default();
     loop {
-        if let Some(finish) = sequence.push_token(stream) {
-            return Ok(sequence.finish(finish, stream));
+        if let Some(finish) = sequence.push_tokens(stream) {
+            return match sequence.take_failure() {
+                Some(failure) => Err(failure),
+                None => Ok(sequence.finish(finish, stream)),
+            };
         }
         decode_step(&mut [&mut sequence], &mut workspace)?;
     }

@@ -17,10 +17,12 @@ mod limits;
 mod logprobs;
 mod measure;
 mod prefill;
+mod prefix_cache;
 mod prompt;
 mod request;
 mod sampling;
 mod sequence;
+mod step_cost;
 #[cfg(test)]
 mod tests;
 
@@ -36,5 +38,5 @@ pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hit
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};
 pub use refrain_kernels::release_free_memory;
 pub use request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
-pub use sampling::{Sampling, argmax};
+pub use sampling::{Grammar, Sampling, StructuredOutput, argmax};
 pub use sequence::Sequence;

@@ -12,7 +12,7 @@ use crate::explanation::Explanation;
 use crate::logprobs::TokenLogprobs;
 use crate::prefill::{PrefillStats, ReusedSegments};
 use crate::prompt::Prompt;
-use crate::sampling::Sampling;
+use crate::sampling::{Grammar, Sampling};
 
 /// Counts and times of an answer, taken while it was made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -23,6 +23,9 @@ pub struct RequestStats {
     pub document_tokens: usize,
     /// Prompt tokens whose keys and values were read from the cache at one layer at least.
     pub cached_tokens: usize,
+    /// First tokens of the prompt whose keys and values an earlier request had left in the prefix cache; they count among
+    /// `cached_tokens`.
+    pub prefix_tokens: usize,
     /// Document tokens that were computed at the deepest layer.
     pub recomputed_tokens: usize,
     /// Document rows computed over all layers / (layers × document tokens); layers that run in full count.
@@ -73,6 +76,10 @@ pub struct RequestStats {
     pub tpot: Option<f64>,
     /// Tokens of the answer, the end token included.
     pub answer_tokens: usize,
+    /// Tokens that were proposed from what was said before and verified in a step of decoding.
+    pub draft_tokens: usize,
+    /// Those of them that were right.
+    pub accepted_draft_tokens: usize,
     /// Bytes allocated for the keys and values that the answer was decoded with.
     pub kv_bytes: usize,
     /// Bytes that those held at the end take.
@@ -99,6 +106,11 @@ pub struct GenerateRequest {
     pub eviction: Eviction,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// The grammar that the answer follows.
+    pub grammar: Option<Grammar>,
+    /// Most tokens that are proposed at a time from what was said before, and verified in one step (prompt lookup decoding); 0 proposes
+    /// none. The answer is the same. A cache that evicts tokens cannot take them back, and gets no proposals.
+    pub speculative_tokens: usize,
     /// Whether the answer goes on past end tokens.
     pub ignore_eos: bool,
     /// Whether to report the question's attention.
@@ -109,7 +121,15 @@ impl GenerateRequest {
     /// Full attention while decoding, up to an end token, nothing explained.
     pub fn new(method: Arc<dyn FusionMethod>, sampling: Sampling) -> GenerateRequest {
         let eviction = Eviction::full().clone();
-        GenerateRequest { method, eviction, sampling, ignore_eos: false, explain: false }
+        GenerateRequest {
+            method,
+            eviction,
+            sampling,
+            grammar: None,
+            speculative_tokens: 0,
+            ignore_eos: false,
+            explain: false,
+        }
     }
 }
 
@@ -140,6 +160,8 @@ pub enum FinishReason {
     Length,
     /// The receiver of the stream did.
     Cancelled,
+    /// Its grammar took more steps or memory than its bounds allow.
+    Failed,
 }
 
 /// An answer.
@@ -174,6 +196,7 @@ impl RequestStats {
             prompt_tokens: prompt.len(),
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
+            prefix_tokens: prefill.prefix_tokens,
             recomputed_tokens: prefill.document_rows.last().copied().unwrap_or(0),
             recompute_ratio: rows as f64 / possible.max(1) as f64,
             charged_ratio: if documents == 0 {

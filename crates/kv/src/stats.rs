@@ -74,9 +74,9 @@ pub struct QuestionKeys<'a> {
 }
 
 impl<'a> QuestionKeys<'a> {
-    /// Attention of the last rows in f32, of which only weights are wanted.
-    fn rows(&self, visible: &'a [(u32, u32)]) -> CachedAttention<'a> {
-        let first_row = self.attention.q.len() / self.attention.width() - visible.len();
+    /// Attention of the last rows but `after` in f32, of which only weights are wanted.
+    fn rows(&self, visible: &'a [(u32, u32)], after: usize) -> CachedAttention<'a> {
+        let first_row = self.attention.q.len() / self.attention.width() - visible.len() - after;
         CachedAttention { first_row, visible, precision: Precision::F32, ..self.attention }
     }
 
@@ -105,17 +105,19 @@ pub fn question_attention(
         Rows::Last => Span { start: question.end - 1, ..question },
     };
     let first = if softmax == Softmax::Prompt { 0 } else { documents.start };
-    let visible: Vec<(u32, u32)> = rows
-        .positions()
-        .map(|j| match softmax {
-            Softmax::Documents => (keys.first(first, j).min(documents.end), documents.end),
-            _ => (keys.first(first, j), j + 1),
-        })
-        .collect();
+    let seen = |j: u32| match softmax {
+        Softmax::Documents => (keys.first(first, j).min(documents.end), documents.end),
+        _ => (keys.first(first, j), j + 1),
+    };
+    // Later rows see less of the documents; those beyond whose window all of them lie count nothing.
+    let visible: Vec<(u32, u32)> = rows.positions().map(seen).take_while(|(from, to)| from < to).collect();
+    if visible.is_empty() {
+        return vec![0.0; documents.len()];
+    }
     // Slots that rows see, of which the documents' are reported.
     let slots = first as usize..visible.last().map_or(0, |(_, end)| *end as usize);
     let own = documents.start as usize - slots.start..documents.end as usize - slots.start;
-    let attention = keys.rows(&visible);
+    let attention = keys.rows(&visible, rows.len() - visible.len());
     if softmax == Softmax::Concatenated {
         let scale = (keys.attention.width() as f32).sqrt().recip();
         let mut sums = vec![0.0; slots.len()];
@@ -129,7 +131,7 @@ pub fn question_attention(
             if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (attention.heads * rows.len()) as f32 };
         return own.map(|t| heads[t..].iter().step_by(slots.len()).sum::<f32>() * weight).collect();
     }
-    let mut weights = vec![0.0; attention.kv_heads * rows.len() * slots.len()];
+    let mut weights = vec![0.0; attention.kv_heads * visible.len() * slots.len()];
     device.row_weights(&attention, slots.clone(), &mut weights);
     let mut scores = vec![0.0f32; own.len()];
     if aggregation == Aggregation::Max {
@@ -139,10 +141,10 @@ pub fn question_attention(
         }
         return scores;
     }
-    for row in 0..rows.len() {
+    for row in 0..visible.len() {
         let mut means = vec![0.0f32; own.len()];
         for head in 0..attention.kv_heads {
-            let row = &weights[(head * rows.len() + row) * slots.len()..][own.clone()];
+            let row = &weights[(head * visible.len() + row) * slots.len()..][own.clone()];
             means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / attention.heads as f32);
         }
         scores.iter_mut().zip(means).for_each(|(sum, x)| *sum += x * x);
@@ -163,7 +165,7 @@ pub fn question_map(
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
     let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
     let mut weights = vec![0.0; keys.attention.kv_heads * rows * all];
-    device.row_weights(&keys.rows(&visible), 0..all, &mut weights);
+    device.row_weights(&keys.rows(&visible, 0), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
     for (i, row) in weights.chunks(all).enumerate() {
         let out = &mut map[i % rows * columns..][..columns];
@@ -273,44 +275,51 @@ mod tests {
             scale: (d as f32).sqrt().recip(),
             precision: Precision::F32,
         };
-        let keys = QuestionKeys { attention, window: None };
-        // The weight of head h and row j on token t, over the keys of `seen`.
-        let weight = |h: usize, j: usize, t: usize, seen: std::ops::Range<usize>| {
+        // The weight of head h and row j on token t, over those of the keys `over` that the row sees.
+        let weight = |h: usize, j: usize, t: usize, over: std::ops::Range<usize>, window: usize| {
             let logit = |t: usize| {
                 let q = &q[((j - 9) * heads + h) * d..][..d];
                 let k = &k[(h / (heads / kv_heads) * n + t) * d..][..d];
                 (q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (d as f64).sqrt()).exp()
             };
-            logit(t) / seen.map(logit).sum::<f64>()
+            let seen = |t: usize| t + window > j;
+            if seen(t) { logit(t) / over.filter(|t| seen(*t)).map(logit).sum::<f64>() } else { 0.0 }
         };
-        for softmax in [Softmax::PerHead, Softmax::Documents, Softmax::Prompt] {
-            for rows in [Rows::Question, Rows::Last] {
-                for aggregation in [Aggregation::Mean, Aggregation::L2, Aggregation::Max] {
-                    let score = QuestionScore { softmax, rows, aggregation };
-                    let got = question_attention(&cpu, &keys, documents, question, score);
-                    let of: Vec<usize> = if rows == Rows::Last { vec![n - 1] } else { (9..n).collect() };
-                    for t in documents.range() {
-                        let on = |h: usize, j: usize| match softmax {
-                            Softmax::Documents => weight(h, j, t, 2..9),
-                            Softmax::Prompt => weight(h, j, t, 0..j + 1),
-                            _ => weight(h, j, t, 2..j + 1),
-                        };
-                        let mean = |j: usize| (0..heads).map(|h| on(h, j)).sum::<f64>() / heads as f64;
-                        let group = |g: usize, j: usize| (on(2 * g, j) + on(2 * g + 1, j)) / 2.0;
-                        let all = of.iter().map(|j| mean(*j));
-                        let expected = match aggregation {
-                            Aggregation::Mean if softmax == Softmax::PerHead => {
-                                all.sum::<f64>() * heads as f64
-                            }
-                            Aggregation::Mean => all.sum::<f64>() / of.len() as f64,
-                            Aggregation::L2 => all.map(|x| x * x).sum::<f64>().sqrt(),
-                            Aggregation::Max => {
-                                let each = of.iter().flat_map(|j| [group(0, *j), group(1, *j)]);
-                                each.fold(0.0, f64::max)
-                            }
-                        };
-                        let got = f64::from(got[t - 2]);
-                        assert!((got - expected).abs() < 1e-5, "{score:?} {t}: {got} {expected}");
+        // With a window of 5 the first row sees some documents, and with one of 2 the last row sees none.
+        for window in [n, 5, 2] {
+            let keys = QuestionKeys { attention, window: (window < n).then_some(window) };
+            for softmax in [Softmax::PerHead, Softmax::Documents, Softmax::Prompt] {
+                for rows in [Rows::Question, Rows::Last] {
+                    for aggregation in [Aggregation::Mean, Aggregation::L2, Aggregation::Max] {
+                        let score = QuestionScore { softmax, rows, aggregation };
+                        let got = question_attention(&cpu, &keys, documents, question, score);
+                        let of: Vec<usize> = if rows == Rows::Last { vec![n - 1] } else { (9..n).collect() };
+                        for t in documents.range() {
+                            let on = |h: usize, j: usize| match softmax {
+                                Softmax::Documents => weight(h, j, t, 2..9, window),
+                                Softmax::Prompt => weight(h, j, t, 0..j + 1, window),
+                                _ => weight(h, j, t, 2..j + 1, window),
+                            };
+                            let mean = |j: usize| (0..heads).map(|h| on(h, j)).sum::<f64>() / heads as f64;
+                            let group = |g: usize, j: usize| (on(2 * g, j) + on(2 * g + 1, j)) / 2.0;
+                            let all = of.iter().map(|j| mean(*j));
+                            let expected = match aggregation {
+                                Aggregation::Mean if softmax == Softmax::PerHead => {
+                                    all.sum::<f64>() * heads as f64
+                                }
+                                Aggregation::Mean => all.sum::<f64>() / of.len() as f64,
+                                Aggregation::L2 => all.map(|x| x * x).sum::<f64>().sqrt(),
+                                Aggregation::Max => {
+                                    let each = of.iter().flat_map(|j| [group(0, *j), group(1, *j)]);
+                                    each.fold(0.0, f64::max)
+                                }
+                            };
+                            let got = f64::from(got[t - 2]);
+                            assert!(
+                                (got - expected).abs() < 1e-5,
+                                "{window} {score:?} {t}: {got} {expected}"
+                            );
+                        }
                     }
                 }
             }

@@ -2,37 +2,41 @@
 //!
 //! A prompt is made of parts that different people wrote, and a user's text must not be able to pass for the
 //! template's. So the template is rendered once with placeholders for all that is not its own, and cut at them
-//! ([`ChatTemplate::split`]); a rendered text is never searched for what a user wrote.
+//! ([`ChatTemplate::split`]); a rendered text is never searched for a user's. Definitions, calls and results of
+//! tools are users' texts as well, also where a template writes them as JSON.
 
 mod environment;
+mod message;
+mod pieces;
 mod placeholder;
 mod split;
+mod tools_as_text;
+mod values;
 
 use std::path::Path;
 
 use minijinja::{Environment, Value, context};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::Value as Json;
 
+pub(crate) use self::environment::json_text;
+pub use self::message::{Message, ToolCall};
+pub(crate) use self::message::{function_of, tool_name};
 pub use self::split::{Layout, PromptParts};
+use self::values::{Texts, Turn, TurnText};
 use crate::error::{ModelError, Result, template_error};
 use crate::files::ModelFiles;
 use crate::gguf::Gguf;
 use crate::safetensors::read_json;
 use crate::tokenizer::{BosEos, bos_eos};
 
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// The role of its author: `system`, `user` or `assistant`.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
 /// A model's chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
+    /// The environment whose JSON marks users' texts.
+    marking: Environment<'static>,
     bos_eos: BosEos,
 }
 
@@ -78,10 +82,19 @@ impl ChatTemplate {
     /// [`ModelError::ChatTemplate`] if it is no valid template.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         placeholder::check_source(source)?;
-        let environment = environment::environment(source)
-            .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))?;
+        let environment = |marks| {
+            environment::environment(source, marks)
+                .map_err(|e| template_error(format!("is not valid: {}", describe(&e))))
+        };
         let bos_eos = BosEos { bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) };
-        Ok(Self { environment, bos_eos })
+        let (source, marking) = (source.to_owned(), environment(true)?);
+        Ok(Self { environment: environment(false)?, source, marking, bos_eos })
+    }
+
+    /// The template's source.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The whole conversation as one text, as the model's authors would write it. Nothing in it tells the template's
@@ -89,31 +102,38 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ModelError::ChatTemplate`] if the template refuses the conversation.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.try_render(messages, add_generation_prompt)
-            .map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))
-    }
-
-    fn try_render(
+    pub fn render(
         &self,
         messages: &[Message],
+        tools: &[Json],
         add_generation_prompt: bool,
-    ) -> Result<String, minijinja::Error> {
-        let pairs = |turn: &Message| {
-            Value::from_pairs([("role", turn.role.as_str()), ("content", turn.content.as_str())])
-        };
-        let messages: Vec<Value> = messages.iter().map(pairs).collect();
-        let none = Value::from(());
+    ) -> Result<String> {
+        let turn = |message| Turn::new(message, TurnText::Said(message.content.clone()));
+        let turns: Vec<Turn<'_>> = messages.iter().map(turn).collect();
+        self.write(&self.environment, &mut Texts::plain(), (&turns, tools), add_generation_prompt)
+    }
+
+    /// The text of turns and tools in one of the environments.
+    fn write(
+        &self,
+        environment: &Environment<'_>,
+        texts: &mut Texts,
+        (turns, tools): (&[Turn<'_>], &[Json]),
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         // As in transformers: absent tools are none, not undefined; an absent token is undefined.
         let text = |token: &Option<String>| token.as_deref().map_or(Value::UNDEFINED, Value::from);
-        self.environment.get_template(environment::NAME)?.render(context! {
-            messages => messages,
-            add_generation_prompt => add_generation_prompt,
-            bos_token => text(&self.bos_eos.bos),
-            eos_token => text(&self.bos_eos.eos),
-            tools => none.clone(),
-            documents => none,
-        })
+        let written = environment.get_template(environment::NAME).and_then(|template| {
+            template.render(context! {
+                messages => texts.messages(turns, tools),
+                add_generation_prompt => add_generation_prompt,
+                bos_token => text(&self.bos_eos.bos),
+                eos_token => text(&self.bos_eos.eos),
+                tools => texts.tools(tools),
+                documents => Value::from(()),
+            })
+        });
+        written.map_err(|e| template_error(format!("cannot write this conversation: {}", describe(&e))))
     }
 }
 
@@ -171,3 +191,7 @@ fn chosen(source: Source, path: &Path) -> Result<String> {
 #[cfg(test)]
 #[path = "chat_template_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "chat_template/tools_tests.rs"]
+mod tools_tests;

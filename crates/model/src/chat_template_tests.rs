@@ -123,7 +123,7 @@ fn template(source: &str) -> ChatTemplate {
 }
 
 fn say(role: &str, content: &str) -> Message {
-    Message { role: role.to_owned(), content: content.to_owned() }
+    Message::text(role, content)
 }
 
 fn layout(system: Option<&str>, before: &str, question: &str, history: &[Message]) -> Layout {
@@ -132,6 +132,7 @@ fn layout(system: Option<&str>, before: &str, question: &str, history: &[Message
         before_documents: before.to_owned(),
         question: question.to_owned(),
         history: history.to_vec(),
+        ..Layout::default()
     }
 }
 
@@ -172,7 +173,7 @@ fn golden_chats_are_rendered_as_transformers_does() {
         for chat in golden["chat"].as_array().unwrap() {
             let mut messages: Vec<Message> = serde_json::from_value(chat["messages"].clone()).unwrap();
             let rendered = chat["rendered"].as_str().unwrap();
-            assert_eq!(template.render(&messages, true).unwrap(), rendered, "{}", path.display());
+            assert_eq!(template.render(&messages, &[], true).unwrap(), rendered, "{}", path.display());
             // The same in parts, with no documents: the same text, and the same tokens.
             let last = messages.pop().unwrap();
             let system = messages.first().filter(|m| m.role == "system").map(|m| m.content.clone());
@@ -213,14 +214,14 @@ fn known_templates_are_rendered() {
             "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi! <|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nBye\n<|im_end|>\n<|im_start|>assistant\n",
         ),
     ] {
-        assert_eq!(template(source).render(&chat, true).unwrap(), expected);
+        assert_eq!(template(source).render(&chat, &[], true).unwrap(), expected);
     }
-    assert!(template(PHI3).render(&chat, false).unwrap().ends_with("<|end|>\n</s>"));
-    let refused = error(template(MISTRAL).render(&chat[1..], true));
+    assert!(template(PHI3).render(&chat, &[], false).unwrap().ends_with("<|end|>\n</s>"));
+    let refused = error(template(MISTRAL).render(&chat[1..], &[], true));
     assert!(refused.contains("chat template cannot write this conversation"), "{refused}");
     assert!(refused.contains("Conversation roles must alternate"), "{refused}");
     // No tools are none, not undefined; the date is there.
-    let dated = template(LLAMA31).render(&chat[..1], true).unwrap();
+    let dated = template(LLAMA31).render(&chat[..1], &[], true).unwrap();
     assert!(!dated.contains("ipython") && dated.contains("Today Date: ") && dated.contains(" 20"), "{dated}");
 }
 
@@ -236,7 +237,7 @@ fn parts_are_what_the_template_would_write() {
             let mut messages = history.to_vec();
             messages.push(say("user", &format!("Read:\n{document}\nWhy?")));
             let whole = format!("{}{document}{}", text(&parts.system), text(&parts.question));
-            assert_eq!(whole, template.render(&messages, true).unwrap(), "{name}");
+            assert_eq!(whole, template.render(&messages, &[], true).unwrap(), "{name}");
             assert_eq!(parts.system.last(), Some(&user("Read:\n")), "{name}");
             assert_eq!(parts.question.first(), Some(&user("\nWhy?")), "{name}");
             assert!(
@@ -378,11 +379,12 @@ fn python_is_spoken() {
         ("  {% if true %}\nx\n  {% endif %}\ny\n", "x\ny"),
         ("{{ messages[-1]['content'] }}{{ messages | length }}{{ messages[0].name is defined }}", "Hi1False"),
         ("{{ messages[0].content is string and messages[0] is mapping }}{{ tools is none }}", "TrueTrue"),
+        ("{{ tools is iterable }}{{ messages is iterable and 'x' is iterable }}", "FalseTrue"),
         ("{{ bos_token is defined }}{{ None }}{{ 'x' if False else 'y' }}{{ 'a' ~ 1 }}", "FalseNoneya1"),
         ("{{ messages | map(attribute='role') | join(',') }}{{ 'a' in 'abc' }}", "userTrue"),
     ] {
         let template = ChatTemplate::new(source, None, None).unwrap();
-        assert_eq!(template.render(&[say("user", "Hi")], false).unwrap(), expected, "{source}");
+        assert_eq!(template.render(&[say("user", "Hi")], &[], false).unwrap(), expected, "{source}");
     }
 }
 
@@ -394,7 +396,7 @@ fn templates_are_found_in_files() {
     };
     assert!(gguf(&tiny_gguf("llama")).unwrap().is_none());
     let template = gguf(&tiny_gguf("llama").str("tokenizer.chat_template", "{{ bos_token ~ eos_token }}"));
-    assert_eq!(template.unwrap().unwrap().render(&[], true).unwrap(), "<s></s>");
+    assert_eq!(template.unwrap().unwrap().render(&[], &[], true).unwrap(), "<s></s>");
     assert!(error(gguf(&tiny_gguf("llama").str("tokenizer.chat_template", "{% x"))).contains("is not valid"));
 
     let folder = TestFolder::new();

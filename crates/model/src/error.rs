@@ -191,6 +191,21 @@ pub enum ModelError {
         /// The fault, as the end of the sentence.
         message: String,
     },
+
+    /// Tools, or calls of them, that a chat template leaves out of the prompt.
+    #[error(
+        "the model's chat template does not write tools; say them in the system message, with Layout::with_tools_as_text"
+    )]
+    ToolsIgnored,
+
+    /// A tool that must be called and is not there.
+    #[error("there is no tool {name:?} to call; the tools are: {known}")]
+    UnknownTool {
+        /// The tool's name; empty if any would do.
+        name: String,
+        /// The names of the tools that are there.
+        known: String,
+    },
 }
 
 /// An error about a chat template; `message` ends the sentence "the model's chat template …".

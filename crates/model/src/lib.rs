@@ -16,9 +16,10 @@ mod safetensors;
 #[cfg(test)]
 mod testing;
 mod tokenizer;
+mod tool_calls;
 mod weights;
 
-pub use chat_template::{ChatTemplate, Layout, Message, PromptParts};
+pub use chat_template::{ChatTemplate, Layout, Message, PromptParts, ToolCall};
 pub use config::{BranchNorms, Config, Family, LayerSpec, RopeScaling, RopeSpec};
 pub use decoder::{Decoder, Workspace};
 pub use dtype::DType;
@@ -28,4 +29,5 @@ pub use gguf::{Array, Gguf, TensorInfo, Value};
 pub use quant::dequantize;
 pub use refrain_kernels::Activation;
 pub use tokenizer::{Detokenizer, Piece, Specials, Tokenizer};
+pub use tool_calls::{Delta, ToolCallFormat, ToolCallParser};
 pub use weights::{Matrix, Weights};

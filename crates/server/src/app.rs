@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
-use refrain_engine::{Document, Engine};
+use refrain_engine::Engine;
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
 use refrain_registry::Selected;
@@ -16,15 +16,18 @@ use tokio::sync::Semaphore;
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_blocking;
 use crate::clock::unix_seconds;
-use crate::corpus::{Corpus, DocumentStore, NewDocument};
+use crate::corpus::{Corpus, DocumentStore, open_corpus};
 use crate::error::Error;
 use crate::metrics::Metrics;
-use crate::options::Options;
+use crate::options::{Limits, Options};
 use crate::scheduler::Scheduler;
 use crate::tenant::Tenant;
 
 /// Most requests that are tokenised or parsed at a time.
 const MAX_PREPROCESSING: usize = 2;
+
+/// Most requests whose files are read at a time. A PDF may take minutes, which must not hold up [`App::preprocess`].
+const MAX_READING: usize = 2;
 
 /// A server without a socket. A clone is cheap and shares everything.
 #[derive(Clone)]
@@ -43,6 +46,7 @@ pub(crate) struct ServerState {
     /// Bytes of bodies that are being received.
     pub(crate) bytes_in_flight: AtomicUsize,
     preprocessing: Semaphore,
+    reading: Arc<Semaphore>,
     is_stopping: AtomicBool,
 }
 
@@ -54,26 +58,6 @@ impl Drop for ServerState {
 
 /// A fusion method.
 pub(crate) type Method = Arc<dyn FusionMethod>;
-
-/// A text that tells tokenizers with the same vocabulary apart, for [`segmentation`].
-const PROBE: &str = "Hello,  world's 12345 tokens\n\tdef f(x): return x²; Straße, 螺栓用五牛米, ψηφιακό 🦀";
-
-/// Identifies the tokenizer and the chunk size, which decide how documents are cut: a hash of the vocabulary, of the token
-/// ids of a probe text, and of the chunk size.
-fn segmentation(engine: &Engine) -> Result<String> {
-    let tokenizer = engine.tokenizer();
-    let mut hasher = blake3::Hasher::new_derive_key("refrain segmentation of documents, version 1");
-    hasher.update(&(engine.settings().chunk_tokens as u64).to_le_bytes());
-    for id in 0..tokenizer.vocab_size() as u32 {
-        let bytes = tokenizer.bytes_of(id);
-        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
-    }
-    let probe = Document { title: String::new(), text: PROBE.to_owned() };
-    for token in engine.chunks(&[probe])?.iter().flat_map(|chunk| &chunk.tokens) {
-        hasher.update(&token.to_le_bytes());
-    }
-    Ok(hasher.finalize().to_hex().to_string())
-}
 
 impl App {
     /// A server for an engine.
@@ -88,8 +72,9 @@ impl App {
         }
         let metrics = Metrics::new();
         let documents = DocumentStore::open(options.folder.as_deref(), options.document_quota)?;
-        let corpus = index(&engine, documents).map_err(|error| Error::Index(error.message))?;
-        let scheduler = Scheduler::start(options.limits.clone(), metrics.clone()).map_err(Error::Thread)?;
+        let corpus = open_corpus(&engine, documents).map_err(|error| Error::Index(error.message))?;
+        let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };
+        let scheduler = Scheduler::start(limits, metrics.clone()).map_err(Error::Thread)?;
         let state = ServerState {
             engine,
             options,
@@ -99,6 +84,7 @@ impl App {
             started: unix_seconds(),
             bytes_in_flight: AtomicUsize::new(0),
             preprocessing: Semaphore::new(MAX_PREPROCESSING),
+            reading: Arc::new(Semaphore::new(MAX_READING)),
             is_stopping: AtomicBool::new(false),
         };
         Ok(App { state: Arc::new(state) })
@@ -117,6 +103,51 @@ impl App {
         let permit = self.state.preprocessing.acquire().await;
         let _permit = permit.map_err(|error| ApiError::internal(&error))?;
         spawn_blocking(work).await
+    }
+
+    /// Runs `work`, which reads the files of a request. Only few requests do so at a time, also when their clients have left.
+    ///
+    /// # Errors
+    /// If `work` fails.
+    pub(crate) async fn read_files<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // The semaphore is never closed.
+        let permit = self.state.reading.clone().acquire_owned().await;
+        let permit = permit.map_err(|error| ApiError::internal(&error))?;
+        spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        })
+        .await
+    }
+
+    /// Refuses a request that a browser sends for a page of another origin which is not allowed: browsers send forms without
+    /// asking the server first. Programs send neither of the headers that tell it.
+    ///
+    /// # Errors
+    /// If the page's origin is neither the server's own nor allowed.
+    pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<()> {
+        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
+        let (site, origin, host) = (text("sec-fetch-site"), text("origin"), text("host"));
+        let allowed = &self.state.options.allowed_origins;
+        let is_allowed = |origin: &str| allowed.iter().any(|known| known == "*" || known == origin);
+        let is_own = |origin: &str| {
+            let address = origin.split_once("://").map(|(_, address)| address);
+            address.zip(host).is_some_and(|(address, host)| address.eq_ignore_ascii_case(host))
+        };
+        let is_taken = match (site, origin) {
+            (_, Some(origin)) if is_allowed(origin) => true,
+            (Some(site), _) => ["same-origin", "none"].contains(&site),
+            (None, Some(origin)) => is_own(origin),
+            (None, None) => true,
+        };
+        if is_taken {
+            return Ok(());
+        }
+        let message = "a page of another origin cannot send a form; --allowed-origins names those that can";
+        Err(ApiError { code: Some("unknown_origin"), ..ApiError::new(StatusCode::FORBIDDEN, message) })
     }
 
     /// Refuses a request whose `Host` is not one of the server's names, where no API key protects it: a web page could have
@@ -199,30 +230,4 @@ impl App {
         self.state.scheduler.drain(self.state.options.shutdown_timeout);
         self.state.engine.store().flush();
     }
-}
-
-/// The corpus of the stored documents, all of them indexed.
-fn index(engine: &Engine, documents: DocumentStore) -> Result<Corpus> {
-    let corpus = Corpus::new(documents, segmentation(engine)?)?;
-    let cut = |namespace: &str, document: Document| {
-        let engine = engine.in_namespace(namespace, None);
-        cut_document(&engine, document, false)
-    };
-    corpus.index_all(cut, |tokens| engine.tokenizer().decode(tokens, false))?;
-    Ok(corpus)
-}
-
-/// Cuts a document into chunks. Its keys are those of the chunks, and with `with_contexts` also those of the whole
-/// document, which some methods use.
-///
-/// # Errors
-/// If the text cannot be tokenised.
-pub(crate) fn cut_document(engine: &Engine, document: Document, with_contexts: bool) -> Result<NewDocument> {
-    let chunks = engine.chunks(std::slice::from_ref(&document))?;
-    Ok(NewDocument {
-        keys: engine.keys_of(&chunks, with_contexts),
-        chunk_texts: chunks.iter().map(|chunk| engine.tokenizer().decode(&chunk.tokens, false)).collect(),
-        chunks: chunks.into_iter().map(|chunk| chunk.tokens).collect(),
-        document,
-    })
 }

@@ -20,13 +20,18 @@ use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
 use crate::job::{Event, GenerateJob, Job, aborted, send_token};
 use crate::queue::{QueuedJob, Shared};
+use crate::shares::Shares;
 
 /// While there are prompts to compute, a decode step is due after this many times its own duration: a quarter of the time goes
 /// to decoding.
 const PREFILL_SHARE: u32 = 3;
 
-/// While questions are prefilled, one turn in this many belongs to an ingest.
-const INGEST_TURN: usize = 4;
+/// While a key without a running answer waits for its first token, decode steps rest this many times their own duration, for at most
+/// [`NEWCOMER`] of the prompt's time.
+const NEWCOMER_SHARE: u32 = 12;
+
+/// The time after which a prompt is no newcomer's.
+const NEWCOMER: Duration = Duration::from_secs(1);
 
 /// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
 const MAX_INGESTS: usize = 4;
@@ -36,6 +41,8 @@ const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
 
 /// The request behind a piece of work.
 struct Client {
+    /// The namespace of its key.
+    key: String,
     events: UnboundedSender<Event>,
     deadline: Instant,
     /// The span of the request.
@@ -54,6 +61,8 @@ struct RunningPrefill {
     prefill: Prefill,
     arrived: Instant,
     started: Instant,
+    /// Time that it was computed for.
+    took: Duration,
     /// Bytes that it will need.
     kv_bytes: usize,
     prefill_span: Span,
@@ -82,10 +91,10 @@ pub(crate) struct Compute {
     prefills: VecDeque<RunningPrefill>,
     ingests: VecDeque<RunningIngest>,
     sequences: Vec<RunningSequence>,
+    shares: Shares,
     workspace: DecodeWorkspace,
     /// The end of the last decode step, and its duration.
     last_step: Option<(Instant, Duration)>,
-    turns: usize,
     /// The time of the last turn with work; none once unused memory was given back.
     last_work: Option<Instant>,
 }
@@ -97,9 +106,9 @@ impl Compute {
             prefills: VecDeque::new(),
             ingests: VecDeque::new(),
             sequences: Vec::new(),
+            shares: Shares::default(),
             workspace: DecodeWorkspace::default(),
             last_step: None,
-            turns: 0,
             last_work: None,
         }
     }
@@ -126,10 +135,12 @@ impl Compute {
         !(self.prefills.is_empty() && self.ingests.is_empty() && self.sequences.is_empty())
     }
 
-    /// Bytes of keys and values of everything under way.
-    fn kv_bytes(&self) -> usize {
-        self.prefills.iter().map(|prefill| prefill.kv_bytes).sum::<usize>()
-            + self.sequences.iter().map(|sequence| sequence.kv_bytes).sum::<usize>()
+    /// The key, and the bytes of keys and values, of every prefill and sequence under way.
+    fn held(&self) -> impl Iterator<Item = (&str, usize)> {
+        let prefills = self.prefills.iter().map(|prefill| (prefill.client.key.as_str(), prefill.kv_bytes));
+        let sequences =
+            self.sequences.iter().map(|sequence| (sequence.client.key.as_str(), sequence.kv_bytes));
+        prefills.chain(sequences)
     }
 
     /// Takes jobs from the queue as far as there is room; waits for one where nothing is under way.
@@ -142,8 +153,9 @@ impl Compute {
             }
         }
         loop {
-            let room = (self.prefills.len() + self.sequences.len(), self.kv_bytes());
-            let Some(job) = self.shared.take(room, self.ingests.len() < MAX_INGESTS) else { return };
+            let held: Vec<(&str, usize)> = self.held().collect();
+            let used = |key: &str| self.shares.used(key);
+            let Some(job) = self.shared.take(&held, used, self.ingests.len() < MAX_INGESTS) else { return };
             self.start(job);
         }
     }
@@ -152,7 +164,8 @@ impl Compute {
     fn start(&mut self, queued: QueuedJob) {
         let QueuedJob { engine, job, events, arrived, deadline, kv_bytes, span, queue_span } = queued;
         drop(queue_span);
-        let (client, started) = (Client { events, deadline, span }, Instant::now());
+        let key = engine.settings().namespace.clone();
+        let (client, started) = (Client { key, events, deadline, span }, Instant::now());
         self.shared.metrics.queue_seconds.observe((started - arrived).as_secs_f64());
         match job {
             Job::Ingest(ingest) => {
@@ -160,9 +173,15 @@ impl Compute {
                 self.ingests.push_back(RunningIngest { client, ingest: *ingest, ingest_span });
             }
             Job::Generate(job) => {
-                let GenerateJob { prompt, method, eviction, sampling, explain } = *job;
+                let GenerateJob { prompt, method, eviction, sampling, grammar, explain } = *job;
                 let prefill_span = info_span!(parent: &client.span, "prefill", tokens = prompt.len());
-                let request = GenerateRequest { eviction, explain, ..GenerateRequest::new(method, sampling) };
+                let request = GenerateRequest {
+                    eviction,
+                    grammar,
+                    speculative_tokens: self.shared.limits.num_speculative_tokens,
+                    explain,
+                    ..GenerateRequest::new(method, sampling)
+                };
                 let begun = catch_unwind(AssertUnwindSafe(|| engine.prefill(&prompt, request)));
                 match begun {
                     Ok(Ok(prefill)) => self.prefills.push_back(RunningPrefill {
@@ -170,6 +189,7 @@ impl Compute {
                         prefill,
                         arrived,
                         started,
+                        took: Duration::ZERO,
                         kv_bytes,
                         prefill_span,
                     }),
@@ -180,51 +200,59 @@ impl Compute {
         }
     }
 
-    /// Computes at most one layer: of the first prefill that does not wait for its keys and values, or of an ingest.
+    /// Computes at most one layer: of the first prefill of the key whose work has taken the least time so far, or of its ingest. Work that
+    /// waits for its keys and values is passed over.
     fn advance(&mut self) {
-        self.turns = self.turns.wrapping_add(1);
-        let ingest_first = self.prefills.is_empty() || self.turns.is_multiple_of(INGEST_TURN);
-        if ingest_first && self.advance_ingest() {
-            return;
-        }
-        for _ in 0..self.prefills.len() {
-            if self.advance_prefill() {
-                return;
+        let keys = self.prefills.iter().map(|prefill| &prefill.client);
+        let keys = keys.chain(self.ingests.iter().map(|ingest| &ingest.client));
+        let keys: Vec<String> = keys.map(|client| client.key.clone()).collect();
+        let decoding = self.sequences.iter().map(|sequence| sequence.client.key.as_str());
+        self.shares.set_active(keys.iter().map(String::as_str).chain(decoding), Instant::now());
+        let mut order: Vec<&String> = keys.iter().collect();
+        order.sort_by_key(|key| (self.shares.used(key), *key));
+        order.dedup();
+        for key in order {
+            let ingest_first = self.shares.ingest_is_due(key);
+            for is_ingest in [ingest_first, !ingest_first] {
+                let advanced = if is_ingest { self.advance_ingest(key) } else { self.advance_prefill(key) };
+                match advanced {
+                    Some(true) => return,
+                    // A call that waited took some milliseconds: running sequences are not to wait for all of them.
+                    Some(false) if !self.sequences.is_empty() => return,
+                    Some(false) | None => {}
+                }
             }
-            // A call that waited took some milliseconds: running sequences are not to wait for all of them.
-            if !self.sequences.is_empty() {
-                return;
-            }
-        }
-        if !ingest_first {
-            self.advance_ingest();
         }
     }
 
-    /// A step of the first prefill; false if it waits, and is the last one then.
-    fn advance_prefill(&mut self) -> bool {
-        let Some(mut running) = self.prefills.pop_front() else { return false };
+    /// A step of the first prefill of a key; none if there is none, false if it waits, and is the last one then.
+    fn advance_prefill(&mut self, key: &str) -> Option<bool> {
+        let index = self.prefills.iter().position(|prefill| prefill.client.key == key)?;
+        let mut running = self.prefills.remove(index)?;
         if self.is_over(&running.client) {
-            return true;
+            return Some(true);
         }
-        let span = running.prefill_span.clone();
+        let (span, started) = (running.prefill_span.clone(), Instant::now());
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.prefill.advance())));
+        let step = started.elapsed();
+        self.shares.charge_prefill(key, step, running.took);
+        running.took += step;
         match advanced {
-            Ok(Ok(Advance::Progress)) => self.prefills.push_front(running),
+            Ok(Ok(Advance::Progress)) => self.prefills.insert(index, running),
             Ok(Ok(Advance::Waiting)) => {
                 self.prefills.push_back(running);
-                return false;
+                return Some(false);
             }
             Ok(Ok(Advance::Done)) => self.first_token(running),
             Ok(Err(error)) => running.client.fail(error.into()),
             Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
         }
-        true
+        Some(true)
     }
 
     /// A prefill at its end becomes a running sequence.
     fn first_token(&mut self, running: RunningPrefill) {
-        let RunningPrefill { client, prefill, arrived, started, kv_bytes, prefill_span } = running;
+        let RunningPrefill { client, prefill, arrived, started, kv_bytes, prefill_span, .. } = running;
         let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
         drop(prefill_span);
         let Ok(Some(sequence)) = finished else {
@@ -236,14 +264,16 @@ impl Compute {
         self.sequences.push(RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span });
     }
 
-    /// A step of the first ingest, which is the last one then; false if there is none or it waits.
-    fn advance_ingest(&mut self) -> bool {
-        let Some(mut running) = self.ingests.pop_front() else { return false };
+    /// A step of the first ingest of a key, which is the last one then; none if there is none, false if it waits.
+    fn advance_ingest(&mut self, key: &str) -> Option<bool> {
+        let index = self.ingests.iter().position(|ingest| ingest.client.key == key)?;
+        let mut running = self.ingests.remove(index)?;
         if self.is_over(&running.client) {
-            return true;
+            return Some(true);
         }
-        let span = running.ingest_span.clone();
+        let (span, started) = (running.ingest_span.clone(), Instant::now());
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
+        self.shares.charge_ingest(key, started.elapsed());
         if let Some(progress) = running.ingest.new_progress() {
             let _ = running.client.events.send(Event::Progress(progress));
         }
@@ -251,7 +281,7 @@ impl Compute {
             Ok(Ok(Advance::Progress)) => self.ingests.push_back(running),
             Ok(Ok(Advance::Waiting)) => {
                 self.ingests.push_back(running);
-                return false;
+                return Some(false);
             }
             Ok(Ok(Advance::Done)) => {
                 let report = running.ingest.finish();
@@ -260,7 +290,7 @@ impl Compute {
             Ok(Err(error)) => running.client.fail(error.into()),
             Err(_) => running.client.fail(ApiError::internal(&"a computation panicked")),
         }
-        true
+        Some(true)
     }
 
     /// Whether a request's work is to end: its client has disconnected, its time is over, or the server aborts.
@@ -274,6 +304,15 @@ impl Compute {
         true
     }
 
+    /// Whether a key without a running answer has a short prompt under way.
+    fn has_newcomer(&self) -> bool {
+        let is_new = |prefill: &RunningPrefill| {
+            let key = &prefill.client.key;
+            prefill.took < NEWCOMER && self.sequences.iter().all(|running| running.client.key != *key)
+        };
+        self.prefills.iter().any(is_new)
+    }
+
     /// Emits the token that was chosen for each running sequence, and decodes the next one, if a step is due. Finished sequences
     /// leave.
     fn decode(&mut self) {
@@ -282,7 +321,8 @@ impl Compute {
             return;
         }
         let computing = !(self.prefills.is_empty() && self.ingests.is_empty());
-        let rests = |(end, took): &(Instant, Duration)| end.elapsed() < *took * PREFILL_SHARE;
+        let share = if self.has_newcomer() { NEWCOMER_SHARE } else { PREFILL_SHARE };
+        let rests = |(end, took): &(Instant, Duration)| end.elapsed() < *took * share;
         if computing && self.last_step.as_ref().is_some_and(rests) {
             return;
         }
@@ -304,24 +344,31 @@ impl Compute {
             }
         }
         self.sequences = unfinished;
-        if let Err(error) = self.step() {
-            self.sequences.drain(..).for_each(|running| running.client.fail(error.clone()));
-            self.workspace = DecodeWorkspace::default();
+        if step(&mut self.sequences, &mut self.workspace).is_err() {
+            self.step_alone();
         }
-        self.last_step = Some((Instant::now(), started.elapsed()));
+        let took = started.elapsed();
+        let each = took / self.sequences.len().max(1) as u32;
+        self.sequences.iter().for_each(|running| self.shares.charge_decode(&running.client.key, each));
+        self.last_step = Some((Instant::now(), took));
     }
 
-    /// Decodes a token of each running sequence.
-    fn step(&mut self) -> Result<()> {
-        let (sequences, workspace) = (&mut self.sequences, &mut self.workspace);
-        let stepped = catch_unwind(AssertUnwindSafe(|| {
-            let mut batch: Vec<_> = sequences.iter_mut().map(|running| &mut running.sequence).collect();
-            decode_step(&mut batch, workspace)
-        }));
-        match stepped {
-            Ok(stepped) => Ok(stepped?),
-            Err(_) => Err(ApiError::internal(&"a step panicked")),
-        }
+    /// Decodes each running sequence alone, after a step of all of them has failed, so that one that cannot go on ends alone.
+    fn step_alone(&mut self) {
+        tracing::error!("a step of {} sequences failed; each goes on alone", self.sequences.len());
+        let goes_on = |mut running: RunningSequence| {
+            self.workspace = DecodeWorkspace::default();
+            if running.sequence.has_next_token() {
+                return Some(running);
+            }
+            let stepped = match running.sequence.undo_step() {
+                true => step(std::slice::from_mut(&mut running), &mut self.workspace),
+                false => Err(ApiError::internal(&"a step cannot be repeated")),
+            };
+            stepped.map_err(|error| running.client.fail(error)).is_ok().then_some(running)
+        };
+        self.sequences = std::mem::take(&mut self.sequences).into_iter().filter_map(goes_on).collect();
+        self.workspace = DecodeWorkspace::default();
     }
 
     /// Tells metrics and those who wait what is under way.
@@ -330,7 +377,20 @@ impl Compute {
             self.last_work = Some(Instant::now());
         }
         let under_way = self.prefills.len() + self.ingests.len() + self.sequences.len();
-        self.shared.publish(under_way, self.sequences.len(), self.kv_bytes());
+        let kv_bytes = self.held().map(|(_, bytes)| bytes).sum();
+        self.shared.publish(under_way, self.sequences.len(), kv_bytes);
+    }
+}
+
+/// Decodes the next tokens of sequences.
+fn step(sequences: &mut [RunningSequence], workspace: &mut DecodeWorkspace) -> Result<()> {
+    let stepped = catch_unwind(AssertUnwindSafe(|| {
+        let mut batch: Vec<_> = sequences.iter_mut().map(|running| &mut running.sequence).collect();
+        decode_step(&mut batch, workspace)
+    }));
+    match stepped {
+        Ok(stepped) => Ok(stepped?),
+        Err(_) => Err(ApiError::internal(&"a step panicked")),
     }
 }
 
@@ -338,12 +398,15 @@ impl Compute {
 fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
     let RunningSequence { sequence, client: Client { events, deadline, .. }, last_token, .. } = running;
     let late = *deadline <= Instant::now() || shared.is_aborted();
-    let mut received = true;
-    let reason = sequence.push_token(&mut |event| {
+    let (mut received, before) = (true, sequence.answer_tokens());
+    let reason = sequence.push_tokens(&mut |event| {
         received = send_token(events, &event);
         received && !late
     });
-    shared.metrics.token(last_token.replace(Instant::now()).map(|last| last.elapsed()));
+    // Tokens of one step share its time.
+    let tokens = (sequence.answer_tokens() - before) as u32;
+    let latency = last_token.replace(Instant::now()).map(|last| last.elapsed() / tokens.max(1));
+    (0..tokens).for_each(|_| shared.metrics.token(latency));
     if received { reason } else { Some(FinishReason::Cancelled) }
 }
 
@@ -352,7 +415,8 @@ static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
 
 /// Sends the complete answer of a sequence, or an error if it was cancelled.
 fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
-    let RunningSequence { sequence, client: Client { events, deadline, span }, decode_span, .. } = running;
+    let RunningSequence { mut sequence, client: Client { events, deadline, span, .. }, decode_span, .. } =
+        running;
     drop(decode_span);
     let _entered = span.entered();
     if reason == FinishReason::Cancelled {
@@ -360,8 +424,12 @@ fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
         let _ = events.send(aborted(deadline));
         return;
     }
+    if let Some(failure) = sequence.take_failure() {
+        let _ = events.send(Event::Failed(failure.into()));
+        return;
+    }
     let answer = sequence.finish(reason, &mut |event| send_token(&events, &event));
-    shared.metrics.request_success.inc();
+    shared.metrics.finished(&answer.stats);
     let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
     let tokens = answer.tokens.len();
     if answer.stats.other_prefix_chunks > 0 {

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use crate::api_error::ApiError;
 use crate::corpus::DocumentStoreError;
 
 /// The reason for which a server cannot start.
@@ -18,6 +19,9 @@ pub enum Error {
     /// The stored documents cannot be indexed.
     #[error("the stored documents cannot be indexed: {0}")]
     Index(String),
+    /// Documents cannot be read or kept.
+    #[error(transparent)]
+    Documents(#[from] ApiError),
     /// API keys are given without the secret from which their namespaces are derived.
     #[error("API keys need a namespace key")]
     NoNamespaceKey,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use refrain_engine::{Document, IngestReport};
+use refrain_engine::{Document, Engine, IngestReport};
 use refrain_store::ChunkKey;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::api_error::{ApiError, Result};
-use crate::app::{App, Method, cut_document};
+use crate::app::{App, Method};
 use crate::blocking::spawn_blocking;
+use crate::corpus::cut_document;
 use crate::corpus::{NewDocument, StoredDocument};
 use crate::job::{Event, Job};
 use crate::tenant::Tenant;
@@ -52,12 +53,13 @@ impl Ingest {
             let cut = |document: &Document| cut_document(&tenant.engine, document.clone(), with_contexts);
             let new = documents.iter().map(cut).collect::<Result<Vec<_>>>()?;
             let (scheduler, engine) = (&app.state.scheduler, tenant.engine.clone());
+            admit(&engine, || new.iter().map(|new| new.chunks.clone()).collect());
             if !unlimited {
                 let tokens = new.iter().flat_map(|new| &new.chunks).map(Vec::len).sum();
                 scheduler.check_tokens(tokens)?;
             }
             let timeout = unlimited.then_some(NO_TIMEOUT);
-            let ingest = engine.start_ingest(&documents, &method, true)?;
+            let ingest = engine.start_ingest(&documents, &method)?;
             scheduler.submit(engine, Job::Ingest(Box::new(ingest)), sender, timeout)?;
             Ok(Ingest { app, tenant, documents: new, events })
         };
@@ -87,6 +89,11 @@ impl Ingest {
         let work = move || {
             let (corpus, namespace) = (&self.app.state.corpus, self.tenant.namespace());
             let documents = corpus.put(namespace, self.documents)?;
+            // They may have been removed during the prefill.
+            let chunks = |document: &StoredDocument| corpus.documents().chunks(namespace, &document.id);
+            admit(&self.tenant.engine, || {
+                documents.iter().filter_map(|document| chunks(document).ok()).collect()
+            });
             for document in documents.iter().filter(|document| document.pinned) {
                 let keys = corpus.documents().chunk_keys(namespace, &document.id)?;
                 pin_chunks(&self.tenant, &keys, true)?;
@@ -95,6 +102,15 @@ impl Ingest {
         };
         spawn_blocking(work).await
     }
+}
+
+/// Has the chunks of documents stored again, by questions with any method, though the same documents may have been removed before.
+/// A document is the token ids of its chunks.
+fn admit(engine: &Engine, documents: impl FnOnce() -> Vec<Vec<Vec<u32>>>) {
+    engine.store().admit(|| {
+        let chunks = documents().into_iter().flat_map(|chunks| engine.whole_document(chunks));
+        engine.keys_of(&chunks.collect::<Vec<_>>(), true)
+    });
 }
 
 /// Pins or unpins those of the chunks that are in the chunk store.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use refrain_engine::{Answer, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
+use refrain_engine::{Answer, Grammar, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
 use refrain_eviction::Eviction;
 use refrain_fusion::FusionMethod;
 use tokio::sync::mpsc::UnboundedSender;
@@ -20,12 +20,13 @@ pub(crate) enum Job {
 }
 
 /// A prompt to answer, with the method, policy and sampling of the request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GenerateJob {
     pub(crate) prompt: Prompt,
     pub(crate) method: Arc<dyn FusionMethod>,
     pub(crate) eviction: Eviction,
     pub(crate) sampling: Sampling,
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) explain: bool,
 }
 

@@ -16,12 +16,14 @@ mod corpus;
 mod error;
 mod ingest;
 mod job;
+mod library;
 mod listener;
 mod metrics;
 mod options;
 mod queue;
 mod random;
 mod scheduler;
+mod shares;
 mod tenant;
 
 /// Target of log lines that contain prompts and answers.
@@ -33,5 +35,6 @@ pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
 pub use corpus::DocumentStoreError;
 pub use error::Error;
+pub use library::{Found, Library};
 pub use listener::{Listener, tls};
 pub use options::{Limits, Options};

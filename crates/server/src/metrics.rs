@@ -9,8 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use refrain_engine::RequestStats;
-use refrain_store::Store;
+use refrain_engine::{Engine, RequestStats};
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
@@ -37,10 +36,14 @@ pub(crate) struct Metrics {
     generation_tokens: Counter,
     cache_queries: Counter,
     cache_hits: Counter,
+    cached_tokens: Counter,
+    prefix_cache_bytes: Gauge,
     recomputed_tokens: Counter,
     prefilled_chunks: Counter,
     bytes_loaded: Counter,
-    pub(crate) request_success: Counter,
+    request_success: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
     store: StoreMetrics,
     memory: Gauge,
 }
@@ -143,10 +146,24 @@ impl Metrics {
             generation_tokens: metric!("generation_tokens", "Tokens of answers", Counter::default()),
             cache_queries: metric!(
                 "prefix_cache_queries",
-                "Prompt tokens looked up in the cache",
+                "Prompt tokens looked up in the prefix cache",
                 Counter::default()
             ),
-            cache_hits: metric!("prefix_cache_hits", "Prompt tokens found in the cache", Counter::default()),
+            cache_hits: metric!(
+                "prefix_cache_hits",
+                "Prompt tokens taken over from the prefix cache",
+                Counter::default()
+            ),
+            cached_tokens: metric!(
+                "cached_tokens",
+                "Prompt tokens whose keys and values came from the prefix cache or from stored chunks",
+                Counter::default()
+            ),
+            prefix_cache_bytes: metric!(
+                "prefix_cache_bytes",
+                "Bytes of keys and values in the prefix cache",
+                Gauge::default()
+            ),
             recomputed_tokens: metric!(
                 "recomputed_tokens",
                 "Document tokens recomputed at the deepest layer",
@@ -163,6 +180,16 @@ impl Metrics {
                 Counter::default()
             ),
             request_success: metric!("request_success", "Requests answered", Counter::default()),
+            draft_tokens: metric!(
+                "spec_decode_num_draft_tokens",
+                "Tokens proposed from what was said before, and verified",
+                Counter::default()
+            ),
+            accepted_tokens: metric!(
+                "spec_decode_num_accepted_tokens",
+                "Proposed tokens that were right",
+                Counter::default()
+            ),
             store,
             memory,
             registry: Arc::new(registry),
@@ -174,10 +201,18 @@ impl Metrics {
         self.first_token_seconds.observe(time.as_secs_f64());
         self.prompt_tokens.inc_by(stats.prompt_tokens as u64);
         self.cache_queries.inc_by(stats.prompt_tokens as u64);
-        self.cache_hits.inc_by(stats.cached_tokens as u64);
+        self.cache_hits.inc_by(stats.prefix_tokens as u64);
+        self.cached_tokens.inc_by(stats.cached_tokens as u64);
         self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
         self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
         self.bytes_loaded.inc_by(stats.bytes_loaded);
+    }
+
+    /// Counts a request that was answered.
+    pub(crate) fn finished(&self, stats: &RequestStats) {
+        self.request_success.inc();
+        self.draft_tokens.inc_by(stats.draft_tokens as u64);
+        self.accepted_tokens.inc_by(stats.accepted_draft_tokens as u64);
     }
 
     /// Counts a token; `latency` is the time since the answer's token before it.
@@ -189,8 +224,8 @@ impl Metrics {
     }
 
     /// All metrics in the text format of OpenMetrics.
-    pub(crate) fn text(&self, store: &Store) -> String {
-        let (stats, own) = (store.stats(), &self.store);
+    pub(crate) fn text(&self, engine: &Engine) -> String {
+        let (stats, own) = (engine.store().stats(), &self.store);
         for (gauge, value) in [
             (&own.memory_bytes, stats.memory_bytes),
             (&own.disk_bytes, stats.disk_bytes),
@@ -202,11 +237,12 @@ impl Metrics {
         ] {
             gauge.set(value as i64);
         }
+        self.prefix_cache_bytes.set(engine.prefix_cache_bytes() as i64);
         if let Some(bytes) = resident_memory() {
             self.memory.set(bytes);
         }
         #[cfg(feature = "remote")]
-        if let Some(remote) = store.remote_stats() {
+        if let Some(remote) = engine.store().remote_stats() {
             own.pending.set(remote.pending as i64);
         }
         let mut text = String::new();

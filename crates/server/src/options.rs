@@ -8,10 +8,12 @@ use refrain_store::NamespaceKey;
 
 use crate::api_keys::ApiKeys;
 
-/// Bounds on the work that a server accepts.
+/// Bounds on the work that a server accepts and does at a time.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {
+    /// Most tokens that a sequence proposes at a time from what was said before.
+    pub num_speculative_tokens: usize,
     /// Most sequences that are decoded together.
     pub max_num_seqs: usize,
     /// Most requests that wait.
@@ -22,16 +24,27 @@ pub struct Limits {
     pub max_tokens_per_request: usize,
     /// Most time that a request may take, from its arrival on.
     pub request_timeout: Duration,
+    /// Whether requests of several keys share the server: then one key may have three quarters of the queue and of the sequences.
+    pub has_keys: bool,
+}
+
+impl Limits {
+    /// The part of a limit that one key may take.
+    pub(crate) fn of_key(&self, limit: usize) -> usize {
+        if self.has_keys { (limit * 3 / 4).max(1) } else { limit }
+    }
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
+            num_speculative_tokens: 10,
             max_num_seqs: 32,
             max_queued_requests: 256,
             kv_cache_memory_bytes: 4 << 30,
             max_tokens_per_request: 1 << 20,
             request_timeout: Duration::from_secs(600),
+            has_keys: false,
         }
     }
 }

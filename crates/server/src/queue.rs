@@ -30,6 +30,13 @@ pub(crate) struct QueuedJob {
     pub(crate) queue_span: Span,
 }
 
+impl QueuedJob {
+    /// The namespace of the job's key.
+    fn key(&self) -> &str {
+        &self.engine.settings().namespace
+    }
+}
+
 /// The state that requests and the compute thread share.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
@@ -79,6 +86,11 @@ impl Shared {
     ) -> Result<()> {
         let mut queue = self.queue();
         self.admit(&mut queue)?;
+        let key = &engine.settings().namespace;
+        let limit = self.limits.of_key(self.limits.max_queued_requests);
+        if queue.jobs.iter().filter(|job| job.key() == key).count() >= limit {
+            return Err(self.full(&queue, format!("{limit} requests of this key are waiting already")));
+        }
         let (arrived, span) = (Instant::now(), Span::current());
         let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
         let deadline = arrived + timeout;
@@ -110,22 +122,30 @@ impl Shared {
             self.metrics.cancelled.inc_by((all - queue.jobs.len()) as u64);
         }
         if queue.jobs.len() >= limit {
-            self.metrics.rejected.inc();
-            let seconds = queue.prefill_seconds * queue.jobs.len() as f64;
-            let message = format!("{limit} requests are waiting already");
-            let error = ApiError {
-                code: Some("queue_full"),
-                ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
-            };
-            return Err(ApiError { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..error });
+            return Err(self.full(queue, format!("{limit} requests are waiting already")));
         }
         Ok(())
     }
 
-    /// The first job of the queue that may start beside `(sequences, bytes)` under way. A question waits until there is room for
-    /// those before it; an ingest, which holds no cache, stands in no question's way. Jobs that are late, or whose client has
-    /// disconnected, are dropped.
-    pub(crate) fn take(&self, (num_seqs, kv_bytes): (usize, usize), may_ingest: bool) -> Option<QueuedJob> {
+    /// The refusal of a request for which the queue has no room.
+    fn full(&self, queue: &Queue, message: String) -> ApiError {
+        self.metrics.rejected.inc();
+        let seconds = queue.prefill_seconds * queue.jobs.len() as f64;
+        let error =
+            ApiError { code: Some("queue_full"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) };
+        ApiError { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..error }
+    }
+
+    /// The next job of the queue that may start beside those under way, of which `held` has the key and the bytes. Of the keys that ask
+    /// a question, the one that has `used` the least time goes first; its question waits until there is room for it, and those of others wait
+    /// behind it. An ingest, which holds no cache, stands in no question's way. Jobs that are late, or whose client has disconnected, are
+    /// dropped.
+    pub(crate) fn take(
+        &self,
+        held: &[(&str, usize)],
+        used: impl Fn(&str) -> Duration,
+        may_ingest: bool,
+    ) -> Option<QueuedJob> {
         let mut queue = self.queue();
         queue.jobs.retain(|job| {
             let over = job.events.is_closed() || job.deadline <= Instant::now() || self.is_aborted();
@@ -135,13 +155,17 @@ impl Shared {
             }
             !over
         });
-        let fits = |job: &QueuedJob| {
-            num_seqs < self.limits.max_num_seqs
-                && kv_bytes + job.kv_bytes <= self.limits.kv_cache_memory_bytes
-        };
         let is_ingest = |job: &QueuedJob| matches!(job.job, Job::Ingest(_));
-        let question = queue.jobs.iter().position(|job| !is_ingest(job));
-        let question = question.filter(|index| fits(&queue.jobs[*index]));
+        let of_own = |job: &QueuedJob| held.iter().filter(|(key, _)| *key == job.key()).count();
+        // A key whose share is full lets others go first.
+        let may_start = |job: &QueuedJob| of_own(job) < self.limits.of_key(self.limits.max_num_seqs);
+        let questions = queue.jobs.iter().enumerate().filter(|(_, job)| !is_ingest(job) && may_start(job));
+        let question = questions.min_by_key(|(_, job)| (used(job.key()), of_own(job)));
+        let bytes: usize = held.iter().map(|(_, bytes)| bytes).sum();
+        let fits = |job: &QueuedJob| {
+            held.len() < self.limits.max_num_seqs && bytes + job.kv_bytes <= self.limits.kv_cache_memory_bytes
+        };
+        let question = question.filter(|(_, job)| fits(job)).map(|(index, _)| index);
         let ingest = queue.jobs.iter().position(is_ingest).filter(|_| may_ingest);
         let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
         queue.under_way += usize::from(job.is_some());

@@ -1,9 +1,9 @@
 //! Random ids and seeds.
 
-/// A unique id: `PREFIX-` and 24 hexadecimal digits.
+/// A unique id: a prefix and 24 hexadecimal digits.
 pub(crate) fn random_id(prefix: &str) -> String {
     let bits: [u8; 12] = random_bytes();
-    format!("{prefix}-{}", bits.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    format!("{prefix}{}", bits.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
 /// A seed for a request that gives none. It has 32 bits, so that every client can send it again as it was reported.

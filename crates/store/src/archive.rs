@@ -133,6 +133,7 @@ pub fn import(
                     None => chunk,
                 };
                 last = Some((*key, chunk.id().clone()));
+                store.admit(|| vec![chunk.key()]);
                 Ok(store.put(chunk))
             }),
             FolderEntry::Aux(key, kind, _) => match last.as_ref().filter(|(last, _)| last == key) {
@@ -154,6 +155,8 @@ pub fn import(
                 PutOutcome::Known => report.known += u64::from(matches!(found, FolderEntry::Chunk(..))),
                 PutOutcome::Stored { bytes } => report.count(&found, bytes),
                 PutOutcome::MemoryOnly => report.count(&found, size),
+                // Somebody did so at this moment.
+                PutOutcome::Deleted => report.left_out.push((name, "it was deleted".to_owned())),
             },
             Err(problem) => report.left_out.push((name, problem.to_string())),
         }

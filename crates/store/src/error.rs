@@ -113,6 +113,16 @@ pub enum StoreError {
         /// The fault.
         why: String,
     },
+    /// Chunks that could not be deleted from the object store.
+    #[error(
+        "chunks cannot be deleted from {url}: {why}; they are gone here, and deleting them again is safe and deletes what is left"
+    )]
+    NotDeleted {
+        /// Where they are.
+        url: String,
+        /// The fault.
+        why: String,
+    },
     /// No room within the limits of the folder, or of the chunk's namespace.
     #[error(
         "{bytes} bytes of a chunk do not fit into the {limit} bytes that {} may take{}: raise the limit{}",

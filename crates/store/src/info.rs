@@ -204,6 +204,8 @@ pub enum PutOutcome {
     Known,
     /// The store has no folder.
     MemoryOnly,
+    /// It was deleted since it was last [admitted](crate::Store::admit), and is not kept.
+    Deleted,
     /// It could not be written (a full disk, say). It serves from memory while there is room; nothing of it is on
     /// disk under its name unless the very last step, syncing the folder, failed.
     NotStored {

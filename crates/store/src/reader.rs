@@ -43,6 +43,8 @@ struct Disk {
     header: Header,
     /// When its time is over, in seconds since 1970; 0 is never.
     expires: u64,
+    /// Removals when the file was opened.
+    removals: u64,
     /// Offset of the first layer.
     start: u64,
     /// None where as many files are open as may be: it is opened again for every layer.
@@ -65,11 +67,12 @@ impl From<Chunk> for ChunkReader {
 }
 
 impl ChunkReader {
-    /// `file` stands at the first layer.
+    /// `file` stands at the first layer. There were so many `removals` before it was opened.
     pub(crate) fn open(
         store: Arc<Tiers>,
         key: ChunkKey,
         (mut file, header, expires): (File, Header, u64),
+        removals: u64,
     ) -> Result<ChunkReader, Problem> {
         let start = file.stream_position().map_err(|error| Problem::Io(error.to_string()))?;
         let layers = header.id.layers;
@@ -78,6 +81,7 @@ impl ChunkReader {
             rooms: OnceLock::new(),
             key,
             expires,
+            removals,
             start,
             layers: (0..layers).map(|_| OnceLock::new()).collect(),
             keep: weight(&header.id, &header.label, header.bytes()) <= store.memory_capacity(),
@@ -281,7 +285,8 @@ impl Disk {
         // Acquire and release: the thread that counts the last layer sees all of them.
         if first && self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let kept = self.keep.then(|| self.chunk()).flatten();
-            self.store.read_from_disk(kept.map(|chunk| MemoryEntry { chunk, expires: self.expires }));
+            let kept = kept.map(|chunk| MemoryEntry { chunk, expires: self.expires });
+            self.store.read_from_disk(kept, self.removals);
         }
     }
 

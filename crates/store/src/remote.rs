@@ -8,21 +8,25 @@
 //! background task alone: a request waits for it at most once.
 
 mod client;
+mod delete;
 mod upload;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use object_store::parse_url_opts;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, parse_url_opts};
 use tokio::runtime::{Builder, Runtime};
 
 use self::client::Client;
 pub(crate) use self::client::ObjectSink;
 pub use self::client::RemoteStats;
 use crate::disk::Disk;
-use crate::{Result, StoreError};
+use crate::{ChunkKey, Result, StoreError};
 
 /// The client's own limit to a request.
 const LONGEST_REQUEST: &str = "1 hour";
@@ -61,6 +65,8 @@ pub(crate) struct Remote {
     /// Taken when it is dropped.
     runtime: Option<Runtime>,
     client: Arc<Client>,
+    /// For errors.
+    url: String,
 }
 
 impl Remote {
@@ -74,15 +80,26 @@ impl Remote {
         // Somebody else may have chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (objects, prefix) = parse_url_opts(&url, given).map_err(|error| failed(error.to_string()))?;
+        Remote::with(objects.into(), prefix, options, disk)
+    }
+
+    /// Begins to bring what `disk` notes to `objects`.
+    pub(crate) fn with(
+        objects: Arc<dyn ObjectStore>,
+        prefix: ObjectPath,
+        options: &RemoteOptions,
+        disk: &Arc<Disk>,
+    ) -> Result<Remote> {
+        let failed = |why: String| StoreError::Remote { url: options.url.clone(), why };
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("remote")
             .enable_all()
             .build()
             .map_err(|error| failed(error.to_string()))?;
-        let client = Arc::new(Client::new(objects.into(), prefix, options.timeout));
+        let client = Arc::new(Client::new(objects, prefix, options.timeout));
         runtime.spawn(upload::send_all(client.clone(), Arc::downgrade(disk)));
-        Ok(Remote { runtime: Some(runtime), client })
+        Ok(Remote { runtime: Some(runtime), client, url: options.url.clone() })
     }
 
     /// There is something new to be brought there.
@@ -95,6 +112,23 @@ impl Remote {
         if let Some(runtime) = &self.runtime {
             runtime.spawn(self.client.clone().fetch(name, sink));
         }
+    }
+
+    /// Deletes the objects of chunks whose files are gone, and returns when the object store has confirmed each. Must not be
+    /// called by a thread of an asynchronous runtime, since it waits.
+    ///
+    /// # Errors
+    /// If the object store refuses, or does not answer.
+    pub(crate) fn delete(&self, keys: BTreeSet<ChunkKey>) -> Result<()> {
+        let Some(runtime) = &self.runtime else { return Ok(()) };
+        let (sender, deleted) = channel();
+        let client = self.client.clone();
+        runtime.spawn(async move {
+            // Nobody may be waiting any more.
+            let _ = sender.send(client.delete(&keys).await);
+        });
+        let outcome = deleted.recv().unwrap_or_else(|error| Err(error.to_string()));
+        outcome.map_err(|why| StoreError::NotDeleted { url: self.url.clone(), why })
     }
 
     pub(crate) fn stats(&self) -> RemoteStats {

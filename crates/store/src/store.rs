@@ -92,9 +92,10 @@ impl Store {
             self.0.touch(*key);
             return Some(held.chunk.into());
         }
+        let removals = self.0.removals();
         let open = |disk: &Disk| {
             let Some(opened) = disk.open_known(id, key)? else { return Ok(None) };
-            ChunkReader::open(self.0.clone(), *key, opened).map(Some)
+            ChunkReader::open(self.0.clone(), *key, opened, removals).map(Some)
         };
         let problem = match self.0.disk.as_deref().map_or(Ok(None), open) {
             Ok(Some(reader)) => {
@@ -129,9 +130,13 @@ impl Store {
     /// Keeps the chunk in memory, and on disk if it is not there.
     ///
     /// # Errors
-    /// None at present: a chunk that cannot be written is told by the outcome, and serves from memory.
+    /// If the chunk was deleted while it was written, and could not be deleted again. A chunk that cannot be written is told by the
+    /// outcome, and serves from memory.
     pub fn put(&self, chunk: Chunk) -> Result<PutOutcome> {
         let key = chunk.key();
+        if self.0.is_deleted(&key) {
+            return Ok(PutOutcome::Deleted);
+        }
         let expires = self.0.disk.as_ref().map_or(0, |disk| disk.expiry_now());
         let outcome = self.0.write(|disk| {
             if disk.contains(&key) {
@@ -141,7 +146,22 @@ impl Store {
             disk.write_chunk(&chunk, Origin::Here).map(Some)
         });
         self.0.memory.insert(key, MemoryEntry { chunk, expires });
-        Ok(outcome)
+        self.kept_or_deleted(key, outcome)
+    }
+
+    /// The outcome of keeping something of a chunk, which is deleted once more if the chunk was deleted meanwhile.
+    fn kept_or_deleted(&self, key: ChunkKey, outcome: PutOutcome) -> Result<PutOutcome> {
+        if !self.0.is_deleted(&key) {
+            return Ok(outcome);
+        }
+        self.delete(&[key])?;
+        Ok(PutOutcome::Deleted)
+    }
+
+    /// Has deleted chunks stored again when they are put: somebody wants them anew. `keys` is asked only where something was
+    /// deleted since the store was opened.
+    pub fn admit(&self, keys: impl FnOnce() -> Vec<ChunkKey>) {
+        self.0.admit(keys);
     }
 
     /// Without an object store nothing is fetched from one.
@@ -174,15 +194,34 @@ impl Store {
     }
 
     /// Removes a chunk and its aux tensors from memory and disk, and says whether the chunk was there. Chunks in use stay
-    /// whole.
+    /// whole. What is in the object store stays, and is fetched again when it is asked for: [`Store::delete`] deletes it.
     ///
     /// # Errors
     /// If a file cannot be removed.
     pub fn remove(&self, key: &ChunkKey) -> Result<bool> {
-        self.0.aux_tensors.retain(|(chunk, _), _| chunk != key);
-        let in_memory = self.0.memory.remove(key).is_some();
-        let on_disk = self.0.disk.as_ref().map_or(Ok(false), |disk| disk.remove(key))?;
-        Ok(in_memory || on_disk)
+        self.0.remove(key)
+    }
+
+    /// Deletes chunks and their aux tensors from memory, disk and the object store, and returns when the object store has
+    /// confirmed it. A chunk that is being read or fetched is read to its end and not kept; one that is being uploaded is
+    /// deleted after its upload; and one that is being computed is not stored until it is [admitted](Store::admit). Must not be called by a thread of an asynchronous runtime, since it waits.
+    ///
+    /// Other machines that share the object store keep the copies in their own folders.
+    ///
+    /// # Errors
+    /// If a file cannot be removed, or the object store refuses or does not answer. Whatever can be deleted is; deleting again is
+    /// safe, and deletes what is left.
+    pub fn delete(&self, keys: &[ChunkKey]) -> Result<()> {
+        let mut outcome = Ok(());
+        self.0.note_deleted(keys);
+        for key in keys {
+            outcome = outcome.and(self.remove(key).map(drop));
+        }
+        #[cfg(feature = "remote")]
+        if let Some(remote) = self.0.remote.as_ref().filter(|_| !keys.is_empty()) {
+            outcome = outcome.and(remote.delete(keys.iter().copied().collect()));
+        }
+        outcome
     }
 
     /// Pins the chunks `keys`, so that they stay on disk however much room is needed, or unpins them. Returns how many of

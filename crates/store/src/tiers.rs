@@ -10,12 +10,13 @@ mod memory;
 
 #[cfg(feature = "remote")]
 use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quick_cache::sync::Cache;
 use refrain_kv::AuxTensors;
@@ -37,6 +38,8 @@ use crate::key::ChunkKey;
 const REPAIRS: usize = 256;
 /// Most files that readers keep open: a prompt may have more chunks than a process may have files.
 const OPEN_FILES: usize = 256;
+/// Most deleted chunks that are remembered.
+const MAX_DELETED: usize = 1 << 20;
 /// Aux tensors in memory take at most this part of what chunks may take.
 const AUX_SHARE: u64 = 16;
 
@@ -54,6 +57,10 @@ pub(crate) struct Tiers {
     pub(crate) repairs: Mutex<VecDeque<Repair>>,
     /// Files that readers have open.
     pub(crate) open_files: Arc<()>,
+    /// Removals of chunks so far: what was opened or asked for before one of them is not kept after it.
+    removals: AtomicU64,
+    /// Chunks that were deleted. Who began to compute one before that may not put it hereafter.
+    deleted: Mutex<HashSet<ChunkKey>>,
 }
 
 /// A file that a reader keeps open.
@@ -89,6 +96,8 @@ impl Tiers {
             counters: Counters::default(),
             repairs: Mutex::default(),
             open_files: Arc::default(),
+            removals: AtomicU64::new(0),
+            deleted: Mutex::default(),
         }
     }
 
@@ -144,11 +153,54 @@ impl Tiers {
         self.counters.bytes_read.fetch_add(bytes, Relaxed);
     }
 
-    /// Counts a chunk that was read from disk, and keeps it in memory.
-    pub(crate) fn read_from_disk(&self, kept: Option<MemoryEntry>) {
+    /// Removals so far.
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals.load(SeqCst)
+    }
+
+    /// Removes a chunk and its aux tensors from memory and disk, and says whether the chunk was there.
+    pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
+        // Counted first: who keeps the chunk hereafter sees it, and who kept it before is seen here.
+        self.removals.fetch_add(1, SeqCst);
+        self.aux_tensors.retain(|(chunk, _), _| chunk != key);
+        let in_memory = self.memory.remove(key).is_some();
+        let on_disk = self.disk.as_ref().map_or(Ok(false), |disk| disk.remove(key))?;
+        Ok(in_memory || on_disk)
+    }
+
+    fn deleted(&self) -> MutexGuard<'_, HashSet<ChunkKey>> {
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_deleted(&self, key: &ChunkKey) -> bool {
+        self.deleted().contains(key)
+    }
+
+    /// Notes that these chunks are not kept until they are admitted.
+    pub(crate) fn note_deleted(&self, keys: &[ChunkKey]) {
+        let mut deleted = self.deleted();
+        if deleted.len() + keys.len() > MAX_DELETED {
+            deleted.clear();
+        }
+        deleted.extend(keys);
+    }
+
+    pub(crate) fn admit(&self, keys: impl FnOnce() -> Vec<ChunkKey>) {
+        if !self.deleted().is_empty() {
+            let keys = keys();
+            let mut deleted = self.deleted();
+            keys.iter().for_each(|key| _ = deleted.remove(key));
+        }
+    }
+
+    /// Counts a chunk that was read from disk, and keeps it in memory unless a chunk was removed since there were `removals`.
+    pub(crate) fn read_from_disk(&self, kept: Option<MemoryEntry>, removals: u64) {
         self.counters.disk_hits.fetch_add(1, Relaxed);
-        if let Some(held) = kept {
-            self.memory.insert(held.chunk.key(), held);
+        let Some(held) = kept else { return };
+        let key = held.chunk.key();
+        self.memory.insert(key, held);
+        if self.removals() != removals {
+            self.memory.remove(&key);
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueHint};
-use refrain_engine::{Instructions, Sampling};
+use refrain_engine::{Instructions, Sampling, StructuredOutput};
 
 use crate::choice::AUTO;
 
@@ -14,6 +15,11 @@ pub(crate) struct Ask {
     pub(crate) question: String,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
+    /// Answer from the N chunks [default: 5] that match the question best: of --docs, or, without any, of all that was ingested
+    /// into the store
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) search: Option<u32>,
     /// Fusion method, with options if wanted: drift:charge=0.1, a3, pie; auto is what `refrain tune` found for the model, or what
     /// is built in for it [default: auto]
     #[arg(long, value_name = "METHOD")]
@@ -32,6 +38,10 @@ pub(crate) struct Ask {
     #[arg(long)]
     pub(crate) explain: bool,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) structured: StructuredArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -46,6 +56,8 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "POLICY", default_value = "full")]
     pub(crate) evict: String,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -53,7 +65,7 @@ pub(crate) struct Chat {
 pub(crate) struct Generate {
     /// The prompt; - reads it from standard input
     pub(crate) prompt: String,
-    /// Text, Markdown or JSONL file, or folder of them, to write from; may be given several times
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL file, or folder of them, to write from; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
     /// System message [default: the model's own]
@@ -71,13 +83,17 @@ pub(crate) struct Generate {
           hide_possible_values = true, value_parser = BoolishValueParser::new())]
     pub(crate) ignore_end: bool,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) structured: StructuredArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
 /// Documents, system message and instruction around the question.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// Text, Markdown or JSONL file, or folder of them; may be given several times
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL file, or folder of them; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
     /// System message [default: the model's own]
@@ -99,6 +115,15 @@ impl PromptArgs {
     }
 }
 
+/// Prompt lookup decoding.
+#[derive(Debug, Args)]
+pub(crate) struct SpeculationArgs {
+    /// Most tokens that are proposed at a time from prompt and answer, and verified in one step; 0 proposes none. The answer is the
+    /// same, and a cache that an eviction policy bounds gets none
+    #[arg(long, value_name = "N", default_value_t = 10, hide_short_help = true)]
+    pub(crate) num_speculative_tokens: usize,
+}
+
 /// How tokens are chosen.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling options")]
@@ -118,6 +143,27 @@ pub(crate) struct SamplingArgs {
     /// Make tokens that were already seen less likely; 1 changes nothing
     #[arg(long, value_name = "X", default_value_t = Sampling::default().repetition_penalty)]
     repetition_penalty: f32,
+    /// Lower the logit of a token by this for each time that it stands in the answer
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
+    frequency_penalty: f32,
+    /// Lower the logits of tokens that stand in the answer by this
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
+    presence_penalty: f32,
+    /// Add X to the logit of the token ID; may be given several times
+    #[arg(long, value_name = "ID=X", value_parser = token_bias, allow_hyphen_values = true, hide_short_help = true)]
+    logit_bias: Vec<(u32, f32)>,
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = Sampling::default().seed)]
     seed: u64,
@@ -140,11 +186,65 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            logit_bias: self.logit_bias.iter().copied().collect(),
             seed: self.seed,
             stop: self.stop.clone(),
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
             ..Sampling::default()
         }
+    }
+}
+
+/// Reads `ID=X`.
+fn token_bias(text: &str) -> Result<(u32, f32), String> {
+    let read = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
+    text.split_once('=').and_then(read).ok_or_else(|| format!("{text:?} is no ID=X, as in 42=-5"))
+}
+
+/// The form that the answer is held to.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Structured output")]
+#[group(multiple = false)]
+pub(crate) struct StructuredArgs {
+    /// Answer with a JSON object
+    #[arg(long)]
+    json_object: bool,
+    /// Answer with JSON of the schema in this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    json_schema: Option<PathBuf>,
+    /// Answer with a text that this expression matches as a whole
+    #[arg(long, value_name = "REGEX")]
+    regex: Option<String>,
+    /// Answer with one of these texts; given once for each
+    #[arg(long, value_name = "TEXT")]
+    choice: Vec<String>,
+    /// Answer with a text of the grammar in this file, in llguidance's dialect of Lark
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    grammar: Option<PathBuf>,
+}
+
+impl StructuredArgs {
+    /// # Errors
+    /// If a file cannot be read, or a schema is no JSON.
+    pub(crate) fn output(&self) -> anyhow::Result<Option<StructuredOutput>> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        Ok(if self.json_object {
+            Some(StructuredOutput::JsonObject)
+        } else if let Some(path) = &self.json_schema {
+            let schema = serde_json::from_str(&read(path)?);
+            let schema = schema.with_context(|| format!("{} is no JSON schema", path.display()))?;
+            Some(StructuredOutput::JsonSchema(schema))
+        } else if let Some(path) = &self.grammar {
+            Some(StructuredOutput::Lark(read(path)?))
+        } else if !self.choice.is_empty() {
+            Some(StructuredOutput::Choice(self.choice.clone()))
+        } else {
+            self.regex.clone().map(StructuredOutput::Regex)
+        })
     }
 }

@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use serde::Serialize;
 
 use crate::examples;
 use crate::output::parse_duration;
@@ -149,11 +150,48 @@ pub(crate) struct StoreBench {
     pub(crate) runs: u32,
 }
 
+/// What the clients of a benchmark ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Scenario {
+    /// Questions that stand alone, with ingests, tools and clients that leave where they are asked for
+    Mixed,
+    /// Conversations of several questions over the same documents; first and later turns are told apart
+    MultiTurn,
+    /// Answers that copy passages of the documents
+    Extractive,
+}
+
+/// A feature of the server that a benchmark can do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Feature {
+    /// As with --prefix-cache-memory-bytes 0
+    PrefixCaching,
+    /// As with --num-speculative-tokens 0
+    Speculation,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeBench {
     /// A server that runs already, in place of one in this process
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) url: Option<String>,
+    /// API keys of that server, which the clients have in turn
+    #[arg(long, value_name = "KEY", value_delimiter = ',', requires = "url")]
+    pub(crate) api_key: Vec<String>,
+    /// What clients ask
+    #[arg(long, value_enum, default_value_t = Scenario::Mixed)]
+    pub(crate) scenario: Scenario,
+    /// Measures servers without these features beside the default one, in turn, and reports medians of --rounds
+    #[arg(long, value_name = "FEATURES", value_enum, value_delimiter = ',', conflicts_with = "url")]
+    pub(crate) compare: Vec<Feature>,
+    /// Rounds in which everything is measured [default: 3 with --compare, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Questions of a conversation, in multi-turn
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) turns: u32,
     /// File or folder of the documents that requests draw from; may be given several times [default: a built-in text]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
@@ -181,18 +219,34 @@ pub(crate) struct ServeBench {
     /// Documents of a request, or from how many to how many (0-10): 3 % of them get 60 % of all requests
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_range)]
     pub(crate) per_request: RangeInclusive<usize>,
-    /// Tokens of each answer
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(crate) tokens: usize,
+    /// Tokens of each answer; of extracts, the most, and at least 64 of them [default: 32, and 128 in extractive]
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens: Option<usize>,
+    /// Share of the requests that bring a new document, which is removed afterwards
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(crate) ingest: f64,
+    /// Share of the requests that have a tool called
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(crate) tools: f64,
     /// Share of the requests whose client goes away before the answer ends
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub(crate) leave: f64,
+    /// API keys of the server in this process, which the clients have in turn; 1 needs none
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "url")]
+    pub(crate) keys: usize,
     /// Most sequences decoded together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(crate) max_num_seqs: usize,
     /// Seed of what is drawn
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
+}
+
+impl ServeBench {
+    /// Rounds in which everything is measured.
+    pub(crate) fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.compare.is_empty() { 1 } else { 3 })
+    }
 }
 
 /// `3`, or `0-10`.

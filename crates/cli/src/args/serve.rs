@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 use refrain_engine::Instructions;
 
+use super::answers::SpeculationArgs;
 use crate::choice::AUTO;
 use crate::output::{parse_duration, parse_size};
 
@@ -21,7 +22,7 @@ pub(crate) struct Serve {
     /// Name of the model in requests [default: the value of --model]
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
-    /// Text, Markdown or JSONL (title, text) files, or folders of them, to ingest before the first request
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them, to ingest before the first request
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) docs: Vec<PathBuf>,
     /// Fusion method of requests that name none; auto is the model's own choice
@@ -49,6 +50,8 @@ pub(crate) struct Serve {
     /// Origins of web pages that may send requests, * for all
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allowed_origins: Vec<String>,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Most sequences decoded together
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(crate) max_num_seqs: usize,
@@ -58,6 +61,9 @@ pub(crate) struct Serve {
     /// Most bytes of keys and values of all running sequences
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size)]
     pub(crate) kv_cache_memory_bytes: u64,
+    /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    pub(crate) prefix_cache_memory_bytes: u64,
     /// Most time that a request may take, waiting included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     pub(crate) request_timeout: Duration,

@@ -14,7 +14,7 @@ const TUNED: &str = "pie;lego_link:charge=0.1;cache_blend:charge=0.15;prophet_kv
 
 #[derive(Debug, Args)]
 pub(crate) struct Tune {
-    /// Text, Markdown or JSONL (title, text) files, or folders of them
+    /// Text, Markdown, HTML, PDF, DOCX or JSONL (title, text) files, or folders of them
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Questions, a JSON object a line: {"question": …, "answers": […]}; without answers, vanilla's are to be kept [default: the model

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use refrain_engine::{Document, Engine, Prompt, PromptChunk};
 
-use crate::output::Fail;
-use crate::settings::read_documents;
+use crate::documents::read_documents;
+use crate::output::{Console, Fail};
 
 const DOCUMENTS: [&str; 3] = [
     include_str!("../../../../examples/docs/drive/chain.md"),
@@ -21,7 +21,8 @@ pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
     if paths.is_empty() {
         return Ok(DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec());
     }
-    read_documents(paths)
+    // A bar would stand among the lines of the benchmark.
+    Ok(read_documents(Console { quiet: true }, paths)?.documents)
 }
 
 /// Questions of a file, one a line; the built-in ones if there is no file.

@@ -1,145 +1,298 @@
 //! `refrain bench serve`: many clients of a server at once.
 
+mod client;
+mod host;
+mod report;
 mod traffic;
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine, Instructions};
-use refrain_server::{App, Listener, Options};
-use serde::Serialize;
-use serde_json::{Value, json};
+use anyhow::Result;
+use indicatif::ProgressBar;
+use refrain_engine::{Document, Instructions};
+use serde_json::json;
 
-use self::traffic::{FEW, HOT, Outcome, Traffic, shares};
+use self::client::{Kind, Outcome};
+use self::host::{Host, Memory, Variant};
+use self::report::{Cell, Part, Row};
+use self::traffic::{FEW, HOT, Traffic, shares};
 use super::measurement::Setup;
 use super::prompts::{documents, questions};
-use crate::args;
+use crate::args::{self, Scenario};
 use crate::methods;
-use crate::output::{bytes, count, print, print_json, seconds};
+use crate::output::{Fail, bytes, count, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
-/// Documents brought in one request.
-const AT_ONCE: usize = 64;
 /// Steps between a rate that is too high and one that is not.
 const HALVINGS: usize = 3;
+/// Tokens of each answer, unless they are given; those of extracts are the most that they may have.
+const TOKENS: usize = 32;
+const EXTRACT_TOKENS: usize = 128;
 
-/// A method under a number of clients.
-#[derive(Debug, Serialize)]
-struct LoadResult {
-    method: String,
-    /// Clients at once; none where requests come at a rate.
-    clients: Option<usize>,
-    /// Requests a second that came.
-    rate: f64,
-    requests: usize,
-    /// Whole answers, and those whose clients went away on purpose.
-    answered: usize,
-    left: usize,
-    /// Answers with another status than 200, by status; 0 where there was none.
-    failed: BTreeMap<u16, usize>,
-    /// Seconds: median, 95th and 99th percentile.
-    ttft: [f64; 3],
-    between_tokens: [f64; 3],
-    tokens_per_second: f64,
-    /// Bytes of the server's memory a while after it, when nothing is under way.
-    memory: Option<u64>,
+/// A benchmark that is set up.
+struct Bench<'a> {
+    args: &'a args::ServeBench,
+    host: Host,
+    traffic: Traffic,
+    methods: Vec<String>,
+    /// The documents that are brought to each server.
+    documents: Vec<Document>,
+    bar: ProgressBar,
+}
+
+/// The results of a benchmark.
+#[derive(Default)]
+struct Results {
+    rows: Vec<Row>,
+    /// The highest rate of each method within the limit.
+    limits: Vec<(String, f64)>,
+    /// Memory of a server that nobody has asked anything yet, at the beginning and at the end: what the others left behind shows.
+    memory_before: Option<Memory>,
+    memory_after: Option<Memory>,
 }
 
 /// `refrain bench serve`
 pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
+    check(args)?;
     let (methods, policy) = (methods::methods(&args.methods)?, methods::policy(&args.evict)?);
     let (questions, documents) = (questions(args.questions.as_deref())?, documents(&args.docs)?);
-    let folder = tempfile::Builder::new().prefix("refrain-bench-").tempdir()?;
-    let (server, url, about) = match &args.url {
-        Some(url) => (None, url.trim_end_matches('/').to_owned(), None),
+    let (host, about) = match &args.url {
+        Some(url) => {
+            let url = url.trim_end_matches('/').to_owned();
+            (Host::Running { url, keys: args.api_key.clone() }, None)
+        }
         None => {
+            let folder = tempfile::Builder::new().prefix("refrain-bench-").tempdir()?;
             let mut own = context.clone();
             own.store = folder.path().to_owned();
             let engine = own.open_engine(&Instructions::default())?;
-            let about = Setup::new(&**engine.decoder().device(), 1);
-            let (server, url) = start(engine, args)?;
-            (Some(server), url, Some(about))
+            let about = Setup::new(&**engine.decoder().device(), args.rounds());
+            (Host::own(engine, folder, args)?, Some(about))
         }
     };
-    let pool = documents.len();
-    let mut ids = Vec::new();
-    if *args.per_request.end() > 0 {
-        let spinner = context.spinner("bringing the documents");
-        for method in &methods {
-            ids = bring(&url, &method.spec, &documents)?;
-        }
-        spinner.finish_and_clear();
-    }
+    let brought = if *args.per_request.end() > 0 { documents.clone() } else { Vec::new() };
+    let tokens = if args.scenario == Scenario::Extractive { EXTRACT_TOKENS } else { TOKENS };
     let traffic = Traffic {
-        url,
-        shares: shares(ids.len(), FEW, HOT),
-        ids,
+        scenario: args.scenario,
+        shares: shares(brought.len(), FEW, HOT),
+        documents,
         questions,
         per_request: args.per_request.clone(),
-        tokens: args.tokens,
+        tokens: args.tokens.unwrap_or(tokens),
+        turns: args.turns as usize,
         leave: args.leave,
+        ingest: args.ingest,
+        tools: args.tools,
+        evict: policy.spec,
         seed: args.seed,
         drawn: AtomicU64::new(args.seed),
     };
-    let before = traffic.memory();
-    let (mut rows, mut limits) = (Vec::new(), Vec::new());
-    let bar = context.spinner("asking");
-    for clients in &args.clients {
-        for method in &methods {
-            bar.set_message(format!("{}, {}", method.spec, count(*clients, "client")));
-            traffic.begin_again();
-            let body = |index| traffic.body(&method.spec, &policy.spec, index);
-            let began = Instant::now();
-            let outcomes = traffic.closed(*clients, args.seconds, &body);
-            // Answers go on past the end, and count.
-            let row = LoadResult::of(&method.spec, Some(*clients), outcomes, began.elapsed());
-            rows.push(LoadResult { memory: traffic.memory(), ..row });
-        }
+    let methods = methods.into_iter().map(|method| method.spec).collect();
+    let bar = context.spinner("bringing the documents");
+    let bench = Bench { args, host, traffic, methods, documents: brought, bar };
+    let results = bench.measure()?;
+    bench.bar.finish_and_clear();
+    let failed: usize = results.rows.iter().filter(|row| row.part == Part::All).map(Row::server_errors).sum();
+    bench.tell(context, about.as_ref(), results)?;
+    if failed > 0 {
+        let message = format!("the server failed {}", count(failed, "request"));
+        return Err(Fail::new(message).hint("its log says why").into());
     }
-    if let Some(limit) = args.limit {
-        for method in &methods {
-            let body = |index| traffic.body(&method.spec, &policy.spec, index);
-            let (best, tried) = highest(&traffic, &method.spec, limit, args.requests, &body, |rate| {
-                bar.set_message(format!("{}, {rate:.2} requests a second", method.spec));
+    Ok(())
+}
+
+/// # Errors
+/// If options do not go together.
+fn check(args: &args::ServeBench) -> Result<()> {
+    let shares = [("--leave", args.leave), ("--ingest", args.ingest), ("--tools", args.tools)];
+    if let Some((name, share)) = shares.iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+        return Err(Fail::usage(format!("{name} {share} is no share")).hint("choose from 0 to 1").into());
+    }
+    if args.ingest + args.tools > 1.0 {
+        let message = "--ingest and --tools are more than all requests together";
+        return Err(Fail::usage(message).hint("their sum is at most 1; the others are chats").into());
+    }
+    let is_mixed = args.scenario == Scenario::Mixed;
+    if !is_mixed && (args.ingest + args.tools > 0.0 || args.limit.is_some()) {
+        let message = "--ingest, --tools and --limit are for requests that stand alone";
+        return Err(Fail::usage(message).hint("leave them out, or choose --scenario mixed").into());
+    }
+    if args.limit.is_some() && !args.compare.is_empty() {
+        let message = "--limit and --compare measure different things";
+        return Err(Fail::usage(message).hint("run the benchmark once with each").into());
+    }
+    Ok(())
+}
+
+impl Bench<'_> {
+    fn measure(&self) -> Result<Results> {
+        let mut results = Results::default();
+        let (rounds, variants) = (self.args.rounds(), Variant::of(&self.args.compare));
+        let mut measured: Vec<Vec<Row>> = Vec::new();
+        // The chunks are computed once, and not while the first server is measured.
+        let methods: Vec<&str> = self.methods.iter().map(String::as_str).collect();
+        let idle = || -> Result<Option<Memory>> {
+            let server = self.host.serve(Variant::default(), &methods, &self.documents)?;
+            let memory = server.memory();
+            server.stop();
+            Ok(memory)
+        };
+        results.memory_before = idle()?;
+        for round in 0..rounds as usize {
+            let mut place = 0;
+            for clients in &self.args.clients {
+                for method in &self.methods {
+                    for at in 0..variants.len() {
+                        // Servers take turns at being first.
+                        let at = (at + round) % variants.len();
+                        let cell =
+                            Cell { variant: variants[at], method: method.clone(), clients: Some(*clients) };
+                        let rows = self.closed(&cell, *clients)?;
+                        let place = place + at;
+                        measured.resize_with(measured.len().max(place + 1), Vec::new);
+                        measured[place].extend(rows);
+                    }
+                    place += variants.len();
+                }
+            }
+        }
+        for rows in measured {
+            let mut parts: Vec<&Part> = Vec::new();
+            rows.iter().for_each(|row| {
+                if !parts.contains(&&row.part) {
+                    parts.push(&row.part)
+                }
             });
-            limits.push((method.spec.clone(), best));
-            rows.extend(tried);
+            for part in parts {
+                let same: Vec<&Row> = rows.iter().filter(|row| row.part == *part).collect();
+                results.rows.push(Row::median(&same));
+            }
         }
+        if let Some(limit) = self.args.limit {
+            for method in &self.methods {
+                let best = self.highest(method, limit, &mut results.rows)?;
+                results.limits.push((method.clone(), best));
+            }
+        }
+        results.memory_after = idle()?;
+        Ok(results)
     }
-    bar.finish_and_clear();
-    if let Some(server) = server {
-        server.stop();
+
+    /// Rows of clients that ask again as soon as they are answered, of a server that has just begun.
+    fn closed(&self, cell: &Cell, clients: usize) -> Result<Vec<Row>> {
+        let target = self.host.serve(cell.variant, &[&cell.method], &self.documents)?;
+        self.bar.set_message(format!(
+            "{}, {}, {}",
+            cell.variant.name(),
+            cell.method,
+            count(clients, "client")
+        ));
+        let began = Instant::now();
+        let outcomes = self.traffic.closed(&target, &cell.method, clients, self.args.seconds);
+        // Answers go on past the end, and count.
+        let time = began.elapsed();
+        let memory = target.memory();
+        let parts = parts(&self.traffic, &outcomes, target.keys.len());
+        target.stop();
+        let row = |part| Row { memory, ..Row::of(cell, part, &outcomes, time) };
+        Ok(parts.into_iter().map(row).collect())
     }
-    if context.json {
-        let limits: BTreeMap<&str, f64> =
-            limits.iter().map(|(method, rate)| (method.as_str(), *rate)).collect();
-        return print_json(
-            &json!({ "about": about, "memory_before": before, "results": rows, "ttft_limit": args.limit.map(|l| l.as_secs_f64()), "highest_rate": limits }),
+
+    /// The highest rate at which 95 % of first tokens come in time; all that was tried joins the rows.
+    fn highest(&self, method: &str, limit: Duration, rows: &mut Vec<Row>) -> Result<f64> {
+        let cell = Cell { variant: Variant::default(), method: method.to_owned(), clients: None };
+        let mut holds = |rate: f64| -> Result<bool> {
+            self.bar.set_message(format!("{method}, {rate:.2} requests a second"));
+            let target = self.host.serve(cell.variant, &[method], &self.documents)?;
+            let began = Instant::now();
+            let outcomes = self.traffic.open(&target, method, rate, self.args.requests);
+            let row = Row::of(&cell, Part::All, &outcomes, began.elapsed());
+            target.stop();
+            let holds = row.ttft[1] <= limit.as_secs_f64() && row.failed.is_empty();
+            rows.push(Row { rate, ..row });
+            Ok(holds)
+        };
+        let (mut low, mut high) = (0.0, 0.5);
+        while holds(high)? {
+            (low, high) = (high, 2.0 * high);
+        }
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            if holds(middle)? { low = middle } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    fn tell(&self, context: &Context, about: Option<&Setup>, results: Results) -> Result<()> {
+        let Results { rows, limits, memory_before, memory_after } = results;
+        let (args, compares) = (self.args, !self.args.compare.is_empty());
+        if context.json {
+            let limits: BTreeMap<&str, f64> =
+                limits.iter().map(|(method, rate)| (method.as_str(), *rate)).collect();
+            return print_json(&json!({
+                "about": about, "scenario": args.scenario, "rounds": args.rounds(), "memory_before": memory_before,
+                "memory_after": memory_after,
+                "results": rows, "ttft_limit": args.limit.map(|l| l.as_secs_f64()), "highest_rate": limits,
+            }));
+        }
+        let whose = match (about, &self.host) {
+            (None, Host::Running { url, .. }) => url.clone(),
+            (about, _) => {
+                let machine = about.map_or(String::new(), Setup::machine);
+                format!("{machine}\n{}", context.global.model)
+            }
+        };
+        let rounds = match args.rounds() {
+            1 => String::new(),
+            rounds => format!(", medians of {rounds} rounds"),
+        };
+        let tokens = count(self.traffic.tokens, "token");
+        let [before, after] = [memory_before, memory_after]
+            .map(|memory| memory.map_or("?".to_owned(), |memory| bytes(memory.process)));
+        let mut text = format!(
+            "{whose}, {}, up to {tokens}{rounds}; {before} of memory before, {after} after\n\n{}",
+            self.asked_for(),
+            report::table(args.scenario, compares, &rows).text()
         );
-    }
-    let whose = match &about {
-        Some(about) => format!("{}\n{}", about.machine(), context.global.model),
-        None => traffic.url.clone(),
-    };
-    let of = match (traffic.per_request.start(), traffic.per_request.end()) {
-        (_, 0) => "no documents".to_owned(),
-        (least, most) => {
-            let (many, few, hot) = (
-                if least == most { most.to_string() } else { format!("{least} to {most}") },
-                100.0 * FEW,
-                100.0 * HOT,
-            );
-            format!("{many} of {pool} documents, {few} % of them asked for in {hot} % of requests")
+        if let Some(table) = report::fairness(compares, &rows) {
+            text += &format!("\n{}", table.text());
         }
-    };
-    let (tokens, held) = (count(args.tokens, "token"), before.map_or("?".to_owned(), bytes));
-    let text = (table(&rows).text(), limits_text(args, &limits));
-    print(&format!("{whose}, {of}, up to {tokens}; {held} of memory before\n\n{}{}", text.0, text.1))
+        let errors = report::errors(&rows);
+        if !errors.is_empty() {
+            text += &format!("\nFailures, the first of each:\n{errors}");
+        }
+        print(&(text + &limits_text(args, &limits)))
+    }
+
+    /// The documents of requests, in words.
+    fn asked_for(&self) -> String {
+        let (least, most) = (*self.args.per_request.start(), *self.args.per_request.end());
+        if most == 0 {
+            return "no documents".to_owned();
+        }
+        let many = if least == most { most.to_string() } else { format!("{least} to {most}") };
+        let (pool, few, hot) = (self.documents.len(), 100.0 * FEW, 100.0 * HOT);
+        format!("{many} of {pool} documents, {few} % of them asked for in {hot} % of requests")
+    }
+}
+
+/// The parts of a measurement that get a row each.
+fn parts(traffic: &Traffic, outcomes: &[Outcome], keys: usize) -> Vec<Part> {
+    let mut parts = vec![Part::All];
+    if traffic.scenario == Scenario::MultiTurn {
+        parts.extend([Part::FirstTurns, Part::LaterTurns]);
+    } else if keys > 1 {
+        parts.extend((1..=keys).map(Part::Key));
+    } else {
+        let kinds: BTreeSet<Kind> = outcomes.iter().map(|outcome| outcome.kind).collect();
+        if kinds.len() > 1 {
+            parts.extend(kinds.into_iter().map(Part::Kind));
+        }
+    }
+    parts
 }
 
 fn limits_text(args: &args::ServeBench, limits: &[(String, f64)]) -> String {
@@ -149,153 +302,4 @@ fn limits_text(args: &args::ServeBench, limits: &[(String, f64)]) -> String {
         table.push(vec![method.clone(), format!("{rate:.2}"), format!("{:.2}×", rate / limits[0].1)]);
     }
     format!("\nHighest rate at which 95 % of first tokens come within {limit:?}:\n\n{}", table.text())
-}
-
-/// A server in this process.
-struct LocalServer {
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl LocalServer {
-    fn stop(mut self) {
-        self.stop.take().map(|stop| stop.send(()));
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn start(engine: Engine, args: &args::ServeBench) -> Result<(LocalServer, String)> {
-    let mut options = Options::new("bench");
-    options.limits.max_num_seqs = args.max_num_seqs;
-    options.shutdown_timeout = Duration::from_secs(2);
-    options.limits.request_timeout = Duration::from_secs(24 * 3600);
-    let app = App::new(engine, options)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = runtime.block_on(Listener::bind(address, None))?;
-    let url = format!("http://{}", listener.address()?);
-    let (stop, stopped) = tokio::sync::oneshot::channel();
-    let thread = thread::spawn(move || {
-        runtime.block_on(listener.serve(app, async {
-            let _ = stopped.await;
-        }));
-    });
-    Ok((LocalServer { stop: Some(stop), thread: Some(thread) }, url))
-}
-
-/// Has the server keep the documents, ready for a method; their ids.
-fn bring(url: &str, method: &str, documents: &[Document]) -> Result<Vec<String>> {
-    let agent = ureq::Agent::config_builder().timeout_global(None).http_status_as_error(false).build();
-    let agent = agent.new_agent();
-    let mut ids = Vec::new();
-    for some in documents.chunks(AT_ONCE) {
-        let body = json!({ "documents": some, "method": method }).to_string();
-        let response = agent.post(format!("{url}/v1/documents")).content_type("application/json").send(&body);
-        let text = response.context("the documents cannot be brought")?.into_body().read_to_string()?;
-        let kept: Value = serde_json::from_str(&text)?;
-        if let Some(why) = kept["error"]["message"].as_str() {
-            anyhow::bail!("the documents cannot be brought: {why}");
-        }
-        let some = kept["data"].as_array().into_iter().flatten().filter_map(|kept| kept["id"].as_str());
-        ids.extend(some.map(str::to_owned));
-    }
-    Ok(ids)
-}
-
-/// The highest rate at which 95 % of first tokens come in time, and all that was tried.
-fn highest(
-    traffic: &Traffic,
-    method: &str,
-    limit: Duration,
-    requests: usize,
-    body: &(dyn Fn(usize) -> String + Sync),
-    mut told: impl FnMut(f64),
-) -> (f64, Vec<LoadResult>) {
-    let mut rows: Vec<LoadResult> = Vec::new();
-    let mut holds = |rate: f64| {
-        told(rate);
-        let began = Instant::now();
-        let outcomes = traffic.open(rate, requests, body);
-        let row = LoadResult::of(method, None, outcomes, began.elapsed());
-        let holds = row.ttft[1] <= limit.as_secs_f64() && row.failed.is_empty();
-        rows.push(LoadResult { rate, ..row });
-        holds
-    };
-    let (mut low, mut high) = (0.0, 0.5);
-    while holds(high) {
-        (low, high) = (high, 2.0 * high);
-    }
-    for _ in 0..HALVINGS {
-        let middle = (low + high) / 2.0;
-        if holds(middle) { low = middle } else { high = middle }
-    }
-    (low, rows)
-}
-
-impl LoadResult {
-    fn of(method: &str, clients: Option<usize>, outcomes: Vec<Outcome>, time: Duration) -> LoadResult {
-        let percentiles = |mut values: Vec<f64>| {
-            values.sort_by(f64::total_cmp);
-            [0.5, 0.95, 0.99].map(|share: f64| {
-                let at = (share * values.len() as f64).ceil() as usize;
-                values.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
-            })
-        };
-        let mut failed = BTreeMap::new();
-        // An answer that is cut off without a status is a failure as well.
-        for outcome in outcomes.iter().filter(|outcome| !outcome.whole && !outcome.left) {
-            *failed.entry(if outcome.status == 200 { 0 } else { outcome.status }).or_insert(0) += 1;
-        }
-        LoadResult {
-            method: method.to_owned(),
-            clients,
-            rate: outcomes.len() as f64 / time.as_secs_f64(),
-            requests: outcomes.len(),
-            answered: outcomes.iter().filter(|outcome| outcome.whole).count(),
-            left: outcomes.iter().filter(|outcome| outcome.left).count(),
-            failed,
-            ttft: percentiles(outcomes.iter().filter_map(|outcome| outcome.ttft).collect()),
-            between_tokens: percentiles(outcomes.iter().flat_map(|outcome| outcome.gaps.clone()).collect()),
-            tokens_per_second: outcomes.iter().map(|outcome| outcome.tokens).sum::<usize>() as f64
-                / time.as_secs_f64(),
-            memory: None,
-        }
-    }
-}
-
-fn table(rows: &[LoadResult]) -> Table {
-    let mut table = Table::new(&[
-        "<method",
-        "clients",
-        "requests/s",
-        "answered",
-        "left",
-        "failed",
-        "TTFT p50",
-        "p95",
-        "p99",
-        "between tokens p50",
-        "p99",
-        "tokens/s",
-        "memory",
-    ]);
-    for row in rows {
-        let failed: Vec<String> = row.failed.iter().map(|(status, n)| format!("{n} × {status}")).collect();
-        let mut cells = vec![
-            row.method.clone(),
-            row.clients.map_or("by rate".to_owned(), |clients| clients.to_string()),
-            format!("{:.2}", row.rate),
-            row.answered.to_string(),
-            row.left.to_string(),
-            if failed.is_empty() { "0".to_owned() } else { failed.join(", ") },
-        ];
-        cells.extend(row.ttft.map(seconds));
-        cells.extend([row.between_tokens[0], row.between_tokens[2]].map(seconds));
-        cells.push(format!("{:.1}", row.tokens_per_second));
-        cells.push(row.memory.map_or(String::new(), bytes));
-        table.push(cells);
-    }
-    table
 }

@@ -103,5 +103,5 @@ fn a_document_in_one_piece_is_answered_as_vanilla_does() {
     };
     let kl = |left| home.json(&words(left))["comparison"][1]["kl"].as_f64().unwrap();
     let (apart, some, whole) = (kl("0"), kl("16"), kl("all"));
-    assert!(whole < 1e-6 && whole < some && some < apart, "{apart} {some} {whole}");
+    assert!(whole < 1e-6 && some > 1e-3 && apart > 1e-3, "{apart} {some} {whole}");
 }

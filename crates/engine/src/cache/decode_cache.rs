@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use refrain_kernels::{Device, Dtype, Floats, KvRows, Rotary};
-use refrain_kv::{KvBufferPool, LayerCache, MemoryMeter, RopeTables};
+use refrain_kv::{KvBufferPool, KvCache, LayerCache, MemoryMeter, RopeTables};
 use refrain_model::Decoder;
 
 /// A KV cache that takes a prompt layer by layer, and then one token at a time.
@@ -40,6 +40,19 @@ pub(crate) trait DecodeCache: Debug + Send {
     fn side_bytes(&self) -> usize {
         0
     }
+
+    /// Keys and values of all tokens, slot = position; none where the cache holds a part of them, or more beside them.
+    fn whole(&self) -> Option<&KvCache> {
+        None
+    }
+
+    /// Whether the last tokens can be taken back. A cache that has evicted others for them cannot.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
+    /// Goes back to the first `len` tokens.
+    fn take_back(&mut self, _len: usize) {}
 
     /// A copy that goes on from the same tokens.
     fn fork(&self) -> Box<dyn DecodeCache>;

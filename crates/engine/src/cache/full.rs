@@ -90,6 +90,18 @@ impl DecodeCache for FullCache {
         self.len * self.kv.shape().token_bytes(self.kv.dtype())
     }
 
+    fn whole(&self) -> Option<&KvCache> {
+        Some(&self.kv)
+    }
+
+    fn takes_back(&self) -> bool {
+        true
+    }
+
+    fn take_back(&mut self, len: usize) {
+        self.len = len;
+    }
+
     fn fork(&self) -> Box<dyn DecodeCache> {
         Box::new(self.clone())
     }

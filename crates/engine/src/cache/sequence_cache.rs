@@ -15,13 +15,20 @@ pub(crate) struct SequenceCache {
     pub(crate) cache: Box<dyn DecodeCache>,
     /// Tokens so far: the position of the next one.
     pub(crate) len: usize,
-    /// Cosines and sines of the token that is computed.
-    pub(crate) rotary: RopeTables,
-    /// Queries of the token that is computed, and its attention's output, `H·d` each.
-    pub(crate) q: Floats,
-    pub(crate) attended: Floats,
+    /// The tokens that are computed, and room of earlier ones.
+    pub(crate) rows: Vec<DecodeRow>,
     /// The pool that gets the memory in the end.
     pool: Option<Arc<KvBufferPool>>,
+}
+
+/// A token while it is computed.
+#[derive(Debug)]
+pub(crate) struct DecodeRow {
+    /// Cosines and sines of its position.
+    pub(crate) rotary: RopeTables,
+    /// Its queries, and its attention's output, `H·d` each.
+    pub(crate) q: Floats,
+    pub(crate) attended: Floats,
 }
 
 impl SequenceCache {
@@ -32,15 +39,7 @@ impl SequenceCache {
         len: usize,
         pool: Arc<KvBufferPool>,
     ) -> SequenceCache {
-        SequenceCache {
-            decoder: decoder.clone(),
-            cache,
-            len,
-            rotary: RopeTables::default(),
-            q: decoder.device().floats(0),
-            attended: decoder.device().floats(0),
-            pool: Some(pool),
-        }
+        SequenceCache { decoder: decoder.clone(), cache, len, rows: Vec::new(), pool: Some(pool) }
     }
 
     /// A copy that goes on from the same tokens.
@@ -49,10 +48,28 @@ impl SequenceCache {
             decoder: self.decoder.clone(),
             cache: self.cache.fork(),
             len: self.len,
-            rotary: RopeTables::default(),
-            q: self.decoder.device().floats(0),
-            attended: self.decoder.device().floats(0),
+            rows: Vec::new(),
             pool: None,
+        }
+    }
+
+    /// Prepares for the next `count` tokens.
+    pub(crate) fn prepare(&mut self, count: usize) {
+        let device = self.decoder.device();
+        while self.rows.len() < count {
+            let rotary = RopeTables::default();
+            self.rows.push(DecodeRow { rotary, q: device.floats(0), attended: device.floats(0) });
+        }
+        for (position, row) in (self.len as u32..).zip(&mut self.rows[..count]) {
+            self.cache.rotary(position, &mut row.rotary);
+        }
+    }
+
+    /// Takes the last `count` tokens back, which [`DecodeCache::takes_back`] allows.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        if count > 0 {
+            self.len -= count;
+            self.cache.take_back(self.len);
         }
     }
 }

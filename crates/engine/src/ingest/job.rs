@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_fusion::{Calibration, ChunkStatistics, FusionMethod, SamKv};
+use refrain_fusion::{ChunkStatistics, FusionMethod};
 use refrain_store::{ChunkId, ChunkKey, KvQuantization, PutOutcome};
 use serde::Serialize;
 
@@ -308,41 +308,46 @@ impl Engine {
         method: &Arc<dyn FusionMethod>,
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        self.start_ingest(documents, method, true)?.run(progress)
+        self.start_ingest(documents, method)?.run(progress)
     }
 
-    /// [`Engine::ingest_for`] on the way to an answer: chunks that come from an object store are not waited for, but read while
-    /// they come.
+    /// [`Engine::ingest_for`] on the way to an answer over documents that are cut into chunks: chunks that come from an object store are not
+    /// waited for, but read while they come.
     ///
     /// # Errors
     /// As for [`Engine::ingest`].
     pub fn ingest_to_answer(
         &self,
-        documents: &[Document],
+        chunks: &[PromptChunk],
         method: &Arc<dyn FusionMethod>,
         progress: impl FnMut(IngestProgress),
     ) -> Result<IngestReport> {
-        self.start_ingest(documents, method, false)?.run(progress)
+        // The documents are those of the answer's prompt, in their order.
+        let prompt = Prompt { system: self.before_chunks(), chunks: chunks.to_vec(), ..Prompt::default() };
+        self.start_ingest_of(&prompt, method, false)?.run(progress)
     }
 
     /// Begins [`Engine::ingest_for`], to be done step by step.
     ///
     /// # Errors
     /// As for [`Engine::ingest`].
-    pub fn start_ingest(
+    pub fn start_ingest(&self, documents: &[Document], method: &Arc<dyn FusionMethod>) -> Result<Ingest> {
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        self.start_ingest_of(&prompt, method, true)
+    }
+
+    fn start_ingest_of(
         &self,
-        documents: &[Document],
+        prompt: &Prompt,
         method: &Arc<dyn FusionMethod>,
         whole: bool,
     ) -> Result<Ingest> {
-        // On the way to an answer the documents are those of its prompt, in their order.
-        let system = if whole { Vec::new() } else { self.before_chunks() };
-        let prompt = Prompt { system, chunks: self.chunks(documents)?, ..Prompt::default() };
+        let documents = prompt.chunks.chunk_by(|a, b| a.document == b.document).count();
         if method.statistics().is_empty() {
-            return Ingest::start(self, self.named_in(&prompt), documents.len(), Vec::new(), whole);
+            return Ingest::start(self, self.named_in(prompt), documents, Vec::new(), whole);
         }
         let contexts = self.named_in(&prompt.contexts(self.longest_context()));
-        Ingest::start(self, contexts, documents.len(), vec![method.clone()], whole)
+        Ingest::start(self, contexts, documents, vec![method.clone()], whole)
     }
 
     /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
@@ -363,31 +368,6 @@ impl Engine {
             Ingest::start(self, self.named_in(prompt), 0, Vec::new(), true)?.run(|_| ())?;
         }
         Ok(())
-    }
-
-    /// Finds the layers over which SamKV averages, from documents, which are ingested for it; nothing if none of
-    /// them is long enough. [`Engine::use_stable_layers`] makes use of it.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn calibrate(
-        &self,
-        documents: &[Document],
-        method: &SamKv,
-        progress: impl FnMut(IngestProgress),
-    ) -> Result<Option<Calibration>> {
-        let all: Arc<dyn FusionMethod> = Arc::new(*method);
-        self.ingest_for(documents, &all, progress)?;
-        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
-        let mut summaries = Vec::new();
-        for context in prompt.contexts(self.longest_context()).chunks {
-            let id = self.chunk_id(&context);
-            let own = self.store().aux_tensors(&id, &method.kind())?;
-            let shared = self.shared(&id).filter(|_| own.is_none());
-            let shared = shared.map(|id| self.store().aux_tensors(&id, &method.kind())).transpose()?;
-            summaries.extend(own.or(shared.flatten()));
-        }
-        Ok(method.calibrate(&summaries.iter().map(AsRef::as_ref).collect::<Vec<_>>()))
     }
 
     /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it themselves;

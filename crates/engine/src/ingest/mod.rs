@@ -1,6 +1,7 @@
 //! Ingest: chunks are prefilled alone and kept in the store.
 
 mod averaged;
+mod calibrate;
 mod chunk_prefill;
 mod identity;
 mod job;

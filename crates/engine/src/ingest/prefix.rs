@@ -86,8 +86,10 @@ impl Engine {
             Prefix::System => self.behind(&system()?),
             Prefix::Averaged => self.behind(&system()?)?.averaging(),
             Prefix::Text(path) => {
-                let fail =
-                    |error: std::io::Error| Error::Document { path: path.clone(), reason: error.to_string() };
+                let fail = |error: std::io::Error| Error::PrefixText {
+                    path: path.clone(),
+                    reason: error.to_string(),
+                };
                 let text = std::fs::read_to_string(path).map_err(fail)?;
                 self.behind(&[bos, self.tokenize(&text)?].concat())
             }

@@ -76,7 +76,7 @@ impl<'a> AnswerBeside<'a> {
         } else {
             let at = self.sequence.generator.tokens.len();
             self.sequence.next_token = self.sequence.generator.choose(logits, at);
-            self.finish = self.sequence.push_token(&mut |_| true);
+            self.finish = self.sequence.push_tokens(&mut |_| true);
         }
     }
 
@@ -93,7 +93,7 @@ impl<'a> AnswerBeside<'a> {
         }
         for token in std::mem::take(&mut self.own) {
             self.sequence.next_token = token;
-            self.finish = self.sequence.push_token(&mut |_| true);
+            self.finish = self.sequence.push_tokens(&mut |_| true);
             if self.finish.is_some() {
                 break;
             }

@@ -108,7 +108,7 @@ impl Engine {
             Prefill::start(self, prompt, request, capture, steps)?.run()?;
         let mut workspace = DecodeWorkspace::default();
         loop {
-            if let Some(finish) = sequence.push_token(&mut |_| true) {
+            if let Some(finish) = sequence.push_tokens(&mut |_| true) {
                 let logits = std::mem::take(&mut sequence.generator.logits);
                 let answer = sequence.finish(finish, &mut |_| true);
                 return Ok(Reference { answer, logits, maps: prefilled.maps });

@@ -9,6 +9,7 @@ use refrain_kv::{KvAllocator, RopeTables};
 use super::capture::AttentionCapture;
 use super::reuse::Segment;
 use crate::engine::Engine;
+use crate::prefix_cache::CachedPrefix;
 use crate::{Error, Result};
 
 /// Everything that the passes of one prefill share.
@@ -20,6 +21,8 @@ pub(crate) struct PassContext {
     pub(crate) method: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) segments: Arc<[Segment]>,
+    /// The beginning of the prompt that comes out of the prefix cache.
+    pub(crate) taken: Option<Arc<CachedPrefix>>,
     pub(crate) eviction: Eviction,
     pub(crate) capture: AttentionCapture,
     pub(crate) allocator: KvAllocator,

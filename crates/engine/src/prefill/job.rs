@@ -14,11 +14,13 @@ use super::pass::{AfterProbe, Finished, PassRun, Step};
 use super::prefetch::LayerPrefetcher;
 use super::reuse::{Opening, ReusedSegments, Segment};
 use super::stats::PrefillStats;
+use super::take_over::{PromptPrefix, rest_of};
 use crate::Result;
 use crate::advance::Advance;
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
 use crate::engine::Engine;
+use crate::prefix_cache::PrefixRoot;
 use crate::prompt::{Prompt, PromptChunk};
 
 /// The way in which a prompt is to be computed.
@@ -39,6 +41,8 @@ pub(crate) struct Prefilled {
     pub(crate) logits: Vec<f32>,
     pub(crate) stats: PrefillStats,
     pub(crate) load: BackgroundLoad,
+    /// The chain of blocks of the prefix cache that the sequence belongs to.
+    pub(crate) prefix: Option<PrefixRoot>,
 }
 
 /// The reused segments of a prefill with the loaders that may still read for the store's memory.
@@ -74,6 +78,7 @@ pub(crate) struct PrefillJob {
     /// The prompt; for a method with statistics its documents are in one piece.
     prompt: Prompt,
     request: PrefillRequest,
+    prefix: PromptPrefix,
     max_rope_position: usize,
     reused: ReusedSegments,
     stage: Stage,
@@ -87,6 +92,8 @@ pub(crate) struct PrefillJob {
 
 #[derive(Debug)]
 enum Stage {
+    /// The prefix cache is asked for the beginning of the prompt, and the object store for chunks.
+    Start,
     /// The object store is asked for chunks.
     Fetch(Background<()>, Opening),
     /// Parts of the prompt are opened, and repaired where they are missing or broken.
@@ -115,24 +122,14 @@ impl PrefillJob {
             true => prompt.clone(),
             false => prompt.contexts(engine.longest_context()),
         };
-        let reuses = method.reuses();
-        let stage = if reuses {
-            let opening = Opening::new(engine, &prompt, max_rope_position);
-            let kinds = method.statistics().iter().map(|of| of.kind()).collect();
-            match engine.prefetch_chunks(opening.ids(engine, &prompt), kinds, false)? {
-                Some(fetch) => Stage::Fetch(fetch, opening),
-                None => Stage::Open(opening),
-            }
-        } else {
-            Stage::Plan
-        };
         Ok(PrefillJob {
             engine: engine.clone(),
-            reused: ReusedSegments::none(prompt.chunks.len(), !reuses),
+            reused: ReusedSegments::none(prompt.chunks.len(), !method.reuses()),
             prompt,
             request,
+            prefix: PromptPrefix::default(),
             max_rope_position,
-            stage,
+            stage: Stage::Start,
             materialized: false,
             order: None,
             ordering: PrefillStats::default(),
@@ -140,9 +137,35 @@ impl PrefillJob {
         })
     }
 
+    /// Takes over what the prefix cache has of the prompt, or begins to open the parts that the method reuses. Prompts that were computed
+    /// while this one waited for its turn count.
+    fn first_stage(&mut self) -> Result<Stage> {
+        let (engine, method) = (&self.engine, &self.request.method);
+        // An explanation wants all of the question's rows.
+        let takes = self.request.capture == AttentionCapture::Nothing;
+        let by = (method.as_ref(), &self.request.eviction);
+        self.prefix = PromptPrefix::look_up(engine, &self.prompt, by, self.max_rope_position, takes);
+        if let Some(found) = &self.prefix.found {
+            let (rest, method) = rest_of(&self.prompt, found.len());
+            (self.prompt, self.request.method) = (rest, method);
+            self.reused = ReusedSegments::none(0, true);
+            return Ok(Stage::Plan);
+        }
+        if !method.reuses() {
+            return Ok(Stage::Plan);
+        }
+        let opening = Opening::new(engine, &self.prompt, self.max_rope_position);
+        let kinds = method.statistics().iter().map(|of| of.kind()).collect();
+        Ok(match engine.prefetch_chunks(opening.ids(engine, &self.prompt), kinds, false)? {
+            Some(fetch) => Stage::Fetch(fetch, opening),
+            None => Stage::Open(opening),
+        })
+    }
+
     /// Does one step.
     pub(crate) fn advance(&mut self) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Start => self.stage = self.first_stage()?,
             Stage::Fetch(mut fetch, opening) => {
                 if fetch.poll().is_none() {
                     self.stage = Stage::Fetch(fetch, opening);
@@ -236,8 +259,13 @@ impl PrefillJob {
             SequenceCache::new(engine.decoder_arc(), cache, self.prompt.len(), engine.buffers().kv.clone());
         let reused = std::mem::replace(&mut self.reused, ReusedSegments::none(0, false));
         let load = BackgroundLoad { reused, prefetcher };
-        let stats = PrefillStats { order: self.order.take(), ..stats };
-        self.prefilled = Some(Box::new(Prefilled { cache, logits, stats, load }));
+        let mut stats = PrefillStats { order: self.order.take(), ..stats };
+        if let Some(found) = &self.prefix.found {
+            (stats.prefix_tokens, stats.cached_tokens) = (found.len(), found.len());
+        }
+        // In another order the tokens are not those that a later prompt begins with.
+        let prefix = self.prefix.root.filter(|_| stats.order.is_none());
+        self.prefilled = Some(Box::new(Prefilled { cache, logits, stats, load, prefix }));
         Ok(())
     }
 
@@ -337,6 +365,7 @@ impl PrefillJob {
             method: format!("{:?}", request.method),
             ids: prompt.ids(),
             segments: reused.segments.clone(),
+            taken: self.prefix.found.clone(),
             eviction: request.eviction.clone(),
             capture: request.capture,
             allocator: KvAllocator::new(decoder.device().clone(), engine.buffers().kv.clone()),

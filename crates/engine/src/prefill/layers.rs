@@ -12,6 +12,7 @@ use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLaye
 use super::selected::SelectedLayers;
 use super::stats::{LoadStats, PrefillStats};
 use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache};
+use crate::prefix_cache::CachedPrefix;
 
 /// Keys and values that a probe leaves to the next pass.
 #[derive(Debug, Default)]
@@ -56,6 +57,8 @@ impl AnswerCache {
 pub(super) enum Source {
     /// Nothing is reused: layers are empty.
     Empty,
+    /// The first tokens come out of the prefix cache.
+    TakenOver(Arc<CachedPrefix>),
     /// Loaded beside the computation.
     Prefetched(LayerPrefetcher),
     /// A part of the tokens, read when a layer's turn comes.
@@ -130,7 +133,9 @@ impl PassLayers {
             carried => carried.release(&context),
         }
         let (first, layers) = (self.left.len(), self.depth());
-        if !context.segments.is_empty() && first < layers {
+        if let Some(taken) = &context.taken {
+            self.source = Source::TakenOver(taken.clone());
+        } else if !context.segments.is_empty() && first < layers {
             let sizes = PrefetchSizes { shape, dtype, capacity, first, layers, ahead };
             self.source = Source::Prefetched(LayerPrefetcher::start(
                 context.segments.clone(),
@@ -153,11 +158,15 @@ impl PassLayers {
         }
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.poll(layer),
-            Source::Empty => {
+            Source::Empty | Source::TakenOver(_) => {
                 let decoder = context.engine.decoder();
                 let dtype = context.engine.settings().kv;
                 let capacity = self.prompt_capacity();
-                empty(self.context.allocator.acquire(decoder.shape(), dtype, capacity))
+                let mut cache = self.context.allocator.acquire(decoder.shape(), dtype, capacity);
+                if let Source::TakenOver(taken) = &self.source {
+                    taken.place(&**decoder.device(), layer, &mut cache, capacity);
+                }
+                empty(cache)
             }
             Source::Selected(_) => {
                 let (decoder, dtype) = (context.engine.decoder(), context.engine.settings().kv);
@@ -175,7 +184,7 @@ impl PassLayers {
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.count(),
             Source::Selected(selected) => selected.load(),
-            Source::Empty => LoadStats::default(),
+            Source::Empty | Source::TakenOver(_) => LoadStats::default(),
         }
     }
 
@@ -184,7 +193,7 @@ impl PassLayers {
         match &self.source {
             Source::Prefetched(prefetcher) => prefetcher.waited(),
             Source::Selected(selected) => selected.load().busy,
-            Source::Empty => Duration::ZERO,
+            Source::Empty | Source::TakenOver(_) => Duration::ZERO,
         }
     }
 }

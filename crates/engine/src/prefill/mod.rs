@@ -13,6 +13,7 @@ mod reuse;
 mod selected;
 mod spans;
 mod stats;
+mod take_over;
 
 pub(crate) use capture::{AttentionCapture, AttentionMap};
 pub(crate) use job::{BackgroundLoad, PrefillJob, PrefillRequest, Prefilled};

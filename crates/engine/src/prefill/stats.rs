@@ -18,6 +18,8 @@ pub(crate) struct PrefillStats {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
+    /// First tokens of the prompt that came out of the prefix cache.
+    pub(crate) prefix_tokens: usize,
     /// Floating point operations of products and attention, probes included.
     pub(crate) operations: f64,
     /// The most bytes of keys and values that were allocated at a time.

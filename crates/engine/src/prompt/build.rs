@@ -1,14 +1,12 @@
 //! Prompts from documents and a question, and from parts that benchmarks give as they are.
 
 use refrain_model::{Layout, Message, Piece, PromptParts};
+use serde_json::Value as Json;
 
 use super::document::Document;
 use super::layout::{Prompt, PromptChunk};
 use crate::engine::Engine;
 use crate::{Error, Result};
-
-/// Most characters of a title that name its chunks.
-const LABEL: usize = 60;
 
 /// The texts around documents and question in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +17,8 @@ pub struct Instructions {
     pub before_documents: String,
     /// Said between the documents and the question.
     pub before_question: String,
+    /// The tools that the model may call, in OpenAI's notation. A model whose template knows no tools is told of them in the system message.
+    pub tools: Vec<Json>,
     /// Earlier turns of the conversation.
     pub history: Vec<Message>,
 }
@@ -30,6 +30,7 @@ impl Default for Instructions {
             before_documents: "Answer the question from these documents.\n\n".to_owned(),
             before_question:
                 "Answer the question from the documents above, in one short sentence.\nQuestion: ".to_owned(),
+            tools: Vec::new(),
             history: Vec::new(),
         }
     }
@@ -42,7 +43,8 @@ pub struct Parts<'a> {
     pub before: &'a str,
     /// Documents, with whatever separates them.
     pub documents: &'a [String],
-    /// Whether each chunk of a document counts as a document of its own: of a text whose parts have no bounds of theirs.
+    /// Whether documents are cut every so many tokens, and each chunk counts as a document of its own: papers measure texts
+    /// without bounds so. Otherwise they are cut by their structure.
     pub apart: bool,
     /// Text after the documents.
     pub question: &'a str,
@@ -53,27 +55,6 @@ pub struct Parts<'a> {
 }
 
 impl Engine {
-    /// Cuts documents into chunks of at most [`Settings::chunk_tokens`](crate::Settings::chunk_tokens); a chunk
-    /// never crosses a document.
-    ///
-    /// # Errors
-    /// If a text cannot be tokenised.
-    pub fn chunks(&self, documents: &[Document]) -> Result<Vec<PromptChunk>> {
-        let mut chunks = Vec::new();
-        for (index, document) in documents.iter().enumerate() {
-            let tokens = self.tokenize(&document.prompt_text())?;
-            let heading =
-                || document.text.trim().lines().next().unwrap_or_default().trim_start_matches('#').trim();
-            let title = match (document.title.trim(), heading()) {
-                ("", "") => format!("document {}", index + 1),
-                ("", heading) => heading.chars().take(LABEL).collect(),
-                (title, _) => title.chars().take(LABEL).collect(),
-            };
-            self.cut(index, &title, &tokens, &mut chunks);
-        }
-        Ok(chunks)
-    }
-
     /// The prompt of a question over documents. Each part is tokenised once, alone.
     ///
     /// # Errors
@@ -92,26 +73,59 @@ impl Engine {
         question: &str,
         around: &Instructions,
     ) -> Result<Prompt> {
-        let question = question.trim();
-        if question.is_empty() {
-            return Err(Error::EmptyQuestion);
-        }
-        let (before, asked) = if chunks.is_empty() {
-            (String::new(), question.to_owned())
+        let asked = Message::text("user", question);
+        let turns: Vec<Message> = around.history.iter().cloned().chain([asked]).collect();
+        self.prompt_of_turns(chunks, &turns, around)
+    }
+
+    /// The prompt of a conversation over documents that are cut into chunks already. The documents stand in the user's first turn, so that a
+    /// further turn leaves all that comes before it as it was. Of `around`, the history does not count.
+    ///
+    /// # Errors
+    /// If the last turn is neither a user's text nor a tool's result, or the chat template or tokenizer refuses a part.
+    pub fn prompt_of_turns(
+        &self,
+        chunks: Vec<PromptChunk>,
+        turns: &[Message],
+        around: &Instructions,
+    ) -> Result<Prompt> {
+        let ends = turns.last().is_some_and(|last| match last.role.as_str() {
+            "user" => !last.content.trim().is_empty(),
+            role => role == "tool",
+        });
+        let first = turns.iter().position(|turn| turn.role == "user").filter(|_| ends);
+        let Some(first) = first else { return Err(Error::EmptyQuestion) };
+        // A question is the same text whether it is the last one or not.
+        let trimmed = |turn: &Message| match turn.role.as_str() {
+            "user" => Message { content: turn.content.trim().to_owned(), ..turn.clone() },
+            _ => turn.clone(),
+        };
+        let asked = turns[first].content.trim();
+        let (before_documents, question) = if chunks.is_empty() {
+            (String::new(), asked.to_owned())
         } else {
-            (around.before_documents.clone(), format!("{}{question}", around.before_question))
+            (around.before_documents.clone(), format!("{}{asked}", around.before_question))
+        };
+        let layout = Layout {
+            system: around.system.clone(),
+            tools: around.tools.clone(),
+            history: turns[..first].iter().map(trimmed).collect(),
+            before_documents,
+            question,
+            after: turns[first + 1..].iter().map(trimmed).collect(),
+        };
+        let calls = turns.iter().any(|turn| turn.role == "tool" || !turn.tool_calls.is_empty());
+        let has_tools = calls || !layout.tools.is_empty();
+        let layout = match has_tools && self.template_calls().is_none() {
+            true => layout.with_tools_as_text(),
+            false => layout,
         };
         let parts = match self.template() {
-            Some(template) => template.split(&Layout {
-                system: around.system.clone(),
-                before_documents: before,
-                question: asked,
-                history: around.history.clone(),
-            })?,
-            None => plain(around, before, asked),
+            Some(template) => template.split(&layout)?,
+            None => plain(layout),
         };
         let ends = self.around(&parts)?;
-        Ok(Prompt { system_reusable: around.history.is_empty(), chunks, ..ends })
+        Ok(Prompt { system_reusable: first == 0, chunks, ..ends })
     }
 
     /// The prompt of these parts, each tokenised once, alone.
@@ -122,10 +136,9 @@ impl Engine {
         let text = |text: &str| Piece { text: text.to_owned(), literal: false };
         let mut around = match self.template().filter(|_| parts.chat) {
             Some(template) => template.split(&Layout {
-                system: None,
                 before_documents: parts.before.to_owned(),
                 question: parts.question.to_owned(),
-                history: Vec::new(),
+                ..Layout::default()
             })?,
             None => PromptParts { system: vec![text(parts.before)], question: vec![text(parts.question)] },
         };
@@ -135,8 +148,7 @@ impl Engine {
             return Err(Error::EmptyQuestion);
         }
         for (document, text) in parts.documents.iter().enumerate() {
-            let title = format!("document {}", document + 1);
-            self.cut(document, &title, &self.tokenize(text)?, &mut prompt.chunks);
+            prompt.chunks.extend(self.cut_text(document, text, !parts.apart)?);
         }
         if parts.apart {
             for (index, chunk) in prompt.chunks.iter_mut().enumerate() {
@@ -155,39 +167,21 @@ impl Engine {
         let question = self.tokenizer().encode_pieces(&parts.question)?;
         Ok(Prompt { system, system_reusable: true, chunks: Vec::new(), question })
     }
-
-    /// Cuts a document's tokens into chunks.
-    pub(crate) fn cut(&self, document: usize, title: &str, tokens: &[u32], chunks: &mut Vec<PromptChunk>) {
-        let cut = tokens.chunks(self.settings().chunk_tokens).map(<[u32]>::to_vec).collect();
-        let named = |chunk| PromptChunk { title: title.to_owned(), document, ..chunk };
-        chunks.extend(self.whole_document(cut).into_iter().map(named));
-    }
-
-    /// The chunks of a document, all in order, by their tokens.
-    pub fn whole_document(&self, chunks: Vec<Vec<u32>>) -> Vec<PromptChunk> {
-        let (parts, mut before) = (chunks.len(), Vec::new());
-        let chunk = |(part, tokens): (usize, Vec<u32>)| {
-            let left = self.left_of(tokens.len(), &before).to_vec();
-            before.extend_from_slice(&tokens);
-            PromptChunk { left, part: (part, parts), ..PromptChunk::whole(0, "", tokens) }
-        };
-        chunks.into_iter().enumerate().map(chunk).collect()
-    }
-
-    /// The last of the tokens `before` a chunk of so many tokens that it is prefilled behind: as many as the
-    /// [setting](crate::Settings::left_tokens) says, and the context leaves room for.
-    pub fn left_of<'t>(&self, tokens: usize, before: &'t [u32]) -> &'t [u32] {
-        let room = self.longest_context().saturating_sub(tokens);
-        &before[before.len() - before.len().min(self.settings().left_tokens).min(room)..]
-    }
 }
 
 /// The parts for a model without a chat template.
-fn plain(around: &Instructions, before: String, asked: String) -> PromptParts {
+fn plain(layout: Layout) -> PromptParts {
     let text = |text: String| Piece { text, literal: false };
-    let mut system: Vec<Piece> = around.system.iter().map(|system| text(format!("{system}\n\n"))).collect();
-    system.extend(around.history.iter().map(|turn| text(format!("{}: {}\n", turn.role, turn.content))));
-    system.push(text(before));
-    system.retain(|piece| !piece.text.is_empty());
-    PromptParts { system, question: vec![text(format!("{asked}\nAnswer:"))] }
+    let mut system: Vec<Piece> = layout.system.iter().map(|system| text(format!("{system}\n\n"))).collect();
+    system.extend(layout.history.iter().map(|turn| text(format!("{}: {}\n", turn.role, turn.content))));
+    system.push(text(layout.before_documents));
+    let mut question = vec![text(format!("{}\nAnswer:", layout.question))];
+    question.extend(layout.after.into_iter().map(|turn| match turn.role.as_str() {
+        "assistant" => text(turn.content),
+        _ => text(format!("\n{}\nAnswer:", turn.content)),
+    }));
+    for pieces in [&mut system, &mut question] {
+        pieces.retain(|piece| !piece.text.is_empty());
+    }
+    PromptParts { system, question }
 }

@@ -1,6 +1,7 @@
 //! Documents, and the prompt that is made of them and a question.
 
 mod build;
+mod cut;
 mod document;
 mod layout;
 

@@ -3,12 +3,13 @@
 use refrain_model::Detokenizer;
 
 use super::stop::StopFilter;
+use crate::Error;
 use crate::cache::SequenceCache;
 use crate::engine::Engine;
 use crate::logprobs::{TokenLogprobs, VocabLogprobs};
 use crate::prompt::Prompt;
 use crate::request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::{Grammar, Sampler, Sampling};
 
 /// Chooses an answer's tokens and makes text of them.
 pub(crate) struct Generator {
@@ -16,13 +17,16 @@ pub(crate) struct Generator {
     ignore_eos: bool,
     sampling: Sampling,
     sampler: Sampler,
+    grammar: Option<Grammar>,
+    /// Why no further token can be chosen.
+    pub(crate) failure: Option<Error>,
     text: Text,
     pub(crate) tokens: Vec<u32>,
     /// Number of first tokens whose logits are kept, and these logits.
     recorded: usize,
     pub(crate) logits: Vec<f32>,
     /// Log probabilities of the token that was chosen last, where they are asked for.
-    logprobs: Option<TokenLogprobs>,
+    pub(crate) logprobs: Option<TokenLogprobs>,
     /// Tokens that are a stop text each.
     stops: Vec<u32>,
 }
@@ -35,12 +39,14 @@ impl Generator {
         prompt: &Prompt,
         recorded: usize,
     ) -> Generator {
-        let GenerateRequest { sampling, ignore_eos, .. } = request;
+        let GenerateRequest { sampling, grammar, ignore_eos, .. } = request;
         Generator {
             engine: engine.clone(),
             ignore_eos: *ignore_eos,
             sampling: sampling.clone(),
             sampler: Sampler::new(sampling.clone(), prompt.ids()),
+            grammar: grammar.clone(),
+            failure: None,
             text: Text::new(sampling),
             tokens: Vec::new(),
             recorded,
@@ -55,17 +61,36 @@ impl Generator {
         if at < self.recorded {
             self.logits.extend_from_slice(logits);
         }
-        if at < self.sampling.min_tokens {
+        let logprobs = self.sampling.logprobs.map(|most| VocabLogprobs::new(logits, most));
+        let masked = self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.mask(logits));
+        self.failure = self.failure.take().or(masked.err());
+        // A complete text of a grammar ends the answer before all else.
+        let is_complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
+        if at < self.sampling.min_tokens && !is_complete {
             for token in self.engine.ends().chain(self.stops.iter().copied()) {
                 if let Some(logit) = logits.get_mut(token as usize) {
                     *logit = f32::NEG_INFINITY;
                 }
             }
         }
-        let logprobs = self.sampling.logprobs.map(|most| VocabLogprobs::new(logits, most));
         let token = self.sampler.sample(logits);
+        if let Some(grammar) = &mut self.grammar
+            && self.failure.is_none()
+        {
+            self.failure = grammar.push(token).err();
+        }
         self.logprobs = logprobs.map(|logprobs| logprobs.of(token));
         token
+    }
+
+    /// Tokens that the answer may still have.
+    pub(crate) fn tokens_left(&self) -> usize {
+        self.sampling.max_tokens.saturating_sub(self.tokens.len())
+    }
+
+    /// Whether nothing is chosen after `token`: it ends the answer, or the choice has failed.
+    pub(crate) fn is_over(&self, token: u32) -> bool {
+        self.failure.is_some() || !self.ignore_eos && self.engine.is_end(token)
     }
 
     /// Adds a token that follows those in `cache`. Returns the reason why the answer ends with it, if it does.
@@ -75,6 +100,9 @@ impl Generator {
         cache: &SequenceCache,
         stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
     ) -> Option<FinishReason> {
+        if self.failure.is_some() {
+            return Some(FinishReason::Failed);
+        }
         self.tokens.push(token);
         let tokens = self.tokens.len();
         let (retained, kv_bytes) = (cache.cache.retained(), cache.cache.kv_bytes());

@@ -113,8 +113,8 @@ fn in_another_order_no_chunk_passes_for_exact_that_is_not() {
 #[test]
 fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
     let engine = tiny_engine("llama", Settings { chunk_tokens: 64, ..exact(Dtype::F16) });
-    let text = "The harbour of the town is old, and its pier is long. ".repeat(5);
-    let documents = [Document { title: String::new(), text }];
+    let sentence = |years| format!("The harbour of the town is {years} years old, and its pier is long. ");
+    let documents = [Document { title: String::new(), text: (1..6).map(sentence).collect() }];
     let prompt = engine.prompt(&documents, "Why?", &Default::default()).unwrap();
     for method in [shared(Drift::default()), shared(SamKv::default())] {
         let averaging = averaged(&engine, &prompt);
@@ -126,7 +126,7 @@ fn what_ingest_keeps_of_documents_is_all_that_an_answer_needs() {
             (chunks, chunks, prompt.document_tokens())
         );
         assert_eq!(library.computed_tokens, 2 * library.tokens, "each chunk is prefilled twice");
-        let to_answer = averaging.ingest_to_answer(&documents, &method, |_| ()).unwrap();
+        let to_answer = averaging.ingest_to_answer(&prompt.chunks, &method, |_| ()).unwrap();
         assert_eq!((to_answer.chunks, to_answer.computed), (chunks, 1), "the first chunk, for its place");
         let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
         let request = GenerateRequest::new(method.clone(), sampling);

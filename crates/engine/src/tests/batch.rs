@@ -7,7 +7,7 @@ use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{FusionMethod, METHODS};
 use refrain_kernels::{Dtype, Precision};
 
-use super::{SMOLLM2, engine, exact, random_prompt, real, small, tiny};
+use super::{SMOLLM2, engine, exact, random_prompt, real, small, tiny, tiny_engine};
 use crate::{
     Advance, Answer, DecodeWorkspace, Engine, GenerateRequest, Prompt, Sampling, Sequence, Settings,
     TokenEvent, decode_step,
@@ -97,7 +97,7 @@ impl Running {
     fn step(&mut self) {
         for index in self.going.keys().copied().collect::<Vec<_>>() {
             let (sequence, likely) = self.going.get_mut(&index).unwrap();
-            if let Some(finish) = sequence.push_token(&mut |event| note(likely, event)) {
+            if let Some(finish) = sequence.push_tokens(&mut |event| note(likely, event)) {
                 let (sequence, likely) = self.going.remove(&index).unwrap();
                 self.ended.insert(index, (sequence.finish(finish, &mut |_| true), likely));
             }
@@ -256,5 +256,71 @@ fn a_prefill_may_be_dropped_after_any_step() {
         }
         // Nothing of it is left behind.
         assert_eq!(engine.answer(&prompt, &request, |_| true).unwrap().tokens, expected);
+    }
+}
+
+/// A sequence that breaks a step, by an error or a panic, ends alone: the others repeat the step and say what they would have said.
+#[test]
+fn a_step_that_one_sequence_breaks_is_repeated_by_the_others() {
+    let engine = tiny_engine("llama", exact(Dtype::F32));
+    let sampling = |seed| Sampling { temperature: 0.8, seed, max_tokens: 12, ..Sampling::default() };
+    let request = |seed| GenerateRequest {
+        ignore_eos: true,
+        speculative_tokens: 4,
+        ..GenerateRequest::new(METHODS.parse("a3").unwrap(), sampling(seed))
+    };
+    let prompt = |seed| random_prompt(&engine, 6, &[40, 30], 12, seed);
+    let alone: Vec<_> =
+        (1..4).map(|seed| engine.answer(&prompt(seed), &request(seed), |_| true).unwrap().tokens).collect();
+    for panics in [false, true] {
+        let mut sequences: Vec<Sequence> = (1..4)
+            .map(|seed| {
+                let mut prefill = engine.prefill(&prompt(seed), request(seed)).unwrap();
+                while prefill.advance().unwrap() != Advance::Done {}
+                prefill.finish().unwrap()
+            })
+            .collect();
+        let (mut answers, mut workspace, mut steps) = (vec![None, None, None], DecodeWorkspace::default(), 0);
+        while !sequences.is_empty() {
+            let mut going = Vec::new();
+            for mut sequence in sequences {
+                match sequence.push_tokens(&mut |_| true) {
+                    Some(finish) => {
+                        let answer = sequence.finish(finish, &mut |_| true).tokens;
+                        let of = alone.iter().position(|tokens| *tokens == answer).unwrap();
+                        answers[of] = Some(answer);
+                    }
+                    None => going.push(sequence),
+                }
+            }
+            sequences = going;
+            steps += 1;
+            if steps == 3 {
+                // The second sequence has a token without an embedding, or a position beyond its cache.
+                match panics {
+                    false => sequences[1].next_token = u32::MAX,
+                    true => sequences[1].cache.len = 1 << 20,
+                }
+            }
+            let step = |sequences: &mut [Sequence], workspace: &mut DecodeWorkspace| {
+                let mut batch: Vec<_> = sequences.iter_mut().collect();
+                let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    decode_step(&mut batch, workspace)
+                }));
+                matches!(stepped, Ok(Ok(())))
+            };
+            if !step(&mut sequences, &mut workspace) {
+                assert_eq!(steps, 3);
+                workspace = DecodeWorkspace::default();
+                sequences.remove(1);
+                for sequence in &mut sequences {
+                    assert!(!sequence.has_next_token() && sequence.undo_step());
+                    assert!(
+                        step(std::slice::from_mut(sequence), &mut workspace) && sequence.has_next_token()
+                    );
+                }
+            }
+        }
+        assert_eq!(answers, [Some(alone[0].clone()), None, Some(alone[2].clone())]);
     }
 }

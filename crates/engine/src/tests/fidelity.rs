@@ -154,8 +154,9 @@ fn parts_are_taken_as_they_are() {
         "Read:\n  one two three four five six seven eight nine ten\nb\n\n\nWhy? So"
     );
     assert_eq!(prompt.chunks.last().unwrap().document, 1);
-    assert!(prompt.chunks.len() > 2 && prompt.chunks[0].tokens.len() == 8);
+    assert!(prompt.chunks.len() > 2 && prompt.chunks.iter().all(|chunk| chunk.tokens.len() <= 8));
     let apart = engine.compose(&Parts { apart: true, ..parts }).unwrap();
+    assert_eq!(apart.chunks[0].tokens.len(), 8);
     let documents: Vec<usize> = apart.chunks.iter().map(|chunk| chunk.document).collect();
     assert_eq!(documents, (0..apart.chunks.len()).collect::<Vec<_>>());
     assert!(engine.compose(&Parts { question: "", answer_prefix: "", ..parts }).is_err());

@@ -7,13 +7,16 @@ mod drift;
 mod eviction;
 mod fidelity;
 mod golden;
+mod grammar;
 mod identity;
 mod left;
 mod loading;
 mod oracles;
 mod prefix;
+mod prefix_cache;
 mod retrieval;
 mod sparse;
+mod speculation;
 mod store;
 
 use std::path::PathBuf;

@@ -5,10 +5,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Kwargs;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
+
+use super::placeholder::marked_json;
 
 /// The name of the one template.
 pub(super) const NAME: &str = "chat_template";
@@ -16,8 +18,9 @@ pub(super) const NAME: &str = "chat_template";
 /// Instructions that a rendering may take: a message takes some hundred.
 const FUEL: u64 = 20_000_000;
 
-/// An environment with the template in it.
-pub(super) fn environment(source: &str) -> Result<Environment<'static>, Error> {
+/// An environment with the template in it. Where `marks` is set, JSON is written with [marks](marked_json), so that a
+/// rendered text can be cut at users' texts.
+pub(super) fn environment(source: &str, marks: bool) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
@@ -25,7 +28,23 @@ pub(super) fn environment(source: &str) -> Result<Environment<'static>, Error> {
     environment.set_fuel(Some(FUEL));
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: String| strftime(&format, seconds_now()));
-    environment.add_filter("tojson", to_json);
+    let json = move |value: &Value, indent: Option<usize>| {
+        let json = to_json(value, indent)?;
+        Ok(if marks { marked_json(&json) } else { json })
+    };
+    environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json(value, kwargs.get("indent")?));
+    environment.add_filter("string", move |value: &Value| match is_json(value) {
+        true => json(value, None),
+        false => Ok::<String, Error>(value.to_string()),
+    });
+    // As in Python, none is not iterable: templates ask so whether there are tools.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.set_formatter(move |out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| {
+        match is_json(value) {
+            true => out.write_str(&json(value, None)?).map_err(Error::from),
+            false => escape_formatter(out, state, value),
+        }
+    });
     environment.add_template_owned(NAME, without_generation_blocks(source))?;
     Ok(environment)
 }
@@ -60,23 +79,31 @@ fn without_generation_blocks(source: &str) -> String {
     out
 }
 
+/// Whether a value is written as JSON where a template puts it as it is. Python would write its own notation there.
+fn is_json(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Map | ValueKind::Seq)
+}
+
 /// `tojson` as Python writes it: `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+fn to_json(value: &Value, indent: Option<usize>) -> Result<String, Error> {
     let wrong = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
+    let Some(indent) = indent else { return python_json(value).map_err(wrong) };
+    let indent = " ".repeat(indent.min(16));
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
     let mut out = Vec::new();
-    match kwargs.get::<Option<usize>>("indent")? {
-        Some(indent) => {
-            let indent = " ".repeat(indent.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
-                .map_err(wrong)?;
-        }
-        None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Python)).map_err(wrong)?;
-        }
-    }
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(wrong)?;
     String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+}
+
+/// JSON on one line as Python writes it; empty for a value that JSON cannot say.
+pub(crate) fn json_text(value: &impl Serialize) -> String {
+    python_json(value).unwrap_or_default()
+}
+
+fn python_json(value: &impl Serialize) -> serde_json::Result<String> {
+    let mut out = Vec::new();
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Python))?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
 /// JSON on one line, with spaces after commas and colons.

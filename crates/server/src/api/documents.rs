@@ -1,20 +1,23 @@
 //! `/v1/documents`: documents that are prefilled once and asked about later.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use refrain_engine::{Document, IngestReport};
+use refrain_engine::IngestReport;
+use refrain_store::StoreError;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::events::{end_of_stream, json_event};
 use super::extract::Json;
-use super::request::{DocumentText, fusion_method};
+use super::files::{self, FileFailure, Read};
+use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::blocking::spawn_blocking;
@@ -23,23 +26,10 @@ use crate::ingest::{Ingest, Ingested, pin_chunks};
 use crate::job::Event;
 use crate::tenant::Tenant;
 
+/// Seconds after which an incomplete removal can be sent again.
+const RETRY_REMOVAL: u64 = 10;
 /// Most documents of a page, and their number by default.
 const MAX_PAGE: usize = 1000;
-
-/// One document (`text`, `title`), or several (`documents`).
-#[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct AddDocumentsRequest {
-    #[serde(default)]
-    title: String,
-    text: Option<String>,
-    documents: Option<Vec<DocumentText>>,
-    /// Whether progress is sent as server-sent events.
-    #[serde(default)]
-    stream: bool,
-    /// Fusion method that the documents are prefilled for; the server's default if there is none.
-    #[schema(schema_with = fusion_method)]
-    method: Option<Value>,
-}
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -108,6 +98,8 @@ pub(super) struct AddDocumentsResponse {
     object: &'static str,
     data: Vec<DocumentResponse>,
     ingest: IngestResponse,
+    /// The files that could not be read.
+    failures: Vec<FileFailure>,
 }
 
 /// Counts of an ingest.
@@ -155,8 +147,8 @@ impl From<StoredDocument> for DocumentResponse {
     }
 }
 
-impl From<Ingested> for AddDocumentsResponse {
-    fn from(ingested: Ingested) -> AddDocumentsResponse {
+impl AddDocumentsResponse {
+    fn new(ingested: Ingested, failures: Vec<FileFailure>) -> AddDocumentsResponse {
         // Other tenants' chunks that were evicted or repaired, and paths of files, are not the tenant's business.
         let IngestReport { documents, chunks, computed, summarised, tokens, computed_tokens, .. } =
             ingested.report;
@@ -176,13 +168,17 @@ impl From<Ingested> for AddDocumentsResponse {
                 seconds,
                 not_stored,
             },
+            failures,
         }
     }
 }
 
-/// Prefill documents and store them.
+/// Prefill documents and store them. Of several files, those that can be read are stored.
+///
+/// A form is taken from programs, and from pages of the server's own origin or an allowed one.
 #[utoipa::path(
-    post, path = "/v1/documents", request_body = AddDocumentsRequest,
+    post, path = "/v1/documents",
+    request_body(content((AddDocumentsRequest = "application/json"), (FileForm = "multipart/form-data"))),
     responses(
         (status = 200, description = "The documents, or with `stream` server-sent events: progress, then the documents, then `[DONE]`", content(
             (AddDocumentsResponse = "application/json"), (ProgressResponse = "text/event-stream"),
@@ -194,38 +190,26 @@ impl From<Ingested> for AddDocumentsResponse {
 pub(super) async fn add(
     State(app): State<App>,
     tenant: Tenant,
-    Json(request): Json<AddDocumentsRequest>,
+    Upload { given, stream, method }: Upload,
 ) -> Result<Response> {
-    let AddDocumentsRequest { title, text, documents, stream, method } = request;
-    let documents: Vec<Document> = match (text, documents) {
-        (Some(text), None) => vec![Document { title, text }],
-        (None, Some(documents)) => documents.into_iter().map(Document::from).collect(),
-        _ => return Err(ApiError::field("text", "give a text, or documents: a list of {title, text}")),
-    };
-    let limit = app.state.options.max_documents_per_request;
-    if documents.is_empty() || documents.len() > limit {
-        return Err(ApiError::field("documents", format!("give 1 to {limit} documents")));
-    }
-    if let Some(index) = documents.iter().position(|document| document.text.trim().is_empty()) {
-        return Err(ApiError::field(&format!("documents[{index}].text"), "a document has no text"));
-    }
     let method = app.method("method", method.as_ref())?;
     app.state.scheduler.check_queue()?;
+    let Read { documents, failures } = files::read(&app, given).await?;
     let ingest = Ingest::submit(app, tenant, documents, method.built, false).await?;
     if !stream {
         let ingested = ingest.finish().await?;
-        return Ok(axum::Json(AddDocumentsResponse::from(ingested)).into_response());
+        return Ok(axum::Json(AddDocumentsResponse::new(ingested, failures)).into_response());
     }
-    let events = stream::unfold(Some(ingest), |state| async move {
-        let mut ingest = state?;
+    let events = stream::unfold(Some((ingest, failures)), |state| async move {
+        let (mut ingest, failures) = state?;
         let last = match ingest.events.recv().await {
             Some(Event::Progress(progress)) => {
                 let (done, total) = (progress.done, progress.total);
                 let response = ProgressResponse { object: "document.progress", done, total };
-                return Some((vec![json_event(&response)], Some(ingest)));
+                return Some((vec![json_event(&response)], Some((ingest, failures))));
             }
             Some(Event::Ingested(report)) => match ingest.store(*report).await {
-                Ok(ingested) => json_event(&AddDocumentsResponse::from(ingested)),
+                Ok(ingested) => json_event(&AddDocumentsResponse::new(ingested, failures)),
                 Err(error) => json_event(&error.body()),
             },
             Some(Event::Failed(error)) => json_event(&error.body()),
@@ -285,13 +269,15 @@ pub(super) async fn show(State(app): State<App>, tenant: Tenant, Path(id): Path<
     Ok(axum::Json(spawn_blocking(work).await?).into_response())
 }
 
-/// Remove a document and its chunks.
+/// Remove a document and its chunks, from memory, disk and the object store.
+///
+/// Where a tier fails, the error's code is `removal_incomplete`, and the same request sent again deletes what is left.
 #[utoipa::path(
     delete, path = "/v1/documents/{id}", params(("id" = String, Path)),
     responses(
-        (status = 200, description = "The document is removed", body = DeletedResponse),
+        (status = 200, description = "The document is removed, and nothing of it is left in any tier", body = DeletedResponse),
         (status = "4XX", description = "The request is refused", body = ErrorResponse),
-        (status = "5XX", description = "The server failed", body = ErrorResponse),
+        (status = "5XX", description = "The server failed, or a tier still has bytes of the document", body = ErrorResponse),
     ),
 )]
 pub(super) async fn remove(
@@ -304,12 +290,32 @@ pub(super) async fn remove(
         let chunks = engine.whole_document(corpus.documents().chunks(tenant.namespace(), &id)?);
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
         let further = engine.keys_of(&chunks, true);
-        for key in corpus.remove(tenant.namespace(), &id, &further)? {
-            engine.store().remove(&key).map_err(|error| ApiError::internal(&error))?;
-        }
+        let keys = corpus.remove(tenant.namespace(), &id, &further)?;
+        engine.forget_prefixes();
+        let deleted = engine.store().delete(&keys).map_err(|error| {
+            let is_remote = matches!(error, StoreError::NotDeleted { .. });
+            incomplete_removal(
+                if is_remote { "the object store" } else { "the chunk store's folder" },
+                &error,
+            )
+        });
+        corpus.purge().map_err(|error| incomplete_removal("the documents' file", &error))?;
+        deleted?;
+        corpus.finish_removal(tenant.namespace(), &id, &keys)?;
         Ok(DeletedResponse { id, object: "document.deleted", deleted: true })
     };
     Ok(axum::Json(spawn_blocking(work).await?).into_response())
+}
+
+/// The answer where bytes of a removed document are left in `tier`.
+fn incomplete_removal(tier: &str, error: &dyn Display) -> ApiError {
+    tracing::error!(%error, "a removed document has left bytes in {tier}");
+    let message = format!(
+        "the document is removed from answers and searches, and could not be deleted from {tier}: the server's log says why; \
+         send DELETE again, which is safe and deletes what is left"
+    );
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+    ApiError { code: Some("removal_incomplete"), retry_after: Some(RETRY_REMOVAL), ..error }
 }
 
 /// Keep a document's chunks in the chunk store whatever room is needed, or let them be evicted again.

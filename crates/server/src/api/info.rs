@@ -152,7 +152,7 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
     ),
 )]
 pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
-    let text = spawn_blocking(move || Ok(app.state.metrics.text(app.state.engine.store()))).await?;
+    let text = spawn_blocking(move || Ok(app.state.metrics.text(&app.state.engine))).await?;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
 }

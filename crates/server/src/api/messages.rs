@@ -1,17 +1,28 @@
 //! The messages of a chat.
 
-use refrain_model::Message;
+use refrain_model::{Message, ToolCall};
 use serde::Deserialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::api_error::{ApiError, Result};
 
-#[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct ChatMessage {
-    /// `system` or `developer` (before the others), `user` or `assistant`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct ChatMessage {
+    /// `system` or `developer` (before the others), `user`, `assistant` or `tool`.
     role: String,
+    /// The text. A message of the assistant that calls tools may have none.
     #[serde(default)]
     content: Option<Content>,
+    /// The tools that the assistant called.
+    #[serde(default)]
+    tool_calls: Option<Vec<CalledTool>>,
+    /// The call whose result a message of the role `tool` is.
+    #[serde(default)]
+    tool_call_id: Option<String>,
+    /// The tool's name, in a message of the role `tool`.
+    #[serde(default)]
+    name: Option<String>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -30,56 +41,128 @@ struct ContentPart {
     text: Option<String>,
 }
 
+/// A call of a tool by the assistant.
+#[derive(Debug, Deserialize, ToSchema)]
+struct CalledTool {
+    #[serde(default)]
+    id: String,
+    /// `function`
+    #[serde(default, rename = "type")]
+    _kind: Option<String>,
+    function: CalledFunction,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct CalledFunction {
+    name: String,
+    /// A JSON object, as its text or as it is.
+    #[serde(default)]
+    arguments: Value,
+}
+
 /// A conversation, taken apart.
 #[derive(Debug, PartialEq)]
 pub(super) struct Conversation {
     /// The system messages, joined.
     pub(super) system: Option<String>,
-    /// The turns before the question.
-    pub(super) history: Vec<Message>,
-    /// The user's last message.
-    pub(super) question: String,
+    /// The turns; the last one is the user's, or a tool's result.
+    pub(super) turns: Vec<Message>,
 }
 
 impl Conversation {
     /// Takes the messages of a chat apart.
     ///
     /// # Errors
-    /// If a role or content is not supported, or the last message is not the user's.
+    /// If a role or content is not supported, or the last message is neither the user's nor a tool's.
     pub(super) fn of(messages: &[ChatMessage]) -> Result<Conversation> {
         let mut system: Vec<String> = Vec::new();
         let mut turns: Vec<Message> = Vec::new();
         for (index, message) in messages.iter().enumerate() {
+            let wrong = |field: &str, message: String| {
+                Err(ApiError::field(&format!("messages[{index}].{field}"), message))
+            };
             let content = message.text(index)?;
-            match message.role.as_str() {
+            let tool_calls = message.tool_calls(index)?;
+            let role = message.role.as_str();
+            match role {
                 "system" | "developer" if turns.is_empty() => system.push(content),
                 "system" | "developer" => {
-                    let message = "a system message stands before the others";
-                    return Err(ApiError::field(&format!("messages[{index}].role"), message));
+                    return wrong("role", "a system message stands before the others".to_owned());
                 }
-                "user" | "assistant" => turns.push(Message { role: message.role.clone(), content }),
+                "tool" if message.tool_call_id.is_none() => {
+                    return wrong("tool_call_id", "the result of a tool names its call".to_owned());
+                }
+                "user" | "tool" | "assistant" if role == "assistant" || tool_calls.is_empty() => {
+                    let named = |id: &String| name_of_call(&turns, id);
+                    let name = message.name.clone().or_else(|| message.tool_call_id.as_ref().and_then(named));
+                    turns.push(Message {
+                        role: role.to_owned(),
+                        content,
+                        tool_calls,
+                        tool_call_id: message.tool_call_id.clone().filter(|_| role == "tool"),
+                        name: name.filter(|_| role == "tool"),
+                    });
+                }
+                "user" | "tool" => return wrong("tool_calls", "the assistant alone calls tools".to_owned()),
                 role => {
-                    let message =
-                        format!("role {role:?} is not supported: system, developer, user or assistant");
-                    return Err(ApiError::field(&format!("messages[{index}].role"), message));
+                    let known = "system, developer, user, assistant or tool";
+                    return wrong("role", format!("role {role:?} is not supported: {known}"));
                 }
             }
         }
-        match turns.pop() {
-            Some(last) if last.role == "user" => {
+        let has_question = turns.iter().any(|turn| turn.role == "user");
+        match turns.last() {
+            Some(last) if has_question && matches!(last.role.as_str(), "user" | "tool") => {
                 let system = (!system.is_empty()).then(|| system.join("\n\n"));
-                Ok(Conversation { system, history: turns, question: last.content })
+                Ok(Conversation { system, turns })
             }
-            _ => Err(ApiError::field("messages", "the last message must be the user's")),
+            _ => Err(ApiError::field(
+                "messages",
+                "the last message must be the user's, or the result of a tool",
+            )),
         }
+    }
+
+    /// The user's last message.
+    pub(super) fn question(&self) -> &str {
+        let asked = self.turns.iter().rev().find(|turn| turn.role == "user");
+        asked.map_or("", |turn| turn.content.as_str())
     }
 }
 
+/// The name of the tool that a call of this id called.
+fn name_of_call(turns: &[Message], id: &str) -> Option<String> {
+    let mut calls = turns.iter().rev().flat_map(|turn| &turn.tool_calls);
+    calls.find(|call| call.id == id).map(|call| call.name.clone())
+}
+
 impl ChatMessage {
+    /// A message of this role.
+    pub(super) fn said(role: &str, text: String) -> ChatMessage {
+        ChatMessage { role: role.to_owned(), content: Some(Content::Text(text)), ..ChatMessage::default() }
+    }
+
+    /// A message of the assistant for calls alone.
+    pub(super) fn calling() -> ChatMessage {
+        ChatMessage { role: "assistant".to_owned(), ..ChatMessage::default() }
+    }
+
+    /// Adds a call of a tool.
+    pub(super) fn add_call(&mut self, id: String, name: String, arguments: Value) {
+        let call = CalledTool { id, _kind: None, function: CalledFunction { name, arguments } };
+        self.tool_calls.get_or_insert_default().push(call);
+    }
+
+    /// The result of the call `id`.
+    pub(super) fn result(id: String, text: String) -> ChatMessage {
+        ChatMessage { tool_call_id: Some(id), ..ChatMessage::said("tool", text) }
+    }
+
     /// The text of the message, which is the `index`-th.
     fn text(&self, index: usize) -> Result<String> {
         let wrong = |what: &str| ApiError::field(&format!("messages[{index}].content"), what.to_owned());
         match &self.content {
+            None if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) => Ok(String::new()),
             None => Err(wrong("a message has no content")),
             Some(Content::Text(text)) => Ok(text.clone()),
             Some(Content::Parts(parts)) => {
@@ -92,5 +175,23 @@ impl ChatMessage {
                 parts.iter().map(text).collect()
             }
         }
+    }
+
+    /// The tools that the message calls.
+    fn tool_calls(&self, index: usize) -> Result<Vec<ToolCall>> {
+        let call = |(at, call): (usize, &CalledTool)| {
+            let arguments = match &call.function.arguments {
+                Value::String(text) if text.trim().is_empty() => Some(Value::Object(Default::default())),
+                Value::String(text) => serde_json::from_str(text).ok(),
+                Value::Null => Some(Value::Object(Default::default())),
+                other => Some(other.clone()),
+            };
+            let Some(arguments) = arguments.filter(Value::is_object) else {
+                let field = format!("messages[{index}].tool_calls[{at}].function.arguments");
+                return Err(ApiError::field(&field, "the arguments of a call are a JSON object"));
+            };
+            Ok(ToolCall { id: call.id.clone(), name: call.function.name.clone(), arguments })
+        };
+        self.tool_calls.iter().flatten().enumerate().map(call).collect()
     }
 }

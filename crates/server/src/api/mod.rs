@@ -1,16 +1,26 @@
 //! The routes, and what all of them share: a check of the host, a span and an id for each request, and CORS.
 
+mod answer;
 mod completions;
+mod details;
 mod documents;
 mod events;
 mod extract;
+mod files;
 mod info;
+mod logprobs;
 mod messages;
 mod openapi;
 mod page;
+mod parts;
 mod request;
 mod response;
+mod responses;
 mod sources;
+mod tokenize;
+mod upload;
+
+pub(crate) use sources::SourceFinder;
 
 use std::time::Instant;
 
@@ -35,6 +45,10 @@ pub fn router(app: App) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(completions::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::respond))
+        .route("/v1/embeddings", post(tokenize::embeddings))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(info::models))
         .route("/v1/models/{*model}", get(info::model))
         .route("/v1/documents", get(documents::list).post(documents::add))
@@ -45,9 +59,7 @@ pub fn router(app: App) -> Router {
         .route("/ready", get(info::ready))
         .route("/metrics", get(info::metrics))
         .route("/openapi.json", get(openapi::openapi))
-        .route("/", get(page::page))
-        .route("/page.css", get(page::style))
-        .route("/page.js", get(page::script))
+        .merge(page::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed);
     let router = match cors(&app.state.options.allowed_origins) {
@@ -88,7 +100,7 @@ async fn trace_request(State(app): State<App>, mut request: Request, next: Next)
     };
     let id = request.headers().get(REQUEST_ID).filter(|id| is_valid(id)).cloned();
     let id = id.unwrap_or_else(|| {
-        HeaderValue::from_str(&random_id("req")).unwrap_or(HeaderValue::from_static("req"))
+        HeaderValue::from_str(&random_id("req-")).unwrap_or(HeaderValue::from_static("req"))
     });
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());

@@ -9,7 +9,7 @@ use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use super::{completions, documents, info};
+use super::{completions, documents, info, responses, tokenize};
 
 /// Answers over documents whose chunks are prefilled once.
 ///
@@ -18,9 +18,9 @@ use super::{completions, documents, info};
 #[openapi(
     info(title = "Refrain", license(name = "MIT OR Apache-2.0")),
     paths(
-        completions::chat, completions::completions, documents::add, documents::list, documents::show,
+        completions::chat, completions::completions, responses::respond, documents::add, documents::list, documents::show,
         documents::remove, documents::pin, info::models, info::model, info::methods, info::health, info::ready,
-        info::metrics, openapi,
+        info::metrics, tokenize::tokenize, tokenize::detokenize, openapi,
     ),
     security((), ("api_key" = [])),
     modifiers(&ApiKeyScheme),

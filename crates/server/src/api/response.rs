@@ -1,12 +1,12 @@
 //! Answers in OpenAI's shapes: whole, or as chunks of a stream.
 
-use refrain_engine::{Answer, Engine, Explanation, FinishReason, RequestStats, ShadedChunk, TokenLogprobs};
+use refrain_engine::{Answer, Engine, FinishReason};
 use serde::Serialize;
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::request::{EveryToken, Explain};
-use super::sources::SourceResponse;
+use super::details::{AnswerContext, AnswerDetails, CacheState};
+use super::logprobs::Logprobs;
+use super::parts::{AnswerReader, Part};
 use crate::job::Token;
 
 /// The two routes that answer.
@@ -35,7 +35,7 @@ pub(super) struct CompletionResponse {
 #[derive(Debug, Serialize, ToSchema)]
 struct Choice {
     index: usize,
-    /// `stop` or `length`; null before the end of a stream.
+    /// `stop`, `length` or `tool_calls`; null before the end of a stream.
     #[schema(required = true)]
     finish_reason: Option<&'static str>,
     #[schema(required = true)]
@@ -54,65 +54,86 @@ struct Choice {
 #[derive(Debug, Serialize, ToSchema)]
 struct AssistantMessage {
     role: &'static str,
-    content: String,
+    /// The text; null where the answer is calls alone.
+    #[schema(required = true)]
+    content: Option<String>,
     /// Always null.
     #[schema(required = true)]
     refusal: Option<String>,
+    /// The tools that the answer calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    tool_calls: Vec<ToolCallResponse>,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ToolCallResponse {
+    id: String,
+    /// `function`
+    r#type: &'static str,
+    function: FunctionCall,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct FunctionCall {
+    name: String,
+    /// The arguments as the text of a JSON object.
+    arguments: String,
 }
 
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    /// Text; null in the first chunk where the answer may be calls alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<String>,
+    #[schema(value_type = Option<String>)]
+    content: Option<Option<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta; 1]>,
 }
 
-/// Log probabilities in the shape of a chat or of a completion.
+/// A part of a call: its beginning, with id and name, or a part of its arguments.
 #[derive(Debug, Serialize, ToSchema)]
-#[serde(untagged)]
-enum Logprobs {
-    Chat(ChatLogprobs),
-    Completion(CompletionLogprobs),
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ChatLogprobs {
-    content: Vec<TokenLogprob>,
-    /// Always null.
-    #[schema(required = true)]
-    refusal: Option<String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct TokenLogprob {
-    #[serde(flatten)]
-    token: Alternative,
-    top_logprobs: Vec<Alternative>,
+struct CallDelta {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// `function`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionDelta,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct Alternative {
-    token: String,
-    logprob: f32,
-    /// The bytes of the token, which may be a part of a character.
-    bytes: Vec<u8>,
+struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
+}
+
+impl From<Part> for Delta {
+    fn from(part: Part) -> Delta {
+        let call = |call| Delta { tool_calls: Some([call]), ..Delta::default() };
+        match part {
+            Part::Text(text) => Delta { content: Some(Some(text)), ..Delta::default() },
+            Part::Call { index, id, name } => call(CallDelta {
+                index,
+                id: Some(id),
+                r#type: Some("function"),
+                function: FunctionDelta { name: Some(name), arguments: String::new() },
+            }),
+            Part::Arguments { index, json } => {
+                let function = FunctionDelta { name: None, arguments: json };
+                call(CallDelta { index, id: None, r#type: None, function })
+            }
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct CompletionLogprobs {
-    /// Position of each token in the answer, in characters.
-    text_offset: Vec<usize>,
-    /// Texts of the tokens; a part of a character is `bytes:\x..`.
-    tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    /// For each token, its alternatives with their log probabilities.
-    #[schema(value_type = Vec<Object>)]
-    top_logprobs: Vec<Map<String, Value>>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct Usage {
+pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
@@ -132,57 +153,78 @@ enum RefrainResponse {
     Answer(Box<AnswerDetails>),
 }
 
-/// The KV cache after a token of a stream.
-#[derive(Debug, Serialize, ToSchema)]
-struct CacheState {
-    /// Tokens whose keys and values each head holds.
-    retained: usize,
-    /// Bytes of the cache.
-    kv_bytes: usize,
-}
-
-/// How an answer was computed, and from which documents.
-#[derive(Debug, Serialize, ToSchema)]
-struct AnswerDetails {
-    /// Fusion method with its options.
-    method: String,
-    /// Eviction policy with its options.
-    evict: String,
-    /// The seed of the sampling; absent where the most likely tokens were taken.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<i64>,
-    /// Counts and times: prompt, cached and recomputed tokens, bytes, seconds to the first token, and more.
-    #[schema(value_type = Object)]
-    stats: RequestStats,
-    documents: Vec<SourceResponse>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    explanation: Option<ExplanationResponse>,
-}
-
-#[derive(Debug, Serialize)]
-struct ExplanationResponse {
-    #[serde(flatten)]
-    explanation: Explanation,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    chunks: Option<Vec<ShadedChunk>>,
-}
-
 /// Builds the responses of one request.
 pub(super) struct ResponseBuilder {
     pub(super) route: Route,
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
-    pub(super) method: String,
-    pub(super) evict: String,
-    pub(super) seed: Option<i64>,
-    pub(super) sources: Vec<SourceResponse>,
+    pub(super) context: AnswerContext,
     pub(super) engine: Engine,
     pub(super) logprobs: bool,
-    pub(super) explain: Explain,
+    /// The text that each answer begins with.
+    pub(super) echoed: Option<String>,
+}
+
+/// One of the answers of a request, as far as it came.
+#[derive(Debug)]
+pub(super) struct AnswerState {
+    index: usize,
+    reader: AnswerReader,
     /// Characters of the tokens whose log probabilities were sent.
-    pub(super) text_offset: usize,
+    text_offset: usize,
+    /// Of an answer that is given whole: its text, its calls, and the tokens whose log probabilities are asked for.
+    text: String,
+    calls: Vec<ToolCallResponse>,
+    tokens: Vec<Token>,
+}
+
+impl AnswerState {
+    pub(super) fn new(index: usize, reader: AnswerReader) -> AnswerState {
+        let (text, calls, tokens) = (String::new(), Vec::new(), Vec::new());
+        AnswerState { index, reader, text_offset: 0, text, calls, tokens }
+    }
+
+    /// Takes the next token of an answer that is given whole; `keep` keeps it for its log probabilities.
+    pub(super) fn take(&mut self, token: Token, keep: bool) {
+        let parts = self.reader.read(&token);
+        self.collect(parts);
+        self.tokens.extend(keep.then_some(token));
+    }
+
+    fn collect(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            match part {
+                Part::Text(text) => self.text.push_str(&text),
+                Part::Call { id, name, .. } => {
+                    let function = FunctionCall { name, arguments: String::new() };
+                    self.calls.push(ToolCallResponse { id, r#type: "function", function });
+                }
+                Part::Arguments { json, .. } => {
+                    if let Some(call) = self.calls.last_mut() {
+                        call.function.arguments.push_str(&json);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The message of a chat's answer at its end.
+    fn message(&mut self) -> AssistantMessage {
+        let rest = self.reader.finish();
+        self.collect(rest);
+        let (text, tool_calls) = (std::mem::take(&mut self.text), std::mem::take(&mut self.calls));
+        let content = (!text.is_empty() || tool_calls.is_empty()).then_some(text);
+        AssistantMessage { role: "assistant", content, refusal: None, tool_calls }
+    }
+
+    fn finish_reason(&self, answer: &Answer) -> &'static str {
+        match answer.finish {
+            FinishReason::Stop if self.reader.has_calls() => "tool_calls",
+            FinishReason::Stop => "stop",
+            FinishReason::Length | FinishReason::Cancelled | FinishReason::Failed => "length",
+        }
+    }
 }
 
 impl ResponseBuilder {
@@ -191,160 +233,142 @@ impl ResponseBuilder {
         CompletionResponse { id, object, created, model, choices, usage: None, refrain: None }
     }
 
-    /// A whole answer.
-    pub(super) fn whole(mut self, answer: Answer, tokens: &[Token]) -> CompletionResponse {
-        let (finish_reason, logprobs) = (Some(finish_reason(answer.finish)), self.logprobs(tokens));
-        let mut choice = Choice { index: 0, finish_reason, logprobs, message: None, delta: None, text: None };
+    /// All answers, whole. `refrain` tells of the first.
+    pub(super) fn whole(&self, mut answers: Vec<(AnswerState, Answer)>) -> CompletionResponse {
         let object = match self.route {
-            Route::Chat => {
-                let (role, content) = ("assistant", answer.text.clone());
-                choice.message = Some(AssistantMessage { role, content, refusal: None });
-                "chat.completion"
-            }
-            Route::Completion => {
-                choice.text = Some(answer.text.clone());
-                "text_completion"
-            }
+            Route::Chat => "chat.completion",
+            Route::Completion => "text_completion",
         };
-        let mut response = self.response(object, vec![choice]);
-        response.usage = Some(usage(&answer));
-        response.refrain = Some(self.details(answer));
+        let choices = answers.iter_mut().map(|(state, answer)| {
+            let message = state.message();
+            let (finish, tokens) = (state.finish_reason(answer), std::mem::take(&mut state.tokens));
+            let mut choice = self.choice(state, Some(finish), &tokens);
+            match self.route {
+                Route::Chat => choice.message = Some(message),
+                Route::Completion => {
+                    choice.text =
+                        Some(self.echoed.iter().chain([&answer.text]).map(String::as_str).collect());
+                }
+            }
+            choice
+        });
+        let mut response = self.response(object, choices.collect());
+        let usage = answers.iter().map(|(_, answer)| Usage::of(answer)).reduce(Usage::with_answer);
+        response.usage = usage;
+        response.refrain = answers.into_iter().next().map(|(_, answer)| self.details(answer));
         response
     }
 
+    fn choice(
+        &self,
+        state: &mut AnswerState,
+        finish_reason: Option<&'static str>,
+        tokens: &[Token],
+    ) -> Choice {
+        let logprobs = self.logprobs(state, tokens);
+        Choice { index: state.index, finish_reason, logprobs, message: None, delta: None, text: None }
+    }
+
     fn details(&self, answer: Answer) -> RefrainResponse {
-        let every_token = self.explain == Explain::Tokens(EveryToken::Tokens);
-        let explanation = answer.explanation.map(|mut explanation| {
-            let chunks = every_token.then(|| std::mem::take(&mut explanation.chunks));
-            ExplanationResponse { explanation, chunks }
-        });
-        RefrainResponse::Answer(Box::new(AnswerDetails {
-            method: self.method.clone(),
-            evict: self.evict.clone(),
-            seed: self.seed,
-            stats: answer.stats,
-            documents: self.sources.clone(),
-            explanation,
-        }))
+        RefrainResponse::Answer(Box::new(self.context.details(answer)))
     }
 
     /// A chunk of a stream.
     fn chunk(
-        &mut self,
+        &self,
+        state: &mut AnswerState,
         delta: Delta,
         finish_reason: Option<&'static str>,
         tokens: &[Token],
     ) -> CompletionResponse {
-        let logprobs = self.logprobs(tokens);
-        let mut choice = Choice { index: 0, finish_reason, logprobs, message: None, delta: None, text: None };
+        let mut choice = self.choice(state, finish_reason, tokens);
         match self.route {
             Route::Chat => choice.delta = Some(delta),
-            Route::Completion => choice.text = Some(delta.content.unwrap_or_default()),
+            Route::Completion => choice.text = Some(delta.content.flatten().unwrap_or_default()),
         }
-        let object = match self.route {
+        self.response(self.chunk_object(), vec![choice])
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.route {
             Route::Chat => "chat.completion.chunk",
             Route::Completion => "text_completion",
+        }
+    }
+
+    /// The chunk that begins the stream of an answer: the role of a chat's author, or the text that a completion begins with.
+    pub(super) fn first_chunk(&self, state: &mut AnswerState) -> Option<CompletionResponse> {
+        let text = |text: String| Some(Some(text).filter(|_| !state.reader.has_tools()));
+        let delta = match self.route {
+            Route::Chat => {
+                Delta { role: Some("assistant"), content: text(String::new()), ..Delta::default() }
+            }
+            Route::Completion => Delta { content: text(self.echoed.clone()?), ..Delta::default() },
         };
-        self.response(object, vec![choice])
+        Some(self.chunk(state, delta, None, &[]))
     }
 
-    /// The chunk that begins the stream of a chat.
-    pub(super) fn role_chunk(&mut self) -> CompletionResponse {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-        self.chunk(delta, None, &[])
+    /// The chunks of a token: one for each part of the answer that it makes known. The first one has what belongs to the token.
+    pub(super) fn token_chunks(&self, state: &mut AnswerState, token: &Token) -> Vec<CompletionResponse> {
+        let mut deltas: Vec<Delta> = state.reader.read(token).into_iter().map(Delta::from).collect();
+        if deltas.is_empty() && self.logprobs {
+            deltas.push(Delta::default());
+        }
+        let mut chunks = Vec::with_capacity(deltas.len());
+        for (at, delta) in deltas.into_iter().enumerate() {
+            let tokens = if at == 0 { std::slice::from_ref(token) } else { &[] };
+            let mut chunk = self.chunk(state, delta, None, tokens);
+            chunk.refrain = (at == 0).then(|| RefrainResponse::Token(CacheState::after(token)));
+            chunks.push(chunk);
+        }
+        chunks
     }
 
-    /// The chunk of a token.
-    pub(super) fn token_chunk(&mut self, token: &Token) -> CompletionResponse {
-        let delta = Delta { content: Some(token.text.clone()), ..Delta::default() };
-        let mut chunk = self.chunk(delta, None, std::slice::from_ref(token));
-        let state = CacheState { retained: token.retained, kv_bytes: token.kv_bytes };
-        chunk.refrain = Some(RefrainResponse::Token(state));
-        chunk
+    /// The chunks that end an answer: those of what was held back, and one with the reason for the end.
+    pub(super) fn last_chunks(&self, state: &mut AnswerState, answer: Answer) -> Vec<CompletionResponse> {
+        let rest = state.reader.finish().into_iter();
+        let mut chunks: Vec<CompletionResponse> =
+            rest.map(|part| self.chunk(state, Delta::from(part), None, &[])).collect();
+        let mut last = self.chunk(state, Delta::default(), Some(state.finish_reason(&answer)), &[]);
+        last.refrain = Some(self.details(answer));
+        chunks.push(last);
+        chunks
     }
 
-    /// The chunk that ends an answer.
-    pub(super) fn last_chunk(&mut self, answer: Answer) -> CompletionResponse {
-        let mut chunk = self.chunk(Delta::default(), Some(finish_reason(answer.finish)), &[]);
-        chunk.refrain = Some(self.details(answer));
-        chunk
-    }
-
-    /// The chunk that gives the usage of tokens, after the one that ends the answer.
-    pub(super) fn usage_chunk(&mut self, answer: &Answer) -> CompletionResponse {
-        let mut chunk = self.chunk(Delta::default(), None, &[]);
-        (chunk.choices, chunk.usage) = (Vec::new(), Some(usage(answer)));
+    /// The chunk that gives the usage of tokens, after those that end the answers.
+    pub(super) fn usage_chunk(&self, usage: Usage) -> CompletionResponse {
+        let mut chunk = self.response(self.chunk_object(), Vec::new());
+        chunk.usage = Some(usage);
         chunk
     }
 
     /// Log probabilities of tokens, where the request asks for them.
-    fn logprobs(&mut self, tokens: &[Token]) -> Option<Logprobs> {
-        let tokens: Vec<(u32, &TokenLogprobs)> =
-            tokens.iter().filter_map(|token| token.id.zip(token.logprobs.as_ref())).collect();
-        if !self.logprobs || tokens.is_empty() {
-            return None;
+    fn logprobs(&self, state: &mut AnswerState, tokens: &[Token]) -> Option<Logprobs> {
+        let tokenizer = self.engine.tokenizer();
+        match self.route {
+            _ if !self.logprobs => None,
+            Route::Chat => Logprobs::of_chat(tokenizer, tokens),
+            Route::Completion => Logprobs::of_completion(tokenizer, tokens, &mut state.text_offset),
         }
-        Some(match self.route {
-            Route::Chat => Logprobs::Chat(self.chat_logprobs(&tokens)),
-            Route::Completion => Logprobs::Completion(self.completion_logprobs(&tokens)),
-        })
-    }
-
-    fn chat_logprobs(&self, tokens: &[(u32, &TokenLogprobs)]) -> ChatLogprobs {
-        let alternative = |id: u32, logprob: f32| {
-            let bytes = self.engine.tokenizer().bytes_of(id);
-            Alternative { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
-        };
-        let token = |(id, likely): &(u32, &TokenLogprobs)| TokenLogprob {
-            token: alternative(*id, likely.logprob),
-            top_logprobs: likely.top.iter().map(|(id, logprob)| alternative(*id, *logprob)).collect(),
-        };
-        ChatLogprobs { content: tokens.iter().map(token).collect(), refusal: None }
-    }
-
-    fn completion_logprobs(&mut self, tokens: &[(u32, &TokenLogprobs)]) -> CompletionLogprobs {
-        let bytes = |id: u32| self.engine.tokenizer().bytes_of(id);
-        // A part of a character is written as OpenAI writes it.
-        let text = |id: u32| {
-            String::from_utf8(bytes(id)).unwrap_or_else(|part| {
-                let hex = part.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
-                format!("bytes:{}", hex.collect::<String>())
-            })
-        };
-        let top = |likely: &TokenLogprobs| {
-            likely.top.iter().map(|(id, logprob)| (text(*id), Value::from(*logprob))).collect()
-        };
-        let mut text_offset = Vec::with_capacity(tokens.len());
-        let mut next = self.text_offset;
-        for (id, _) in tokens {
-            text_offset.push(next);
-            // Each character counts with its first byte.
-            next += bytes(*id).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
-        }
-        let logprobs = CompletionLogprobs {
-            text_offset,
-            tokens: tokens.iter().map(|(id, _)| text(*id)).collect(),
-            token_logprobs: tokens.iter().map(|(_, likely)| likely.logprob).collect(),
-            top_logprobs: tokens.iter().map(|(_, likely)| top(likely)).collect(),
-        };
-        self.text_offset = next;
-        logprobs
     }
 }
 
-fn finish_reason(finish: FinishReason) -> &'static str {
-    match finish {
-        FinishReason::Stop => "stop",
-        FinishReason::Length | FinishReason::Cancelled => "length",
+impl Usage {
+    /// Usage of one answer.
+    pub(super) fn of(answer: &Answer) -> Usage {
+        let (prompt_tokens, completion_tokens) = (answer.stats.prompt_tokens, answer.stats.answer_tokens);
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: answer.stats.cached_tokens },
+        }
     }
-}
 
-fn usage(answer: &Answer) -> Usage {
-    let (prompt_tokens, completion_tokens) = (answer.stats.prompt_tokens, answer.stats.answer_tokens);
-    Usage {
-        prompt_tokens,
-        completion_tokens,
-        total_tokens: prompt_tokens + completion_tokens,
-        prompt_tokens_details: PromptTokensDetails { cached_tokens: answer.stats.cached_tokens },
+    /// Usage with a further answer to the same prompt, which counts once.
+    pub(super) fn with_answer(mut self, other: Usage) -> Usage {
+        self.completion_tokens += other.completion_tokens;
+        self.total_tokens += other.completion_tokens;
+        self
     }
 }

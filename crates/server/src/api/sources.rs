@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, HashSet};
 
 use axum::http::StatusCode;
-use refrain_engine::{Document, PromptChunk};
+use refrain_engine::{Document, Engine, PromptChunk};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::request::{DocumentReference, Documents};
 use crate::api_error::{ApiError, Result};
-use crate::app::App;
-use crate::corpus::{StoredDocument, display_title, document_id};
-use crate::tenant::Tenant;
+use crate::corpus::{Corpus, StoredDocument, display_title, document_id};
 
 /// Chunks that a search finds if the request gives no number.
 const SEARCH_LIMIT: usize = 5;
@@ -20,7 +18,7 @@ const MAX_SEARCH_LIMIT: usize = 64;
 
 /// A document of a prompt.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     id: String,
     title: String,
     /// Its chunks in the prompt, ascending.
@@ -40,7 +38,7 @@ struct SourceChunk {
 
 /// A document that an answer draws on.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub(super) struct SourceResponse {
+pub(crate) struct SourceResponse {
     id: String,
     title: String,
     /// The document's chunks in the prompt.
@@ -64,7 +62,7 @@ impl Source {
         self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
     }
 
-    pub(super) fn response(&self) -> SourceResponse {
+    pub(crate) fn response(&self) -> SourceResponse {
         let chunk = |chunk: &SourceChunk| {
             let (part, of) = chunk.part;
             ChunkResponse { part, of, tokens: chunk.tokens.len(), score: chunk.score }
@@ -77,7 +75,7 @@ impl Source {
     }
 
     /// The chunks as those of a prompt's `document`-th document.
-    pub(super) fn prompt_chunks(&self, document: usize) -> impl Iterator<Item = PromptChunk> + '_ {
+    pub(crate) fn prompt_chunks(&self, document: usize) -> impl Iterator<Item = PromptChunk> + '_ {
         self.chunks.iter().map(move |chunk| PromptChunk {
             left: chunk.left.clone(),
             part: chunk.part,
@@ -87,12 +85,15 @@ impl Source {
 }
 
 /// Finds the documents of requests.
-pub(super) struct SourceFinder<'a> {
-    pub(super) app: &'a App,
-    pub(super) tenant: &'a Tenant,
+pub(crate) struct SourceFinder<'a> {
+    pub(crate) corpus: &'a Corpus,
+    /// The engine of the sender's namespace.
+    pub(crate) engine: &'a Engine,
+    /// Most documents of a request.
+    pub(crate) max_documents: usize,
     /// Whether the method needs whole documents. Each is then one context, which is stored under a key of its own, and a
     /// context made of some chunks would have a key that the document's removal does not know.
-    pub(super) whole_documents: bool,
+    pub(crate) whole_documents: bool,
 }
 
 impl SourceFinder<'_> {
@@ -120,8 +121,12 @@ impl SourceFinder<'_> {
         }
     }
 
+    fn namespace(&self) -> &str {
+        &self.engine.settings().namespace
+    }
+
     fn context(&self) -> usize {
-        self.tenant.engine.decoder().config().context
+        self.engine.decoder().config().context
     }
 
     fn too_many_tokens(&self) -> ApiError {
@@ -131,7 +136,7 @@ impl SourceFinder<'_> {
     }
 
     fn listed(&self, list: &[DocumentReference]) -> Result<Vec<Source>> {
-        let limit = self.app.state.options.max_documents_per_request;
+        let limit = self.max_documents;
         if list.len() > limit {
             return Err(ApiError::field("documents", format!("a request may have {limit} documents")));
         }
@@ -139,13 +144,18 @@ impl SourceFinder<'_> {
         let mut sources = Vec::with_capacity(list.len());
         for reference in list {
             sources.push(match reference {
-                DocumentReference::Id { id } => {
-                    let stored = self.app.state.corpus.documents().get(self.tenant.namespace(), id)?;
-                    tokens += stored.tokens;
+                DocumentReference::Id { id, parts } => {
+                    let stored = self.corpus.documents().get(self.namespace(), id)?;
+                    let source = match parts {
+                        Some(parts) if !self.whole_documents => self.parts(&stored, parts)?,
+                        _ if tokens + stored.tokens > self.context() => return Err(self.too_many_tokens()),
+                        _ => self.whole(&stored, &BTreeMap::new())?,
+                    };
+                    tokens += source.tokens();
                     if tokens > self.context() {
                         return Err(self.too_many_tokens());
                     }
-                    self.whole(&stored, &BTreeMap::new())?
+                    source
                 }
                 DocumentReference::Text(document) if document.text.trim().is_empty() => {
                     return Err(ApiError::field("documents", "a document has no text"));
@@ -158,18 +168,19 @@ impl SourceFinder<'_> {
 
     /// A document that the request contains.
     fn given(&self, document: Document) -> Result<Source> {
-        let chunks = self.tenant.engine.chunks(std::slice::from_ref(&document))?.into_iter();
+        let chunks = self.engine.chunks(std::slice::from_ref(&document))?;
+        self.engine.store().admit(|| self.engine.keys_of(&chunks, true));
         let chunk = |PromptChunk { part, tokens, left, .. }| SourceChunk { part, tokens, left, score: None };
         Ok(Source {
             id: document_id(&document),
             title: display_title(&document),
-            chunks: chunks.map(chunk).collect(),
+            chunks: chunks.into_iter().map(chunk).collect(),
         })
     }
 
     /// A stored document with all its chunks, and the scores of those that a search found.
     fn whole(&self, stored: &StoredDocument, scores: &BTreeMap<u32, f32>) -> Result<Source> {
-        let chunks = self.app.state.corpus.documents().chunks(self.tenant.namespace(), &stored.id)?;
+        let chunks = self.corpus.documents().chunks(self.namespace(), &stored.id)?;
         // It may have been removed since its metadata was read.
         if chunks.len() != stored.chunks as usize {
             return Err(ApiError::not_found("document", &stored.id));
@@ -178,16 +189,29 @@ impl SourceFinder<'_> {
             let score = scores.get(&(part.0 as u32)).copied();
             SourceChunk { part, tokens, left, score }
         };
-        let chunks = self.tenant.engine.whole_document(chunks).into_iter().map(chunk).collect();
+        let chunks = self.engine.whole_document(chunks).into_iter().map(chunk).collect();
         Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
     }
 
-    /// The chunks of a stored document that a search found.
-    fn part(&self, stored: &StoredDocument, scores: &BTreeMap<u32, f32>) -> Result<Source> {
-        let documents = self.app.state.corpus.documents();
-        let mut chunks = Vec::with_capacity(scores.len());
-        let (engine, namespace) = (&self.tenant.engine, self.tenant.namespace());
-        for (index, score) in scores {
+    /// The chunks of a stored document that a request names by their indices.
+    fn parts(&self, stored: &StoredDocument, parts: &[u32]) -> Result<Source> {
+        let parts: BTreeMap<u32, Option<f32>> = parts.iter().map(|index| (*index, None)).collect();
+        match parts.last_key_value() {
+            None => Err(ApiError::field("documents", format!("parts of document {} is empty", stored.id))),
+            Some((last, _)) if *last >= stored.chunks => {
+                let message = format!("document {} has no part {last}: it has {}", stored.id, stored.chunks);
+                Err(ApiError::field("documents", message))
+            }
+            Some(_) => self.part(stored, &parts),
+        }
+    }
+
+    /// Some chunks of a stored document by their indices, with the scores of those that a search found.
+    fn part(&self, stored: &StoredDocument, wanted: &BTreeMap<u32, Option<f32>>) -> Result<Source> {
+        let documents = self.corpus.documents();
+        let mut chunks = Vec::with_capacity(wanted.len());
+        let (engine, namespace) = (self.engine, self.namespace());
+        for (index, score) in wanted {
             let tokens = documents.chunk(namespace, &stored.id, *index)?;
             let (mut before, mut first) = (Vec::new(), *index);
             while first > 0 && before.len() < engine.settings().left_tokens {
@@ -196,13 +220,17 @@ impl SourceFinder<'_> {
             }
             let left = engine.left_of(tokens.len(), &before).to_vec();
             let part = (*index as usize, stored.chunks as usize);
-            chunks.push(SourceChunk { part, tokens, left, score: Some(*score) });
+            chunks.push(SourceChunk { part, tokens, left, score: *score });
         }
         Ok(Source { id: stored.id.clone(), title: stored.title.clone(), chunks })
     }
 
-    fn searched(&self, question: &str, limit: usize) -> Result<Vec<Source>> {
-        let hits = self.app.state.corpus.search(self.tenant.namespace(), question, limit)?;
+    /// The chunks that a search for a question finds, or the documents that hold them, best first.
+    ///
+    /// # Errors
+    /// If the documents exceed the model's context, or cannot be read.
+    pub(crate) fn searched(&self, question: &str, limit: usize) -> Result<Vec<Source>> {
+        let hits = self.corpus.search(self.namespace(), question, limit)?;
         let mut scores: BTreeMap<&str, BTreeMap<u32, f32>> = BTreeMap::new();
         for hit in &hits {
             scores.entry(&hit.document).or_default().insert(hit.chunk, hit.score);
@@ -211,7 +239,7 @@ impl SourceFinder<'_> {
         let (mut seen, mut is_left_out) = (HashSet::new(), false);
         for hit in hits.iter().filter(|hit| seen.insert(&hit.document)) {
             let scores = &scores[hit.document.as_str()];
-            let found = self.app.state.corpus.documents().get(self.tenant.namespace(), &hit.document);
+            let found = self.corpus.documents().get(self.namespace(), &hit.document);
             let source = found.and_then(|stored| {
                 if self.whole_documents && tokens + stored.tokens > self.context() {
                     is_left_out = true;
@@ -220,7 +248,7 @@ impl SourceFinder<'_> {
                 let source = if self.whole_documents {
                     self.whole(&stored, scores)
                 } else {
-                    self.part(&stored, scores)
+                    self.part(&stored, &scores.iter().map(|(index, score)| (*index, Some(*score))).collect())
                 };
                 source.map(Some)
             });

@@ -1,6 +1,9 @@
-//! A redb database that is opened again after a failed write.
+//! A redb database that is opened again after a failed write, and whose file can be made anew.
 
-use std::sync::{PoisonError, RwLock};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
 
@@ -12,6 +15,8 @@ pub(super) struct ReopeningDatabase {
     /// `None` only where the database could not be opened again.
     database: RwLock<Option<Database>>,
     open: Box<Open>,
+    /// Held while a transaction writes, and while the file is made anew.
+    writing: Mutex<()>,
 }
 
 type Open = dyn Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync;
@@ -37,7 +42,7 @@ macro_rules! from_redb {
         }
     )*};
 }
-from_redb!(StorageError, TableError, TransactionError, CommitError);
+from_redb!(StorageError, TableError, TransactionError, CommitError, DatabaseError);
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
@@ -53,7 +58,7 @@ impl ReopeningDatabase {
         open: impl Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync + 'static,
     ) -> std::result::Result<ReopeningDatabase, DatabaseError> {
         let database = RwLock::new(Some(open()?));
-        Ok(ReopeningDatabase { database, open: Box::new(open) })
+        Ok(ReopeningDatabase { database, open: Box::new(open), writing: Mutex::default() })
     }
 
     /// Runs `work` in a write transaction, which is committed if it succeeds.
@@ -61,6 +66,7 @@ impl ReopeningDatabase {
     /// # Errors
     /// If `work` or the transaction fails.
     pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Transacted<T>) -> Result<T> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = self.with_database(|database| {
             let transaction = database.begin_write()?;
             let done = work(&transaction)?;
@@ -79,6 +85,45 @@ impl ReopeningDatabase {
     /// If `work` or the transaction fails.
     pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Transacted<T>) -> Result<T> {
         self.with_database(|database| work(&database.begin_read()?)).map_err(api_error)
+    }
+
+    /// Replaces the database's `file` by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
+    /// a whole file, and the lock on it is held throughout.
+    ///
+    /// # Errors
+    /// If the new file cannot be written. The old one stays then.
+    pub(super) fn rewrite_if(
+        &self,
+        file: &Path,
+        is_due: impl FnOnce(&ReadTransaction) -> Transacted<bool>,
+        copy: impl FnOnce(&ReadTransaction, &WriteTransaction) -> Transacted<()>,
+    ) -> Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = file.with_extension("redb.new");
+        // A process that was killed has left it. The lock on the database keeps other processes away.
+        remove(&new).map_err(api_error)?;
+        if !self.read(is_due)? {
+            return Ok(());
+        }
+        let copied = self.with_database(|database| {
+            let copied = Database::create(&new)?;
+            let transaction = copied.begin_write()?;
+            copy(&database.begin_read()?, &transaction)?;
+            transaction.commit()?;
+            fs::rename(&new, file).map_err(redb::StorageError::Io)?;
+            Ok(copied)
+        });
+        match copied {
+            Ok(copied) => {
+                // The bytes of the old file go with its last handle.
+                *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(copied);
+                sync_folder_of(file).map_err(api_error)
+            }
+            Err(failure) => {
+                let _ = remove(&new);
+                Err(api_error(failure))
+            }
+        }
     }
 
     fn with_database<T>(&self, work: impl FnOnce(&Database) -> Transacted<T>) -> Transacted<T> {
@@ -101,6 +146,27 @@ impl ReopeningDatabase {
             Err(error) => tracing::error!(%error, "the documents' database cannot be opened again"),
         }
     }
+}
+
+fn remove(path: &Path) -> Transacted<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(redb::StorageError::Io(error).into()),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the file's name survive a loss of power.
+#[cfg(unix)]
+fn sync_folder_of(file: &Path) -> Transacted<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| redb::StorageError::Io(error).into())
+}
+
+/// Other systems do not open folders.
+#[cfg(not(unix))]
+fn sync_folder_of(_: &Path) -> Transacted<()> {
+    Ok(())
 }
 
 fn api_error(failure: Failure) -> ApiError {

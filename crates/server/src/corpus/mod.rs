@@ -1,7 +1,9 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
+mod cut;
 mod database;
 mod migration;
+mod purge;
 mod search;
 mod store;
 mod tables;
@@ -11,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
 
+pub(crate) use cut::{cut_document, empty_corpus, open_corpus};
 pub(crate) use search::Hit;
 use search::SearchIndex;
 pub(crate) use store::DocumentStore;
@@ -112,7 +115,7 @@ impl Corpus {
     }
 
     /// Removes a document from store and index. Gives those of its chunk keys, and of `further`, that no other document of
-    /// the namespace has.
+    /// the namespace has. For a document whose removal is not [finished](Corpus::finish_removal), gives them again.
     ///
     /// # Errors
     /// If the namespace has no such document, or a change fails.
@@ -121,6 +124,22 @@ impl Corpus {
         let unused = self.store.remove(namespace, id, further)?;
         self.index.remove(namespace, id)?;
         Ok(unused)
+    }
+
+    /// Purges removed documents from the file.
+    ///
+    /// # Errors
+    /// If the file cannot be made anew.
+    pub(crate) fn purge(&self) -> Result<()> {
+        self.store.purge()
+    }
+
+    /// Finishes the removal of a document whose chunks `keys` are deleted, in every tier.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    pub(crate) fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
+        self.store.finish_removal(namespace, id, keys)
     }
 
     /// The stored documents, to read and pin.

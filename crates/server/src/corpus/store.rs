@@ -3,17 +3,18 @@
 //! A document's id follows from its title and text. A document belongs to a namespace and is invisible in all others. No
 //! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
-use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable};
+use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable, WriteTransaction};
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
 
 use super::database::{ReopeningDatabase, Transacted};
+use super::purge::{copy_all, is_unpurged, mark_earlier_file, mark_unpurged};
 use super::tables::{
-    CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
-    insert, parsed, remove_tokens, token_ids, write_chunks,
+    CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS,
+    create_tables, insert, parsed, remove_tokens, removed_keys, token_ids, write_chunks,
 };
 use crate::api_error::{ApiError, Result};
 
@@ -22,6 +23,8 @@ const FILE: &str = "documents.redb";
 /// Documents by namespace. Every change is one transaction, the count of bytes included.
 pub(crate) struct DocumentStore {
     database: ReopeningDatabase,
+    /// The database's file; none in memory.
+    file: Option<PathBuf>,
     /// Most bytes of a namespace's titles and texts.
     quota: u64,
 }
@@ -52,7 +55,14 @@ impl DocumentStore {
         if let Err(error) = std::fs::create_dir_all(folder) {
             return Err(failed(error.to_string()));
         }
-        DocumentStore::with(move || Database::create(&path), quota).map_err(failed)
+        let file = path.clone();
+        let store = DocumentStore::with(move || Database::create(&path), quota).map_err(failed)?;
+        let store = DocumentStore { file: Some(file), ..store };
+        // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
+        if let Err(error) = store.purge() {
+            tracing::warn!(%error, "removed documents cannot be purged from the documents' file");
+        }
+        Ok(store)
     }
 
     fn with(
@@ -65,8 +75,12 @@ impl DocumentStore {
             }
             error => error.to_string(),
         })?;
-        database.write(create_tables).map_err(|error| error.message)?;
-        Ok(DocumentStore { database, quota })
+        let create = |transaction: &WriteTransaction| {
+            mark_earlier_file(transaction)?;
+            create_tables(transaction)
+        };
+        database.write(create).map_err(|error| error.message)?;
+        Ok(DocumentStore { database, file: None, quota })
     }
 
     /// Stores a document. One that is there already keeps its time of creation and its pin, and the chunk keys of both
@@ -231,37 +245,87 @@ impl DocumentStore {
         })
     }
 
-    /// Removes a document. Gives those of its chunk keys, and of `further`, that no other document of the namespace has.
+    /// Removes a document. Gives those of its chunk keys, and of `further`, that no other document of the namespace has, and
+    /// remembers them until the removal is [finished](DocumentStore::finish_removal). Until then a repeated removal gives them
+    /// again, except those that a document has got meanwhile.
     ///
     /// # Errors
     /// If the namespace has no such document.
     pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
         self.database.write(|transaction| {
-            let removed: Option<StoredDocument> =
-                parsed(transaction.open_table(METADATA)?.remove((namespace, id))?)?;
-            let removed = removed.ok_or_else(|| ApiError::not_found("document", id))?;
-            transaction.open_table(TEXTS)?.remove((namespace, id))?;
-            remove_tokens(transaction, namespace, &removed)?;
-            let mut bytes = transaction.open_table(STORED_BYTES)?;
-            let stored = bytes.get(namespace)?.map_or(0, |row| row.value());
-            bytes.insert(namespace, stored.saturating_sub(removed.stored_bytes))?;
-            let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
-            let mut keys: Vec<ChunkKey> = further.to_vec();
-            for key in transaction.open_multimap_table(CHUNK_KEYS)?.remove_all((namespace, id))? {
-                let key = *key?.value();
-                users.remove((namespace, &key), id)?;
-                keys.push(ChunkKey(key));
+            let mut removals = transaction.open_table(REMOVALS)?;
+            let begun = removals.get((namespace, id))?.map(|row| removed_keys(row.value()));
+            let removed = remove_rows(transaction, namespace, id)?;
+            if begun.is_none() && removed.is_none() {
+                return Err(ApiError::not_found("document", id).into());
             }
+            let mut keys =
+                [further.to_vec(), begun.unwrap_or_default(), removed.unwrap_or_default()].concat();
             keys.sort_unstable();
             keys.dedup();
+            let users = transaction.open_multimap_table(CHUNK_USERS)?;
             let mut unused = Vec::with_capacity(keys.len());
             for key in keys {
                 let is_used = users.get((namespace, &key.0))?.next().is_some();
                 unused.extend((!is_used).then_some(key));
             }
+            removals.insert((namespace, id), bytes_of(&unused).as_slice())?;
             Ok(unused)
         })
     }
+
+    /// Forgets the keys of a removed document, whose chunks are deleted everywhere, unless it has been removed again with
+    /// others meanwhile.
+    pub(crate) fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
+        self.database.write(|transaction| {
+            let mut removals = transaction.open_table(REMOVALS)?;
+            let is_same = removals.get((namespace, id))?.is_some_and(|row| row.value() == bytes_of(keys));
+            if is_same {
+                removals.remove((namespace, id))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes the file anew if it holds bytes of removed documents. Reading goes on meanwhile, and changes wait.
+    ///
+    /// # Errors
+    /// If there is no room for a second file, or it cannot be written.
+    pub(crate) fn purge(&self) -> Result<()> {
+        match &self.file {
+            Some(file) => self.database.rewrite_if(file, is_unpurged, copy_all),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Removes the rows of a document, and gives its chunk keys; none if there is no such document.
+fn remove_rows(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    id: &str,
+) -> Transacted<Option<Vec<ChunkKey>>> {
+    let removed: Option<StoredDocument> = parsed(transaction.open_table(METADATA)?.remove((namespace, id))?)?;
+    let Some(removed) = removed else { return Ok(None) };
+    mark_unpurged(transaction)?;
+    transaction.open_table(TEXTS)?.remove((namespace, id))?;
+    remove_tokens(transaction, namespace, &removed)?;
+    let mut bytes = transaction.open_table(STORED_BYTES)?;
+    let stored = bytes.get(namespace)?.map_or(0, |row| row.value());
+    bytes.insert(namespace, stored.saturating_sub(removed.stored_bytes))?;
+    let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
+    let mut keys = Vec::new();
+    for key in transaction.open_multimap_table(CHUNK_KEYS)?.remove_all((namespace, id))? {
+        let key = *key?.value();
+        users.remove((namespace, &key), id)?;
+        keys.push(ChunkKey(key));
+    }
+    Ok(Some(keys))
+}
+
+/// A row of [`REMOVALS`].
+fn bytes_of(keys: &[ChunkKey]) -> Vec<u8> {
+    keys.iter().flat_map(|key| key.0).collect()
 }
 
 #[cfg(test)]

@@ -107,6 +107,7 @@ fn documents_are_kept_apart_by_namespace_and_over_a_restart() {
     assert_eq!((full.status.as_u16(), full.code), (507, Some("document_quota_exceeded")));
     assert_eq!(store.chunk_keys("x", &first.id).unwrap(), [1, 2, 4].map(key));
     assert_eq!(store.remove("x", &first.id, &[key(5), key(3)]).unwrap(), [1, 4, 5].map(key));
+    store.finish_removal("x", &first.id, &[1, 4, 5].map(key)).unwrap();
     assert_eq!(store.remove("x", &first.id, &[]).unwrap_err().status, 404);
     put(&store, "x", &document("", "d"), &[]).unwrap();
     assert_eq!((list(&store, "x").len(), list(&store, "").len()), (2, 1));
@@ -205,4 +206,100 @@ fn files_of_version_1_are_migrated() {
         // Its bytes count against the quota.
         assert_eq!(put(&store, "name/space", &document("", "four"), &[]).unwrap_err().status, 507);
     }
+}
+
+/// Whether the bytes stand in any file of a folder.
+fn stand_in(folder: &Path, bytes: &[u8]) -> bool {
+    let read = |entry: io::Result<std::fs::DirEntry>| std::fs::read(entry.unwrap().path()).unwrap();
+    let mut files = std::fs::read_dir(folder).unwrap().map(read);
+    files.any(|file| file.windows(bytes.len()).any(|found| found == bytes))
+}
+
+#[test]
+fn a_removed_document_leaves_no_byte_in_the_file_and_its_keys_until_they_are_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DocumentStore::open(Some(folder.path()), u64::MAX).unwrap();
+    let (secret, other) = (document("Zanzibar", &"quokka ledger ".repeat(2000)), document("", "spokes"));
+    let id = put(&store, "x", &secret, &[1, 2]).unwrap().id;
+    let kept = put(&store, "x", &other, &[2]).unwrap();
+    assert!(stand_in(folder.path(), b"quokka ledger"));
+    assert_eq!(store.remove("x", &id, &[key(3)]).unwrap(), [1, 3].map(key));
+    store.purge().unwrap();
+    for trace in [b"quokka ledger".as_slice(), b"Zanzibar"] {
+        assert!(!stand_in(folder.path(), trace));
+    }
+    // The other document is what it was, also for the next server.
+    assert_eq!((store.get("x", &kept.id).unwrap(), store.document("x", &kept.id).unwrap()), (kept, other));
+    drop(store);
+    let store = DocumentStore::open(Some(folder.path()), u64::MAX).unwrap();
+    assert_eq!(list(&store, "x").len(), 1);
+    // A chunk that another document has got meanwhile stays.
+    put(&store, "x", &document("", "third"), &[3]).unwrap();
+    assert_eq!(store.remove("x", &id, &[]).unwrap(), [key(1)]);
+    assert_eq!(store.remove("y", &id, &[]).unwrap_err().status, 404);
+    store.finish_removal("x", &id, &[key(1), key(3)]).unwrap();
+    assert_eq!(store.remove("x", &id, &[]).unwrap(), [key(1)], "those were others");
+    store.finish_removal("x", &id, &[key(1)]).unwrap();
+    assert_eq!(store.remove("x", &id, &[]).unwrap_err().status, 404);
+}
+
+/// A server that was killed between the removal and its end, or while it made the file anew, and one of an earlier build.
+#[test]
+fn an_interrupted_removal_is_purged_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = document("", &"quokka ledger ".repeat(2000));
+    let open = || DocumentStore::open(Some(folder.path()), u64::MAX).unwrap();
+    // A file ends with the last page that is in use.
+    let put_and_remove = |store: &DocumentStore| {
+        let id = put(store, "", &secret, &[]).unwrap().id;
+        put(store, "", &document("", &"spokes ".repeat(4000)), &[]).unwrap();
+        store.remove("", &id, &[]).unwrap();
+    };
+    let store = open();
+    put_and_remove(&store);
+    drop(store);
+    assert!(stand_in(folder.path(), b"quokka ledger"));
+    std::fs::write(folder.path().join("documents.redb.new"), "quokka ledger").unwrap();
+    drop(open());
+    assert!(!stand_in(folder.path(), b"quokka ledger"));
+
+    let store = open();
+    put_and_remove(&store);
+    store
+        .database
+        .write(|transaction| {
+            // As an earlier build has left it.
+            transaction.delete_table(REMOVALS)?;
+            transaction.delete_table(super::super::tables::UNPURGED)?;
+            Ok(())
+        })
+        .unwrap();
+    drop(store);
+    assert!(stand_in(folder.path(), b"quokka ledger"));
+    drop(open());
+    assert!(!stand_in(folder.path(), b"quokka ledger"));
+}
+
+/// Documents are read, listed and changed while the file is made anew.
+#[test]
+fn a_purge_loses_no_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DocumentStore::open(Some(folder.path()), u64::MAX).unwrap();
+    let first = put(&store, "", &document("", "first"), &[1]).unwrap();
+    std::thread::scope(|scope| {
+        let purging = scope.spawn(|| {
+            for index in 0..20 {
+                let id = put(&store, "", &document("removed", &index.to_string()), &[]).unwrap().id;
+                store.remove("", &id, &[]).unwrap();
+                store.purge().unwrap();
+            }
+        });
+        let mut count = 0;
+        while !purging.is_finished() {
+            put(&store, "", &document("kept", &count.to_string()), &[2]).unwrap();
+            count += 1;
+            assert_eq!(store.get("", &first.id).unwrap(), first);
+        }
+        assert_eq!(list(&store, "").len(), count + 1);
+    });
 }

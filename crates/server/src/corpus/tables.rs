@@ -8,6 +8,8 @@
 //! | [`CHUNK_KEYS`] | namespace, id | the document's chunk keys, several a document |
 //! | [`CHUNK_USERS`] | namespace, chunk key | ids of the documents that have the chunk |
 //! | [`STORED_BYTES`] | namespace | bytes of all titles and texts |
+//! | [`REMOVALS`] | namespace, id | chunk keys of a removed document whose chunks may not all be deleted, 32 bytes each |
+//! | [`UNPURGED`] | `""` | one row while the file holds bytes of removed documents |
 
 use axum::http::StatusCode;
 use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
@@ -30,6 +32,8 @@ pub(super) const CHUNK_KEYS: MultimapTableDefinition<(&str, &str), &[u8; 32]> =
 pub(super) const CHUNK_USERS: MultimapTableDefinition<(&str, &[u8; 32]), &str> =
     MultimapTableDefinition::new("chunk users, version 2");
 pub(super) const STORED_BYTES: TableDefinition<&str, u64> = TableDefinition::new("stored bytes, version 2");
+pub(super) const REMOVALS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("removals, version 1");
+pub(super) const UNPURGED: TableDefinition<&str, ()> = TableDefinition::new("unpurged, version 1");
 
 /// Most characters of a title that is shown.
 const TITLE: usize = 80;
@@ -86,6 +90,8 @@ pub(crate) fn display_title(document: &Document) -> String {
 
 /// Creates the tables, and moves the documents of an earlier version's file into them.
 pub(super) fn create_tables(transaction: &WriteTransaction) -> Transacted<()> {
+    transaction.open_table(REMOVALS)?;
+    transaction.open_table(UNPURGED)?;
     transaction.open_table(METADATA)?;
     transaction.open_table(TEXTS)?;
     transaction.open_table(TOKENS)?;
@@ -208,6 +214,11 @@ pub(super) fn parsed<T: DeserializeOwned>(
     row: Option<redb::AccessGuard<'_, &'static [u8]>>,
 ) -> Transacted<Option<T>> {
     Ok(row.map(|row| serde_json::from_slice(row.value())).transpose()?)
+}
+
+/// Chunk keys of a row of [`REMOVALS`].
+pub(super) fn removed_keys(bytes: &[u8]) -> Vec<ChunkKey> {
+    bytes.as_chunks().0.iter().map(|key| ChunkKey(*key)).collect()
 }
 
 /// Token ids of a row of [`TOKENS`].

@@ -9,6 +9,9 @@ pub(crate) fn faults(description: &Value, schema: &Value, value: &Value, place: 
         let all = choices.iter().map(|choice| faults(description, choice, value, place));
         return all.min_by_key(Vec::len).unwrap_or_default();
     }
+    if schema["enum"].as_array().is_some_and(|allowed| !allowed.contains(value)) {
+        return vec![format!("{place}: {value} is none of {}", schema["enum"])];
+    }
     if !has_type(&schema["type"], value) {
         return vec![format!("{place}: {value} is no {}", schema["type"])];
     }

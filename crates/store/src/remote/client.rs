@@ -12,14 +12,14 @@ use futures_util::StreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::Problem;
 
 /// Objects that are fetched at once.
-const MAX_CONCURRENT: usize = 8;
+pub(super) const MAX_CONCURRENT: usize = 8;
 /// How long a failed object store is left alone at first, and at most.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -91,6 +91,8 @@ pub(super) struct Client {
     pub(super) wake: Notify,
     /// [`MAX_CONCURRENT`] of them.
     pub(super) turns: Semaphore,
+    /// Held while a chunk's files are read and uploaded, and while chunks are deleted.
+    pub(super) uploading: AsyncMutex<()>,
 }
 
 /// Receiver of an object's bytes. When it is dropped nothing comes any more.
@@ -133,6 +135,7 @@ impl Client {
             absent: Mutex::default(),
             wake: Notify::new(),
             turns: Semaphore::new(MAX_CONCURRENT),
+            uploading: AsyncMutex::default(),
         }
     }
 

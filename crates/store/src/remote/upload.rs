@@ -53,6 +53,7 @@ async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
 }
 
 async fn send_chunk(client: &Client, disk: &Arc<Disk>, key: ChunkKey, noted: u64) -> Result<(), Failure> {
+    let _no_deletion = client.uploading.lock().await;
     let files = aside(disk, move |disk| disk.shared_files(&key)).await.map_err(Failure::Refused)?;
     for (name, path) in files {
         match tokio::fs::read(&path).await {

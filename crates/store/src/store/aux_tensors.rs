@@ -26,14 +26,18 @@ impl Store {
     /// A file that cannot be used now, or is of an unknown version, is left alone; the aux tensors is then not stored.
     ///
     /// # Errors
-    /// If no chunk can have this identity: it is empty or too large. An aux tensors file that cannot be written is told by the
-    /// outcome, and serves from memory.
+    /// If no chunk can have this identity: it is empty or too large; or as [`Store::put`]. An aux tensors file that cannot be
+    /// written is told by the outcome, and serves from memory.
     ///
     /// # Panics
     /// If it is no kind.
     pub fn put_aux_tensors(&self, id: &ChunkId, kind: &str, aux: AuxTensors) -> Result<PutOutcome> {
         let name = name(id, kind);
         id.layout()?;
+        if self.0.is_deleted(&name.0) {
+            return Ok(PutOutcome::Deleted);
+        }
+        let key = name.0;
         let outcome = self.0.write(|disk| {
             let path = disk.folder().aux_path(&name.0, kind);
             match open_aux_file(&path, &name.0, kind) {
@@ -43,7 +47,7 @@ impl Store {
             }
         });
         self.0.aux_tensors.insert(name, Arc::new(aux));
-        Ok(outcome)
+        self.kept_or_deleted(key, outcome)
     }
 
     /// The aux tensors of this kind from memory, else from disk with everything about it verified. A file that fails is
@@ -72,11 +76,15 @@ impl Store {
             return Some(aux);
         }
         let path = self.0.folder()?.aux_path(&name.0, &name.1);
+        let removals = self.0.removals();
         match read_aux_file(&path, &name.0, &name.1) {
             Ok(found) => {
                 let aux = Arc::new(found?);
                 self.0.count_read(aux.bytes() as u64);
                 self.0.aux_tensors.insert(name.clone(), aux.clone());
+                if self.0.removals() != removals {
+                    self.0.aux_tensors.remove(name);
+                }
                 Some(aux)
             }
             Err(problem) => {

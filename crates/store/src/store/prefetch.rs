@@ -35,6 +35,18 @@ impl Store {
         Ok(Store(Arc::new(Tiers::new(Some(disk), Some(remote), memory))))
     }
 
+    /// The same through `objects`, with the URL and timeout of the options.
+    #[cfg(test)]
+    pub(crate) fn open_shared_through(
+        folder: &Path,
+        objects: Arc<dyn object_store::ObjectStore>,
+        options: &RemoteOptions,
+    ) -> Store {
+        let disk = Arc::new(Disk::open(folder, Limits::memory(64 << 20), true).unwrap());
+        let remote = Remote::with(objects, "library".into(), options, &disk).unwrap();
+        Store(Arc::new(Tiers::new(Some(disk), Some(remote), 64 << 20)))
+    }
+
     /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds, and
     /// says how many chunks are asked for, or, if it is to wait until they are `whole`, have come. Without that
     /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
@@ -56,7 +68,8 @@ impl Store {
                 let gate = Arc::new(InFlightChunk::default());
                 let (store, id, kind) = (Arc::downgrade(&self.0), (*id).clone(), (*kind).to_owned());
                 let object = name(&key, Some(&kind));
-                let sink = AuxReceiver { store, id, kind, bytes: Vec::new(), gate: gate.clone() };
+                let removals = self.0.removals();
+                let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
                 remote.fetch(object, Box::new(sink));
                 aux.push(gate);
             }
@@ -99,14 +112,21 @@ impl Store {
         Some(ChunkReader::in_flight(in_flight.header()?, in_flight))
     }
 
-    fn receive_aux(&self, id: &ChunkId, kind: &str, bytes: &[u8]) -> Result<(), Problem> {
+    /// Keeps aux tensors that came, unless a chunk was removed since there were `removals`.
+    fn receive_aux(&self, id: &ChunkId, kind: &str, bytes: &[u8], removals: u64) -> Result<(), Problem> {
         let key = id.key();
         let aux = aux_file::decode(bytes, &key, kind)?;
+        if self.0.removals() != removals {
+            return Ok(());
+        }
         let _ = self.0.write(|disk| match open_aux_file(&disk.folder().aux_path(&key, kind), &key, kind) {
             Err(problem) if !problem.is_permanent() => Ok(None),
             _ => disk.write_aux(id, kind, &aux, Origin::Remote).map(Some),
         });
         self.0.aux_tensors.insert((key, kind.to_owned()), Arc::new(aux));
+        if self.0.removals() != removals {
+            let _ = self.0.remove(&key);
+        }
         Ok(())
     }
 
@@ -124,6 +144,8 @@ struct AuxReceiver {
     store: Weak<Tiers>,
     id: ChunkId,
     kind: String,
+    /// Removals when they were asked for.
+    removals: u64,
     bytes: Vec<u8>,
     /// Opens when nothing comes any more.
     gate: Arc<InFlightChunk>,
@@ -145,7 +167,7 @@ impl ObjectSink for AuxReceiver {
 
     fn end(&mut self) -> Result<(), Problem> {
         let store = self.store.upgrade().map(Store);
-        store.map_or(Ok(()), |store| store.receive_aux(&self.id, &self.kind, &self.bytes))
+        store.map_or(Ok(()), |store| store.receive_aux(&self.id, &self.kind, &self.bytes, self.removals))
     }
 }
 

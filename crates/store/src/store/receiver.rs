@@ -18,6 +18,8 @@ pub(super) struct Receiver {
     id: ChunkId,
     key: ChunkKey,
     in_flight: Arc<InFlightChunk>,
+    /// Removals when the chunk was asked for.
+    removals: u64,
     /// Bytes before the first layer, until the header is whole.
     head: Vec<u8>,
     /// Memory for the layers to come, the last first, and how much of the next one is filled.
@@ -27,8 +29,8 @@ pub(super) struct Receiver {
 
 impl Receiver {
     pub(super) fn new(tiers: &Arc<Tiers>, id: ChunkId, in_flight: Arc<InFlightChunk>) -> Receiver {
-        let (store, key) = (Arc::downgrade(tiers), id.key());
-        Receiver { store, id, key, in_flight, head: Vec::new(), rooms: Vec::new(), filled: 0 }
+        let (store, key, removals) = (Arc::downgrade(tiers), id.key(), tiers.removals());
+        Receiver { store, id, key, in_flight, removals, head: Vec::new(), rooms: Vec::new(), filled: 0 }
     }
 
     /// Reads the header, if it is whole, of an object of `size` bytes, and gives what follows it.
@@ -90,11 +92,15 @@ impl ObjectSink for Receiver {
             return Err(Problem::Header("it ends before its last layer".to_owned()));
         }
         let Some(store) = self.store.upgrade() else { return Ok(()) };
-        if let Some(chunk) = self.in_flight.chunk() {
+        // It may have been deleted meanwhile: it is read from here, and not kept.
+        if let Some(chunk) = self.in_flight.chunk().filter(|_| store.removals() == self.removals) {
             let expires = store.disk.as_ref().map_or(0, |disk| disk.expiry_now());
             // Where it cannot be written it serves from memory.
             let _ = store.write(|disk| disk.write_chunk(&chunk, Origin::Remote).map(Some));
             store.memory.insert(self.key, MemoryEntry { chunk, expires });
+            if store.removals() != self.removals {
+                let _ = store.remove(&self.key);
+            }
         }
         Ok(())
     }

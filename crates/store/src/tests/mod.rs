@@ -4,6 +4,8 @@ mod archive;
 mod aux_file;
 mod chunk_file;
 mod crash;
+#[cfg(feature = "remote")]
+mod delete;
 mod full_disk;
 mod id;
 mod kv_quant;

@@ -1,45 +1,46 @@
 //! Requests like those of a real server: a few documents are requested most, and some clients leave.
 
-use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use refrain_engine::Document;
 use serde_json::{Value, json};
+
+use super::client::{Kind, Outcome, Request, tool};
+use super::host::Target;
+use crate::args::Scenario;
 
 /// Share of the documents that gets [`HOT`] of the requests (RAGCache, arXiv 2404.12457, figure 5).
 pub(super) const FEW: f64 = 0.03;
 pub(super) const HOT: f64 = 0.6;
 
-/// Pause before the server is asked for its memory.
-const REST: Duration = Duration::from_secs(2);
-
-/// The outcome of a request.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Outcome {
-    /// Of the answer; 0 where there was none.
-    pub(super) status: u16,
-    /// Seconds to the first token, and between the others.
-    pub(super) ttft: Option<f64>,
-    pub(super) gaps: Vec<f64>,
-    pub(super) tokens: usize,
-    pub(super) whole: bool,
-    pub(super) left: bool,
-}
+/// The instruction by which an answer copies a passage.
+const QUOTE: &str = "Quote the passage that answers this word for word, with the sentences around it:";
+/// Fewest tokens of an answer that copies.
+const FEWEST_COPIED: usize = 64;
+/// Fewest tokens that the call of a tool may take.
+const CALL_TOKENS: usize = 64;
 
 /// The traffic of a benchmark.
 pub(super) struct Traffic {
-    pub(super) url: String,
-    pub(super) ids: Vec<String>,
+    pub(super) scenario: Scenario,
+    pub(super) documents: Vec<Document>,
     /// Up to each document, the share of requests that want it or one before.
     pub(super) shares: Vec<f64>,
     pub(super) questions: Vec<String>,
     pub(super) per_request: RangeInclusive<usize>,
     pub(super) tokens: usize,
+    /// Questions of a conversation.
+    pub(super) turns: usize,
     /// Share of clients that go away before the answer ends.
     pub(super) leave: f64,
+    /// Shares of requests that are ingests, and that have a tool called.
+    pub(super) ingest: f64,
+    pub(super) tools: f64,
+    pub(super) evict: String,
     pub(super) seed: u64,
     pub(super) drawn: AtomicU64,
 }
@@ -67,6 +68,11 @@ pub(super) fn shares(n: usize, few: f64, hot: f64) -> Vec<f64> {
     cumulative(low)
 }
 
+/// A question that nobody has asked before, as those of people are: the prefix cache would know the answers to all of a short list.
+fn numbered(index: usize, question: &str) -> String {
+    format!("({}) {question}", index + 1)
+}
+
 impl Traffic {
     /// A number from 0 to 1, the next of a sequence.
     fn random(&self) -> f64 {
@@ -76,42 +82,122 @@ impl Traffic {
         (x >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    pub(super) fn body(&self, method: &str, evict: &str, index: usize) -> String {
+    /// Indices of the documents of a request.
+    fn chosen(&self) -> Vec<usize> {
         let mut chosen: Vec<usize> = Vec::new();
         let (least, most) = (*self.per_request.start(), *self.per_request.end());
         let wanted = least + (self.random() * (most - least + 1) as f64) as usize;
-        while chosen.len() < wanted.min(self.ids.len()) {
+        while chosen.len() < wanted.min(self.shares.len()) {
             let at = self.random();
-            let document = self.shares.partition_point(|share| *share < at).min(self.ids.len() - 1);
+            let document = self.shares.partition_point(|share| *share < at).min(self.shares.len() - 1);
             if !chosen.contains(&document) {
                 chosen.push(document);
             }
         }
-        let documents: Vec<Value> =
-            chosen.iter().map(|document| json!({ "id": self.ids[*document] })).collect();
-        let question = &self.questions[index % self.questions.len()];
-        json!({
-            "messages": [{ "role": "user", "content": question }], "documents": documents, "stream": true,
-            "max_tokens": self.tokens, "min_tokens": self.tokens, "refrain": { "method": method, "evict": evict },
-        })
-        .to_string()
+        chosen
     }
 
-    /// Outcomes of `clients` clients during `time`, each of which asks again as soon as it is answered.
+    fn leaves_after(&self) -> Option<usize> {
+        let leaves = self.random() < self.leave;
+        leaves.then(|| 1 + (self.random() * self.tokens as f64) as usize)
+    }
+
+    /// A chat over documents.
+    fn chat(&self, target: &Target, method: &str, key: usize, messages: &[Value], ids: &[usize]) -> Request {
+        let documents: Vec<Value> =
+            ids.iter().map(|document| json!({ "id": target.ids[key][*document] })).collect();
+        let fewest = match self.scenario {
+            // Answers end by themselves: one that is made to go on repeats itself, and that is easily foreseen.
+            Scenario::Extractive => self.tokens.min(FEWEST_COPIED),
+            Scenario::Mixed | Scenario::MultiTurn => self.tokens,
+        };
+        let body = json!({
+            "messages": messages, "documents": documents, "stream": true, "stream_options": { "include_usage": true },
+            "max_tokens": self.tokens, "min_tokens": fewest, "refrain": { "method": method, "evict": self.evict },
+        });
+        Request { body, key, leaves_after: self.leaves_after(), ..Request::default() }
+    }
+
+    /// A request that stands alone, the next of the sequence.
+    fn single(&self, target: &Target, method: &str, key: usize, index: usize) -> Request {
+        let kind = self.random();
+        if kind < self.ingest {
+            return self.new_document(method, key, index);
+        }
+        let question = &self.questions[index % self.questions.len()];
+        let question = match self.scenario {
+            Scenario::Extractive => numbered(index, &format!("{QUOTE} {question}")),
+            Scenario::Mixed | Scenario::MultiTurn => numbered(index, question),
+        };
+        let messages = [json!({ "role": "user", "content": question })];
+        let mut request = self.chat(target, method, key, &messages, &self.chosen());
+        if kind < self.ingest + self.tools {
+            request.kind = Kind::Tools;
+            let body = request.body.as_object_mut().into_iter();
+            for body in body {
+                body.remove("min_tokens");
+                body.insert("max_tokens".to_owned(), self.tokens.max(CALL_TOKENS).into());
+                body.insert("tools".to_owned(), json!([tool()]));
+                body.insert("tool_choice".to_owned(), "required".into());
+            }
+        }
+        request
+    }
+
+    /// The ingest of a document that the server does not have: one of the pool, with another beginning.
+    fn new_document(&self, method: &str, key: usize, index: usize) -> Request {
+        let from = &self.documents[(self.random() * self.documents.len() as f64) as usize];
+        let number = (self.random() * 1e12) as u64;
+        let text = format!("Note {number} of request {index}.\n\n{}", from.text);
+        let document = json!({ "title": from.title, "text": text });
+        let body = json!({ "documents": [document], "method": method, "stream": true });
+        Request { kind: Kind::Ingest, body, key, leaves_after: self.leaves_after(), ..Request::default() }
+    }
+
+    /// A conversation over the same documents. One that fails, or whose client leaves, ends there; the end of the time ends none, since those
+    /// that are cut short would have fewer of the later turns.
+    fn converse(&self, target: &Target, method: &str, key: usize, index: usize) -> Vec<Outcome> {
+        let (chosen, mut messages, mut outcomes) = (self.chosen(), Vec::new(), Vec::new());
+        for turn in 0..self.turns {
+            let question = &self.questions[(index * self.turns + turn) % self.questions.len()];
+            let question = if turn == 0 { numbered(index, question) } else { question.clone() };
+            messages.push(json!({ "role": "user", "content": question }));
+            let request = self.chat(target, method, key, &messages, &chosen);
+            let outcome = target.client(key).send(&Request { later: turn > 0, ..request });
+            messages.push(json!({ "role": "assistant", "content": outcome.text }));
+            let ends = !outcome.whole;
+            outcomes.push(outcome);
+            if ends {
+                break;
+            }
+        }
+        outcomes
+    }
+
+    /// Outcomes of `clients` clients during `time`, each of which asks again as soon as it is answered. Clients have the target's keys in turn.
     pub(super) fn closed(
         &self,
+        target: &Target,
+        method: &str,
         clients: usize,
         time: Duration,
-        body: &(dyn Fn(usize) -> String + Sync),
     ) -> Vec<Outcome> {
+        self.begin_again();
         let outcomes = Mutex::new(Vec::new());
         let (until, next) = (Instant::now() + time, AtomicU64::new(0));
         thread::scope(|scope| {
-            for _ in 0..clients {
-                scope.spawn(|| {
+            for client in 0..clients {
+                let (outcomes, next, key) = (&outcomes, &next, client % target.keys.len());
+                scope.spawn(move || {
                     while Instant::now() < until {
-                        let outcome = self.ask(&body(next.fetch_add(1, Relaxed) as usize));
-                        outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+                        let index = next.fetch_add(1, Relaxed) as usize;
+                        let some = match self.scenario {
+                            Scenario::MultiTurn => self.converse(target, method, key, index),
+                            Scenario::Mixed | Scenario::Extractive => {
+                                vec![target.client(key).send(&self.single(target, method, key, index))]
+                            }
+                        };
+                        outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(some);
                     }
                 });
             }
@@ -120,88 +206,33 @@ impl Traffic {
     }
 
     /// Resets the random draws, so that every method gets equal requests.
-    pub(super) fn begin_again(&self) {
+    fn begin_again(&self) {
         self.drawn.store(self.seed, Relaxed);
     }
 
     /// Outcomes of requests that arrive at random (Poisson) at `rate` a second, whether others are answered or not.
     /// Requests, their order and their gaps, scaled by the rate, are equal each time.
-    pub(super) fn open(
-        &self,
-        rate: f64,
-        requests: usize,
-        body: &(dyn Fn(usize) -> String + Sync),
-    ) -> Vec<Outcome> {
+    pub(super) fn open(&self, target: &Target, method: &str, rate: f64, requests: usize) -> Vec<Outcome> {
         self.begin_again();
         let mut at = 0.0;
         let mut come = |index| {
             at += -(1.0 - self.random()).ln() / rate;
-            (Duration::from_secs_f64(at), body(index))
+            let key = index % target.keys.len();
+            (Duration::from_secs_f64(at), self.single(target, method, key, index))
         };
-        let come: Vec<(Duration, String)> = (0..requests).map(&mut come).collect();
+        let come: Vec<(Duration, Request)> = (0..requests).map(&mut come).collect();
         let (outcomes, began) = (Mutex::new(Vec::new()), Instant::now());
         thread::scope(|scope| {
-            for (at, text) in come {
+            for (at, request) in come {
                 thread::sleep((began + at).saturating_duration_since(Instant::now()));
                 let outcomes = &outcomes;
                 scope.spawn(move || {
-                    let outcome = self.ask(&text);
+                    let outcome = target.client(request.key).send(&request);
                     outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
                 });
             }
         });
         outcomes.into_inner().unwrap_or_default()
-    }
-
-    /// Bytes of the server's memory, a while after its last answer.
-    pub(super) fn memory(&self) -> Option<u64> {
-        thread::sleep(REST);
-        let mut response = ureq::get(format!("{}/metrics", self.url)).call().ok()?;
-        let text = response.body_mut().read_to_string().ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "))?;
-        line.trim().parse::<f64>().ok().map(|bytes| bytes as u64)
-    }
-
-    fn ask(&self, body: &str) -> Outcome {
-        let leaves = self.random() < self.leave;
-        let most = if leaves { 1 + (self.random() * self.tokens as f64) as usize } else { usize::MAX };
-        let started = Instant::now();
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(None)
-            .http_status_as_error(false)
-            .build()
-            .new_agent();
-        let url = format!("{}/v1/chat/completions", self.url);
-        let Ok(response) = agent.post(url).content_type("application/json").send(body) else {
-            return Outcome::default();
-        };
-        let mut outcome = Outcome { status: response.status().as_u16(), ..Outcome::default() };
-        if outcome.status != 200 {
-            return outcome;
-        }
-        let (mut last, mut broken) = (started, false);
-        for line in BufReader::new(response.into_body().into_reader()).lines().map_while(std::io::Result::ok)
-        {
-            let Some(data) = line.strip_prefix("data: ") else { continue };
-            // An error comes before the end as well.
-            broken |= data.starts_with("{\"error\"");
-            outcome.whole |= data == "[DONE]" && !broken;
-            // Every token has an event of its own but where a character takes several.
-            if data.contains("\"retained\"") && !data.contains("\"stats\"") {
-                let now = Instant::now();
-                match outcome.ttft {
-                    None => outcome.ttft = Some((now - started).as_secs_f64()),
-                    Some(_) => outcome.gaps.push((now - last).as_secs_f64()),
-                }
-                last = now;
-                outcome.tokens += 1;
-                if outcome.tokens >= most {
-                    outcome.left = true;
-                    return outcome;
-                }
-            }
-        }
-        outcome
     }
 }
 

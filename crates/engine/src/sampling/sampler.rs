@@ -1,71 +1,11 @@
 //! From logits to a token.
 
+use std::collections::BTreeMap;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
-
-/// How tokens are chosen. The default is greedy.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Sampling {
-    /// Softmax temperature; 0 takes the likeliest token.
-    pub temperature: f32,
-    /// Keep the `k` likeliest tokens; 0 keeps all.
-    pub top_k: usize,
-    /// Keep the likeliest tokens until their probabilities sum to this; 1 keeps all.
-    pub top_p: f32,
-    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all.
-    pub min_p: f32,
-    /// Divides (or multiplies, where negative) the logits of tokens already in prompt or answer; 1 changes nothing.
-    pub repetition_penalty: f32,
-    /// Seed of the random numbers.
-    pub seed: u64,
-    /// Most tokens of an answer.
-    pub max_tokens: usize,
-    /// Texts that end the answer; they are not part of it.
-    pub stop: Vec<String>,
-    /// With every token, how likely the model found it, and this many of the likeliest; none tells nothing.
-    pub logprobs: Option<usize>,
-    /// Tokens before which nothing ends the answer: end tokens are not chosen, nor those that are a stop text, and no stop
-    /// text counts.
-    pub min_tokens: usize,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Sampling {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            seed: 0,
-            max_tokens: 256,
-            stop: Vec::new(),
-            logprobs: None,
-            min_tokens: 0,
-        }
-    }
-}
-
-impl Sampling {
-    /// # Errors
-    /// If a value is out of its range.
-    pub fn check(&self) -> Result<()> {
-        let check = |option, value: f32, right: bool, expected| {
-            if right { Ok(()) } else { Err(Error::Sampling { option, value: f64::from(value), expected }) }
-        };
-        let Sampling { temperature, top_p, min_p, repetition_penalty, .. } = *self;
-        check("temperature", temperature, (0.0..=100.0).contains(&temperature), "0 (greedy) to 100")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "more than 0, at most 1")?;
-        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
-        let penalty = repetition_penalty;
-        check("repetition_penalty", penalty, penalty > 0.0 && penalty <= 100.0, "more than 0, at most 100")?;
-        check("max_tokens", self.max_tokens as f32, self.max_tokens > 0, "at least 1")
-    }
-}
+use super::Sampling;
 
 /// Tokens among which the likeliest of `top_p` are looked for first.
 const SORTED: usize = 256;
@@ -75,7 +15,10 @@ const SORTED: usize = 256;
 pub(crate) struct Sampler {
     options: Sampling,
     rng: ChaCha8Rng,
+    /// Tokens of prompt and answer, ascending; empty where no penalty asks for them.
     seen: Vec<u32>,
+    /// How often each token stands in the answer; empty where no penalty asks for it.
+    counts: BTreeMap<u32, u32>,
 }
 
 impl Sampler {
@@ -86,26 +29,45 @@ impl Sampler {
             if options.repetition_penalty == 1.0 { Vec::new() } else { prompt.into_iter().collect() };
         seen.sort_unstable();
         seen.dedup();
-        Sampler { options, rng, seen }
+        Sampler { options, rng, seen, counts: BTreeMap::new() }
     }
 
     /// The next token; `logits` (vocab) are overwritten.
     pub(crate) fn sample(&mut self, logits: &mut [f32]) -> u32 {
+        self.bias(logits);
         self.penalise(logits);
         let token = if self.options.temperature == 0.0 { argmax(logits) } else { self.draw(logits) };
-        if self.options.repetition_penalty != 1.0
+        let Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.options;
+        if repetition_penalty != 1.0
             && let Err(place) = self.seen.binary_search(&token)
         {
             self.seen.insert(place, token);
         }
+        if frequency_penalty != 0.0 || presence_penalty != 0.0 {
+            *self.counts.entry(token).or_default() += 1;
+        }
         token
     }
 
+    fn bias(&self, logits: &mut [f32]) {
+        for (token, bias) in &self.options.logit_bias {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit += bias;
+            }
+        }
+    }
+
+    /// The repetition penalty over prompt and answer, then the frequency and presence penalties over the answer, as vLLM has them.
     fn penalise(&self, logits: &mut [f32]) {
         let penalty = self.options.repetition_penalty;
         for token in &self.seen {
             if let Some(logit) = logits.get_mut(*token as usize) {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        for (token, count) in &self.counts {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit -= self.options.frequency_penalty * *count as f32 + self.options.presence_penalty;
             }
         }
     }
@@ -248,9 +210,22 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_named() {
-        let error = Sampling { top_p: 0.0, ..Sampling::default() }.check().unwrap_err().to_string();
-        assert!(error.contains("top_p") && error.contains("more than 0"), "{error}");
-        assert!(Sampling { temperature: f32::NAN, ..Sampling::default() }.check().is_err());
+    fn frequency_and_presence_penalties_count_the_answer_alone() {
+        let options = Sampling { frequency_penalty: 0.25, presence_penalty: 0.5, ..Sampling::default() };
+        let mut sampler = Sampler::new(options, [0, 1, 2]);
+        // 2.0; then 2.0 - 0.75 = 1.25 against 1.3; then 1.25 against 0.55; then 2.0 - 1.0 = 1.0 against 0.55.
+        let logits = [2.0, 1.3];
+        let chosen: Vec<u32> = (0..5).map(|_| sampler.sample(&mut logits.to_vec())).collect();
+        assert_eq!(chosen, [0, 1, 0, 0, 0]);
+        let mut penalised = logits.to_vec();
+        sampler.penalise(&mut penalised);
+        assert_eq!(penalised, [2.0 - 4.0 * 0.25 - 0.5, 1.3 - 0.25 - 0.5]);
+    }
+
+    #[test]
+    fn a_bias_is_added_to_the_logit_of_its_token() {
+        let logit_bias = [(1, 2.0), (2, -100.0), (9, 5.0)].into();
+        let mut sampler = Sampler::new(Sampling { logit_bias, ..Sampling::default() }, []);
+        assert_eq!(sampler.sample(&mut [1.0, 0.5, 50.0]), 1);
     }
 }

@@ -1,0 +1,111 @@
+//! The documents of the files and folders that a command names.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use refrain_documents::{Failure, files, read_path};
+use refrain_engine::Document;
+use serde::Serialize;
+
+use crate::output::{Console, Fail, count, one_line, show, warn};
+
+/// The kinds of files that hold documents, as help and errors name them.
+const KINDS: &str = "text, Markdown, HTML, PDF, DOCX or JSONL";
+
+/// The documents of files and folders.
+#[derive(Debug, Default)]
+pub(crate) struct Documents {
+    pub(crate) documents: Vec<Document>,
+    /// The files that gave none.
+    pub(crate) failures: Vec<UnreadFile>,
+}
+
+/// A file or folder that could not be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct UnreadFile {
+    path: String,
+    /// The reason, and the remedy.
+    error: String,
+}
+
+impl From<Failure> for UnreadFile {
+    fn from(failure: Failure) -> UnreadFile {
+        UnreadFile { path: failure.path.display().to_string(), error: failure.error.to_string() }
+    }
+}
+
+impl std::fmt::Display for UnreadFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&one_line(&format!("{}: {}", self.path, self.error)))
+    }
+}
+
+/// Reads all documents of these files and folders. A file that cannot be read is told on standard error, and the others
+/// are read all the same.
+///
+/// # Errors
+/// If a path names nothing, or paths are given and none of them holds a document.
+pub(crate) fn read_documents(console: Console, paths: &[PathBuf]) -> Result<Documents> {
+    let mut found = Documents::default();
+    if paths.is_empty() {
+        return Ok(found);
+    }
+    if let Some(path) = paths.iter().find(|path| is_missing(path)) {
+        return Err(Fail::new(format!("there is no file or folder {}", path.display())).into());
+    }
+    let listed: Vec<_> = paths.iter().map(|path| (path, files(path))).collect();
+    let all = listed.iter().map(|(_, (files, _))| files.len() as u64).sum();
+    let (bar, mut done) = (console.bar("reading", "{pos}/{len} files"), 0);
+    let mut empty = Vec::new();
+    for (path, (files, failures)) in listed {
+        let before = (found.documents.len(), found.failures.len());
+        found.failures.extend(failures.into_iter().map(UnreadFile::from));
+        for file in files {
+            let reading = read_path(&file);
+            found.documents.extend(reading.documents);
+            found.failures.extend(reading.failures.into_iter().map(UnreadFile::from));
+            done += 1;
+            show(&bar, done, all);
+        }
+        if before == (found.documents.len(), found.failures.len()) {
+            empty.push(path);
+        }
+    }
+    bar.finish_and_clear();
+    if found.documents.is_empty() {
+        return Err(nothing_read(paths, &found.failures));
+    }
+    empty.iter().for_each(|path| warn(&without_documents(path)));
+    found.failures.iter().for_each(|failure| warn(&failure.to_string()));
+    Ok(found)
+}
+
+fn is_missing(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+fn without_documents(path: &Path) -> String {
+    format!("{} holds no {KINDS} document", path.display())
+}
+
+fn nothing_read(paths: &[PathBuf], failures: &[UnreadFile]) -> anyhow::Error {
+    match (failures, paths) {
+        ([], [path]) => Fail::new(without_documents(path)).into(),
+        ([], _) => Fail::new(format!("the {} hold no {KINDS} document", count(paths.len(), "path"))).into(),
+        ([failure], _) => Fail::new(failure.to_string()).into(),
+        _ => {
+            let lines: Vec<_> = failures.iter().map(UnreadFile::to_string).collect();
+            let message = format!("none of {} could be read", count(failures.len(), "file"));
+            anyhow::anyhow!(lines.join("\n")).context(Fail::new(message))
+        }
+    }
+}
+
+/// The part of a command's last line that counts the files that could not be read; empty where all were read.
+pub(crate) fn unread(failures: usize) -> String {
+    match failures {
+        0 => String::new(),
+        failures => format!(", {} could not be read", count(failures, "file")),
+    }
+}

@@ -1,0 +1,146 @@
+//! Documents of all kinds, through the program.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::{Home, real_model};
+
+/// A sample of the crate that reads documents.
+fn sample(name: &str) -> Vec<u8> {
+    let samples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../documents/tests/files");
+    std::fs::read(samples.join(name)).unwrap()
+}
+
+/// A folder with a document of each kind, and two files that cannot be read.
+fn mixed_folder(home: &Home) -> String {
+    for (name, file) in [
+        ("a.pdf", "handbook-chromium.pdf"),
+        ("b.docx", "handbook-word.docx"),
+        ("c.html", "handbook.html"),
+        ("d/scan.pdf", "scanned.pdf"),
+        ("d/secret.pdf", "encrypted.pdf"),
+    ] {
+        home.write(&format!("docs/{name}"), sample(file));
+    }
+    home.write("docs/e.md", "# Pumps\n\nA tyre takes 6 bar.");
+    home.write(
+        "docs/f.jsonl",
+        "{\"title\": \"Bells\", \"text\": \"A bell is needed.\"}\n{\"text\": \"Lights too.\"}\n",
+    );
+    home.path("docs").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn paths_without_any_document_end_the_command() {
+    let home = Home::new();
+    let scanned = home.write("scan.pdf", sample("scanned.pdf"));
+    home.write("both/scan.pdf", sample("scanned.pdf"));
+    home.write("both/secret.pdf", sample("encrypted.pdf"));
+    home.write("empty/picture.png", "");
+    let (scanned, both) = (scanned.to_str().unwrap().to_owned(), home.path("both"));
+    let (both, empty) = (both.to_str().unwrap(), home.path("empty"));
+    for command in
+        [["ingest"].as_slice(), &["calibrate"], &["ask", "why", "--docs"], &["generate", "on", "--docs"]]
+    {
+        let run = |path: &str| home.run(&[command, &[path]].concat());
+        run(&scanned).failed(1, &["scan.pdf: has no text", "ocrmypdf"]);
+        run(both)
+            .failed(1, &["none of 2 files could be read", "scan.pdf: has no text", "secret.pdf: encrypted"]);
+        run(empty.to_str().unwrap())
+            .failed(1, &["empty holds no text, Markdown, HTML, PDF, DOCX or JSONL document"]);
+        run("nowhere.pdf").failed(1, &["there is no file or folder nowhere.pdf"]);
+    }
+    // A misspelt path is not passed over beside a good one.
+    home.write("good.txt", "fine");
+    let good = home.path("good.txt");
+    home.run(&["ingest", good.to_str().unwrap(), "nowhere.pdf"]).failed(1, &["nowhere.pdf"]);
+    let ran = home.run(&["ingest", both, "--json"]).failed(1, &[]);
+    assert!(ran.out.contains("secret.pdf: encrypted"), "{}", ran.out);
+}
+
+#[test]
+fn help_names_the_kinds_of_files() {
+    let home = Home::new();
+    for command in ["ingest", "ask", "chat", "generate", "serve", "tune", "calibrate"] {
+        let help = home.run(&[command, "--help"]).good().out;
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("Text, Markdown, HTML, PDF, DOCX or JSONL"), "{command}: {help}");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told_and_counted_beside_the_others() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let docs = mixed_folder(&home);
+    let ran = home.run(&["ingest", &docs, "--quiet"]).good();
+    let lines: Vec<&str> = ran.err.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", ran.err);
+    assert!(lines[0].starts_with("warning: ") && lines[0].contains("scan.pdf: has no text"), "{}", ran.err);
+    assert!(lines[1].contains("secret.pdf: encrypted; save it without a password first"), "{}", ran.err);
+    assert!(
+        ran.out.starts_with("6 documents in ") && ran.out.ends_with(", 2 files could not be read\n"),
+        "{}",
+        ran.out
+    );
+    let again = home.json(&["ingest", &docs]);
+    assert_eq!((&again["documents"], &again["computed"]), (&json!(6), &json!(0)));
+    assert_eq!(again["failures"][1]["error"], "encrypted; save it without a password first");
+    assert!(again["failures"][0]["path"].as_str().unwrap().ends_with("scan.pdf"));
+    let ask = ["ask", "--docs", &docs, "--max-tokens", "4", "How much air does a tyre take?"];
+    let answer = home.json(&ask);
+    assert_eq!(answer["failures"].as_array().unwrap().len(), 2);
+    assert!(home.run(&ask).good().err.contains("secret.pdf: encrypted"));
+    let talk =
+        home.run_with_input(&["chat", "--max-tokens", "2"], &format!("/docs {docs}/a.pdf\nWhy?\n")).good();
+    assert!(talk.err.contains("1 document"), "{}", talk.err);
+}
+
+/// A question finds the chunks that it needs, among the documents that are given, or all that were ingested before.
+#[test]
+fn answers_draw_on_the_chunks_that_a_search_finds() {
+    if !real_model() {
+        return;
+    }
+    let home = Home::new();
+    let sections = |about: &str| -> String {
+        let section =
+            |n| format!("## {about} of model {n}\n\nWords on {about} that say little. Number {n}.\n\n");
+        (1..9).map(section).collect()
+    };
+    let brakes = sections("Brakes").replace("Number 6.", "Its lever is made of brass.");
+    home.write("docs/brakes.md", format!("# Handbook\n\n{brakes}"));
+    home.write("docs/lights.md", format!("# Lamps\n\n{}", sections("Lamps")));
+    let docs = home.path("docs").to_str().unwrap().to_owned();
+    let question = "What is the lever made of?";
+    let asked = |more: &[&str]| {
+        let fixed = ["ask", question, "--chunk-tokens", "64", "--max-tokens", "12", "--method", "pie"];
+        [&fixed[..], more].concat().iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let run = |more: &[&str]| home.run(&asked(more).iter().map(String::as_str).collect::<Vec<_>>());
+    run(&["--search"]).failed(1, &["has no documents to search", "refrain ingest"]);
+    let json = |more: &[&str]| home.json(&asked(more).iter().map(String::as_str).collect::<Vec<_>>());
+    let given = json(&["--search=1", "--docs", &docs]);
+    assert_eq!(given["sources"][0]["chunks"].as_array().unwrap().len(), 1, "{given}");
+    assert!(given["answers"][0]["text"].as_str().unwrap().contains("brass"), "{given}");
+    let added = home.json(&["ingest", &docs, "--chunk-tokens", "64", "--method", "pie"]);
+    assert_eq!(added["searchable"], true);
+    let kept = json(&["--search=1"]);
+    assert_eq!(
+        (&kept["sources"], &kept["answers"][0]["text"]),
+        (&given["sources"], &given["answers"][0]["text"])
+    );
+    assert_eq!(kept["answers"][0]["stats"]["prefilled_chunks"], 0, "the chunk was ingested");
+    let said = run(&["--search=2"]).good();
+    assert!(said.err.contains("found Handbook ("), "{}", said.err);
+    // Documents that were cut otherwise are found all the same.
+    let all = home.json(&["ask", question, "--search", "--chunk-tokens", "96", "--max-tokens", "2"]);
+    assert!(all["sources"][0]["chunks"][0]["score"].as_f64().unwrap() > 0.0);
+    // Without a word in common the question is asked alone.
+    let none = ["ask", "Xylophon?", "--search", "--max-tokens", "2", "--json"];
+    assert_eq!(home.json(&none[..5])["sources"], json!([]));
+    run(&["--search=0"]).failed(2, &["1..=64"]);
+}

@@ -1,0 +1,63 @@
+//! DOCX (Office Open XML): the text of a Word document as Markdown.
+//! <https://ecma-international.org/publications-and-standards/standards/ecma-376/>
+//!
+//! A document is a zip archive of XML. Each part is read as a stream of bounded length; document types are refused, so that
+//! no entity can be declared.
+
+use std::io::Cursor;
+
+use parts::{Archive, Xml, each, local, malformed};
+use zip::ZipArchive;
+
+use crate::document::Document;
+use crate::error::ReadError;
+use crate::limits::MAX_ZIP_ENTRIES;
+use crate::markdown::collapse;
+
+mod body;
+mod numbering;
+mod parts;
+mod styles;
+
+pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
+    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(malformed)?;
+    if archive.len() > MAX_ZIP_ENTRIES {
+        return Err(ReadError::TooLarge { what: "parts", limit: format!("{MAX_ZIP_ENTRIES}") });
+    }
+    if archive.index_for_name("word/document.xml").is_none() {
+        return Err(ReadError::Unsupported {
+            format: "a zip archive that is no Word document",
+            remedy: "unpack it, or save it as .docx or .pdf",
+        });
+    }
+    let styles = styles::read(&mut archive)?;
+    let numbering = numbering::read(&mut archive)?;
+    let body = body::read(&mut archive, &styles, numbering)?;
+    let (text, heading) = body.out.finish()?;
+    if text.is_empty() {
+        return Err(ReadError::NoText { remedy: "pictures of text need OCR first" });
+    }
+    let title = [core_title(&mut archive)?, body.title, heading];
+    let title = title.into_iter().flatten().map(|title| collapse(&title)).find(|title| !title.is_empty());
+    Ok(Document { title: title.unwrap_or_else(|| stem.to_owned()), text })
+}
+
+/// The title among the document's properties.
+fn core_title(archive: &mut Archive<'_>) -> Result<Option<String>, ReadError> {
+    let (mut title, mut inside) = (String::new(), false);
+    each(archive, "docProps/core.xml", |event| {
+        match event {
+            Xml::Start(tag) | Xml::Empty(tag) => {
+                inside = local(tag.local_name().as_ref()) == "title" && matches!(event, Xml::Start(_))
+            }
+            Xml::End(_) => inside = false,
+            Xml::Text(text) if inside => title.push_str(text),
+            Xml::Text(_) => {}
+        }
+        Ok(())
+    })?;
+    Ok((!title.is_empty()).then_some(title))
+}
+
+#[cfg(test)]
+mod tests;

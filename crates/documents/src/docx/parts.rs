@@ -1,0 +1,97 @@
+//! The parts of a document: XML inside a zip archive, each read as a stream of bounded length.
+
+use std::io::{BufRead, BufReader, Cursor, Read};
+
+use quick_xml::Reader;
+use quick_xml::events::{BytesRef, BytesStart, Event};
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use crate::error::ReadError;
+use crate::limits::MAX_PART_BYTES;
+
+pub(super) type Archive<'a> = ZipArchive<Cursor<&'a [u8]>>;
+
+/// An element or a text of a part.
+pub(super) enum Xml<'a> {
+    Start(&'a BytesStart<'a>),
+    Empty(&'a BytesStart<'a>),
+    /// An end tag, by its name without prefix.
+    End(&'a str),
+    Text(&'a str),
+}
+
+/// Calls `step` for all that a part holds, in order. A part that is absent holds nothing.
+pub(super) fn each(
+    archive: &mut Archive<'_>,
+    part: &str,
+    mut step: impl FnMut(&Xml<'_>) -> Result<(), ReadError>,
+) -> Result<(), ReadError> {
+    let file = match archive.by_name(part) {
+        Ok(file) => file,
+        Err(ZipError::FileNotFound) => return Ok(()),
+        Err(error) => return Err(malformed(error)),
+    };
+    let mut bounded = BufReader::new(file.take(MAX_PART_BYTES as u64));
+    let read = events(&mut bounded, &mut step);
+    if bounded.get_ref().limit() == 0 {
+        return Err(ReadError::too_large("part of the document", MAX_PART_BYTES));
+    }
+    read
+}
+
+fn events(
+    part: &mut impl BufRead,
+    step: &mut dyn FnMut(&Xml<'_>) -> Result<(), ReadError>,
+) -> Result<(), ReadError> {
+    let mut reader = Reader::from_reader(part);
+    let mut buffer = Vec::new();
+    loop {
+        buffer.clear();
+        match reader.read_event_into(&mut buffer).map_err(malformed)? {
+            Event::Start(tag) => step(&Xml::Start(&tag))?,
+            Event::Empty(tag) => step(&Xml::Empty(&tag))?,
+            Event::End(tag) => step(&Xml::End(local(tag.local_name().as_ref())))?,
+            Event::Text(text) => step(&Xml::Text(&text.decode().map_err(malformed)?))?,
+            Event::CData(text) => step(&Xml::Text(&text.decode().map_err(malformed)?))?,
+            Event::GeneralRef(name) => step(&Xml::Text(character(&name)?.encode_utf8(&mut [0; 4])))?,
+            Event::DocType(_) => return Err(malformed("a document type, which no part may declare")),
+            Event::Comment(_) | Event::Decl(_) | Event::PI(_) => {}
+            Event::Eof => return Ok(()),
+        }
+    }
+}
+
+/// The character of `&#39;` or `&amp;`; XML knows no others without a document type.
+fn character(name: &BytesRef<'_>) -> Result<char, ReadError> {
+    if let Some(c) = name.resolve_char_ref().map_err(malformed)? {
+        return Ok(c);
+    }
+    match local(name) {
+        "amp" => Ok('&'),
+        "lt" => Ok('<'),
+        "gt" => Ok('>'),
+        "quot" => Ok('"'),
+        "apos" => Ok('\''),
+        _ => Err(malformed("an entity that is not declared")),
+    }
+}
+
+/// A name of bytes; none of those that are looked for is other than ASCII.
+pub(super) fn local(name: &[u8]) -> &str {
+    std::str::from_utf8(name).unwrap_or_default()
+}
+
+/// The value of a tag's attribute, whatever its prefix.
+pub(super) fn attribute(tag: &BytesStart<'_>, name: &str) -> Option<String> {
+    let found = tag
+        .attributes()
+        .with_checks(false)
+        .flatten()
+        .find(|a| a.key.local_name().as_ref() == name.as_bytes())?;
+    Some(found.normalized_value(quick_xml::XmlVersion::Implicit1_0).ok()?.into_owned())
+}
+
+pub(super) fn malformed(error: impl ToString) -> ReadError {
+    ReadError::malformed("DOCX", error)
+}

@@ -1,0 +1,112 @@
+//! The styles of a document: which of them are headings.
+
+use std::collections::HashMap;
+
+use super::parts::{Archive, Xml, attribute, each, local};
+use crate::error::ReadError;
+
+/// Styles from which a style may inherit, one after the other.
+const MAX_INHERITANCE: usize = 16;
+
+/// The role that a style gives to a paragraph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The document's title.
+    Title,
+    /// A heading of level 1 to 6.
+    Heading(usize),
+    /// A line of a table of contents.
+    Contents,
+    /// Programs, and other text whose lines stay.
+    Code,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Style {
+    name: String,
+    based_on: Option<String>,
+    outline: Option<usize>,
+    numbering: Option<(String, usize)>,
+}
+
+/// The styles by their ids.
+#[derive(Default)]
+pub(super) struct Styles(HashMap<String, Style>);
+
+impl Styles {
+    pub(super) fn role(&self, id: &str) -> Option<Role> {
+        self.chain(id).find_map(|(id, style)| {
+            // Names are the same in all languages of Word; ids are not.
+            let name = style.map_or(id, |style| style.name.as_str()).to_ascii_lowercase().replace(' ', "");
+            if name == "title" {
+                return Some(Role::Title);
+            }
+            if name.starts_with("toc") && !name.starts_with("tocheading") {
+                return Some(Role::Contents);
+            }
+            if matches!(
+                name.as_str(),
+                "htmlpreformatted" | "preformattedtext" | "sourcecode" | "code" | "plaintext"
+            ) {
+                return Some(Role::Code);
+            }
+            let level = name.strip_prefix("heading").and_then(|level| level.parse::<usize>().ok());
+            let level =
+                level.or(style.and_then(|style| style.outline)).filter(|level| (1..=9).contains(level))?;
+            Some(Role::Heading(level.min(6)))
+        })
+    }
+
+    /// The list that a style puts its paragraphs in, and how deep.
+    pub(super) fn numbering(&self, id: &str) -> Option<(String, usize)> {
+        self.chain(id).find_map(|(_, style)| style?.numbering.clone())
+    }
+
+    fn chain<'a>(&'a self, id: &'a str) -> impl Iterator<Item = (&'a str, Option<&'a Style>)> {
+        std::iter::successors(Some((id, self.0.get(id))), |(_, style)| {
+            let next = (*style)?.based_on.as_deref()?;
+            Some((next, self.0.get(next)))
+        })
+        .take(MAX_INHERITANCE)
+    }
+}
+
+pub(super) fn read(archive: &mut Archive<'_>) -> Result<Styles, ReadError> {
+    let mut styles = Styles::default();
+    let mut id = String::new();
+    let mut style = Style::default();
+    each(archive, "word/styles.xml", |event| {
+        match event {
+            Xml::Start(tag) | Xml::Empty(tag) => {
+                let value = || attribute(tag, "val");
+                match local(tag.local_name().as_ref()) {
+                    "style" => {
+                        id = attribute(tag, "styleId").unwrap_or_default();
+                        style = Style::default();
+                    }
+                    "name" => style.name = value().unwrap_or_default(),
+                    "basedOn" => style.based_on = value(),
+                    "outlineLvl" => {
+                        style.outline =
+                            value().and_then(|v| v.parse::<usize>().ok()).map(|v| v.saturating_add(1))
+                    }
+                    "numId" => {
+                        style.numbering =
+                            value().map(|v| (v, style.numbering.take().map_or(0, |(_, depth)| depth)))
+                    }
+                    "ilvl" => {
+                        let depth = value().and_then(|v| v.parse().ok()).unwrap_or_default();
+                        style.numbering = Some((style.numbering.take().unwrap_or_default().0, depth));
+                    }
+                    _ => {}
+                }
+            }
+            Xml::End("style") => {
+                styles.0.insert(std::mem::take(&mut id), std::mem::take(&mut style));
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(styles)
+}

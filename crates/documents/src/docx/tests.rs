@@ -1,0 +1,120 @@
+use std::io::Write;
+
+use zip::write::SimpleFileOptions;
+
+use super::*;
+use crate::limits::MAX_PART_BYTES;
+
+fn archive(parts: &[(&str, &str)]) -> Vec<u8> {
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, content) in parts {
+        zip.start_file(*name, SimpleFileOptions::default()).unwrap();
+        zip.write_all(content.as_bytes()).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+fn document(body: &str) -> Vec<u8> {
+    archive(&[("word/document.xml", &format!("<w:document><w:body>{body}</w:body></w:document>"))])
+}
+
+fn text(body: &str) -> String {
+    super::read(&document(body), "name").unwrap().text
+}
+
+#[test]
+fn deleted_text_instructions_and_fallbacks_are_dropped() {
+    let body = "<w:p><w:r><w:t>a</w:t></w:r><w:del><w:r><w:t>no</w:t></w:r></w:del><w:instrText>no</w:instrText>\
+        <mc:Fallback><w:r><w:t>no</w:t></w:r></mc:Fallback><w:r><w:t xml:space='preserve'> b</w:t><w:br/><w:t>c &amp; &#100;</w:t></w:r></w:p>";
+    assert_eq!(text(body), "a b\nc & d");
+}
+
+#[test]
+fn headings_go_by_outline_level_and_by_the_names_of_styles() {
+    let styles = "<w:styles><w:style w:styleId='berschrift1'><w:name w:val='heading 1'/></w:style>\
+        <w:style w:styleId='Own'><w:name w:val='Own'/><w:basedOn w:val='berschrift1'/></w:style>\
+        <w:style w:styleId='Loop'><w:name w:val='Loop'/><w:basedOn w:val='Loop'/></w:style></w:styles>";
+    let p = |style: &str, text: &str| {
+        format!("<w:p><w:pPr><w:pStyle w:val='{style}'/></w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>")
+    };
+    let body = p("berschrift1", "A")
+        + &p("Own", "B")
+        + &p("Loop", "c")
+        + &p("Heading3", "D")
+        + "<w:p><w:pPr><w:outlineLvl w:val='1'/></w:pPr><w:r><w:t>E</w:t></w:r></w:p>";
+    let document = format!("<w:document><w:body>{body}</w:body></w:document>");
+    let read =
+        super::read(&archive(&[("word/document.xml", &document), ("word/styles.xml", styles)]), "name")
+            .unwrap();
+    assert_eq!(read.text, "# A\n\n# B\n\nc\n\n### D\n\n## E");
+    assert_eq!(read.title, "A");
+}
+
+#[test]
+fn nested_tables_and_footnotes() {
+    let cell = |content: &str| format!("<w:tc><w:p><w:r><w:t>{content}</w:t></w:r></w:p></w:tc>");
+    let inner = format!("<w:tbl><w:tr>{}{}</w:tr></w:tbl>", cell("x"), cell("y"));
+    let body = format!(
+        "<w:tbl><w:tr>{}{}</w:tr><w:tr><w:tc>{inner}</w:tc>{}</w:tr></w:tbl>",
+        cell("a"),
+        cell("b"),
+        cell("c")
+    );
+    assert_eq!(text(&body), "| a | b |\n| --- | --- |\n| x y | c |");
+    let body =
+        "<w:document><w:p><w:r><w:t>text</w:t><w:footnoteReference w:id='2'/></w:r></w:p></w:document>";
+    let notes = "<w:footnotes><w:footnote w:type='separator' w:id='0'><w:p/></w:footnote>\
+        <w:footnote w:id='2'><w:p><w:r><w:t>note</w:t></w:r></w:p></w:footnote></w:footnotes>";
+    let read =
+        super::read(&archive(&[("word/document.xml", body), ("word/footnotes.xml", notes)]), "name").unwrap();
+    assert_eq!(read.text, "text[2]\n\n[2] note");
+}
+
+#[test]
+fn entities_cannot_be_declared_and_unknown_ones_fail() {
+    let bomb = "<!DOCTYPE d [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><w:document><w:p><w:r><w:t>&b;</w:t></w:r></w:p></w:document>";
+    let error = super::read(&archive(&[("word/document.xml", bomb)]), "name").unwrap_err().to_string();
+    assert!(error.contains("document type"), "{error}");
+    let error =
+        super::read(&document("<w:p><w:r><w:t>&b;</w:t></w:r></w:p>"), "name").unwrap_err().to_string();
+    assert!(error.contains("entity"), "{error}");
+}
+
+#[test]
+fn a_part_that_inflates_beyond_the_limit_is_refused() {
+    let body = format!("<w:p><w:r><w:t>a</w:t></w:r></w:p>{}", "<w:p></w:p>".repeat(MAX_PART_BYTES / 11 + 1));
+    assert!(matches!(super::read(&document(&body), "name"), Err(ReadError::TooLarge { .. })));
+    // One text that never ends.
+    let body = format!("<w:p><w:r><w:t>{}", "a".repeat(MAX_PART_BYTES + 1));
+    assert!(super::read(&document(&body), "name").is_err());
+}
+
+#[test]
+fn other_archives_and_deep_documents() {
+    assert!(matches!(
+        super::read(&archive(&[("xl/workbook.xml", "")]), "n"),
+        Err(ReadError::Unsupported { .. })
+    ));
+    assert!(matches!(super::read(&document(""), "n"), Err(ReadError::NoText { .. })));
+    assert!(super::read(&document("<w:p>"), "n").is_err());
+    let deep = format!(
+        "{}<w:p><w:r><w:t>x</w:t></w:r></w:p>{}",
+        "<w:tbl><w:tr><w:tc>".repeat(9999),
+        "</w:tc></w:tr></w:tbl>".repeat(9999)
+    );
+    assert_eq!(text(&deep), "x");
+    let deep = format!("{}<w:t>x</w:t>{}", "<w:p><w:r>".repeat(9999), "</w:r></w:p>".repeat(9999));
+    assert_eq!(text(&deep), "x");
+}
+
+#[test]
+fn a_damaged_sum_is_an_error() {
+    let mut bytes =
+        archive(&[("word/document.xml", "<w:document><w:p><w:r><w:t>plain</w:t></w:r></w:p></w:document>")]);
+    let sum = bytes.iter().position(|byte| *byte == b'P').unwrap() + 14;
+    // The sum stands in the entry and in the directory.
+    let directory = bytes.windows(4).position(|w| w == b"PK\x01\x02").unwrap() + 16;
+    bytes[sum] ^= 1;
+    bytes[directory] ^= 1;
+    assert!(matches!(super::read(&bytes, "n"), Err(ReadError::Malformed { .. })));
+}

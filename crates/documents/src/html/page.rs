@@ -1,0 +1,206 @@
+//! The blocks of a page, as its tags come.
+
+use super::table::Table;
+use crate::limits::MAX_LIST_DEPTH;
+use crate::markdown::Writer;
+
+/// The block that text goes to.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Block {
+    #[default]
+    Paragraph,
+    Heading(usize),
+    /// An item of a list until its marker was written; the rest of the item consists of paragraphs.
+    Item,
+}
+
+/// The part of a page that was read so far.
+#[derive(Default)]
+pub(super) struct Page {
+    pub(super) title: String,
+    pub(super) out: Writer,
+    block: Block,
+    text: String,
+    /// How many `<pre>` are open.
+    pre: usize,
+    /// The number of the next item of each list that is open; none where it has bullets.
+    lists: Vec<Option<u32>>,
+    /// The table that is open, unless it only places its content.
+    table: Option<Table>,
+}
+
+impl Page {
+    pub(super) fn start(&mut self, name: &str, start: Option<u32>) {
+        match name {
+            "br" => self.text.push('\n'),
+            "pre" | "listing" | "xmp" => {
+                self.flush();
+                self.pre += 1;
+            }
+            "ul" | "ol" | "dir" => {
+                self.flush();
+                // Deeper lists are counted, since their ends are; their numbers are of no use.
+                let number = (name == "ol").then(|| start.unwrap_or(1));
+                self.lists.push(number.filter(|_| self.lists.len() <= MAX_LIST_DEPTH));
+            }
+            "li" => {
+                self.flush();
+                self.block = Block::Item;
+            }
+            "table" => self.start_table(),
+            "tr" => self.in_table(Table::row),
+            "td" | "th" => self.in_table(Table::cell),
+            _ if heading(name).is_some() => {
+                // A table with headings places parts of the page.
+                self.place_table();
+                self.flush();
+                self.block = heading(name).map_or(Block::Paragraph, Block::Heading);
+            }
+            _ if is_block(name) => self.flush(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn end(&mut self, name: &str) {
+        match name {
+            "pre" | "listing" | "xmp" => {
+                self.flush();
+                self.pre = self.pre.saturating_sub(1);
+            }
+            "ul" | "ol" | "dir" => {
+                self.flush();
+                self.lists.pop();
+                self.block = Block::Paragraph;
+            }
+            "table" => self.end_table(),
+            "td" | "th" => self.flush(),
+            "li" => {
+                self.flush();
+                self.block = Block::Paragraph;
+            }
+            _ if heading(name).is_some() => {
+                self.flush();
+                self.block = Block::Paragraph;
+            }
+            _ if is_block(name) => self.flush(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        if self.pre > 0 {
+            self.text.push_str(text);
+            return;
+        }
+        // Line breaks of the source are spaces; those of `<br>` were put in as such.
+        for c in text.chars() {
+            let c = if c.is_whitespace() { ' ' } else { c };
+            if c != ' ' || !self.text.ends_with([' ', '\n']) {
+                self.text.push(c);
+            }
+        }
+    }
+
+    /// Writes the block that is open.
+    pub(super) fn flush(&mut self) {
+        let text = std::mem::take(&mut self.text);
+        if text.trim().is_empty() {
+            return;
+        }
+        match &mut self.table {
+            // A caption stands before the table.
+            Some(table) if table.is_empty() => return self.out.paragraph(&text),
+            Some(table) => return table.text(&text),
+            None => {}
+        }
+        if self.pre > 0 {
+            self.out.code(&text);
+            return;
+        }
+        match self.block {
+            Block::Paragraph => self.out.paragraph(&text),
+            Block::Heading(level) => self.out.heading(level, &text),
+            Block::Item => {
+                let number = self.lists.last_mut().and_then(Option::as_mut).map(|number| {
+                    *number = number.saturating_add(1);
+                    *number - 1
+                });
+                self.out.item(self.lists.len().saturating_sub(1), number, &text);
+                self.block = Block::Paragraph;
+            }
+        }
+    }
+
+    fn in_table(&mut self, step: fn(&mut Table)) {
+        self.flush();
+        if let Some(table) = &mut self.table {
+            step(table);
+        }
+    }
+
+    fn start_table(&mut self) {
+        self.flush();
+        // A table with tables in it places parts of the page.
+        self.place_table();
+        self.block = Block::Paragraph;
+        self.table = Some(Table::default());
+    }
+
+    /// Writes the cells of the open table as paragraphs, and closes it.
+    fn place_table(&mut self) {
+        if let Some(table) = self.table.take() {
+            table.into_rows().iter().flatten().for_each(|cell| self.out.paragraph(cell));
+        }
+    }
+
+    pub(super) fn end_table(&mut self) {
+        self.flush();
+        if let Some(table) = self.table.take() {
+            self.out.table(&table.into_rows());
+        }
+    }
+}
+
+fn heading(name: &str) -> Option<usize> {
+    match name.as_bytes() {
+        [b'h', level @ b'1'..=b'6'] => Some(usize::from(level - b'0')),
+        _ => None,
+    }
+}
+
+/// Elements that begin and end a paragraph. <https://html.spec.whatwg.org/multipage/rendering.html#flow-content-3>
+fn is_block(name: &str) -> bool {
+    matches!(
+        name,
+        "address"
+            | "article"
+            | "aside"
+            | "blockquote"
+            | "body"
+            | "caption"
+            | "center"
+            | "dd"
+            | "details"
+            | "div"
+            | "dl"
+            | "dt"
+            | "fieldset"
+            | "figcaption"
+            | "figure"
+            | "footer"
+            | "form"
+            | "header"
+            | "hgroup"
+            | "hr"
+            | "html"
+            | "legend"
+            | "main"
+            | "option"
+            | "p"
+            | "section"
+            | "summary"
+            | "tbody"
+            | "tfoot"
+            | "thead"
+    )
+}

@@ -1,0 +1,41 @@
+//! Limits on reading a file: it may be damaged, or made to harm its reader.
+//!
+//! Those that only large files pass are lower in this crate's tests.
+
+use std::time::Duration;
+
+/// Bytes of a file.
+pub const MAX_FILE_BYTES: usize = 256 << 20;
+
+/// Bytes of text that one file of HTML, PDF or DOCX may give.
+pub const MAX_TEXT_BYTES: usize = 32 << 20;
+
+/// Bytes that one compressed part of a file may hold: a part of a DOCX, a stream of a PDF.
+pub const MAX_PART_BYTES: usize = if cfg!(test) { 4 << 20 } else { 256 << 20 };
+
+/// Bytes that all streams of a PDF but its images may hold together.
+pub const MAX_PDF_BYTES: usize = if cfg!(test) { 16 << 20 } else { 1 << 30 };
+
+/// Pages of a PDF.
+pub const MAX_PAGES: usize = 20_000;
+
+/// Drawing operations of a PDF, those of forms counted at each use: some thousand a page are common.
+pub const MAX_PDF_OPERATIONS: usize = 100_000_000;
+
+/// Forms inside forms of a PDF.
+pub const MAX_FORM_DEPTH: usize = 12;
+
+/// Time for a PDF.
+pub const MAX_PDF_TIME: Duration = Duration::from_secs(120);
+
+/// Bytes of stack for reading a PDF, whose objects lie inside each other.
+pub const PDF_STACK_BYTES: usize = 16 << 20;
+
+/// Lists inside lists, beyond which deeper ones are written at this depth.
+pub const MAX_LIST_DEPTH: usize = 8;
+
+/// Folders inside folders.
+pub const MAX_FOLDER_DEPTH: usize = 64;
+
+/// Entries of a zip archive.
+pub const MAX_ZIP_ENTRIES: usize = 65_536;

@@ -1,0 +1,149 @@
+//! Structured text as it is written: Markdown's headings, lists, tables and paragraphs.
+
+use crate::error::ReadError;
+use crate::limits::{MAX_LIST_DEPTH, MAX_TEXT_BYTES};
+
+/// Writes a text block by block.
+#[derive(Default)]
+pub(crate) struct Writer {
+    text: String,
+    /// Items of one list stand on neighbouring lines.
+    in_list: bool,
+    first_heading: Option<String>,
+}
+
+impl Writer {
+    /// A heading of level 1 to 6.
+    pub(crate) fn heading(&mut self, level: usize, text: &str) {
+        let text = collapse(text);
+        if !text.is_empty() {
+            self.first_heading.get_or_insert_with(|| text.clone());
+            self.block(&format!("{} {text}", "#".repeat(level.clamp(1, 6))));
+        }
+    }
+
+    /// A paragraph, with its line breaks.
+    pub(crate) fn paragraph(&mut self, text: &str) {
+        let text = lines(text);
+        if text.is_empty() {
+            return;
+        }
+        // A paragraph that begins like a heading or a fence is none.
+        let marked = text.starts_with('#') || text.starts_with("```") || text.starts_with("~~~");
+        self.block(&if marked { format!("\\{text}") } else { text });
+    }
+
+    /// An item of a list, `depth` lists inside others; `number` in an ordered list.
+    pub(crate) fn item(&mut self, depth: usize, number: Option<u32>, text: &str) {
+        let text = collapse(text);
+        if text.is_empty() {
+            return;
+        }
+        let indent = "  ".repeat(depth.min(MAX_LIST_DEPTH));
+        let marker = number.map_or_else(|| "-".to_owned(), |number| format!("{number}."));
+        let line = format!("{indent}{marker} {text}");
+        if self.in_list {
+            self.text.push('\n');
+            self.text.push_str(&line);
+        } else {
+            self.block(&line);
+            self.in_list = true;
+        }
+    }
+
+    /// A table of rows of cells; the first row is its header.
+    pub(crate) fn table(&mut self, rows: &[Vec<String>]) {
+        let rows: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| row.iter().map(|cell| collapse(cell)).collect::<Vec<_>>())
+            .filter(|row: &Vec<String>| row.iter().any(|cell| !cell.is_empty()))
+            .collect();
+        let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+        if columns < 2 || rows.len() < 2 {
+            // A table of one column or row only places its text.
+            rows.iter().flatten().for_each(|cell| self.paragraph(cell));
+            return;
+        }
+        let mut table = String::new();
+        for (index, row) in rows.iter().enumerate() {
+            table.push('|');
+            // Rows end with their own last cell: one long row must not lengthen a million others.
+            for cell in row {
+                table.push_str(&format!(" {} |", cell.replace('|', "\\|")));
+            }
+            table.push('\n');
+            if index == 0 {
+                table.push('|');
+                table.push_str(&" --- |".repeat(row.len()));
+                table.push('\n');
+            }
+        }
+        self.block(table.trim_end());
+    }
+
+    /// Text whose lines and spaces stay as they are.
+    pub(crate) fn code(&mut self, text: &str) {
+        let text = text.trim_matches('\n').trim_end();
+        if !text.trim().is_empty() {
+            let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or_default();
+            let fence = "`".repeat(longest.max(2) + 1);
+            self.block(&format!("{fence}\n{text}\n{fence}"));
+        }
+    }
+
+    fn block(&mut self, block: &str) {
+        if !self.text.is_empty() {
+            self.text.push_str("\n\n");
+        }
+        self.text.push_str(block);
+        self.in_list = false;
+    }
+
+    /// A heading was written, or any text.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// The text is longer than a file's may be.
+    pub(crate) fn check(&self) -> Result<(), ReadError> {
+        if self.text.len() > MAX_TEXT_BYTES {
+            return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
+        }
+        Ok(())
+    }
+
+    /// The text, and its first heading.
+    pub(crate) fn finish(self) -> Result<(String, Option<String>), ReadError> {
+        self.check()?;
+        Ok((self.text, self.first_heading))
+    }
+}
+
+/// The text on one line, its words parted by single spaces.
+pub(crate) fn collapse(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.extend(word.chars().filter(|&c| is_text(c)));
+    }
+    line
+}
+
+/// The text's lines that are not empty, each collapsed.
+fn lines(text: &str) -> String {
+    let mut joined = String::with_capacity(text.len());
+    for line in text.lines().map(collapse).filter(|line| !line.is_empty()) {
+        if !joined.is_empty() {
+            joined.push('\n');
+        }
+        joined.push_str(&line);
+    }
+    joined
+}
+
+/// Neither a control character nor one that only says where a word may be hyphenated.
+fn is_text(c: char) -> bool {
+    !(c.is_control() || matches!(c, '\u{AD}' | '\u{200B}' | '\u{FEFF}' | '\u{FFFE}' | '\u{FFFF}'))
+}

@@ -1,0 +1,87 @@
+//! PDF: the text of a document as Markdown.
+//!
+//! A PDF says where each glyph is drawn and knows neither words nor lines. `interpret` runs the drawing operations for the text they
+//! show, `layout` finds columns, lines and tables by position, `blocks` makes paragraphs, lists and headings of lines.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+
+use hayro_syntax::{DecryptionError, LoadPdfError, Pdf};
+
+use crate::document::Document;
+use crate::error::ReadError;
+use crate::limits::{MAX_PAGES, MAX_PDF_TIME, PDF_STACK_BYTES};
+use crate::markdown::collapse;
+
+mod blocks;
+mod columns;
+mod guard;
+mod interpret;
+mod layout;
+mod line;
+mod state;
+mod strings;
+mod tables;
+
+/// Reads a PDF on a thread of its own, so that neither its depth nor its time are the caller's.
+pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
+    let late = || ReadError::TooLarge { what: "time", limit: format!("{} s", MAX_PDF_TIME.as_secs()) };
+    let stop = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = channel();
+    let (bytes, stem, stopped) = (bytes.to_vec(), stem.to_owned(), Arc::clone(&stop));
+    let thread =
+        std::thread::Builder::new().name("pdf".to_owned()).stack_size(PDF_STACK_BYTES).spawn(move || {
+            // The receiver is gone where the time was up.
+            let _ = sender.send(parse(bytes, &stem, &stopped));
+        })?;
+    match receiver.recv_timeout(MAX_PDF_TIME) {
+        Ok(document) => document,
+        Err(RecvTimeoutError::Timeout) => {
+            stop.store(true, Ordering::Relaxed);
+            Err(late())
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            // The thread ended without an answer: it panicked, which its handle says.
+            let _ = thread.join();
+            Err(malformed("its structure contradicts itself"))
+        }
+    }
+}
+
+fn parse(bytes: Vec<u8>, stem: &str, stop: &AtomicBool) -> Result<Document, ReadError> {
+    guard::check_streams(&bytes, stop)?;
+    let pdf = Pdf::new(bytes).map_err(|error| match error {
+        LoadPdfError::Decryption(DecryptionError::PasswordProtected) => ReadError::Encrypted,
+        LoadPdfError::Decryption(_) => {
+            ReadError::Unsupported { format: "this kind of encryption", remedy: "save it without a password" }
+        }
+        LoadPdfError::Invalid => malformed("neither pages nor objects can be found"),
+    })?;
+    if pdf.pages().len() > MAX_PAGES {
+        return Err(ReadError::TooLarge { what: "pages", limit: format!("{MAX_PAGES}") });
+    }
+    let mut interpreter = interpret::Interpreter::new(stop);
+    let mut pages = Vec::new();
+    for page in pdf.pages().iter() {
+        pages.push(layout::lines(interpreter.page(page)?));
+    }
+    let (text, heading) = blocks::write(pages)?.finish()?;
+    if text.is_empty() {
+        return Err(ReadError::NoText { remedy: "scanned pages need OCR first, for example with ocrmypdf" });
+    }
+    let title = pdf
+        .metadata()
+        .title
+        .as_deref()
+        .map(|title| collapse(&strings::string(title)))
+        .filter(|title| strings::is_title(title));
+    Ok(Document { title: title.or(heading).unwrap_or_else(|| stem.to_owned()), text })
+}
+
+fn malformed(reason: impl ToString) -> ReadError {
+    ReadError::malformed("PDF", reason)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,330 @@
+//! The text that the operations of a page show, with its place. (ISO 32000-2, 9.4)
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hayro_font::hayro_cmap::{self, BfString};
+use hayro_font::kurbo::{Affine, Point, Vec2};
+use hayro_font::{
+    CMapResolverFn, Font, FontCache, FontGlyph, FontQuery, FontResolverFn, GlyphId, UNITS_PER_EM,
+};
+use hayro_syntax::content::TypedIter;
+use hayro_syntax::content::ops::TypedInstruction;
+use hayro_syntax::object::dict::keys::{
+    BASE_FONT, CONTENTS, DESCENDANT_FONTS, FONT_DESC, FONT_FILE, FONT_FILE2, FONT_FILE3, MATRIX, RESOURCES,
+    SUBTYPE, TO_UNICODE,
+};
+use hayro_syntax::object::{Array, Dict, Name, ObjRef, Object, Stream};
+use hayro_syntax::page::{Page, Resources};
+
+use super::guard;
+use super::line::{Span, Style};
+use super::state::{Cursor, State};
+use crate::error::ReadError;
+use crate::limits::{MAX_FORM_DEPTH, MAX_PDF_OPERATIONS, MAX_TEXT_BYTES};
+
+/// Graphics states saved inside each other.
+const MAX_SAVED: usize = 4096;
+
+/// Characters of one array of texts and operators of one text are bounded by the operations' limit: this many are one.
+const BYTES_PER_OPERATION: usize = 16;
+
+/// Runs the operations of one document's pages.
+pub(super) struct Interpreter<'a, 's> {
+    fonts: FontCache<'a>,
+    font_resolver: FontResolverFn,
+    cmap_resolver: CMapResolverFn,
+    /// The fonts that are objects of their own: to check and to find one anew for each text would take most of the time.
+    known: HashMap<ObjRef, (Option<Font<'a>>, Style)>,
+    operations: usize,
+    text_bytes: usize,
+    stop: &'s AtomicBool,
+    spans: Vec<Span>,
+    /// Marked content that is open.
+    marks: usize,
+    /// The first open mark whose content is no part of the text: a running header, for one.
+    artifact: Option<usize>,
+    /// The first open mark that says which text its glyphs stand for, and that text until a glyph was drawn.
+    actual: Option<(usize, String)>,
+}
+
+impl<'a, 's> Interpreter<'a, 's> {
+    pub(super) fn new(stop: &'s AtomicBool) -> Self {
+        Interpreter {
+            fonts: FontCache::new(),
+            font_resolver: Arc::new(|query| {
+                Some(match query {
+                    FontQuery::Standard(font) => font.get_font_data(),
+                    FontQuery::Fallback(query) => query.pick_standard_font().get_font_data(),
+                })
+            }),
+            cmap_resolver: Arc::new(hayro_cmap::load_embedded),
+            known: HashMap::new(),
+            operations: 0,
+            text_bytes: 0,
+            stop,
+            spans: Vec::new(),
+            marks: 0,
+            artifact: None,
+            actual: None,
+        }
+    }
+
+    /// The text of a page, in the order in which it is drawn; upright for a page that is shown turned.
+    pub(super) fn page(&mut self, page: &Page<'a>) -> Result<Vec<Span>, ReadError> {
+        self.check_contents(page)?;
+        (self.marks, self.artifact, self.actual) = (0, None, None);
+        let state = State::new(Affine::new(page.initial_transform(true).as_coeffs()));
+        if let Some(content) = page.page_stream() {
+            self.run(content, page.resources(), state, 0)?;
+        }
+        Ok(std::mem::take(&mut self.spans))
+    }
+
+    fn check_contents(&self, page: &Page<'a>) -> Result<(), ReadError> {
+        let contents = page.raw();
+        if let Some(stream) = contents.get::<Stream<'_>>(CONTENTS) {
+            return guard::check(&stream);
+        }
+        let parts = contents.get::<Array<'_>>(CONTENTS);
+        parts.iter().flat_map(|parts| parts.iter::<Stream<'_>>()).try_for_each(|part| guard::check(&part))
+    }
+
+    fn count(&mut self, operations: usize) -> Result<(), ReadError> {
+        self.operations += operations;
+        if self.operations > MAX_PDF_OPERATIONS || self.stop.load(Ordering::Relaxed) {
+            return Err(ReadError::TooLarge {
+                what: "drawing operations",
+                limit: format!("{MAX_PDF_OPERATIONS}"),
+            });
+        }
+        if self.text_bytes > MAX_TEXT_BYTES {
+            return Err(ReadError::too_large("text", MAX_TEXT_BYTES));
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        content: &[u8],
+        resources: &Resources<'a>,
+        mut state: State<'a>,
+        depth: usize,
+    ) -> Result<(), ReadError> {
+        let mut saved = Vec::new();
+        let mut cursor = Cursor::default();
+        let mut operations = TypedIter::new(content);
+        while let Some(operation) = operations.next() {
+            self.count(1)?;
+            match operation {
+                TypedInstruction::SaveState(_) if saved.len() < MAX_SAVED => saved.push(state.clone()),
+                TypedInstruction::RestoreState(_) => state = saved.pop().unwrap_or(state),
+                TypedInstruction::XObject(form) if self.artifact.is_none() => {
+                    self.form(form.0, resources, &state, depth)?
+                }
+                TypedInstruction::BeginMarkedContent(tag) => self.mark(tag.0, None),
+                TypedInstruction::BeginMarkedContentWithProperties(tag) => {
+                    let properties = match tag.1 {
+                        Object::Dict(properties) => Some(properties.clone()),
+                        Object::Name(name) => resources.properties.get::<Dict<'_>>(name),
+                        _ => None,
+                    };
+                    self.mark(tag.0, properties);
+                }
+                TypedInstruction::EndMarkedContent(_) => self.unmark(),
+                TypedInstruction::BeginText(_) => cursor = Cursor::default(),
+                TypedInstruction::TextFont(font) => {
+                    state.size = font.1.as_f64();
+                    (state.font, state.style) = self.font(font.0, resources)?;
+                }
+                TypedInstruction::ShowText(text) => self.show(text.0, &state, &mut cursor)?,
+                TypedInstruction::NextLineAndShowText(text) => {
+                    cursor.next_line(0.0, -state.leading);
+                    self.show(text.0, &state, &mut cursor)?;
+                }
+                TypedInstruction::ShowTextWithParameters(text) => {
+                    state.word_spacing = text.0.as_f64();
+                    state.character_spacing = text.1.as_f64();
+                    cursor.next_line(0.0, -state.leading);
+                    self.show(text.2, &state, &mut cursor)?;
+                }
+                TypedInstruction::ShowTexts(texts) => self.show_all(texts.0, &state, &mut cursor)?,
+                operation => state.set(&operation, &mut cursor),
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, tag: &Name<'_>, properties: Option<Dict<'_>>) {
+        self.marks += 1;
+        if &**tag == b"Artifact" {
+            self.artifact.get_or_insert(self.marks);
+        }
+        let text = properties
+            .and_then(|properties| properties.get::<hayro_syntax::object::String<'_>>(b"ActualText"));
+        if let Some(text) = text {
+            self.actual.get_or_insert_with(|| (self.marks, super::strings::string(text.as_bytes())));
+        }
+    }
+
+    fn unmark(&mut self) {
+        self.artifact = self.artifact.filter(|at| *at != self.marks);
+        self.actual = self.actual.take().filter(|(at, _)| *at != self.marks);
+        self.marks = self.marks.saturating_sub(1);
+    }
+
+    /// Runs a form: a content stream that others draw.
+    fn form(
+        &mut self,
+        name: &Name<'_>,
+        resources: &Resources<'a>,
+        state: &State<'a>,
+        depth: usize,
+    ) -> Result<(), ReadError> {
+        let Some(form) = resources.get_x_object(name) else { return Ok(()) };
+        let dict = form.dict();
+        if depth >= MAX_FORM_DEPTH || dict.get::<Name<'_>>(SUBTYPE).is_none_or(|subtype| &*subtype != b"Form")
+        {
+            return Ok(());
+        }
+        guard::check(&form)?;
+        let Ok(content) = form.decoded_data() else { return Ok(()) };
+        self.count(content.len() / BYTES_PER_OPERATION)?;
+        let matrix = dict.get::<[f64; 6]>(MATRIX).map_or(Affine::IDENTITY, Affine::new);
+        let own = dict.get::<Dict<'a>>(RESOURCES).map(Resources::new);
+        let state = State { ctm: state.ctm * matrix, ..state.clone() };
+        self.run(&content, own.as_ref().unwrap_or(resources), state, depth + 1)
+    }
+
+    /// A font, and the style that its name tells.
+    fn font(
+        &mut self,
+        name: &Name<'_>,
+        resources: &Resources<'a>,
+    ) -> Result<(Option<Font<'a>>, Style), ReadError> {
+        let reference = resources.fonts.get_ref(&**name);
+        if let Some(known) = reference.and_then(|reference| self.known.get(&reference)) {
+            return Ok(known.clone());
+        }
+        let Some(dict) = resources.get_font(name) else { return Ok((None, Style::default())) };
+        let descendant =
+            dict.get::<Array<'_>>(DESCENDANT_FONTS).and_then(|fonts| fonts.iter::<Dict<'_>>().next());
+        for dict in [Some(&dict), descendant.as_ref()].into_iter().flatten() {
+            let descriptor = dict.get::<Dict<'_>>(FONT_DESC).unwrap_or_default();
+            let files = [FONT_FILE, FONT_FILE2, FONT_FILE3].map(|key| descriptor.get::<Stream<'_>>(key));
+            let maps = [TO_UNICODE, b"Encoding", b"CIDToGIDMap"].map(|key| dict.get::<Stream<'_>>(key));
+            files.iter().chain(&maps).flatten().try_for_each(guard::check)?;
+        }
+        let style = dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
+        let found = (self.fonts.font(&dict, &self.font_resolver, &self.cmap_resolver), style);
+        if let Some(reference) = reference {
+            self.known.insert(reference, found.clone());
+        }
+        Ok(found)
+    }
+
+    fn show_all(
+        &mut self,
+        texts: &Array<'_>,
+        state: &State<'a>,
+        cursor: &mut Cursor,
+    ) -> Result<(), ReadError> {
+        for item in texts.iter::<Object<'_>>() {
+            match item {
+                Object::String(text) => self.show(&text, state, cursor)?,
+                Object::Number(adjustment) => {
+                    let by = -adjustment.as_f64() / f64::from(UNITS_PER_EM) * state.size;
+                    let horizontal = state.font.as_ref().is_none_or(Font::is_horizontal);
+                    cursor.advance(if horizontal {
+                        Vec2::new(by * state.scaling, 0.0)
+                    } else {
+                        Vec2::new(0.0, by)
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, text: &[u8], state: &State<'a>, cursor: &mut Cursor) -> Result<(), ReadError> {
+        let Some(font) = &state.font else { return Ok(()) };
+        self.count(text.len() / BYTES_PER_OPERATION)?;
+        let horizontal = font.is_horizontal();
+        let mut at = 0;
+        while at < text.len() {
+            let (code, length) = font.read_code(text, at);
+            at += length.max(1);
+            let space = if code == 32 && length == 1 { state.word_spacing } else { 0.0 };
+            let advance = font.code_advance(code) / f64::from(UNITS_PER_EM) * state.size;
+            let spacing = state.character_spacing + space;
+            let step = if horizontal {
+                Vec2::new((advance.x + spacing) * state.scaling, 0.0)
+            } else {
+                Vec2::new(0.0, advance.y + spacing)
+            };
+            if self.artifact.is_none() {
+                // The text goes by the code; which glyph draws it does not matter.
+                let shown = match font.glyph(GlyphId::NOTDEF, code) {
+                    FontGlyph::Outline(glyph) => glyph.as_unicode(),
+                    FontGlyph::Type3(glyph) => glyph.as_unicode(),
+                };
+                let place = state.ctm * cursor.text * Affine::translate((0.0, state.rise));
+                let width = if horizontal { advance.x * state.scaling } else { state.size };
+                self.glyph(shown, place, width, state, cursor.placed);
+                cursor.placed = false;
+            }
+            cursor.advance(step);
+        }
+        Ok(())
+    }
+
+    /// Adds a glyph to the text it continues, or begins another.
+    fn glyph(&mut self, shown: Option<BfString>, place: Affine, width: f64, state: &State<'a>, placed: bool) {
+        let mut text = String::new();
+        match shown {
+            // The first glyph stands for the text, the others for none.
+            _ if self.actual.is_some() => {
+                text = self.actual.as_mut().map_or(text, |(_, text)| std::mem::take(text))
+            }
+            Some(BfString::Char(c)) => push(&mut text, c),
+            Some(BfString::String(s)) => s.chars().for_each(|c| push(&mut text, c)),
+            // Nothing is known of the glyph, and a mark would stand for noise in most files.
+            None => return,
+        }
+        let [a, b, ..] = place.as_coeffs();
+        let (origin, end) = (place * Point::ZERO, place * Point::new(width, 0.0));
+        let size = (state.size * place.determinant().abs().sqrt()).abs();
+        let known = [origin.x, origin.y, end.x, end.y, size]
+            .iter()
+            .all(|value| value.is_finite() && value.abs() < 1e7);
+        if !known || size <= 0.0 {
+            return;
+        }
+        // Quarter turns clockwise, the page's y growing downwards.
+        let turns = (b.atan2(a) / std::f64::consts::FRAC_PI_2).round().rem_euclid(4.0) as u8;
+        let turn = |p: Point| match turns {
+            0 => (p.x, p.y),
+            1 => (p.y, -p.x),
+            2 => (-p.x, -p.y),
+            _ => (-p.y, p.x),
+        };
+        let ((x0, y), (x1, _)) = (turn(origin), turn(end));
+        self.text_bytes += text.len();
+        let span = Span { text, x0: x0.min(x1), x1: x1.max(x0), y, size, style: state.style, placed, turns };
+        match self.spans.last_mut() {
+            Some(last) if last.continues(&span) => last.push(&span),
+            _ => self.spans.push(span),
+        }
+    }
+}
+
+/// Adds a character, a ligature as the letters it stands for.
+fn push(text: &mut String, c: char) {
+    const LIGATURES: [&str; 7] = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"];
+    match c {
+        '\u{FB00}'..='\u{FB06}' => text.push_str(LIGATURES[c as usize - 0xFB00]),
+        _ => text.push(c),
+    }
+}

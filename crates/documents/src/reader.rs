@@ -1,0 +1,177 @@
+//! Files of all formats, one by one or by the folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::document::Document;
+use crate::error::ReadError;
+use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH};
+use crate::{docx, html, pdf, text};
+
+/// The documents and failures of a file or a folder.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// The documents, in the order of the files' names.
+    pub documents: Vec<Document>,
+    /// The files that gave none.
+    pub failures: Vec<Failure>,
+}
+
+/// A file or folder that could not be read.
+#[derive(Debug)]
+pub struct Failure {
+    /// The file.
+    pub path: PathBuf,
+    /// The reason.
+    pub error: ReadError,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.error)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Text,
+    Records,
+    Html,
+    Pdf,
+    Docx,
+}
+
+const EXTENSIONS: [(&str, Format); 11] = [
+    ("txt", Format::Text),
+    ("text", Format::Text),
+    ("md", Format::Text),
+    ("markdown", Format::Text),
+    ("jsonl", Format::Records),
+    ("ndjson", Format::Records),
+    ("html", Format::Html),
+    ("htm", Format::Html),
+    ("xhtml", Format::Html),
+    ("pdf", Format::Pdf),
+    ("docx", Format::Docx),
+];
+
+/// Reads the documents of one file: its bytes, and its name for the format and the title.
+///
+/// The bytes decide the format where they can (PDF, zip, HTML without a known extension), then the extension; other files are
+/// read as text. A file of JSONL holds a document a line, any other file one, or none where a text is blank. The title is that in the
+/// file (`<title>`, the document's properties), or its first heading, or the name without extension; it is empty for a text
+/// that begins with a heading of the first level.
+///
+/// # Errors
+/// If the file cannot be read as its format, is encrypted, has no text, or passes one of the [limits](crate::limits).
+pub fn read(bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(ReadError::too_large("file", MAX_FILE_BYTES));
+    }
+    let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    match format(bytes, name)? {
+        Format::Text => Ok(text::document(text::decode(bytes)?, &stem)),
+        Format::Records => text::records(&text::decode(bytes)?),
+        Format::Html => html::read(bytes, &stem).map(|document| vec![document]),
+        Format::Pdf => pdf::read(bytes, &stem).map(|document| vec![document]),
+        Format::Docx => docx::read(bytes, &stem).map(|document| vec![document]),
+    }
+}
+
+fn format(bytes: &[u8], name: &str) -> Result<Format, ReadError> {
+    let named = extension(name);
+    // Some programs write a line before the header of a PDF.
+    if bytes[..bytes.len().min(1024)].windows(5).any(|window| window == b"%PDF-")
+        && named.is_none_or(|f| f == Format::Pdf)
+        || bytes.starts_with(b"%PDF-")
+    {
+        return Ok(Format::Pdf);
+    }
+    match bytes {
+        [b'P', b'K', 3, 4, ..] => Ok(Format::Docx),
+        [0xD0, 0xCF, 0x11, 0xE0, ..] if named == Some(Format::Docx) => Err(ReadError::Encrypted),
+        [0xD0, 0xCF, 0x11, 0xE0, ..] => Err(ReadError::Unsupported {
+            format: "a file of Office before 2007, or an encrypted one",
+            remedy: "save it as .docx without a password",
+        }),
+        [b'{', b'\\', b'r', b't', b'f', ..] => {
+            Err(ReadError::Unsupported { format: "RTF", remedy: "save it as .docx or .txt" })
+        }
+        _ => Ok(named.unwrap_or_else(|| if html::is_html(bytes) { Format::Html } else { Format::Text })),
+    }
+}
+
+fn extension(name: &str) -> Option<Format> {
+    let extension = Path::new(name).extension()?.to_str()?.to_ascii_lowercase();
+    EXTENSIONS.iter().find(|(known, _)| *known == extension).map(|(_, format)| *format)
+}
+
+/// Reads a file, or all files of known extensions in a folder and its subfolders.
+///
+/// A file that cannot be read stands among the failures, and the others are read all the same.
+pub fn read_path(path: &Path) -> Reading {
+    let (files, failures) = files(path);
+    let mut reading = Reading { documents: Vec::new(), failures };
+    for file in files {
+        match read_file(&file) {
+            Ok(documents) => reading.documents.extend(documents),
+            Err(error) => reading.failures.push(Failure { path: file, error }),
+        }
+    }
+    reading
+}
+
+fn read_file(path: &Path) -> Result<Vec<Document>, ReadError> {
+    if std::fs::metadata(path)?.len() > MAX_FILE_BYTES as u64 {
+        return Err(ReadError::too_large("file", MAX_FILE_BYTES));
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    read(&std::fs::read(path)?, &name)
+}
+
+/// The files that [`read_path`] reads, in the order of their names, and the folders that cannot be listed.
+///
+/// A file given by name is listed whatever its extension. Hidden files and folders are passed over, and folders that are links
+/// are not followed: one could lead back to where it lies.
+pub fn files(path: &Path) -> (Vec<PathBuf>, Vec<Failure>) {
+    let (mut found, mut failures) = (Vec::new(), Vec::new());
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => walk(path, 0, &mut found, &mut failures),
+        Ok(_) => found.push(path.to_owned()),
+        Err(error) => failures.push(Failure { path: path.to_owned(), error: error.into() }),
+    }
+    (found, failures)
+}
+
+fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>, failures: &mut Vec<Failure>) {
+    let mut entries = match list(folder, depth) {
+        Ok(entries) => entries,
+        Err(error) => return failures.push(Failure { path: folder.to_owned(), error }),
+    };
+    entries.sort();
+    for entry in entries {
+        let name = entry.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') {
+            continue;
+        }
+        if !entry.is_dir() {
+            // Reading a pipe might never end. A broken link is listed, so that its failure is reported.
+            let is_file = std::fs::metadata(&entry).map_or(true, |metadata| metadata.is_file());
+            if is_file && extension(&name).is_some() {
+                found.push(entry);
+            }
+        } else if !entry.is_symlink() {
+            walk(&entry, depth + 1, found, failures);
+        }
+    }
+}
+
+fn list(folder: &Path, depth: usize) -> Result<Vec<PathBuf>, ReadError> {
+    if depth > MAX_FOLDER_DEPTH {
+        return Err(ReadError::TooLarge {
+            what: "folders inside each other",
+            limit: format!("{MAX_FOLDER_DEPTH}"),
+        });
+    }
+    let entries = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    Ok(entries.collect::<std::io::Result<Vec<_>>>()?)
+}

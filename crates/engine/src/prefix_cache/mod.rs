@@ -1,0 +1,423 @@
+//! Exact prefix caching: keys and values of prompts and answers, kept in memory by blocks of tokens. A later prompt that begins
+//! with the same tokens takes them over, to the bit, and computes only what follows.
+//!
+//! A block's name is a hash of its tokens and of the name of the block before it, so that it stands for all tokens up to its end
+//! (as vLLM's prefix caching has it). The chain begins with a root, which stands for all that keys and values depend on beside the
+//! tokens: the namespace, the rotation, and, where chunks were reused, the method and the whole prompt that it worked on.
+
+mod chain;
+mod rows;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use refrain_kernels::Device;
+use refrain_kv::{KvCache, LayerCache};
+
+pub(crate) use self::chain::{BLOCK, BlockHash, PrefixRoot, chain, hash, namespace_hash};
+use self::rows::CachedRows;
+
+/// Identifies a run of blocks.
+type RunId = u64;
+
+/// Keys and values of blocks that follow each other, made at once.
+#[derive(Debug)]
+struct Run {
+    rows: Arc<CachedRows>,
+    blocks: Vec<BlockHash>,
+    /// The run whose blocks come before these; none for the first of a chain.
+    parent: Option<RunId>,
+    /// The root of a chain that begins with these blocks.
+    root: Option<PrefixRoot>,
+    namespaces: [Option<BlockHash>; 2],
+    /// When the run was used last. A run is used whenever one that follows it is.
+    used: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    runs: HashMap<RunId, Run>,
+    /// The run of each block, and its index there.
+    blocks: HashMap<BlockHash, (RunId, usize)>,
+    by_use: BTreeMap<u64, RunId>,
+    /// Lengths of the prompts over which methods have reused the same chunks.
+    prompts: HashMap<BlockHash, Vec<usize>>,
+    /// When prompts over the documents of a namespace were forgotten last.
+    forgotten: HashMap<BlockHash, u64>,
+    bytes: usize,
+    clock: u64,
+}
+
+/// Keys and values of the first tokens of a prompt.
+#[derive(Debug)]
+pub(crate) struct CachedPrefix {
+    parts: Vec<(Arc<CachedRows>, Range<usize>)>,
+    tokens: usize,
+    /// The root of the chain, which what follows the prefix belongs to as well.
+    pub(crate) root: PrefixRoot,
+}
+
+impl CachedPrefix {
+    /// Tokens of the prefix.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens
+    }
+
+    /// Copies a layer's keys and values into the first slots of `cache`, which has `capacity` of them a head.
+    pub(crate) fn place(&self, device: &dyn Device, layer: usize, cache: &mut LayerCache, capacity: usize) {
+        let mut slot = 0;
+        for (rows, range) in &self.parts {
+            rows.copy_to(device, layer, range.clone(), cache, (capacity, slot));
+            slot += range.len();
+        }
+    }
+}
+
+/// Keys and values of prompts and answers, within a bound of bytes. Those that were not used for longest go first.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    bound: usize,
+    state: Mutex<State>,
+}
+
+impl PrefixCache {
+    /// A cache of `bound` bytes at most; 0 keeps nothing.
+    pub(crate) fn new(bound: usize) -> PrefixCache {
+        PrefixCache { bound, state: Mutex::default() }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.bound > 0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of keys and values that are kept.
+    pub(crate) fn bytes(&self) -> usize {
+        self.state().bytes
+    }
+
+    /// The time by which [`PrefixCache::forget`] tells prompts that began before it.
+    pub(crate) fn clock(&self) -> u64 {
+        self.state().clock
+    }
+
+    /// Forgets all prompts over documents of a namespace, or of one that shares it. Nothing that began before is kept later.
+    pub(crate) fn forget(&self, namespace: &str) {
+        let namespace = namespace_hash(namespace);
+        let mut state = self.state();
+        let now = state.tick();
+        state.forgotten.insert(namespace, now);
+        let of = |run: &Run| run.namespaces.contains(&Some(namespace));
+        let ids: Vec<RunId> = state.runs.iter().filter(|(_, run)| of(run)).map(|(id, _)| *id).collect();
+        for id in ids {
+            let used = state.runs[&id].used;
+            state.by_use.remove(&used);
+            state.remove(id);
+        }
+    }
+
+    /// The longest prefix of `ids` that is kept under `root`, of at least 1 and at most `most` tokens.
+    pub(crate) fn find(&self, root: &PrefixRoot, ids: &[u32], most: usize) -> Option<CachedPrefix> {
+        let mut state = self.state();
+        let mut parts: Vec<(RunId, Range<usize>)> = Vec::new();
+        for hash in chain(root.hash, &ids[..most.min(ids.len())]) {
+            let Some((run, index)) = state.blocks.get(&hash).copied() else { break };
+            match parts.last_mut() {
+                Some((last, range)) if *last == run => range.end = (index + 1) * BLOCK,
+                _ => parts.push((run, index * BLOCK..(index + 1) * BLOCK)),
+            }
+        }
+        let (deepest, _) = parts.last()?;
+        state.touch(*deepest);
+        let rows = |(run, range): (RunId, Range<usize>)| (state.runs[&run].rows.clone(), range);
+        let parts: Vec<_> = parts.into_iter().map(rows).collect();
+        let tokens = parts.iter().map(|(_, range)| range.len()).sum();
+        Some(CachedPrefix { parts, tokens, root: *root })
+    }
+
+    /// [`PrefixCache::find`] for a prompt whose chunks a method reuses. `root` makes the root of a prompt of so many tokens, and
+    /// `chunks` stands for all up to the end of the chunks, of which the prefix is to hold all `least` tokens.
+    pub(crate) fn find_fused(
+        &self,
+        chunks: BlockHash,
+        root: impl Fn(usize) -> PrefixRoot,
+        ids: &[u32],
+        least: usize,
+    ) -> Option<CachedPrefix> {
+        let lengths = self.state().prompts.get(&chunks).cloned().unwrap_or_default();
+        let found = lengths.into_iter().filter(|length| *length <= ids.len());
+        let found = found.filter_map(|length| self.find(&root(length), ids, ids.len() - 1));
+        found.filter(|prefix| prefix.len() >= least).max_by_key(CachedPrefix::len)
+    }
+
+    /// Keeps the whole blocks of the tokens `ids`, whose keys and values lie in the first slots of `cache`.
+    pub(crate) fn insert(&self, device: &dyn Device, root: &PrefixRoot, ids: &[u32], cache: &KvCache) {
+        if self.state().has_forgotten(root) {
+            return;
+        }
+        let blocks: Vec<BlockHash> = chain(root.hash, ids).collect();
+        let token_bytes = cache.shape().token_bytes(cache.dtype());
+        let known = {
+            let state = self.state();
+            blocks.iter().take_while(|block| state.blocks.contains_key(*block)).count()
+        };
+        // The first blocks are those that other prompts share.
+        let room = self.bound / (BLOCK * token_bytes).max(1);
+        let kept = blocks.len().min(room);
+        if known >= kept {
+            return;
+        }
+        let rows = CachedRows::copy_from(device, cache, known * BLOCK..kept * BLOCK);
+        self.state().add(root, &blocks[..kept], known, rows, self.bound);
+    }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Counts a run and those before it as used. The first of a chain is used last, and so leaves last.
+    fn touch(&mut self, run: RunId) {
+        let mut next = Some(run);
+        while let Some(id) = next {
+            let used = self.tick();
+            let Some(run) = self.runs.get_mut(&id) else { return };
+            self.by_use.remove(&run.used);
+            run.used = used;
+            next = run.parent;
+            self.by_use.insert(used, id);
+        }
+    }
+
+    /// Whether a prompt is over documents of a namespace that was forgotten since it began.
+    fn has_forgotten(&self, root: &PrefixRoot) -> bool {
+        let later = |namespace| self.forgotten.get(namespace).is_some_and(|at| *at > root.forgotten);
+        root.namespaces.iter().flatten().any(later)
+    }
+
+    /// Adds the run of the blocks from `known` on, unless others have changed the chain meanwhile.
+    fn add(&mut self, root: &PrefixRoot, blocks: &[BlockHash], known: usize, rows: CachedRows, bound: usize) {
+        let parent = match known.checked_sub(1) {
+            None => None,
+            Some(last) => match self.blocks.get(&blocks[last]) {
+                Some((run, _)) => Some(*run),
+                None => return,
+            },
+        };
+        if self.blocks.contains_key(&blocks[known]) || self.has_forgotten(root) {
+            return;
+        }
+        let id = self.tick();
+        self.bytes += rows.bytes();
+        for (index, block) in blocks[known..].iter().enumerate() {
+            self.blocks.insert(*block, (id, index));
+        }
+        let first = parent.is_none().then_some(*root);
+        if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = first {
+            let lengths = self.prompts.entry(chunks).or_default();
+            if !lengths.contains(&length) {
+                lengths.push(length);
+            }
+        }
+        let blocks = blocks[known..].to_vec();
+        self.by_use.insert(id, id);
+        let namespaces = root.namespaces;
+        self.runs.insert(id, Run { rows: Arc::new(rows), blocks, parent, root: first, namespaces, used: id });
+        self.touch(id);
+        while self.bytes > bound {
+            let Some((_, oldest)) = self.by_use.pop_first() else { return };
+            self.remove(oldest);
+        }
+    }
+
+    fn remove(&mut self, id: RunId) {
+        let Some(run) = self.runs.remove(&id) else { return };
+        self.bytes -= run.rows.bytes();
+        for block in &run.blocks {
+            self.blocks.remove(block);
+        }
+        if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = run.root
+            && let Some(lengths) = self.prompts.get_mut(&chunks)
+        {
+            lengths.retain(|kept| *kept != length);
+            if lengths.is_empty() {
+                self.prompts.remove(&chunks);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_kernels::{Dtype, ReferenceDevice, Slice, upload_kv};
+    use refrain_kv::Shape;
+
+    use super::*;
+
+    const SHAPE: Shape = Shape { layers: 2, kv_heads: 2, head_dim: 4 };
+    const DEVICE: ReferenceDevice = ReferenceDevice;
+
+    /// A cache whose elements tell layer, head and slot.
+    fn cache(capacity: usize, sign: f32) -> KvCache {
+        let mut cache = KvCache::vacant(&DEVICE, SHAPE, Dtype::F32, capacity);
+        for layer in 0..SHAPE.layers {
+            let element = |i: usize| {
+                let (head, slot, d) = (i / 4 / capacity, i / 4 % capacity, i % 4);
+                sign * (layer * 100_000 + head * 10_000 + slot * 10 + d) as f32
+            };
+            let values: Vec<f32> = (0..SHAPE.width() * capacity).map(element).collect();
+            let upload = || upload_kv(&DEVICE, Slice::F32(&values));
+            cache.install(layer, LayerCache { k: upload(), v: upload() });
+        }
+        cache
+    }
+
+    fn root(name: u8) -> PrefixRoot {
+        PrefixRoot {
+            hash: BlockHash([name; 32]),
+            fused: None,
+            namespaces: [Some(namespace_hash("a")), None],
+            forgotten: 0,
+        }
+    }
+
+    fn tokens(count: usize, seed: u32) -> Vec<u32> {
+        (0..count as u32).map(|i| i * 7 + seed).collect()
+    }
+
+    fn placed(prefix: &CachedPrefix, layer: usize, capacity: usize) -> Vec<f32> {
+        let mut cache = LayerCache::new(&DEVICE, SHAPE, Dtype::F32, capacity);
+        prefix.place(&DEVICE, layer, &mut cache, capacity);
+        let k = DEVICE.download_kv(&cache.k, 0..cache.k.len()).as_slice().floats();
+        assert_eq!(k, DEVICE.download_kv(&cache.v, 0..cache.v.len()).as_slice().floats());
+        k
+    }
+
+    #[test]
+    fn the_longest_prefix_of_whole_blocks_is_found_and_placed_as_it_was() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let ids = tokens(70, 1);
+        prefixes.insert(&DEVICE, &root(0), &ids, &cache(80, 1.0));
+        let longer: Vec<u32> = [&ids[..64], &[9; 30]].concat();
+        let found = prefixes.find(&root(0), &longer, longer.len() - 1).unwrap();
+        assert_eq!(found.len(), 64);
+        for layer in 0..2 {
+            let placed = placed(&found, layer, 100);
+            for head in 0..2 {
+                for slot in 0..100 {
+                    let expected =
+                        if slot < 64 { (layer * 100_000 + head * 10_000 + slot * 10) as f32 } else { 0.0 };
+                    assert_eq!(placed[(head * 100 + slot) * 4], expected, "{layer} {head} {slot}");
+                }
+            }
+        }
+        assert_eq!(prefixes.find(&root(0), &ids, 63).unwrap().len(), 48);
+        assert!(prefixes.find(&root(1), &ids, 69).is_none(), "another root");
+        let mut other = ids.clone();
+        other[17] += 1;
+        assert_eq!(prefixes.find(&root(0), &other, 69).unwrap().len(), 16);
+        assert!(prefixes.find(&root(0), &tokens(70, 2), 69).is_none());
+    }
+
+    #[test]
+    fn what_follows_a_prefix_is_added_to_it_and_branches() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let ids = tokens(96, 1);
+        prefixes.insert(&DEVICE, &root(0), &ids[..40], &cache(40, 1.0));
+        let bytes = prefixes.bytes();
+        prefixes.insert(&DEVICE, &root(0), &ids, &cache(96, 1.0));
+        assert_eq!(prefixes.bytes(), bytes * 3, "32 tokens were there, 64 came");
+        prefixes.insert(&DEVICE, &root(0), &ids, &cache(96, -1.0));
+        assert_eq!(prefixes.bytes(), bytes * 3);
+        let branch: Vec<u32> = [&ids[..50], &tokens(46, 5)].concat();
+        prefixes.insert(&DEVICE, &root(0), &branch, &cache(96, -1.0));
+        let found = prefixes.find(&root(0), &branch, 96).unwrap();
+        assert_eq!((found.len(), found.parts.len()), (96, 3));
+        let placed = placed(&found, 0, 96);
+        let slot = |slot: usize| placed[slot * 4];
+        assert_eq!([slot(47), slot(48), slot(95)], [470.0, -480.0, -950.0]);
+        assert_eq!(prefixes.find(&root(0), &ids, 96).unwrap().len(), 96);
+    }
+
+    #[test]
+    fn what_is_forgotten_does_not_come_back_by_a_prompt_that_was_under_way() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let [a, b, both] = [["a", ""], ["b", ""], ["c", "a"]].map(|names| {
+            let namespaces = names.map(|name| (!name.is_empty()).then(|| namespace_hash(name)));
+            PrefixRoot { hash: hash(&[names.concat().as_bytes()], &[]), namespaces, ..root(0) }
+        });
+        let (ids, full) = (tokens(48, 1), cache(48, 1.0));
+        for root in [&a, &b, &both] {
+            prefixes.insert(&DEVICE, root, &ids[..32], &full);
+            prefixes.insert(&DEVICE, root, &ids, &full);
+        }
+        let bytes = prefixes.bytes();
+        prefixes.forget("a");
+        assert_eq!(prefixes.bytes() * 3, bytes);
+        let found = |root| prefixes.find(root, &ids, 48).map(|found| found.len());
+        assert_eq!([found(&a), found(&b), found(&both)], [None, Some(48), None]);
+        prefixes.insert(&DEVICE, &a, &ids, &full);
+        assert_eq!(found(&a), None, "the prompt began before");
+        let later = PrefixRoot { forgotten: prefixes.clock(), ..a };
+        prefixes.insert(&DEVICE, &later, &ids, &full);
+        assert_eq!(found(&later), Some(48));
+        // What is kept leaves by its age as before.
+        let state = prefixes.state();
+        assert_eq!(state.by_use.len(), state.runs.len());
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_leaves_first_and_never_before_what_follows_it() {
+        let block = BLOCK * SHAPE.token_bytes(Dtype::F32);
+        let prefixes = PrefixCache::new(4 * block);
+        let full = cache(96, 1.0);
+        let (a, b) = (tokens(48, 1), tokens(48, 2));
+        prefixes.insert(&DEVICE, &root(0), &a[..32], &full);
+        prefixes.insert(&DEVICE, &root(0), &a, &full);
+        prefixes.insert(&DEVICE, &root(0), &b[..16], &full);
+        assert_eq!(prefixes.bytes(), 4 * block);
+        // The end of `a` leaves; its beginning stays, as it was used with it.
+        prefixes.insert(&DEVICE, &root(0), &b[..32], &full);
+        assert_eq!(prefixes.find(&root(0), &a, 48).unwrap().len(), 32);
+        assert_eq!(prefixes.find(&root(0), &b, 48).unwrap().len(), 32);
+        // `a` was used before `b`.
+        prefixes.insert(&DEVICE, &root(0), &tokens(48, 3), &full);
+        assert!(prefixes.find(&root(0), &a, 48).is_none());
+        assert!(prefixes.bytes() <= 4 * block);
+        // A prompt that is longer than the bound leaves its beginning.
+        prefixes.insert(&DEVICE, &root(0), &tokens(96, 4), &full);
+        assert_eq!(prefixes.find(&root(0), &tokens(96, 4), 96).unwrap().len(), 64);
+        let none = PrefixCache::new(0);
+        none.insert(&DEVICE, &root(0), &a, &full);
+        assert!(!none.is_on() && none.find(&root(0), &a, 48).is_none());
+    }
+
+    #[test]
+    fn a_prompt_with_reused_chunks_is_found_by_those_that_go_on_from_it() {
+        let prefixes = PrefixCache::new(1 << 20);
+        let chunks = BlockHash([7; 32]);
+        let root = |length: usize| PrefixRoot {
+            hash: BlockHash([length as u8; 32]),
+            fused: Some((chunks, length)),
+            ..root(0)
+        };
+        let ids = tokens(96, 1);
+        prefixes.insert(&DEVICE, &root(50), &ids[..50], &cache(50, 1.0));
+        prefixes.insert(&DEVICE, &root(50), &ids[..80], &cache(80, 1.0));
+        assert_eq!(prefixes.find_fused(chunks, root, &ids, 40).unwrap().len(), 80);
+        assert!(prefixes.find_fused(chunks, root, &ids[..49], 40).is_none(), "the method saw another prompt");
+        assert!(prefixes.find_fused(BlockHash([8; 32]), root, &ids, 40).is_none());
+        assert!(prefixes.find_fused(chunks, root, &ids, 81).is_none(), "a part of the chunks alone");
+        let mut state = prefixes.state();
+        while let Some((_, run)) = state.by_use.pop_first() {
+            state.remove(run);
+        }
+        assert!(state.prompts.is_empty() && state.blocks.is_empty() && state.bytes == 0);
+    }
+}

@@ -1,0 +1,202 @@
+//! Answers that follow a grammar: JSON, JSON of a schema, a regular expression, one of some texts, or a Lark grammar. Before a token
+//! is chosen, the logits of all tokens that the grammar does not allow there are lowered to minus infinity, so that every
+//! sampling option works on those that are left. The grammars themselves are those of `llguidance`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use refrain_model::Tokenizer;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Error, Result};
+
+/// White space between the parts of a JSON text: a line break with its indentation, or some spaces. A bound keeps small models from
+/// writing white space until the end of their answer.
+const JSON_SPACE: &str = r"\n[ \t]{0,64}|[ ]{1,4}";
+
+/// Most texts of a choice.
+const MAX_CHOICES: usize = 4096;
+
+/// The form that an answer is held to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StructuredOutput {
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value of a JSON schema.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole (syntax of the crate `regex`).
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text that a grammar in llguidance's dialect of Lark describes.
+    Lark(String),
+    /// A text of one of these kinds, none of which is `Either` itself.
+    Either(Vec<StructuredOutput>),
+}
+
+impl StructuredOutput {
+    fn grammar(&self) -> std::result::Result<TopLevelGrammar, String> {
+        let object = json!({"type": "object"});
+        match self {
+            StructuredOutput::JsonObject => json_grammar(&object),
+            StructuredOutput::JsonSchema(schema) => json_grammar(schema),
+            StructuredOutput::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
+            StructuredOutput::Choice(choices) => choice(choices),
+            StructuredOutput::Lark(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+            StructuredOutput::Either(outputs) => either(outputs),
+        }
+    }
+}
+
+/// The grammars of several kinds, each under a name of its own, and before them one that refers to all of them.
+fn either(outputs: &[StructuredOutput]) -> std::result::Result<TopLevelGrammar, String> {
+    let mut grammars = Vec::new();
+    for (index, output) in outputs.iter().enumerate() {
+        if matches!(output, StructuredOutput::Either(_)) {
+            return Err("alternatives of an answer have no alternatives of their own".to_owned());
+        }
+        let name = Some(format!("of_{index}"));
+        grammars.extend(
+            output.grammar()?.grammars.into_iter().map(|of| GrammarWithLexer { name: name.clone(), ..of }),
+        );
+    }
+    let names: Vec<String> = (0..outputs.len()).map(|index| format!("@of_{index}")).collect();
+    let start = GrammarWithLexer::from_lark(format!("start: {}", names.join(" | ")));
+    grammars.insert(0, start);
+    Ok(TopLevelGrammar { grammars, max_tokens: None })
+}
+
+fn json_grammar(schema: &Value) -> std::result::Result<TopLevelGrammar, String> {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Object(_) => schema.clone(),
+        _ => return Err("a JSON schema is an object".to_owned()),
+    };
+    // A schema's own options would lift the bound on white space, and could make the grammar one of another kind.
+    schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
+    Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+fn choice(choices: &[String]) -> std::result::Result<TopLevelGrammar, String> {
+    if choices.is_empty() || choices.len() > MAX_CHOICES || choices.iter().any(String::is_empty) {
+        return Err(format!("a choice has 1 to {MAX_CHOICES} texts, none of them empty"));
+    }
+    // Lark writes texts as JSON does.
+    let texts: Vec<String> = choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+    Ok(TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | "))))
+}
+
+/// A compiled grammar at the beginning of an answer. A clone shares nothing that changes.
+pub struct Grammar(Matcher);
+
+impl Clone for Grammar {
+    fn clone(&self) -> Grammar {
+        Grammar(self.0.deep_clone())
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").finish_non_exhaustive()
+    }
+}
+
+impl Grammar {
+    /// Lowers the logits of all tokens that may not come next to minus infinity. At the end of the grammar the end tokens alone are
+    /// left.
+    ///
+    /// # Errors
+    /// If the grammar takes more steps or memory than its bounds allow.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        let allowed = self.0.compute_mask_or_eos().map_err(too_complex)?;
+        let mut words = allowed.as_slice().iter();
+        for logits in logits.chunks_mut(u32::BITS as usize) {
+            let word = words.next().copied().unwrap_or(0);
+            if word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of a token that [`Grammar::mask`] allowed.
+    ///
+    /// # Errors
+    /// If the grammar takes more steps or memory than its bounds allow.
+    pub fn push(&mut self, token: u32) -> Result<()> {
+        if self.0.is_stopped() && !self.0.is_error() {
+            return Ok(());
+        }
+        self.0.consume_token(token).map_err(too_complex)
+    }
+
+    /// Whether nothing but an end token may come next.
+    pub fn is_complete(&self) -> bool {
+        self.0.is_stopped() && !self.0.is_error()
+    }
+}
+
+fn too_complex(error: impl fmt::Display) -> Error {
+    Error::Grammar { reason: error.to_string() }
+}
+
+/// Compiles grammars for a tokenizer.
+pub(crate) struct GrammarCompiler(ParserFactory);
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}
+
+impl GrammarCompiler {
+    /// A compiler for the tokens of `tokenizer`, of which `ends` end an answer.
+    pub(crate) fn new(tokenizer: &Tokenizer, ends: &[u32]) -> Result<GrammarCompiler> {
+        // A token that ends answers is no text of a grammar.
+        let word = |id: u32| {
+            let bytes = tokenizer.bytes_of(id);
+            let is_control = tokenizer.is_special(id) || ends.contains(&id);
+            if is_control && !bytes.is_empty() {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat()
+            } else {
+                bytes
+            }
+        };
+        let vocab = tokenizer.vocab_size() as u32;
+        let ends: Vec<u32> = ends.iter().copied().filter(|end| *end < vocab).collect();
+        let Some(end) = ends.first() else {
+            return Err(Error::Grammar { reason: "the model has no token that ends an answer".to_owned() });
+        };
+        let words: Vec<Vec<u8>> = (0..vocab).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab, *end), &words).with_eos_tokens(&ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(too_complex)?;
+        factory.quiet().limits_mut().verbose_errors = false;
+        Ok(GrammarCompiler(factory))
+    }
+
+    /// # Errors
+    /// If the grammar is wrong, or takes more steps or memory than its bounds allow.
+    pub(crate) fn compile(&self, output: &StructuredOutput) -> Result<Grammar> {
+        let fail = |reason: String| Error::Grammar { reason };
+        let grammar = output.grammar().map_err(fail)?;
+        let matcher = Matcher::new(self.0.create_parser(grammar));
+        match matcher.get_error() {
+            Some(error) => Err(fail(error)),
+            None => Ok(Grammar(matcher)),
+        }
+    }
+}

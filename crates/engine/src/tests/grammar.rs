@@ -1,0 +1,160 @@
+//! Answers that follow a grammar.
+
+use refrain_fusion::Vanilla;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{Answer, Error, FinishReason, GenerateRequest, Instructions, Sampling, StructuredOutput};
+
+fn answer(engine: &Engine, output: &StructuredOutput, sampling: Sampling) -> Result<Answer> {
+    let prompt = engine.prompt(&[], "Write a record of a person as JSON.", &Instructions::default()).unwrap();
+    let grammar = Some(engine.grammar(output)?);
+    let request = GenerateRequest { grammar, ..GenerateRequest::new(shared(Vanilla), sampling) };
+    engine.answer(&prompt, &request, |_| true)
+}
+
+/// A tiny model of random weights, whose answers without a grammar are noise, and SmolLM2 where it is there.
+fn engines() -> Vec<Engine> {
+    let real = real(SMOLLM2).map(|path| engine(&path, Settings::default()));
+    [engine(&tiny("llama"), exact(Dtype::F32))].into_iter().chain(real).collect()
+}
+
+/// All ways to choose a token.
+fn samplings() -> Vec<Sampling> {
+    let base = Sampling { max_tokens: 160, ..Sampling::default() };
+    let drawn = |seed| Sampling { temperature: 1.2, seed, ..base.clone() };
+    vec![
+        base.clone(),
+        drawn(1),
+        Sampling { top_k: 20, ..drawn(2) },
+        Sampling { top_p: 0.7, ..drawn(3) },
+        Sampling { min_p: 0.2, logprobs: Some(2), ..drawn(4) },
+        Sampling { repetition_penalty: 1.3, frequency_penalty: 1.0, presence_penalty: 1.0, ..drawn(5) },
+        Sampling { min_tokens: 60, logit_bias: [(5, 50.0), (6, -100.0)].into(), ..drawn(6) },
+    ]
+}
+
+/// The whole text, or the beginning of one where the limit of tokens cut it.
+fn text(answer: &Answer) -> Option<&str> {
+    assert_ne!(answer.finish, FinishReason::Failed);
+    (answer.finish == FinishReason::Stop).then_some(answer.text.as_str())
+}
+
+#[test]
+fn an_answer_is_json_of_its_schema_with_every_sampling_option() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "role": {"enum": ["reader", "writer"]},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["name", "age", "role", "tags"],
+        "additionalProperties": false,
+        "$defs": {"tag": {"type": "string", "maxLength": 8}},
+    });
+    let output = StructuredOutput::JsonSchema(schema);
+    for engine in engines() {
+        let mut whole = 0;
+        for sampling in samplings() {
+            let answer = answer(&engine, &output, sampling.clone()).unwrap();
+            let Some(text) = text(&answer) else { continue };
+            whole += 1;
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+            let keys: Vec<&String> = value.as_object().unwrap().keys().collect();
+            assert_eq!(keys, ["name", "age", "role", "tags"], "{text}");
+            assert!(value["name"].as_str().unwrap().chars().count() <= 12, "{text}");
+            assert!((0..=130).contains(&value["age"].as_i64().unwrap()), "{text}");
+            assert!(["reader", "writer"].contains(&value["role"].as_str().unwrap()), "{text}");
+            let tags = value["tags"].as_array().unwrap();
+            assert!((1..=2).contains(&tags.len()) && tags.iter().all(Value::is_string), "{text}");
+        }
+        assert!(whole >= 5, "{whole} whole answers");
+    }
+}
+
+#[test]
+fn json_objects_expressions_choices_and_lark_are_followed() {
+    for engine in engines() {
+        for sampling in samplings() {
+            let answer = |output: StructuredOutput| answer(&engine, &output, sampling.clone()).unwrap();
+            let object = answer(StructuredOutput::JsonObject);
+            assert!(object.text.starts_with('{'), "{}", object.text);
+            if let Some(text) = text(&object) {
+                assert!(serde_json::from_str::<Value>(text).unwrap().is_object());
+            }
+            let date = answer(StructuredOutput::Regex(r"20[0-9]{2}-[01][0-9]".to_owned()));
+            let bytes = date.text.as_bytes();
+            assert!(date.text.len() == 7 && date.text.starts_with("20") && bytes[4] == b'-', "{}", date.text);
+            let choices = ["yes", "no", "\"perhaps\"\n"].map(str::to_owned);
+            let chosen = answer(StructuredOutput::Choice(choices.to_vec()));
+            assert!(choices.contains(&chosen.text), "{:?}", chosen.text);
+            let lark = "start: NUMBER (\" + \" NUMBER){1,2}\nNUMBER: /[1-9][0-9]?/".to_owned();
+            let sum = answer(StructuredOutput::Lark(lark));
+            let numbers: Vec<u32> = sum.text.split(" + ").map(|number| number.parse().unwrap()).collect();
+            assert!((2..=3).contains(&numbers.len()), "{}", sum.text);
+            let lark = StructuredOutput::Lark("start: <[5]> | \"call \" /[a-f]/".to_owned());
+            let kinds = vec![lark, StructuredOutput::JsonSchema(json!({ "type": "boolean" }))];
+            let either = answer(StructuredOutput::Either(kinds));
+            let text = either.text.as_str();
+            assert!(
+                either.tokens[0] == 5 || text.starts_with("call ") || ["true", "false"].contains(&text),
+                "{text}"
+            );
+            // A text that nothing can follow ends the answer at once.
+            assert_eq!((date.finish, chosen.finish), (FinishReason::Stop, FinishReason::Stop));
+        }
+    }
+}
+
+/// Each answer of a request has its own place in the grammar.
+#[test]
+fn a_compiled_grammar_serves_many_answers() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let grammar = engine.grammar(&StructuredOutput::Choice(vec!["north".into(), "south".into()])).unwrap();
+    let prompt = engine.prompt(&[], "Where?", &Instructions::default()).unwrap();
+    let sampling = |seed| Sampling { temperature: 50.0, seed, ..Sampling::default() };
+    let texts: Vec<String> = (0..20)
+        .map(|seed| {
+            let request = GenerateRequest::new(shared(Vanilla), sampling(seed));
+            let request = GenerateRequest { grammar: Some(grammar.clone()), ..request };
+            engine.answer(&prompt, &request, |_| true).unwrap().text
+        })
+        .collect();
+    assert!(texts.iter().all(|text| text == "north" || text == "south"), "{texts:?}");
+    assert!(texts.iter().any(|text| text == "north") && texts.iter().any(|text| text == "south"));
+}
+
+#[test]
+fn wrong_grammars_are_refused() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    for (output, named) in [
+        (StructuredOutput::Regex("(".to_owned()), ""),
+        (StructuredOutput::Lark("start: missing".to_owned()), "missing"),
+        (StructuredOutput::Either(vec![StructuredOutput::Either(Vec::new())]), "alternatives"),
+        (StructuredOutput::Choice(Vec::new()), "1 to"),
+        (StructuredOutput::JsonSchema(json!("text")), "object"),
+        (StructuredOutput::JsonSchema(json!({"type": "unheard-of"})), "unheard-of"),
+        (StructuredOutput::JsonSchema(json!({"$ref": "https://example.org/schema"})), "example.org"),
+    ] {
+        match engine.grammar(&output) {
+            Err(Error::Grammar { reason }) => assert!(reason.contains(named), "{output:?}: {reason}"),
+            other => panic!("{output:?}: {other:?}"),
+        }
+    }
+}
+
+/// A grammar that would take too long is an error within bounded time, before or while it is followed.
+#[test]
+fn a_costly_grammar_ends_with_an_error() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let costly = StructuredOutput::Regex("(a?){5000}(a|b|c|ab){5000}[a-z]{4000}(x+x+)+y".to_owned());
+    let ended = match engine.grammar(&costly) {
+        Err(error) => Some(error),
+        Ok(_) => answer(&engine, &costly, Sampling { max_tokens: 4, ..Sampling::default() }).err(),
+    };
+    if let Some(error) = ended {
+        assert!(matches!(error, Error::Grammar { .. }), "{error}");
+    }
+}

@@ -1,0 +1,199 @@
+//! Answers whose tokens are proposed from what was said before.
+
+use refrain_eviction::POLICIES;
+use refrain_fusion::METHODS;
+
+use super::*;
+use crate::step_cost::StepCost;
+use crate::{Answer, GenerateRequest, Instructions, Sampling, Sequence, StructuredOutput, decode_step};
+
+/// An answer with the likelihoods of its tokens, and how many steps it took.
+fn answer(engine: &Engine, prompt: &Prompt, request: &GenerateRequest) -> (Answer, Vec<u32>, usize) {
+    let mut prefill = engine.prefill(prompt, request.clone()).unwrap();
+    while prefill.advance().unwrap() != crate::Advance::Done {}
+    let mut sequence: Sequence = prefill.finish().unwrap();
+    let (mut likely, mut steps, mut workspace) = (Vec::new(), 0, DecodeWorkspace::default());
+    loop {
+        let mut note = |event: crate::TokenEvent<'_>| {
+            likely.extend(event.logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+            true
+        };
+        if let Some(finish) = sequence.push_tokens(&mut note) {
+            return (sequence.finish(finish, &mut |_| true), likely, steps);
+        }
+        // The measured cost of steps, and with it the number of proposals, depends on the machine.
+        workspace.cost = StepCost::default();
+        decode_step(&mut [&mut sequence], &mut workspace).unwrap();
+        steps += 1;
+    }
+}
+
+fn request(method: &str, sampling: Sampling, speculative_tokens: usize) -> GenerateRequest {
+    let method = METHODS.parse(method).unwrap();
+    GenerateRequest { speculative_tokens, ignore_eos: true, ..GenerateRequest::new(method, sampling) }
+}
+
+/// Sampling by which a tiny model repeats itself, and by which it does not.
+fn samplings() -> Vec<Sampling> {
+    let base = Sampling { max_tokens: 60, logprobs: Some(1), ..Sampling::default() };
+    vec![
+        base.clone(),
+        Sampling { temperature: 0.3, seed: 5, ..base.clone() },
+        Sampling { temperature: 1.5, seed: 6, top_p: 0.9, ..base.clone() },
+        Sampling {
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.2,
+            temperature: 0.6,
+            seed: 7,
+            ..base.clone()
+        },
+        Sampling { logit_bias: [(9, 100.0)].into(), ..base },
+    ]
+}
+
+/// Tokens and their likelihoods are the same to the bit as without proposals, for every method and way to sample, in every precision.
+#[test]
+fn an_answer_is_the_one_without_proposals() {
+    for (precision, kv) in
+        [(Precision::F32, Dtype::F32), (Precision::Bf16, Dtype::F16), (Precision::Q8, Dtype::F16)]
+    {
+        for model in ["llama", "qwen2", "mistral_window"] {
+            let engine = tiny_engine(model, Settings { precision: Some(precision), kv, ..small() });
+            for method in ["vanilla", "pie", "a3", "drift:charge=0.3"] {
+                let mut saved = 0;
+                for (index, sampling) in samplings().into_iter().enumerate() {
+                    let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5 + index as u64);
+                    let (plain, likely, steps) =
+                        answer(&engine, &prompt, &request(method, sampling.clone(), 0));
+                    let (proposed, also, fewer) = answer(&engine, &prompt, &request(method, sampling, 8));
+                    assert_eq!(plain.tokens, proposed.tokens, "{model} {precision} {method} {index}");
+                    assert_eq!((plain.text, likely), (proposed.text, also));
+                    assert_eq!(proposed.stats.kv_bytes_held, plain.stats.kv_bytes_held);
+                    assert_eq!(steps, 59);
+                    saved += steps - fewer;
+                }
+                assert!(saved > 40, "{model} {method}: {saved} steps saved");
+            }
+        }
+    }
+}
+
+/// Sequences that decode together with proposals, right and wrong ones, say what each says alone without.
+#[test]
+fn answers_of_a_batch_are_those_of_each_alone() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16));
+    let prompts: Vec<Prompt> = (0..5).map(|seed| random_prompt(&engine, 20, &[70], 25, 5 + seed)).collect();
+    let request = |index: usize, speculative_tokens| {
+        let sampling = samplings().swap_remove(index);
+        request("vanilla", Sampling { max_tokens: 40 + 5 * index, ..sampling }, speculative_tokens)
+    };
+    let alone: Vec<Vec<u32>> =
+        (0..5).map(|i| answer(&engine, &prompts[i], &request(i, 0)).0.tokens).collect();
+    let mut wrong = 0;
+    let mut sequences: Vec<(usize, Sequence)> = (0..5)
+        .map(|index| {
+            let mut prefill = engine.prefill(&prompts[index], request(index, 8)).unwrap();
+            while prefill.advance().unwrap() != crate::Advance::Done {}
+            (index, prefill.finish().unwrap())
+        })
+        .collect();
+    let mut workspace = DecodeWorkspace::default();
+    while !sequences.is_empty() {
+        let mut going = Vec::new();
+        for (index, mut sequence) in sequences {
+            match sequence.push_tokens(&mut |_| true) {
+                Some(finish) => {
+                    let said = sequence.finish(finish, &mut |_| true);
+                    assert_eq!(said.tokens, alone[index], "{index}");
+                    wrong += said.stats.draft_tokens - said.stats.accepted_draft_tokens;
+                }
+                None => going.push((index, sequence)),
+            }
+        }
+        sequences = going;
+        workspace.cost = StepCost::default();
+        let mut refs: Vec<&mut Sequence> = sequences.iter_mut().map(|(_, sequence)| sequence).collect();
+        decode_step(&mut refs, &mut workspace).unwrap();
+    }
+    assert!(wrong > 0, "no proposal was wrong");
+}
+
+/// A real model that repeats a list takes few steps, and says the same.
+#[test]
+fn a_real_model_copies_in_few_steps() {
+    let Some(path) = real(SMOLLM2) else { return };
+    let engine = engine(&path, Settings::default());
+    let text = "Repeat this list, word for word: chain, gears, brakes, saddle, pedals, rims, spokes, hubs, cables, levers, \
+                grips, stem, fork, frame.";
+    let prompt = engine.prompt(&[], text, &Instructions::default()).unwrap();
+    let sampling = Sampling { max_tokens: 36, ..Sampling::default() };
+    let (plain, _, steps) = answer(&engine, &prompt, &request("vanilla", sampling.clone(), 0));
+    let (proposed, _, fewer) = answer(&engine, &prompt, &request("vanilla", sampling, 8));
+    assert_eq!(plain.tokens, proposed.tokens);
+    assert!(fewer * 2 < steps, "{fewer} of {steps} steps: {}", plain.text);
+}
+
+/// A cache that evicts tokens gets no proposals, and its answer stays as it is.
+#[test]
+fn a_bounded_cache_decodes_token_by_token() {
+    let engine = tiny_engine("llama", exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 20, &[70], 25, 5);
+    for policy in ["h2o:capacity=48", "morph_kv:capacity=40,window=8", "streaming_llm:capacity=32"] {
+        let with = |speculative_tokens| {
+            let sampling =
+                Sampling { logit_bias: [(9, 100.0)].into(), max_tokens: 30, ..Sampling::default() };
+            let eviction = POLICIES.parse(policy).unwrap();
+            let request = request("vanilla", sampling, speculative_tokens);
+            answer(&engine, &prompt, &GenerateRequest { eviction, ..request })
+        };
+        let ((plain, ..), (proposed, _, steps)) = (with(0), with(8));
+        assert_eq!((plain.tokens, steps), (proposed.tokens, 29), "{policy}");
+    }
+}
+
+/// Stop texts, end tokens, grammars and limits end an answer where they would without proposals.
+#[test]
+fn answers_end_where_they_would() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F32));
+    let prompt = random_prompt(&engine, 20, &[], 25, 5);
+    let base = Sampling { temperature: 0.3, seed: 5, max_tokens: 60, ..Sampling::default() };
+    let (whole, ..) = answer(&engine, &prompt, &request("vanilla", base.clone(), 0));
+    let words: Vec<char> = whole.text.chars().collect();
+    let mut cases: Vec<GenerateRequest> = (10..words.len().saturating_sub(3))
+        .step_by(7)
+        .map(|at| {
+            let stop = vec![words[at..at + 3].iter().collect()];
+            request("vanilla", Sampling { stop, ..base.clone() }, 0)
+        })
+        .collect();
+    cases.extend((1..12).map(|max_tokens| request("vanilla", Sampling { max_tokens, ..base.clone() }, 0)));
+    let grammar = engine.grammar(&StructuredOutput::Regex("(ab, ){12}end".to_owned())).unwrap();
+    cases.push(GenerateRequest { grammar: Some(grammar), ..request("vanilla", base.clone(), 0) });
+    cases.push(GenerateRequest { ignore_eos: false, ..request("vanilla", base, 0) });
+    for case in cases {
+        let (plain, ..) = answer(&engine, &prompt, &case);
+        let (proposed, ..) = answer(&engine, &prompt, &GenerateRequest { speculative_tokens: 6, ..case });
+        assert_eq!(
+            (plain.tokens, plain.text, plain.finish),
+            (proposed.tokens, proposed.text, proposed.finish)
+        );
+    }
+}
+
+/// Kept prefixes hold the tokens of answers, and none that was proposed in vain.
+#[test]
+fn prefixes_of_answers_with_proposals_are_exact() {
+    let plain = engine(&tiny("llama"), exact(Dtype::F32));
+    let keeping = plain.with_prefix_cache(64 << 20);
+    let prompt = random_prompt(&plain, 20, &[], 40, 5);
+    for sampling in samplings() {
+        let (said, ..) = answer(&keeping, &prompt, &request("vanilla", sampling.clone(), 8));
+        let question = [&prompt.question[..], &said.tokens, &[3, 4, 5]].concat();
+        let next = Prompt { question, ..prompt.clone() };
+        let request = request("vanilla", sampling, 8);
+        let (with, likely, _) = answer(&keeping, &next, &request);
+        let (without, also, _) = answer(&plain, &next, &request);
+        assert!(with.stats.prefix_tokens >= 112, "{}", with.stats.prefix_tokens);
+        assert_eq!((with.tokens, likely), (without.tokens, also));
+    }
+}

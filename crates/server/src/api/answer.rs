@@ -1,0 +1,222 @@
+//! The way from a request to its answers, which all interfaces share.
+
+use std::pin::Pin;
+
+use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
+use refrain_engine::{Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput};
+use tokio::sync::mpsc::unbounded_channel;
+
+use super::details::AnswerContext;
+use super::parts::AnswerReader;
+use super::request::{CompletionRequest, ToolUse};
+use super::sources::{Source, SourceFinder};
+use crate::TEXT_LOG;
+use crate::api_error::{ApiError, Result};
+use crate::app::App;
+use crate::job::{Event, GenerateJob, Job};
+use crate::random::random_seed;
+use crate::tenant::Tenant;
+
+/// Most tokens of an answer for which the request gives no number.
+const MAX_TOKENS: usize = 512;
+
+/// The kind of text that a request asks to be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// A conversation, which the chat template writes.
+    Messages,
+    /// A text to go on with.
+    Prompt,
+}
+
+/// A request after tokenising.
+struct Prepared {
+    tenant: Tenant,
+    prompt: Prompt,
+    sampling: Sampling,
+    grammar: Option<Grammar>,
+    tools: Option<ToolUse>,
+    sources: Vec<Source>,
+}
+
+/// Answers on their way.
+pub(super) struct Asked {
+    pub(super) engine: Engine,
+    pub(super) context: AnswerContext,
+    /// Whether log probabilities are asked for.
+    pub(super) logprobs: bool,
+    /// A reader of each answer.
+    pub(super) readers: Vec<AnswerReader>,
+    pub(super) events: AnswerEvents,
+}
+
+/// Prepares a request, and submits a job for each of its answers.
+///
+/// # Errors
+/// If the request is wrong, exceeds a limit, or the server takes no more.
+pub(super) async fn ask(
+    app: &App,
+    tenant: Tenant,
+    request: CompletionRequest,
+    input: Input,
+) -> Result<Asked> {
+    request.check(&app.state.options.served_model_name)?;
+    let options = &request.refrain;
+    let method = app.method("refrain.method", options.method.as_ref())?;
+    let policy = app.policy("refrain.evict", options.evict.as_ref())?;
+    app.state.scheduler.check_queue()?;
+    let explain = options.explain;
+    let (answers, whole_documents) = (request.answers(), !method.built.statistics().is_empty());
+    let work = {
+        let app = app.clone();
+        move || prepare(&app, tenant, &request, input, whole_documents)
+    };
+    let Prepared { tenant, prompt, sampling, grammar, tools, sources } = app.preprocess(work).await?;
+    let context = AnswerContext {
+        method: method.spec,
+        evict: policy.spec,
+        seed: (sampling.temperature > 0.0).then_some(sampling.seed as i64),
+        sources: sources.iter().map(Source::response).collect(),
+        explain,
+    };
+    let tokens = prompt.len();
+    tracing::info!(
+        method = context.method,
+        evict = context.evict,
+        documents = sources.len(),
+        tokens,
+        "asked"
+    );
+    tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
+    let logprobs = sampling.logprobs.is_some();
+    let (method, eviction) = (method.built, policy.built);
+    let job = GenerateJob { prompt, method, eviction, sampling, grammar, explain: explain.is_wanted() };
+    let engine = tenant.engine.clone();
+    let readers = (0..answers).map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
+    let events = AnswerEvents::submit(app, &tenant, job, answers)?;
+    Ok(Asked { engine, context, logprobs, readers, events })
+}
+
+/// The error of a job that ended without a word.
+pub(super) fn lost() -> ApiError {
+    ApiError::internal(&"a job ended without an answer")
+}
+
+/// Tokenises a request, and finds the documents that its answer draws on.
+fn prepare(
+    app: &App,
+    tenant: Tenant,
+    request: &CompletionRequest,
+    input: Input,
+    whole_documents: bool,
+) -> Result<Prepared> {
+    let conversation = (input == Input::Messages).then(|| request.conversation()).transpose()?;
+    let question = match &conversation {
+        Some(conversation) => conversation.question().to_owned(),
+        None => request.prompt()?.to_owned(),
+    };
+    let tools = request.tool_use()?;
+    if tools.is_some() && input == Input::Prompt {
+        return Err(ApiError::field("tools", "tools are for chats: a text to continue calls none"));
+    }
+    let finder = SourceFinder {
+        corpus: &app.state.corpus,
+        engine: &tenant.engine,
+        max_documents: app.state.options.max_documents_per_request,
+        whole_documents,
+    };
+    let mut sources = finder.find(request.documents.as_ref(), &question, request.refrain.search)?;
+    let chunks = sources.iter().enumerate().flat_map(|(index, source)| source.prompt_chunks(index));
+    let chunks: Vec<PromptChunk> = chunks.collect();
+    let engine = &tenant.engine;
+    let mut prompt = match conversation {
+        Some(conversation) => {
+            let listed = tools.as_ref().map(|tools| tools.tools.clone()).unwrap_or_default();
+            let around = app.state.options.instructions.clone();
+            let instructions = Instructions { system: conversation.system, tools: listed, ..around };
+            engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?
+        }
+        None => {
+            let ends = engine.compose(&Parts { question: &question, ..Parts::default() })?;
+            Prompt { chunks, ..ends }
+        }
+    };
+    let context = engine.decoder().config().context;
+    if whole_documents && request.searches() {
+        // The last documents are those that match the question least.
+        let answer = request.max_tokens().unwrap_or(1);
+        while sources.len() > 1 && prompt.len().saturating_add(answer) > context {
+            sources.pop();
+            prompt.chunks.retain(|chunk| chunk.document < sources.len());
+        }
+    }
+    let max_tokens = context.saturating_sub(prompt.len()).clamp(1, MAX_TOKENS);
+    let sampling = request.sampling(max_tokens, random_seed)?;
+    let vocab = engine.decoder().config().vocab;
+    if let Some(token) = sampling.logit_bias.keys().find(|token| **token as usize >= vocab) {
+        return Err(ApiError::field(
+            "logit_bias",
+            format!("the model has {vocab} tokens, and none of id {token}"),
+        ));
+    }
+    let grammar = grammar(engine, request, tools.as_ref())?;
+    Ok(Prepared { tenant, prompt, sampling, grammar, tools, sources })
+}
+
+/// The grammar of a request's answers. Answers that must be calls are nothing else; those that may be calls, and have a format, are
+/// either calls or of that format.
+///
+/// # Errors
+/// If a format or the parameters of a tool are wrong.
+fn grammar(engine: &Engine, request: &CompletionRequest, tools: Option<&ToolUse>) -> Result<Option<Grammar>> {
+    let (field, output) = match (tools, request.structured_output()?) {
+        (None, None) => return Ok(None),
+        (None, Some(wanted)) => wanted,
+        (Some(_), Some(("structured_outputs", _))) => {
+            let message = "structured_outputs cannot be given together with tools: response_format can";
+            return Err(ApiError::field("structured_outputs", message));
+        }
+        (Some(tools), _) if tools.is_forced() => ("tools", tools.output(engine)?),
+        (Some(_), None) => return Ok(None),
+        (Some(tools), Some((field, format))) => {
+            (field, StructuredOutput::Either(vec![tools.output(engine)?, format]))
+        }
+    };
+    let named = |error: ApiError| ApiError { param: Some(field.to_owned()), ..error };
+    Ok(Some(engine.grammar(&output).map_err(|error| named(error.into()))?))
+}
+
+/// The events of one answer, with its index.
+type IndexedEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
+
+/// The events of a request's answers.
+pub(super) struct AnswerEvents(SelectAll<IndexedEvents>);
+
+impl AnswerEvents {
+    /// Submits a job for each of so many answers. The seed of each is one higher than that of the one before.
+    ///
+    /// # Errors
+    /// If the job exceeds a limit, the queue is full, or the server is shutting down.
+    fn submit(app: &App, tenant: &Tenant, job: GenerateJob, answers: usize) -> Result<AnswerEvents> {
+        let mut streams: Vec<IndexedEvents> = Vec::new();
+        for index in 0..answers {
+            let mut job = job.clone();
+            job.sampling.seed = job.sampling.seed.wrapping_add(index as u64);
+            let (sender, received) = unbounded_channel();
+            app.state.scheduler.submit(tenant.engine.clone(), Job::Generate(Box::new(job)), sender, None)?;
+            let of_answer = stream::unfold(Some(received), move |received| async move {
+                let mut received = received?;
+                let event = received.recv().await.unwrap_or_else(|| Event::Failed(lost()));
+                let is_last = matches!(event, Event::Finished(_) | Event::Failed(_));
+                Some(((index, event), (!is_last).then_some(received)))
+            });
+            streams.push(Box::pin(of_answer));
+        }
+        Ok(AnswerEvents(stream::select_all(streams)))
+    }
+
+    /// The next event; none once all answers are complete.
+    pub(super) async fn next(&mut self) -> Option<(usize, Event)> {
+        self.0.next().await
+    }
+}

@@ -1,0 +1,164 @@
+//! Files of a request, read as documents within the server's limits.
+
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use refrain_documents::ReadError;
+use refrain_engine::Document;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+
+use super::extract::HeldBytes;
+use crate::api_error::{ApiError, Result};
+use crate::app::App;
+
+/// Most characters of a file's name that are kept.
+const MAX_NAME: usize = 255;
+
+/// A document of a request.
+#[derive(Debug)]
+pub(super) enum Given {
+    Document(Document),
+    File(File),
+}
+
+/// A file of a request.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) name: String,
+    pub(super) bytes: Vec<u8>,
+    /// Title that the request gives; may be empty.
+    pub(super) title: String,
+    /// Field of the request.
+    pub(super) param: String,
+}
+
+/// A file that gave no document.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct FileFailure {
+    name: String,
+    /// Field of the request that the file was in.
+    param: String,
+    /// The reason, and the remedy.
+    message: String,
+}
+
+/// The documents of a request, its files read.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) documents: Vec<Document>,
+    pub(super) failures: Vec<FileFailure>,
+}
+
+/// Reads the files among the documents of a request.
+///
+/// # Errors
+/// If there are too many documents or too much text, no file can be read and there is nothing beside, or reading takes too long.
+pub(super) async fn read(app: &App, given: Vec<Given>) -> Result<Read> {
+    let limit = app.state.options.max_documents_per_request;
+    if given.is_empty() || given.len() > limit {
+        return Err(ApiError::field("documents", format!("give 1 to {limit} documents")));
+    }
+    let has_files = given.iter().any(|given| matches!(given, Given::File(_)));
+    let read = if has_files { read_files(app, given).await? } else { Read::default().with_texts(given) };
+    if read.documents.is_empty() {
+        return Err(unreadable(&read.failures));
+    }
+    if read.documents.len() > limit {
+        let message =
+            format!("the files hold {} documents; send at most {limit} in a request", read.documents.len());
+        return Err(ApiError::field("documents", message));
+    }
+    Ok(read)
+}
+
+/// Reads files on a thread that may block. Files that wait for it count among the bytes in flight.
+async fn read_files(app: &App, given: Vec<Given>) -> Result<Read> {
+    let bytes =
+        given.iter().map(|given| if let Given::File(file) = given { file.bytes.len() } else { 0 }).sum();
+    let held = HeldBytes::new(app, bytes)?;
+    let options = &app.state.options;
+    let (max_text, until) = (options.max_body, Instant::now() + options.limits.request_timeout);
+    // The receiver is dropped with this future when the client leaves.
+    let (client, _here) = oneshot::channel::<()>();
+    let work = move || {
+        let _held = held;
+        let (mut read, mut text) = (Read::default(), 0);
+        for given in given {
+            if client.is_closed() || Instant::now() > until {
+                let message = "the files took too long to read; send fewer at a time";
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+            }
+            let before = read.documents.len();
+            match given {
+                Given::Document(document) => read.documents.push(document),
+                Given::File(file) => read.file(file),
+            }
+            text += read.documents[before..].iter().map(|found| found.text.len()).sum::<usize>();
+            // Compressed files may hold many times their bytes.
+            if text > max_text {
+                let message =
+                    format!("the documents hold more than {max_text} bytes of text; send fewer at a time");
+                return Err(ApiError::too_large(message));
+            }
+        }
+        Ok(read)
+    };
+    app.read_files(work).await
+}
+
+impl Read {
+    fn with_texts(mut self, given: Vec<Given>) -> Read {
+        self.documents.extend(given.into_iter().filter_map(|given| match given {
+            Given::Document(document) => Some(document),
+            Given::File(_) => None,
+        }));
+        self
+    }
+
+    fn file(&mut self, file: File) {
+        let File { name, bytes, title, param } = file;
+        let name = plain_name(&name);
+        let fail = |message: String| FileFailure { name: name.clone(), param, message };
+        match refrain_documents::read(&bytes, &name) {
+            Ok(documents) if documents.is_empty() => self.failures.push(fail("has no text".to_owned())),
+            Ok(mut documents) => {
+                if let ([document], false) = (documents.as_mut_slice(), title.trim().is_empty()) {
+                    document.title = title;
+                }
+                self.documents.extend(documents);
+            }
+            Err(error) => self.failures.push(fail(reason(&error))),
+        }
+    }
+}
+
+/// The name without folders, and without characters that would break a line.
+fn plain_name(name: &str) -> String {
+    let name = name.rsplit(['/', '\\']).next().unwrap_or_default();
+    name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect()
+}
+
+/// Why a file cannot be read. The file system has no part in it.
+fn reason(error: &ReadError) -> String {
+    match error {
+        ReadError::Io(error) => ApiError::internal(error).message,
+        error => error.to_string(),
+    }
+}
+
+fn unreadable(failures: &[FileFailure]) -> ApiError {
+    let lines: Vec<String> =
+        failures.iter().map(|FileFailure { name, message, .. }| format!("{name}: {message}")).collect();
+    let message = match lines.as_slice() {
+        [line] => line.clone(),
+        lines => format!("none of {} files could be read: {}", lines.len(), lines.join("\n")),
+    };
+    let param = failures.first().map(|failure| failure.param.clone());
+    ApiError {
+        param,
+        code: Some("unreadable_file"),
+        ..ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, message)
+    }
+}

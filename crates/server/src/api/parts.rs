@@ -1,0 +1,283 @@
+//! Parts of an answer, text and calls of tools, as its tokens come.
+
+use std::collections::VecDeque;
+
+use refrain_engine::Engine;
+use refrain_model::{Delta, Detokenizer, Tokenizer, ToolCallParser};
+
+use super::request::ToolUse;
+use crate::job::Token;
+use crate::random::random_id;
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Part {
+    Text(String),
+    /// A call of a tool begins. Calls are counted from 0.
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// A part of the JSON text of a call's arguments.
+    Arguments {
+        index: usize,
+        json: String,
+    },
+}
+
+/// Reads the tokens of one answer.
+#[derive(Debug)]
+pub(super) struct AnswerReader(Option<CallReader>);
+
+#[derive(Debug)]
+struct CallReader {
+    engine: Engine,
+    /// None once the answer is at its end.
+    parser: Option<ToolCallParser>,
+    marks: Marks,
+    /// Whether the answer is calls alone. Text is then the beginning of a call that a limit cut off.
+    only_calls: bool,
+    /// Whether the answer may have several calls; all after the first are left out otherwise.
+    parallel: bool,
+    calls: usize,
+}
+
+impl AnswerReader {
+    /// A reader of an answer by a model that is told of `tools`.
+    pub(super) fn new(engine: &Engine, tools: Option<&ToolUse>) -> AnswerReader {
+        AnswerReader(tools.map(|tools| {
+            let format = engine.tool_call_format();
+            let names: Vec<&str> = tools.names.iter().map(String::as_str).collect();
+            let parser = ToolCallParser::new(format, &names);
+            CallReader {
+                engine: engine.clone(),
+                // Arguments of a free answer come when the call is whole, since a malformed one is text.
+                parser: Some(if tools.is_forced() { parser.incremental() } else { parser }),
+                marks: Marks::new(format.special_tokens(engine.tokenizer())),
+                only_calls: tools.is_forced(),
+                parallel: tools.parallel,
+                calls: 0,
+            }
+        }))
+    }
+
+    /// Whether the answer may have calls.
+    pub(super) fn has_tools(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether the answer has had a call.
+    pub(super) fn has_calls(&self) -> bool {
+        self.0.as_ref().is_some_and(|reader| reader.calls > 0)
+    }
+
+    /// The parts that are known with the next token.
+    pub(super) fn read(&mut self, token: &Token) -> Vec<Part> {
+        let Some(reader) = &mut self.0 else { return vec![Part::Text(token.text.clone())] };
+        let text = reader.marks.text(reader.engine.tokenizer(), token);
+        let deltas = reader.parser.as_mut().map(|parser| parser.push(&text)).unwrap_or_default();
+        reader.parts(deltas)
+    }
+
+    /// The parts that were held back until the answer's end.
+    pub(super) fn finish(&mut self) -> Vec<Part> {
+        let Some(reader) = &mut self.0 else { return Vec::new() };
+        let deltas = reader.parser.take().map(ToolCallParser::finish).unwrap_or_default();
+        reader.parts(deltas)
+    }
+}
+
+impl CallReader {
+    fn parts(&mut self, deltas: Vec<Delta>) -> Vec<Part> {
+        let mut parts = Vec::with_capacity(deltas.len());
+        for delta in deltas {
+            match delta {
+                Delta::Text(text) if !self.only_calls => parts.push(Part::Text(text)),
+                Delta::Text(_) => {}
+                Delta::CallBegin { index, .. } | Delta::Arguments { index, .. }
+                    if index > 0 && !self.parallel => {}
+                Delta::CallBegin { index, name } => {
+                    self.calls += 1;
+                    parts.push(Part::Call { index, id: random_id("call_"), name });
+                }
+                Delta::Arguments { index, json_fragment } => {
+                    parts.push(Part::Arguments { index, json: json_fragment });
+                }
+            }
+        }
+        parts
+    }
+}
+
+/// Puts the text of special tokens, which the text of an answer leaves out, back to its place. Text may come later than its tokens:
+/// where it may be the beginning of a stop text, or is a part of a character.
+#[derive(Debug)]
+struct Marks {
+    special: Vec<(u32, &'static str)>,
+    detokenizer: Detokenizer,
+    /// Bytes of text that the tokens so far make.
+    decoded: usize,
+    /// Bytes of text that came so far.
+    received: usize,
+    /// Special tokens that stand behind text which did not come yet, with the number of bytes before each.
+    waiting: VecDeque<(usize, &'static str)>,
+}
+
+impl Marks {
+    fn new(special: Vec<(u32, &'static str)>) -> Marks {
+        Marks {
+            special,
+            detokenizer: Detokenizer::default(),
+            decoded: 0,
+            received: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// The text that comes with a token, with that of special tokens.
+    fn text(&mut self, tokenizer: &Tokenizer, token: &Token) -> String {
+        if self.special.is_empty() {
+            return token.text.clone();
+        }
+        if let Some(id) = token.id {
+            match self.special.iter().find(|(special, _)| *special == id) {
+                Some((_, mark)) => self.waiting.push_back((self.decoded, mark)),
+                None => self.decoded += self.detokenizer.push(tokenizer, id).map_or(0, |text| text.len()),
+            }
+        }
+        let (mut text, mut rest) = (String::new(), token.text.as_str());
+        while let Some((at, mark)) = self.waiting.front() {
+            let Some((before, after)) = rest.split_at_checked(at.saturating_sub(self.received)) else {
+                break;
+            };
+            text.push_str(before);
+            text.push_str(mark);
+            self.received += before.len();
+            rest = after;
+            self.waiting.pop_front();
+        }
+        self.received += rest.len();
+        text.push_str(rest);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use refrain_engine::Settings;
+    use refrain_model::{ModelFiles, Specials};
+    use refrain_store::Store;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn tiny() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama")
+    }
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::open(&ModelFiles::open(tiny()).unwrap()).unwrap()
+    }
+
+    fn token(id: Option<u32>, text: &str) -> Token {
+        Token { text: text.to_owned(), id, logprobs: None, retained: 0, kv_bytes: 0 }
+    }
+
+    /// The special token 2 in an answer whose text comes with its tokens, or is held back for any number of tokens.
+    #[test]
+    fn special_tokens_stand_where_they_were_chosen() {
+        let tokenizer = tokenizer();
+        let encode = |text: &str| tokenizer.encode(text, Specials::Plain).unwrap();
+        let mut ids = encode("äEN");
+        ids.push(2);
+        ids.extend(encode("D{ö}"));
+        ids.push(2);
+        let wanted = "äEN[CALLS]D{ö}[CALLS]";
+        for held in 0..ids.len() + 2 {
+            let mut marks = Marks::new(vec![(2, "[CALLS]")]);
+            let mut detokenizer = Detokenizer::default();
+            let pieces: Vec<String> =
+                ids.iter().map(|id| detokenizer.push(&tokenizer, *id).unwrap_or_default()).collect();
+            let mut text = String::new();
+            for (at, id) in ids.iter().enumerate() {
+                let shown = if at < held { String::new() } else { pieces[at - held].clone() };
+                text.push_str(&marks.text(&tokenizer, &token(Some(*id), &shown)));
+            }
+            text.push_str(
+                &marks.text(&tokenizer, &token(None, &pieces[ids.len() - held.min(ids.len())..].concat())),
+            );
+            assert_eq!(text, wanted, "{held}");
+        }
+        // A stop text cuts off what stands behind it.
+        let mut marks = Marks::new(vec![(2, "[CALLS]")]);
+        let mut text = marks.text(&tokenizer, &token(Some(ids[0]), ""));
+        for id in &ids[1..] {
+            text.push_str(&marks.text(&tokenizer, &token(Some(*id), "")));
+        }
+        text.push_str(&marks.text(&tokenizer, &token(None, "ä")));
+        assert_eq!(text, "ä");
+    }
+
+    /// The parts of an answer that comes in pieces of three bytes, and whether it has had calls.
+    fn read(engine: &Engine, choice: &Value, parallel: bool, answer: &str) -> (Vec<Part>, bool) {
+        let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
+        let tools =
+            ToolUse::of(&serde_json::from_value::<Vec<_>>(tools).unwrap(), Some(choice), Some(parallel));
+        let mut reader = AnswerReader::new(engine, tools.unwrap().as_ref());
+        let mut parts = Vec::new();
+        for piece in answer.as_bytes().chunks(3) {
+            parts.extend(reader.read(&token(Some(5), std::str::from_utf8(piece).unwrap())));
+        }
+        parts.extend(reader.finish());
+        (parts, reader.has_calls())
+    }
+
+    #[test]
+    fn calls_are_taken_out_of_an_answer() {
+        let engine =
+            Engine::open(&tiny(), Store::in_memory(1 << 20), Settings::default(), |_, _| ()).unwrap();
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+        let text = |parts: &[Part]| -> String {
+            parts
+                .iter()
+                .filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+                .collect()
+        };
+        let arguments = |parts: &[Part]| -> Vec<(usize, String)> {
+            let mut all: Vec<(usize, String)> = Vec::new();
+            for part in parts {
+                match part {
+                    Part::Text(_) => {}
+                    Part::Call { index, id, name } => {
+                        assert!(id.starts_with("call_") && name == "f");
+                        all.push((*index, String::new()));
+                    }
+                    Part::Arguments { index, json } => {
+                        let last = all.last_mut().unwrap();
+                        assert_eq!(last.0, *index);
+                        last.1.push_str(json);
+                    }
+                }
+            }
+            all
+        };
+        let one = (0, "{\"a\": 1}".to_owned());
+        let auto = json!("auto");
+        let (parts, has_calls) = read(&engine, &auto, true, &format!("So: {call}\n{call}"));
+        assert_eq!((text(&parts).as_str(), has_calls), ("So: ", true));
+        assert_eq!(arguments(&parts), [one.clone(), (1, one.1.clone())]);
+        let (parts, _) = read(&engine, &auto, false, &format!("{call}\n{call}"));
+        assert_eq!((text(&parts).as_str(), arguments(&parts)), ("", vec![one.clone()]));
+        let cut = &call[..call.len() - 14];
+        let (parts, has_calls) = read(&engine, &auto, true, cut);
+        assert_eq!((text(&parts).as_str(), arguments(&parts).len(), has_calls), (cut, 0, false));
+        // The beginning of a call that had to be, cut off by a limit.
+        let (parts, _) = read(&engine, &json!("required"), true, cut);
+        assert_eq!((text(&parts).as_str(), arguments(&parts)), ("", vec![(0, "{\"a\": 1".to_owned())]));
+        let (parts, has_calls) = read(&engine, &json!("none"), true, call);
+        assert_eq!((text(&parts).as_str(), has_calls), (call, false));
+    }
+}

@@ -1,0 +1,122 @@
+//! Documents of a request, and the options that only this server has.
+
+use std::collections::BTreeMap;
+
+use refrain_engine::Document;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa::openapi::Ref;
+
+use crate::api_error::{ApiError, Result};
+
+/// The documents to answer from.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Documents {
+    /// `"search"`: the stored chunks that match the question best.
+    Search(String),
+    /// A list of documents.
+    List(Vec<DocumentReference>),
+}
+
+/// A document given by its text, or by the id of a stored one, which `parts` may narrow to some of its chunks.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum DocumentReference {
+    // First, so that an object with both fields is read as a text: its id is the client's own.
+    Text(DocumentText),
+    Id {
+        id: String,
+        /// Indices of the chunks that are wanted, as an answer tells those of its documents; all of them without it, and for methods that
+        /// need whole documents.
+        #[serde(default)]
+        parts: Option<Vec<u32>>,
+    },
+}
+
+/// A document as a text.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct DocumentText {
+    #[serde(default)]
+    pub(crate) title: String,
+    #[schema(min_length = 1)]
+    pub(crate) text: String,
+}
+
+impl From<DocumentText> for Document {
+    fn from(document: DocumentText) -> Document {
+        Document { title: document.title, text: document.text }
+    }
+}
+
+/// How the prompt is prefilled and its cache kept.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct RefrainOptions {
+    #[serde(default)]
+    #[schema(schema_with = fusion_method)]
+    pub(crate) method: Option<Value>,
+    #[serde(default)]
+    #[schema(schema_with = eviction_policy)]
+    pub(crate) evict: Option<Value>,
+    #[serde(default)]
+    pub(crate) explain: Explain,
+    /// Most chunks that a search finds. A method that needs whole documents gets those that the chunks belong to, as many as
+    /// fit into the context.
+    #[serde(default)]
+    #[schema(maximum = 64, default = 5)]
+    pub(crate) search: Option<usize>,
+    /// Unknown fields, which are refused.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, Value>,
+}
+
+/// Schema of a fusion method: its text, or an object with its name and options.
+pub(in crate::api) fn fusion_method() -> Ref {
+    Ref::from_schema_name("FusionMethod")
+}
+
+/// Schema of an eviction policy: its text, or an object with its name and options.
+fn eviction_policy() -> Ref {
+    Ref::from_schema_name("EvictionPolicy")
+}
+
+/// Whether the answer reports the question's attention: for the most attended tokens (`true`), or for every token of the
+/// documents (`"tokens"`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Explain {
+    MostAttended(bool),
+    Tokens(EveryToken),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+pub(crate) enum EveryToken {
+    #[serde(rename = "tokens")]
+    Tokens,
+}
+
+impl Default for Explain {
+    fn default() -> Explain {
+        Explain::MostAttended(false)
+    }
+}
+
+impl Explain {
+    pub(crate) fn is_wanted(self) -> bool {
+        self != Explain::MostAttended(false)
+    }
+}
+
+impl RefrainOptions {
+    /// Refuses unknown fields. An option that is written beside its method would have no effect.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(name) = self.unknown.keys().next() else { return Ok(()) };
+        let message = format!(
+            "refrain.{name} is not known: method, evict, explain, search; an option stands with its method, as in \
+             {{\"method\": {{\"name\": \"a3\", \"ratio\": 0.2}}}}"
+        );
+        Err(ApiError::field(&format!("refrain.{name}"), message))
+    }
+}

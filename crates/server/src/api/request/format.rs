@@ -1,0 +1,115 @@
+//! The form that a request wants its answer to have.
+
+use refrain_engine::StructuredOutput;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, OneOfBuilder, Schema, Type};
+
+use crate::api_error::{ApiError, Result};
+
+/// Schema of `logprobs`, which is read as any value so that a wrong one gets a clear error.
+pub(super) fn logprobs_schema() -> Schema {
+    let types = [Type::Boolean, Type::Integer].map(Object::with_type);
+    types.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item).build().into()
+}
+
+/// The form that the answer is held to.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseFormat {
+    /// Any text.
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value of a schema.
+    JsonSchema { json_schema: NamedSchema },
+}
+
+impl ResponseFormat {
+    pub(super) fn output(&self) -> Option<StructuredOutput> {
+        match self {
+            ResponseFormat::Text => None,
+            ResponseFormat::JsonObject => Some(StructuredOutput::JsonObject),
+            ResponseFormat::JsonSchema { json_schema } => Some(match &json_schema.schema {
+                Some(schema) => StructuredOutput::JsonSchema(schema.clone()),
+                None => StructuredOutput::JsonObject,
+            }),
+        }
+    }
+}
+
+/// A JSON schema with a name. The answer is always of the schema, `strict` or not.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NamedSchema {
+    /// Has no effect.
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
+    /// Has no effect.
+    #[serde(default, rename = "strict")]
+    _strict: Option<bool>,
+    /// Has no effect.
+    #[serde(default, rename = "description")]
+    _description: Option<String>,
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    schema: Option<Value>,
+}
+
+impl NamedSchema {
+    pub(in crate::api) fn of(schema: Value) -> NamedSchema {
+        NamedSchema { _name: None, _strict: None, _description: None, schema: Some(schema) }
+    }
+}
+
+/// The form that the answer is held to, as vLLM takes it: one of these.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StructuredOutputs {
+    /// A JSON schema, as an object or as its text.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    json: Option<Value>,
+    /// Whether the answer is a JSON object.
+    #[serde(default)]
+    json_object: Option<bool>,
+    /// A regular expression (syntax of the Rust crate `regex`) that matches the whole answer.
+    #[serde(default)]
+    regex: Option<String>,
+    /// Texts, of which the answer is one.
+    #[serde(default)]
+    choice: Option<Vec<String>>,
+    /// A grammar in llguidance's dialect of Lark.
+    #[serde(default)]
+    grammar: Option<String>,
+}
+
+impl StructuredOutputs {
+    /// # Errors
+    /// If several are given, or a schema is no JSON.
+    pub(super) fn output(&self) -> Result<Option<StructuredOutput>> {
+        let wrong = |message: String| ApiError::field("structured_outputs", message);
+        let schema = match &self.json {
+            Some(Value::String(text)) => Some(
+                serde_json::from_str(text)
+                    .map_err(|error| wrong(format!("structured_outputs.json is no JSON: {error}")))?,
+            ),
+            other => other.clone(),
+        };
+        let given = [
+            schema.map(StructuredOutput::JsonSchema),
+            self.json_object.filter(|wanted| *wanted).map(|_| StructuredOutput::JsonObject),
+            self.regex.clone().map(StructuredOutput::Regex),
+            self.choice.clone().map(StructuredOutput::Choice),
+            self.grammar.clone().map(StructuredOutput::Lark),
+        ];
+        let mut given = given.into_iter().flatten();
+        let first = given.next();
+        match given.next() {
+            Some(_) => Err(wrong(
+                "structured_outputs takes one of json, json_object, regex, choice, grammar".to_owned(),
+            )),
+            None => Ok(first),
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Requests for an answer: `/v1/chat/completions` and `/v1/completions`.
+
+mod documents;
+mod format;
+mod sampling;
+mod tools;
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+pub(super) use self::documents::{
+    DocumentReference, Documents, EveryToken, Explain, RefrainOptions, fusion_method,
+};
+pub(super) use self::format::{NamedSchema, ResponseFormat};
+use self::format::{StructuredOutputs, logprobs_schema};
+pub(super) use self::tools::{FunctionDefinition, ToolDefinition, ToolUse, tool_choice_schema};
+use super::messages::{ChatMessage, Conversation};
+use crate::api_error::{ApiError, Result};
+
+/// Most answers of a request.
+const MAX_ANSWERS: usize = 16;
+
+/// A request for an answer: to `messages` in a chat, or to a `prompt`. Unknown fields are ignored. OpenAI's fields that are
+/// not supported, such as `audio`, are refused by name.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct CompletionRequest {
+    /// The model's name as in `/v1/models`.
+    #[serde(default)]
+    pub(crate) model: Option<String>,
+    /// The conversation; the last message is the user's. `/v1/chat/completions` needs it.
+    #[serde(default)]
+    pub(super) messages: Vec<ChatMessage>,
+    /// The text to continue. `/v1/completions` needs it.
+    #[serde(default)]
+    prompt: Option<OneOrMany>,
+    /// The documents to answer from.
+    #[serde(default)]
+    pub(crate) documents: Option<Documents>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub(crate) refrain: RefrainOptions,
+    /// Whether the answer is sent as server-sent events, of which the last is `[DONE]`.
+    #[serde(default)]
+    pub(crate) stream: Option<bool>,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    /// Most tokens of the answer; 512, or what the context leaves, by default.
+    #[schema(minimum = 1)]
+    max_tokens: Option<usize>,
+    /// Goes before `max_tokens`.
+    #[schema(minimum = 1)]
+    pub(super) max_completion_tokens: Option<usize>,
+    /// Tokens before which nothing ends the answer.
+    min_tokens: Option<usize>,
+    /// 0 takes the most likely token.
+    #[schema(minimum = 0, maximum = 100, default = 0)]
+    pub(super) temperature: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 1, default = 1)]
+    pub(super) top_p: Option<f32>,
+    /// -1 and 0 keep all tokens.
+    #[schema(minimum = -1, default = 0)]
+    top_k: Option<i64>,
+    #[schema(minimum = 0, maximum = 1, default = 0)]
+    min_p: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 100, default = 1)]
+    repetition_penalty: Option<f32>,
+    /// Lowers the logit of a token by this for each time that it stands in the answer.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
+    frequency_penalty: Option<f32>,
+    /// Lowers the logits of tokens that stand in the answer by this.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
+    presence_penalty: Option<f32>,
+    /// Is added to the logits of tokens; the keys are ids of tokens, the values -100 to 100.
+    logit_bias: Option<BTreeMap<String, f32>>,
+    /// Answers to the same prompt. Each after the first has a seed one higher than the one before.
+    #[schema(minimum = 1, maximum = 16, default = 1)]
+    n: Option<usize>,
+    /// In a completion, whether the answer begins with the prompt. Not together with `logprobs`.
+    #[schema(default = false)]
+    echo: Option<bool>,
+    /// The tools that the model may call, 128 at most. In a chat.
+    #[serde(default)]
+    pub(super) tools: Option<Vec<ToolDefinition>>,
+    /// `none` leaves the tools out of the prompt, `auto` leaves it to the model whether it calls one, `required` makes the answer calls,
+    /// and `{"type": "function", "function": {"name"}}` a call of this function.
+    #[schema(schema_with = tool_choice_schema)]
+    pub(super) tool_choice: Option<Value>,
+    /// Whether an answer may have several calls.
+    #[schema(default = true)]
+    pub(super) parallel_tool_calls: Option<bool>,
+    /// The form that the answer is held to. With tools, an answer that calls none.
+    pub(super) response_format: Option<ResponseFormat>,
+    /// The form that the answer is held to, as vLLM takes it.
+    structured_outputs: Option<StructuredOutputs>,
+    /// The same request with the same seed gets the same answer, whatever else is computed. Without a seed, a random one is
+    /// drawn where `temperature` is above 0, and the answer's `refrain.seed` tells it.
+    pub(super) seed: Option<i64>,
+    stop: Option<OneOrMany>,
+    /// In a chat, whether to give the log probabilities of tokens; in a completion, of how many alternatives.
+    #[schema(schema_with = logprobs_schema)]
+    logprobs: Option<Value>,
+    /// Number of alternatives to each token of a chat.
+    #[schema(maximum = 20)]
+    top_logprobs: Option<usize>,
+    // Fields of OpenAI's interface that are refused, unless their value asks for nothing.
+    #[schema(ignore)]
+    audio: Option<Value>,
+    #[schema(ignore)]
+    best_of: Option<Value>,
+    #[schema(ignore)]
+    function_call: Option<Value>,
+    #[schema(ignore)]
+    functions: Option<Value>,
+    #[schema(ignore)]
+    modalities: Option<Value>,
+    #[schema(ignore)]
+    prediction: Option<Value>,
+    #[schema(ignore)]
+    suffix: Option<Value>,
+    #[schema(ignore)]
+    web_search_options: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+struct StreamOptions {
+    /// Whether a stream ends with the usage of tokens.
+    #[serde(default)]
+    include_usage: bool,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Reads `null` as the default.
+fn null_is_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> std::result::Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+impl CompletionRequest {
+    /// Refuses fields that are not supported, and another model than `model`.
+    pub(crate) fn check(&self, model: &str) -> Result<()> {
+        for (name, value, harmless) in self.unsupported() {
+            let given = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
+            if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
+                let error = ApiError::field(name, format!("{name} is not supported"));
+                return Err(ApiError { code: Some("unsupported_parameter"), ..error });
+            }
+        }
+        if !(1..=MAX_ANSWERS).contains(&self.answers()) {
+            return Err(ApiError::field("n", format!("n is 1 to {MAX_ANSWERS}")));
+        }
+        self.refrain.check()?;
+        match &self.model {
+            Some(name) if name != model => Err(ApiError {
+                code: Some("model_not_found"),
+                param: Some("model".to_owned()),
+                ..ApiError::not_found("model", name)
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// OpenAI's fields that are not supported, with their values here and the values that ask for nothing.
+    fn unsupported(&self) -> [(&'static str, &Option<Value>, &'static [&'static str]); 8] {
+        [
+            ("audio", &self.audio, &[]),
+            ("best_of", &self.best_of, &["1"]),
+            ("function_call", &self.function_call, &["\"none\""]),
+            ("functions", &self.functions, &["[]"]),
+            ("modalities", &self.modalities, &["[\"text\"]"]),
+            ("prediction", &self.prediction, &[]),
+            ("suffix", &self.suffix, &["\"\""]),
+            ("web_search_options", &self.web_search_options, &[]),
+        ]
+    }
+
+    pub(crate) fn streams(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    /// Whether the documents are those that a search finds.
+    pub(crate) fn searches(&self) -> bool {
+        matches!(self.documents, Some(Documents::Search(_)))
+    }
+
+    /// The number of answers that the request asks for.
+    pub(crate) fn answers(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    /// The text that a completion's answer begins with.
+    ///
+    /// # Errors
+    /// If log probabilities are asked for, since the prompt's own are not computed.
+    pub(crate) fn echoed(&self) -> Result<Option<&str>> {
+        if !self.echo.unwrap_or(false) {
+            return Ok(None);
+        }
+        if !matches!(self.logprobs, None | Some(Value::Null | Value::Bool(false))) {
+            let message =
+                "echo is not supported together with logprobs: those of the prompt are not computed";
+            return Err(ApiError::field("echo", message));
+        }
+        self.prompt().map(Some)
+    }
+
+    /// Whether a stream ends with the usage of tokens.
+    pub(crate) fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    }
+
+    /// The conversation of a chat.
+    ///
+    /// # Errors
+    /// If a role or content is not supported, or the last message is not the user's.
+    pub(crate) fn conversation(&self) -> Result<Conversation> {
+        Conversation::of(&self.messages)
+    }
+
+    /// The tools that the model is told of, and whether it must call one.
+    ///
+    /// # Errors
+    /// If a tool or the choice is wrong.
+    pub(crate) fn tool_use(&self) -> Result<Option<ToolUse>> {
+        let tools = self.tools.as_deref().unwrap_or_default();
+        ToolUse::of(tools, self.tool_choice.as_ref(), self.parallel_tool_calls)
+    }
+
+    /// The text to continue.
+    pub(crate) fn prompt(&self) -> Result<&str> {
+        match &self.prompt {
+            Some(OneOrMany::One(prompt)) => Ok(prompt),
+            Some(OneOrMany::Many(prompts)) if prompts.len() == 1 => Ok(&prompts[0]),
+            Some(OneOrMany::Many(_)) => Err(ApiError::field("prompt", "one prompt at a time is supported")),
+            None => Err(ApiError::field("prompt", "prompt is missing")),
+        }
+    }
+
+    /// The number of tokens that the request asks for.
+    pub(crate) fn max_tokens(&self) -> Option<usize> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_engine::Sampling;
+
+    use super::*;
+
+    fn request(json: &str) -> CompletionRequest {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn a_conversation_is_taken_apart() {
+        let request = request(
+            r#"{"model": "m", "temperature": null, "whatever": {"x": 1}, "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]}"#,
+        );
+        request.check("m").unwrap();
+        let conversation = request.conversation().unwrap();
+        assert_eq!((conversation.system.as_deref(), conversation.question()), (Some("Be brief."), "d"));
+        let turns = conversation.turns.iter().map(|turn| turn.content.as_str());
+        assert_eq!(turns.collect::<Vec<_>>(), ["ab", "c", "d"]);
+        assert_eq!(request.sampling(9, || 7).unwrap(), Sampling { max_tokens: 9, ..Sampling::default() });
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (json, named) in [
+            (r#"{"functions": [{"name": "f"}]}"#, "functions"),
+            (r#"{"function_call": "auto"}"#, "function_call"),
+            (r#"{"n": 0}"#, "n"),
+            (r#"{"n": 17}"#, "n"),
+            (r#"{"best_of": 2}"#, "best_of"),
+            (r#"{"suffix": "x"}"#, "suffix"),
+        ] {
+            assert_eq!(request(json).check("m").unwrap_err().param.as_deref(), Some(named));
+        }
+        let harmless =
+            r#"{"tools": [], "n": 1, "response_format": {"type": "text"}, "logit_bias": null, "user": "x"}"#;
+        request(harmless).check("m").unwrap();
+        assert_eq!(request(r#"{"model": "other"}"#).check("m").unwrap_err().status, 404);
+    }
+
+    #[test]
+    fn wrong_messages_and_numbers_name_their_field() {
+        let param = |error: ApiError| error.param.unwrap();
+        for (json, named) in [
+            (r#"{"messages": []}"#, "messages"),
+            (r#"{"messages": [{"role": "assistant", "content": "x"}]}"#, "messages"),
+            (r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "messages[0].tool_call_id"),
+            (r#"{"messages": [{"role": "critic", "content": "x"}]}"#, "messages[0].role"),
+            (r#"{"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"}]}"#, "messages"),
+            (
+                r#"{"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]}"#,
+                "messages[0].tool_calls",
+            ),
+            (
+                r#"{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}"#,
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content"),
+            (
+                r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#,
+                "messages[0].content",
+            ),
+        ] {
+            assert_eq!(param(request(json).conversation().unwrap_err()), named, "{json}");
+        }
+    }
+
+    #[test]
+    fn documents_are_named_given_or_searched() {
+        let request = request(
+            r#"{"documents": [{"id": "doc-1"}, {"title": "t", "text": "x"}, {"text": "y"}],
+                "refrain": {"method": {"name": "a3", "ratio": 0.3}, "evict": "h2o"}}"#,
+        );
+        let Some(Documents::List(documents)) = &request.documents else { panic!() };
+        assert!(matches!(&documents[0], DocumentReference::Id { id, parts: None } if id == "doc-1"));
+        assert!(matches!(&documents[2], DocumentReference::Text(document) if document.text == "y"));
+        request.check("m").unwrap();
+        assert_eq!(request.refrain.method, Some(serde_json::json!({ "name": "a3", "ratio": 0.3 })));
+        let beside: CompletionRequest =
+            serde_json::from_str(r#"{"refrain": {"method": "a3", "ratio": 0.3}}"#).unwrap();
+        let error = beside.check("m").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("refrain.ratio"));
+        assert!(error.message.contains("stands with its method"), "{}", error.message);
+    }
+}

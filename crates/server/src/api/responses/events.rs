@@ -1,0 +1,93 @@
+//! The events of a response's stream.
+
+use axum::response::sse::Event;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::items::{OutputItem, OutputText};
+use super::object::ResponseObject;
+use crate::api::events::named_event;
+
+/// An event of a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ResponseEvent {
+    /// Counts the events of a stream from 0.
+    pub(super) sequence_number: usize,
+    #[serde(flatten)]
+    pub(super) body: EventBody,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type")]
+pub(super) enum EventBody {
+    #[serde(rename = "response.created")]
+    Created { response: Box<ResponseObject> },
+    #[serde(rename = "response.in_progress")]
+    InProgress { response: Box<ResponseObject> },
+    #[serde(rename = "response.completed")]
+    Completed { response: Box<ResponseObject> },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: Box<ResponseObject> },
+    #[serde(rename = "response.failed")]
+    Failed { response: Box<ResponseObject> },
+    #[serde(rename = "response.output_item.added")]
+    ItemAdded { output_index: usize, item: OutputItem },
+    #[serde(rename = "response.output_item.done")]
+    ItemDone { output_index: usize, item: OutputItem },
+    #[serde(rename = "response.content_part.added")]
+    PartAdded { item_id: String, output_index: usize, content_index: usize, part: OutputText },
+    #[serde(rename = "response.content_part.done")]
+    PartDone { item_id: String, output_index: usize, content_index: usize, part: OutputText },
+    #[serde(rename = "response.output_text.delta")]
+    TextDelta {
+        item_id: String,
+        output_index: usize,
+        content_index: usize,
+        delta: String,
+        /// Always empty.
+        #[schema(value_type = Vec<Object>)]
+        logprobs: Vec<Value>,
+    },
+    #[serde(rename = "response.output_text.done")]
+    TextDone {
+        item_id: String,
+        output_index: usize,
+        content_index: usize,
+        text: String,
+        /// Always empty.
+        #[schema(value_type = Vec<Object>)]
+        logprobs: Vec<Value>,
+    },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta { item_id: String, output_index: usize, delta: String },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone { item_id: String, output_index: usize, name: String, arguments: String },
+}
+
+impl EventBody {
+    /// The event's type.
+    fn name(&self) -> &'static str {
+        match self {
+            EventBody::Created { .. } => "response.created",
+            EventBody::InProgress { .. } => "response.in_progress",
+            EventBody::Completed { .. } => "response.completed",
+            EventBody::Incomplete { .. } => "response.incomplete",
+            EventBody::Failed { .. } => "response.failed",
+            EventBody::ItemAdded { .. } => "response.output_item.added",
+            EventBody::ItemDone { .. } => "response.output_item.done",
+            EventBody::PartAdded { .. } => "response.content_part.added",
+            EventBody::PartDone { .. } => "response.content_part.done",
+            EventBody::TextDelta { .. } => "response.output_text.delta",
+            EventBody::TextDone { .. } => "response.output_text.done",
+            EventBody::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            EventBody::ArgumentsDone { .. } => "response.function_call_arguments.done",
+        }
+    }
+}
+
+impl ResponseEvent {
+    pub(super) fn server_sent(&self) -> Event {
+        named_event(self.body.name(), self)
+    }
+}

@@ -1,0 +1,207 @@
+//! Requests of `/v1/responses`, as requests of a chat.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use super::input::{InputItem, Messages, ResponseInput};
+use crate::api::request::{
+    CompletionRequest, Documents, FunctionDefinition, NamedSchema, RefrainOptions, ResponseFormat,
+    ToolDefinition, tool_choice_schema,
+};
+use crate::api_error::{ApiError, Result};
+
+/// A request for a response. Unknown fields are ignored. OpenAI's fields that are not supported are refused by name. Nothing is stored,
+/// so that a conversation goes on with all of its items in `input`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(in crate::api) struct ResponsesRequest {
+    /// The model's name as in `/v1/models`.
+    pub(super) model: Option<String>,
+    /// The question, or the items of the conversation; the last one is the user's message or the output of a function.
+    #[schema(required = true)]
+    input: Option<ResponseInput>,
+    /// The system message.
+    pub(super) instructions: Option<String>,
+    /// The functions that the model may call, 128 at most.
+    pub(super) tools: Option<Vec<FunctionTool>>,
+    /// `none`, `auto`, `required`, or `{"type": "function", "name"}`.
+    #[schema(schema_with = tool_choice_schema)]
+    pub(super) tool_choice: Option<Value>,
+    /// Whether an answer may have several calls.
+    #[schema(default = true)]
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) text: Option<TextOptions>,
+    /// Most tokens of the answer; 512, or what the context leaves, by default.
+    #[schema(minimum = 1)]
+    pub(super) max_output_tokens: Option<usize>,
+    /// 0 takes the most likely token.
+    #[schema(minimum = 0, maximum = 100, default = 0)]
+    pub(super) temperature: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 1, default = 1)]
+    pub(super) top_p: Option<f32>,
+    /// As in a chat.
+    seed: Option<i64>,
+    /// Whether the response is sent as server-sent events.
+    pub(super) stream: Option<bool>,
+    /// Is given back in the response.
+    #[schema(value_type = Option<Object>)]
+    pub(super) metadata: Option<Value>,
+    /// Has no effect: no response is stored.
+    #[serde(rename = "store")]
+    _store: Option<bool>,
+    /// The documents to answer from.
+    documents: Option<Documents>,
+    refrain: Option<RefrainOptions>,
+    // Fields of OpenAI's interface that are refused, unless their value asks for nothing.
+    #[schema(ignore)]
+    background: Option<Value>,
+    #[schema(ignore)]
+    conversation: Option<Value>,
+    #[schema(ignore)]
+    include: Option<Value>,
+    #[schema(ignore)]
+    previous_response_id: Option<Value>,
+    #[schema(ignore)]
+    prompt: Option<Value>,
+    #[schema(ignore)]
+    reasoning: Option<Value>,
+    #[schema(ignore)]
+    top_logprobs: Option<Value>,
+    #[schema(ignore)]
+    truncation: Option<Value>,
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(super) struct FunctionTool {
+    /// `function`
+    #[serde(default)]
+    r#type: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    description: Option<String>,
+    /// The JSON Schema of the arguments, which are an object.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Value>,
+    /// Has no effect. Where the answer must call a function, the arguments are always of their schema.
+    #[serde(default)]
+    strict: Option<bool>,
+}
+
+/// What the text of a response looks like.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+pub(super) struct TextOptions {
+    #[serde(default)]
+    #[schema(default = json!({ "type": "text" }))]
+    pub(super) format: TextFormat,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum TextFormat {
+    /// Any text.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value of a schema.
+    JsonSchema(SchemaFormat),
+}
+
+/// A JSON schema with a name. The text is always of the schema, `strict` or not.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(super) struct SchemaFormat {
+    #[serde(default)]
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[schema(value_type = Object)]
+    schema: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
+}
+
+impl ResponsesRequest {
+    /// The same request of a chat, with where its messages stand in `input`.
+    ///
+    /// # Errors
+    /// If a field is wrong or not supported.
+    pub(super) fn chat(&mut self) -> Result<(CompletionRequest, Messages)> {
+        self.check()?;
+        let items = match self.input.take() {
+            None => return Err(ApiError::field("input", "input is missing")),
+            Some(ResponseInput::Text(text)) => vec![InputItem::user(text)],
+            Some(ResponseInput::Items(items)) => items,
+        };
+        let mut messages = Messages::of(self.instructions.as_deref(), items)?;
+        let mut request = CompletionRequest::default();
+        request.model = self.model.clone();
+        request.messages = std::mem::take(&mut messages.messages);
+        request.documents = self.documents.take();
+        request.refrain = self.refrain.take().unwrap_or_default();
+        request.max_completion_tokens = self.max_output_tokens;
+        request.temperature = self.temperature;
+        request.top_p = self.top_p;
+        request.seed = self.seed;
+        request.response_format = self.text.as_ref().map(|text| text.format.response_format());
+        request.tools = self.tools.as_ref().map(|tools| tools.iter().map(FunctionTool::definition).collect());
+        request.tool_choice = self.tool_choice.as_ref().map(tool_choice);
+        request.parallel_tool_calls = self.parallel_tool_calls;
+        Ok((request, messages))
+    }
+
+    /// Refuses fields that are not supported, unless their value asks for nothing.
+    fn check(&self) -> Result<()> {
+        let unsupported: [(&str, &Option<Value>, &[&str]); 8] = [
+            ("background", &self.background, &["false"]),
+            ("conversation", &self.conversation, &[]),
+            // An answer without reasoning has none to include.
+            ("include", &self.include, &["[]", r#"["reasoning.encrypted_content"]"#]),
+            ("previous_response_id", &self.previous_response_id, &[]),
+            ("prompt", &self.prompt, &[]),
+            ("reasoning", &self.reasoning, &["{}", r#"{"effort":"none"}"#]),
+            ("top_logprobs", &self.top_logprobs, &["0"]),
+            ("truncation", &self.truncation, &[r#""disabled""#]),
+        ];
+        for (name, value, harmless) in unsupported {
+            let given = value.as_ref().filter(|value| !value.is_null()).map(Value::to_string);
+            if given.is_some_and(|given| !harmless.contains(&given.as_str())) {
+                let error = ApiError::field(name, format!("{name} is not supported"));
+                return Err(ApiError { code: Some("unsupported_parameter"), ..error });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FunctionTool {
+    fn definition(&self) -> ToolDefinition {
+        let FunctionTool { r#type, name, description, parameters, strict } = self.clone();
+        ToolDefinition {
+            kind: r#type,
+            function: FunctionDefinition { name, description, parameters, _strict: strict },
+        }
+    }
+}
+
+impl TextFormat {
+    fn response_format(&self) -> ResponseFormat {
+        match self {
+            TextFormat::Text => ResponseFormat::Text,
+            TextFormat::JsonObject => ResponseFormat::JsonObject,
+            TextFormat::JsonSchema(SchemaFormat { schema, .. }) => {
+                ResponseFormat::JsonSchema { json_schema: NamedSchema::of(schema.clone()) }
+            }
+        }
+    }
+}
+
+/// A choice of tools as a chat writes it.
+fn tool_choice(choice: &Value) -> Value {
+    match (choice["type"].as_str(), choice["name"].as_str()) {
+        (Some("function"), Some(name)) => json!({ "type": "function", "function": { "name": name } }),
+        _ => choice.clone(),
+    }
+}

@@ -1,0 +1,135 @@
+//! Texts to tokens and back, and the routes that are refused by name.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use refrain_engine::Instructions;
+use refrain_model::Specials;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::extract::Json;
+use super::messages::{ChatMessage, Conversation};
+use super::request::{ToolDefinition, ToolUse};
+use crate::api_error::{ApiError, ErrorResponse, Result};
+use crate::app::App;
+use crate::tenant::Tenant;
+
+/// A text to take apart into tokens, or a conversation, which the model's chat template writes first.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct TokenizeRequest {
+    #[serde(default)]
+    prompt: Option<String>,
+    #[serde(default)]
+    messages: Option<Vec<ChatMessage>>,
+    /// The tools that a conversation's prompt tells the model of.
+    #[serde(default)]
+    tools: Option<Vec<ToolDefinition>>,
+    /// Whether the token that the model's prompts begin with is put before a text.
+    #[serde(default = "yes")]
+    #[schema(default = true)]
+    add_special_tokens: bool,
+    /// Whether the tokens' texts are returned too.
+    #[serde(default)]
+    return_token_strs: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Tokens of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TokenizeResponse {
+    count: usize,
+    /// The model's context in tokens.
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    /// The tokens as the vocabulary writes them, where they were asked for.
+    #[schema(required = true)]
+    token_strs: Option<Vec<String>>,
+}
+
+/// Tokens to put together.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct DetokenizeRequest {
+    tokens: Vec<u32>,
+}
+
+/// The text of tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DetokenizeResponse {
+    prompt: String,
+}
+
+/// Take a text or a conversation apart into tokens.
+#[utoipa::path(
+    post, path = "/tokenize", request_body = TokenizeRequest,
+    responses(
+        (status = 200, description = "The tokens", body = TokenizeResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+    ),
+)]
+pub(super) async fn tokenize(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(request): Json<TokenizeRequest>,
+) -> Result<Response> {
+    let work = move || {
+        let engine = &tenant.engine;
+        let tokenizer = engine.tokenizer();
+        let tokens = match (&request.prompt, &request.messages) {
+            (Some(text), None) => {
+                let bos = tokenizer.bos().filter(|_| request.add_special_tokens);
+                let ids = tokenizer.encode(text, Specials::Plain);
+                let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
+                bos.into_iter().chain(ids).collect()
+            }
+            (None, Some(messages)) => {
+                let Conversation { system, turns } = Conversation::of(messages)?;
+                let tools = ToolUse::of(request.tools.as_deref().unwrap_or_default(), None, None)?;
+                let tools = tools.map(|tools| tools.tools).unwrap_or_default();
+                let around = Instructions { system, tools, ..Instructions::default() };
+                engine.prompt_of_turns(Vec::new(), &turns, &around)?.ids()
+            }
+            _ => return Err(ApiError::field("prompt", "either prompt or messages is needed")),
+        };
+        let text = |id: &u32| tokenizer.token_text(*id).unwrap_or_default();
+        let token_strs = request.return_token_strs.then(|| tokens.iter().map(text).collect());
+        let max_model_len = engine.decoder().config().context;
+        Ok(TokenizeResponse { count: tokens.len(), max_model_len, tokens, token_strs })
+    };
+    Ok(axum::Json(app.preprocess(work).await?).into_response())
+}
+
+/// Put tokens together to a text.
+#[utoipa::path(
+    post, path = "/detokenize", request_body = DetokenizeRequest,
+    responses(
+        (status = 200, description = "The text", body = DetokenizeResponse),
+        (status = "4XX", description = "The request is refused", body = ErrorResponse),
+    ),
+)]
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(request): Json<DetokenizeRequest>,
+) -> Result<Response> {
+    let work = move || {
+        let tokenizer = tenant.engine.tokenizer();
+        let vocab = tokenizer.vocab_size();
+        if let Some(token) = request.tokens.iter().find(|token| **token as usize >= vocab) {
+            let message = format!("the tokenizer has {vocab} tokens, and none of id {token}");
+            return Err(ApiError::field("tokens", message));
+        }
+        Ok(DetokenizeResponse { prompt: tokenizer.decode(&request.tokens, false) })
+    };
+    Ok(axum::Json(app.preprocess(work).await?).into_response())
+}
+
+/// Refuses embeddings.
+pub(super) async fn embeddings(_: Tenant) -> ApiError {
+    let message = "this server has no embeddings: its model writes answers. Give documents in the request, or let it search \
+                   with \"documents\": \"search\"";
+    ApiError { code: Some("unsupported_endpoint"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+}

@@ -1,0 +1,158 @@
+//! How tokens are chosen: several answers, grammars, biases, echo; and tokens as such.
+
+use super::*;
+
+fn content(answer: &Value, index: usize) -> String {
+    let choice = &answer["choices"][index];
+    assert_eq!(choice["index"], index);
+    choice["message"]["content"].as_str().unwrap().to_owned()
+}
+
+/// Each of several answers is the one that its seed gives alone, whole and streamed, and the prompt counts once.
+#[tokio::test]
+async fn several_answers_are_those_of_their_seeds() {
+    let router = server();
+    let sampled = |seed: u64, more: Value| {
+        let mut body = chat(json!({ "temperature": 1.5, "seed": seed, "max_tokens": 12, "min_tokens": 12 }));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let path = "/v1/chat/completions";
+    let whole = post(&router, path, sampled(5, json!({ "n": 3, "logprobs": true }))).await;
+    assert_eq!(whole["choices"].as_array().unwrap().len(), 3);
+    for index in 0..3 {
+        let alone = post(&router, path, sampled(5 + index as u64, json!({ "logprobs": true }))).await;
+        assert_eq!(content(&whole, index), content(&alone, 0));
+        assert_eq!(whole["choices"][index]["logprobs"], alone["choices"][0]["logprobs"]);
+        assert_eq!(whole["usage"]["prompt_tokens"], alone["usage"]["prompt_tokens"]);
+    }
+    assert_ne!(content(&whole, 0), content(&whole, 1));
+    assert_eq!((&whole["usage"]["completion_tokens"], &whole["refrain"]["seed"]), (&json!(36), &json!(5)));
+    let body = sampled(5, json!({ "n": 3, "stream": true, "stream_options": { "include_usage": true } }));
+    let events = events(ask(&router, "POST", path, None, body).await).await;
+    let (used, chunks) = events.split_last().unwrap();
+    assert_eq!(used["usage"]["completion_tokens"], 36);
+    for index in 0..3 {
+        let of = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == index);
+        let of: Vec<&Value> = of.collect();
+        assert_eq!(of[0]["delta"]["role"], "assistant");
+        assert!(!of.last().unwrap()["finish_reason"].is_null());
+        let text: String = of.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(text, content(&whole, index));
+    }
+}
+
+/// Answers of a response format are JSON of their schema, whatever the sampling, and streamed alike.
+#[tokio::test]
+async fn answers_follow_their_format() {
+    let router = server();
+    let schema = json!({
+        "type": "object", "properties": { "bolt": { "enum": ["stem", "seat"] }, "torque": { "type": "integer", "maximum": 99, "minimum": 0 } },
+        "required": ["bolt", "torque"], "additionalProperties": false,
+    });
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "bolt", "strict": true, "schema": schema } });
+    for more in [
+        json!({ "response_format": format }),
+        json!({ "structured_outputs": { "json": schema } }),
+        json!({ "response_format": format, "temperature": 2, "seed": 3, "n": 2 }),
+    ] {
+        let mut body = chat(more.clone());
+        body["max_tokens"] = json!(60);
+        let answer = post(&router, "/v1/chat/completions", body.clone()).await;
+        for index in 0..answer["choices"].as_array().unwrap().len() {
+            let value: Value = serde_json::from_str(&content(&answer, index)).unwrap();
+            assert!(["stem", "seat"].map(|of| json!(of)).contains(&value["bolt"]), "{value}");
+            assert!((0..=99).contains(&value["torque"].as_i64().unwrap()), "{value}");
+            assert_eq!(answer["choices"][index]["finish_reason"], "stop");
+        }
+        body["stream"] = json!(true);
+        let events = events(ask(&router, "POST", "/v1/chat/completions", None, body).await).await;
+        let first = events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == 0);
+        let text: String = first.filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(text, content(&answer, 0));
+    }
+    let body = json!({ "prompt": "The bolt is", "structured_outputs": { "choice": ["tight", "loose"] } });
+    let answer = post(&router, "/v1/completions", body).await;
+    assert!(["tight", "loose"].contains(&answer["choices"][0]["text"].as_str().unwrap()), "{answer}");
+    let body = json!({ "prompt": "The bolt is", "structured_outputs": { "regex": "[0-9]{3} Nm" }, "temperature": 1 });
+    let answer = post(&router, "/v1/completions", body).await;
+    assert!(answer["choices"][0]["text"].as_str().unwrap().ends_with(" Nm"), "{answer}");
+    for (more, param) in [
+        (json!({ "structured_outputs": { "regex": "(" } }), "structured_outputs"),
+        (json!({ "structured_outputs": { "grammar": "start: nothing" } }), "structured_outputs"),
+        (json!({ "structured_outputs": { "regex": "a", "choice": ["b"] } }), "structured_outputs"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "wrong" } } } }),
+            "response_format",
+        ),
+    ] {
+        let refusal = ask(&router, "POST", "/v1/chat/completions", None, chat(more.clone())).await;
+        let (status, error) = refused(refusal).await;
+        assert_eq!((status, &error["param"]), (400, &json!(param)), "{more} {error}");
+    }
+}
+
+#[tokio::test]
+async fn biases_penalties_and_echo_have_their_effect() {
+    let router = server();
+    let path = "/v1/completions";
+    let forced = json!({ "prompt": "The bolt", "max_tokens": 4, "min_tokens": 4, "logprobs": 1, "logit_bias": { "44": 100 } });
+    let answer = post(&router, path, forced.clone()).await;
+    let tokens = answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap().clone();
+    assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
+    let mut penalised = forced;
+    penalised["frequency_penalty"] = json!(2);
+    penalised["logit_bias"] = json!({ "44": 30 });
+    penalised["max_tokens"] = json!(40);
+    let answer = post(&router, path, penalised).await;
+    let others = answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap().clone();
+    assert!(others[0] == tokens[0] && others.iter().any(|token| *token != tokens[0]), "{others:?}");
+    let mut body = json!({ "prompt": "The bolt", "max_tokens": 4, "echo": true });
+    let whole = post(&router, path, body.clone()).await["choices"][0]["text"].clone();
+    let plain = post(&router, path, json!({ "prompt": "The bolt", "max_tokens": 4 })).await;
+    assert_eq!(whole, format!("The bolt{}", plain["choices"][0]["text"].as_str().unwrap()));
+    body["stream"] = json!(true);
+    let events = events(ask(&router, "POST", path, None, body.clone()).await).await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, whole);
+    body["logprobs"] = json!(1);
+    let (status, error) = refused(ask(&router, "POST", path, None, body).await).await;
+    assert_eq!((status, &error["param"]), (400, &json!("echo")));
+    let body = json!({ "prompt": "x", "logit_bias": { "4000000000": 1 } });
+    let (status, error) = refused(ask(&router, "POST", path, None, body).await).await;
+    assert_eq!((status, &error["param"]), (400, &json!("logit_bias")));
+}
+
+#[tokio::test]
+async fn texts_are_taken_apart_into_tokens_and_put_together() {
+    let router = server();
+    let text = "A stem bolt is tightened to 5 Nm: größer, 螺栓.";
+    let bare = json!({ "prompt": text, "add_special_tokens": false, "return_token_strs": true });
+    let tokens = post(&router, "/tokenize", bare).await;
+    assert_eq!(tokens["count"], tokens["tokens"].as_array().unwrap().len());
+    assert_eq!(tokens["token_strs"].as_array().unwrap().len(), tokens["count"]);
+    let back = post(&router, "/detokenize", json!({ "tokens": tokens["tokens"] })).await;
+    assert_eq!(back["prompt"].as_str().unwrap().trim_start(), text);
+    let with_bos = post(&router, "/tokenize", json!({ "prompt": text })).await;
+    let skipped = with_bos["tokens"].as_array().unwrap()[1..].to_vec();
+    assert_eq!(json!(skipped), tokens["tokens"]);
+    // A conversation has as many tokens as its answer counts.
+    let messages = json!([{ "role": "user", "content": "How tight is a stem bolt?" }]);
+    let taken = post(&router, "/tokenize", json!({ "messages": messages })).await;
+    let body = json!({ "messages": messages, "max_tokens": 1 });
+    let answer = post(&router, "/v1/chat/completions", body).await;
+    assert_eq!(taken["count"], answer["usage"]["prompt_tokens"]);
+    for (path, body) in [
+        ("/tokenize", json!({})),
+        ("/tokenize", json!({ "prompt": "a", "messages": [] })),
+        ("/detokenize", json!({ "tokens": [4_000_000] })),
+        ("/detokenize", json!({ "tokens": [-1] })),
+        ("/v1/embeddings", json!({ "input": "text" })),
+    ] {
+        let (status, error) = refused(ask(&router, "POST", path, None, body.clone()).await).await;
+        assert_eq!(status, 400, "{path} {body} {error}");
+    }
+    let (_, error) = refused(ask(&router, "POST", "/v1/embeddings", None, json!({})).await).await;
+    assert!(error["message"].as_str().unwrap().contains("embeddings"), "{error}");
+}
