@@ -80,8 +80,9 @@ fn quotations_are_measured_with_and_without_proposals() {
     assert_eq!(names, [None, Some("speculation")]);
     assert!(number(rows[0].1, "drafted_share") > 0.0 && number(rows[1].1, "drafted_share") == 0.0, "{told}");
     for (_, row) in rows {
+        // Both numbers are counts over one time, so their ratio carries the rounding of two divisions.
         let tokens = number(row, "tokens_per_second") / number(row, "rate");
-        assert!((64.0..=80.0).contains(&tokens) && row["failed"] == json!({}), "{tokens} tokens: {row}");
+        assert!((63.99..80.01).contains(&tokens) && row["failed"] == json!({}), "{tokens} tokens: {row}");
         assert!(row["tpot"][0].as_f64() > Some(0.0), "{row}");
     }
 }
