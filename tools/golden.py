@@ -42,9 +42,9 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import normalizers, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from golden_cases import CHATS, FAMILIES, PROMPT, TEXTS
+from golden_cases import CHATS, FAMILIES, PROMPT, TEXTS, VISION
 from golden_tokenizers import TOKENIZERS
 
 STEPS = 64
@@ -112,20 +112,24 @@ def greedy(model, ids, steps=STEPS, cache=False):
 
 def fill(model, rng):
     """Random weights under which every part matters: logits of a few units, attention far from flat."""
-    tied = model.config.tie_word_embeddings
+    tied = model.config.get_text_config().tie_word_embeddings
+    less_one = "gemma" in model.config.model_type  # norms are stored less one
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
         if "norm" in name:
-            x = rng.uniform(0.5, 1.5, tuple(p.shape))
+            # Gemma's embeddings are multiplied, so that what branches add must be large as well to matter.
+            least = 5.5 if less_one and "post_" in name else 0.5
+            x = rng.uniform(least, least + 1, tuple(p.shape)) - less_one
         elif name.endswith("bias"):
             x *= 0.5
         elif "embed_tokens" in name:
-            x *= 0.35 if tied else 1.0
+            # Gemma's are multiplied by the root of their width: a tied head would answer each token with itself.
+            x *= 0.12 if less_one else 0.35 if tied else 1.0
         elif "lm_head" in name:
-            x *= 3 / np.sqrt(p.shape[1])
+            x *= 3 / np.sqrt(p.shape[-1])
         else:
             gain = 1.5 if re.search("q_proj|k_proj|qkv_proj|gate|up", name) else 1.0
-            x *= gain / np.sqrt(p.shape[1])
+            x *= gain / np.sqrt(p.shape[-1])
         p.data.copy_(torch.from_numpy(x).float())
 
 
@@ -133,6 +137,10 @@ def to_old_keys(folder, spec):
     """Rewrites config.json to the keys that transformers 4 wrote."""
     path = folder / "config.json"
     c = json.loads(path.read_text())
+    if "text_config" in c:
+        c["torch_dtype"] = c.pop("dtype")
+        c["text_config"] = old_gemma3_text(c["text_config"])
+        return path.write_text(json.dumps(dict(sorted(c.items())), indent=2) + "\n")
     rope = c.pop("rope_parameters")
     c["torch_dtype"] = c.pop("dtype")
     c["rope_theta"] = rope.pop("rope_theta")
@@ -153,13 +161,28 @@ def to_old_keys(folder, spec):
     path.write_text(json.dumps(dict(sorted(c.items())), indent=2) + "\n")
 
 
+def old_gemma3_text(c):
+    """A text_config of Gemma 3 as it was first published: ropes by number, and nothing that its class has as a default."""
+    ropes, kinds = c.pop("rope_parameters"), c.pop("layer_types")
+    c |= {"rope_theta": ropes["full_attention"]["rope_theta"], "rope_scaling": None}
+    c |= {"rope_local_base_freq": ropes["sliding_attention"]["rope_theta"]}
+    c |= {"sliding_window_pattern": kinds.index("full_attention") + 1}
+    defaults = AutoConfig.for_model("gemma3_text").to_dict()
+    old = {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None}
+    return {k: v for k, v in sorted(c.items()) if k == "model_type" or v != (defaults | old).get(k)}
+
+
 def write_folder(folder, spec, seed):
     """Config and weights; returns the generator, which goes on to draw the prompts."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    config = AutoConfig.for_model(**spec["config"])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config, auto = AutoConfig.for_model(**spec["config"]), AutoModelForCausalLM
+    if nested := spec.get("nested"):
+        config = AutoConfig.for_model(nested, text_config=config.to_dict(), **VISION[nested])
+        config.tie_word_embeddings = config.text_config.tie_word_embeddings
+        auto = AutoModelForImageTextToText
+    model = auto.from_config(config, dtype=torch.float32)
     fill(model, rng)
     model.to(getattr(torch, spec["dtype"]))
     model.save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
@@ -173,9 +196,10 @@ def write_folder(folder, spec, seed):
 def load(folder, **changes):
     config = AutoConfig.from_pretrained(folder)
     for key, value in changes.items():
-        setattr(config, key, value)
-    return AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+        setattr(config.get_text_config(), key, value)
+    nested = config is not config.get_text_config()
+    return (AutoModelForImageTextToText if nested else AutoModelForCausalLM).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 
 
@@ -210,7 +234,7 @@ def make_tiny(out, name, spec):
     for seed in range(2000):
         rng = write_folder(folder, spec, seed)
         model = load(folder)
-        cases = [rng.integers(3, model.config.vocab_size, n).tolist() for n in spec["prompts"]]
+        cases = [rng.integers(3, spec["config"]["vocab_size"], n).tolist() for n in spec["prompts"]]
         paths = [greedy(model, ids) for ids in cases]
         if all(min(gaps) > MIN_MARGIN and len(set(path)) >= MIN_DISTINCT for path, gaps in paths):
             break
@@ -245,7 +269,7 @@ def make_tiny(out, name, spec):
             }
         )
     if "tokenizer" in spec:
-        tok = TOKENIZERS[spec["tokenizer"]](folder, model.config.vocab_size)
+        tok = TOKENIZERS[spec["tokenizer"]](folder, spec["config"]["vocab_size"])
         golden["tokenizer"] = tokenizer_cases(tok, specials=True)
         golden["chat"] = chat_cases(tok)
     dump(folder / "golden.json", golden)

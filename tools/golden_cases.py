@@ -49,11 +49,19 @@ LONGROPE_CASES = (
     "case 1 is longer (long factors, for all its positions)"
 )
 
+# The parts that see, as small as they can be: none of the text's logits hang on them.
+VISION_TOWER = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=28, patch_size=14)
+VISION = {
+    "gemma3": dict(vision_config=VISION_TOWER, mm_tokens_per_image=1, image_token_index=250, boi_token_index=251, eoi_token_index=252),
+    "mistral3": dict(vision_config=VISION_TOWER | {"model_type": "pixtral", "head_dim": 8}, image_token_index=250, spatial_merge_size=1),
+}
+
 # config     keyword arguments of the transformers config
 # dtype      of the stored weights
 # old        rewrite config.json to the keys of transformers 4
 # old_extra  further keys old configs of the family have
 # prompts    lengths, one a case; positions: where logits are kept, one list a case
+# nested     the kind of model for pictures whose text part it is
 # ignore     config changes that leave the family's feature out (or "biases": zero them, "head norms": skip them)
 FAMILIES = {
     "llama": dict(
@@ -205,6 +213,109 @@ FAMILIES = {
         prompts=[30, 120],
         positions=[[0, 1, 15, 29], [0, 1, 95, 96, 97, 119]],
         ignore={"rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": 0.75}},
+    ),
+    "gemma3": dict(
+        exercises="norms before and after each branch, weights stored less one; head norms; embeddings times the root of their width; "
+        "two layers of a window of 16 for each without one, each kind with a rope of its own, the wide one scaled by 8; GELU; attention "
+        "scaled by query_pre_attn_scalar 24, not by the head's 16; logits capped",
+        config=config(
+            "gemma3_text",
+            hidden_size=48,
+            head_dim=16,
+            intermediate_size=64,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            query_pre_attn_scalar=24,
+            final_logit_softcapping=3.0,
+            sliding_window=16,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": PLAIN_ROPE,
+            },
+        ),
+        dtype="bfloat16",
+        prompts=[60],
+        positions=[[0, 1, 14, 15, 16, 17, 31, 32, 59]],
+        ignore={"final_logit_softcapping": None},
+    ),
+    "gemma3_vision": dict(
+        exercises="the text part of a folder that holds a model for pictures too: text_config, prefixed tensors, class defaults; "
+        "transformers 4 keys: rope_local_base_freq, sliding_window_pattern",
+        config=config(
+            "gemma3_text",
+            hidden_size=32,
+            head_dim=16,
+            intermediate_size=48,
+            num_hidden_layers=4,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            query_pre_attn_scalar=256,
+            sliding_window=16,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            rope_parameters={
+                "full_attention": PLAIN_ROPE | {"rope_theta": 1e6},
+                "sliding_attention": PLAIN_ROPE,
+            },
+        ),
+        dtype="bfloat16",
+        nested="gemma3",
+        prompts=[40],
+        positions=[[0, 1, 15, 16, 17, 39]],
+        ignore={"sliding_window": 512},
+    ),
+    "smollm3": dict(
+        exercises="a layer without rope after each one with it (no_rope_layers), tied embeddings",
+        config=config(
+            "smollm3",
+            num_hidden_layers=4,
+            tie_word_embeddings=True,
+            no_rope_layers=[1, 0, 1, 0],
+            pad_token_id=2,
+            rope_parameters=PLAIN_ROPE | {"rope_theta": 2e6},
+        ),
+        dtype="bfloat16",
+        prompts=[60],
+        positions=[[0, 1, 20, 58, 59]],
+        ignore={"no_rope_layers": [1, 1, 1, 1]},
+    ),
+    "olmo2": dict(
+        exercises="norms after each branch and none before it; norms over all query heads and all key heads of a token together",
+        config=config("olmo2", rope_parameters=PLAIN_ROPE | {"rope_theta": 500000.0}),
+        dtype="bfloat16",
+        prompts=[40],
+        positions=[[0, 1, 20, 38, 39]],
+        ignore="head norms",
+    ),
+    "mistral3": dict(
+        exercises="Mistral Small 3's shape: the text part of a folder for pictures too, heads of 24 although hidden_size / heads is 16, no window",
+        config=config("mistral", head_dim=24, intermediate_size=64, sliding_window=None, rope_parameters=PLAIN_ROPE | {"rope_theta": 1e6}),
+        dtype="bfloat16",
+        nested="mistral3",
+        prompts=[40],
+        positions=[[0, 1, 20, 38, 39]],
+        ignore={"rope_parameters": PLAIN_ROPE},
+    ),
+    "qwen3_moe": dict(
+        exercises="a router that gives each token to 3 of 8 experts, their weights normalised; one layer whose MLP is dense (mlp_only_layers)",
+        config=config(
+            "qwen3_moe",
+            hidden_size=48,
+            head_dim=16,
+            intermediate_size=64,
+            moe_intermediate_size=32,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            decoder_sparse_step=1,
+            rms_norm_eps=1e-6,
+            rope_parameters=PLAIN_ROPE | {"rope_theta": 1e6},
+        ),
+        dtype="bfloat16",
+        prompts=[60],
+        positions=[[0, 1, 20, 58, 59]],
+        ignore={"num_experts_per_tok": 2},
     ),
 }
 

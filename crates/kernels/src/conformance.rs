@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype};
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail, Norm,
-    PackedLinear, Rotary, RowUnavailable, WeightMatrix, download, upload, upload_kv,
+    CacheHeads, CachedAttention, Device, Distance, Experts, GatedMlp, HeadKeys, KvBuffer, KvRows, LayerTail,
+    Mlp, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix, download, upload, upload_kv,
 };
 use crate::linear::{Activation, Precision, WeightRows};
 use crate::reference::ReferenceDevice;
@@ -17,6 +17,7 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
 const HIDDEN: usize = 40;
 const INTERMEDIATE: usize = 72;
+const EXPERTS: usize = 5;
 const CAPACITY: usize = 150;
 const CACHE: CacheHeads = CacheHeads { kv_heads: KV_HEADS, head_dim: HEAD_DIM };
 
@@ -158,31 +159,52 @@ impl Both<'_> {
     fn layer(&self) {
         let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
         let (weight, head) = (random(HIDDEN, 3), random(HEAD_DIM, 4));
-        let (norm, head) = (Norm { weight: &weight, eps: 1e-5 }, Norm { weight: &head, eps: 1e-5 });
+        let (all_q, all_k) = (random(q, 26), random(kv, 27));
+        let norm = |weight| Norm { weight, eps: 1e-5 };
+        // Norms of a branch's input and of each head, and norms of all heads together after no norm.
+        let heads = QkNorms { q: norm(&head), k: norm(&head) };
+        let together = QkNorms { q: norm(&all_q), k: norm(&all_k) };
+        let norm = norm(&weight);
         let x = |d: &dyn Device| upload(d, &random(self.rows * HIDDEN, 5));
-        for heads in [None, Some(HeadNorms { q: head, k: head })] {
+        for (norm, qk_norms) in [(Some(norm), None), (Some(norm), Some(heads)), (None, Some(together))] {
             self.agree("project_qkv", |d| {
                 let w = packed(d, q + 2 * kv, HIDDEN, false, 6);
                 // Longer than what is projected: it stays so.
                 let mut new = (d.floats(0), d.kv(self.dtype, 50 * kv), d.kv(self.dtype, 0));
-                d.project_qkv(&x(d), norm, &w, heads, kv, &mut new.0, &mut new.1, &mut new.2);
+                d.project_qkv(&x(d), norm, &w, qk_norms, kv, &mut new.0, &mut new.1, &mut new.2);
                 assert_eq!((new.1.len(), new.2.len()), (50 * kv, self.rows * kv), "keys and values grow");
                 let sides = [&new.1, &new.2].map(|side| elements(d, side)[..self.rows * kv].to_vec());
                 [download(d, &new.0), sides.concat()].concat()
             });
         }
-        for (post, activation) in [(None, Activation::Silu), (Some(norm), Activation::GeluTanh)] {
+        let (some, silu, gelu) = (Some(norm), Activation::Silu, Activation::GeluTanh);
+        for (mlp_norm, post, activation, mixture) in [
+            (some, None, silu, None),
+            (some, some, gelu, None),
+            (None, some, silu, None),
+            (some, None, silu, Some((3, true))),
+            (some, some, gelu, Some((1, false))),
+            (None, some, silu, Some((EXPERTS, false))),
+        ] {
             self.agree("attn_output_and_mlp", |d| {
-                let (output, gate_up) =
-                    (packed(d, HIDDEN, q, false, 7), packed(d, 2 * INTERMEDIATE, HIDDEN, true, 9));
-                let down = packed(d, HIDDEN, INTERMEDIATE, false, 11);
+                let mlp = |seed| GatedMlp {
+                    gate_up: packed(d, 2 * INTERMEDIATE, HIDDEN, true, seed),
+                    down: packed(d, HIDDEN, INTERMEDIATE, false, seed + 1),
+                };
+                let (output, router) = (packed(d, HIDDEN, q, false, 7), packed(d, EXPERTS, HIDDEN, false, 8));
+                let experts: Vec<GatedMlp> = (0..EXPERTS as u32).map(|e| mlp(40 + 2 * e)).collect();
+                let mlp = match mixture {
+                    None => Mlp::Dense(&experts[0]),
+                    Some((top_k, normalised)) => {
+                        Mlp::Experts(Experts { router: &router, experts: &experts, top_k, normalised })
+                    }
+                };
                 let tail = LayerTail {
                     output: &output,
                     attention_post_norm: post,
-                    mlp_norm: norm,
-                    gate_up: &gate_up,
+                    mlp_norm,
+                    mlp,
                     activation,
-                    down: &down,
                     mlp_post_norm: post,
                 };
                 let (mut x, attended) = (x(d), upload(d, &random(self.rows * q, 13)));

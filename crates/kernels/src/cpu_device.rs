@@ -7,8 +7,8 @@ use crate::attention::{self, Attention, AttentionOutputs, GumbelNoise};
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::cpu::Cpu;
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Norm,
+    PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
 use crate::linear::Linear;
@@ -150,9 +150,9 @@ impl Device for Cpu {
     fn project_qkv(
         &self,
         x: &Floats,
-        norm: Norm<'_>,
+        norm: Option<Norm<'_>>,
         w: &PackedLinear,
-        heads: Option<HeadNorms<'_>>,
+        qk_norms: Option<QkNorms<'_>>,
         kv_width: usize,
         q: &mut Floats,
         k: &mut KvBuffer,
@@ -160,8 +160,8 @@ impl Device for Cpu {
     ) {
         let (x, w) = (floats(x), linear(w));
         let width = w.outputs();
-        let (rows, q_width) = (x.len() / norm.weight.len(), width - 2 * kv_width);
-        assert_eq!(x.len(), rows * norm.weight.len(), "x is rows of the norm's length");
+        let (rows, q_width) = (x.len() / w.inputs(), width - 2 * kv_width);
+        assert_eq!(x.len(), rows * w.inputs(), "x is rows of the weights' inputs");
         let q = resized(q, rows * q_width);
         for buffer in [&mut *k, &mut *v] {
             if buffer.len() < rows * kv_width {
@@ -169,9 +169,9 @@ impl Device for Cpu {
             }
         }
         match (buffer_mut(k), buffer_mut(v)) {
-            (Buffer::F32(k), Buffer::F32(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
-            (Buffer::F16(k), Buffer::F16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
-            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_qkv_to(x, norm, w, heads, q, k, v),
+            (Buffer::F32(k), Buffer::F32(v)) => self.project_qkv_to(x, norm, w, qk_norms, q, k, v),
+            (Buffer::F16(k), Buffer::F16(v)) => self.project_qkv_to(x, norm, w, qk_norms, q, k, v),
+            (Buffer::Bf16(k), Buffer::Bf16(v)) => self.project_qkv_to(x, norm, w, qk_norms, q, k, v),
             (k, v) => panic!("keys are {} and values {}", k.dtype(), v.dtype()),
         }
     }
@@ -190,7 +190,7 @@ impl Device for Cpu {
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
         let (x, w) = (floats(x), linear(w));
         out.resize(x.len() / norm.weight.len() * w.outputs(), 0.0);
-        self.normed(x, norm, |normed| self.linear(w, normed, out));
+        self.normed(x, Some(norm), |normed| self.linear(w, normed, out));
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {

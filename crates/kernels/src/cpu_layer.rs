@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use crate::cpu::Cpu;
-use crate::device::{HeadNorms, LayerTail, Norm};
+use crate::device::{GatedMlp, LayerTail, Mlp, Norm, QkNorms};
 use crate::disjoint::DisjointMut;
 use crate::linear::Linear;
 use crate::ops::{RmsNorm, Round};
@@ -36,29 +36,32 @@ impl Cpu {
         rows: Range<usize>,
         x: &mut [f32],
     ) {
-        let (output, gate_up, down) = (
-            tail.output.storage::<Linear>(),
-            tail.gate_up.storage::<Linear>(),
-            tail.down.storage::<Linear>(),
-        );
-        let (hidden, width) = (tail.mlp_norm.weight.len(), gate_up.outputs());
-        let (all, attn_width) = (x.len() / hidden, output.inputs());
-        assert_eq!(x.len(), all * hidden, "x is rows of the norm's length");
+        let output = tail.output.storage::<Linear>();
+        let (hidden, attn_width) = (output.outputs(), output.inputs());
+        let all = x.len() / hidden;
+        assert_eq!(x.len(), all * hidden, "x is rows of O's outputs");
         assert_eq!(attn_out.len(), all * attn_width, "attn_out has as many rows as x");
         let attn_out = &attn_out[rows.start * attn_width..rows.end * attn_width];
-        let x = DisjointMut::new(&mut x[rows.start * hidden..rows.end * hidden]);
+        let chosen = &mut x[rows.start * hidden..rows.end * hidden];
+        let x = DisjointMut::new(chosen);
         self.by_blocks(rows.len(), &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
             let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
             self.add_branch(output, attn_out, tail.attention_post_norm, x);
-            let mut wide = scratch::borrow(&WIDE, r.len() * width);
-            let active = &mut wide.as_f32_mut()[..r.len() * width];
+            let Mlp::Dense(GatedMlp { gate_up, down }) = tail.mlp else { return };
+            let (gate_up, down) = (gate_up.storage::<Linear>(), down.storage::<Linear>());
+            let mut wide = scratch::borrow(&WIDE, r.len() * gate_up.outputs());
+            let active = &mut wide.as_f32_mut()[..r.len() * gate_up.outputs()];
             self.normed(x, tail.mlp_norm, |normed| {
                 self.linear_gated(gate_up, tail.activation, normed, active);
             });
             self.add_branch(down, active, tail.mlp_post_norm, x);
         });
+        // Experts take all rows that chose them at once.
+        if let Mlp::Experts(experts) = tail.mlp {
+            self.add_experts(experts, tail, chosen);
+        }
     }
 
     /// Calls `f` for blocks of rows. If there are enough rows, each thread takes a block at a time through all steps, so
@@ -81,7 +84,12 @@ impl Cpu {
         let mut branch = scratch::borrow(&BRANCH, x.len());
         let branch = &mut branch.as_f32_mut()[..x.len()];
         self.linear(w, input, branch);
-        let (width, x) = (post.weight.len(), DisjointMut::new(x));
+        self.add_normed(branch, Some(post), w.outputs(), x);
+    }
+
+    /// x += post(branch), rows of `width`.
+    pub(crate) fn add_normed(&self, branch: &[f32], post: Option<Norm<'_>>, width: usize, x: &mut [f32]) {
+        let x = DisjointMut::new(x);
         self.normed(branch, post, |normed| {
             self.by_rows(normed.len() / width, width, &|r| {
                 let r = r.start * width..r.end * width;
@@ -97,14 +105,14 @@ impl Cpu {
     pub(crate) fn project_qkv_to<E: Elem>(
         &self,
         x: &[f32],
-        norm: Norm<'_>,
+        norm: Option<Norm<'_>>,
         w: &Linear,
-        heads: Option<HeadNorms<'_>>,
+        qk_norms: Option<QkNorms<'_>>,
         q: &mut [f32],
         k: &mut [E],
         v: &mut [E],
     ) {
-        let (hidden, width) = (norm.weight.len(), w.outputs());
+        let (hidden, width) = (w.inputs(), w.outputs());
         let rows = x.len() / hidden;
         let q_width = q.len() / rows.max(1);
         let kv_width = (width - q_width) / 2;
@@ -126,12 +134,12 @@ impl Cpu {
                     };
                     let (q_row, kv_row) = row.split_at(q_width);
                     let (k_row, v_row) = kv_row.split_at(kv_width);
-                    match heads {
+                    match qk_norms {
                         None => {
                             q.copy_from_slice(q_row);
                             self.run(Round { src: k_row, out: k });
                         }
-                        Some(HeadNorms { q: q_norm, k: k_norm }) => {
+                        Some(QkNorms { q: q_norm, k: k_norm }) => {
                             self.run(RmsNorm { x: q_row, weight: q_norm.weight, eps: q_norm.eps, y: q });
                             let mut normed = scratch::borrow(&BRANCH, kv_width);
                             let y = &mut normed.as_f32_mut()[..kv_width];
@@ -145,8 +153,9 @@ impl Cpu {
         });
     }
 
-    /// Calls `then` with the normalised rows.
-    pub(crate) fn normed(&self, x: &[f32], norm: Norm<'_>, then: impl FnOnce(&[f32])) {
+    /// Calls `then` with the normalised rows, or with the rows themselves where there is no norm.
+    pub(crate) fn normed(&self, x: &[f32], norm: Option<Norm<'_>>, then: impl FnOnce(&[f32])) {
+        let Some(norm) = norm else { return then(x) };
         let mut normed = scratch::borrow(&NORMED, x.len());
         let normed = &mut normed.as_f32_mut()[..x.len()];
         self.rms_norm(x, norm.weight, norm.eps, normed);

@@ -4,6 +4,7 @@
 //! else in the program sees only [`Config`], whose values are checked against each other.
 
 mod checks;
+mod family;
 mod gguf;
 mod hf;
 
@@ -12,22 +13,7 @@ use std::fmt::Display;
 use refrain_kernels::Activation;
 use serde::{Serialize, Serializer};
 
-/// A family of models; they differ by data, not by code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Family {
-    /// Llama 1 to 3.3 and all models of that architecture (SmolLM2, TinyLlama; Mistral as GGUF).
-    Llama,
-    /// Mistral v0.1 to v0.3.
-    Mistral,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Qwen3, dense.
-    Qwen3,
-    /// Phi-3 and Phi-4.
-    Phi3,
-}
+pub use family::Family;
 
 /// A model's resolved configuration. All counts are checked: none is zero, `heads` is a multiple of
 /// `kv_heads`, every layer's rope exists, every `rotary_dim` is even and at most `head_dim`, factors are finite and
@@ -48,6 +34,10 @@ pub struct Config {
     pub intermediate: usize,
     /// Rows of the embedding (`vocab_size`).
     pub vocab: usize,
+    /// Factor of the embeddings; 1 but for Gemma, whose is the root of `hidden`.
+    pub embedding_scale: f32,
+    /// The bound c of the logits x, which become c · tanh(x / c), if there is one (`final_logit_softcapping`).
+    pub logit_softcap: Option<f32>,
     /// Epsilon of the RMS norms.
     pub rms_eps: f32,
     /// One entry for each transformer layer, `num_hidden_layers` of them.
@@ -79,8 +69,10 @@ pub struct LayerSpec {
     /// Activation of the MLP's gate.
     #[serde(serialize_with = "as_text")]
     pub activation: Activation,
-    /// Whether an RMS norm over each head of queries and keys stands between projection and rotation.
-    pub qk_norm: bool,
+    /// RMS norms of queries and keys between projection and rotation.
+    pub qk_norm: QkNorm,
+    /// The experts whose mixture is the MLP, if it is one.
+    pub experts: Option<ExpertSpec>,
     /// Factor of the attention logits q·k.
     pub attention_scale: f32,
 }
@@ -93,29 +85,33 @@ pub enum BranchNorms {
     Pre,
     /// Of its input and of its result: x += norm(branch(norm(x))).
     PrePost,
+    /// Of its result: x += norm(branch(x)).
+    Post,
 }
 
-/// Names of the supported families in both kinds of files, for error messages.
-const SUPPORTED: &str = "llama, mistral, qwen2, qwen3, phi3";
+/// The RMS norms of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNorm {
+    /// There are none.
+    None,
+    /// Each head is normed by itself.
+    Head,
+    /// All heads of a token are normed together.
+    AllHeads,
+}
 
-impl Family {
-    /// The family that `config.json`'s `model_type` or GGUF's `general.architecture` names.
-    fn named(name: &str) -> Option<Family> {
-        Some(match name {
-            // Mistral's own converter to GGUF writes `llama`.
-            "llama" => Family::Llama,
-            "mistral" => Family::Mistral,
-            "qwen2" => Family::Qwen2,
-            "qwen3" => Family::Qwen3,
-            "phi3" => Family::Phi3,
-            _ => return None,
-        })
-    }
-
-    /// Whether layers of the family norm each head of queries and keys.
-    fn has_qk_norm(self) -> bool {
-        self == Family::Qwen3
-    }
+/// A mixture of experts: a router gives each token to some of the experts and adds up what they give, by its probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ExpertSpec {
+    /// Experts of a layer (`num_experts`).
+    pub count: usize,
+    /// Experts of a token (`num_experts_per_tok`).
+    pub top_k: usize,
+    /// Width of one expert (`moe_intermediate_size`).
+    pub intermediate: usize,
+    /// Whether the probabilities of a token's experts are divided by their sum (`norm_topk_prob`).
+    pub normalised: bool,
 }
 
 impl LayerSpec {
@@ -127,7 +123,8 @@ impl LayerSpec {
             rope: 0,
             norms: BranchNorms::Pre,
             activation: Activation::Silu,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
+            experts: None,
             attention_scale: (head_dim as f32).sqrt().recip(),
         }
     }
@@ -156,6 +153,8 @@ pub struct RopeSpec {
 pub enum RopeScaling {
     /// As they are.
     None,
+    /// No rotation at all: cosine 1 and sine 0 at every position (SmolLM3's layers without rope).
+    NoRope,
     /// Every frequency is divided by `factor`.
     Linear {
         /// At least 1 in practice.

@@ -52,7 +52,8 @@ fn a_plain_llama() {
         rope: 0,
         norms: BranchNorms::Pre,
         activation: Activation::Silu,
-        qk_norm: false,
+        qk_norm: QkNorm::None,
+        experts: None,
         attention_scale: 0.25,
     };
     let expected = Config {
@@ -63,6 +64,8 @@ fn a_plain_llama() {
         head_dim: 16,
         intermediate: 96,
         vocab: 256,
+        embedding_scale: 1.0,
+        logit_softcap: None,
         rms_eps: 1e-5,
         layers: vec![layer; 3],
         ropes: vec![rope],
@@ -79,13 +82,13 @@ fn a_plain_llama() {
 #[test]
 fn qwen3_norms_its_heads() {
     let config = hf(json!({"model_type": "qwen3"})).unwrap();
-    let layer = LayerSpec { qk_norm: true, ..LayerSpec::llama(128) };
+    let layer = LayerSpec { qk_norm: QkNorm::Head, ..LayerSpec::llama(128) };
     assert_eq!((config.head_dim, &config.layers), (128, &vec![layer; 3]), "heads of 128 if nothing is said");
     let config = hf(json!({"model_type": "qwen3", "head_dim": 16})).unwrap();
     assert_eq!(config.layers[0].attention_scale, 0.25);
     let config = gguf(&tiny_gguf("qwen3").u32("qwen3.attention.key_length", 16)).unwrap();
     assert_eq!((config.family, config.head_dim), (Family::Qwen3, 16));
-    assert!(config.layers.iter().all(|layer| layer.qk_norm));
+    assert!(config.layers.iter().all(|layer| layer.qk_norm == QkNorm::Head));
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn layers_of_differing_kinds_are_checked_and_told_apart() {
         |layer| layer.rope = 1,
         |layer| layer.norms = BranchNorms::PrePost,
         |layer| layer.activation = Activation::GeluTanh,
-        |layer| layer.qk_norm = true,
+        |layer| layer.qk_norm = QkNorm::Head,
         |layer| layer.attention_scale = 0.5,
     ];
     for change in changes {
@@ -244,7 +247,9 @@ fn sliding_windows() {
 fn bad_hugging_face_configurations_are_errors() {
     let unknown = hf_error(json!({"model_type": "mamba", "hidden_size": null}));
     assert!(
-        unknown.contains("'mamba'") && unknown.contains("llama, mistral, qwen2, qwen3, phi3"),
+        unknown.contains("'mamba'")
+            && unknown
+                .contains("llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, phi3, gemma3, smollm3, olmo2"),
         "{unknown}"
     );
     for (changes, part) in [
@@ -294,7 +299,7 @@ fn a_plain_gguf() {
     let more = tiny_gguf("qwen2").counting("output.weight", &[6, 32]).counting("blk.0.attn_q.bias", &[32]);
     let config = gguf(&more.u32("qwen2.attention.sliding_window", 16)).unwrap();
     assert!(config.family == Family::Qwen2 && !config.tied_embeddings && config.attention_bias);
-    assert!(config.layers.iter().all(|layer| layer.window == Some(16) && !layer.qk_norm));
+    assert!(config.layers.iter().all(|layer| layer.window == Some(16) && layer.qk_norm == QkNorm::None));
 }
 
 #[test]
@@ -332,7 +337,9 @@ fn rope_scaling_of_gguf_files() {
 fn bad_gguf_configurations_are_errors() {
     let unknown = gguf(&GgufBuilder::new().str("general.architecture", "rwkv")).unwrap_err().to_string();
     assert!(
-        unknown.contains("'rwkv'") && unknown.contains("llama, mistral, qwen2, qwen3, phi3"),
+        unknown.contains("'rwkv'")
+            && unknown
+                .contains("llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, phi3, gemma3, smollm3, olmo2"),
         "{unknown}"
     );
     let missing = gguf(&GgufBuilder::new().str("general.architecture", "llama")).unwrap_err().to_string();
@@ -405,7 +412,15 @@ fn tiny_models_of_every_family_are_read() {
                 weights.matrix_of(&name("self_attn.q_proj.weight"), q, config.hidden).unwrap();
                 weights.matrix_of(&name("self_attn.k_proj.weight"), kv, config.hidden).unwrap();
             }
-            weights.matrix_of(&name("mlp.down_proj.weight"), config.hidden, config.intermediate).unwrap();
+            let down = |part: &str, width| weights.matrix_of(&name(part), config.hidden, width).map(drop);
+            match config.layers[layer].experts {
+                None => down("mlp.down_proj.weight", config.intermediate).unwrap(),
+                Some(spec) => {
+                    for expert in 0..spec.count {
+                        down(&format!("mlp.experts.{expert}.down_proj.weight"), spec.intermediate).unwrap();
+                    }
+                }
+            }
         }
         assert_eq!(config.tied_embeddings, !weights.has("lm_head.weight"));
     }

@@ -1,4 +1,4 @@
-//! One decoder for all families: Llama, Mistral, Qwen2, Qwen3 and Phi-3 differ by data, not by code.
+//! One decoder for all families, which differ by data, not by code.
 //!
 //! The decoder computes; which rows it computes and which keys they see is decided by its caller, layer by layer:
 //! [`Decoder::project`], attention over the caller's KV cache, [`Decoder::finish`].
@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use refrain_kernels::{
-    Activation, Device, Dtype, Floats, HeadNorms, KvBuffer, LayerTail, Norm, PackedLinear, Precision,
-    Q4Block, RowUnavailable, WeightMatrix, WeightRows,
+    Activation, Device, Dtype, Experts, Floats, GatedMlp, KvBuffer, LayerTail, Mlp, Norm, PackedLinear,
+    Precision, Q4Block, QkNorms, RowUnavailable, WeightMatrix, WeightRows,
 };
 use refrain_kv::{RopeTables, Ropes, Shape};
 
-use crate::config::{BranchNorms, Config};
+use crate::config::{BranchNorms, Config, ExpertSpec, QkNorm};
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::rope;
@@ -38,19 +38,29 @@ pub struct Decoder {
 
 #[derive(Debug)]
 struct Layer {
-    attention_norm: Vec<f32>,
-    /// Norms of a query head and of a key head, `d` each, where heads are normed.
-    head_norms: Option<[Vec<f32>; 2]>,
+    /// Norm of attention's input, where it is normed.
+    attention_norm: Option<Vec<f32>>,
+    /// Norms of queries and of keys, where they are normed: of a head, `d`, or of all heads.
+    qk_norms: Option<[Vec<f32>; 2]>,
     /// `(H + 2·Hkv)·d × D`: queries, keys, values.
     qkv: PackedLinear,
     o: PackedLinear,
     /// Norms of what attention and MLP add, where it is normed.
     post_norms: Option<[Vec<f32>; 2]>,
-    mlp_norm: Vec<f32>,
+    /// Norm of the MLP's input, where it is normed.
+    mlp_norm: Option<Vec<f32>>,
     activation: Activation,
-    /// Gate and up, both `F × D`.
-    gate_up: PackedLinear,
-    down: PackedLinear,
+    /// The MLP, or the experts of a mixture: gate and up, both `F × D`, and down, `D × F`.
+    mlps: Vec<GatedMlp>,
+    mixture: Option<Mixture>,
+}
+
+/// The choice of experts.
+#[derive(Debug)]
+struct Mixture {
+    /// `experts × D`.
+    router: PackedLinear,
+    spec: ExpertSpec,
 }
 
 /// Buffers reused from layer to layer and step to step.
@@ -147,8 +157,12 @@ impl Decoder {
 
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> usize {
-        let matrices = self.layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
-        matrices.chain([&self.head]).map(PackedLinear::bytes).sum()
+        let of_layer = |layer: &Layer| {
+            let mlps = layer.mlps.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+            let router = layer.mixture.iter().map(|mixture| &mixture.router);
+            mlps.chain(router).chain([&layer.qkv, &layer.o]).map(PackedLinear::bytes).sum::<usize>()
+        };
+        self.layers.iter().map(of_layer).sum::<usize>() + self.head.bytes()
     }
 
     /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.
@@ -179,24 +193,28 @@ impl Decoder {
     pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut Floats) -> Result<()> {
         let table = self.files.weights().matrix(EMBEDDINGS)?;
         let (rows, mut ids, mut found) = (ids.len(), ids, Ok(()));
+        let scale = self.config().embedding_scale;
         let mut row = |_, x: &mut [f32]| {
             if let (Some(id), Ok(())) = (ids.next(), &found) {
                 found = table.row(id as usize, x);
+                if scale != 1.0 {
+                    x.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         };
         self.device.upload_rows(rows, self.config().hidden, &mut row, x);
         found
     }
 
-    /// Queries, keys and values of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: heads normed where the layer
-    /// norms them, nothing rotated.
+    /// Queries, keys and values of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: queries and keys normed
+    /// where the layer norms them, nothing rotated.
     pub fn project(&self, layer: usize, x: &Floats, work: &mut Workspace) {
         let kv_width = self.shape().width();
         let layer = &self.layers[layer];
-        let norm = self.norm(&layer.attention_norm);
-        let heads = layer.head_norms.as_ref().map(|[q, k]| HeadNorms { q: self.norm(q), k: self.norm(k) });
+        let norm = layer.attention_norm.as_ref().map(|norm| self.norm(norm));
+        let qk_norms = layer.qk_norms.as_ref().map(|[q, k]| QkNorms { q: self.norm(q), k: self.norm(k) });
         let device = self.device_of(work.each);
-        device.project_qkv(x, norm, &layer.qkv, heads, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        device.project_qkv(x, norm, &layer.qkv, qk_norms, kv_width, &mut work.q, &mut work.k, &mut work.v);
     }
 
     /// The rest of a layer after attention, in place, for some rows: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
@@ -206,13 +224,18 @@ impl Decoder {
     pub fn finish(&self, layer: usize, x: &mut Floats, work: &mut Workspace, rows: Range<usize>) {
         let layer = &self.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
+        let mlp = match &layer.mixture {
+            None => Mlp::Dense(&layer.mlps[0]),
+            Some(Mixture { router, spec: ExpertSpec { top_k, normalised, .. } }) => {
+                Mlp::Experts(Experts { router, experts: &layer.mlps, top_k: *top_k, normalised: *normalised })
+            }
+        };
         let tail = LayerTail {
             output: &layer.o,
             attention_post_norm: post_norm(0),
-            mlp_norm: self.norm(&layer.mlp_norm),
-            gate_up: &layer.gate_up,
+            mlp_norm: layer.mlp_norm.as_ref().map(|norm| self.norm(norm)),
+            mlp,
             activation: layer.activation,
-            down: &layer.down,
             mlp_post_norm: post_norm(1),
         };
         self.device_of(work.each).attn_output_and_mlp(&work.attended, &tail, rows, x);
@@ -221,6 +244,9 @@ impl Decoder {
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
     pub fn logits(&self, x: &Floats, work: &mut Workspace) {
         self.device_of(work.each).logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+        if let Some(cap) = self.config().logit_softcap {
+            work.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
     }
 
     fn device_of(&self, each: bool) -> &dyn Device {
@@ -232,6 +258,7 @@ impl Decoder {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Pack<'a> {
     config: &'a Config,
     weights: &'a Weights,
@@ -246,23 +273,25 @@ impl Pack<'_> {
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         let spec = &self.config.layers[index];
         let vector = |part: &str, len| self.weights.vector(&name(part), len);
-        let head_norm = |part: &str| vector(part, head_dim);
-        // Gemma's layers have four norms, of which Hugging Face calls the second what others call the MLP's.
-        let (mlp_norm, post_norms) = match spec.norms {
-            BranchNorms::Pre => ("post_attention_layernorm.weight", None),
-            BranchNorms::PrePost => (
-                "pre_feedforward_layernorm.weight",
-                Some([
-                    vector("post_attention_layernorm.weight", hidden)?,
-                    vector("post_feedforward_layernorm.weight", hidden)?,
-                ]),
-            ),
+        let norm = |part: &str| vector(&format!("{part}_layernorm.weight"), hidden);
+        let post_norms = || -> Result<_> { Ok([norm("post_attention")?, norm("post_feedforward")?]) };
+        // What Hugging Face calls the norm after attention is the MLP's where branches have no norms after them.
+        let (attention_norm, mlp_norm, post_norms) = match spec.norms {
+            BranchNorms::Pre => (Some(norm("input")?), Some(norm("post_attention")?), None),
+            BranchNorms::PrePost => {
+                (Some(norm("input")?), Some(norm("pre_feedforward")?), Some(post_norms()?))
+            }
+            BranchNorms::Post => (None, None, Some(post_norms()?)),
         };
-        let head_norms = match spec.qk_norm {
-            true => Some([head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?]),
-            false => None,
+        let qk_norms = |q, k| -> Result<_> {
+            let [q_norm, k_norm] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+            Ok(Some([vector(q_norm, q)?, vector(k_norm, k)?]))
         };
-        let mlp = [("mlp.gate_proj.weight", intermediate), ("mlp.up_proj.weight", intermediate)];
+        let qk_norms = match spec.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => qk_norms(head_dim, head_dim)?,
+            QkNorm::AllHeads => qk_norms(q, kv)?,
+        };
         let attention = [
             ("self_attn.q_proj.weight", q),
             ("self_attn.k_proj.weight", kv),
@@ -274,16 +303,35 @@ impl Pack<'_> {
             let rows = parts.iter().map(|(_, rows)| rows).sum();
             if self.weights.has(&name(fused)) { vec![(name(fused), rows)] } else { named(parts) }
         };
+        let mlp = |whole: &str, width: usize| -> Result<GatedMlp> {
+            let [gate, up, down, fused] = ["gate_proj", "up_proj", "down_proj", "gate_up_proj"]
+                .map(|part| format!("{whole}.{part}.weight"));
+            Ok(GatedMlp {
+                gate_up: self.gated(&parts(&fused, &[(&gate, width), (&up, width)]), hidden)?,
+                down: self.linear(&[(name(&down), hidden)], width)?,
+            })
+        };
+        let (mlps, mixture) = match spec.experts {
+            None => (vec![mlp("mlp", intermediate)?], None),
+            Some(spec) => {
+                let experts =
+                    (0..spec.count).map(|expert| mlp(&format!("mlp.experts.{expert}"), spec.intermediate));
+                // Rounded weights would give some tokens to other experts.
+                let exact = Pack { precision: Precision::F32, ..*self };
+                let router = exact.linear(&[(name("mlp.gate.weight"), spec.count)], hidden)?;
+                (experts.collect::<Result<_>>()?, Some(Mixture { router, spec }))
+            }
+        };
         Ok(Layer {
-            attention_norm: vector("input_layernorm.weight", hidden)?,
-            head_norms,
+            attention_norm,
+            qk_norms,
             qkv: self.linear(&parts("self_attn.qkv_proj.weight", &attention), hidden)?,
             o: self.linear(&[(name("self_attn.o_proj.weight"), hidden)], q)?,
             post_norms,
-            mlp_norm: vector(mlp_norm, hidden)?,
+            mlp_norm,
             activation: spec.activation,
-            gate_up: self.gated(&parts("mlp.gate_up_proj.weight", &mlp), hidden)?,
-            down: self.linear(&[(name("mlp.down_proj.weight"), hidden)], intermediate)?,
+            mlps,
+            mixture,
         })
     }
 

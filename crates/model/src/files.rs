@@ -39,7 +39,7 @@ impl ModelFiles {
         if meta.is_dir() {
             let folder = SafetensorsFolder::open(&path)?;
             let config = Config::from_hf(&path, &folder)?;
-            Ok(Self { weights: Weights::from_safetensors(folder), path, config })
+            Ok(Self { weights: Weights::from_safetensors(folder, &config), path, config })
         } else {
             Self::from_gguf(Gguf::open(&path)?)
         }
@@ -91,7 +91,7 @@ impl ModelFiles {
     /// # Errors
     /// If the first layer is not there.
     pub fn native_precision(&self) -> Result<Precision> {
-        let matrix = self.weights.matrix("model.layers.0.mlp.down_proj.weight")?;
+        let matrix = self.weights.matrix("model.layers.0.self_attn.o_proj.weight")?;
         Ok(if matrix.dtype().block_len() > 1 { Precision::Q8 } else { Precision::Bf16 })
     }
 

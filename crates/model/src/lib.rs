@@ -20,7 +20,7 @@ mod tool_calls;
 mod weights;
 
 pub use chat_template::{ChatTemplate, Layout, Message, PromptParts, ToolCall};
-pub use config::{BranchNorms, Config, Family, LayerSpec, RopeScaling, RopeSpec};
+pub use config::{BranchNorms, Config, ExpertSpec, Family, LayerSpec, QkNorm, RopeScaling, RopeSpec};
 pub use decoder::{Decoder, Workspace};
 pub use dtype::DType;
 pub use error::{ModelError, Result};

@@ -13,7 +13,7 @@ const MODEL: [(&str, &str); 3] = [
 
 /// Modules of a layer that are named alike in every family. Phi-3's `mlp.gate_up_proj` is ggml's `ffn_up`, which then
 /// holds gate over up: the presence of `ffn_gate` tells which of the two a file has.
-const LAYER: [(&str, &str); 12] = [
+const LAYER: [(&str, &str); 13] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -26,15 +26,20 @@ const LAYER: [(&str, &str); 12] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
 ];
+
+/// Matrices of an expert; ggml stores those of all experts of a layer as one tensor of three dimensions.
+const EXPERT: [(&str, &str); 3] =
+    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
 
 /// Norms around the branches of a layer with norms before them: Hugging Face calls the MLP's norm after its place, behind
 /// attention.
 const PRE_NORMS: [(&str, &str); 1] = [("post_attention_layernorm", "ffn_norm")];
 
-/// Norms around the branches of a layer with norms before and after them (Gemma 2 and 3). The name that is the MLP's norm
+/// Norms around the branches of a layer with norms after them (Gemma 2 and 3, which have norms before them too; OLMo 2). The name that is the MLP's norm
 /// elsewhere is the norm of attention's result here.
-const PRE_POST_NORMS: [(&str, &str); 3] = [
+const POST_NORMS: [(&str, &str); 3] = [
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
@@ -58,10 +63,22 @@ pub(crate) fn ggml_name(norms: BranchNorms, name: &str) -> Option<String> {
     }
     let norms: &[(&str, &'static str)] = match norms {
         BranchNorms::Pre => &PRE_NORMS,
-        BranchNorms::PrePost => &PRE_POST_NORMS,
+        BranchNorms::PrePost | BranchNorms::Post => &POST_NORMS,
     };
     let own = of(&LAYER, module).or_else(|| of(norms, module))?;
     Some(format!("blk.{layer}.{own}.{kind}"))
+}
+
+/// ggml's name for the tensor that holds Hugging Face's parameter `name` of an expert, and the expert's index in it.
+///
+/// `model.layers.3.mlp.experts.5.up_proj.weight` is part 5 of `blk.3.ffn_up_exps.weight`.
+pub(crate) fn ggml_expert(name: &str) -> Option<(String, usize)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once(".mlp.experts.")?;
+    let (expert, rest) = rest.split_once('.')?;
+    let part = rest.strip_suffix(".weight")?;
+    let (_, own) = EXPERT.iter().find(|(hf, _)| *hf == part)?;
+    let layer: u32 = layer.parse().ok()?;
+    Some((format!("blk.{layer}.{own}.weight"), expert.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -88,6 +105,17 @@ mod tests {
             ["", "model.layers.x.mlp.up_proj.weight", "model.layers.1.mlp.weight", "model.layers.1", "blk.0"]
         {
             assert_eq!(ggml_name(BranchNorms::Pre, none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn an_expert_is_a_part_of_a_tensor() {
+        let name = "model.layers.3.mlp.experts.5.up_proj.weight";
+        assert_eq!(ggml_expert(name), Some(("blk.3.ffn_up_exps.weight".to_owned(), 5)));
+        for none in
+            ["model.layers.3.mlp.experts.x.up_proj.weight", "model.layers.3.mlp.experts.5.up_proj.bias", ""]
+        {
+            assert_eq!(ggml_expert(none), None, "{none}");
         }
     }
 

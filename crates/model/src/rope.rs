@@ -16,6 +16,7 @@ pub(crate) fn rope(spec: &RopeSpec, total: usize) -> Rope {
     let mut scale = 1.0;
     let frequencies: Vec<f64> = match &spec.scaling {
         RopeScaling::None => (0..half).map(plain).collect(),
+        RopeScaling::NoRope => vec![0.0; half],
         RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
         RopeScaling::Factors(factors) => {
             (0..half).map(|i| plain(i) / factors.get(i).map_or(1.0, |f| f64::from(*f))).collect()

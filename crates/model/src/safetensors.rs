@@ -84,7 +84,15 @@ impl SafetensorsFolder {
 
     /// Whether there is a tensor `name`.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.find(name).is_some()
+    }
+
+    /// The tensor `name`. In folders of models for pictures too those of the text part have a prefix, before or after `model.`.
+    fn find(&self, name: &str) -> Option<(&str, &StoredTensor)> {
+        let within = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
+        let names = [Some(name.to_owned()), Some(format!("language_model.{name}")), within];
+        let mut found = names.into_iter().flatten().filter_map(|name| self.tensors.get_key_value(&name));
+        found.next().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
     /// The data of a tensor of this folder.
@@ -92,12 +100,12 @@ impl SafetensorsFolder {
         &self.shards[tensor.shard][tensor.range.clone()]
     }
 
-    /// The tensor `name`, its type and its data.
+    /// The tensor `name` with its own name, its type and its data.
     ///
     /// # Errors
     /// [`ModelError::TensorMissing`]; [`ModelError::TensorType`] if its type cannot be read.
-    pub(crate) fn tensor(&self, name: &str) -> Result<(&StoredTensor, DType, &[u8])> {
-        let tensor = self.tensors.get(name).ok_or_else(|| ModelError::TensorMissing {
+    pub(crate) fn tensor(&self, name: &str) -> Result<(&str, &StoredTensor, DType, &[u8])> {
+        let (own, tensor) = self.find(name).ok_or_else(|| ModelError::TensorMissing {
             path: self.folder.clone(),
             tensor: name.to_owned(),
         })?;
@@ -114,7 +122,7 @@ impl SafetensorsFolder {
                 });
             }
         };
-        Ok((tensor, dtype, self.data(tensor)))
+        Ok((own, tensor, dtype, self.data(tensor)))
     }
 
     /// Gives the resident pages of all files back to the system (a hint).

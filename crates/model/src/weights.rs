@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::map::FileBytes;
-use crate::names::ggml_name;
+use crate::names::{ggml_expert, ggml_name};
 use crate::quant::{self, dequantize};
 use crate::safetensors::SafetensorsFolder;
 
@@ -21,8 +21,16 @@ pub struct Weights {
 
 #[derive(Debug)]
 enum Source {
-    Gguf { gguf: Gguf, norms: BranchNorms, interleaved: Option<HeadShape> },
-    Safetensors(SafetensorsFolder),
+    Gguf {
+        gguf: Gguf,
+        norms: BranchNorms,
+        interleaved: Option<HeadShape>,
+    },
+    /// What is added to the weights of norms is the family's.
+    Safetensors {
+        folder: SafetensorsFolder,
+        norm_offset: f32,
+    },
 }
 
 /// How the rows of Q and K are laid out in `llama` GGUF files, whose converter interleaves the two halves of
@@ -50,21 +58,23 @@ impl Weights {
     /// # Errors
     /// None at present; missing tensors are reported when they are asked for.
     pub(crate) fn from_gguf(gguf: Gguf, config: &Config) -> Result<Self> {
-        // `llama` files (Mistral's too) hold Q and K for RoPE of neighbouring pairs; all others for
+        // `llama` files (Mistral's too) and SmolLM3's hold Q and K for RoPE of neighbouring pairs; all others for
         // half-split pairs.
-        let interleaved = matches!(gguf.opt_str("general.architecture")?, Some("llama" | "mistral"))
-            .then_some(HeadShape {
-                heads: config.heads,
-                kv_heads: config.kv_heads,
-                head_dim: config.head_dim,
-                rotary_dim: config.ropes[0].rotary_dim,
-            });
+        let interleaved =
+            matches!(gguf.opt_str("general.architecture")?, Some("llama" | "mistral" | "smollm3")).then_some(
+                HeadShape {
+                    heads: config.heads,
+                    kv_heads: config.kv_heads,
+                    head_dim: config.head_dim,
+                    rotary_dim: config.ropes[0].rotary_dim,
+                },
+            );
         Ok(Self { source: Source::Gguf { gguf, norms: config.layers[0].norms, interleaved } })
     }
 
-    /// The weights of a Hugging Face folder.
-    pub(crate) fn from_safetensors(folder: SafetensorsFolder) -> Self {
-        Self { source: Source::Safetensors(folder) }
+    /// The weights of a Hugging Face folder, whose configuration is `config`.
+    pub(crate) fn from_safetensors(folder: SafetensorsFolder, config: &Config) -> Self {
+        Self { source: Source::Safetensors { folder, norm_offset: config.family.norm_offset() } }
     }
 
     /// Whether the files have the parameter `name`.
@@ -72,7 +82,7 @@ impl Weights {
     pub fn has(&self, name: &str) -> bool {
         match &self.source {
             Source::Gguf { gguf, norms, .. } => stored_name(gguf, *norms, name).is_some(),
-            Source::Safetensors(folder) => folder.has(name),
+            Source::Safetensors { folder, .. } => folder.has(name),
         }
     }
 
@@ -114,6 +124,11 @@ impl Weights {
         }
         let mut raw = vec![0.0; len];
         dequantize(view.dtype, view.data, &mut raw)?;
+        if let Source::Safetensors { norm_offset, .. } = self.source
+            && name.ends_with("norm.weight")
+        {
+            raw.iter_mut().for_each(|weight| *weight += norm_offset);
+        }
         match self.interleaving(name, &view, len)? {
             None => Ok(raw),
             Some(order) => Ok((0..len).map(|i| raw[order.source(i)]).collect()),
@@ -125,7 +140,7 @@ impl Weights {
     pub fn release_pages(&self) {
         match &self.source {
             Source::Gguf { gguf, .. } => gguf.advise_done(),
-            Source::Safetensors(folder) => folder.advise_done(),
+            Source::Safetensors { folder, .. } => folder.advise_done(),
         }
     }
 
@@ -134,7 +149,7 @@ impl Weights {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.source {
             Source::Gguf { gguf, .. } => Some(gguf),
-            Source::Safetensors(_) => None,
+            Source::Safetensors { .. } => None,
         }
     }
 
@@ -142,7 +157,7 @@ impl Weights {
     pub(crate) fn files(&self) -> Vec<&FileBytes> {
         match &self.source {
             Source::Gguf { gguf, .. } => vec![gguf.bytes()],
-            Source::Safetensors(folder) => folder.shards().iter().collect(),
+            Source::Safetensors { folder, .. } => folder.shards().iter().collect(),
         }
     }
 
@@ -150,7 +165,7 @@ impl Weights {
     pub(crate) fn index(&self) -> String {
         match &self.source {
             Source::Gguf { .. } => String::new(),
-            Source::Safetensors(folder) => {
+            Source::Safetensors { folder, .. } => {
                 folder.places().map(|(name, shard)| format!("{shard} {name:?}\n")).collect()
             }
         }
@@ -159,12 +174,26 @@ impl Weights {
     fn path(&self) -> &Path {
         match &self.source {
             Source::Gguf { gguf, .. } => gguf.path(),
-            Source::Safetensors(folder) => folder.path(),
+            Source::Safetensors { folder, .. } => folder.path(),
         }
     }
 
     fn view(&self, name: &str) -> Result<TensorView<'_>> {
         match &self.source {
+            Source::Gguf { gguf, .. } if let Some((own, expert)) = ggml_expert(name) => {
+                let (info, dtype, data) = gguf.tensor(&own)?;
+                let whole = TensorView { name: own, shape: &info.shape, dtype, data };
+                let &[experts, ref shape @ ..] = info.shape.as_slice() else {
+                    return Err(self.shape_error(&whole, "a matrix for each expert".into()));
+                };
+                if expert >= experts || shape.len() != 2 {
+                    return Err(
+                        self.shape_error(&whole, format!("a matrix for each of more than {expert} experts"))
+                    );
+                }
+                let bytes = data.len() / experts;
+                Ok(TensorView { shape, data: &data[expert * bytes..(expert + 1) * bytes], ..whole })
+            }
             Source::Gguf { gguf, norms, .. } => {
                 let own = stored_name(gguf, *norms, name).ok_or_else(|| ModelError::TensorMissing {
                     path: gguf.path().to_owned(),
@@ -173,9 +202,9 @@ impl Weights {
                 let (info, dtype, data) = gguf.tensor(&own)?;
                 Ok(TensorView { name: own, shape: &info.shape, dtype, data })
             }
-            Source::Safetensors(folder) => {
-                let (info, dtype, data) = folder.tensor(name)?;
-                Ok(TensorView { name: name.to_owned(), shape: &info.shape, dtype, data })
+            Source::Safetensors { folder, .. } => {
+                let (own, info, dtype, data) = folder.tensor(name)?;
+                Ok(TensorView { name: own.to_owned(), shape: &info.shape, dtype, data })
             }
         }
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::Family;
 use crate::files::ModelFiles;
 use crate::testing::{GgufBuilder, TestFolder, tiny_gguf};
 
@@ -114,11 +115,30 @@ fn safetensors_weights_are_read_by_their_own_names() {
     let folder = TestFolder::new();
     folder
         .write_safetensors("model.safetensors", &[("model.norm.weight", &[3]), ("lm_head.weight", &[4, 3])]);
-    let weights = Weights::from_safetensors(SafetensorsFolder::open(folder.path()).unwrap());
+    let config = Config::from_gguf(&Gguf::from_bytes("x.gguf", tiny_gguf("llama").build()).unwrap()).unwrap();
+    let weights = Weights::from_safetensors(SafetensorsFolder::open(folder.path()).unwrap(), &config);
     assert!(weights.has("lm_head.weight") && !weights.has("model.embed_tokens.weight"));
     assert_eq!(weights.vector("model.norm.weight", 3).unwrap(), [0.0, 1.0, 2.0]);
     assert_eq!(row_numbers(&weights.matrix_of("lm_head.weight", 4, 3).unwrap()), [0, 1, 2, 3]);
     weights.release_pages();
     assert_eq!(row_numbers(&weights.matrix("lm_head.weight").unwrap()), [0, 1, 2, 3]);
     assert!(weights.vector("lm_head.weight", 12).is_err());
+}
+
+#[test]
+fn the_text_part_of_a_model_for_pictures_is_read_by_the_names_of_a_text_model() {
+    for names in [
+        ["language_model.model.norm.weight", "language_model.lm_head.weight"],
+        ["model.language_model.norm.weight", "lm_head.weight"],
+    ] {
+        let folder = TestFolder::new();
+        folder.write_safetensors("model.safetensors", &[(names[0], &[3]), (names[1], &[4, 3])]);
+        let gguf = Gguf::from_bytes("x.gguf", tiny_gguf("llama").build()).unwrap();
+        let config = Config { family: Family::Gemma3, ..Config::from_gguf(&gguf).unwrap() };
+        let weights = Weights::from_safetensors(SafetensorsFolder::open(folder.path()).unwrap(), &config);
+        // Gemma's norms multiply by one more than is stored.
+        assert_eq!(weights.vector("model.norm.weight", 3).unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(row_numbers(&weights.matrix_of("lm_head.weight", 4, 3).unwrap()), [0, 1, 2, 3]);
+        assert!(!weights.has("model.embed_tokens.weight"));
+    }
 }

@@ -7,7 +7,9 @@ use refrain_fusion::{A3, FullReuse, FusionMethod, LegoLink, Pie, Vanilla};
 use refrain_kernels::{Dtype, Precision};
 use refrain_store::Store;
 
-use super::{SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, shared, small, tiny};
+use super::{
+    SMOLLM2, engine, exact, max_difference, prefill, random_prompt, real, shared, small, tiny, tiny_engine,
+};
 use crate::{
     Document, Engine, Error, FinishReason, GenerateRequest, Instructions, Prompt, PromptChunk, Sampling,
     Settings, TokenEvent, argmax,
@@ -110,21 +112,23 @@ fn edge_prompts() {
 fn steps_and_threads_do_not_change_bits() {
     // With tiles, fewer than 16 rows take another way than more: a step is a token then, and so is the rest of the prompt.
     for precision in [Precision::Bf16, Precision::F32] {
-        let logits = |threads, decoded: usize| {
-            let settings = Settings { threads, precision: Some(precision), ..small() };
-            let engine = engine(&tiny("llama"), settings);
-            let ids = random_prompt(&engine, 5, &[90], 9, 8).ids();
-            let (first, rest) = ids.split_at(ids.len() - decoded);
-            let prompt = Prompt { question: first.to_vec(), ..Prompt::default() };
-            let mut prefilled = prefill(&engine, &prompt, &Vanilla, ids.len());
-            rest.iter().fold(prefilled.logits.clone(), |_, token| prefilled.extend(*token))
-        };
-        let (all, most) = (logits(1, 0), logits(1, 60));
-        assert_eq!(all, logits(2, 0), "{precision}: 2 threads");
-        assert_eq!(most, logits(3, 60), "{precision}: 3 threads");
-        if precision == Precision::F32 {
-            assert_eq!(all, most, "one token at a time");
-            assert_eq!(all, logits(2, 7), "the last ones one at a time");
+        for name in ["llama", "gemma3", "qwen3_moe"] {
+            let logits = |threads, decoded: usize| {
+                let settings = Settings { threads, precision: Some(precision), ..small() };
+                let engine = tiny_engine(name, settings);
+                let ids = random_prompt(&engine, 5, &[90], 9, 8).ids();
+                let (first, rest) = ids.split_at(ids.len() - decoded);
+                let prompt = Prompt { question: first.to_vec(), ..Prompt::default() };
+                let mut prefilled = prefill(&engine, &prompt, &Vanilla, ids.len());
+                rest.iter().fold(prefilled.logits.clone(), |_, token| prefilled.extend(*token))
+            };
+            let (all, most) = (logits(1, 0), logits(1, 60));
+            assert_eq!(all, logits(2, 0), "{name} {precision}: 2 threads");
+            assert_eq!(most, logits(3, 60), "{name} {precision}: 3 threads");
+            if precision == Precision::F32 {
+                assert_eq!(all, most, "{name}: one token at a time");
+                assert_eq!(all, logits(2, 7), "{name}: the last ones one at a time");
+            }
         }
     }
 }

@@ -206,10 +206,17 @@ impl Engine {
     }
 }
 
-/// Runs an oracle on the tiny models and on SmolLM2 where it is there.
+/// Tiny models that differ in what their layers compute: one for each family with something of its own.
+const KINDS: [&str; 7] = ["llama", "phi3", "qwen3", "gemma3", "smollm3", "olmo2", "qwen3_moe"];
+
+/// Runs an oracle on tiny models of every kind and on SmolLM2 where it is there.
 fn everywhere(oracle: impl Fn(&Engine)) {
     oracle(&engine(&tiny("llama"), exact(Dtype::F32)));
     oracle(&engine(&tiny("phi3"), exact(Dtype::F32)));
+    for name in KINDS {
+        eprintln!("on {name}");
+        oracle(&tiny_engine(name, exact(Dtype::F32)));
+    }
     if let Some(path) = real(SMOLLM2) {
         oracle(&engine(&path, exact(Dtype::F32)));
     }

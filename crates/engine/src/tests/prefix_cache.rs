@@ -51,7 +51,13 @@ const METHODS_OF_ALL_TOKENS: [&str; 10] = [
 /// A prompt that comes again is computed from its last block on, and the logits are those of the first time, to the bit.
 #[test]
 fn a_prompt_that_comes_again_gives_the_same_bits() {
-    for (model, kv) in [("llama", Dtype::F32), ("qwen2", Dtype::F16), ("mistral_window", Dtype::F16)] {
+    for (model, kv) in [
+        ("llama", Dtype::F32),
+        ("qwen2", Dtype::F16),
+        ("mistral_window", Dtype::F16),
+        ("gemma3", Dtype::F16),
+        ("qwen3_moe", Dtype::F16),
+    ] {
         for method in METHODS_OF_ALL_TOKENS {
             let engine = tiny_engine(model, exact(kv)).with_prefix_cache(BOUND);
             let prompt = random_prompt(&engine, 20, &[70, 50, 90], 33, 5);

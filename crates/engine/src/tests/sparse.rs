@@ -14,8 +14,8 @@ use refrain_model::Workspace;
 use refrain_store::{Scope, Store};
 
 use super::{
-    download_kv, engine, everywhere, exact, forced, max_difference, prefill, prefill_with, random_prompt,
-    small, tiny, tiny_engine,
+    KINDS, download_kv, engine, everywhere, exact, forced, max_difference, prefill, prefill_with,
+    random_prompt, small, tiny, tiny_engine,
 };
 use crate::prefill::Prefilled;
 use crate::{Engine, GenerateRequest, Prompt, Sampling, Settings};
@@ -97,7 +97,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let (d, heads, kv_heads) = (config.head_dim, config.heads, config.kv_heads);
     let (width, n) = (kv_heads * d, prompt.len() as u32);
     let ids = prompt.ids();
-    let table = decoder.ropes(prompt.len()).layer(0).table(0..n);
+    let tables = decoder.ropes(prompt.len()).tables(0..n);
     let device = &**decoder.device();
     let mut cached: Vec<Rows> = vec![Rows::new(); config.num_layers()];
     let mut add = |first: u32, kv: Vec<(Buffer, Buffer)>| {
@@ -132,8 +132,8 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     for (t, row) in first.iter().zip(download(device, &buffer).chunks(config.hidden)) {
         x.insert(*t, row.to_vec());
     }
-    let rotated = |row: &[f32], t: u32| -> Vec<f32> {
-        let Rotary { cos, sin } = table.slice(t as usize, t as usize + 1);
+    let rotated = |layer: usize, row: &[f32], t: u32| -> Vec<f32> {
+        let Rotary { cos, sin } = tables.layer(layer).slice(t as usize, t as usize + 1);
         let mut out = row.to_vec();
         for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
             for i in 0..cos.len() {
@@ -188,7 +188,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         let (mut hidden, mut attended) = (Vec::new(), Vec::new());
         for t in &on {
             let i = rows.iter().position(|row| row == t).unwrap();
-            let q = rotated(&q[i * heads * d..(i + 1) * heads * d], *t);
+            let q = rotated(layer, &q[i * heads * d..(i + 1) * heads * d], *t);
             let mut keys: Vec<(u32, &Row)> = held.iter().map(|(t, row)| (*t, row)).collect();
             if !question.contains(*t) {
                 keys.extend(padding.iter().map(|(t, row)| (*t, row)));
@@ -200,10 +200,10 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
                 let g = head / (heads / kv_heads) * d;
                 let q = &q[head * d..(head + 1) * d];
                 let logit = |(s, row): &(u32, &Row)| {
-                    let key = rotated(&row.0, *s);
+                    let key = rotated(layer, &row.0, *s);
                     let dot: f64 =
                         q.iter().zip(&key[g..g + d]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                    (dot / (d as f64).sqrt()).exp()
+                    (dot * f64::from(config.layers[layer].attention_scale)).exp()
                 };
                 let weights: Vec<f64> = keys.iter().map(logit).collect();
                 let total: f64 = weights.iter().sum();
@@ -222,7 +222,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
             .zip(download(device, &buffer).chunks(config.hidden))
             .map(|(t, row)| (*t, row.to_vec()))
             .collect();
-        all_kept.push(held.into_iter().map(|(t, (k, v))| (t, (rotated(&k, t), v))).collect());
+        all_kept.push(held.into_iter().map(|(t, (k, v))| (t, (rotated(layer, &k, t), v))).collect());
     }
     decoder.logits(&buffer, &mut work);
     (work.logits.to_vec(), all_kept)
@@ -285,7 +285,8 @@ fn random_selection(random: &mut Random, prompt: &Prompt, layers: usize, missing
 #[test]
 fn any_selection_is_computed_by_its_rules() {
     let mut random = Random(5);
-    for name in ["llama", "phi3", "qwen2", "mistral_window"] {
+    for name in KINDS.into_iter().chain(["qwen2", "mistral_window"]) {
+        eprintln!("on {name}");
         for (missing, merging) in [
             (vec![], None),
             (vec![], Some(SamKv::default())),
@@ -430,13 +431,21 @@ fn all_of_it() -> SamKv {
     }
 }
 
+/// The same bits; with windows, whose tokens decoding finds at other slots and so adds in another order, the same but for rounding.
+fn same(engine: &Engine, a: &[f32], b: &[f32]) {
+    if engine.decoder().config().layers.iter().any(|layer| layer.window.is_some()) {
+        return close(a, b);
+    }
+    assert!(a == b, "{}", max_difference(a, b));
+}
+
 #[test]
 fn oracle_13_all_blocks_and_tokens_overwritten_are_vanilla_to_the_bit() {
     everywhere(|engine| {
         for documents in [&[70, 90, 64][..], &[100], &[16, 8]] {
             let prompt = random_prompt(engine, 5, documents, 9, 3);
             let vanilla = forced(engine, &prompt, &Vanilla, Eviction::full());
-            assert_eq!(vanilla, forced(engine, &prompt, &all_of_it(), Eviction::full()), "{documents:?}");
+            same(engine, &vanilla, &forced(engine, &prompt, &all_of_it(), Eviction::full()));
             // A large model need not show all of it.
             if engine.decoder().config().num_layers() > 10 {
                 return;
@@ -482,7 +491,7 @@ fn the_same_rows_over_all_of_the_cache_are_lego_link() {
         let layers = vec![kept; engine.decoder().config().num_layers()];
         let method = Fixed { selection: Selection { layers, ambiguous_cases: 0 }, merging: None };
         let found = forced(engine, &prompt, &method, Eviction::full());
-        assert_eq!(found, forced(engine, &prompt, &lego, Eviction::full()));
+        same(engine, &found, &forced(engine, &prompt, &lego, Eviction::full()));
     });
 }
 

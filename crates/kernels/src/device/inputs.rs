@@ -32,14 +32,46 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// Norms of the single heads of queries and keys, applied between their projection and their rotation (Qwen3, Gemma 3).
-/// Each weight is as long as a head.
+/// Norms of queries and keys, applied between their projection and their rotation. A weight as long as a head norms each head by
+/// itself (Qwen3, Gemma 3); a weight as long as a row norms all heads of a token together (OLMo 2).
 #[derive(Clone, Copy, Debug)]
-pub struct HeadNorms<'a> {
-    /// Norm of each query head.
+pub struct QkNorms<'a> {
+    /// Norm of queries.
     pub q: Norm<'a>,
-    /// Norm of each key head.
+    /// Norm of keys.
     pub k: Norm<'a>,
+}
+
+/// The weights of a gated feed-forward network, down(activation(gate(x)) · up(x)).
+#[derive(Debug)]
+pub struct GatedMlp {
+    /// Gate and up projection, packed by [`Device::pack_gate_up`](super::Device::pack_gate_up).
+    pub gate_up: PackedLinear,
+    /// Down projection.
+    pub down: PackedLinear,
+}
+
+/// A layer's feed-forward network.
+#[derive(Clone, Copy, Debug)]
+pub enum Mlp<'a> {
+    /// One network for all tokens.
+    Dense(&'a GatedMlp),
+    /// A mixture of experts: each token goes through those that the router chooses for it.
+    Experts(Experts<'a>),
+}
+
+/// A mixture of experts: y = Σ wₑ · mlpₑ(x) over the experts e whose probability, softmax(router(x))ₑ, is among the greatest of the
+/// token; wₑ is that probability. Shazeer et al., <https://arxiv.org/abs/1701.06538>.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    /// One output for each expert.
+    pub router: &'a PackedLinear,
+    /// The experts.
+    pub experts: &'a [GatedMlp],
+    /// Experts of a token, at least one and at most all.
+    pub top_k: usize,
+    /// Whether a token's weights are divided by their sum.
+    pub normalised: bool,
 }
 
 /// The weights of a layer's second half, from attention's output to the next layer.
@@ -47,17 +79,15 @@ pub struct HeadNorms<'a> {
 pub struct LayerTail<'a> {
     /// Attention's output projection O.
     pub output: &'a PackedLinear,
-    /// Norm of O's result before it joins the residual stream, in layers with norms on both sides of a branch.
+    /// Norm of O's result before it joins the residual stream, in layers that norm it.
     pub attention_post_norm: Option<Norm<'a>>,
-    /// Norm of the MLP's input.
-    pub mlp_norm: Norm<'a>,
-    /// Gate and up projection, packed by [`Device::pack_gate_up`](super::Device::pack_gate_up).
-    pub gate_up: &'a PackedLinear,
+    /// Norm of the MLP's input, where it is normed.
+    pub mlp_norm: Option<Norm<'a>>,
+    /// The feed-forward network.
+    pub mlp: Mlp<'a>,
     /// Activation of the gate.
     pub activation: Activation,
-    /// Down projection.
-    pub down: &'a PackedLinear,
-    /// Norm of the down projection's result before it joins the residual stream.
+    /// Norm of the network's result before it joins the residual stream, in layers that norm it.
     pub mlp_post_norm: Option<Norm<'a>>,
 }
 

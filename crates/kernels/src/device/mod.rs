@@ -15,8 +15,8 @@ use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 
 pub use inputs::{
-    CacheHeads, CachedAttention, Distance, HeadKeys, HeadNorms, KvRows, LayerTail, Norm, Rotary,
-    RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp, Norm,
+    QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -93,23 +93,22 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// If a row cannot be had.
     fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>;
 
-    /// \[q | k | v\] = norm(x) · Wᵀ + b, then each head of q and k is normed where `heads` is given; `k` and `v`,
-    /// m × `kv_width`, are rounded to their type and only grow.
+    /// \[q | k | v\] = norm(x) · Wᵀ + b, of x itself where `norm` is none; then q and k are normed where `qk_norms` are given. `k` and
+    /// `v`, m × `kv_width`, are rounded to their type and only grow.
     #[allow(clippy::too_many_arguments)]
     fn project_qkv(
         &self,
         x: &Floats,
-        norm: Norm<'_>,
+        norm: Option<Norm<'_>>,
         w: &PackedLinear,
-        heads: Option<HeadNorms<'_>>,
+        qk_norms: Option<QkNorms<'_>>,
         kv_width: usize,
         q: &mut Floats,
         k: &mut KvBuffer,
         v: &mut KvBuffer,
     );
 
-    /// For the rows `rows`, x += post(attn_out · Oᵀ + b), then x += post(down(activation(gate(norm(x))) · up(norm(x)))); a post-norm that
-    /// the layer lacks is the identity.
+    /// For the rows `rows`, x += post(attn_out · Oᵀ + b), then x += post(mlp(norm(x))); a norm that the layer lacks is the identity.
     fn attn_output_and_mlp(
         &self,
         attn_out: &Floats,

@@ -1,6 +1,6 @@
 //! Products, norms and rotation of the reference device.
 
-use crate::device::{Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix};
+use crate::device::{Experts, GatedMlp, Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix};
 use crate::linear::{Activation, WeightRows};
 
 /// W (outputs × inputs) and b; gates first, then what they open.
@@ -14,7 +14,8 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-pub(super) fn normed(x: &[f32], norm: Norm<'_>) -> Vec<f32> {
+pub(super) fn normed(x: &[f32], norm: Option<Norm<'_>>) -> Vec<f32> {
+    let Some(norm) = norm else { return x.to_vec() };
     let n = norm.weight.len();
     let row = |x: &[f32]| {
         let scale = 1.0 / (dot(x, x) / n as f32 + norm.eps).sqrt();
@@ -29,10 +30,38 @@ pub(super) fn product(w: &PackedLinear, x: &[f32]) -> Vec<f32> {
     x.chunks_exact(*inputs).flat_map(row).collect()
 }
 
-pub(super) fn add_branch(w: &PackedLinear, input: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
-    let branch = product(w, input);
-    let branch = post.map_or(branch.clone(), |post| normed(&branch, post));
-    x.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
+pub(super) fn add_normed(branch: &[f32], post: Option<Norm<'_>>, x: &mut [f32]) {
+    x.iter_mut().zip(normed(branch, post)).for_each(|(x, y)| *x += y);
+}
+
+pub(super) fn gated_mlp(mlp: &GatedMlp, activation: Activation, x: &[f32]) -> Vec<f32> {
+    let width = mlp.gate_up.storage::<Weights>().b.len();
+    let gated = |row: &[f32]| {
+        let (gate, up) = row.split_at(width / 2);
+        gate.iter().zip(up).map(|(g, u)| activate(activation, *g) * u).collect::<Vec<_>>()
+    };
+    let active: Vec<f32> = product(&mlp.gate_up, x).chunks_exact(width).flat_map(gated).collect();
+    product(&mlp.down, &active)
+}
+
+pub(super) fn mixture(mixture: Experts<'_>, activation: Activation, x: &[f32], hidden: usize) -> Vec<f32> {
+    let Experts { router, experts, top_k, normalised } = mixture;
+    let row = |x: &[f32]| {
+        let logits = product(router, x);
+        let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
+        let mut chosen: Vec<(usize, f32)> =
+            logits.iter().map(|logit| logit.exp() / sum).enumerate().collect();
+        chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+        chosen.truncate(top_k);
+        let whole: f32 = if normalised { chosen.iter().map(|(_, weight)| weight).sum() } else { 1.0 };
+        let mut y = vec![0.0; hidden];
+        for (expert, weight) in chosen {
+            let part = gated_mlp(&experts[expert], activation, x);
+            y.iter_mut().zip(part).for_each(|(y, part)| *y += weight / whole * part);
+        }
+        y
+    };
+    x.chunks_exact(hidden).flat_map(row).collect()
 }
 
 pub(super) fn activate(activation: Activation, x: f32) -> f32 {

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, HeadNorms, KvBuffer, KvRows, LayerTail,
-    Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Mlp, Norm,
+    PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
-use layer::{Weights, activate, add_branch, dot, normed, pack, product, rotate};
+use layer::{Weights, add_normed, dot, gated_mlp, mixture, normed, pack, product, rotate};
 use problem::{Problem, softmax};
 use tensors::{Back, floats_of, kv_values, new_kv, set, set_kv, values};
 
@@ -119,9 +119,9 @@ impl Device for ReferenceDevice {
     fn project_qkv(
         &self,
         x: &Floats,
-        norm: Norm<'_>,
+        norm: Option<Norm<'_>>,
         w: &PackedLinear,
-        heads: Option<HeadNorms<'_>>,
+        qk_norms: Option<QkNorms<'_>>,
         kv_width: usize,
         q: &mut Floats,
         k: &mut KvBuffer,
@@ -133,8 +133,8 @@ impl Device for ReferenceDevice {
         for row in all.chunks_exact(width) {
             let (row_q, row_kv) = row.split_at(width - 2 * kv_width);
             let (row_k, row_v) = row_kv.split_at(kv_width);
-            new_q.extend(heads.map_or(row_q.to_vec(), |heads| normed(row_q, heads.q)));
-            new_k.extend(heads.map_or(row_k.to_vec(), |heads| normed(row_k, heads.k)));
+            new_q.extend(normed(row_q, qk_norms.map(|norms| norms.q)));
+            new_k.extend(normed(row_k, qk_norms.map(|norms| norms.k)));
             new_v.extend(row_v);
         }
         set(q, &new_q);
@@ -154,24 +154,24 @@ impl Device for ReferenceDevice {
         x: &mut Floats,
     ) {
         let (mut all, attn_out) = (values(x), values(attn_out));
-        let (hidden, width) = (tail.mlp_norm.weight.len(), tail.output.storage::<Weights>().inputs);
+        let output = tail.output.storage::<Weights>();
+        let (hidden, width) = (output.b.len(), output.inputs);
         let range_of = |width: usize| range.start * width..range.end * width;
         let mut rows = all[range_of(hidden)].to_vec();
-        add_branch(tail.output, &attn_out[range_of(width)], tail.attention_post_norm, &mut rows);
-        let wide = product(tail.gate_up, &normed(&rows, tail.mlp_norm));
-        let width = tail.gate_up.storage::<Weights>().b.len();
-        let gated = |row: &[f32]| {
-            let (gate, up) = row.split_at(width / 2);
-            gate.iter().zip(up).map(|(g, u)| activate(tail.activation, *g) * u).collect::<Vec<_>>()
+        let branch = product(tail.output, &attn_out[range_of(width)]);
+        add_normed(&branch, tail.attention_post_norm, &mut rows);
+        let input = normed(&rows, tail.mlp_norm);
+        let branch = match tail.mlp {
+            Mlp::Dense(mlp) => gated_mlp(mlp, tail.activation, &input),
+            Mlp::Experts(experts) => mixture(experts, tail.activation, &input, hidden),
         };
-        let active: Vec<f32> = wide.chunks_exact(width).flat_map(gated).collect();
-        add_branch(tail.down, &active, tail.mlp_post_norm, &mut rows);
+        add_normed(&branch, tail.mlp_post_norm, &mut rows);
         all[range_of(hidden)].copy_from_slice(&rows);
         set(x, &all);
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
-        *out = product(w, &normed(&values(x), norm));
+        *out = product(w, &normed(&values(x), Some(norm)));
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {

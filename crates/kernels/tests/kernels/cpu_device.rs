@@ -1,7 +1,7 @@
 use refrain_kernels::{
-    Activation, Buffer, CacheHeads, Cpu, Device, Dtype, HeadNorms, KvRows, LayerTail, Linear, Norm,
-    PackedLinear, Precision, ReferenceDevice, Rotary, Slice, WeightMatrix, WeightRows, conformance, download,
-    upload,
+    Activation, Buffer, CacheHeads, Cpu, Device, Dtype, GatedMlp, KvRows, LayerTail, Linear, Mlp, Norm,
+    PackedLinear, Precision, QkNorms, ReferenceDevice, Rotary, Slice, WeightMatrix, WeightRows, conformance,
+    download, upload,
 };
 
 use crate::{Rng, bits, cpus};
@@ -19,8 +19,7 @@ struct Layer {
     k_norm: Vec<f32>,
     qkv: PackedLinear,
     output: PackedLinear,
-    gate_up: PackedLinear,
-    down: PackedLinear,
+    mlp: GatedMlp,
 }
 
 impl Layer {
@@ -42,16 +41,16 @@ impl Layer {
         let output = pack(HIDDEN, Q, false, false);
         let gate_up = pack(2 * INTERMEDIATE, HIDDEN, false, true);
         let down = pack(HIDDEN, INTERMEDIATE, false, false);
-        Layer { norm, q_norm, k_norm, qkv, output, gate_up, down }
+        Layer { norm, q_norm, k_norm, qkv, output, mlp: GatedMlp { gate_up, down } }
     }
 
     fn norm(&self) -> Norm<'_> {
         Norm { weight: &self.norm, eps: 1e-5 }
     }
 
-    fn heads(&self) -> HeadNorms<'_> {
+    fn heads(&self) -> QkNorms<'_> {
         let norm = |weight| Norm { weight, eps: 1e-5 };
-        HeadNorms { q: norm(&self.q_norm), k: norm(&self.k_norm) }
+        QkNorms { q: norm(&self.q_norm), k: norm(&self.k_norm) }
     }
 
     /// The layer's second half, with or without norms after its branches.
@@ -60,10 +59,9 @@ impl Layer {
         LayerTail {
             output: &self.output,
             attention_post_norm: post_norm,
-            mlp_norm: self.norm(),
-            gate_up: &self.gate_up,
+            mlp_norm: Some(self.norm()),
+            mlp: Mlp::Dense(&self.mlp),
             activation,
-            down: &self.down,
             mlp_post_norm: post_norm,
         }
     }
@@ -150,7 +148,7 @@ fn steps(
     let (mut x, mut q) = (upload(cpu, start), cpu.floats(0));
     let (mut k, mut v) = (cpu.kv(dtype, 5), cpu.kv(dtype, 5));
     let heads = extra.then(|| layer.heads());
-    cpu.project_qkv(&x, layer.norm(), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
+    cpu.project_qkv(&x, Some(layer.norm()), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
     let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
     cpu.linear(layer.qkv.storage(), &normed(cpu, &layer.norm, start), &mut qkv);
     let part = |from, n, norm: &[f32]| match columns(&qkv, Q + 2 * KV, from, n) {
@@ -170,7 +168,12 @@ fn steps(
     let post = extra.then_some(&layer.norm[..]);
     add_branch(cpu, &layer.output, &queries, post, &mut should);
     let mut active = vec![0.0; rows * INTERMEDIATE];
-    cpu.linear_gated(layer.gate_up.storage(), activation, &normed(cpu, &layer.norm, &should), &mut active);
-    add_branch(cpu, &layer.down, &active, post, &mut should);
+    cpu.linear_gated(
+        layer.mlp.gate_up.storage(),
+        activation,
+        &normed(cpu, &layer.norm, &should),
+        &mut active,
+    );
+    add_branch(cpu, &layer.mlp.down, &active, post, &mut should);
     assert_eq!(bits(&download(cpu, &x)), bits(&should), "{what}: hidden states");
 }

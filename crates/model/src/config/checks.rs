@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Config, LayerSpec, RopeScaling, RopeSpec};
+use super::{Config, ExpertSpec, LayerSpec, RopeScaling, RopeSpec};
 use crate::error::{ModelError, Result};
 
 /// Most layers of a model, far above every model there is.
@@ -87,7 +87,14 @@ impl Check<'_> {
     }
 
     fn layers(&self, c: &Config) -> Result<()> {
-        for LayerSpec { window, rope, attention_scale: scale, .. } in &c.layers {
+        self.positive("the embedding scale", &[f64::from(c.embedding_scale)])?;
+        self.positive("final_logit_softcapping", &[c.logit_softcap.map_or(1.0, f64::from)])?;
+        for LayerSpec { window, rope, attention_scale: scale, experts, .. } in &c.layers {
+            if let Some(ExpertSpec { count, top_k, intermediate, .. }) = *experts {
+                self.size("the number of experts", count, 1 << 14)?;
+                self.size("the number of experts of a token", top_k, count)?;
+                self.size("the intermediate size of an expert", intermediate, 1 << 22)?;
+            }
             if *window == Some(0) {
                 return Err(self.wrong("sliding_window is 0".into()));
             }
@@ -120,7 +127,7 @@ impl Check<'_> {
         self.positive("rope_theta", &[rope.theta])?;
         let half = rope.rotary_dim / 2;
         match &rope.scaling {
-            RopeScaling::None => Ok(()),
+            RopeScaling::None | RopeScaling::NoRope => Ok(()),
             RopeScaling::Linear { factor } => self.positive("the rope factor", &[*factor]),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 self.positive("a rope factor", &[*factor, *low_freq_factor, *high_freq_factor])?;

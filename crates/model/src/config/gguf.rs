@@ -3,14 +3,23 @@
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
 use super::checks::checked_layers;
-use super::{Config, Family, LayerSpec, RopeScaling, RopeSpec, SUPPORTED, longrope_attention_factor};
+use super::{Config, ExpertSpec, Family, LayerSpec, RopeScaling, RopeSpec, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::quant::dequantize;
 
 /// Tokens that end a turn in the supported families' chat templates.
-const END_TOKENS: [&str; 6] =
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"];
+const END_TOKENS: [&str; 7] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+];
+/// Layers of the one Gemma 3 whose attention is scaled by `hidden / heads` in place of the head dimension; files do not say it.
+const GEMMA3_27B_LAYERS: usize = 62;
 /// ggml's token type for control tokens.
 const CONTROL: i32 = 3;
 /// The token embedding, whose rows are the vocabulary.
@@ -27,7 +36,7 @@ impl Config {
         let family = Family::named(architecture).ok_or_else(|| ModelError::Architecture {
             path: gguf.path().to_owned(),
             architecture: architecture.to_owned(),
-            supported: SUPPORTED,
+            supported: Family::SUPPORTED,
         })?;
         Resolver { gguf, architecture }.resolve(family)?.validated(gguf.path())
     }
@@ -85,11 +94,10 @@ impl Resolver<'_> {
             );
         };
         let layers = checked_layers(gguf.path(), self.size("block_count")?)?;
-        let layer = LayerSpec {
-            // Converters write 0 for none.
-            window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
-            qk_norm: family.has_qk_norm(),
-            ..LayerSpec::llama(head_dim)
+        let rope = RopeSpec {
+            theta: self.opt_number("rope.freq_base")?.unwrap_or(10_000.0),
+            rotary_dim: self.opt_size("rope.dimension_count")?.unwrap_or(head_dim),
+            scaling: self.scaling(context)?,
         };
         let has = |name: &str| gguf.tensors().contains_key(name);
         Ok(Config {
@@ -98,21 +106,76 @@ impl Resolver<'_> {
             heads,
             kv_heads: self.opt_size("attention.head_count_kv")?.unwrap_or(heads),
             head_dim,
-            intermediate: self.size("feed_forward_length")?,
+            // Mixtures of experts may have no dense layer.
+            intermediate: match self.opt_size("feed_forward_length")? {
+                None if self.experts()?.is_some() => self.size("expert_feed_forward_length")?,
+                _ => self.size("feed_forward_length")?,
+            },
             vocab,
+            embedding_scale: family.embedding_scale(hidden),
+            logit_softcap: self.opt_number("final_logit_softcapping")?.map(|cap| cap as f32),
             rms_eps: gguf.get_f32(&self.key("attention.layer_norm_rms_epsilon"))?,
-            layers: vec![layer; layers],
-            ropes: vec![RopeSpec {
-                theta: self.opt_number("rope.freq_base")?.unwrap_or(10_000.0),
-                rotary_dim: self.opt_size("rope.dimension_count")?.unwrap_or(head_dim),
-                scaling: self.scaling(context)?,
-            }],
+            layers: self.layers(family, layers, (hidden, heads, head_dim))?,
+            ropes: self.ropes(family, rope)?,
             context,
             tied_embeddings: !has("output.weight"),
             attention_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
             bos: gguf.opt_u32("tokenizer.ggml.bos_token_id")?,
             eos: self.eos()?,
         })
+    }
+
+    fn layers(
+        &self,
+        family: Family,
+        layers: usize,
+        (hidden, heads, head_dim): (usize, usize, usize),
+    ) -> Result<Vec<LayerSpec>> {
+        let mut layer = LayerSpec {
+            // Converters write 0 for none.
+            window: self.opt_size("attention.sliding_window")?.filter(|w| *w > 0),
+            experts: self.experts()?,
+            ..family.layer(head_dim)
+        };
+        if let Some(scale) = self.opt_number("attention.scale")? {
+            layer.attention_scale = scale as f32;
+        } else if family == Family::Gemma3 && layers == GEMMA3_27B_LAYERS {
+            layer.attention_scale = (hidden as f32 / heads as f32).sqrt().recip();
+        }
+        let Some(every) = family.pattern() else { return Ok(vec![layer; layers]) };
+        let of = |index: usize| {
+            let last = (index + 1).is_multiple_of(every);
+            let window = layer.window.filter(|_| family != Family::Gemma3 || !last);
+            let second = if family == Family::Gemma3 { !last } else { last };
+            LayerSpec { window, rope: second.into(), ..layer.clone() }
+        };
+        Ok((0..layers).map(of).collect())
+    }
+
+    /// The rope of most layers, and that of the others where they differ.
+    fn ropes(&self, family: Family, first: RopeSpec) -> Result<Vec<RopeSpec>> {
+        let second = match family {
+            Family::Gemma3 => RopeSpec {
+                theta: self.opt_number("rope.freq_base_swa")?.unwrap_or(10_000.0),
+                scaling: RopeScaling::None,
+                ..first.clone()
+            },
+            Family::SmolLm3 => RopeSpec { scaling: RopeScaling::NoRope, ..first.clone() },
+            _ => return Ok(vec![first]),
+        };
+        Ok(vec![first, second])
+    }
+
+    /// The experts of every layer, in mixtures.
+    fn experts(&self) -> Result<Option<ExpertSpec>> {
+        let Some(count) = self.opt_size("expert_count")?.filter(|count| *count > 0) else { return Ok(None) };
+        Ok(Some(ExpertSpec {
+            count,
+            top_k: self.size("expert_used_count")?,
+            intermediate: self.size("expert_feed_forward_length")?,
+            // No key says it; llama.cpp does so for the family.
+            normalised: true,
+        }))
     }
 
     fn scaling(&self, context: usize) -> Result<RopeScaling> {

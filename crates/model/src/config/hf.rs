@@ -4,10 +4,12 @@
 
 use std::path::Path;
 
+use refrain_kernels::Activation;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::checks::checked_layers;
-use super::{Config, Family, LayerSpec, RopeScaling, RopeSpec, SUPPORTED, longrope_attention_factor};
+use super::{Config, ExpertSpec, Family, LayerSpec, RopeScaling, RopeSpec, longrope_attention_factor};
 use crate::error::{ModelError, Result};
 use crate::safetensors::{SafetensorsFolder, read_json};
 
@@ -25,16 +27,34 @@ struct Raw {
     original_max_position_embeddings: Option<usize>,
     rms_norm_eps: Option<f32>,
     hidden_act: Option<String>,
+    /// Gemma's name of `hidden_act`.
+    hidden_activation: Option<String>,
     rope_theta: Option<f64>,
+    /// The base of Gemma's layers with a window.
+    rope_local_base_freq: Option<f64>,
     rope_scaling: Option<RawRope>,
     rope_parameters: Option<RawRope>,
     partial_rotary_factor: Option<f64>,
+    /// 0 for each layer without rope.
+    no_rope_layers: Option<Vec<u8>>,
+    no_rope_layer_interval: Option<usize>,
     /// Absent and null differ: Mistral's default is 4096, and null switches it off.
     #[serde(default, deserialize_with = "present")]
     sliding_window: Option<Option<usize>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
+    sliding_window_pattern: Option<usize>,
+    query_pre_attn_scalar: Option<f64>,
+    attn_logit_softcapping: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    use_bidirectional_attention: Option<bool>,
+    num_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    decoder_sparse_step: Option<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
     tie_word_embeddings: Option<bool>,
     quantization_config: Option<serde_json::Value>,
     bos_token_id: Option<Ids>,
@@ -56,10 +76,10 @@ struct RawRope {
     attention_factor: Option<f64>,
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
-    /// Only in files whose parameters differ by layer.
-    full_attention: Option<serde::de::IgnoredAny>,
-    /// Only in files whose parameters differ by layer.
-    sliding_attention: Option<serde::de::IgnoredAny>,
+    /// Parameters of the layers without a window, where they differ by layer.
+    full_attention: Option<Box<RawRope>>,
+    /// Parameters of the layers with a window, where they differ by layer.
+    sliding_attention: Option<Box<RawRope>>,
 }
 
 /// `generation_config.json`.
@@ -91,6 +111,13 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<O
     Option::deserialize(deserializer).map(Some)
 }
 
+/// Kinds of models for pictures and text whose text part is of a supported family.
+const WITH_PICTURES: [&str; 2] = ["gemma3", "mistral3"];
+
+fn model_type(fields: &Map<String, Value>) -> String {
+    fields.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
 impl Config {
     /// The configuration of the model in `folder`, whose weights are `weights`.
     ///
@@ -98,17 +125,32 @@ impl Config {
     /// [`ModelError::Io`] if there is no `config.json`; [`ModelError::Architecture`]; [`ModelError::Config`].
     pub(crate) fn from_hf(folder: &Path, weights: &SafetensorsFolder) -> Result<Self> {
         let path = folder.join("config.json");
-        // First only the architecture: the file of an unknown one may lack other fields, and the error should name the
-        // architecture.
-        #[derive(Deserialize)]
-        struct Kind {
-            model_type: Option<String>,
+        let mut fields: Map<String, Value> = read_json(&path)?;
+        let mut kind = model_type(&fields);
+        // A model for pictures too describes its text part apart; what both parts share stands beside it.
+        if let (true, Some(Value::Object(text))) =
+            (WITH_PICTURES.contains(&kind.as_str()), fields.remove("text_config"))
+        {
+            kind = model_type(&text);
+            fields.extend(text);
         }
-        let kind = read_json::<Kind>(&path)?.model_type.unwrap_or_default();
+        // The file of an unknown architecture may lack other fields, and the error should name the architecture.
         let Some(family) = Family::named(&kind) else {
-            return Err(ModelError::Architecture { path, architecture: kind, supported: SUPPORTED });
+            return Err(ModelError::Architecture { path, architecture: kind, supported: Family::SUPPORTED });
         };
-        let raw: Raw = read_json(&path)?;
+        // transformers 5 writes the name that mixtures of other families have.
+        if let Some(count) = fields.remove("num_local_experts") {
+            fields.entry("num_experts").or_insert(count);
+        }
+        if let Value::Object(defaults) = family.defaults() {
+            for (name, default) in defaults {
+                fields.entry(name).or_insert(default);
+            }
+        }
+        let raw = Raw::deserialize(Value::Object(fields)).map_err(|e| ModelError::Config {
+            path: path.clone(),
+            message: format!("not the JSON that is expected: {e}"),
+        })?;
         let generation = folder.join("generation_config.json");
         let generation = if generation.is_file() {
             read_json::<RawGeneration>(&generation)?
@@ -133,8 +175,10 @@ impl Resolver<'_> {
 
     fn resolve(&self, weights: &SafetensorsFolder, generation: &RawGeneration) -> Result<Config> {
         let raw = self.raw;
-        if let Some(act) = raw.hidden_act.as_deref().filter(|act| !matches!(*act, "silu" | "swish")) {
-            return Err(self.wrong(format!("hidden_act '{act}' is not supported; supported is silu")));
+        if raw.attn_logit_softcapping.is_some() || raw.use_bidirectional_attention == Some(true) {
+            let message =
+                "attn_logit_softcapping and use_bidirectional_attention are not supported; they must be null";
+            return Err(self.wrong(message.into()));
         }
         if raw.quantization_config.is_some() {
             let message = "quantised safetensors (quantization_config) are not supported; \
@@ -143,8 +187,6 @@ impl Resolver<'_> {
         }
         let head_dim = match raw.head_dim {
             Some(dim) => dim,
-            // Qwen3's class has 128, whichever the hidden size.
-            None if self.family == Family::Qwen3 => 128,
             None if raw.num_attention_heads > 0
                 && raw.hidden_size.is_multiple_of(raw.num_attention_heads) =>
             {
@@ -168,9 +210,11 @@ impl Resolver<'_> {
             head_dim,
             intermediate: raw.intermediate_size,
             vocab: raw.vocab_size,
-            rms_eps: raw.rms_norm_eps.unwrap_or(if self.family == Family::Phi3 { 1e-5 } else { 1e-6 }),
+            embedding_scale: self.family.embedding_scale(raw.hidden_size),
+            logit_softcap: raw.final_logit_softcapping.map(|cap| cap as f32),
+            rms_eps: raw.rms_norm_eps.unwrap_or(1e-6),
             layers: self.layers(head_dim)?,
-            ropes: vec![self.rope(head_dim)?],
+            ropes: self.ropes(head_dim)?,
             context: raw.max_position_embeddings,
             tied_embeddings: raw.tie_word_embeddings.unwrap_or(!weights.has("lm_head.weight")),
             attention_bias: ["q_proj", "qkv_proj"].iter().any(|p| weights.has(&format!("{first}.{p}.bias"))),
@@ -182,35 +226,94 @@ impl Resolver<'_> {
     fn kv_heads(&self) -> Result<usize> {
         match (self.raw.num_key_value_heads, self.family) {
             (Some(n), _) => Ok(n),
-            (None, Family::Llama | Family::Phi3) => Ok(self.raw.num_attention_heads),
+            (None, Family::Llama | Family::Phi3 | Family::Olmo2) => Ok(self.raw.num_attention_heads),
             (None, _) => Err(self.wrong("num_key_value_heads is missing".into())),
         }
     }
 
     fn layers(&self, head_dim: usize) -> Result<Vec<LayerSpec>> {
-        let layer = LayerSpec { qk_norm: self.family.has_qk_norm(), ..LayerSpec::llama(head_dim) };
-        let windows = self.windows(checked_layers(self.path, self.raw.num_hidden_layers)?)?;
-        Ok(windows.into_iter().map(|window| LayerSpec { window, ..layer.clone() }).collect())
+        let raw = self.raw;
+        let mut layer = self.family.layer(head_dim);
+        if let Some(name) = raw.hidden_activation.as_deref().or(raw.hidden_act.as_deref()) {
+            layer.activation = match name {
+                "silu" | "swish" => Activation::Silu,
+                "gelu_pytorch_tanh" => Activation::GeluTanh,
+                _ => {
+                    let supported = "silu, gelu_pytorch_tanh";
+                    return Err(self
+                        .wrong(format!("hidden_act '{name}' is not supported; supported are {supported}")));
+                }
+            };
+        }
+        if let Some(scalar) = raw.query_pre_attn_scalar {
+            layer.attention_scale = scalar.sqrt().recip() as f32;
+        }
+        let windows = self.windows(checked_layers(self.path, raw.num_hidden_layers)?)?;
+        let of = |(index, window): (usize, Option<usize>)| LayerSpec {
+            window,
+            rope: self.second_rope(index, window.is_some()).into(),
+            experts: self.experts(index),
+            ..layer.clone()
+        };
+        Ok(windows.into_iter().enumerate().map(of).collect())
+    }
+
+    /// Whether a layer has the second of [`Resolver::ropes`].
+    fn second_rope(&self, index: usize, windowed: bool) -> bool {
+        match (self.family, &self.raw.no_rope_layers) {
+            (Family::Gemma3, _) => windowed,
+            (Family::SmolLm3, Some(rotated)) => rotated.get(index) == Some(&0),
+            (Family::SmolLm3, None) => {
+                let every = self.raw.no_rope_layer_interval.or(self.family.pattern());
+                every.is_some_and(|every| every > 0 && (index + 1).is_multiple_of(every))
+            }
+            _ => false,
+        }
+    }
+
+    /// The experts of a layer, where its MLP is a mixture.
+    fn experts(&self, index: usize) -> Option<ExpertSpec> {
+        let raw = self.raw;
+        let count = raw.num_experts.filter(|count| self.family == Family::Qwen3Moe && *count > 0)?;
+        let dense = raw.mlp_only_layers.as_ref().is_some_and(|dense| dense.contains(&index));
+        let every = raw.decoder_sparse_step.unwrap_or(1);
+        if dense || every == 0 || !(index + 1).is_multiple_of(every) {
+            return None;
+        }
+        Some(ExpertSpec {
+            count,
+            top_k: raw.num_experts_per_tok.unwrap_or_default(),
+            intermediate: raw.moe_intermediate_size.unwrap_or_default(),
+            normalised: raw.norm_topk_prob.unwrap_or(false),
+        })
     }
 
     /// The sliding window of each of `layers` layers.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
         let raw = self.raw;
-        // In Qwen's models only some layers have the window, and a flag turns it on.
-        let qwen = matches!(self.family, Family::Qwen2 | Family::Qwen3);
+        // In some families only some layers have the window; Qwen's and SmolLM3's have a flag that turns it on.
+        let flagged =
+            matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3);
         let size = match (self.family, raw.sliding_window) {
-            (Family::Llama, _) => None,
+            (Family::Llama | Family::Olmo2, _) => None,
             (Family::Mistral, None) => Some(4096),
-            _ if qwen && raw.use_sliding_window != Some(true) => None,
-            (_, None) if qwen => Some(4096),
+            _ if flagged && raw.use_sliding_window != Some(true) => None,
+            (_, None) if flagged => Some(4096),
             (_, window) => window.flatten(),
         };
-        if size.is_none() || !qwen {
+        if size.is_none() || !(flagged || self.family == Family::Gemma3) {
             return Ok(vec![size; layers]);
         }
         let Some(types) = &raw.layer_types else {
+            let every = raw.sliding_window_pattern.or(self.family.pattern()).filter(|every| *every > 0);
             let first = raw.max_window_layers.unwrap_or(28);
-            return Ok((0..layers).map(|layer| size.filter(|_| layer >= first)).collect());
+            let windowed = |layer: usize| match (self.family, every) {
+                (Family::Gemma3, Some(every)) => !(layer + 1).is_multiple_of(every),
+                (Family::SmolLm3, _) => self.second_rope(layer, false),
+                (Family::Qwen3Moe, _) => true,
+                _ => layer >= first,
+            };
+            return Ok((0..layers).map(|layer| size.filter(|_| windowed(layer))).collect());
         };
         if types.len() != layers {
             let message = format!("layer_types has {} entries for {layers} layers", types.len());
@@ -226,12 +329,34 @@ impl Resolver<'_> {
         types.iter().map(window).collect()
     }
 
-    fn rope(&self, head_dim: usize) -> Result<RopeSpec> {
+    /// The rope of most layers, and that of the others where they differ.
+    fn ropes(&self, head_dim: usize) -> Result<Vec<RopeSpec>> {
         let raw = self.raw;
-        let rope = raw.rope_scaling.as_ref().or(raw.rope_parameters.as_ref()).cloned().unwrap_or_default();
-        if rope.full_attention.is_some() || rope.sliding_attention.is_some() {
+        let mut rope =
+            raw.rope_scaling.as_ref().or(raw.rope_parameters.as_ref()).cloned().unwrap_or_default();
+        let (whole, windowed) = (rope.full_attention.take(), rope.sliding_attention.take());
+        if (whole.is_some() || windowed.is_some()) && self.family != Family::Gemma3 {
             return Err(self.wrong("rope parameters that differ by layer are not supported".into()));
         }
+        if let Some(whole) = whole {
+            rope = *whole;
+        }
+        let first = self.rope(head_dim, rope)?;
+        let second = match (self.family, windowed) {
+            (Family::Gemma3, Some(windowed)) => self.rope(head_dim, *windowed)?,
+            (Family::Gemma3, None) => RopeSpec {
+                theta: raw.rope_local_base_freq.unwrap_or(10_000.0),
+                scaling: RopeScaling::None,
+                ..first.clone()
+            },
+            (Family::SmolLm3, _) => RopeSpec { scaling: RopeScaling::NoRope, ..first.clone() },
+            _ => return Ok(vec![first]),
+        };
+        Ok(vec![first, second])
+    }
+
+    fn rope(&self, head_dim: usize, rope: RawRope) -> Result<RopeSpec> {
+        let raw = self.raw;
         let partial = rope.partial_rotary_factor.or(raw.partial_rotary_factor).unwrap_or(1.0);
         if !(partial > 0.0 && partial <= 1.0) {
             return Err(self.wrong(format!("partial_rotary_factor is {partial}, not above 0 and at most 1")));

@@ -10,8 +10,8 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real, shared,
-    small, tiny_engine,
+    KINDS, SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real,
+    shared, small, tiny_engine,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
@@ -73,7 +73,8 @@ fn logits(engine: &Engine, prompt: &Prompt, eviction: &Eviction, tokens: usize) 
 
 /// The tiny models, and SmolLM2 as it is used (f16 cache, its own precision).
 fn everywhere(test: impl Fn(&Engine)) {
-    for name in ["llama", "phi3", "mistral_window", "phi4_longrope"] {
+    for name in KINDS.into_iter().chain(["mistral_window", "phi4_longrope"]) {
+        eprintln!("on {name}");
         test(&tiny_engine(name, exact(Dtype::F32)));
         test(&tiny_engine(name, small()));
     }

@@ -1,0 +1,132 @@
+//! Mixtures of experts on the CPU: rows are grouped by the experts that they go through, so that the weights of an expert are read
+//! once for all of its rows, and those of an expert that no row chose are not read at all.
+
+use std::cell::{Cell, RefCell};
+
+use crate::cpu::Cpu;
+use crate::device::{Experts, GatedMlp, LayerTail};
+use crate::disjoint::DisjointMut;
+use crate::linear::Linear;
+use crate::scratch::{self, AlignedVec};
+
+/// Rows at a time, which bounds the memory of what experts give.
+const ROWS: usize = 1024;
+
+thread_local! {
+    /// The rows of one expert, gathered.
+    static GATHERED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// One expert's rows between its two products.
+    static ACTIVE: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// What each route gives.
+    static RESULTS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// What the experts of each row give together.
+    static MIXED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    static ROUTING: RefCell<Routing> = RefCell::new(Routing::default());
+}
+
+/// One row's way through one expert.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    expert: u32,
+    row: u32,
+    weight: f32,
+}
+
+/// The ways of some rows through their experts.
+#[derive(Debug, Default)]
+struct Routing {
+    /// By expert, then by row.
+    routes: Vec<Route>,
+    /// Index of the first route of each expert in use, and the number of all.
+    starts: Vec<usize>,
+    /// The router's logits of the rows, then the probabilities.
+    scores: Vec<f32>,
+}
+
+impl Routing {
+    /// Chooses `top_k` experts for each row of `scores`, which holds the logits of `experts` experts a row.
+    fn choose(&mut self, experts: usize, top_k: usize, normalised: bool) {
+        let Routing { routes, starts, scores } = self;
+        routes.clear();
+        for (row, scores) in (0..).zip(scores.chunks_exact_mut(experts)) {
+            let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.iter_mut().for_each(|score| *score = (*score - most).exp());
+            let sum: f32 = scores.iter().sum();
+            let first = routes.len();
+            for _ in 0..top_k {
+                // A chosen expert's score is below all others. Of equal ones, and of none that is a number, the first is taken.
+                let mut best = scores.iter().position(|score| *score != -1.0).unwrap_or_default();
+                for (expert, score) in scores.iter().enumerate() {
+                    if *score > scores[best] {
+                        best = expert;
+                    }
+                }
+                routes.push(Route { expert: best as u32, row, weight: scores[best] / sum });
+                scores[best] = -1.0;
+            }
+            if normalised {
+                let whole: f32 = routes[first..].iter().map(|route| route.weight).sum();
+                routes[first..].iter_mut().for_each(|route| route.weight /= whole);
+            }
+        }
+        routes.sort_unstable_by_key(|route| (route.expert, route.row));
+        starts.clear();
+        starts.extend((0..routes.len()).filter(|i| *i == 0 || routes[i - 1].expert != routes[*i].expert));
+        starts.push(routes.len());
+    }
+}
+
+impl Cpu {
+    /// x += post(experts(norm(x))), with the norms and the activation of `tail`.
+    pub(crate) fn add_experts(&self, experts: Experts<'_>, tail: &LayerTail<'_>, x: &mut [f32]) {
+        let hidden = tail.output.storage::<Linear>().outputs();
+        for x in x.chunks_mut(ROWS * hidden) {
+            let mut mixed = scratch::borrow(&MIXED, x.len());
+            let mixed = &mut mixed.as_f32_mut()[..x.len()];
+            self.normed(x, tail.mlp_norm, |normed| self.mix(experts, tail, normed, mixed));
+            self.add_normed(mixed, tail.mlp_post_norm, hidden, x);
+        }
+    }
+
+    /// y = experts(x)
+    fn mix(&self, mixture: Experts<'_>, tail: &LayerTail<'_>, x: &[f32], y: &mut [f32]) {
+        let Experts { router, experts, top_k, normalised } = mixture;
+        let router = router.storage::<Linear>();
+        let hidden = router.inputs();
+        // The routing is this thread's until its end: tasks on this thread see it only through the borrow below.
+        let mut routing = ROUTING.take();
+        routing.scores.resize(x.len() / hidden * experts.len(), 0.0);
+        self.linear(router, x, &mut routing.scores);
+        routing.choose(experts.len(), top_k, normalised);
+        let Routing { routes, starts, .. } = &routing;
+        let mut results = scratch::borrow(&RESULTS, routes.len() * hidden);
+        let results = &mut results.as_f32_mut()[..routes.len() * hidden];
+        let used = starts.len() - 1;
+        let parts = DisjointMut::new(results);
+        // Threads take an expert each where there are enough of them, and share the work of one where there are not.
+        self.parallel_if(used >= 2 * self.threads(), used, &|e| {
+            let own = starts[e]..starts[e + 1];
+            let routes = &routes[own.clone()];
+            let GatedMlp { gate_up, down } = &experts[routes[0].expert as usize];
+            let (gate_up, down) = (gate_up.storage::<Linear>(), down.storage::<Linear>());
+            let mut gathered = scratch::borrow(&GATHERED, routes.len() * hidden);
+            let gathered = &mut gathered.as_f32_mut()[..routes.len() * hidden];
+            for (to, route) in gathered.chunks_exact_mut(hidden).zip(routes) {
+                to.copy_from_slice(&x[route.row as usize * hidden..][..hidden]);
+            }
+            let width = routes.len() * gate_up.outputs();
+            let mut active = scratch::borrow(&ACTIVE, width);
+            let active = &mut active.as_f32_mut()[..width];
+            self.linear_gated(gate_up, tail.activation, gathered, active);
+            // SAFETY: these routes belong to this task.
+            self.linear(down, active, unsafe { parts.part(own.start * hidden..own.end * hidden) });
+        });
+        y.fill(0.0);
+        // A row's experts are added in ascending order, whatever rows there are beside it.
+        for (part, route) in results.chunks_exact(hidden).zip(routes) {
+            let y = &mut y[route.row as usize * hidden..][..hidden];
+            y.iter_mut().zip(part).for_each(|(y, part)| *y += route.weight * part);
+        }
+        ROUTING.set(routing);
+    }
+}
