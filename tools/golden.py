@@ -334,6 +334,11 @@ def check_weights(model, reader):
     names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
     names |= {"attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj"}
     names |= {"ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    names |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+    less_one = "gemma" in model.config.model_type
+    if less_one:
+        names |= {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+        names |= {"post_ffw_norm": "post_feedforward_layernorm"}
     top = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     top["output.weight"] = "lm_head.weight"
     params, heads = dict(model.named_parameters(remove_duplicate=False)), model.config.num_attention_heads
@@ -348,6 +353,7 @@ def check_weights(model, reader):
         else:
             name = top[t.name]
         p = params[name]
+        w = w - 1 if less_one and "norm" in t.name else w  # Gemma's norms multiply by one more than is stored
         assert p.dtype == torch.float32 and torch.equal(p, torch.from_numpy(np.array(w))), t.name
         seen.add(name)
     assert seen == set(params), set(params) - seen
@@ -378,7 +384,8 @@ def make_real(out, path):
 
     model, arch = load_real(path, reader), field("general.architecture")
     c = model.config
-    assert c.rope_parameters["rope_theta"] == field(f"{arch}.rope.freq_base"), c.rope_parameters
+    rope = c.rope_parameters.get("full_attention", c.rope_parameters)
+    assert rope["rope_theta"] == field(f"{arch}.rope.freq_base"), c.rope_parameters
     assert abs(c.rms_norm_eps - field(f"{arch}.attention.layer_norm_rms_epsilon")) < 1e-9, c.rms_norm_eps
     tok, changes = real_tokenizer(path, field)
     ids = tok(PROMPT, add_special_tokens=False)["input_ids"]
@@ -400,7 +407,7 @@ def make_real(out, path):
         "greedy_margin": digits(gaps),
         "tokenizer_changes": changes,
         "tokenizer": tokenizer_cases(tok),
-        "chat": chat_cases(tok),
+        "chat": chat_cases(tok) if tok.chat_template else [],
     }
     out.mkdir(parents=True, exist_ok=True)
     target = out / f"{path.stem}.json"

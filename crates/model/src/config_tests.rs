@@ -438,6 +438,20 @@ fn real_gguf_files_resolve() {
         assert!(config.tied_embeddings && !config.attention_bias);
         assert!(config.eos.contains(&2), "{:?}", config.eos);
     }
+    if let Some(path) = real_model("gemma-3-270m-q4_k_m.gguf") {
+        let config = ModelFiles::open(path).unwrap().config().clone();
+        assert_eq!((config.num_layers(), config.hidden, config.heads, config.kv_heads), (18, 640, 4, 1));
+        assert_eq!(
+            (config.head_dim, config.context, config.layers[0].attention_scale),
+            (256, 32768, 1.0 / 16.0)
+        );
+        let whole = |layer: &LayerSpec| layer.window.is_none() && config.ropes[layer.rope].theta == 1e6;
+        let local = |layer: &LayerSpec| layer.window == Some(512) && config.ropes[layer.rope].theta == 1e4;
+        for (index, layer) in config.layers.iter().enumerate() {
+            assert!(if index % 6 == 5 { whole(layer) } else { local(layer) }, "{index}: {layer:?}");
+        }
+        assert_eq!(config.embedding_scale, 640f32.sqrt());
+    }
     if let Some(path) = real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") {
         let config = ModelFiles::open(path).unwrap().config().clone();
         assert_eq!((config.num_layers(), config.hidden, config.heads, config.kv_heads), (24, 896, 14, 2));

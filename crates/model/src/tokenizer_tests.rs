@@ -75,7 +75,11 @@ fn folders_agree_with_transformers() {
 
 #[test]
 fn real_gguf_files_agree_with_transformers() {
-    for (file, eos) in [("SmolLM2-135M-Instruct.Q4_1", 2), ("qwen2.5-coder-0.5b-instruct-q4_k_m", 151_645)] {
+    for (file, bos, eos, end) in [
+        ("SmolLM2-135M-Instruct.Q4_1", None, 2, "<|im_end|>"),
+        ("qwen2.5-coder-0.5b-instruct-q4_k_m", None, 151_645, "<|im_end|>"),
+        ("gemma-3-270m-q4_k_m", Some(2), 1, "<eos>"),
+    ] {
         let Some(path) = real_model(&format!("{file}.gguf")) else { continue };
         let files = ModelFiles::open(path).unwrap();
         let tokenizer = Tokenizer::open(&files).unwrap();
@@ -87,10 +91,10 @@ fn real_gguf_files_agree_with_transformers() {
         let prompt = golden["prompt"].as_str().unwrap();
         assert_eq!(parse(&tokenizer, prompt), ids_of(&golden["ids"]));
         TEXTS.iter().for_each(|text| comes_back(&tokenizer, text));
-        assert_eq!(tokenizer.bos(), None);
+        assert_eq!(tokenizer.bos(), bos);
         assert!(tokenizer.eos_ids().contains(&eos));
         assert!(tokenizer.vocab_size() <= files.config().vocab);
-        assert_eq!(tokenizer.token_text(eos).as_deref(), Some("<|im_end|>"));
+        assert_eq!(tokenizer.token_text(eos).as_deref(), Some(end));
     }
 }
 

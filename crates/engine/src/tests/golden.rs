@@ -124,3 +124,9 @@ fn smollm2_agrees_with_transformers() {
 fn qwen2_5_coder_agrees_with_transformers() {
     real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
 }
+
+/// Windows on five of six layers, two ropes, norms on both sides of a branch, and weights of 4, 5, 6 and 8 bits.
+#[test]
+fn gemma_3_agrees_with_transformers() {
+    real_model("gemma-3-270m-q4_k_m.gguf");
+}
