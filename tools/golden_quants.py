@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
-FORMATS = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K".split()
+FORMATS = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
 RAGGED = [1, 2, 63, 64, 65, 129]
 VALUES = 256 * 37
 SEEDS = range(1, 21)

@@ -18,22 +18,72 @@ use crate::dtype::{DType, SUPPORTED, ggml_type_name};
 use crate::error::{ModelError, Result};
 use crate::map::FileBytes;
 
-/// A parsed GGUF file: metadata, tensor directory and the mapped bytes.
+/// A parsed GGUF file, or several that are the parts of one model: metadata of the first, tensor directory and the mapped bytes.
 #[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
-    bytes: FileBytes,
+    files: Vec<FileBytes>,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
 }
 
 impl Gguf {
-    /// Maps the file at `path` and reads its header, metadata and tensor directory.
+    /// Maps the file at `path` and reads its header, metadata and tensor directory. The first part of a model that llama.cpp's
+    /// `gguf-split` has cut brings the other parts along, which lie beside it.
     ///
     /// # Errors
-    /// [`ModelError::Io`] if the file cannot be mapped, [`ModelError::Gguf`] if it is malformed or truncated.
+    /// [`ModelError::Io`] if a file cannot be mapped, [`ModelError::Gguf`] if one is malformed or truncated, or is no part of the
+    /// model; if `path` is a part that is not the first.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::parse(path.to_owned(), FileBytes::map(path)?)
+        let mut gguf = Self::parse(path.to_owned(), FileBytes::map(path)?)?;
+        let Some(count) = gguf.opt_u32("split.count")?.filter(|count| *count > 1) else { return Ok(gguf) };
+        let own = gguf.opt_u32("split.no")?.unwrap_or(0);
+        if own != 0 {
+            let first = part_name(path, own, 0, count).unwrap_or_else(|| first_name(count));
+            return Err(
+                gguf.wrong(format!("the file is part {} of {count}; open the first, {first}", own + 1))
+            );
+        }
+        for part in 1..count {
+            let Some(name) = part_name(path, 0, part, count) else {
+                let expected = first_name(count);
+                return Err(gguf.wrong(format!(
+                    "the file is part 1 of {count}, whose other parts cannot be found: its name does not end in {expected}"
+                )));
+            };
+            let other = path.with_file_name(name);
+            gguf.add(Self::parse(other.clone(), FileBytes::map(&other)?)?, part, count)?;
+        }
+        Ok(gguf)
+    }
+
+    /// Takes the tensors of the file that should be `part` of `count`.
+    fn add(&mut self, other: Gguf, part: u32, count: u32) -> Result<()> {
+        let found = (other.opt_u32("split.no")?, other.opt_u32("split.count")?);
+        if found != (Some(part), Some(count)) {
+            let found = match found {
+                (Some(part), Some(count)) => {
+                    format!("says that it is part {} of {count}", part.saturating_add(1))
+                }
+                _ => "does not say that it is a part".into(),
+            };
+            return Err(other.wrong(format!("the file should be part {} of {count}, but {found}", part + 1)));
+        }
+        let Gguf { path, files, tensors, .. } = other;
+        for (name, info) in tensors {
+            let info = TensorInfo { file: self.files.len(), ..info };
+            if self.tensors.contains_key(&name) {
+                let message = format!("the tensor '{name}' is in two parts of the model");
+                return Err(ModelError::Gguf { path, offset: 0, message });
+            }
+            self.tensors.insert(name, info);
+        }
+        self.files.extend(files);
+        Ok(())
+    }
+
+    fn wrong(&self, message: String) -> ModelError {
+        ModelError::Gguf { path: self.path.clone(), offset: 0, message }
     }
 
     /// Reads a file that is already in memory; `path` is only named in errors.
@@ -46,7 +96,7 @@ impl Gguf {
 
     fn parse(path: PathBuf, bytes: FileBytes) -> Result<Self> {
         match reader::read(&bytes) {
-            Ok((metadata, tensors)) => Ok(Self { path, bytes, metadata, tensors }),
+            Ok((metadata, tensors)) => Ok(Self { path, files: vec![bytes], metadata, tensors }),
             Err(reader::Malformed { offset, message }) => Err(ModelError::Gguf { path, offset, message }),
         }
     }
@@ -57,9 +107,9 @@ impl Gguf {
         &self.path
     }
 
-    /// The whole file.
-    pub(crate) fn bytes(&self) -> &FileBytes {
-        &self.bytes
+    /// The whole file, or all parts in their order.
+    pub(crate) fn files(&self) -> &[FileBytes] {
+        &self.files
     }
 
     /// All metadata by key, in the order of the keys.
@@ -89,13 +139,13 @@ impl Gguf {
             found: ggml_type_name(info.ggml_type),
             supported: SUPPORTED,
         })?;
-        Ok((info, dtype, &self.bytes[info.range.clone()]))
+        Ok((info, dtype, &self.files[info.file][info.range.clone()]))
     }
 
     /// Gives the resident pages of the file back to the system (a hint): reading goes on working, from the
     /// disk.
     pub fn advise_done(&self) {
-        self.bytes.advise_done();
+        self.files.iter().for_each(FileBytes::advise_done);
     }
 
     /// The value of `key`, if the file has it.
@@ -219,6 +269,18 @@ impl Gguf {
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| ModelError::KeyMissing { path: self.path.clone(), key: key.to_owned() })
     }
+}
+
+/// The end of the name of the first of `count` parts.
+fn first_name(count: u32) -> String {
+    format!("-00001-of-{count:05}.gguf")
+}
+
+/// The name of `part` of `count`, beside the file of part `own`; parts count from 0.
+fn part_name(path: &Path, own: u32, part: u32, count: u32) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(&format!("-{:05}-of-{count:05}.gguf", own.checked_add(1)?))?;
+    Some(format!("{stem}-{:05}-of-{count:05}.gguf", part + 1))
 }
 
 #[cfg(test)]

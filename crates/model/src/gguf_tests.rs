@@ -2,7 +2,7 @@ use super::*;
 use crate::config::Config;
 use crate::files::ModelFiles;
 use crate::quant::dequantize;
-use crate::testing::{GgufBuilder, Random, array, checksum, golden, real_model, tiny_gguf};
+use crate::testing::{GgufBuilder, Random, TestFolder, array, checksum, golden, real_model, tiny_gguf};
 
 fn parse(bytes: Vec<u8>) -> Result<Gguf> {
     Gguf::from_bytes("test.gguf", bytes)
@@ -81,9 +81,12 @@ fn tensors_lie_where_the_directory_says() {
 
 #[test]
 fn a_type_that_cannot_be_read_is_an_error_when_used() {
-    let gguf = parse(GgufBuilder::new().tensor("odd", &[2, 256], 23, &[0; 100]).build()).unwrap();
+    let gguf = parse(GgufBuilder::new().tensor("odd", &[2, 256], 18, &[0; 100]).build()).unwrap();
     let message = gguf.tensor("odd").unwrap_err().to_string();
-    assert!(message.contains("'odd'") && message.contains("IQ4_XS") && message.contains("Q4_K"), "{message}");
+    assert!(
+        message.contains("'odd'") && message.contains("IQ3_XXS") && message.contains("Q4_K"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn forged_directories_are_errors() {
     assert!(error(&new().entry("t", &[1], 0, 5)).contains("not aligned"));
     assert!(error(&new().entry("t", &[1], 0, u64::MAX - 31)).contains("impossible offset"));
     assert!(error(&new().entry("t", &[1], 0, 1 << 30)).contains("but the file has"));
-    assert!(error(&new().entry("t", &[1], 23, 1 << 30)).contains("but the file has"));
+    assert!(error(&new().entry("t", &[1], 18, 1 << 30)).contains("but the file has"));
 }
 
 /// Everything that a loader does with a file whose bytes are not trusted.
@@ -244,4 +247,50 @@ fn real_files_are_read_as_ggml_reads_them() {
         }
         eprintln!("{file}: {} tensors, values of {}", tensors.len(), checksums.len());
     }
+}
+
+/// The file `part` of `count`, with one tensor of its own.
+fn split_file(part: u16, count: u16) -> Vec<u8> {
+    let builder = if part == 0 { tiny_gguf("llama") } else { GgufBuilder::new() };
+    builder
+        .raw("split.no", 2, &part.to_le_bytes())
+        .raw("split.count", 2, &count.to_le_bytes())
+        .tensor(&format!("own.{part}"), &[1, 2], 0, &[f32::from(part), 1.0].map(f32::to_le_bytes).concat())
+        .build()
+}
+
+#[test]
+fn a_model_in_several_files_is_opened_by_its_first() {
+    let folder = TestFolder::new();
+    let name = |part: u16| format!("big-{:05}-of-00003.gguf", part + 1);
+    for part in 0..3 {
+        folder.write(&name(part), split_file(part, 3));
+    }
+    let open = |part| Gguf::open(&folder.path().join(name(part)));
+    let gguf = open(0).unwrap();
+    assert_eq!(gguf.get_str("general.architecture").unwrap(), "llama");
+    for part in 0..3u16 {
+        let (info, dtype, data) = gguf.tensor(&format!("own.{part}")).unwrap();
+        assert_eq!((info.shape.as_slice(), dtype), (&[1, 2][..], DType::F32));
+        assert_eq!(data[..4], f32::from(part).to_le_bytes());
+    }
+    assert_eq!(gguf.files().len(), 3);
+    let message = |part| open(part).unwrap_err().to_string();
+    assert!(
+        message(1).contains("part 2 of 3") && message(1).contains("big-00001-of-00003.gguf"),
+        "{}",
+        message(1)
+    );
+    // Two parts with one tensor, a part of another model, and one that is missing.
+    folder.write(&name(2), split_file(1, 3));
+    assert!(message(0).contains("says that it is part 2 of 3"), "{}", message(0));
+    let twice = split_file(2, 3);
+    let at = twice.windows(5).position(|bytes| bytes == b"own.2").unwrap();
+    folder.write(&name(2), [&twice[..at + 4], b"1", &twice[at + 5..]].concat());
+    assert!(message(0).contains("'own.1' is in two parts"), "{}", message(0));
+    std::fs::remove_file(folder.path().join(name(2))).unwrap();
+    assert!(message(0).contains(&name(2)), "{}", message(0));
+    folder.write("renamed.gguf", split_file(0, 3));
+    let renamed = Gguf::open(&folder.path().join("renamed.gguf")).unwrap_err().to_string();
+    assert!(renamed.contains("-00001-of-00003.gguf"), "{renamed}");
 }

@@ -29,9 +29,14 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::Q4_1 => blocks(bytes, out, q4_1),
         DType::Q5_0 => blocks(bytes, out, q5_0),
         DType::Q5_1 => blocks(bytes, out, q5_1),
+        DType::Q2K => blocks(bytes, out, q2_k),
+        DType::Q3K => blocks(bytes, out, q3_k),
         DType::Q4K => blocks(bytes, out, q4_k),
         DType::Q5K => blocks(bytes, out, q5_k),
         DType::Q6K => blocks(bytes, out, q6_k),
+        DType::Iq4Nl => blocks(bytes, out, iq4_nl),
+        DType::Iq4Xs => blocks(bytes, out, iq4_xs),
+        DType::Mxfp4 => blocks(bytes, out, mxfp4),
     }
     Ok(())
 }
@@ -228,6 +233,68 @@ fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
 #[inline(always)]
 fn six_bits(low: u8, high: u8) -> f32 {
     (i32::from(low | ((high & 3) << 4)) - 32) as f32
+}
+
+fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
+    let (d, min) = (half_at(b, 80), half_at(b, 82));
+    for (j, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // Sixteen values are two bits each of sixteen bytes; eight such runs share 32 bytes.
+        let (scale, qs) = (b[j], part::<16>(b, 16 + 32 * (j / 8) + 16 * (j % 2)));
+        let (dl, ml) = (d * f32::from(scale & 0x0F), min * f32::from(scale >> 4));
+        for (y, q) in y.iter_mut().zip(qs) {
+            *y = dl * f32::from((q >> (j % 8 / 2 * 2)) & 3) - ml;
+        }
+    }
+}
+
+fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
+    let (d, high, packed) = (half_at(b, 108), part::<32>(b, 0), part::<12>(b, 96));
+    for (j, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // Four low bits of sixteen scales in eight bytes, then their two high bits in four.
+        let low = (packed[j % 8] >> (j / 8 * 4)) & 0x0F;
+        let scale = i32::from(low | (((packed[8 + j % 4] >> (j / 4 * 2)) & 3) << 4)) - 32;
+        let (dl, at) = (d * scale as f32, 16 * (j % 2));
+        let qs = part::<16>(b, 32 + 32 * (j / 8) + at);
+        for (l, (y, q)) in y.iter_mut().zip(qs).enumerate() {
+            let missing = if high[at + l] >> (j / 2) & 1 == 1 { 0 } else { 4 };
+            *y = dl * (i32::from((q >> (j % 8 / 2 * 2)) & 3) - missing) as f32;
+        }
+    }
+}
+
+/// The values that the nibbles of IQ4_NL and IQ4_XS stand for.
+const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// Twice the values that the nibbles of MXFP4 stand for: sign, two bits of exponent, one of mantissa.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Thirty-two values of a table by nibbles: sixteen bytes hold values j and j + 16.
+#[inline(always)]
+fn looked_up(table: &[i8; 16], d: f32, qs: &[u8; 16], y: &mut [f32]) {
+    for (j, q) in qs.iter().enumerate() {
+        y[j] = d * f32::from(table[usize::from(q & 0x0F)]);
+        y[j + 16] = d * f32::from(table[usize::from(q >> 4)]);
+    }
+}
+
+fn iq4_nl(b: &[u8; 18], y: &mut [f32; 32]) {
+    looked_up(&NON_LINEAR, half_at(b, 0), part(b, 2), y);
+}
+
+fn iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
+    let (d, high) = (half_at(b, 0), u16::from_le_bytes(*part(b, 2)));
+    for (j, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = (b[4 + j / 2] >> (j % 2 * 4)) & 0x0F;
+        let scale = i32::from(low) | i32::from((high >> (2 * j)) & 3) << 4;
+        looked_up(&NON_LINEAR, d * (scale - 32) as f32, part(b, 8 + 16 * j), y);
+    }
+}
+
+/// Blocks of the OCP Microscaling specification: a power of two, and values of four bits.
+fn mxfp4(b: &[u8; 17], y: &mut [f32; 32]) {
+    // Half of 2^(e − 127), since the table holds doubled values; the lowest two are subnormal.
+    let e = u32::from(b[0]);
+    let half = f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 });
+    looked_up(&E2M1, half, part(b, 1), y);
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ impl Weights {
     /// The files, in the order of their names.
     pub(crate) fn files(&self) -> Vec<&FileBytes> {
         match &self.source {
-            Source::Gguf { gguf, .. } => vec![gguf.bytes()],
+            Source::Gguf { gguf, .. } => gguf.files().iter().collect(),
             Source::Safetensors { folder, .. } => folder.shards().iter().collect(),
         }
     }

@@ -37,7 +37,9 @@ pub struct TensorInfo {
     pub ggml_type: u32,
     /// The type, if it can be read.
     pub dtype: Option<DType>,
-    /// Where the data lies in the file, in bytes. For a type that cannot be read its length is unknown and
+    /// Index of the file that holds the data, among those of a model in several files.
+    pub file: usize,
+    /// Where the data lies in that file, in bytes. For a type that cannot be read its length is unknown and
     /// the range is empty.
     pub range: Range<usize>,
 }
@@ -341,6 +343,12 @@ impl<'a> Reader<'a> {
             }
         };
         shape.reverse();
-        Ok(Pending { entry_at, name, info: TensorInfo { shape, ggml_type, dtype, range: 0..0 }, offset, len })
+        Ok(Pending {
+            entry_at,
+            name,
+            info: TensorInfo { shape, ggml_type, dtype, file: 0, range: 0..0 },
+            offset,
+            len,
+        })
     }
 }
