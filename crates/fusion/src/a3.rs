@@ -69,13 +69,15 @@ impl FusionMethod for A3 {
         if layout.reusable() == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
+        // A layer whose window hides documents cannot choose among their tokens: the next one that sees them all does.
+        let check_layer = inputs.layers_of_choice(self.check_layer..self.check_layer + 1)?[0];
         let mut plan = PassPlan::new(layout.tokens_after_system());
         let needs = Needs { question_attention: Some(self.softmax.into()), ..Needs::default() };
-        plan.checks.insert(self.check_layer, needs);
+        plan.checks.insert(check_layer, needs);
         let smoothing = self.smoothing;
         let count = match self.charge {
             0.0 => layout.count(self.ratio),
-            charge => layout.count_for_charge(charge, self.check_layer + 1, 0),
+            charge => layout.count_for_charge(charge, check_layer + 1, 0),
         };
         Ok(selecting(plan, move |layer| {
             let smoothed = smooth(layer.question_attention, smoothing);

@@ -95,6 +95,7 @@ fn inputs(
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
         ropes: Ropes::shared(Rope::new(vec![0.5; HEAD_DIM / 2], 1.0), LAYERS),
+        windows: vec![None; LAYERS],
         stable_layers: None,
     };
     let max_tokens = layout.len() + 8;

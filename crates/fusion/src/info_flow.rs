@@ -60,19 +60,19 @@ impl FusionMethod for InfoFlow {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
-        let layers = layers_between(self.from, self.to, layout.layers);
+        let layers = inputs.layers_of_choice(layers_between(self.from, self.to, layout.layers))?;
         let orders = self.reorder && !inputs.reordered && layout.inexact_chunks().count() > 1;
         let probes = if self.reorder && (orders || inputs.reordered) { 2 } else { 1 };
         let count = match self.charge {
             0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
-            charge => layout.count_for_charge(charge, 0, probes * layers.end),
+            charge => layout.count_for_charge(charge, 0, probes * (layers[layers.len() - 1] + 1)),
         };
         let (rows, aggregation) = (Rows::Question, Aggregation::L2);
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
         if orders && count > 0 {
-            return Ok(ordering_probe(inputs, layers, score, count));
+            return Ok(ordering_probe(inputs, &layers, score, count));
         }
-        Ok(recompute_best(inputs, layers, score, count))
+        Ok(recompute_best(inputs, &layers, score, count))
     }
 
     fn reorders(&self) -> bool {

@@ -2,7 +2,6 @@
 //! that choose tokens before anything else is computed.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kv::stats::QuestionScore;
@@ -43,11 +42,11 @@ impl<F: FnOnce(&PromptLayout, LayerScores) -> Box<dyn Pass> + Send> Pass for Que
     }
 }
 
-/// A probe of the question through the layers below `layers.end`, scored at `layers`. `next` makes the pass that follows from the
+/// A probe of the question, scored at `layers`, which ascend, through the last of them. `next` makes the pass that follows from the
 /// scores of each layer.
 pub(crate) fn question_probe(
     inputs: &Arc<PrefillInputs>,
-    layers: Range<usize>,
+    layers: &[usize],
     score: impl Into<QuestionScore>,
     next: impl FnOnce(&PromptLayout, LayerScores) -> Box<dyn Pass> + Send + 'static,
 ) -> Box<dyn Pass> {
@@ -60,11 +59,11 @@ pub(crate) fn question_probe(
 }
 
 /// The plan of a probe of the question alone.
-fn probe_plan(inputs: &PrefillInputs, layers: Range<usize>, score: impl Into<QuestionScore>) -> PassPlan {
+fn probe_plan(inputs: &PrefillInputs, layers: &[usize], score: impl Into<QuestionScore>) -> PassPlan {
     let needs = Needs { question_attention: Some(score.into()), ..Needs::default() };
     PassPlan {
-        probe: Some(layers.end),
-        checks: layers.map(|layer| (layer, needs)).collect(),
+        probe: layers.last().map(|last| last + 1),
+        checks: layers.iter().map(|layer| (*layer, needs)).collect(),
         ..PassPlan::new(inputs.layout.required_tokens())
     }
 }
@@ -73,7 +72,7 @@ fn probe_plan(inputs: &PrefillInputs, layers: Range<usize>, score: impl Into<Que
 /// recompute, the question alone at once.
 pub(crate) fn recompute_best(
     inputs: &Arc<PrefillInputs>,
-    layers: Range<usize>,
+    layers: &[usize],
     score: impl Into<QuestionScore>,
     count: usize,
 ) -> Box<dyn Pass> {
@@ -90,7 +89,7 @@ pub(crate) fn recompute_best(
 /// highest score, summed over `layers`. Chunks of which no token may be chosen come first, and equals stay in their order.
 pub(crate) fn ordering_probe(
     inputs: &Arc<PrefillInputs>,
-    layers: Range<usize>,
+    layers: &[usize],
     score: impl Into<QuestionScore>,
     count: usize,
 ) -> Box<dyn Pass> {

@@ -1,5 +1,6 @@
 //! The prompt as a method sees it: lengths and positions, no text.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kv::{AuxTensors, Ropes, Span, top_count, top_k};
@@ -151,6 +152,8 @@ pub struct ModelFacts {
     pub head_dim: usize,
     /// Rotary frequencies of the request.
     pub ropes: Ropes,
+    /// Sliding window of each layer, in tokens; none where a layer sees all of the prompt.
+    pub windows: Vec<Option<usize>>,
     /// Layers over which calibration found SamKV's scores to be stable, if it was run for this model.
     pub stable_layers: Option<Span>,
 }
@@ -172,6 +175,30 @@ pub struct PrefillInputs {
 }
 
 impl PrefillInputs {
+    /// Those of `layers` at which the question sees every document token, so that its attention can choose among them; if there is
+    /// none, the next layer at which it does.
+    ///
+    /// # Errors
+    /// If no layer from the first of `layers` on is one: each has a window that ends within the documents.
+    pub fn layers_of_choice(&self, layers: Range<usize>) -> Result<Vec<usize>> {
+        let layout = &self.layout;
+        // The question's first token sees farthest back.
+        let needed =
+            (layout.question.start + 1 - layout.documents().start.min(layout.question.start)) as usize;
+        let sees = |layer: &usize| self.model.windows[*layer].is_none_or(|window| window >= needed);
+        let (first, end) = (layers.start, layers.end);
+        let mut found: Vec<usize> = layers.filter(sees).collect();
+        if found.is_empty() {
+            found.extend((end..layout.layers).find(sees));
+        }
+        if found.is_empty() {
+            let others: Vec<usize> = (0..layout.layers).filter(sees).collect();
+            let window = self.model.windows.get(first).copied().flatten().unwrap_or_default();
+            return Err(Error::Window { first, window, needed, others });
+        }
+        Ok(found)
+    }
+
     /// Entry `kind` of each chunk's statistics.
     pub fn statistics_of(&self, kind: usize) -> impl Iterator<Item = Option<&AuxTensors>> + '_ {
         self.statistics.iter().map(move |all| all.get(kind).map(AsRef::as_ref))

@@ -49,6 +49,7 @@ impl FusionMethod for ProphetKv {
             0.0 => top_count(self.ratio, layout.reusable(), layout.reusable()),
             charge => layout.count_for_charge(charge, 0, layout.layers),
         };
-        Ok(recompute_best(inputs, 0..layout.layers, Softmax::Documents, count))
+        let layers = inputs.layers_of_choice(0..layout.layers)?;
+        Ok(recompute_best(inputs, &layers, Softmax::Documents, count))
     }
 }

@@ -51,7 +51,9 @@ impl FusionMethod for RelaxKv {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         let RelaxKv { ratio, charge } = *self;
-        Ok(question_probe(inputs, 0..layout.layers, Softmax::Documents, move |layout, scores| {
+        // Each layer chooses for itself, among the tokens that it sees.
+        let layers: Vec<usize> = (0..layout.layers).collect();
+        Ok(question_probe(inputs, &layers, Softmax::Documents, move |layout, scores| {
             let picks = |count: usize| fresh_tokens(layout, &scores, count);
             let count = match charge {
                 0.0 => (ratio * layout.reusable() as f64).round().max(1.0) as usize,
@@ -119,7 +121,14 @@ mod tests {
             question: Span::new(14, 16),
         };
         let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 3);
-        let model = ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, stable_layers: None };
+        let model = ModelFacts {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 2,
+            ropes,
+            windows: vec![None; 3],
+            stable_layers: None,
+        };
         let statistics = vec![Vec::new(); 2];
         let inputs = Arc::new(PrefillInputs { layout, model, max_tokens: 20, statistics, reordered: false });
         let mut pass = RelaxKv { ratio, charge: 0.0 }.start(&inputs).unwrap();

@@ -90,13 +90,14 @@ impl Scout {
         let layout = &inputs.layout;
         layout.check()?;
         let layers = layers_between(self.from, self.to, layout.layers);
-        let count = layout.count_for_charge(self.charge, 0, layers.end);
+        let layers = inputs.layers_of_choice(layers)?;
+        let count = layout.count_for_charge(self.charge, 0, layers[layers.len() - 1] + 1);
         if count == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         let Scout { rows, aggregation, seam, .. } = *self;
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
-        Ok(question_probe(inputs, layers, score, move |layout, scores| {
+        Ok(question_probe(inputs, &layers, score, move |layout, scores| {
             let chosen = choose(layout, sum_of_layers(&scores), (seam, spread), count);
             finish(PassPlan::new(layout.required_and(chosen)))
         }))

@@ -22,6 +22,7 @@ fn inputs(layout: &PromptLayout, statistics: Vec<AuxTensors>, rope: &Rope) -> Pr
         kv_heads: KV_HEADS,
         head_dim: D,
         ropes: Ropes::shared(rope.clone(), LAYERS),
+        windows: vec![None; LAYERS],
         stable_layers: None,
     };
     let statistics = statistics.into_iter().map(|of| vec![Arc::new(of)]).collect();

@@ -64,6 +64,7 @@ impl SafetensorsFolder {
                 ),
             });
         }
+        model.tensors = model.tensors.into_iter().map(|(name, tensor)| (text_name(name), tensor)).collect();
         Ok(model)
     }
 
@@ -84,15 +85,7 @@ impl SafetensorsFolder {
 
     /// Whether there is a tensor `name`.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
-    }
-
-    /// The tensor `name`. In folders of models for pictures too those of the text part have a prefix, before or after `model.`.
-    fn find(&self, name: &str) -> Option<(&str, &StoredTensor)> {
-        let within = name.strip_prefix("model.").map(|rest| format!("model.language_model.{rest}"));
-        let names = [Some(name.to_owned()), Some(format!("language_model.{name}")), within];
-        let mut found = names.into_iter().flatten().filter_map(|name| self.tensors.get_key_value(&name));
-        found.next().map(|(name, tensor)| (name.as_str(), tensor))
+        self.tensors.contains_key(name)
     }
 
     /// The data of a tensor of this folder.
@@ -100,12 +93,12 @@ impl SafetensorsFolder {
         &self.shards[tensor.shard][tensor.range.clone()]
     }
 
-    /// The tensor `name` with its own name, its type and its data.
+    /// The tensor `name`, its type and its data.
     ///
     /// # Errors
     /// [`ModelError::TensorMissing`]; [`ModelError::TensorType`] if its type cannot be read.
-    pub(crate) fn tensor(&self, name: &str) -> Result<(&str, &StoredTensor, DType, &[u8])> {
-        let (own, tensor) = self.find(name).ok_or_else(|| ModelError::TensorMissing {
+    pub(crate) fn tensor(&self, name: &str) -> Result<(&StoredTensor, DType, &[u8])> {
+        let tensor = self.tensors.get(name).ok_or_else(|| ModelError::TensorMissing {
             path: self.folder.clone(),
             tensor: name.to_owned(),
         })?;
@@ -122,7 +115,7 @@ impl SafetensorsFolder {
                 });
             }
         };
-        Ok((own, tensor, dtype, self.data(tensor)))
+        Ok((tensor, dtype, self.data(tensor)))
     }
 
     /// Gives the resident pages of all files back to the system (a hint).
@@ -190,6 +183,13 @@ impl SafetensorsFolder {
 struct Index {
     /// Tensor → file.
     weight_map: BTreeMap<String, String>,
+}
+
+/// The name that a tensor has in a folder of a text model. In folders of models for pictures too the text part has a prefix, before
+/// or after `model.`.
+fn text_name(name: String) -> String {
+    let within = name.strip_prefix("model.language_model.").map(|rest| format!("model.{rest}"));
+    within.or_else(|| name.strip_prefix("language_model.").map(str::to_owned)).unwrap_or(name)
 }
 
 /// Reads a JSON file of bounded size.

@@ -203,8 +203,8 @@ impl Weights {
                 Ok(TensorView { name: own, shape: &info.shape, dtype, data })
             }
             Source::Safetensors { folder, .. } => {
-                let (own, info, dtype, data) = folder.tensor(name)?;
-                Ok(TensorView { name: own.to_owned(), shape: &info.shape, dtype, data })
+                let (info, dtype, data) = folder.tensor(name)?;
+                Ok(TensorView { name: name.to_owned(), shape: &info.shape, dtype, data })
             }
         }
     }

@@ -358,6 +358,7 @@ impl PrefillJob {
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             ropes,
+            windows: config.layers.iter().map(|layer| layer.window).collect(),
             stable_layers: engine.stable_layers(),
         };
         Ok(PassContext {

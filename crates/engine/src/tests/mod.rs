@@ -207,7 +207,7 @@ impl Engine {
 }
 
 /// Tiny models that differ in what their layers compute: one for each family with something of its own.
-const KINDS: [&str; 7] = ["llama", "phi3", "qwen3", "gemma3", "smollm3", "olmo2", "qwen3_moe"];
+const KINDS: [&str; 7] = ["llama", "phi3", "qwen3", "gemma3_vision", "smollm3", "olmo2", "qwen3_moe"];
 
 /// Runs an oracle on tiny models of every kind and on SmolLM2 where it is there.
 fn everywhere(oracle: impl Fn(&Engine)) {

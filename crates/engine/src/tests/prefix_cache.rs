@@ -54,8 +54,8 @@ fn a_prompt_that_comes_again_gives_the_same_bits() {
     for (model, kv) in [
         ("llama", Dtype::F32),
         ("qwen2", Dtype::F16),
-        ("mistral_window", Dtype::F16),
-        ("gemma3", Dtype::F16),
+        ("qwen3", Dtype::F16),
+        ("gemma3_vision", Dtype::F16),
         ("qwen3_moe", Dtype::F16),
     ] {
         for method in METHODS_OF_ALL_TOKENS {

@@ -57,7 +57,7 @@ fn an_answer_is_the_one_without_proposals() {
     for (precision, kv) in
         [(Precision::F32, Dtype::F32), (Precision::Bf16, Dtype::F16), (Precision::Q8, Dtype::F16)]
     {
-        for model in ["llama", "qwen2", "mistral_window", "gemma3", "qwen3_moe"] {
+        for model in ["llama", "qwen2", "qwen3", "gemma3_vision", "qwen3_moe"] {
             let engine = tiny_engine(model, Settings { precision: Some(precision), kv, ..small() });
             for method in ["vanilla", "pie", "a3", "drift:charge=0.3"] {
                 let mut saved = 0;

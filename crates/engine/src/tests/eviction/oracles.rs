@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use refrain_eviction::Eviction;
-use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
+use refrain_fusion::{A3, FusionMethod, LegoLink, Pie, Vanilla};
 use refrain_kernels::Dtype;
 
 use super::policy;
@@ -171,7 +171,7 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
         for spec in POLICIES {
             // The real model takes its time: it goes the way that people go.
             let real = engine.decoder().config().num_layers() > 10;
-            let all = [shared(A3::default()), shared(Vanilla), shared(Pie)];
+            let all = [shared(LegoLink::default()), shared(Vanilla), shared(Pie)];
             for method in &all[..if real { 1 } else { 3 }] {
                 let eviction = policy(spec);
                 let option = |name: &str| {
