@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use refrain_kernels::Activation;
 use serde_json::{Value, json};
 
 use super::*;

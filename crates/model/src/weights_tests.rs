@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Family;
+use crate::config::{ExpertSpec, Family};
 use crate::files::ModelFiles;
 use crate::testing::{GgufBuilder, TestFolder, tiny_gguf};
 
@@ -141,4 +141,27 @@ fn the_text_part_of_a_model_for_pictures_is_read_by_the_names_of_a_text_model() 
         assert_eq!(row_numbers(&weights.matrix_of("lm_head.weight", 4, 3).unwrap()), [0, 1, 2, 3]);
         assert!(!weights.has("model.embed_tokens.weight"));
     }
+}
+
+#[test]
+fn experts_of_a_gguf_file_are_parts_of_one_tensor() {
+    let mixture = tiny_gguf("qwen3moe")
+        .u32("qwen3moe.expert_count", 2)
+        .u32("qwen3moe.expert_used_count", 1)
+        .u32("qwen3moe.expert_feed_forward_length", 3)
+        .counting("blk.0.ffn_up_exps.weight", &[2, 3, 32])
+        .counting("blk.0.ffn_down_exps.weight", &[3, 32]);
+    let files = open(&mixture);
+    let spec = ExpertSpec { count: 2, top_k: 1, intermediate: 3, normalised: true };
+    assert_eq!(files.config().layers[0].experts, Some(spec));
+    let expert = |e: usize, part: &str| {
+        files.weights().matrix_of(&format!("model.layers.0.mlp.experts.{e}.{part}.weight"), 3, 32)
+    };
+    assert_eq!(row_numbers(&expert(0, "up_proj").unwrap()), [0, 1, 2]);
+    assert_eq!(row_numbers(&expert(1, "up_proj").unwrap()), [3, 4, 5]);
+    let message = |found: Result<Matrix<'_>>| found.unwrap_err().to_string();
+    assert!(message(expert(2, "up_proj")).contains("more than 2 experts"));
+    assert!(message(expert(0, "gate_proj")).contains("'blk.0.ffn_gate_exps.weight' is missing"));
+    assert!(message(expert(0, "down_proj")).contains("has shape [3, 32]"));
+    assert!(message(files.weights().matrix("model.layers.0.mlp.experts.0.bad.weight")).contains("missing"));
 }

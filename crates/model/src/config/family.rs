@@ -4,7 +4,7 @@ use refrain_kernels::Activation;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{BranchNorms, LayerSpec, QkNorm};
+use super::layer::{BranchNorms, LayerSpec, QkNorm};
 
 /// A family of models; they differ by data, not by code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
