@@ -277,6 +277,9 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         ("GET", "/nothing", Value::Null, 404),
         ("GET", "/v1/chat/completions", Value::Null, 405),
         ("GET", "/v1/models/other", Value::Null, 404),
+        // Bytes of a path that are no UTF-8.
+        ("GET", "/v1/models/%d2%ce", Value::Null, 400),
+        ("DELETE", "/v1/documents/%d2%ce", Value::Null, 400),
         ("POST", "/v1/chat/completions", json!("text"), 400),
         ("POST", "/v1/chat/completions", Value::Null, 400),
         ("POST", "/v1/documents", json!({}), 400),

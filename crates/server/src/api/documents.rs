@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt::Display;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::events::{end_of_stream, json_event};
-use super::extract::Json;
+use super::extract::{Json, PathText};
 use super::files::{self, FileFailure, Read};
 use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
@@ -257,7 +257,7 @@ pub(super) async fn list(
         (status = "5XX", description = "The server failed", body = ErrorResponse),
     ),
 )]
-pub(super) async fn show(State(app): State<App>, tenant: Tenant, Path(id): Path<String>) -> Result<Response> {
+pub(super) async fn show(State(app): State<App>, tenant: Tenant, PathText(id): PathText) -> Result<Response> {
     let work = move || {
         let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
         Ok(DocumentTextResponse {
@@ -283,7 +283,7 @@ pub(super) async fn show(State(app): State<App>, tenant: Tenant, Path(id): Path<
 pub(super) async fn remove(
     State(app): State<App>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Result<Response> {
     let work = move || {
         let (corpus, engine) = (&app.state.corpus, &tenant.engine);
@@ -330,7 +330,7 @@ fn incomplete_removal(tier: &str, error: &dyn Display) -> ApiError {
 pub(super) async fn pin(
     State(app): State<App>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     Json(PinRequest { pinned }): Json<PinRequest>,
 ) -> Result<Response> {
     let work = move || {

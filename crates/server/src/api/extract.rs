@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt as _;
@@ -23,6 +23,20 @@ impl FromRequestParts<App> for Tenant {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Tenant> {
         app.tenant(&parts.headers)
+    }
+}
+
+/// The text in the path of a route.
+pub(super) struct PathText(pub(super) String);
+
+impl FromRequestParts<App> for PathText {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<PathText> {
+        // A path may hold bytes that are no UTF-8.
+        let text = Path::<String>::from_request_parts(parts, app).await;
+        text.map(|Path(text)| PathText(text))
+            .map_err(|error| ApiError::new(error.status(), error.body_text()))
     }
 }
 

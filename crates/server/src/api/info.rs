@@ -1,6 +1,6 @@
 //! The model, the methods, and the state of the server.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain_eviction::POLICIES;
@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::extract::PathText;
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::blocking::spawn_blocking;
@@ -93,7 +94,7 @@ pub(super) async fn models(State(app): State<App>, _: Tenant) -> Response {
         (status = "4XX", description = "The request is refused", body = ErrorResponse),
     ),
 )]
-pub(super) async fn model(State(app): State<App>, _: Tenant, Path(model): Path<String>) -> Result<Response> {
+pub(super) async fn model(State(app): State<App>, _: Tenant, PathText(model): PathText) -> Result<Response> {
     if model == app.state.options.served_model_name {
         Ok(axum::Json(model_response(&app)).into_response())
     } else {
