@@ -3,10 +3,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 REFRAIN := $(or $(CARGO_TARGET_DIR),target)/release/refrain
 MODEL := smollm2-135m
-# The smallest known model whose answers to examples/questions.txt are right.
+# The smallest known model that answers the questions of examples/demo.json rightly; the demo asserts it.
 DEMO_MODEL := qwen2.5-coder-0.5b
-# The folder of examples/docs that each line of examples/questions.txt is asked of.
-DEMO_FOLDERS := drive drive wheels
 
 BENCH_MODELS ?= smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 BENCH_ROUNDS ?= 5
@@ -39,7 +37,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test check bench bench-ttft eval-small load fuzz golden crash clean
+.PHONY: help setup build demo test test-python wheel check bench bench-ttft eval-small load fuzz golden crash clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,18 +48,13 @@ setup: ## Install what this machine lacks (compiler, Python, Rust); says what an
 build: setup ## Build target/release/refrain
 	cargo build --release --locked -p refrain-cli
 
-demo: build ## Fetch a model, ingest examples/docs, ask three questions with vanilla and the method chosen for the model
+demo: build ## Fetch a model, ingest examples/docs, ask three questions with vanilla and with reuse, and assert that all answers are right
 	$(REFRAIN) pull $(DEMO_MODEL)
 	$(REFRAIN) ingest --model $(DEMO_MODEL) examples/docs
-	@set -e; set -- $(DEMO_FOLDERS); \
-	while IFS= read -r question; do \
-	    printf "\n$$ refrain ask --model $(DEMO_MODEL) --docs examples/docs/%s --compare 'vanilla;auto' \"%s\"\n" "$$1" "$$question"; \
-	    $(REFRAIN) ask --model $(DEMO_MODEL) --docs "examples/docs/$$1" --compare 'vanilla;auto' "$$question" </dev/null; \
-	    shift; \
-	done < examples/questions.txt
+	tools/demo --refrain $(REFRAIN) --model $(DEMO_MODEL)
 	@printf '\n%s\n' 'Where things are:'
 	@printf '  %-26s %s\n' '$(REFRAIN)' 'the program; try it with --help' \
-	    'examples/docs/' 'the documents' 'examples/questions.txt' 'the questions' \
+	    'examples/docs/' 'the documents' 'examples/demo.json' 'the questions and their answers' \
 	    '$(MODELS)/' 'the model' 'refrain store ls' 'lists the stored chunks'
 
 # Instruction sets beside the best one under which the engine's tests run again.
@@ -82,8 +75,31 @@ test: setup ## Run all tests, the engine's on the reference device and under eac
 	fi; \
 	set -ex; \
 	cargo $$run --workspace $(FEATURES); \
+	cargo test --workspace $(FEATURES) --doc; \
+	$(MAKE) test-python; \
 	REFRAIN_TEST_DEVICE=reference engine; \
 	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa engine; done
+
+# The Python module as its wheel lays it out, built with what tests were built with.
+PYTHON_MODULE := $(or $(CARGO_TARGET_DIR),target)/python
+test-python: setup ## Test the Python module (needs pytest and mypy: tools/requirements-tests.txt)
+	cargo build --workspace $(FEATURES)
+	@rm -rf $(PYTHON_MODULE) && mkdir -p $(PYTHON_MODULE)/refrain
+	@cp "$$(ls -t $(or $(CARGO_TARGET_DIR),target)/debug/librefrain_python.{so,dylib} 2>/dev/null | head -n 1)" \
+	    $(PYTHON_MODULE)/refrain/refrain.abi3.so
+	@cp crates/python/refrain.pyi $(PYTHON_MODULE)/refrain/__init__.pyi
+	@touch $(PYTHON_MODULE)/refrain/py.typed
+	@echo 'from .refrain import *  # noqa: F403' > $(PYTHON_MODULE)/refrain/__init__.py
+	@if python3 -c 'import mypy, pytest' 2>/dev/null; then \
+	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$$PYTHONPATH" python3 -m pytest -q -p no:cacheprovider crates/python/tests; \
+	else \
+	    echo 'skipped: the tests of the Python module need pytest and mypy, make .python-tests/installed and PYTHONPATH=.python-tests'; \
+	fi
+
+wheel: setup ## Build the Python wheel, in target/wheels (fetches maturin)
+	@mkdir -p target && { [ -x target/maturin/bin/maturin ] || python3 -m venv target/maturin; }
+	@target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+	target/maturin/bin/maturin build --release --locked --manifest-path crates/python/Cargo.toml --out target/wheels
 
 load: build ## 64 clients at once for a minute, with chats, ingests and tools; some of them leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)

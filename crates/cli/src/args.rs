@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
-use refrain_engine::{Instructions, Prefix};
-use refrain_kernels::{Dtype, Precision, UnknownPrecision};
-use refrain_store::KvQuantization;
+use refrain::engine::{Instructions, Prefix};
+use refrain::kernels::{Dtype, Precision, UnknownPrecision};
+use refrain::store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
@@ -22,9 +22,9 @@ pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
 pub(crate) use serve::{Key, Serve};
 pub(crate) use tune::Tune;
 
-use crate::choice::AUTO;
 use crate::examples;
 use crate::output::{parse_duration, parse_size};
+use refrain::AUTO;
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
@@ -86,7 +86,7 @@ impl FromStr for Quota {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Model: a known name (`refrain pull --list`), a GGUF file, a Hugging Face folder, or `hf:ORG/NAME[@REVISION][:FILE]`
+    /// Model: a known name (`refrain models`), a GGUF file, a Hugging Face folder, or `hf:ORG/NAME[@REVISION][:FILE]`
     #[arg(long, global = true, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
     pub(crate) model: String,
     /// Folder of the models that `refrain pull` fetches by name [default: ~/.cache/refrain/models]
@@ -189,6 +189,8 @@ pub(crate) enum Command {
     /// Fetch a model
     #[command(after_help = examples::PULL)]
     Pull(Pull),
+    /// List the models that are known by name: size, context, licence, and the method that is safe for each
+    Models,
     /// Prefill documents once and keep their chunks
     #[command(after_help = examples::INGEST)]
     Ingest(Ingest),

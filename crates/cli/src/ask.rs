@@ -4,19 +4,17 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::sync::Once;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{
+use refrain::engine::{
     Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk, RequestStats,
     TokenEvent,
 };
-use refrain_eviction::Eviction;
+use refrain::eviction::Eviction;
 use refrain_server::{Found, Library};
 use serde_json::{Value, json};
 
 use crate::args;
-use crate::choice::AUTO;
 use crate::documents::{Documents, read_documents};
 use crate::explain::explained;
-use crate::folders::tilde;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
 use crate::output::{
@@ -24,6 +22,8 @@ use crate::output::{
 };
 use crate::settings::Context;
 use crate::table::Table;
+use refrain::AUTO;
+use refrain::folders::tilde;
 
 /// `refrain ask`
 pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {

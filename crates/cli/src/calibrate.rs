@@ -1,16 +1,16 @@
 //! `refrain calibrate`: finds the stable layers of a model, over which SamKV averages, from documents.
 
 use anyhow::Result;
-use refrain_engine::Instructions;
-use refrain_fusion::{Calibration, SamKv};
+use refrain::engine::Instructions;
+use refrain::fusion::{Calibration, SamKv};
 use serde_json::json;
 
 use crate::args;
-use crate::calibration::{CalibrationFile, default_path, fingerprint};
 use crate::documents::{Documents, read_documents};
-use crate::folders::tilde;
 use crate::output::{Fail, count, print, print_json, show};
 use crate::settings::Context;
+use refrain::folders::tilde;
+use refrain::{CalibrationFile, calibration_path, fingerprint};
 
 /// `refrain calibrate`
 pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
@@ -27,7 +27,7 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     let layers = engine.decoder().config().num_layers();
     let path = match &args.output {
         Some(path) => path.clone(),
-        None => default_path(context.data_folder.as_deref(), &engine)?,
+        None => calibration_path(context.data_folder.as_deref(), &engine)?,
     };
     let stable = found.stable_layers.clone();
     let file = CalibrationFile {

@@ -4,8 +4,8 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use refrain_engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
-use refrain_model::Message;
+use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Sampling};
+use refrain::model::Message;
 
 use crate::args;
 use crate::ask::{answer, as_json};

@@ -15,7 +15,7 @@ use clap::{Arg, Command};
 use toml::{Table, Value};
 
 use crate::args::is_setting;
-use crate::folders::config_folder;
+use refrain::folders::config_folder;
 
 /// The command with the defaults of the configuration file, if there is one.
 pub(crate) fn configured(command: Command, given: &[OsString]) -> Result<Command> {

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use refrain_documents::{Failure, files, read_path};
-use refrain_engine::Document;
+use refrain::documents::{Failure, files, read_path};
+use refrain::engine::Document;
 use serde::Serialize;
 
 use crate::output::{Console, Fail, count, one_line, show, warn};

@@ -5,22 +5,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use refrain_engine::{Engine, Instructions, Oracle, Prefix};
+use refrain::engine::{Engine, Instructions, Oracle, Prefix};
+use refrain::registry::append;
+use refrain::store::{KvQuantization, Store, hex};
 use refrain_eval::Judge;
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, left, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load, longwriter, names};
 use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, Scoring, TaskSpec, Variant};
-use refrain_registry::append;
-use refrain_store::{KvQuantization, Store, hex};
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
-use crate::folders::tilde;
 use crate::output::{self, Fail, age, count, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
-use crate::{machine, methods, models};
+use crate::{machine, methods};
+use refrain::folders::tilde;
 
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
 pub(crate) const MEMORY: u64 = 4 << 30;
@@ -285,7 +285,7 @@ pub(crate) fn about(
     }
     let policies = names.pop().unwrap_or_default();
     let (config, device) = (engine.decoder().config(), engine.decoder().device());
-    let file = models::resolve(&context.global.model, &context.models)?;
+    let file = refrain::resolve(&context.global.model, &context.models)?;
     let model = ModelInfo {
         name: context.global.model.clone(),
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),

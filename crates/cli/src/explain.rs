@@ -1,6 +1,6 @@
 //! The tokens that the question attends to most, for people.
 
-use refrain_engine::{AttendedToken, Explanation};
+use refrain::engine::{AttendedToken, Explanation};
 
 use crate::output::one_line;
 

@@ -4,7 +4,7 @@
 //! A layer's weights are `P = 2·D·H·d + 2·D·Hkv·d + 3·D·F`. A row costs `2P + 4·H·d·k` operations over `k` visible keys:
 //! half of the prompt for a document row on average, all of it for a row of the question.
 
-use refrain_model::Config;
+use refrain::model::Config;
 
 use crate::methods::Method;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use refrain_engine::{GenerateRequest, Instructions, TokenEvent};
+use refrain::engine::{GenerateRequest, Instructions, TokenEvent};
 use serde_json::json;
 
 use crate::args;

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use hf_hub::Cache;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
 use indicatif::ProgressBar;
+use refrain::Address;
 
 use crate::output::{Console, Fail};
 
-const PREFIX: &str = "hf:";
 /// Longest wait for the hub to accept a connection and answer.
 const REACH: Duration = Duration::from_secs(5);
 
@@ -22,97 +22,39 @@ pub(crate) fn reach() -> Result<()> {
     Ok(())
 }
 
-/// An address `hf:ORG/NAME[@REVISION][:FILE]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    repository: String,
-    revision: String,
-    /// A GGUF file; none for a folder of safetensors.
-    file: Option<String>,
-}
+/// Fetches and explains, by an address.
+pub(crate) struct Fetch<'a>(pub(crate) &'a Address);
 
-impl Address {
-    /// Nothing if the name does not begin with `hf:`.
-    pub(crate) fn parse(name: &str) -> Result<Option<Address>> {
-        let Some(rest) = name.strip_prefix(PREFIX) else { return Ok(None) };
-        let (rest, file) = rest.split_once(':').map_or((rest, None), |(rest, file)| (rest, Some(file)));
-        let (repository, revision) = rest.split_once('@').unwrap_or((rest, "main"));
-        let plain = |text: &str| {
-            let right = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            !text.is_empty() && text != "." && text != ".." && text.chars().all(right)
-        };
-        let words: Vec<&str> = repository.split('/').collect();
-        let right = words.len() == 2
-            && words.iter().all(|word| plain(word))
-            && revision.split('/').all(plain)
-            && file.is_none_or(|file| file.split('/').all(plain));
-        if !right {
-            let message =
-                format!("'{name}' is no address of the hub; it should be hf:ORG/NAME[@REVISION][:FILE]");
-            return Err(Fail::usage(message).into());
-        }
-        if file.is_some_and(|file| !file.to_ascii_lowercase().ends_with(".gguf")) {
-            let message =
-                format!("'{name}': a FILE must be a .gguf file; without one, the safetensors are meant");
-            return Err(Fail::usage(message).into());
-        }
-        let (repository, revision) = (repository.to_owned(), revision.to_owned());
-        Ok(Some(Address { repository, revision, file: file.map(str::to_owned) }))
-    }
-
-    /// This address at a revision, if one is given.
-    pub(crate) fn at(self, revision: Option<&str>) -> Result<Address> {
-        let Some(revision) = revision else { return Ok(self) };
-        let file = self.file.map_or(String::new(), |file| format!(":{file}"));
-        let again = Address::parse(&format!("{PREFIX}{}@{revision}{file}", self.repository))?;
-        again.context("an address with its prefix is an address")
-    }
-
-    fn repo(&self) -> Repo {
-        Repo::with_revision(self.repository.clone(), RepoType::Model, self.revision.clone())
-    }
-
-    /// The GGUF file, or the folder, if it has been fetched.
-    pub(crate) fn cached(&self) -> Option<PathBuf> {
-        let cache = Cache::from_env().repo(self.repo());
-        match &self.file {
-            Some(file) => cache.get(file),
-            None => {
-                let config = cache.get("config.json")?;
-                let weights =
-                    cache.get("model.safetensors").or_else(|| cache.get("model.safetensors.index.json"));
-                weights.and(config.parent().map(PathBuf::from))
-            }
-        }
-    }
-
+impl Fetch<'_> {
     /// Fetches files that the cache lacks. Returns the file or folder and whether anything was fetched.
     pub(crate) fn pull(&self, console: &Console) -> Result<(PathBuf, bool)> {
         let mut builder = ApiBuilder::from_env().with_progress(false).with_retries(3);
         if let Ok(token) = std::env::var("HF_TOKEN") {
             builder = builder.with_token(Some(token));
         }
-        let repo = builder.build().map_err(|error| self.explain(error))?.repo(self.repo());
-        let wanted = match &self.file {
+        let repo = builder.build().map_err(|error| self.explain(error))?.repo(self.0.repo());
+        let wanted = match &self.0.file {
             Some(file) => vec![file.clone()],
             None => {
                 let info = repo.info().map_err(|error| self.explain(error))?;
                 wanted(info.siblings.into_iter().map(|sibling| sibling.rfilename).collect())
             }
         };
-        if self.file.is_none() && !wanted.iter().any(|file| file.ends_with(".safetensors")) {
-            return Err(Fail::new(format!("hf:{} has no safetensors weights", self.repository))
-                .hint(format!("for a GGUF file, name it: hf:{}:FILE.gguf", self.repository))
+        if self.0.file.is_none() && !wanted.iter().any(|file| file.ends_with(".safetensors")) {
+            return Err(Fail::new(format!("hf:{} has no safetensors weights", self.0.repository))
+                .hint(format!("for a GGUF file, name it: hf:{}:FILE.gguf", self.0.repository))
                 .into());
         }
-        let cache = Cache::from_env().repo(self.repo());
+        let cache = Cache::from_env().repo(self.0.repo());
         let mut fetched = false;
         for file in wanted.iter().filter(|file| cache.get(file).is_none()) {
             self.fetch(console, &repo, file)?;
             fetched = true;
         }
-        let path =
-            self.cached().with_context(|| format!("hf:{} lacks config.json or weights", self.repository))?;
+        let path = self
+            .0
+            .cached()
+            .with_context(|| format!("hf:{} lacks config.json or weights", self.0.repository))?;
         Ok((path, fetched))
     }
 
@@ -126,7 +68,7 @@ impl Address {
 
     fn explain(&self, error: ApiError) -> anyhow::Error {
         let text = error.to_string();
-        let about = format!("cannot fetch hf:{} at revision {}", self.repository, self.revision);
+        let about = format!("cannot fetch hf:{} at revision {}", self.0.repository, self.0.revision);
         let hint = if text.contains("404") {
             "is the name right? https://huggingface.co/models lists them"
         } else if text.contains("401") || text.contains("403") {
@@ -183,21 +125,6 @@ impl hf_hub::api::Progress for Bar<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_read() {
-        assert_eq!(Address::parse("model.gguf").unwrap(), None);
-        let address = Address::parse("hf:org/name-1.5@refs/pr/1:sub/file.gguf").unwrap().unwrap();
-        assert_eq!((&*address.repository, &*address.revision), ("org/name-1.5", "refs/pr/1"));
-        assert_eq!(address.file.as_deref(), Some("sub/file.gguf"));
-        assert_eq!(Address::parse("hf:a/b").unwrap().unwrap().revision, "main");
-        assert_eq!(Address::parse("hf:a/b").unwrap().unwrap().at(Some("v2")).unwrap().revision, "v2");
-        for wrong in
-            ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b:", "hf:a/b:../x.gguf", "hf:a/b:x.bin"]
-        {
-            assert!(Address::parse(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn only_what_makes_a_model_is_fetched() {

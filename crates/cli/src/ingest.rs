@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use refrain_engine::{Engine, IngestProgress, IngestReport, PromptChunk, rate};
+use refrain::engine::{Engine, IngestProgress, IngestReport, PromptChunk, rate};
 use refrain_server::Library;
 use serde_json::json;
 
 use crate::args;
 use crate::documents::{Documents, read_documents, unread};
-use crate::folders::tilde;
 use crate::methods::{self, Method};
 use crate::output::{self, Fail, bytes, count, print, print_json, seconds, show};
 use crate::settings::Context;
+use refrain::folders::tilde;
 
 /// `refrain ingest`
 pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
@@ -49,7 +49,7 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
 /// Computes the chunks that the store lacks, with a progress bar.
 fn ingest(
     context: &Context,
-    work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain_engine::Result<IngestReport>,
+    work: impl FnOnce(&mut dyn FnMut(IngestProgress)) -> refrain::engine::Result<IngestReport>,
 ) -> Result<IngestReport> {
     let bar = context.bar("ingesting", "{pos}/{len} tokens, {rate}, {eta} left");
     let report = work(&mut |progress| show(&bar, progress.done as u64, progress.total as u64))?;
@@ -59,7 +59,7 @@ fn ingest(
 
 /// Waits until the stored chunks are in the object store, or cannot be sent now.
 #[cfg(feature = "remote")]
-fn share(context: &Context, store: &refrain_store::Store) {
+fn share(context: &Context, store: &refrain::store::Store) {
     let bar = context.bar("sharing", "{pos}/{len} chunks, {eta} left");
     let mut most = 0;
     while let Some(stats) = store.remote_stats() {

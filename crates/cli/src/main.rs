@@ -4,16 +4,13 @@ mod args;
 mod ask;
 mod bench;
 mod calibrate;
-mod calibration;
 mod chat;
-mod choice;
 mod config;
 mod documents;
 mod eval;
 mod examples;
 mod explain;
 mod flop_bound;
-mod folders;
 mod generate;
 mod hub;
 mod ingest;
@@ -67,10 +64,11 @@ fn parse(given: &[OsString]) -> Result<(Cli, ArgMatches)> {
 
 fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
     // A wrong REFRAIN_CPU is told before anything is computed.
-    refrain_kernels::Isa::selected()?;
+    refrain::kernels::Isa::selected()?;
     let context = Context::new(cli.global, args::innermost(matches))?;
     match &cli.command {
         Command::Pull(args) => pull::run(&context, args),
+        Command::Models => models::run(&context),
         Command::Ingest(args) => ingest::run(&context, args),
         Command::Ask(args) => ask::run(&context, args),
         Command::Chat(args) => chat::run(&context, args),

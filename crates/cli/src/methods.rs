@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use refrain_eviction::{Eviction, POLICIES};
-use refrain_fusion::{FusionMethod, METHODS};
-use refrain_registry::{Entry, Error, Registry, Selected, value_text};
+use refrain::eviction::{Eviction, POLICIES};
+use refrain::fusion::{FusionMethod, METHODS};
+use refrain::registry::{Entry, Error, Registry, Selected, value_text};
 use serde_json::Value;
 
 use crate::args;

@@ -61,19 +61,24 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     let causes = causes(error);
     // `anyhow` finds the outermost one, be it the error or its context.
     let fail = error.downcast_ref::<Fail>();
+    let hint = match error.downcast_ref::<refrain::Error>() {
+        Some(error) => error.hint(),
+        None => fail.and_then(|fail| fail.hint.clone()),
+    };
+    let usage = fail.is_some_and(|fail| fail.usage)
+        || matches!(error.downcast_ref(), Some(refrain::Error::Address { .. }));
     if json {
-        let hint = fail.and_then(|fail| fail.hint.as_ref());
         let _ = print_json(&serde_json::json!({ "error": causes.join(": "), "hint": hint }));
     }
     let mut text = format!("{} {}\n", paint("1;31", "error:", &io::stderr()), causes[0]);
     for cause in &causes[1..] {
         text.push_str(&format!("  because: {}\n", cause.replace('\n', "\n  ")));
     }
-    if let Some(hint) = fail.and_then(|fail| fail.hint.as_ref()) {
+    if let Some(hint) = hint {
         text.push_str(&format!("{} {hint}\n", paint("1;36", "hint:", &io::stderr())));
     }
     let _ = io::stderr().write_all(text.as_bytes());
-    ExitCode::from(if fail.is_some_and(|fail| fail.usage) { 2 } else { 1 })
+    ExitCode::from(if usage { 2 } else { 1 })
 }
 
 /// The messages of the chain, without those that the one before contains.

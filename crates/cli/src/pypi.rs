@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
-use crate::models::KnownModel;
 use crate::output::{Console, Fail, show};
+use refrain::KnownModel;
 
 /// Python's name as a program.
 const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::Prefix;
+use refrain::engine::Prefix;
 use refrain_server::{ApiKeys, App, Listener, Options, tls};
 use serde_json::json;
 use tracing_subscriber::layer::SubscriberExt as _;

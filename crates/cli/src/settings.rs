@@ -7,16 +7,14 @@ use anyhow::{Context as _, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
-use refrain_engine::{Engine, Instructions, Prefix, Settings};
-use refrain_model::ModelFiles;
-use refrain_store::{Limits, NamespaceKey, SHARED, Store, hex};
+use refrain::engine::{Engine, Instructions, Prefix, Settings};
+use refrain::folders::{data_folder, models_folder};
+use refrain::model::ModelFiles;
+use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
+use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
 
 use crate::args::{Global, PrefixArg, Quota, Shared};
-use crate::calibration::stable_layers;
-use crate::choice::{AUTO, Choice, choice};
-use crate::folders::data_folder;
-use crate::models;
-use crate::output::{Console, Fail, show};
+use crate::output::{self, Console, Fail, show};
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
@@ -43,9 +41,7 @@ impl Context {
         let lacking = "the home folder is not known";
         let models = match &global.models {
             Some(folder) => folder.clone(),
-            None => {
-                std::env::home_dir().context(lacking).context("give --models")?.join(".cache/refrain/models")
-            }
+            None => models_folder().context("give --models")?,
         };
         let store = match &global.store {
             Some(folder) => folder.clone(),
@@ -90,7 +86,7 @@ impl Context {
         let limits = self.limits();
         #[cfg(feature = "remote")]
         if let Some(url) = &self.global.remote {
-            let mut options = refrain_store::RemoteOptions::new(url);
+            let mut options = refrain::store::RemoteOptions::new(url);
             options.timeout = self.global.remote_timeout;
             return Ok(Store::open_shared(&self.store, limits, &options)?);
         }
@@ -127,7 +123,6 @@ impl Context {
     }
 
     pub(crate) fn engine_on(&self, store: Store, around: &Instructions) -> Result<Engine> {
-        let path = models::resolve(&self.global.model, &self.models)?;
         let settings = Settings {
             threads: self.global.threads,
             precision: self.global.compute.0,
@@ -141,13 +136,22 @@ impl Context {
             ..Settings::default()
         };
         let bar = self.bar("loading the model", "{percent}%");
-        let mut engine =
-            Engine::open(&path, store, settings, |done, total| show(&bar, done as u64, total as u64))?;
+        let mut options = EngineOptions::new(&self.global.model)
+            .models(&self.models)
+            .data_folder(self.data_folder.clone())
+            .settings(settings)
+            .instructions(around.clone())
+            .prefix(self.prefix()?)
+            // Commands name their method themselves.
+            .method("vanilla")
+            .on_progress(|done, total| show(&bar, done as u64, total as u64))
+            .on_warning(output::warn);
+        if let Some(file) = &self.global.calibration {
+            options = options.calibration(file);
+        }
+        let engine = options.open_on(store)?;
         bar.finish_and_clear();
-        let stable_layers =
-            stable_layers(self.global.calibration.as_deref(), self.data_folder.as_deref(), &engine)?;
-        engine.use_stable_layers(stable_layers);
-        Ok(engine.with_prefix(&self.prefix()?, || engine.system_part(around))?)
+        Ok(engine)
     }
 
     /// The method and prefix that `auto` stands for.
@@ -155,7 +159,8 @@ impl Context {
         if let Some(choice) = self.choice.get() {
             return Ok(choice);
         }
-        let found = choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref())?;
+        let found =
+            choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref(), &mut output::warn)?;
         Ok(self.choice.get_or_init(|| found))
     }
 
@@ -183,12 +188,12 @@ impl Context {
         let bar = self.bar("hashing the model", "{percent}%");
         let fingerprint = files.fingerprint(|done, total| show(&bar, done as u64, total as u64));
         bar.finish_and_clear();
-        Ok(refrain_engine::identity(fingerprint, precision))
+        Ok(refrain::engine::identity(fingerprint, precision))
     }
 
     /// First digits of the identity of the model that the options name; the model is not loaded for it.
     pub(crate) fn fingerprint(&self) -> Result<String> {
-        let files = ModelFiles::open(&models::resolve(&self.global.model, &self.models)?)?;
+        let files = ModelFiles::open(&resolve(&self.global.model, &self.models)?)?;
         Ok(hex::encode(&self.identity(&files)?[..8]))
     }
 

@@ -8,18 +8,18 @@ use std::io::{self, BufRead, IsTerminal};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use refrain_model::{ModelFiles, Tokenizer};
-use refrain_store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store, hex};
+use refrain::model::{ModelFiles, Tokenizer};
+use refrain::store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store, hex};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
-use crate::folders::tilde;
+use crate::output;
 use crate::output::{
     Fail, age, bytes, count, one_line, paint, percent, plain, print, print_json, show as move_bar, warn,
 };
 use crate::settings::Context;
 use crate::table::Table;
-use crate::{models, output};
+use refrain::folders::tilde;
 
 use self::selection::keys;
 
@@ -185,7 +185,7 @@ fn pin(
 
 /// The model that the options name, if it can be opened. Its headers are read, no weights.
 fn model(context: &Context) -> Option<ModelFiles> {
-    models::resolve(&context.global.model, &context.models).ok().and_then(|path| ModelFiles::open(path).ok())
+    refrain::resolve(&context.global.model, &context.models).ok().and_then(|path| ModelFiles::open(path).ok())
 }
 
 fn list(context: &Context, store: &Store, all: bool) -> Result<()> {

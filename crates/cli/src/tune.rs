@@ -8,24 +8,24 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine, GenerateRequest, Instructions, Parts, Sampling};
+use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Parts, Sampling};
+use refrain::eviction::Eviction;
+use refrain::fusion::Vanilla;
+use refrain::store::Store;
 use refrain_eval::run::{Run, read};
 use refrain_eval::tasks::LoadedTask;
 use refrain_eval::{Gold, Matrix, Record, RunOptions, Sample, Scorer, Scoring, TaskInfo};
-use refrain_eviction::Eviction;
-use refrain_fusion::Vanilla;
-use refrain_store::Store;
 use serde::Deserialize;
 use serde_json::json;
 
 use self::front::{choose, front, nearest, table};
 use crate::args;
-use crate::choice::{TunedFile, default_path};
 use crate::documents::{Documents, read_documents};
 use crate::eval::{MEMORY, about, show, variants, write_report};
-use crate::folders::tilde;
 use crate::output::{Fail, count, print, print_json, warn};
 use crate::settings::Context;
+use refrain::folders::tilde;
+use refrain::{TunedFile, tuned_path};
 
 /// Most tokens of a question that the model makes.
 const QUESTION_TOKENS: usize = 40;
@@ -72,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let fingerprint = context.fingerprint()?;
     let folder = match &args.out {
         Some(folder) => folder.clone(),
-        None => default_path(context.data_folder.as_deref(), &fingerprint)?.with_extension(""),
+        None => tuned_path(context.data_folder.as_deref(), &fingerprint)?.with_extension(""),
     };
     let mut run = Run::open(&folder, about(context, &matrix, &variants, &engine, &jobs)?)?;
     let scorer = Scorer { judge: None, quality: None, encode: &|_| Vec::new() };
@@ -95,7 +95,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         .context("no question was answered by all methods; give more --time-budget")?;
     let path = match &args.output {
         Some(path) => path.clone(),
-        None => default_path(context.data_folder.as_deref(), &fingerprint)?,
+        None => tuned_path(context.data_folder.as_deref(), &fingerprint)?,
     };
     let file = TunedFile {
         model: name.to_owned(),
@@ -234,7 +234,7 @@ fn samples(
     Ok(samples)
 }
 
-fn vanilla(engine: &Engine, prompt: &refrain_engine::Prompt, sampling: Sampling) -> Result<String> {
+fn vanilla(engine: &Engine, prompt: &refrain::engine::Prompt, sampling: Sampling) -> Result<String> {
     engine.max_seq_len(prompt, sampling.max_tokens, Eviction::full())?;
     let request = GenerateRequest::new(std::sync::Arc::new(Vanilla), sampling);
     Ok(engine.answer(prompt, &request, |_| true)?.text)

@@ -178,8 +178,8 @@ fn every_command_has_help_with_examples_and_global_options() {
         home.run(&["store", command, "--help"]).good();
     }
     // Every option of a method is told where the method is.
-    let methods = refrain_fusion::METHODS.entries.iter().map(|entry| (entry.name, entry.options()));
-    let policies = refrain_eviction::POLICIES.entries.iter().map(|entry| (entry.name, entry.options()));
+    let methods = refrain::fusion::METHODS.entries.iter().map(|entry| (entry.name, entry.options()));
+    let policies = refrain::eviction::POLICIES.entries.iter().map(|entry| (entry.name, entry.options()));
     for (name, options) in methods.chain(policies) {
         let shown = home.run(&["methods", name]).good().out;
         for option in options {
@@ -202,8 +202,8 @@ fn methods_are_listed_and_wrong_ones_name_what_is_known() {
     let listed = home.json(&["methods"]);
     let names: Vec<&str> =
         listed.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
-    let methods = refrain_fusion::METHODS.entries.iter().map(|entry| entry.name);
-    let policies = refrain_eviction::POLICIES.entries.iter().map(|entry| entry.name);
+    let methods = refrain::fusion::METHODS.entries.iter().map(|entry| entry.name);
+    let policies = refrain::eviction::POLICIES.entries.iter().map(|entry| entry.name);
     let known: Vec<&str> = methods.chain(policies).collect();
     assert_eq!(names, known);
     assert_eq!(
@@ -338,6 +338,21 @@ fn configuration_files_are_checked() {
     home.run(&["methods", "--config", "nowhere.toml"]).failed(1, &["nowhere.toml"]);
     home.write("other.toml", "json = true\n");
     assert!(home.run(&named).good().out.starts_with('['));
+}
+
+#[test]
+fn known_models_are_listed_with_what_is_known_of_them() {
+    let home = Home::new();
+    let text = home.run(&["models"]).good().out;
+    for word in ["smollm2-135m", "Q4_1", "8192", "98 MB", "Apache-2.0", "drift:charge=0.15, averaged", "no"] {
+        assert!(text.contains(word), "{word}");
+    }
+    let folder = home.path("models");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("SmolLM2-135M-Instruct.Q4_1.gguf"), "").unwrap();
+    let known = home.json(&["models", "--models", folder.to_str().unwrap()]);
+    assert_eq!((&known[0]["fetched"], &known[1]["fetched"]), (&true.into(), &false.into()));
+    assert_eq!((&known[0]["context"], &known[0]["method"]), (&8192.into(), &"drift:charge=0.15".into()));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use refrain_fusion::{FusionMethod, Vanilla};
 use refrain_kernels::{Cpu, Device, Dtype, Precision};
 use refrain_kv::Span;
 use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer, ToolCallFormat};
@@ -71,6 +72,8 @@ pub struct Engine {
     fingerprint: [u8; 32],
     /// Layers that were found to be stable for this model.
     stable_layers: Option<Span>,
+    /// The method of requests that name none.
+    default_method: Arc<dyn FusionMethod>,
     /// Tokens before every chunk.
     prefix: Option<Arc<PrefilledPrefix>>,
     /// The prefixes of whose prefills a chunk is the mean.
@@ -145,6 +148,7 @@ impl Engine {
             settings,
             fingerprint,
             stable_layers: None,
+            default_method: Arc::new(Vanilla::default()),
             prefix: None,
             averaged: None,
             buffers: Arc::default(),
@@ -174,6 +178,16 @@ impl Engine {
     /// Has the prefix cache forget all prompts over documents of this engine's namespace, those that are under way included.
     pub fn forget_prefixes(&self) {
         self.prefix_cache.forget(&self.settings.namespace);
+    }
+
+    /// An engine that shares everything with this one, with a method for requests that name none; without it, that is vanilla.
+    pub fn with_default_method(&self, default_method: Arc<dyn FusionMethod>) -> Engine {
+        Engine { default_method, ..self.clone() }
+    }
+
+    /// The method of requests that name none.
+    pub fn default_method(&self) -> &Arc<dyn FusionMethod> {
+        &self.default_method
     }
 
     pub(crate) fn with_store(&self, store: Store) -> Engine {

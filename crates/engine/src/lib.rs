@@ -23,6 +23,7 @@ mod request;
 mod sampling;
 mod sequence;
 mod step_cost;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -40,3 +41,4 @@ pub use refrain_kernels::release_free_memory;
 pub use request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
 pub use sampling::{Grammar, Sampling, StructuredOutput, argmax};
 pub use sequence::Sequence;
+pub use stream::{Token, TokenStream};

@@ -27,7 +27,7 @@ pub enum Error {
     },
     /// The engine refused.
     #[error(transparent)]
-    Engine(#[from] refrain_engine::Error),
+    Engine(#[from] refrain::engine::Error),
 }
 
 /// Result of the harness.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refrain_engine::RequestStats;
+use refrain::engine::RequestStats;
 use serde::{Deserialize, Serialize};
 
 /// One answer with its scores: a line of `results.jsonl`.

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use refrain_engine::Engine;
+use refrain::engine::Engine;
 
 use crate::error::{Error, Result};
 use crate::record::{Record, RunInfo};

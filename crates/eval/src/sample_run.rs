@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain_engine::{Answer, Engine, GenerateRequest, Oracle, Parts, Prefix, Prompt, Reference, Sampling};
-use refrain_store::KvQuantization;
+use refrain::engine::{Answer, Engine, GenerateRequest, Oracle, Parts, Prefix, Prompt, Reference, Sampling};
+use refrain::store::KvQuantization;
 
 use crate::error::{Error, Result};
 use crate::record::{Cost, Fidelity, Record};
@@ -193,7 +193,7 @@ fn reference_to(
 }
 
 /// One answer beside a reference.
-type Beside = (Answer, refrain_engine::Fidelity);
+type Beside = (Answer, refrain::engine::Fidelity);
 
 /// One answer that is decoded alone.
 fn beside_alone(
@@ -243,7 +243,7 @@ fn checked(fidelity: Fidelity) -> Result<Fidelity> {
     Ok(fidelity)
 }
 
-fn fidelity(found: refrain_engine::Fidelity) -> Fidelity {
+fn fidelity(found: refrain::engine::Fidelity) -> Fidelity {
     Fidelity {
         kl: found.agreement.kl,
         kl_first: found.agreement.kl_first,

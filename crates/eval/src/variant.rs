@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_engine::{Oracle, Prefix};
-use refrain_eviction::Eviction;
-use refrain_fusion::FusionMethod;
-use refrain_store::KvQuantization;
+use refrain::engine::{Oracle, Prefix};
+use refrain::eviction::Eviction;
+use refrain::fusion::FusionMethod;
+use refrain::store::KvQuantization;
 
 /// A fusion method with an eviction policy and an encoding of stored documents, under the names that records have.
 #[derive(Clone, Debug)]

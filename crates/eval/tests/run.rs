@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use refrain_engine::{Engine, Settings};
+use refrain::engine::{Engine, Settings};
+use refrain::store::{KvQuantization, Store};
 use refrain_eval::Scorer;
 use refrain_eval::run::{Run, RunProgress, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, load};
 use refrain_eval::{Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
-use refrain_store::{KvQuantization, Store};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -35,8 +35,8 @@ fn matrix() -> Matrix {
 fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
     let variant = |(method, policy): &(&str, &str)| Variant {
         method: (*method).to_owned(),
-        fusion: refrain_fusion::METHODS.parse(method.trim_end_matches(":store_dtype=q4")).unwrap(),
-        prefix: refrain_engine::Prefix::None,
+        fusion: refrain::fusion::METHODS.parse(method.trim_end_matches(":store_dtype=q4")).unwrap(),
+        prefix: refrain::engine::Prefix::None,
         store_dtype: if method.ends_with(":store_dtype=q4") {
             KvQuantization::Q4
         } else {
@@ -44,7 +44,7 @@ fn variants(specs: &[(&str, &str)]) -> Vec<Variant> {
         },
         oracle: None,
         policy: (*policy).to_owned(),
-        eviction: refrain_eviction::POLICIES.parse(policy).unwrap(),
+        eviction: refrain::eviction::POLICIES.parse(policy).unwrap(),
     };
     specs.iter().map(variant).collect()
 }
@@ -208,12 +208,12 @@ fn the_example_matrices_name_what_there_is() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let matrix = Matrix::read(&entry.unwrap().path()).unwrap();
         for method in &matrix.methods {
-            refrain_fusion::METHODS.parse(method).unwrap();
+            refrain::fusion::METHODS.parse(method).unwrap();
         }
         matrix.store_dtype.iter().for_each(|name| _ = name.parse::<KvQuantization>().unwrap());
-        matrix.prefix.iter().for_each(|text| _ = text.parse::<refrain_engine::Prefix>().unwrap());
+        matrix.prefix.iter().for_each(|text| _ = text.parse::<refrain::engine::Prefix>().unwrap());
         for policy in &matrix.policies {
-            refrain_eviction::POLICIES.parse(policy).unwrap();
+            refrain::eviction::POLICIES.parse(policy).unwrap();
         }
         for task in &matrix.tasks {
             let name = task.name.trim_end_matches("_short");

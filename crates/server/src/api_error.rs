@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use refrain_engine::Error as EngineError;
+use refrain::engine::Error as EngineError;
 use serde::Serialize;
 use utoipa::ToSchema;
 

@@ -1,7 +1,7 @@
 //! API keys and the file that lists them.
 //!
 //! The file has a line `NAME HASH` for each key. The key itself is stored nowhere: it is 256 random bits, so a plain hash
-//! protects it. A tenant's namespace follows from the key (see [`refrain_store::NamespaceKey`]), and never from the content of
+//! protects it. A tenant's namespace follows from the key (see [`refrain::store::NamespaceKey`]), and never from the content of
 //! a request.
 
 use std::fs;

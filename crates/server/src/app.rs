@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
-use refrain_engine::Engine;
-use refrain_eviction::{Eviction, POLICIES};
-use refrain_fusion::{FusionMethod, METHODS};
-use refrain_registry::Selected;
+use refrain::engine::Engine;
+use refrain::eviction::{Eviction, POLICIES};
+use refrain::fusion::{FusionMethod, METHODS};
+use refrain::registry::Selected;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 

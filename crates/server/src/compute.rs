@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_engine::{
+use refrain::engine::{
     Advance, DecodeWorkspace, FinishReason, GenerateRequest, Ingest, Prefill, RequestStats, Sequence,
     decode_step,
 };
@@ -149,7 +149,7 @@ impl Compute {
             self.shared.wait();
             if self.last_work.is_some_and(|time| time.elapsed() > IDLE_BEFORE_TRIM) {
                 self.last_work = None;
-                refrain_engine::release_free_memory();
+                refrain::engine::release_free_memory();
             }
         }
         loop {

@@ -12,7 +12,7 @@ use crate::corpus::DocumentStoreError;
 pub enum Error {
     /// The default method or policy is unknown, or one of its options is wrong.
     #[error(transparent)]
-    Registry(#[from] refrain_registry::Error),
+    Registry(#[from] refrain::registry::Error),
     /// The stored documents cannot be opened.
     #[error(transparent)]
     DocumentStore(#[from] DocumentStoreError),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use refrain_engine::{Document, Engine, IngestReport};
-use refrain_store::ChunkKey;
+use refrain::engine::{Document, Engine, IngestReport};
+use refrain::store::ChunkKey;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::api_error::{ApiError, Result};

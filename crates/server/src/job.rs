@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use refrain_engine::{Answer, Grammar, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
-use refrain_eviction::Eviction;
-use refrain_fusion::FusionMethod;
+use refrain::engine::{Answer, Grammar, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
+use refrain::eviction::Eviction;
+use refrain::fusion::FusionMethod;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api_error::ApiError;
@@ -52,7 +52,7 @@ pub(crate) struct Token {
     pub(crate) text: String,
     /// The token's id; `None` with text that was held back until the end.
     pub(crate) id: Option<u32>,
-    pub(crate) logprobs: Option<refrain_engine::TokenLogprobs>,
+    pub(crate) logprobs: Option<refrain::engine::TokenLogprobs>,
     /// Tokens whose keys and values each head's cache holds.
     pub(crate) retained: usize,
     /// Bytes of the cache.

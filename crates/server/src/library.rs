@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use refrain_engine::{Document, Engine, PromptChunk};
+use refrain::engine::{Document, Engine, PromptChunk};
 
 use crate::api::SourceFinder;
 use crate::corpus::{Corpus, DocumentStore, NewDocument, cut_document, empty_corpus, open_corpus};

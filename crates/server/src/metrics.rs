@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use refrain_engine::{Engine, RequestStats};
+use refrain::engine::{Engine, RequestStats};
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [

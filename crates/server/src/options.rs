@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use refrain_engine::Instructions;
-use refrain_store::NamespaceKey;
+use refrain::engine::Instructions;
+use refrain::store::NamespaceKey;
 
 use crate::api_keys::ApiKeys;
 

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use refrain_engine::Engine;
+use refrain::engine::Engine;
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{Span, info_span};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use refrain_engine::Engine;
+use refrain::engine::Engine;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api_error::{ApiError, Result};

@@ -1,6 +1,6 @@
 //! The sender of a request.
 
-use refrain_engine::Engine;
+use refrain::engine::Engine;
 
 /// The holder of an API key, or all senders where none is needed. The engine sees the chunks of the tenant's namespace, and
 /// no others.

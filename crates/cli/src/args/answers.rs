@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueHint};
-use refrain_engine::{Instructions, Sampling, StructuredOutput};
+use refrain::engine::{Instructions, Sampling, StructuredOutput};
 
-use crate::choice::AUTO;
+use refrain::AUTO;
 
 #[derive(Debug, Args)]
 pub(crate) struct Ask {

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
-use refrain_engine::Instructions;
+use refrain::engine::Instructions;
 
 use super::answers::SpeculationArgs;
-use crate::choice::AUTO;
 use crate::output::{parse_duration, parse_size};
+use refrain::AUTO;
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {

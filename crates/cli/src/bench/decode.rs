@@ -1,7 +1,7 @@
 //! `refrain bench decode`: time a token while an answer grows, for eviction policies in turn.
 
 use anyhow::Result;
-use refrain_eviction::Eviction;
+use refrain::eviction::Eviction;
 use serde::Serialize;
 use serde_json::json;
 
@@ -112,7 +112,7 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
 fn row(
     policy: &Policy,
     times: &[Vec<f64>],
-    stats: &refrain_engine::RequestStats,
+    stats: &refrain::engine::RequestStats,
     short: &[usize],
 ) -> PolicyTiming {
     let tokens = times[0].len();

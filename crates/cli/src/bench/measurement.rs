@@ -1,6 +1,6 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
-use refrain_kernels::Device;
+use refrain::kernels::Device;
 use serde::Serialize;
 
 use crate::machine;

@@ -1,8 +1,8 @@
 //! Engine, prompts, answers and reports of the benchmarks of eviction policies.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, GenerateRequest, Instructions, Prompt, Sampling, TokenEvent};
-use refrain_store::Store;
+use refrain::engine::{Engine, GenerateRequest, Instructions, Prompt, Sampling, TokenEvent};
+use refrain::store::Store;
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -55,7 +55,7 @@ pub(super) fn answer(
     (method, policy): (&Method, &Policy),
     tokens: usize,
     mut each: impl FnMut(TokenEvent<'_>),
-) -> Result<refrain_engine::RequestStats> {
+) -> Result<refrain::engine::RequestStats> {
     let sampling = Sampling { max_tokens: tokens, ..Sampling::default() };
     let request = GenerateRequest {
         eviction: policy.built.clone(),

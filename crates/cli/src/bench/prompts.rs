@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine, Prompt, PromptChunk};
+use refrain::engine::{Document, Engine, Prompt, PromptChunk};
 
 use crate::documents::read_documents;
 use crate::output::{Console, Fail};

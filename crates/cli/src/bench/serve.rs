@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::ProgressBar;
-use refrain_engine::{Document, Instructions};
+use refrain::engine::{Document, Instructions};
 use serde_json::json;
 
 use self::client::{Kind, Outcome};

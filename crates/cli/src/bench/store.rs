@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine, Instructions};
-use refrain_store::{ChunkId, KvQuantization, Scope, Store};
+use refrain::engine::{Document, Engine, Instructions};
+use refrain::store::{ChunkId, KvQuantization, Scope, Store};
 use serde::Serialize;
 use serde_json::json;
 

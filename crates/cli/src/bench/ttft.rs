@@ -1,9 +1,9 @@
 //! `refrain bench ttft`: time to first token of methods over prompt lengths.
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, Instructions, Prompt, RequestStats};
-use refrain_eviction::Eviction;
-use refrain_store::Store;
+use refrain::engine::{Engine, Instructions, Prompt, RequestStats};
+use refrain::eviction::Eviction;
+use refrain::store::Store;
 use serde::Serialize;
 use serde_json::json;
 

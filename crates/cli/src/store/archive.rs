@@ -5,7 +5,7 @@ use std::io::{self, BufReader, BufWriter, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use refrain_store::{Scope, Store, archive};
+use refrain::store::{Scope, Store, archive};
 
 use super::selection::keys;
 use crate::output::{bytes, count, print, print_json, show as move_bar, warn};

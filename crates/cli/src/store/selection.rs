@@ -1,7 +1,7 @@
 //! Chunks that a command names.
 
 use anyhow::Result;
-use refrain_store::{ChunkKey, Scope, Store};
+use refrain::store::{ChunkKey, Scope, Store};
 
 use crate::settings::Context;
 

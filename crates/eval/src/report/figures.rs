@@ -39,7 +39,7 @@ fn short_name(data: &Data<'_>, variant: usize) -> String {
         data.variants.iter().map(VariantName::name).filter(|other| base(other) == base(&name)).collect();
     let has = |other: &String, word: &str| other.split([':', ',']).skip(1).any(|own| own == word);
     let own = name.split([':', ',']).skip(1).filter(|word| !names.iter().all(|other| has(other, word)));
-    refrain_registry::join(&base(&name), own.map(str::to_owned))
+    refrain::registry::join(&base(&name), own.map(str::to_owned))
 }
 
 /// A panel for every model.
@@ -195,7 +195,7 @@ fn sweep(data: &Data<'_>) -> Option<Figure> {
             let line = |name: &str| -> Option<Series> {
                 let of = |variant: &usize| -> Option<(usize, f64)> {
                     let own = data.variants[*variant].name();
-                    let entry = refrain_fusion::METHODS.entry(name).ok()?;
+                    let entry = refrain::fusion::METHODS.entry(name).ok()?;
                     let options = entry.options();
                     let default = options.iter().find(|spec| spec.name == "ratio")?.default.as_f64();
                     let ratio = option(&own, "ratio").map_or(default, |ratio| ratio.parse().ok())?;

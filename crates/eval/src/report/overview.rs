@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use refrain_eviction::POLICIES;
-use refrain_fusion::METHODS;
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
 
 use super::data::Data;
 use super::figures;

@@ -1,8 +1,8 @@
 //! Names of methods with policies: canonical forms, labels for people, and their options.
 
-use refrain_eviction::POLICIES;
-use refrain_fusion::METHODS;
-use refrain_registry::{Registry, Selected, append, join, split, value_text};
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
+use refrain::registry::{Registry, Selected, append, join, split, value_text};
 
 /// A fusion method with an eviction policy, as `NAME[:OPTION=VALUE,…]` without options that are at their defaults.
 #[derive(Clone, Debug, PartialEq)]

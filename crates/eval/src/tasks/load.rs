@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use refrain_model::{Specials, Tokenizer};
+use refrain::model::{Specials, Tokenizer};
 
 use super::file::{DataFile, spread};
 use super::needle::{self, Needle, NeedleStyle};

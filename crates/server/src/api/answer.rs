@@ -3,7 +3,9 @@
 use std::pin::Pin;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
-use refrain_engine::{Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput};
+use refrain::engine::{
+    Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput,
+};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::details::AnswerContext;

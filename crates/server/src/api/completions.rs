@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::sse::Event as ServerSentEvent;
 use axum::response::{IntoResponse, Response};
-use refrain_engine::Answer;
+use refrain::engine::Answer;
 
 use super::answer::{Asked, Input, ask, lost};
 use super::events::{EventWriter, end_of_stream, json_event, stream_answers};

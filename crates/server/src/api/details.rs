@@ -1,6 +1,6 @@
 //! The part of an answer that only this server has: how it was computed, and from which documents.
 
-use refrain_engine::{Answer, Explanation, RequestStats, ShadedChunk};
+use refrain::engine::{Answer, Explanation, RequestStats, ShadedChunk};
 use serde::Serialize;
 use utoipa::ToSchema;
 

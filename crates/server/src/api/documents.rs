@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use refrain_engine::IngestReport;
-use refrain_store::StoreError;
+use refrain::engine::IngestReport;
+use refrain::store::StoreError;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 

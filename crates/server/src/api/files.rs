@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use refrain_documents::ReadError;
-use refrain_engine::Document;
+use refrain::documents::ReadError;
+use refrain::engine::Document;
 use serde::Serialize;
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
@@ -121,7 +121,7 @@ impl Read {
         let File { name, bytes, title, param } = file;
         let name = plain_name(&name);
         let fail = |message: String| FileFailure { name: name.clone(), param, message };
-        match refrain_documents::read(&bytes, &name) {
+        match refrain::documents::read(&bytes, &name) {
             Ok(documents) if documents.is_empty() => self.failures.push(fail("has no text".to_owned())),
             Ok(mut documents) => {
                 if let ([document], false) = (documents.as_mut_slice(), title.trim().is_empty()) {

@@ -3,9 +3,9 @@
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use refrain_eviction::POLICIES;
-use refrain_fusion::METHODS;
-use refrain_registry::{Entry, Registry};
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
+use refrain::registry::{Entry, Registry};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;

@@ -1,7 +1,7 @@
 //! Log probabilities of tokens in the shapes of a chat and of a completion.
 
-use refrain_engine::TokenLogprobs;
-use refrain_model::Tokenizer;
+use refrain::engine::TokenLogprobs;
+use refrain::model::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;

@@ -1,6 +1,6 @@
 //! The messages of a chat.
 
-use refrain_model::{Message, ToolCall};
+use refrain::model::{Message, ToolCall};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 
 use axum::response::{IntoResponse, Response};
-use refrain_eviction::POLICIES;
-use refrain_fusion::METHODS;
+use refrain::eviction::POLICIES;
+use refrain::fusion::METHODS;
 use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};

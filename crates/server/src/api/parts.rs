@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use refrain_engine::Engine;
-use refrain_model::{Delta, Detokenizer, Tokenizer, ToolCallParser};
+use refrain::engine::Engine;
+use refrain::model::{Delta, Detokenizer, Tokenizer, ToolCallParser};
 
 use super::request::ToolUse;
 use crate::job::Token;
@@ -167,9 +167,9 @@ impl Marks {
 mod tests {
     use std::path::PathBuf;
 
-    use refrain_engine::Settings;
-    use refrain_model::{ModelFiles, Specials};
-    use refrain_store::Store;
+    use refrain::engine::Settings;
+    use refrain::model::{ModelFiles, Specials};
+    use refrain::store::Store;
     use serde_json::{Value, json};
 
     use super::*;

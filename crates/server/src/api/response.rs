@@ -1,6 +1,6 @@
 //! Answers in OpenAI's shapes: whole, or as chunks of a stream.
 
-use refrain_engine::{Answer, Engine, FinishReason};
+use refrain::engine::{Answer, Engine, FinishReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use axum::http::StatusCode;
-use refrain_engine::{Document, Engine, PromptChunk};
+use refrain::engine::{Document, Engine, PromptChunk};
 use serde::Serialize;
 use utoipa::ToSchema;
 

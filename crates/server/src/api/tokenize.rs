@@ -3,8 +3,8 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use refrain_engine::Instructions;
-use refrain_model::Specials;
+use refrain::engine::Instructions;
+use refrain::model::Specials;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -1,6 +1,6 @@
 //! A corpus for an engine, whose tokenizer and chunk size say how documents are cut.
 
-use refrain_engine::{Document, Engine};
+use refrain::engine::{Document, Engine};
 
 use super::store::DocumentStore;
 use super::{Corpus, NewDocument};

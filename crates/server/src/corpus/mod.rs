@@ -10,8 +10,8 @@ mod tables;
 
 use std::sync::{Mutex, PoisonError};
 
-use refrain_engine::Document;
-use refrain_store::ChunkKey;
+use refrain::engine::Document;
+use refrain::store::ChunkKey;
 
 pub(crate) use cut::{cut_document, empty_corpus, open_corpus};
 pub(crate) use search::Hit;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable, WriteTransaction};
-use refrain_engine::Document;
-use refrain_store::ChunkKey;
+use refrain::engine::Document;
+use refrain::store::ChunkKey;
 
 use super::database::{ReopeningDatabase, Transacted};
 use super::purge::{copy_all, is_unpurged, mark_earlier_file, mark_unpurged};

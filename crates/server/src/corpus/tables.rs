@@ -13,8 +13,8 @@
 
 use axum::http::StatusCode;
 use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
-use refrain_engine::Document;
-use refrain_store::ChunkKey;
+use refrain::engine::Document;
+use refrain::store::ChunkKey;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use refrain::store::{Limits, Store};
 use refrain_server::{App, Options, router};
-use refrain_store::{Limits, Store};
 use serde_json::{Value, json};
 
 use self::s3::S3;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use refrain_store::RemoteOptions;
+use refrain::store::RemoteOptions;
 
 const BUCKET: &str = "chunks";
 

@@ -1,6 +1,6 @@
 //! Conversations over several turns.
 
-use refrain_kernels::Precision;
+use refrain::kernels::Precision;
 
 use super::*;
 

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Document, Engine};
+use refrain::engine::{Document, Engine};
+use refrain::store::NamespaceKey;
 use refrain_server::{ApiKeys, App, Listener, Options};
-use refrain_store::NamespaceKey;
 use serde::Serialize;
 use serde_json::{Value, json};
 

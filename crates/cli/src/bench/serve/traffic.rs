@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use refrain_engine::Document;
+use refrain::engine::Document;
 use serde_json::{Value, json};
 
 use super::client::{Kind, Outcome, Request, tool};

@@ -383,8 +383,9 @@ fn samples_fit_when_a_model_counts() {
         eprintln!("skipped: REFRAIN_MODEL names no model whose tokenizer could count");
         return;
     };
-    let tokenizer = refrain_model::Tokenizer::open(&refrain_model::ModelFiles::open(model).unwrap()).unwrap();
-    let tokens = |text: &str| tokenizer.encode(text, refrain_model::Specials::Plain).unwrap().len();
+    let tokenizer =
+        refrain::model::Tokenizer::open(&refrain::model::ModelFiles::open(model).unwrap()).unwrap();
+    let tokens = |text: &str| tokenizer.encode(text, refrain::model::Specials::Plain).unwrap().len();
     let ruler = Ruler::open(Some(&data.join("ruler"))).unwrap();
     for task in TASKS {
         let start = std::time::Instant::now();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refrain_engine::Document;
+use refrain::engine::Document;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;

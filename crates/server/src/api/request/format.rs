@@ -1,6 +1,6 @@
 //! The form that a request wants its answer to have.
 
-use refrain_engine::StructuredOutput;
+use refrain::engine::StructuredOutput;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;

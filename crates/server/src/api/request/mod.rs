@@ -252,7 +252,7 @@ impl CompletionRequest {
 
 #[cfg(test)]
 mod tests {
-    use refrain_engine::Sampling;
+    use refrain::engine::Sampling;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refrain_engine::{Sampling, StructuredOutput};
+use refrain::engine::{Sampling, StructuredOutput};
 use serde_json::Value;
 
 use super::format::{ResponseFormat, StructuredOutputs};

@@ -1,6 +1,6 @@
 //! The tools that a request lets the model call, and whether it must.
 
-use refrain_engine::{Engine, StructuredOutput};
+use refrain::engine::{Engine, StructuredOutput};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;

@@ -10,7 +10,7 @@ mod request;
 use axum::extract::State;
 use axum::response::sse::Event as ServerSentEvent;
 use axum::response::{IntoResponse, Response};
-use refrain_engine::Answer;
+use refrain::engine::Answer;
 
 use self::events::{EventBody, ResponseEvent};
 use self::object::{ResponseBuilder, ResponseObject, is_complete, status};

@@ -1,6 +1,6 @@
 //! A response: its request's fields, its output, and how it was computed.
 
-use refrain_engine::{Answer, FinishReason};
+use refrain::engine::{Answer, FinishReason};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;

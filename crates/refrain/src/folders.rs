@@ -1,26 +1,39 @@
-//! Folders of the user's configuration and data, and paths as people write them.
+//! Folders of the user's models, configuration and data, and paths as people write them.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
 use serde::Serialize;
 
+use crate::{Error, Result};
+
 /// Folder of the user's configuration of this program.
-pub(crate) fn config_folder() -> Option<PathBuf> {
+pub fn config_folder() -> Option<PathBuf> {
     folder("XDG_CONFIG_HOME", "APPDATA", "Library/Application Support", ".config")
 }
 
-/// Folder of the user's data of this program.
-pub(crate) fn data_folder() -> Option<PathBuf> {
+/// Folder of the user's data of this program: stored chunks, and what was found for a model.
+pub fn data_folder() -> Option<PathBuf> {
     folder("XDG_DATA_HOME", "LOCALAPPDATA", "Library/Application Support", ".local/share")
+}
+
+/// Folder of the models that are known by name: `REFRAIN_MODELS`, or `~/.cache/refrain/models`.
+///
+/// # Errors
+/// If neither the variable nor the home folder is set.
+pub fn models_folder() -> Result<PathBuf> {
+    let named = std::env::var_os("REFRAIN_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let folder = named.or_else(|| std::env::home_dir().map(|home| home.join(".cache/refrain/models")));
+    folder.ok_or(Error::Home { what: "the folder of models" })
 }
 
 /// Writes a TOML file, and the folder that it lies in where there is none.
 pub(crate) fn write_toml(path: &Path, value: &impl Serialize) -> Result<()> {
+    let fail = |reason: String| Error::Kept { action: "write", file: tilde(path), reason };
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        std::fs::create_dir_all(folder).map_err(|error| fail(error.to_string()))?;
     }
-    std::fs::write(path, toml::to_string(value)?).with_context(|| format!("cannot write {}", path.display()))
+    let text = toml::to_string(value).map_err(|error| fail(error.to_string()))?;
+    std::fs::write(path, text).map_err(|error| fail(error.to_string()))
 }
 
 /// The folder that the variable `xdg` names on any platform, or else the platform's own.
@@ -40,7 +53,7 @@ fn folder(xdg: &str, windows: &str, mac: &str, other: &str) -> Option<PathBuf> {
 }
 
 /// A path with `~` for the home folder.
-pub(crate) fn tilde(path: &Path) -> String {
+pub fn tilde(path: &Path) -> String {
     let below = std::env::home_dir().and_then(|home| path.strip_prefix(home).ok().map(Path::to_owned));
     below.map_or_else(|| path.display().to_string(), |below| Path::new("~").join(below).display().to_string())
 }

@@ -3,57 +3,61 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
 use refrain_engine::Prefix;
 use refrain_fusion::METHODS;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::folders::{tilde, write_toml};
 use crate::models::KnownModel;
-use crate::output;
+use crate::{Error, Result};
 
 /// The word that asks for the choice.
-pub(crate) const AUTO: &str = "auto";
+pub const AUTO: &str = "auto";
 
 /// The method and prefix of a model that nobody has tuned: near vanilla on all that was measured.
 const UNKNOWN: (&str, &str) = ("drift:charge=0.3", "averaged");
 
 /// The result of `refrain tune` for one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TunedFile {
+pub struct TunedFile {
     /// Name of the model, for people.
-    pub(crate) model: String,
+    pub model: String,
     /// Fingerprint of weights, configuration and precision.
-    pub(crate) fingerprint: String,
+    pub fingerprint: String,
     /// The method, with its options.
-    pub(crate) method: String,
+    pub method: String,
     /// The prefix of chunks.
-    pub(crate) prefix: String,
+    pub prefix: String,
     /// Share of vanilla's likeliest tokens and of its score that a method had to keep.
-    pub(crate) bound: f64,
+    pub bound: f64,
     /// Questions that it was found with.
-    pub(crate) samples: usize,
+    pub samples: usize,
     /// Share of positions with vanilla's likeliest token.
-    pub(crate) top1: f64,
+    pub top1: f64,
     /// Mean KL to vanilla, in nats.
-    pub(crate) kl: f64,
+    pub kl: f64,
     /// Score over vanilla's.
-    pub(crate) score: f64,
+    pub score: f64,
     /// Documents' rows that were computed, as a share.
-    pub(crate) charged: f64,
+    pub charged: f64,
     /// Median of vanilla's time to the first token over the method's.
-    pub(crate) speedup: f64,
+    pub speedup: f64,
 }
 
 impl TunedFile {
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+    /// Writes the file, and the folder that it lies in.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
         write_toml(path, self)
     }
 
-    fn read(path: &Path, fingerprint: &str) -> Result<TunedFile> {
-        let file: TunedFile = toml::from_str(&std::fs::read_to_string(path)?)?;
+    fn read(path: &Path, fingerprint: &str) -> Result<TunedFile, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        let file: TunedFile = toml::from_str(&text).map_err(|error| error.to_string())?;
         if file.fingerprint != fingerprint {
-            bail!("it is of {}, or of another precision", file.model);
+            return Err(format!("it is of {}, or of another precision", file.model));
         }
         Ok(file)
     }
@@ -61,11 +65,14 @@ impl TunedFile {
 
 /// A method and a prefix, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Choice {
-    pub(crate) method: String,
+pub struct Choice {
+    /// The method, with its options.
+    pub method: String,
+    /// The prefix of chunks.
     #[serde(serialize_with = "as_text")]
-    pub(crate) prefix: Prefix,
-    pub(crate) why: String,
+    pub prefix: Prefix,
+    /// The reason.
+    pub why: String,
 }
 
 fn as_text<S: Serializer>(prefix: &Prefix, serializer: S) -> Result<S::Ok, S::Error> {
@@ -73,14 +80,25 @@ fn as_text<S: Serializer>(prefix: &Prefix, serializer: S) -> Result<S::Ok, S::Er
 }
 
 /// Path of the choice for a model, in the folder of the user's data. `fingerprint` is that of weights, configuration and precision.
-pub(crate) fn default_path(data_folder: Option<&Path>, fingerprint: &str) -> Result<PathBuf> {
-    let folder = data_folder.context("the home folder is not known").context("give --output")?;
+///
+/// # Errors
+/// If the folder is not known.
+pub fn tuned_path(data_folder: Option<&Path>, fingerprint: &str) -> Result<PathBuf> {
+    let folder = data_folder.ok_or(Error::Home { what: "the file of the model's choice" })?;
     Ok(folder.join("tuned").join(format!("{fingerprint}.toml")))
 }
 
-/// The choice for a model of this name and fingerprint.
-pub(crate) fn choice(model: &str, fingerprint: &str, data_folder: Option<&Path>) -> Result<Choice> {
-    let path = default_path(data_folder, fingerprint).ok().filter(|path| path.exists());
+/// The choice for a model of this name and fingerprint. `warn` is told of a file that cannot be used: no answer is wrong without it.
+///
+/// # Errors
+/// If the kept choice names no prefix.
+pub fn choice(
+    model: &str,
+    fingerprint: &str,
+    data_folder: Option<&Path>,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Choice> {
+    let path = tuned_path(data_folder, fingerprint).ok().filter(|path| path.exists());
     if let Some(path) = path {
         match TunedFile::read(&path, fingerprint) {
             Ok(file) => {
@@ -88,8 +106,7 @@ pub(crate) fn choice(model: &str, fingerprint: &str, data_folder: Option<&Path>)
                 let why = format!("tuned with {samples} questions: {top1:.1} % of vanilla's tokens");
                 return chosen(&file.method, &file.prefix, why);
             }
-            // No answer is wrong without it.
-            Err(error) => output::warn(&format!("{} is not used: {error:#}", tilde(&path))),
+            Err(reason) => warn(&format!("{} is not used: {reason}", tilde(&path))),
         }
     }
     let known = KnownModel::named(model);
@@ -103,7 +120,7 @@ pub(crate) fn choice(model: &str, fingerprint: &str, data_folder: Option<&Path>)
 }
 
 fn chosen(method: &str, prefix: &str, why: String) -> Result<Choice> {
-    let prefix = prefix.parse().map_err(anyhow::Error::msg)?;
+    let prefix = prefix.parse().map_err(Error::Prefix)?;
     // Answers name their method without options that are at their defaults.
     let method = METHODS.select(method).map_or_else(|_| method.to_owned(), |selected| selected.spec);
     Ok(Choice { method, prefix, why })
@@ -129,7 +146,7 @@ mod tests {
     #[test]
     fn a_tuned_file_is_of_one_model() {
         let folder = tempfile::tempdir().unwrap();
-        let path = default_path(Some(folder.path()), "abc").unwrap();
+        let path = tuned_path(Some(folder.path()), "abc").unwrap();
         let file = TunedFile {
             model: "m".to_owned(),
             fingerprint: "abc".to_owned(),
@@ -145,7 +162,7 @@ mod tests {
         };
         file.write(&path).unwrap();
         assert_eq!(TunedFile::read(&path, "abc").unwrap(), file);
-        let error = TunedFile::read(&path, "abd").unwrap_err().to_string();
+        let error = TunedFile::read(&path, "abd").unwrap_err();
         assert!(error.contains("it is of m"), "{error}");
     }
 }

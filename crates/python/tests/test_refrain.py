@@ -1,0 +1,175 @@
+"""The module, used as a program would use it: on the repository's tiny model, with a store of its own."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import refrain
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "tests/golden/tiny/llama"
+QUESTION = "How far does bearing 2 run?"
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return refrain.Engine(MODEL, store=tmp_path / "chunks")
+
+
+@pytest.fixture
+def documents():
+    text = "Bearing {} runs {} km before it is greased again. "
+    return [refrain.Document(text.format(i, 100 * i), title=f"Bearing {i}") for i in range(1, 4)]
+
+
+def test_a_stream_is_the_whole_answer(engine, documents):
+    answer = engine.ask(QUESTION, documents, method="a3:ratio=0.4", max_tokens=12)
+    stream = engine.stream(QUESTION, documents, method="a3:ratio=0.4", max_tokens=12)
+    assert stream.answer is None
+    tokens = list(stream)
+    assert "".join(token.text for token in tokens) == answer.text == str(answer)
+    ids = [token.id for token in tokens if token.id is not None]
+    assert ids == answer.tokens[: len(ids)] and len(answer.tokens) - len(ids) == (answer.finish_reason == "stop")
+    assert stream.answer.tokens == answer.tokens
+    assert answer.finish_reason in ("stop", "length")
+    assert 0 < answer.stats["charged_ratio"] < 1
+
+
+def test_ingested_documents_are_reused(engine, documents):
+    told = []
+    report = engine.ingest(documents, progress=lambda done, total: told.append((done, total)))
+    assert report["documents"] == 3 and report["computed"] > 0
+    assert told[-1][0] == told[-1][1]
+    assert engine.ingest(documents)["computed"] == 0
+    stats = engine.ask(QUESTION, documents, method="pie", max_tokens=2).stats
+    assert stats["cached_tokens"] >= stats["document_tokens"] > 0 == stats["recomputed_tokens"]
+
+
+def test_texts_and_files_are_documents(engine, documents, tmp_path):
+    (tmp_path / "bearing.md").write_text("# Bearing\n\nIt runs.")
+    assert refrain.read(tmp_path / "bearing.md")[0].text.endswith("It runs.")
+    texts = [document.text for document in documents]
+    assert engine.ask(QUESTION, texts, max_tokens=4).stats["document_tokens"] > 0
+    with pytest.raises(FileNotFoundError, match="no-such-file"):
+        refrain.read(tmp_path / "no-such-file")
+    for wrong in ("one text", documents[0], [3]):
+        with pytest.raises(TypeError):
+            engine.ask(QUESTION, wrong)
+
+
+def test_files_that_cannot_be_read_are_warnings(tmp_path):
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (tmp_path / "fine.txt").write_text("It runs.")
+    with pytest.warns(UserWarning, match="broken.pdf"):
+        assert [document.text for document in refrain.read(tmp_path)] == ["It runs."]
+
+
+def test_methods_are_compared(engine, documents):
+    rows = engine.compare(QUESTION, documents, ["vanilla", "pie", "a3:ratio=1"], tokens=6)
+    assert [row["method"] for row in rows] == ["vanilla", "pie", "a3:ratio=1"]
+    assert rows[0]["kl"] == 0 and rows[1]["kl"] > rows[2]["kl"]
+    auto = engine.compare(QUESTION, documents, ["auto"], tokens=2)[0]
+    assert auto["method"] == "auto" and auto["stats"]["cached_tokens"] > 0
+
+
+def test_keywords_reach_the_answer(engine, documents):
+    def ask(**keywords):
+        return engine.ask(QUESTION, documents, **keywords)
+
+    assert len(ask(max_tokens=3, ignore_eos=True).tokens) == 3
+    assert ask(temperature=1.5, seed=1, max_tokens=16).tokens != ask(temperature=1.5, seed=2, max_tokens=16).tokens
+    assert ask(choice=["yes", "no"], max_tokens=16).text in ("yes", "no")
+    assert ask(regex="[0-9]{3} km", max_tokens=16).text.endswith(" km")
+    whole = ask(max_tokens=12).text
+    assert len(ask(max_tokens=12, stop=whole[2:5]).text) < len(whole)
+    capped = ask(evict="streaming_llm:capacity=32", max_tokens=8).stats
+    assert capped["retained_tokens"] < capped["prompt_tokens"]
+    with pytest.raises(TypeError, match="max_token"):
+        ask(max_token=3)
+    with pytest.raises(TypeError):
+        ask(max_tokens="three")
+
+
+def test_generate_answers_a_text_as_it_is(engine, documents):
+    asked, generated = (work("Tell a story.", documents, max_tokens=4) for work in (engine.ask, engine.generate))
+    assert asked.stats["prompt_tokens"] > generated.stats["prompt_tokens"]
+
+
+def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
+    with pytest.raises(refrain.ModelNotFound, match="known names are .*smollm2-135m"):
+        refrain.Engine("no-such-model", store=tmp_path)
+    with pytest.raises(refrain.ModelNotFound, match="refrain pull smollm2-135m"):
+        refrain.Engine("smollm2-135m", store=tmp_path, models=tmp_path)
+    with pytest.raises(refrain.RefrainError, match="a3"):
+        engine.ask(QUESTION, documents, method="a4")
+    with pytest.raises(refrain.RefrainError):
+        engine.ask("why " * 5000)
+    with pytest.raises(ValueError, match="averaged"):
+        refrain.Engine(MODEL, store=tmp_path, prefix="avergaed")
+
+
+def test_other_threads_run_while_it_computes(engine, documents):
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.0005)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    try:
+        began = time.monotonic()
+        engine.ask(QUESTION, documents, method="vanilla", max_tokens=150, ignore_eos=True)
+        ended = time.monotonic()
+    finally:
+        done.set()
+        ticker.join()
+    within = [at for at in ticks if began < at < ended]
+    # The interpreter's own switches come every 5 ms at best; a held lock would leave the ticks of the beginning only.
+    assert len(within) > 10 and within[-1] - began > (ended - began) / 2
+
+
+def test_threads_share_an_engine(engine, documents):
+    expected = engine.ask(QUESTION, documents, max_tokens=8).tokens
+    answers = []
+    asking = [
+        threading.Thread(target=lambda: answers.append(engine.ask(QUESTION, documents, max_tokens=8).tokens))
+        for _ in range(4)
+    ]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert answers == [expected] * 4
+
+
+def test_ctrl_c_ends_an_answer(tmp_path):
+    program = f"""
+import _thread, refrain, threading
+engine = refrain.Engine({str(MODEL)!r}, store={str(tmp_path)!r})
+threading.Timer(0.3, _thread.interrupt_main).start()
+while True:
+    engine.ask("why", max_tokens=64, ignore_eos=True)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "KeyboardInterrupt" in ran.stderr, ran.stderr
+
+
+def test_what_is_known_is_listed():
+    assert {model["name"] for model in refrain.models()} >= {"smollm2-135m", "qwen2.5-coder-0.5b"}
+    assert {method["name"] for method in refrain.methods()} >= {"vanilla", "a3", "drift"}
+    assert {policy["name"] for policy in refrain.policies()} >= {"full", "morph_kv"}
+    assert refrain.__version__
+
+
+def test_the_stub_is_of_this_module(tmp_path):
+    # The extension module within the package has no stub of its own.
+    (tmp_path / "allowed").write_text("refrain\\.refrain\n")
+    words = [sys.executable, "-m", "mypy.stubtest", "refrain", "--allowlist", str(tmp_path / "allowed")]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

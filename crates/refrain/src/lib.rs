@@ -1,0 +1,48 @@
+//! Answers from documents that were prefilled once: each chunk's KV cache is kept, reused at any position of any later prompt, and
+//! repaired where the question looks.
+//!
+//! [`EngineOptions`] opens a model with its store, [`Engine::ingest`] prefills documents, and a [`Question`] is answered in one piece,
+//! token by token, or by several methods side by side.
+//!
+//! ```no_run
+//! use refrain::{EngineOptions, Question, documents};
+//!
+//! let engine = EngineOptions::new("smollm2-135m").open()?;
+//! let manuals = documents::read_path("examples/docs/drive".as_ref()).documents;
+//! engine.ingest(&manuals, |progress| eprintln!("{} of {} tokens", progress.done, progress.total))?;
+//!
+//! let question = Question::new("How far does a waxed chain run between treatments?").documents(manuals);
+//! for token in question.stream(&engine)? {
+//!     print!("{}", token?.text);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The crates below are here by their own names: [`fusion`] has the methods, [`eviction`] the policies, [`store`] the chunks, [`model`]
+//! the files, tokenizers and chat templates, [`documents`] the readers of documents, [`kernels`] the devices.
+
+mod calibration;
+mod choice;
+mod engine_options;
+mod error;
+pub mod folders;
+mod hub;
+mod models;
+mod question;
+
+pub use calibration::{CalibrationFile, calibration_path, fingerprint, stable_layers};
+pub use choice::{AUTO, Choice, TunedFile, choice, tuned_path};
+pub use engine_options::{EngineOptions, open};
+pub use error::{Error, Result};
+pub use hub::Address;
+pub use models::{KNOWN, KnownModel, known_names, resolve};
+pub use question::Question;
+pub use refrain_engine::{
+    Answer, Comparison, Document, Engine, FinishReason, GenerateRequest, IngestProgress, IngestReport,
+    Instructions, Prefix, Prompt, RequestStats, Sampling, Settings, StructuredOutput, Token, TokenStream,
+};
+pub use {
+    refrain_documents as documents, refrain_engine as engine, refrain_eviction as eviction,
+    refrain_fusion as fusion, refrain_kernels as kernels, refrain_model as model,
+    refrain_registry as registry, refrain_store as store,
+};

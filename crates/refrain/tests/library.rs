@@ -1,0 +1,157 @@
+//! The library, as a program uses it: a model of the repository, a store of its own.
+
+use std::path::PathBuf;
+
+use refrain::fusion::METHODS;
+use refrain::store::Store;
+use refrain::{Document, Engine, EngineOptions, Error, FinishReason, Prefix, Question};
+use tempfile::TempDir;
+
+const MODEL: &str = "../../tests/golden/tiny/llama";
+
+/// An engine on a store that is empty, and far from what was found for models of this machine.
+fn engine(folder: &TempDir) -> EngineOptions<'static> {
+    EngineOptions::new(MODEL).store(folder.path().join("chunks")).data_folder(Some(folder.path().to_owned()))
+}
+
+fn documents() -> Vec<Document> {
+    let text = |index: usize| format!("Bearing {index} runs {} km before it is greased again. ", 100 * index);
+    (1..4).map(|index| Document { title: format!("Bearing {index}"), text: text(index) }).collect()
+}
+
+fn question() -> Question {
+    Question::new("How far does bearing 2 run?").documents(documents()).max_tokens(12)
+}
+
+fn opened(options: EngineOptions<'_>) -> Engine {
+    options.open().unwrap()
+}
+
+#[test]
+fn a_stream_is_the_whole_answer_token_by_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    for (method, evict) in
+        [("vanilla", None), ("a3:ratio=0.4", None), ("pie", Some("streaming_llm:capacity=64"))]
+    {
+        let mut question = question().method(method);
+        question.evict = evict.map(str::to_owned);
+        let whole = question.ask(&engine).unwrap();
+        let mut stream = question.stream(&engine).unwrap();
+        assert!(stream.answer().is_none(), "nothing is computed before it is asked for");
+        let tokens: Vec<_> = stream.by_ref().map(Result::unwrap).collect();
+        let ids: Vec<u32> = tokens.iter().filter_map(|token| token.id).collect();
+        let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
+        assert_eq!(text, whole.text, "{method}");
+        // The stream tells of tokens whose text is the answer's, the answer also of the one that ended it.
+        let end = whole.tokens.len() - usize::from(whole.finish == FinishReason::Stop);
+        assert_eq!(ids, whole.tokens[..end], "{method}");
+        assert!(stream.next().is_none());
+        let streamed = stream.answer().unwrap();
+        assert_eq!(
+            (&streamed.tokens, &streamed.text, streamed.finish),
+            (&whole.tokens, &whole.text, whole.finish)
+        );
+    }
+}
+
+#[test]
+fn questions_travel_and_share_an_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    let expected = question().ask(&engine).unwrap();
+    let asked: Vec<_> = (0..3)
+        .map(|_| {
+            let (question, engine) = (question(), engine.clone());
+            std::thread::spawn(move || question.ask(&engine).unwrap())
+        })
+        .collect();
+    for answer in asked {
+        assert_eq!(answer.join().unwrap().tokens, expected.tokens);
+    }
+}
+
+#[test]
+fn documents_that_were_ingested_are_reused_and_others_are_ingested_by_the_question() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder).prefix(Prefix::None));
+    let report = engine.ingest(&documents()[..2], |_| ()).unwrap();
+    assert_eq!(report.documents, 2);
+    let stored = |engine: &Engine| engine.store().stats().stored;
+    let before = stored(&engine);
+    let answer = question().method("pie").ask(&engine).unwrap();
+    assert_eq!(answer.stats.recomputed_tokens, 0);
+    assert!(answer.stats.cached_tokens >= answer.stats.document_tokens, "all documents and the system part");
+    assert!(stored(&engine) > before, "the third document was prefilled and kept");
+    assert_eq!(question().method("vanilla").ask(&engine).unwrap().stats.cached_tokens, 0);
+}
+
+#[test]
+fn a_question_without_a_method_is_answered_by_the_engines() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("chunks"), 1 << 28).unwrap();
+    let given = engine(&folder).method("pie").prefix(Prefix::None).open_on(store.clone()).unwrap();
+    let stats = question().ask(&given).unwrap().stats;
+    assert!(stats.recomputed_tokens == 0 && stats.cached_tokens >= stats.document_tokens);
+    // A model that nobody has tuned gets a method near vanilla, behind averaged chunks.
+    let auto = engine(&folder).open_on(store).unwrap();
+    assert_eq!(
+        format!("{:?}", auto.default_method()),
+        format!("{:?}", METHODS.parse("drift:charge=0.3").unwrap())
+    );
+    let kept =
+        PathBuf::from(folder.path()).join("tuned").join(format!("{}.toml", refrain::fingerprint(&auto)));
+    let mut warnings = Vec::new();
+    std::fs::create_dir_all(kept.parent().unwrap()).unwrap();
+    std::fs::write(&kept, "broken").unwrap();
+    drop(auto);
+    engine(&folder).on_warning(|text| warnings.push(text.to_owned())).open().unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("is not used"), "{warnings:?}");
+}
+
+#[test]
+fn methods_are_compared_over_vanillas_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    let rows = question().compare(&engine, &["vanilla", "pie", "a3:ratio=1"], 6).unwrap();
+    assert_eq!(
+        rows.iter().map(|row| row.method.as_str()).collect::<Vec<_>>(),
+        ["vanilla", "pie", "a3:ratio=1"]
+    );
+    assert_eq!((rows[0].kl, rows[0].top1), (0.0, 1.0));
+    assert!(rows[1].kl > rows[2].kl, "recomputing everything comes nearer than recomputing nothing");
+}
+
+#[test]
+fn errors_say_what_is_wrong_and_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |model: &str| {
+        EngineOptions::new(model)
+            .models(folder.path())
+            .store(folder.path().join("chunks"))
+            .open()
+            .unwrap_err()
+    };
+    let error = open("no-such-model");
+    assert!(
+        matches!(error, Error::UnknownModel { .. }) && error.hint().unwrap().contains("smollm2-135m"),
+        "{error}"
+    );
+    let error = open("smollm2-135m");
+    assert_eq!(error.hint().as_deref(), Some("run: refrain pull smollm2-135m"), "{error}");
+    assert!(matches!(open("hf:nobody"), Error::Address { .. }));
+    let engine = opened(engine(&folder));
+    let error = question().method("a4").ask(&engine).unwrap_err();
+    assert!(error.to_string().contains("a3"), "a name that is near is told: {error}");
+    for wrong in [question().evict("h2o:capacity=-1"), question().method("a3:ratio=2"), Question::new("")] {
+        assert!(matches!(wrong.ask(&engine), Err(Error::Method(_) | Error::Engine(_))));
+    }
+    // An error of the prompt ends the stream.
+    let long = Question::new("why ".repeat(5_000));
+    assert!(
+        long.stream(&engine).is_err(),
+        "a prompt beyond the context is refused before anything is computed"
+    );
+    let broken = engine.with_prefix(&Prefix::Text("/no/such/file".into()), || Ok(Vec::new())).unwrap_err();
+    assert!(broken.to_string().contains("/no/such/file"), "{broken}");
+}
