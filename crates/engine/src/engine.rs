@@ -148,7 +148,7 @@ impl Engine {
             settings,
             fingerprint,
             stable_layers: None,
-            default_method: Arc::new(Vanilla::default()),
+            default_method: Arc::new(Vanilla),
             prefix: None,
             averaged: None,
             buffers: Arc::default(),
