@@ -31,7 +31,7 @@ pub struct A3 {
     pub smoothing: usize,
     /// One softmax over concatenated heads (the paper's), or one a head.
     pub softmax: Softmax,
-    /// The layer whose attention is scored, from 0.
+    /// The layer whose attention is scored, from 0; if its window is shorter than the documents, the next one that sees all.
     #[schemars(range(max = MAX_COUNT))]
     pub check_layer: usize,
 }
