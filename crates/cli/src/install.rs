@@ -81,6 +81,8 @@ fn write_page(command: Command, out: &mut impl Write) -> io::Result<()> {
         .date(concat!("refrain ", env!("CARGO_PKG_VERSION")))
         .source("Refrain");
     man.render_title(out)?;
+    // Lines of long words, of which these pages have many, are torn apart by an even margin.
+    writeln!(out, ".ad l")?;
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;
     man.render_description_section(out)?;
