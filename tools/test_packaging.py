@@ -146,7 +146,7 @@ class Compose(unittest.TestCase):
             self.assertTrue((PACKAGING / name).is_file(), name)
 
     def test_services_find_one_another(self):
-        self.assertIn("OTEL_EXPORTER_OTLP_ENDPOINT: http://otel-collector:4318", block(self.yaml, "refrain"))
+        self.assertIn("REFRAIN_OTLP_TRACES_ENDPOINT: http://otel-collector:4318", block(self.yaml, "refrain"))
         self.assertIn("endpoint: 0.0.0.0:4318", text("packaging/otel-collector.yaml"))
         self.assertIn("url: http://prometheus:9090", text("packaging/grafana/datasource.yaml"))
         interval = re.search(r"scrape_interval: (\S+)", text("packaging/prometheus.yml"))[1]
