@@ -27,6 +27,7 @@ TEST_REFRAIN := $(or $(CARGO_TARGET_DIR),target)/debug/refrain
 COMMA := ,
 SPACE := $(subst ,, )
 CRASHES ?= 1000
+PACKAGE_ARGS ?=
 LOAD_ARGS ?=
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
@@ -37,7 +38,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel check bench bench-ttft eval-small load fuzz golden crash clean
+.PHONY: help setup build demo test test-python wheel check bench bench-ttft eval-small load fuzz golden crash package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -170,6 +171,9 @@ golden: build ## Make the golden files again with Hugging Face transformers (som
 	.venv/bin/python tools/golden_quants.py $(GOLDEN_FILES)
 	.venv/bin/python tools/golden_drift.py
 
+package: setup ## Make a Debian package and an archive in dist/ (PACKAGE_ARGS='--binary PATH' packs a program that is built)
+	packaging/package $(PACKAGE_ARGS)
+
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .python-tests .venv .venv-bench fuzz/target
+	rm -rf .python-tests .venv .venv-bench dist fuzz/target

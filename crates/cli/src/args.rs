@@ -3,6 +3,7 @@
 mod answers;
 mod bench;
 mod eval;
+mod install;
 mod serve;
 mod tune;
 
@@ -19,6 +20,7 @@ use refrain::store::KvQuantization;
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
 pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
+pub(crate) use install::{Completions, Health, Man};
 pub(crate) use serve::{Key, Serve};
 pub(crate) use tune::Tune;
 
@@ -230,6 +232,12 @@ pub(crate) enum Command {
     /// Print a completion script for a shell
     #[command(after_help = examples::COMPLETIONS)]
     Completions(Completions),
+    /// Write the manual pages, one a command
+    #[command(after_help = examples::MAN)]
+    Man(Man),
+    /// Ask a server whether it takes requests
+    #[command(after_help = examples::HEALTH)]
+    Health(Health),
 }
 
 #[derive(Debug, Args)]
@@ -394,12 +402,6 @@ fn parse_keep(text: &str) -> Result<Keep, String> {
 pub(crate) struct Methods {
     /// Show only this method or policy
     pub(crate) name: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Completions {
-    /// The shell
-    pub(crate) shell: clap_complete::Shell,
 }
 
 /// The whole command line with the environment variables.

@@ -189,3 +189,17 @@ Examples:
   refrain completions bash > ~/.local/share/bash-completion/completions/refrain
   refrain completions zsh > ~/.zfunc/_refrain
   refrain completions fish > ~/.config/fish/completions/refrain.fish";
+
+pub(crate) const MAN: &str = "\
+Examples:
+  refrain man ~/.local/share/man/man1
+  man refrain-ask";
+
+pub(crate) const HEALTH: &str = "\
+Examples:
+  refrain health
+  refrain health --port 9000
+  refrain health https://refrain.example
+
+It asks /ready, within 5 seconds and without an API key. A certificate is not verified, since nothing secret is sent. The exit \
+status is 0 where the server takes requests, and 1 where it is shutting down or does not answer.";

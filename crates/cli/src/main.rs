@@ -12,8 +12,10 @@ mod examples;
 mod explain;
 mod flop_bound;
 mod generate;
+mod health;
 mod hub;
 mod ingest;
+mod install;
 mod machine;
 mod methods;
 mod models;
@@ -88,12 +90,8 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Serve(args) => serve::run(&context, args),
         Command::Key(args) => serve::key(&context, args),
         Command::Methods(args) => methods::run(&context, args),
-        Command::Completions(args) => completions(args),
+        Command::Completions(args) => install::completions(args),
+        Command::Man(args) => install::man(&context, args),
+        Command::Health(args) => health::run(&context, args),
     }
-}
-
-fn completions(args: &args::Completions) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut args::command(), "refrain", &mut script);
-    output::print(&String::from_utf8(script)?)
 }

@@ -19,6 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a collector's answer.
 const ANSWER: u64 = 1 << 20;
 
+/// The collector that an option names, or else the variable that all programs with OpenTelemetry read. An option has one variable,
+/// REFRAIN_OTLP_TRACES_ENDPOINT here as for all others, so this one is read by hand.
+pub(crate) fn collector(given: Option<&str>) -> Option<String> {
+    let variable = || std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty());
+    given.map(str::to_owned).or_else(variable)
+}
+
 /// An exporter of spans. [`Export::end`] sends those that are left.
 #[derive(Debug)]
 pub(crate) struct Export(SdkTracerProvider);

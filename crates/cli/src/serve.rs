@@ -31,7 +31,9 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     };
     let log = tracing_subscriber::registry().with(log.with_filter(filter));
     #[cfg(feature = "otlp")]
-    let export = args.otlp_traces_endpoint.as_deref().map(crate::otlp::Export::new).transpose()?;
+    let collector = crate::otlp::collector(args.otlp_traces_endpoint.as_deref());
+    #[cfg(feature = "otlp")]
+    let export = collector.as_deref().map(crate::otlp::Export::new).transpose()?;
     #[cfg(feature = "otlp")]
     let log = log.with(export.as_ref().map(crate::otlp::Export::layer));
     log.init();

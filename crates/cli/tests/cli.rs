@@ -4,6 +4,7 @@ mod bench;
 mod documents;
 mod eval;
 mod eviction;
+mod install;
 mod serve;
 mod sparse;
 mod store;
@@ -169,6 +170,8 @@ fn every_command_has_help_with_examples_and_global_options() {
         "bench memory",
         "methods",
         "completions",
+        "man",
+        "health",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let help = home.run(&words).good().out;

@@ -83,8 +83,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_documents_per_request: usize,
     /// OpenTelemetry collector to which spans of requests are sent by OTLP over HTTP, such as http://localhost:4318
+    /// [default: the value of OTEL_EXPORTER_OTLP_ENDPOINT]
     #[cfg(feature = "otlp")]
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_hint = ValueHint::Url)]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) otlp_traces_endpoint: Option<String>,
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]

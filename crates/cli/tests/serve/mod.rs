@@ -258,13 +258,21 @@ fn logs_have_what_was_said_only_where_that_is_asked_for() {
     }
 }
 
-/// A collector gets the spans of a request, by its name.
 #[cfg(all(feature = "otlp", unix))]
 #[test]
 fn spans_go_to_a_collector() {
     if !real_model() {
         return;
     }
+    spans_arrive(|url| Server::start(Home::new(), &["--otlp-traces-endpoint", url]));
+    for variable in ["REFRAIN_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"] {
+        spans_arrive(|url| Server::start_in(Home::new(), &[], &[(variable, url)]));
+    }
+}
+
+/// A collector gets the spans of a request, by its name.
+#[cfg(all(feature = "otlp", unix))]
+fn spans_arrive(start: impl Fn(&str) -> Server) {
     let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", collector.local_addr().unwrap());
     let (told, collected) = std::sync::mpsc::channel();
@@ -290,7 +298,7 @@ fn spans_go_to_a_collector() {
         }
         told.send(String::from_utf8_lossy(&got).into_owned())
     });
-    let mut server = Server::start(Home::new(), &["--otlp-traces-endpoint", &url]);
+    let mut server = start(&url);
     let body = r#"{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4,"min_tokens":4}"#;
     let head = format!(
         "content-type: application/json\r\nx-request-id: followed-1\r\ncontent-length: {}",

@@ -1,0 +1,153 @@
+//! What an installation puts beside the program: completion scripts and manual pages.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::{Arg, Command};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use serde_json::json;
+
+use crate::args;
+use crate::output::{print, print_json};
+use crate::settings::Context;
+
+/// Where things are unless options say otherwise, for the manual page of the whole program.
+const FILES: [(&str, &str); 4] = [
+    ("~/.config/refrain/config.toml", "defaults of options (--config)"),
+    ("~/.cache/refrain/models", "models that were pulled by name (--models)"),
+    ("~/.local/share/refrain/chunks", "stored chunks and documents (--store)"),
+    ("~/.local/share/refrain", "what `refrain tune` and `refrain calibrate` found, model by model"),
+];
+
+const EXIT_STATUS: [(&str, &str); 3] = [
+    ("0", "what was asked for was done"),
+    ("1", "it failed, and standard error says why"),
+    ("2", "the command line, a variable or the configuration file is wrong"),
+];
+
+/// `refrain completions`
+pub(crate) fn completions(args: &args::Completions) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut args::command(), "refrain", &mut script);
+    print(&String::from_utf8(script)?)
+}
+
+/// `refrain man`
+pub(crate) fn man(context: &Context, args: &args::Man) -> Result<()> {
+    let folder = &args.folder;
+    let pages = write_pages(folder)
+        .with_context(|| format!("cannot write the manual pages into {}", folder.display()))?;
+    if context.json {
+        return print_json(&json!({ "pages": pages }));
+    }
+    let lines: Vec<String> = pages.iter().map(|page| format!("{}\n", page.display())).collect();
+    print(&lines.concat())
+}
+
+fn write_pages(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::create_dir_all(folder)?;
+    let mut program = args::command().disable_help_subcommand(true);
+    program.build();
+    let mut pages = Vec::new();
+    let mut left = vec![program];
+    while let Some(command) = left.pop() {
+        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+        let file = folder.join(format!("{}.1", name(&command)));
+        let mut out = BufWriter::new(File::create(&file)?);
+        write_page(command, &mut out)?;
+        out.flush()?;
+        pages.push(file);
+    }
+    pages.sort();
+    Ok(pages)
+}
+
+/// The name of a page: the words of the command with hyphens between them.
+fn name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or_else(|| command.get_name())
+}
+
+fn write_page(command: Command, out: &mut impl Write) -> io::Result<()> {
+    let name = name(&command).to_owned();
+    let is_program = name == "refrain";
+    let examples = command.get_after_help().map(ToString::to_string);
+    let has_subcommands = command.has_subcommands();
+    let man = Man::new(command.mut_args(|arg| shown(arg, is_program)))
+        .title(name.to_uppercase())
+        // The version in place of a date: the same source makes the same page on any day.
+        .date(concat!("refrain ", env!("CARGO_PKG_VERSION")))
+        .source("Refrain");
+    man.render_title(out)?;
+    // Lines of long words, of which these pages have many, are torn apart by an even margin.
+    writeln!(out, ".ad l")?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    man.render_description_section(out)?;
+    let mut options = Vec::new();
+    man.render_options_section(&mut options)?;
+    // A list of methods has no space to break its line at, so one may break behind any of them.
+    out.write_all(String::from_utf8_lossy(&options).replace(';', ";\\:").as_bytes())?;
+    if has_subcommands {
+        man.render_subcommands_section(out)?;
+    }
+    let mut roff = Roff::new();
+    if !is_program {
+        roff.control("SH", ["GLOBAL OPTIONS"]);
+        let text =
+            " has the options of every command: the model, folders, limits of memory and disk, precision.";
+        roff.text([bold("refrain"), roman("(1)"), roman(text)]);
+    }
+    if let Some(text) = examples {
+        examples_section(&mut roff, &text);
+    }
+    if is_program {
+        list(&mut roff, "FILES", &FILES);
+        list(&mut roff, "EXIT STATUS", &EXIT_STATUS);
+    } else {
+        // Of `refrain-store-ls`: `refrain-store`.
+        roff.control("SH", ["SEE ALSO"]);
+        let above = name.rsplit_once('-').map_or("refrain", |(above, _)| above);
+        roff.text([bold(above), roman("(1)")]);
+    }
+    roff.to_writer(out)
+}
+
+/// An option as its page shows it. Those of all commands stand in the program's page alone: on forty pages nobody finds
+/// the command's own between them.
+fn shown(arg: Arg, is_program: bool) -> Arg {
+    let is_elsewhere = arg.is_global_set() && !is_program;
+    // What `-h` leaves out for want of room would stand without its text.
+    arg.hide(is_elsewhere).hide_short_help(false)
+}
+
+/// Lines that are indented are shown as they are, the others are paragraphs.
+fn examples_section(roff: &mut Roff, text: &str) {
+    roff.control("SH", ["EXAMPLES"]);
+    let mut as_is = false;
+    for line in text.lines().filter(|line| *line != "Examples:") {
+        let command = line.strip_prefix("  ");
+        if as_is != command.is_some() {
+            as_is = command.is_some();
+            roff.control(if as_is { "nf" } else { "fi" }, []);
+        }
+        match command.unwrap_or(line) {
+            "" => roff.control("PP", []),
+            line => roff.text([roman(line)]),
+        };
+    }
+    if as_is {
+        roff.control("fi", []);
+    }
+}
+
+fn list(roff: &mut Roff, heading: &str, entries: &[(&str, &str)]) {
+    roff.control("SH", [heading]);
+    for (term, text) in entries {
+        roff.control("TP", []);
+        roff.text([bold(*term)]);
+        roff.text([roman(*text)]);
+    }
+}
