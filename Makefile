@@ -92,7 +92,7 @@ test-python: setup ## Test the Python module (needs pytest and mypy: tools/requi
 	@touch $(PYTHON_MODULE)/refrain/py.typed
 	@echo 'from .refrain import *  # noqa: F403' > $(PYTHON_MODULE)/refrain/__init__.py
 	@if python3 -c 'import mypy, pytest' 2>/dev/null; then \
-	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$$PYTHONPATH" python3 -m pytest -q -p no:cacheprovider crates/python/tests; \
+	    PYTHONPATH="$(abspath $(PYTHON_MODULE)):$(abspath .python-recipes):$$PYTHONPATH" python3 -m pytest -q -p no:cacheprovider crates/python/tests; \
 	else \
 	    echo 'skipped: the tests of the Python module need pytest and mypy, make .python-tests/installed and PYTHONPATH=.python-tests'; \
 	fi
@@ -142,6 +142,11 @@ eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=fo
 	    --time-budget $(EVAL_TIME_BUDGET) --out '$(EVAL_OUT)' $(EVAL_ARGS)
 	$(REFRAIN) eval report '$(EVAL_OUT)'
 
+# The packages that the recipes of examples/python are for, apart from the others, whose dependencies differ.
+.python-recipes/installed: examples/python/requirements.txt
+	python3 -m pip install --quiet --disable-pip-version-check --target .python-recipes -r $<
+	@touch $@
+
 # A real S3 server and real clients for tests, which use them where PYTHONPATH names their folder.
 .python-tests/installed: tools/requirements-tests.txt
 	python3 -m pip install --quiet --disable-pip-version-check --target .python-tests -r $<
@@ -176,4 +181,4 @@ package: setup ## Make a Debian package and an archive in dist/ (PACKAGE_ARGS='-
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .python-tests .venv .venv-bench dist fuzz/target
+	rm -rf .python-tests .python-recipes .venv .venv-bench dist fuzz/target

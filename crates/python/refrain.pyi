@@ -24,6 +24,24 @@ class Document:
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
 
+@final
+class Chunk:
+    """A chunk of a kept document. It stands in a question's documents as it was prefilled."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def document(self) -> str: ...
+    @property
+    def part(self) -> int: ...
+    @property
+    def of(self) -> int: ...
+    @property
+    def score(self) -> float | None: ...
+    def __len__(self) -> int: ...
+
 @type_check_only
 class _Keywords(TypedDict, total=False):
     """Keywords of an answer."""
@@ -42,6 +60,7 @@ class _Keywords(TypedDict, total=False):
     json_schema: dict[str, Any]
     regex: str
     choice: list[str]
+    history: list[dict[str, str]]
     speculative_tokens: int
     ignore_eos: bool
 
@@ -102,10 +121,12 @@ class Engine:
         method: str | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> dict[str, Any]: ...
+    def search(self, question: str, limit: int = 5, *, method: str | None = None) -> list[Chunk]: ...
+    def chunks(self, document: str, parts: list[int] | None = None) -> list[Chunk]: ...
     def ask(
         self,
         question: str,
-        documents: Iterable[Document | str] | None = None,
+        documents: Iterable[Document | Chunk | str] | None = None,
         *,
         method: str | None = None,
         evict: str | None = None,
@@ -115,7 +136,7 @@ class Engine:
     def stream(
         self,
         question: str,
-        documents: Iterable[Document | str] | None = None,
+        documents: Iterable[Document | Chunk | str] | None = None,
         *,
         method: str | None = None,
         evict: str | None = None,
@@ -125,7 +146,7 @@ class Engine:
     def generate(
         self,
         prompt: str,
-        documents: Iterable[Document | str] | None = None,
+        documents: Iterable[Document | Chunk | str] | None = None,
         *,
         method: str | None = None,
         evict: str | None = None,
@@ -135,7 +156,7 @@ class Engine:
     def compare(
         self,
         question: str,
-        documents: Iterable[Document | str],
+        documents: Iterable[Document | Chunk | str],
         methods: list[str],
         *,
         evict: str | None = None,

@@ -4,12 +4,12 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::sync::Once;
 
 use anyhow::{Context as _, Result};
+use refrain::corpus::{Found, Library, Source};
 use refrain::engine::{
     Answer, Comparison, Document, Engine, GenerateRequest, IngestReport, Prompt, PromptChunk, RequestStats,
     TokenEvent,
 };
 use refrain::eviction::Eviction;
-use refrain_server::{Found, Library};
 use serde_json::{Value, json};
 
 use crate::args;
@@ -96,7 +96,7 @@ pub(crate) fn run(context: &Context, args: &args::Ask) -> Result<()> {
 struct Sourced {
     chunks: Vec<PromptChunk>,
     /// The documents that a search found.
-    sources: Option<Vec<Value>>,
+    sources: Option<Vec<Source>>,
 }
 
 /// The chunks that match a question best, of the documents or, if there are none, of those in the store.
@@ -110,7 +110,9 @@ fn searched(
     let library = if documents.is_empty() {
         Library::open(engine, &context.store)?
     } else {
-        Library::of(engine, documents)?
+        let library = Library::in_memory(engine)?;
+        library.put(documents)?;
+        library
     };
     if library.is_empty()? {
         return Err(Fail::new(format!("{} has no documents to search", tilde(&context.store)))

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use refrain::Library;
 use refrain::engine::{Engine, IngestProgress, IngestReport, PromptChunk, rate};
-use refrain_server::Library;
 use serde_json::json;
 
 use crate::args;

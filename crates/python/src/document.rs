@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use pyo3::exceptions::{PyFileNotFoundError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
+use refrain::PromptChunk;
+
+use crate::chunk::Chunk;
+use crate::error::raise;
 
 /// A document: its title, which may be empty, and its text.
 #[pyclass(frozen, eq, from_py_object, module = "refrain")]
@@ -46,25 +51,67 @@ pub(crate) fn read(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Document>> {
     Ok(reading.documents.into_iter().map(document).collect())
 }
 
-/// Documents of an iterable of documents and texts.
-pub(crate) fn documents(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<refrain::Document>> {
-    let Some(given) = given else { return Ok(Vec::new()) };
-    if given.extract::<String>().is_ok() || given.extract::<Document>().is_ok() {
+/// A document as it is given.
+enum Given {
+    Document(refrain::Document),
+    Chunk(Chunk),
+}
+
+fn given(list: &Bound<'_, PyAny>) -> PyResult<Vec<Given>> {
+    let is_one = list.is_instance_of::<PyString>()
+        || list.is_instance_of::<Document>()
+        || list.is_instance_of::<Chunk>();
+    if is_one {
         return Err(PyTypeError::new_err("documents is a list of documents or texts, not one of them"));
     }
-    let mut documents = Vec::new();
-    for item in given.try_iter()? {
+    let mut all = Vec::new();
+    for item in list.try_iter()? {
         let item = item?;
-        documents.push(if let Ok(Document { title, text }) = item.extract() {
-            refrain::Document { title, text }
+        all.push(if let Ok(Document { title, text }) = item.extract() {
+            Given::Document(refrain::Document { title, text })
+        } else if let Ok(chunk) = item.extract() {
+            Given::Chunk(chunk)
         } else if let Ok(text) = item.extract::<String>() {
-            refrain::Document { title: String::new(), text }
+            Given::Document(refrain::Document { title: String::new(), text })
         } else {
             let found = item.get_type().name()?;
-            return Err(PyTypeError::new_err(format!(
-                "a document is a refrain.Document or a str, not {found}"
-            )));
+            let message = format!("a document is a refrain.Document, a refrain.Chunk or a str, not {found}");
+            return Err(PyTypeError::new_err(message));
         });
     }
-    Ok(documents)
+    Ok(all)
+}
+
+/// Documents of an iterable of documents and texts.
+pub(crate) fn documents(list: &Bound<'_, PyAny>) -> PyResult<Vec<refrain::Document>> {
+    let document = |given| match given {
+        Given::Document(document) => Ok(document),
+        Given::Chunk(_) => Err(PyTypeError::new_err("a chunk is prefilled already: documents are ingested")),
+    };
+    given(list)?.into_iter().map(document).collect()
+}
+
+/// The chunks of an iterable of documents, texts and chunks, in its order. Chunks of one document that stand together are of one document of
+/// the prompt.
+pub(crate) fn prompt_chunks(
+    engine: &refrain::Engine,
+    list: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<PromptChunk>> {
+    let Some(list) = list else { return Ok(Vec::new()) };
+    let (mut chunks, mut next, mut last): (Vec<PromptChunk>, usize, Option<String>) = (Vec::new(), 0, None);
+    for given in given(list)? {
+        match given {
+            Given::Document(document) => {
+                let cut = engine.chunks(&[document]).map_err(raise)?;
+                chunks.extend(cut.into_iter().map(|chunk| PromptChunk { document: next, ..chunk }));
+                (next, last) = (next + 1, None);
+            }
+            Given::Chunk(Chunk { document, chunk, .. }) => {
+                next += usize::from(last.as_ref() != Some(&document));
+                chunks.push(PromptChunk { document: next - 1, ..chunk });
+                last = Some(document);
+            }
+        }
+    }
+    Ok(chunks)
 }

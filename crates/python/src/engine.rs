@@ -1,17 +1,21 @@
 //! The engine.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use refrain::engine::Advance;
+use refrain::fusion::FusionMethod;
+use refrain::model::Message;
 use refrain::store::Limits;
-use refrain::{AUTO, EngineOptions, Question, StructuredOutput};
+use refrain::{AUTO, EngineOptions, Library, Question, StructuredOutput};
 
 use crate::answer::{Answer, TokenStream};
+use crate::chunk::{Chunk, chunks};
 use crate::convert::{to_json, to_python};
-use crate::document::documents;
+use crate::document::prompt_chunks;
 use crate::error::{RefrainError, raise};
 
 /// A model with its chunk store. It may be shared between threads.
@@ -27,6 +31,8 @@ use crate::error::{RefrainError, raise};
 #[pyclass(frozen, module = "refrain")]
 pub(crate) struct Engine {
     engine: refrain::Engine,
+    /// The kept documents, once they are needed: one program at a time has them open.
+    library: Mutex<Option<Library>>,
     system: Option<String>,
 }
 
@@ -85,10 +91,10 @@ impl Engine {
         for warning in warnings {
             warn.call_method1("warn", (warning,))?;
         }
-        Ok(Engine { engine: opened.map_err(raise)?, system })
+        Ok(Engine { engine: opened.map_err(raise)?, library: Mutex::default(), system })
     }
 
-    /// Prefills documents and keeps their chunks. What is there already is not computed again.
+    /// Prefills documents, and keeps them and their chunks. What is there already is not computed again.
     ///
     /// documents: `Document` or `str` each.
     /// progress: is called with tokens computed and tokens to compute.
@@ -101,11 +107,8 @@ impl Engine {
         method: Option<&str>,
         progress: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let documents = crate::document::documents(Some(documents))?;
-        let method = match method.filter(|method| *method != AUTO) {
-            Some(method) => refrain::fusion::METHODS.parse(method).map_err(raise)?,
-            None => self.engine.default_method().clone(),
-        };
+        let documents = crate::document::documents(documents)?;
+        let method = self.method(method)?;
         let mut ingest = self.engine.start_ingest(&documents, &method).map_err(raise)?;
         loop {
             // Each step is a layer, after which a signal may end the work.
@@ -119,7 +122,37 @@ impl Engine {
             }
         }
         let report = py.detach(|| ingest.finish());
+        // The chunks are of use without it, so that the ingest has not failed.
+        if let Err(error) = py.detach(|| self.in_library(|library| library.put(&documents))) {
+            let warning = format!("search does not find these documents: {error}");
+            py.import("warnings")?.call_method1("warn", (warning,))?;
+        }
         to_python(py, &report)
+    }
+
+    /// The chunks of ingested documents whose words fit a question best, those of one document together. They can stand in the documents of
+    /// `ask`, `stream`, `generate` and `compare`, where they are reused as they were prefilled.
+    ///
+    /// limit: most chunks.
+    /// method: the method that is going to answer. For those that need whole documents, all chunks of the documents come.
+    #[pyo3(signature = (question, limit = 5, *, method = None))]
+    fn search(
+        &self,
+        py: Python<'_>,
+        question: &str,
+        limit: usize,
+        method: Option<&str>,
+    ) -> PyResult<Vec<Chunk>> {
+        let whole_documents = !self.method(method)?.statistics().is_empty();
+        let found = py.detach(|| self.in_library(|library| library.search(question, limit, whole_documents)));
+        Ok(chunks(&self.engine, found.map_err(raise)?))
+    }
+
+    /// The chunks of an ingested document by its id, as a search gives it: all, or those of some `parts`.
+    #[pyo3(signature = (document, parts = None))]
+    fn chunks(&self, py: Python<'_>, document: &str, parts: Option<Vec<u32>>) -> PyResult<Vec<Chunk>> {
+        let found = py.detach(|| self.in_library(|library| library.document(document, parts.as_deref())));
+        Ok(chunks(&self.engine, found.map_err(raise)?))
     }
 
     /// Answers a question over documents.
@@ -127,7 +160,7 @@ impl Engine {
     /// method: fusion method with its options, as `a3:ratio=0.15`; else the engine's.
     /// evict: eviction policy with its options, as `morph_kv:capacity=600`; else full attention.
     /// Further keywords: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed, stop,
-    /// min_tokens, json_schema, regex, choice, speculative_tokens, ignore_eos.
+    /// min_tokens, json_schema, regex, choice, speculative_tokens, ignore_eos, and history: earlier turns, a dictionary of `role` and `content` each.
     #[pyo3(signature = (question, documents = None, *, method = None, evict = None, system = None, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn ask(
@@ -220,13 +253,36 @@ impl Engine {
 type Asked<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<String>, Option<String>, Option<String>);
 
 impl Engine {
+    fn method(&self, name: Option<&str>) -> PyResult<Arc<dyn FusionMethod>> {
+        match name.filter(|name| *name != AUTO) {
+            Some(name) => refrain::fusion::METHODS.parse(name).map_err(raise),
+            None => Ok(self.engine.default_method().clone()),
+        }
+    }
+
+    /// Works with the kept documents of the store's folder, which stay open from then on.
+    fn in_library<T>(
+        &self,
+        work: impl FnOnce(&Library) -> refrain::corpus::Result<T>,
+    ) -> refrain::corpus::Result<T> {
+        let mut library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = match library.take() {
+            Some(opened) => opened,
+            None => match self.engine.store().folder() {
+                Some(folder) => Library::open(&self.engine, folder)?,
+                None => Library::in_memory(&self.engine)?,
+            },
+        };
+        work(library.insert(opened))
+    }
+
     fn question(
         &self,
         question: Question,
         (given, method, evict, system): Asked<'_, '_>,
         sampling: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Question> {
-        let mut question = question.documents(documents(given)?);
+        let mut question = question.chunks(prompt_chunks(&self.engine, given)?);
         question.method = method;
         question.evict = evict;
         question.instructions.system = system.or_else(|| self.system.clone());
@@ -248,6 +304,15 @@ impl Engine {
     }
 }
 
+/// Turns of a conversation.
+fn history(turns: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
+    let turn = |turn: Bound<'_, PyAny>| {
+        let field = |name: &str| turn.get_item(name)?.extract::<String>();
+        Ok(Message::text(&field("role")?, &field("content")?))
+    };
+    turns.try_iter()?.map(|item| turn(item?)).collect()
+}
+
 /// Sets what a keyword names.
 fn keyword(question: &mut Question, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let sampling = &mut question.sampling;
@@ -265,6 +330,7 @@ fn keyword(question: &mut Question, name: &str, value: &Bound<'_, PyAny>) -> PyR
         "stop" => {
             sampling.stop = value.extract::<String>().map(|stop| vec![stop]).or_else(|_| value.extract())?
         }
+        "history" => question.instructions.history = history(value)?,
         "speculative_tokens" => question.speculative_tokens = value.extract()?,
         "ignore_eos" => question.ignore_eos = value.extract()?,
         "json_schema" => question.output = Some(StructuredOutput::JsonSchema(to_json(value)?)),

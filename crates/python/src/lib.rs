@@ -3,6 +3,7 @@
 //! Whatever computes or reads files does so without the interpreter's lock, so that other threads of Python go on.
 
 mod answer;
+mod chunk;
 mod convert;
 mod document;
 mod engine;
@@ -18,6 +19,8 @@ mod module {
 
     #[pymodule_export]
     use super::answer::{Answer, Token, TokenStream};
+    #[pymodule_export]
+    use super::chunk::Chunk;
     #[pymodule_export]
     use super::document::{Document, read};
     #[pymodule_export]

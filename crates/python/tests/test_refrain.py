@@ -49,6 +49,56 @@ def test_ingested_documents_are_reused(engine, documents):
     assert stats["cached_tokens"] >= stats["document_tokens"] > 0 == stats["recomputed_tokens"]
 
 
+def test_a_search_finds_chunks_that_are_reused(engine, documents, tmp_path):
+    assert engine.search(QUESTION) == []
+    engine.ingest(documents)
+    found = engine.search("How far does bearing 2 run? 200 km", limit=2)
+    assert len(found) == 2 and found[0].score >= found[1].score > 0
+    first = found[0]
+    assert (first.title, first.part, first.of) == ("Bearing 2", 0, 1)
+    assert first.text.split("\n") == ["Bearing 2", documents[1].text.strip(), "", ""], "a chunk begins with its headings"
+    assert 0 < len(first) < 64 and first.document.startswith("doc-")
+    stats = engine.ask(QUESTION, found, method="pie", max_tokens=2).stats
+    assert stats["document_tokens"] == sum(map(len, found)) > 0 == stats["recomputed_tokens"]
+    # Chunks, documents and texts stand beside each other.
+    mixed = engine.ask(QUESTION, [first, documents[0], "Bearing 9 is new."], method="pie", max_tokens=2).stats
+    assert mixed["document_tokens"] > stats["document_tokens"]
+    # A program keeps id and part, and asks for the chunk again.
+    again = engine.chunks(first.document, [first.part])
+    assert [(chunk.text, len(chunk)) for chunk in again] == [(first.text, len(first))]
+    assert len(engine.chunks(first.document)) == first.of
+    with pytest.raises(refrain.RefrainError, match="has no part 7"):
+        engine.chunks(first.document, [7])
+    with pytest.raises(refrain.RefrainError, match="no document"):
+        engine.chunks("doc-none")
+    with pytest.raises(TypeError, match="prefilled already"):
+        engine.ingest(found)
+    # One engine at a time has the documents; another says so, and still ingests.
+    other = refrain.Engine(MODEL, store=tmp_path / "chunks")
+    with pytest.raises(refrain.RefrainError, match="open"):
+        other.search(QUESTION)
+    with pytest.warns(UserWarning, match="search does not find"):
+        assert other.ingest(documents)["computed"] == 0
+
+
+def test_earlier_turns_stand_before_the_question(engine, documents):
+    turns = [{"role": "user", "content": "Is it greased?"}, {"role": "assistant", "content": "It is."}]
+    alone = engine.ask(QUESTION, documents, max_tokens=1).stats["prompt_tokens"]
+    assert engine.ask(QUESTION, documents, history=turns, max_tokens=1).stats["prompt_tokens"] > alone
+    with pytest.raises(KeyError):
+        engine.ask(QUESTION, documents, history=[{"role": "user"}])
+
+
+def test_a_method_of_whole_documents_gets_all_chunks(tmp_path):
+    engine = refrain.Engine(MODEL, store=tmp_path / "chunks", chunk_tokens=32)
+    text = " ".join(f"Bearing {i} runs {i}00 km." for i in range(1, 12))
+    engine.ingest([refrain.Document(text, title="Bearings")], method="sam_kv")
+    whole = engine.search("bearing 7", limit=1, method="sam_kv")
+    assert len(whole) == whole[0].of > 1 == len(engine.search("bearing 7", limit=1, method="pie"))
+    assert sum(chunk.score is not None for chunk in whole) == 1
+    assert engine.ask("bearing 7", whole, method="sam_kv", max_tokens=2).tokens
+
+
 def test_texts_and_files_are_documents(engine, documents, tmp_path):
     (tmp_path / "bearing.md").write_text("# Bearing\n\nIt runs.")
     assert refrain.read(tmp_path / "bearing.md")[0].text.endswith("It runs.")

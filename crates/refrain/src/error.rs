@@ -8,6 +8,9 @@ pub enum Error {
     /// A method or a policy, by its text.
     #[error(transparent)]
     Method(#[from] refrain_registry::Error),
+    /// Documents that are kept: they cannot be opened, stored or searched.
+    #[error(transparent)]
+    Corpus(#[from] refrain_corpus::Error),
     /// A name that is neither known nor a file, folder or address.
     #[error("there is no model '{name}': it is no file or folder, and no known name")]
     UnknownModel {

@@ -2,7 +2,7 @@
 //! repaired where the question looks.
 //!
 //! [`EngineOptions`] opens a model with its store, [`Engine::ingest`] prefills documents, and a [`Question`] is answered in one piece,
-//! token by token, or by several methods side by side.
+//! token by token, or by several methods side by side. A [`Library`] keeps documents, and finds the chunks that a question is about.
 //!
 //! ```no_run
 //! use refrain::{EngineOptions, Question, documents};
@@ -18,7 +18,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The crates below are here by their own names: [`fusion`] has the methods, [`eviction`] the policies, [`store`] the chunks, [`model`]
+//! The crates below are here by their own names: [`fusion`] has the methods, [`eviction`] the policies, [`store`] the chunks, [`corpus`] the
+//! documents that are kept and searched, [`model`]
 //! the files, tokenizers and chat templates, [`documents`] the readers of documents, [`kernels`] the devices.
 
 mod calibration;
@@ -37,12 +38,14 @@ pub use error::{Error, Result};
 pub use hub::Address;
 pub use models::{KNOWN, KnownModel, known_names, resolve};
 pub use question::Question;
+pub use refrain_corpus::{Found, Library};
 pub use refrain_engine::{
     Answer, Comparison, Document, Engine, FinishReason, GenerateRequest, IngestProgress, IngestReport,
-    Instructions, Prefix, Prompt, RequestStats, Sampling, Settings, StructuredOutput, Token, TokenStream,
+    Instructions, Prefix, Prompt, PromptChunk, RequestStats, Sampling, Settings, StructuredOutput, Token,
+    TokenStream,
 };
 pub use {
-    refrain_documents as documents, refrain_engine as engine, refrain_eviction as eviction,
-    refrain_fusion as fusion, refrain_kernels as kernels, refrain_model as model,
-    refrain_registry as registry, refrain_store as store,
+    refrain_corpus as corpus, refrain_documents as documents, refrain_engine as engine,
+    refrain_eviction as eviction, refrain_fusion as fusion, refrain_kernels as kernels,
+    refrain_model as model, refrain_registry as registry, refrain_store as store,
 };

@@ -1,8 +1,8 @@
 //! A question over documents, owned from its text to its sampling.
 
 use refrain_engine::{
-    Answer, Comparison, Document, Engine, GenerateRequest, Instructions, Prompt, Sampling, StructuredOutput,
-    TokenStream,
+    Answer, Comparison, Document, Engine, GenerateRequest, Instructions, Prompt, PromptChunk, Sampling,
+    StructuredOutput, TokenStream,
 };
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::METHODS;
@@ -37,6 +37,8 @@ pub struct Question {
     pub text: String,
     /// The documents, in the order of the prompt.
     pub documents: Vec<Document>,
+    /// Chunks that stand before the documents, such as a search finds them.
+    pub chunks: Vec<PromptChunk>,
     /// The texts around documents and question.
     pub instructions: Instructions,
     /// The fusion method with its options, as `a3:ratio=0.15`; none, or `auto`, for the engine's default.
@@ -61,6 +63,7 @@ impl Question {
         Question {
             text: text.into(),
             documents: Vec::new(),
+            chunks: Vec::new(),
             instructions: Instructions::default(),
             method: None,
             evict: None,
@@ -85,6 +88,27 @@ impl Question {
     /// The documents, in the order of the prompt.
     pub fn documents(self, documents: Vec<Document>) -> Question {
         Question { documents, ..self }
+    }
+
+    /// Chunks that stand before the documents, such as a [`Library`](crate::Library) finds them.
+    ///
+    /// ```
+    /// use refrain::{Document, EngineOptions, Library, Question};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let engine = EngineOptions::new("../../tests/golden/tiny/llama").store(folder.path()).open()?;
+    /// # let documents = vec![Document { title: "Chains".into(), text: "A waxed chain runs 300 km.".into() }];
+    /// let library = Library::open(&engine, folder.path())?;
+    /// library.put(&documents)?;
+    ///
+    /// let question = "How far does a waxed chain run?";
+    /// let found = library.search(question, 5, false)?;
+    /// let answer = Question::new(question).chunks(found.chunks).max_tokens(8).ask(&engine)?;
+    /// println!("{}, from {}", answer.text, found.sources[0].title);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn chunks(self, chunks: Vec<PromptChunk>) -> Question {
+        Question { chunks, ..self }
     }
 
     /// The system message.
@@ -124,7 +148,12 @@ impl Question {
     /// # Errors
     /// If the question is empty, or the chat template or tokenizer refuses a text.
     pub fn to_prompt(&self, engine: &Engine) -> Result<Prompt> {
-        Ok(engine.prompt(&self.documents, &self.text, &self.instructions)?)
+        let mut chunks = self.chunks.clone();
+        let found = chunks.iter().map(|chunk| chunk.document + 1).max().unwrap_or(0);
+        let given = engine.chunks(&self.documents)?;
+        chunks
+            .extend(given.into_iter().map(|chunk| PromptChunk { document: chunk.document + found, ..chunk }));
+        Ok(engine.prompt_of_chunks(chunks, &self.text, &self.instructions)?)
     }
 
     /// The way in which a model answers the prompt.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use refrain::fusion::METHODS;
 use refrain::store::Store;
-use refrain::{Document, Engine, EngineOptions, Error, FinishReason, Prefix, Question};
+use refrain::{Document, Engine, EngineOptions, Error, FinishReason, Library, Prefix, Question};
 use tempfile::TempDir;
 
 const MODEL: &str = "../../tests/golden/tiny/llama";
@@ -154,4 +154,33 @@ fn errors_say_what_is_wrong_and_what_to_do() {
     );
     let broken = engine.with_prefix(&Prefix::Text("/no/such/file".into()), || Ok(Vec::new())).unwrap_err();
     assert!(broken.to_string().contains("/no/such/file"), "{broken}");
+}
+
+#[test]
+fn what_a_library_finds_stands_in_the_prompt_as_it_was_prefilled() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = opened(engine(&folder));
+    let kept = Library::open(&engine, folder.path()).unwrap();
+    assert!(kept.is_empty().unwrap());
+    kept.put(&documents()).unwrap();
+    engine.ingest(&documents(), |_| ()).unwrap();
+    let found = kept.search("Bearing 2 runs 200 km", 2, false).unwrap();
+    assert_eq!(found.sources[0].title, "Bearing 2");
+    let question = question().method("pie").chunks(found.chunks.clone());
+    // Documents of the question stand behind them, as documents of their own.
+    let prompt = question.to_prompt(&engine).unwrap();
+    let indices: Vec<usize> = prompt.chunks.iter().map(|chunk| chunk.document).collect();
+    assert_eq!(indices, [0, 1, 2, 3, 4]);
+    let stats = question.documents(Vec::new()).ask(&engine).unwrap().stats;
+    let tokens: usize = found.chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+    assert_eq!((stats.document_tokens, stats.recomputed_tokens), (tokens, 0));
+    // A program that keeps id and part gets the chunk again, and one program at a time has the folder.
+    let again = kept.document(&found.sources[0].id, Some(&[0])).unwrap();
+    assert_eq!(again.chunks, found.chunks[..1]);
+    let twice = Library::open(&engine, folder.path()).unwrap_err();
+    assert!(matches!(twice, refrain::corpus::Error::InUse { .. }), "{twice}");
+    drop(kept);
+    let reopened = Library::open(&engine, folder.path()).unwrap();
+    let found_again = reopened.search("Bearing 2 runs 200 km", 2, false).unwrap();
+    assert_eq!(found_again.chunks, found.chunks);
 }

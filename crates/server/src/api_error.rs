@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use refrain::corpus::Error as CorpusError;
 use refrain::engine::Error as EngineError;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -133,6 +134,23 @@ impl From<EngineError> for ApiError {
             EngineError::Fusion(_) | EngineError::Eviction(_) => ApiError::field("refrain", message),
             // The prompt decides whether the model accepts it: a chat template may refuse an order of roles.
             EngineError::Model(_) => ApiError::field("messages", message),
+            error => ApiError::internal(&error),
+        }
+    }
+}
+
+impl From<CorpusError> for ApiError {
+    fn from(error: CorpusError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            CorpusError::NotFound(id) => ApiError::not_found("document", &id),
+            CorpusError::NoParts(_) | CorpusError::NoPart { .. } => ApiError::field("documents", message),
+            CorpusError::ContextExceeded { .. } => ApiError::context_length("documents", message),
+            CorpusError::QuotaExceeded { .. } => ApiError {
+                code: Some("document_quota_exceeded"),
+                ..ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
+            },
+            CorpusError::Engine(error) => error.into(),
             error => ApiError::internal(&error),
         }
     }

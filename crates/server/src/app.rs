@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
+use refrain::corpus::{Corpus, DocumentStore};
 use refrain::engine::Engine;
 use refrain::eviction::{Eviction, POLICIES};
 use refrain::fusion::{FusionMethod, METHODS};
@@ -16,7 +17,6 @@ use tokio::sync::Semaphore;
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_blocking;
 use crate::clock::unix_seconds;
-use crate::corpus::{Corpus, DocumentStore, open_corpus};
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
@@ -72,7 +72,7 @@ impl App {
         }
         let metrics = Metrics::new();
         let documents = DocumentStore::open(options.folder.as_deref(), options.document_quota)?;
-        let corpus = open_corpus(&engine, documents).map_err(|error| Error::Index(error.message))?;
+        let corpus = Corpus::open(&engine, documents)?;
         let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };
         let scheduler = Scheduler::start(limits, metrics.clone()).map_err(Error::Thread)?;
         let state = ServerState {

@@ -3,9 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::api_error::ApiError;
-use crate::corpus::DocumentStoreError;
-
 /// The reason for which a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -13,15 +10,9 @@ pub enum Error {
     /// The default method or policy is unknown, or one of its options is wrong.
     #[error(transparent)]
     Registry(#[from] refrain::registry::Error),
-    /// The stored documents cannot be opened.
+    /// The stored documents cannot be opened or indexed.
     #[error(transparent)]
-    DocumentStore(#[from] DocumentStoreError),
-    /// The stored documents cannot be indexed.
-    #[error("the stored documents cannot be indexed: {0}")]
-    Index(String),
-    /// Documents cannot be read or kept.
-    #[error(transparent)]
-    Documents(#[from] ApiError),
+    Corpus(#[from] refrain::corpus::Error),
     /// API keys are given without the secret from which their namespaces are derived.
     #[error("API keys need a namespace key")]
     NoNamespaceKey,

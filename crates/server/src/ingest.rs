@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use refrain::corpus::{NewDocument, StoredDocument};
 use refrain::engine::{Document, Engine, IngestReport};
 use refrain::store::ChunkKey;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -9,8 +10,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::api_error::{ApiError, Result};
 use crate::app::{App, Method};
 use crate::blocking::spawn_blocking;
-use crate::corpus::cut_document;
-use crate::corpus::{NewDocument, StoredDocument};
 use crate::job::{Event, Job};
 use crate::tenant::Tenant;
 
@@ -50,8 +49,8 @@ impl Ingest {
         let preprocessing = app.clone();
         let work = move || {
             let with_contexts = !method.statistics().is_empty();
-            let cut = |document: &Document| cut_document(&tenant.engine, document.clone(), with_contexts);
-            let new = documents.iter().map(cut).collect::<Result<Vec<_>>>()?;
+            let cut = |document: &Document| NewDocument::cut(&tenant.engine, document.clone(), with_contexts);
+            let new = documents.iter().map(cut).collect::<refrain::corpus::Result<Vec<_>>>()?;
             let (scheduler, engine) = (&app.state.scheduler, tenant.engine.clone());
             admit(&engine, || new.iter().map(|new| new.chunks.clone()).collect());
             if !unlimited {

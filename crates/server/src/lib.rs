@@ -1,7 +1,7 @@
 //! HTTP server with OpenAI's interface for chat, over documents whose chunks are prefilled once.
 //!
 //! [`App`] is the server without a socket, [`router`] its routes, and [`Listener`] accepts its connections. A request goes
-//! from `listener` through a handler of `api`, which tokenises and searches (`corpus`), into the queue of the `scheduler`.
+//! from `listener` through a handler of `api`, which tokenises and searches (`refrain::corpus`), into the queue of the `scheduler`.
 //! One thread computes for all requests: it decodes all sequences together, one token each in a pass over the weights, and
 //! prefills prompts between those passes, layer by layer.
 
@@ -12,11 +12,9 @@ mod app;
 mod blocking;
 mod clock;
 mod compute;
-mod corpus;
 mod error;
 mod ingest;
 mod job;
-mod library;
 mod listener;
 mod metrics;
 mod options;
@@ -33,8 +31,6 @@ pub use api::router;
 pub use api_error::ApiError;
 pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
-pub use corpus::DocumentStoreError;
 pub use error::Error;
-pub use library::{Found, Library};
 pub use listener::{Listener, tls};
 pub use options::{Limits, Options};

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
+use refrain::corpus::{Source, SourceFinder};
 use refrain::engine::{
     Engine, Grammar, Instructions, Parts, Prompt, PromptChunk, Sampling, StructuredOutput,
 };
@@ -11,7 +12,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use super::details::AnswerContext;
 use super::parts::AnswerReader;
 use super::request::{CompletionRequest, ToolUse};
-use super::sources::{Source, SourceFinder};
+use super::sources::{SourceResponse, sources};
 use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
@@ -78,7 +79,7 @@ pub(super) async fn ask(
         method: method.spec,
         evict: policy.spec,
         seed: (sampling.temperature > 0.0).then_some(sampling.seed as i64),
-        sources: sources.iter().map(Source::response).collect(),
+        sources: sources.iter().map(SourceResponse::from).collect(),
         explain,
     };
     let tokens = prompt.len();
@@ -121,13 +122,9 @@ fn prepare(
     if tools.is_some() && input == Input::Prompt {
         return Err(ApiError::field("tools", "tools are for chats: a text to continue calls none"));
     }
-    let finder = SourceFinder {
-        corpus: &app.state.corpus,
-        engine: &tenant.engine,
-        max_documents: app.state.options.max_documents_per_request,
-        whole_documents,
-    };
-    let mut sources = finder.find(request.documents.as_ref(), &question, request.refrain.search)?;
+    let finder = SourceFinder { corpus: &app.state.corpus, engine: &tenant.engine, whole_documents };
+    let documents = (request.documents.as_ref(), app.state.options.max_documents_per_request);
+    let mut sources = sources(&finder, documents, &question, request.refrain.search)?;
     let chunks = sources.iter().enumerate().flat_map(|(index, source)| source.prompt_chunks(index));
     let chunks: Vec<PromptChunk> = chunks.collect();
     let engine = &tenant.engine;

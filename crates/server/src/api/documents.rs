@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use refrain::corpus::StoredDocument;
 use refrain::engine::IngestReport;
 use refrain::store::StoreError;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,6 @@ use super::upload::{AddDocumentsRequest, FileForm, Upload};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::blocking::spawn_blocking;
-use crate::corpus::StoredDocument;
 use crate::ingest::{Ingest, Ingested, pin_chunks};
 use crate::job::Event;
 use crate::tenant::Tenant;
@@ -241,7 +241,7 @@ pub(super) async fn list(
 ) -> Result<Response> {
     let Query(page) = page.map_err(|error| ApiError::field("limit", error.body_text()))?;
     let (after, limit) = (page.after.unwrap_or_default(), page.limit.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE));
-    let work = move || app.state.corpus.documents().list(tenant.namespace(), &after, limit);
+    let work = move || Ok(app.state.corpus.documents().list(tenant.namespace(), &after, limit)?);
     let (documents, has_more) = spawn_blocking(work).await?;
     let data: Vec<DocumentResponse> = documents.into_iter().map(DocumentResponse::from).collect();
     let last_id = data.last().map(|document| document.id.clone());

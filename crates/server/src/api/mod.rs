@@ -20,8 +20,6 @@ mod sources;
 mod tokenize;
 mod upload;
 
-pub(crate) use sources::SourceFinder;
-
 use std::time::Instant;
 
 use axum::Router;

@@ -11,17 +11,17 @@
 //! | [`REMOVALS`] | namespace, id | chunk keys of a removed document whose chunks may not all be deleted, 32 bytes each |
 //! | [`UNPURGED`] | `""` | one row while the file holds bytes of removed documents |
 
-use axum::http::StatusCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use redb::{MultimapTableDefinition, ReadableTable, TableDefinition, WriteTransaction};
-use refrain::engine::Document;
-use refrain::store::ChunkKey;
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::database::Transacted;
-use super::migration;
-use crate::api_error::ApiError;
-use crate::clock::unix_seconds;
+use crate::database::Transacted;
+use crate::error::Error;
+use crate::migration;
 
 pub(super) const METADATA: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("metadata, version 2");
 pub(super) const TEXTS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("texts, version 2");
@@ -40,25 +40,27 @@ const TITLE: usize = 80;
 
 /// A document without its text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StoredDocument {
-    pub(crate) id: String,
+pub struct StoredDocument {
+    /// Its id in its namespace.
+    pub id: String,
     /// The title, or the first line of a text without one.
-    pub(crate) title: String,
+    pub title: String,
     /// Seconds since 1970.
-    pub(crate) created: u64,
-    pub(crate) pinned: bool,
+    pub created: u64,
+    /// Whether its chunks stay in the chunk store whatever room is needed.
+    pub pinned: bool,
     /// Bytes of the text.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Bytes of title and text, which the quota counts.
     pub(super) stored_bytes: u64,
     /// Tokens of all chunks.
-    pub(crate) tokens: usize,
+    pub tokens: usize,
     /// Keys of the document's chunks, over all methods that it was ingested for.
-    pub(crate) chunk_keys: usize,
+    pub chunk_keys: usize,
     /// Chunks whose token ids are stored.
-    pub(crate) chunks: u32,
+    pub chunks: u32,
     /// The tokenizer and chunk size that cut those chunks.
-    pub(crate) segmentation: String,
+    pub segmentation: String,
 }
 
 /// A document cut into chunks.
@@ -73,7 +75,7 @@ pub(crate) struct Segmented<'a> {
 }
 
 /// The id of a document.
-pub(crate) fn document_id(document: &Document) -> String {
+pub fn document_id(document: &Document) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("refrain document, version 1");
     hasher.update(&(document.title.len() as u64).to_le_bytes());
     hasher.update(document.title.as_bytes()).update(document.text.as_bytes());
@@ -134,7 +136,7 @@ pub(super) fn insert(
             StoredDocument {
                 id: id.clone(),
                 title: display_title(document),
-                created: unix_seconds(),
+                created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
                 pinned: false,
                 bytes: document.text.len() as u64,
                 stored_bytes,
@@ -199,11 +201,7 @@ fn count_bytes(
     let mut table = transaction.open_table(STORED_BYTES)?;
     let stored = table.get(namespace)?.map_or(0, |row| row.value());
     if let Some(quota) = quota.filter(|quota| stored + new > *quota) {
-        let message = format!(
-            "the stored documents have {stored} bytes of a quota of {quota}, and this one has {new}: remove some of them first"
-        );
-        let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message);
-        return Err(ApiError { code: Some("document_quota_exceeded"), ..error }.into());
+        return Err(Error::QuotaExceeded { stored, quota, new }.into());
     }
     table.insert(namespace, stored + new)?;
     Ok(())

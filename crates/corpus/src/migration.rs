@@ -1,8 +1,8 @@
 //! Documents of the first version's file, which had one table with everything about a document in one row.
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
-use refrain::engine::Document;
-use refrain::store::ChunkKey;
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
 use serde::Deserialize;
 
 /// `NAMESPACE/ID` to the document as JSON.

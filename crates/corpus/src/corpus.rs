@@ -1,45 +1,21 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
-mod cut;
-mod database;
-mod migration;
-mod purge;
-mod search;
-mod store;
-mod tables;
-
 use std::sync::{Mutex, PoisonError};
 
-use refrain::engine::Document;
-use refrain::store::ChunkKey;
+use refrain_engine::{Document, Engine};
+use refrain_store::ChunkKey;
 
-pub(crate) use cut::{cut_document, empty_corpus, open_corpus};
-pub(crate) use search::Hit;
-use search::SearchIndex;
-pub(crate) use store::DocumentStore;
-pub use store::DocumentStoreError;
-use tables::Segmented;
-pub(crate) use tables::{StoredDocument, display_title, document_id};
+use crate::cut::{NewDocument, segmentation};
+use crate::error::Result;
+use crate::search::{Hit, SearchIndex};
+use crate::store::DocumentStore;
+use crate::tables::{Segmented, StoredDocument};
 
-use crate::api_error::Result;
-
-/// Documents that are indexed in one commit when the server starts.
+/// Documents that are indexed in one commit when a corpus is opened.
 const BATCH: usize = 256;
 
-/// A document with its chunks, ready to be stored and searched.
-#[derive(Debug)]
-pub(crate) struct NewDocument {
-    pub(crate) document: Document,
-    /// Token ids of each chunk.
-    pub(crate) chunks: Vec<Vec<u32>>,
-    /// Text of each chunk.
-    pub(crate) chunk_texts: Vec<String>,
-    /// Keys of the chunks in the chunk store.
-    pub(crate) keys: Vec<ChunkKey>,
-}
-
 /// The document store and the search index over it, which hold the same documents whenever no change is under way.
-pub(crate) struct Corpus {
+pub struct Corpus {
     store: DocumentStore,
     index: SearchIndex,
     /// Held while store and index change together: a removal between the two halves of an insertion would leave hits of a
@@ -50,7 +26,29 @@ pub(crate) struct Corpus {
 }
 
 impl Corpus {
-    pub(crate) fn new(store: DocumentStore, segmentation: String) -> Result<Corpus> {
+    /// The stored documents, all of them indexed.
+    ///
+    /// # Errors
+    /// If a document cannot be read, or cut again.
+    pub fn open(engine: &Engine, documents: DocumentStore) -> Result<Corpus> {
+        let corpus = Corpus::unindexed(engine, documents)?;
+        let cut = |namespace: &str, document: Document| {
+            let engine = engine.in_namespace(namespace, None);
+            NewDocument::cut(&engine, document, false)
+        };
+        corpus.index_all(cut, |tokens| engine.tokenizer().decode(tokens, false))?;
+        Ok(corpus)
+    }
+
+    /// The stored documents, none of them indexed: a search finds those alone that are put later.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn unindexed(engine: &Engine, documents: DocumentStore) -> Result<Corpus> {
+        Corpus::new(documents, segmentation(engine)?)
+    }
+
+    fn new(store: DocumentStore, segmentation: String) -> Result<Corpus> {
         Ok(Corpus { store, index: SearchIndex::new()?, changing: Mutex::default(), segmentation })
     }
 
@@ -59,7 +57,7 @@ impl Corpus {
     ///
     /// # Errors
     /// If the store cannot be read or written, or `cut` fails.
-    pub(crate) fn index_all(
+    fn index_all(
         &self,
         cut: impl Fn(&str, Document) -> Result<NewDocument>,
         text: impl Fn(&[u32]) -> String,
@@ -94,7 +92,7 @@ impl Corpus {
     ///
     /// # Errors
     /// If the namespace's quota has no room for a document, or a change fails.
-    pub(crate) fn put(&self, namespace: &str, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
+    pub fn put(&self, namespace: &str, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut stored, mut entries) = (Vec::new(), Vec::new());
         let mut outcome = Ok(());
@@ -119,7 +117,7 @@ impl Corpus {
     ///
     /// # Errors
     /// If the namespace has no such document, or a change fails.
-    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
+    pub fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let unused = self.store.remove(namespace, id, further)?;
         self.index.remove(namespace, id)?;
@@ -130,7 +128,7 @@ impl Corpus {
     ///
     /// # Errors
     /// If the file cannot be made anew.
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub fn purge(&self) -> Result<()> {
         self.store.purge()
     }
 
@@ -138,17 +136,20 @@ impl Corpus {
     ///
     /// # Errors
     /// If the store cannot be written.
-    pub(crate) fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
+    pub fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
         self.store.finish_removal(namespace, id, keys)
     }
 
     /// The stored documents, to read and pin.
-    pub(crate) fn documents(&self) -> &DocumentStore {
+    pub fn documents(&self) -> &DocumentStore {
         &self.store
     }
 
     /// The `limit` chunks of a namespace that match a question best, best first.
-    pub(crate) fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
         self.index.search(namespace, question, limit)
     }
 }
@@ -158,6 +159,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::error::Error;
+    use crate::tables::document_id;
 
     fn new_document(index: usize) -> NewDocument {
         let text = format!("bolt number {index}");
@@ -194,7 +197,7 @@ mod tests {
     fn documents_before_one_without_room_are_stored_and_found() {
         let corpus = Corpus::new(DocumentStore::open(None, 30).unwrap(), "test".to_owned()).unwrap();
         let error = corpus.put("", (0..5).map(new_document).collect()).unwrap_err();
-        assert_eq!((error.status.as_u16(), error.code), (507, Some("document_quota_exceeded")));
+        assert!(matches!(error, Error::QuotaExceeded { quota: 30, .. }), "{error}");
         assert_eq!(corpus.search("", "bolt", 100).unwrap().len(), 2);
         assert_eq!(corpus.documents().list("", "", 10).unwrap().0.len(), 2);
     }
@@ -227,6 +230,6 @@ mod tests {
         assert_eq!(corpus.documents().chunk("", &id, 1).unwrap(), [2]);
         // The keys of both are removed with the document.
         assert_eq!(corpus.remove("", &id, &[]).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
-        assert_eq!(corpus.documents().chunk("", &id, 1).unwrap_err().status, 404);
+        assert!(matches!(corpus.documents().chunk("", &id, 1), Err(Error::NotFound(_))));
     }
 }

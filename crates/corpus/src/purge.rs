@@ -8,8 +8,8 @@ use redb::{
     TableHandle, Value, WriteTransaction,
 };
 
-use super::database::Transacted;
-use super::tables::{CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, TEXTS, TOKENS, UNPURGED};
+use crate::database::Transacted;
+use crate::tables::{CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, TEXTS, TOKENS, UNPURGED};
 
 /// Says that the file holds bytes of removed documents, until it is made anew.
 pub(super) fn mark_unpurged(transaction: &WriteTransaction) -> Transacted<()> {

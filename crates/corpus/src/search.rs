@@ -12,7 +12,7 @@ use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 use tantivy::{Index, IndexReader, IndexWriter, ReloadPolicy, Searcher, TantivyDocument, Term, doc};
 use unicode_segmentation::UnicodeSegmentation;
 
-use crate::api_error::{ApiError, Result};
+use crate::error::{Error, Result};
 
 /// Memory of the index's writer, in bytes: the least that tantivy accepts.
 const WRITER_BYTES: usize = 16 << 20;
@@ -67,13 +67,13 @@ impl TokenStream for WordStream {
 
 /// A chunk that a search found.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Hit {
+pub struct Hit {
     /// Id of its document.
-    pub(crate) document: String,
+    pub document: String,
     /// Index of the chunk in its document.
-    pub(crate) chunk: u32,
+    pub chunk: u32,
     /// BM25 score.
-    pub(crate) score: f32,
+    pub score: f32,
 }
 
 /// An index of the chunks of all namespaces; a search sees one namespace.
@@ -128,8 +128,8 @@ struct Fields {
     text: Field,
 }
 
-fn failed(error: tantivy::TantivyError) -> ApiError {
-    ApiError::internal(&error)
+fn failed(error: tantivy::TantivyError) -> Error {
+    Error::Index(error.into())
 }
 
 impl SearchIndex {
@@ -216,6 +216,7 @@ impl SearchIndex {
         if statistics.chunks == 0 {
             return Ok(Vec::new());
         }
+        let limit = limit.min(usize::try_from(statistics.chunks).unwrap_or(usize::MAX));
         let of = |term: Term, record| -> Box<dyn Query> { Box::new(TermQuery::new(term, record)) };
         let any = words.into_iter().map(|word| (Occur::Should, of(word, IndexRecordOption::WithFreqs)));
         // The namespace filters and adds nothing to the score.
@@ -224,8 +225,19 @@ impl SearchIndex {
             (Occur::Must, Box::new(BooleanQuery::new(any.collect())) as Box<dyn Query>),
             (Occur::Must, Box::new(in_namespace)),
         ]);
-        let best = TopDocs::with_limit(limit).order_by_score();
-        let found = searcher.search_with_statistics_provider(&query, &best, &statistics).map_err(failed)?;
+        // Among chunks of one score the collector takes those that were indexed first, which a restart changes. So all of the last
+        // score are collected, and sorted below.
+        let mut wanted = limit.saturating_add(1);
+        let found = loop {
+            let best = TopDocs::with_limit(wanted).order_by_score();
+            let found =
+                searcher.search_with_statistics_provider(&query, &best, &statistics).map_err(failed)?;
+            let is_tied = found.len() == wanted && found[limit - 1].0 == found[wanted - 1].0;
+            if !is_tied {
+                break found;
+            }
+            wanted = wanted.saturating_mul(2);
+        };
         let mut hits = Vec::with_capacity(found.len());
         for (score, address) in found {
             let entry: TantivyDocument = searcher.doc(address).map_err(failed)?;
@@ -239,6 +251,7 @@ impl SearchIndex {
         hits.sort_by(|a, b| {
             b.score.total_cmp(&a.score).then_with(|| (&a.document, a.chunk).cmp(&(&b.document, b.chunk)))
         });
+        hits.truncate(limit);
         Ok(hits)
     }
 }
@@ -283,6 +296,12 @@ mod tests {
         let before = best("", "stem bolt", 5);
         add("other", vec![("more".to_owned(), texts(&["bolt bolt bolt", "a stem", "stem stem bolt"]))]);
         assert_eq!(best("", "stem bolt", 5), before);
+        // Chunks of one score come in the order of their documents, whichever was indexed first.
+        let twins = (0..9).rev().map(|index| (format!("twin {index}"), texts(&["a hub gear"]))).collect();
+        add("twins", twins);
+        let found: Vec<String> = best("twins", "hub", 3).into_iter().map(|hit| hit.document).collect();
+        assert_eq!(found, ["twin 0", "twin 1", "twin 2"]);
+        assert_eq!(best("twins", "hub", usize::MAX).len(), 9);
         // A question is words, never a query in tantivy's language.
         assert!(best("", "\"stem AND (NOT text:*", 5).len() == 1);
         add("", vec![("torque".to_owned(), texts(&["Nothing of it is left."]))]);

@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable, WriteTransaction};
-use refrain::engine::Document;
-use refrain::store::ChunkKey;
+use refrain_engine::Document;
+use refrain_store::ChunkKey;
 
-use super::database::{ReopeningDatabase, Transacted};
-use super::purge::{copy_all, is_unpurged, mark_earlier_file, mark_unpurged};
-use super::tables::{
+use crate::database::{ReopeningDatabase, Transacted};
+use crate::error::{Error, Result};
+use crate::purge::{copy_all, is_unpurged, mark_earlier_file, mark_unpurged};
+use crate::tables::{
     CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS,
     create_tables, insert, parsed, remove_tokens, removed_keys, token_ids, write_chunks,
 };
-use crate::api_error::{ApiError, Result};
 
 /// File of the documents in the server's folder.
 const FILE: &str = "documents.redb";
 /// Documents by namespace. Every change is one transaction, the count of bytes included.
-pub(crate) struct DocumentStore {
+pub struct DocumentStore {
     database: ReopeningDatabase,
     /// The database's file; none in memory.
     file: Option<PathBuf>,
@@ -29,34 +29,22 @@ pub(crate) struct DocumentStore {
     quota: u64,
 }
 
-/// The reason for which the documents cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot open {path}: {reason}")]
-#[non_exhaustive]
-pub struct DocumentStoreError {
-    path: String,
-    reason: String,
-}
-
 impl DocumentStore {
-    /// Opens the documents of a folder, or an empty store in memory. `quota` bounds the bytes of a namespace.
-    pub(crate) fn open(
-        folder: Option<&Path>,
-        quota: u64,
-    ) -> std::result::Result<DocumentStore, DocumentStoreError> {
+    /// Opens the documents of a folder, or an empty store in memory. `quota` bounds the bytes of a namespace's titles and texts.
+    ///
+    /// # Errors
+    /// If the file cannot be opened, or another program has it open.
+    pub fn open(folder: Option<&Path>, quota: u64) -> Result<DocumentStore> {
         let Some(folder) = folder else {
             let in_memory = || Builder::new().create_with_backend(InMemoryBackend::new());
-            return DocumentStore::with(in_memory, quota)
-                .map_err(|reason| DocumentStoreError { path: FILE.to_owned(), reason });
+            return DocumentStore::with(in_memory, Path::new(FILE), quota);
         };
         let path = folder.join(FILE);
-        let shown = path.display().to_string();
-        let failed = |reason| DocumentStoreError { path: shown, reason };
         if let Err(error) = std::fs::create_dir_all(folder) {
-            return Err(failed(error.to_string()));
+            return Err(Error::Open { path, reason: error.to_string() });
         }
         let file = path.clone();
-        let store = DocumentStore::with(move || Database::create(&path), quota).map_err(failed)?;
+        let store = DocumentStore::with(move || Database::create(&path), &file, quota)?;
         let store = DocumentStore { file: Some(file), ..store };
         // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
         if let Err(error) = store.purge() {
@@ -66,20 +54,21 @@ impl DocumentStore {
     }
 
     fn with(
-        open: impl Fn() -> std::result::Result<Database, DatabaseError> + Send + Sync + 'static,
+        open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
+        path: &Path,
         quota: u64,
-    ) -> std::result::Result<DocumentStore, String> {
-        let database = ReopeningDatabase::new(open).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => {
-                "another server has it open; give this one another --store".to_owned()
-            }
-            error => error.to_string(),
-        })?;
+    ) -> Result<DocumentStore> {
+        let path = path.to_owned();
+        let database = match ReopeningDatabase::new(open) {
+            Ok(database) => database,
+            Err(DatabaseError::DatabaseAlreadyOpen) => return Err(Error::InUse { path }),
+            Err(error) => return Err(Error::Open { path, reason: error.to_string() }),
+        };
         let create = |transaction: &WriteTransaction| {
             mark_earlier_file(transaction)?;
             create_tables(transaction)
         };
-        database.write(create).map_err(|error| error.message)?;
+        database.write(create).map_err(|error| Error::Open { path, reason: error.to_string() })?;
         Ok(DocumentStore { database, file: None, quota })
     }
 
@@ -109,7 +98,7 @@ impl DocumentStore {
         self.database.write(|transaction| {
             let mut metadata = transaction.open_table(METADATA)?;
             let known: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
-            let mut known = known.ok_or_else(|| ApiError::not_found("document", id))?;
+            let mut known = known.ok_or_else(|| Error::NotFound(id.to_owned()))?;
             write_chunks(transaction, namespace, &mut known, segmented)?;
             metadata.insert((namespace, id), serde_json::to_vec(&known)?.as_slice())?;
             Ok(known)
@@ -120,10 +109,10 @@ impl DocumentStore {
     ///
     /// # Errors
     /// If the namespace has no such document.
-    pub(crate) fn get(&self, namespace: &str, id: &str) -> Result<StoredDocument> {
+    pub fn get(&self, namespace: &str, id: &str) -> Result<StoredDocument> {
         self.database.read(|transaction| {
             let found = parsed(transaction.open_table(METADATA)?.get((namespace, id))?)?;
-            found.ok_or_else(|| ApiError::not_found("document", id).into())
+            found.ok_or_else(|| Error::NotFound(id.to_owned()).into())
         })
     }
 
@@ -131,10 +120,10 @@ impl DocumentStore {
     ///
     /// # Errors
     /// If the namespace has no such document.
-    pub(crate) fn document(&self, namespace: &str, id: &str) -> Result<Document> {
+    pub fn document(&self, namespace: &str, id: &str) -> Result<Document> {
         self.database.read(|transaction| {
             let found = parsed(transaction.open_table(TEXTS)?.get((namespace, id))?)?;
-            found.ok_or_else(|| ApiError::not_found("document", id).into())
+            found.ok_or_else(|| Error::NotFound(id.to_owned()).into())
         })
     }
 
@@ -142,16 +131,16 @@ impl DocumentStore {
     ///
     /// # Errors
     /// If the namespace has no such document, or the document no such chunk.
-    pub(crate) fn chunk(&self, namespace: &str, id: &str, index: u32) -> Result<Vec<u32>> {
+    pub fn chunk(&self, namespace: &str, id: &str, index: u32) -> Result<Vec<u32>> {
         self.database.read(|transaction| {
             let found = transaction.open_table(TOKENS)?.get((namespace, id, index))?;
             let tokens = found.map(|row| token_ids(row.value()));
-            tokens.ok_or_else(|| ApiError::not_found("document", id).into())
+            tokens.ok_or_else(|| Error::NotFound(id.to_owned()).into())
         })
     }
 
     /// Token ids of all chunks of a document, in order; none of a document that is not there.
-    pub(crate) fn chunks(&self, namespace: &str, id: &str) -> Result<Vec<Vec<u32>>> {
+    pub fn chunks(&self, namespace: &str, id: &str) -> Result<Vec<Vec<u32>>> {
         self.database.read(|transaction| {
             let table = transaction.open_table(TOKENS)?;
             let rows = table.range((namespace, id, 0)..=(namespace, id, u32::MAX))?;
@@ -160,7 +149,7 @@ impl DocumentStore {
     }
 
     /// Keys of a document's chunks, ascending.
-    pub(crate) fn chunk_keys(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+    pub fn chunk_keys(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
         self.database.read(|transaction| {
             let keys = transaction.open_multimap_table(CHUNK_KEYS)?.get((namespace, id))?;
             keys.map(|key| Ok(ChunkKey(*key?.value()))).collect()
@@ -169,12 +158,7 @@ impl DocumentStore {
 
     /// At most `limit` documents of a namespace, ascending by id, from the first after `after` on; and whether more
     /// follow.
-    pub(crate) fn list(
-        &self,
-        namespace: &str,
-        after: &str,
-        limit: usize,
-    ) -> Result<(Vec<StoredDocument>, bool)> {
+    pub fn list(&self, namespace: &str, after: &str, limit: usize) -> Result<(Vec<StoredDocument>, bool)> {
         self.database.read(|transaction| {
             let table = transaction.open_table(METADATA)?;
             let mut listed = Vec::new();
@@ -200,7 +184,7 @@ impl DocumentStore {
     pub(crate) fn all(&self) -> Result<Vec<(String, StoredDocument)>> {
         self.database.read(|transaction| {
             let table = transaction.open_table(METADATA)?;
-            let row = |row: std::result::Result<_, redb::StorageError>| -> Transacted<_> {
+            let row = |row: Result<_, redb::StorageError>| -> Transacted<_> {
                 let (key, value): (redb::AccessGuard<'_, (&str, &str)>, redb::AccessGuard<'_, &[u8]>) = row?;
                 Ok((key.value().0.to_owned(), serde_json::from_slice(value.value())?))
             };
@@ -209,7 +193,7 @@ impl DocumentStore {
     }
 
     /// Keys of a document's chunks that no other pinned document of the namespace has.
-    pub(crate) fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+    pub fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
         self.database.read(|transaction| {
             let metadata = transaction.open_table(METADATA)?;
             let users = transaction.open_multimap_table(CHUNK_USERS)?;
@@ -234,11 +218,11 @@ impl DocumentStore {
     ///
     /// # Errors
     /// If the namespace has no such document.
-    pub(crate) fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
+    pub fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
         self.database.write(|transaction| {
             let mut metadata = transaction.open_table(METADATA)?;
             let found: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
-            let found = found.ok_or_else(|| ApiError::not_found("document", id))?;
+            let found = found.ok_or_else(|| Error::NotFound(id.to_owned()))?;
             let changed = StoredDocument { pinned, ..found };
             metadata.insert((namespace, id), serde_json::to_vec(&changed)?.as_slice())?;
             Ok(changed)
@@ -257,7 +241,7 @@ impl DocumentStore {
             let begun = removals.get((namespace, id))?.map(|row| removed_keys(row.value()));
             let removed = remove_rows(transaction, namespace, id)?;
             if begun.is_none() && removed.is_none() {
-                return Err(ApiError::not_found("document", id).into());
+                return Err(Error::NotFound(id.to_owned()).into());
             }
             let mut keys =
                 [further.to_vec(), begun.unwrap_or_default(), removed.unwrap_or_default()].concat();

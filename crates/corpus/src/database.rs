@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
 
-use crate::api_error::{ApiError, Result};
+use crate::error::{Error, Result};
 
 /// A database. redb refuses every operation after a failed write, such as one to a full disk, so the database is opened again
 /// then.
@@ -24,12 +24,12 @@ type Open = dyn Fn() -> std::result::Result<Database, DatabaseError> + Send + Sy
 /// A failure inside a transaction.
 pub(super) enum Failure {
     Database(redb::Error),
-    Request(ApiError),
+    Other(Error),
 }
 
-impl From<ApiError> for Failure {
-    fn from(error: ApiError) -> Failure {
-        Failure::Request(error)
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Other(error)
     }
 }
 
@@ -46,7 +46,7 @@ from_redb!(StorageError, TableError, TransactionError, CommitError, DatabaseErro
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
-        Failure::Request(ApiError::internal(&error))
+        Failure::Other(Error::Database(error.into()))
     }
 }
 
@@ -76,7 +76,7 @@ impl ReopeningDatabase {
         if let Err(Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo)) = &outcome {
             self.reopen();
         }
-        outcome.map_err(api_error)
+        outcome.map_err(Error::from)
     }
 
     /// Runs `work` in a read transaction.
@@ -84,7 +84,7 @@ impl ReopeningDatabase {
     /// # Errors
     /// If `work` or the transaction fails.
     pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Transacted<T>) -> Result<T> {
-        self.with_database(|database| work(&database.begin_read()?)).map_err(api_error)
+        self.with_database(|database| work(&database.begin_read()?)).map_err(Error::from)
     }
 
     /// Replaces the database's `file` by a new one to which `copy` writes all that stays, if `is_due`. The name always leads to
@@ -101,7 +101,7 @@ impl ReopeningDatabase {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let new = file.with_extension("redb.new");
         // A process that was killed has left it. The lock on the database keeps other processes away.
-        remove(&new).map_err(api_error)?;
+        remove(&new).map_err(Error::from)?;
         if !self.read(is_due)? {
             return Ok(());
         }
@@ -117,11 +117,11 @@ impl ReopeningDatabase {
             Ok(copied) => {
                 // The bytes of the old file go with its last handle.
                 *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(copied);
-                sync_folder_of(file).map_err(api_error)
+                sync_folder_of(file).map_err(Error::from)
             }
             Err(failure) => {
                 let _ = remove(&new);
-                Err(api_error(failure))
+                Err(failure.into())
             }
         }
     }
@@ -133,7 +133,7 @@ impl ReopeningDatabase {
             self.reopen();
             database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         }
-        let closed = || Failure::Request(ApiError::internal(&"the documents' database is closed"));
+        let closed = || Failure::Other(Error::Database("their file is closed".into()));
         work(database.as_ref().ok_or_else(closed)?)
     }
 
@@ -169,9 +169,11 @@ fn sync_folder_of(_: &Path) -> Transacted<()> {
     Ok(())
 }
 
-fn api_error(failure: Failure) -> ApiError {
-    match failure {
-        Failure::Database(error) => ApiError::internal(&error),
-        Failure::Request(error) => error,
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        match failure {
+            Failure::Database(error) => Error::Database(error.into()),
+            Failure::Other(error) => error,
+        }
     }
 }

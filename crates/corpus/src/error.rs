@@ -1,0 +1,69 @@
+//! Errors of documents that are kept.
+
+use std::path::PathBuf;
+
+/// The reason for which documents cannot be kept or found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The documents' file cannot be opened.
+    #[error("cannot open {path}: {reason}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The fault.
+        reason: String,
+    },
+    /// The documents' file is open in another program, or by another engine of this one.
+    #[error("cannot open {path}: another program has it open; give this one another store")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A document that is not in the namespace.
+    #[error("there is no document {0:?}")]
+    NotFound(String),
+    /// A part that a document does not have.
+    #[error("document {id} has no part {part}: it has {parts}")]
+    NoPart {
+        /// The document.
+        id: String,
+        /// The index that was asked for.
+        part: u32,
+        /// Number of the document's chunks.
+        parts: u32,
+    },
+    /// An empty list of a document's parts.
+    #[error("parts of document {0} is empty")]
+    NoParts(String),
+    /// A namespace without room for a document.
+    #[error(
+        "the stored documents have {stored} bytes of a quota of {quota}, and this one has {new}: remove some of them first"
+    )]
+    QuotaExceeded {
+        /// Bytes of the namespace's titles and texts.
+        stored: u64,
+        /// Most bytes of them.
+        quota: u64,
+        /// Bytes of the document.
+        new: u64,
+    },
+    /// Documents that exceed the model's context.
+    #[error("the documents have more tokens than the model's context of {context}")]
+    ContextExceeded {
+        /// Positions of the model's context.
+        context: usize,
+    },
+    /// A text that cannot be tokenised.
+    #[error(transparent)]
+    Engine(#[from] refrain_engine::Error),
+    /// The documents' file cannot be read or written.
+    #[error("the stored documents cannot be read or written: {0}")]
+    Database(Box<dyn std::error::Error + Send + Sync>),
+    /// The search index fails.
+    #[error("the stored documents cannot be searched: {0}")]
+    Index(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// The result of keeping or finding documents.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
