@@ -6,8 +6,8 @@ use std::mem;
 use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use bytes::BytesMut;
 
@@ -55,7 +55,8 @@ struct Disk {
     rooms: OnceLock<Mutex<Vec<BytesMut>>>,
     keep: bool,
     missing: AtomicUsize,
-    broken: AtomicBool,
+    /// Completed once the file was found broken or gone, and has been removed and told.
+    gone: Once,
     /// Bytes of keys and values read.
     read: AtomicU64,
 }
@@ -86,7 +87,7 @@ impl ChunkReader {
             layers: (0..layers).map(|_| OnceLock::new()).collect(),
             keep: weight(&header.id, &header.label, header.bytes()) <= store.memory_capacity(),
             missing: AtomicUsize::new(layers),
-            broken: AtomicBool::new(false),
+            gone: Once::new(),
             read: AtomicU64::new(0),
             store,
             header,
@@ -241,7 +242,7 @@ impl Disk {
         room: Option<BytesMut>,
         check: impl FnOnce(&Layer) -> Result<(), Problem>,
     ) -> Option<Layer> {
-        if self.broken.load(Ordering::Relaxed) {
+        if self.gone.is_completed() {
             return None;
         }
         let read = || {
@@ -270,12 +271,13 @@ impl Disk {
         }
     }
 
-    /// Counts the chunk as missing, once, and tells what is wrong with its file.
+    /// Counts the chunk as missing, once, and tells what is wrong with its file. Every thread returns after the file has
+    /// been removed: one that opens the chunk again does not find the broken file a second time.
     fn gone(&self, problem: Option<Problem>) -> Option<Layer> {
-        if !self.broken.swap(true, Ordering::Relaxed) {
+        self.gone.call_once(|| {
             let problem = problem.and_then(|problem| self.store.confirm(&self.header, &self.key, problem));
             self.store.missed(&self.key, problem);
-        }
+        });
         None
     }
 

@@ -1,6 +1,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use refrain_kernels::{Buffer, Dtype, Slice};
@@ -77,6 +79,32 @@ fn a_store_without_a_folder_keeps_chunks_in_memory() {
     assert!(store.remove(&chunk().key()).unwrap());
     assert!(store.get(chunk().id()).unwrap().is_none());
     assert!(store.folder().is_none());
+}
+
+/// Threads that read one chunk together find its broken layer once: none returns before the file has been removed.
+#[test]
+fn a_broken_layer_read_by_many_threads_is_removed_before_any_of_them_goes_on() {
+    for _ in 0..50 {
+        let dir = tempdir().unwrap();
+        let (chunk, store) = (chunk(), open(&dir));
+        stored(store.put(chunk.clone()).unwrap());
+        let (store, path) = (open(&dir), path(&store, &chunk));
+        let mut bytes = chunk.to_bytes();
+        *bytes.last_mut().unwrap() ^= 4;
+        fs::write(&path, bytes).unwrap();
+        let reader = store.reader(chunk.id()).unwrap().unwrap();
+        let together = Barrier::new(4);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    together.wait();
+                    assert!(reader.layer(1).is_none());
+                    assert!(store.reader(chunk.id()).unwrap().is_none());
+                });
+            }
+        });
+        assert_eq!((store.take_repairs().len(), store.stats().removed), (1, 1));
+    }
 }
 
 /// A file with any fault is removed, counted and told, and the chunk can be stored again.
