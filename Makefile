@@ -38,7 +38,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel check bench bench-ttft eval-small load fuzz golden crash package clean
+.PHONY: help setup build demo test test-python wheel book check bench bench-ttft eval-small load fuzz golden crash package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,11 @@ wheel: setup ## Build the Python wheel, in target/wheels (fetches maturin)
 	@target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
 	target/maturin/bin/maturin build --release --locked --manifest-path crates/python/Cargo.toml --out target/wheels
 
+book: setup ## Build the book (docs/book) as a site in target/book, and assert that its links lead somewhere (fetches mdBook)
+	@mdbook --version >/dev/null 2>&1 || cargo install --locked --version 0.5.4 mdbook
+	mdbook build docs/book
+	tools/check-links target/book
+
 load: build ## 64 clients at once for a minute, with chats, ingests and tools; some of them leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench serve --model $(MODEL) --methods drift --clients 64 --seconds 60s --per-request 0-3 \
@@ -110,11 +115,12 @@ load: build ## 64 clients at once for a minute, with chats, ingests and tools; s
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
 	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture
 
-check: setup ## Format, lints, docs, dependencies, import rule and style; all of them as errors
+check: setup ## Format, lints, docs, links, dependencies, import rule and style; all of them as errors
 	cargo fmt --all --check
 	python3 -m unittest discover --quiet --start-directory tools
 	tools/check-imports
 	tools/check-style
+	tools/check-links
 	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps $(FEATURES)
 	tools/deny

@@ -49,3 +49,8 @@ pub use {
     refrain_eviction as eviction, refrain_fusion as fusion, refrain_kernels as kernels,
     refrain_model as model, refrain_registry as registry, refrain_store as store,
 };
+
+/// The chapter of the book whose programs are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/book/src/rust.md")]
+struct Book;
