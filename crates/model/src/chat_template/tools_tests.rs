@@ -178,7 +178,16 @@ fn tools_texts_stay_users_texts() {
     let after = [call(nasty, nasty, arguments), result(nasty, nasty, nasty)];
     let after = after.into_iter().chain(["assistant", "user"].map(|role| Message::text(role, nasty)));
     let after: Vec<Message> = after.collect();
-    for name in ["hermes_2_pro", "llama3_1", "llama3_2", "mistral_nemo", "mistral_small_3_2", "qwen3"] {
+    let with_tools = [
+        "gemma3_pythonic",
+        "hermes_2_pro",
+        "llama3_1",
+        "llama3_2",
+        "mistral_nemo",
+        "mistral_small_3_2",
+        "qwen3",
+    ];
+    for name in with_tools {
         let (template, golden) = golden(name);
         let plain = |text: &str| around(&[tool(text)], &[call("aaaaaaaaa", text, json!({text: [text]}))]);
         let parts = template.split(&around(&[tool(nasty)], &after)).unwrap();
