@@ -4,6 +4,22 @@ from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from typing import Any, TypedDict, Unpack, final, type_check_only
 
+__all__ = [
+    "Answer",
+    "Chunk",
+    "Document",
+    "Engine",
+    "ModelNotFound",
+    "RefrainError",
+    "Token",
+    "TokenStream",
+    "__version__",
+    "methods",
+    "models",
+    "policies",
+    "read",
+]
+
 __version__: str
 
 class RefrainError(Exception):
