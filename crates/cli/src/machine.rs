@@ -1,7 +1,5 @@
 //! The machine, the date and the command of a measurement.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 /// The processor's name, where the system tells.
 pub(crate) fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -56,6 +54,6 @@ pub(crate) fn forget_peak_memory() {
 
 /// Today in UTC: `2025-11-03`.
 pub(crate) fn today() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let seconds = crate::output::now();
     refrain_eval::utc(seconds)[..10].to_owned()
 }

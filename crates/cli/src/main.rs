@@ -16,6 +16,7 @@ mod health;
 mod hub;
 mod ingest;
 mod install;
+mod kept;
 mod machine;
 mod methods;
 mod models;
@@ -76,6 +77,7 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Chat(args) => chat::run(&context, args),
         Command::Generate(args) => generate::run(&context, args),
         Command::Store(args) => store::run(&context, args),
+        Command::Documents(args) => kept::run(&context, args),
         Command::Tune(args) => tune::run(&context, args),
         Command::Calibrate(args) => calibrate::run(&context, args),
         Command::Bench(Bench::Ttft(args)) => bench::ttft(&context, args),

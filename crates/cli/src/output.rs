@@ -1,8 +1,8 @@
 //! Printing: standard output that may be a broken pipe, errors with hints, progress bars, colours, quantities.
 
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -107,6 +107,27 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
         serde_json::to_string(value)?
     };
     print(&format!("{text}\n"))
+}
+
+/// Asks before something is removed, where somebody can answer. Where nobody can, what was named is removed, and `all` only with `--yes`.
+pub(crate) fn confirmed(json: bool, all: bool, question: &str) -> Result<()> {
+    if json || !io::stdin().is_terminal() {
+        return if all {
+            Err(Fail::new("nothing was removed: --all asks first, and nobody can answer")
+                .hint("give --yes")
+                .into())
+        } else {
+            Ok(())
+        };
+    }
+    print(&paint("1", &format!("{question} [y/N] "), &io::stdout()))?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    if matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes") {
+        Ok(())
+    } else {
+        Err(Fail::new("nothing was removed").into())
+    }
 }
 
 /// Prints a line to standard error. A closed standard error is no failure.
@@ -265,6 +286,16 @@ pub(crate) fn percent(part: usize, whole: usize) -> String {
 /// A count with its noun.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// The time, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Seconds since a time in seconds since 1970.
+pub(crate) fn seconds_since(time: u64) -> u64 {
+    now().saturating_sub(time)
 }
 
 /// How long ago, roughly.

@@ -4,8 +4,7 @@ mod archive;
 mod selection;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, IsTerminal};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::Result;
 use refrain::model::{ModelFiles, Tokenizer};
@@ -15,7 +14,8 @@ use serde_json::json;
 use crate::args::{Keep, Store as Command};
 use crate::output;
 use crate::output::{
-    Fail, age, bytes, count, one_line, paint, percent, plain, print, print_json, show as move_bar, warn,
+    age, bytes, confirmed, count, now, one_line, percent, plain, print, print_json, seconds_since,
+    show as move_bar, warn,
 };
 use crate::settings::Context;
 use crate::table::Table;
@@ -230,7 +230,7 @@ fn list(context: &Context, store: &Store, all: bool) -> Result<()> {
         );
         row.extend(spaces.then(|| one_line(&info.namespace)));
         row.extend(kept.then(|| keeping(info)));
-        let used = info.used.map_or_else(String::new, |used| age(now().saturating_sub(used)));
+        let used = info.used.map_or_else(String::new, |used| age(seconds_since(used)));
         row.extend([age(since(info)), used, one_line(&info.label)]);
         table.push(row);
     }
@@ -259,11 +259,7 @@ fn kind(info: &ChunkInfo) -> String {
 
 /// Seconds since the chunk was computed.
 fn since(info: &ChunkInfo) -> u64 {
-    now().saturating_sub(info.created)
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    seconds_since(info.created)
 }
 
 /// Whether it is pinned, and how long it stays.
@@ -334,21 +330,10 @@ fn text(context: &Context, detail: &ChunkDetail) -> Option<String> {
 fn remove(context: &Context, store: &Store, named: &[String], all: bool, yes: bool) -> Result<()> {
     let namespace = context.namespace()?;
     let listing = store.list(Scope::Namespace(&namespace))?.chunks;
-    if all && !yes && (context.json || !io::stdin().is_terminal()) {
-        return Err(Fail::new("nothing was removed: --all asks first, and nobody can answer")
-            .hint("give --yes")
-            .into());
-    }
     let keys = keys(context, store, named, all)?;
     let size = listing.iter().filter(|info| keys.contains(&info.key)).map(|info| info.bytes).sum();
-    if !yes && !context.json && io::stdin().is_terminal() && !keys.is_empty() {
-        let question = format!("remove {}, {}? [y/N] ", count(keys.len(), "chunk"), bytes(size));
-        print(&paint("1", &question, &io::stdout()))?;
-        let mut line = String::new();
-        io::stdin().lock().read_line(&mut line)?;
-        if !matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes") {
-            return Err(Fail::new("nothing was removed").into());
-        }
+    if !yes && !keys.is_empty() {
+        confirmed(context.json, all, &format!("remove {}, {}?", count(keys.len(), "chunk"), bytes(size)))?;
     }
     let mut removed = 0;
     for key in &keys {

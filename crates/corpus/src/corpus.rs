@@ -3,10 +3,10 @@
 use std::sync::{Mutex, PoisonError};
 
 use refrain_engine::{Document, Engine};
-use refrain_store::ChunkKey;
+use refrain_store::{ChunkKey, StoreError};
 
 use crate::cut::{NewDocument, segmentation};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::search::{Hit, SearchIndex};
 use crate::store::DocumentStore;
 use crate::tables::{Segmented, StoredDocument};
@@ -112,32 +112,33 @@ impl Corpus {
         outcome.map(|()| stored)
     }
 
-    /// Removes a document from store and index. Gives those of its chunk keys, and of `further`, that no other document of
-    /// the namespace has. For a document whose removal is not [finished](Corpus::finish_removal), gives them again.
+    /// Removes a document of an engine's namespace from answers and searches, and its chunks that no other document of the namespace
+    /// has, from memory, disk and the object store. For a document whose removal was incomplete, deletes what is left.
     ///
     /// # Errors
-    /// If the namespace has no such document, or a change fails.
-    pub fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
+    /// If the namespace has no such document, a change fails, or a place still has bytes of it.
+    pub fn remove(&self, engine: &Engine, id: &str) -> Result<()> {
+        let namespace = &engine.settings().namespace;
+        let chunks = engine.whole_document(self.store.chunks(namespace, id)?);
+        // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
+        let keys = self.unlist(namespace, id, &engine.keys_of(&chunks, true))?;
+        engine.forget_prefixes();
+        let deleted = engine.store().delete(&keys).map_err(|error| {
+            let is_remote = matches!(error, StoreError::NotDeleted { .. });
+            incomplete(if is_remote { "the object store" } else { "the chunk store's folder" }, &error)
+        });
+        self.store.purge().map_err(|error| incomplete("the documents' file", &error))?;
+        deleted?;
+        self.store.finish_removal(namespace, id, &keys)
+    }
+
+    /// Removes a document from store and index. Gives those of its chunk keys, and of `further`, that no other document of
+    /// the namespace has; again for a document whose removal is not finished.
+    fn unlist(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let unused = self.store.remove(namespace, id, further)?;
         self.index.remove(namespace, id)?;
         Ok(unused)
-    }
-
-    /// Purges removed documents from the file.
-    ///
-    /// # Errors
-    /// If the file cannot be made anew.
-    pub fn purge(&self) -> Result<()> {
-        self.store.purge()
-    }
-
-    /// Finishes the removal of a document whose chunks `keys` are deleted, in every tier.
-    ///
-    /// # Errors
-    /// If the store cannot be written.
-    pub fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
-        self.store.finish_removal(namespace, id, keys)
     }
 
     /// The stored documents, to read and pin.
@@ -152,6 +153,11 @@ impl Corpus {
     pub fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
         self.index.search(namespace, question, limit)
     }
+}
+
+/// The error where bytes of a removed document are left in `tier`.
+fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
+    Error::RemovalIncomplete { tier, reason: reason.to_string() }
 }
 
 #[cfg(test)]
@@ -182,7 +188,7 @@ mod tests {
             let id = document_id(&batch[0].document);
             std::thread::scope(|scope| {
                 scope.spawn(|| corpus.put("", batch).unwrap());
-                scope.spawn(|| while corpus.remove("", &id, &[]).is_err() {});
+                scope.spawn(|| while corpus.unlist("", &id, &[]).is_err() {});
             });
         }
         let stored = corpus.documents().list("", "", 1000).unwrap().0;
@@ -229,7 +235,7 @@ mod tests {
         assert_eq!(corpus.search("", "two", 9).unwrap()[0].chunk, 1);
         assert_eq!(corpus.documents().chunk("", &id, 1).unwrap(), [2]);
         // The keys of both are removed with the document.
-        assert_eq!(corpus.remove("", &id, &[]).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
+        assert_eq!(corpus.unlist("", &id, &[]).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
         assert!(matches!(corpus.documents().chunk("", &id, 1), Err(Error::NotFound(_))));
     }
 }

@@ -54,6 +54,17 @@ pub enum Error {
         /// Positions of the model's context.
         context: usize,
     },
+    /// A removed document that has left bytes somewhere.
+    #[error(
+        "the document is removed from answers and searches, and could not be deleted from {tier}: remove it again, which deletes what is \
+         left: {reason}"
+    )]
+    RemovalIncomplete {
+        /// The place that still has bytes of it.
+        tier: &'static str,
+        /// The fault.
+        reason: String,
+    },
     /// A text that cannot be tokenised.
     #[error(transparent)]
     Engine(#[from] refrain_engine::Error),

@@ -9,6 +9,7 @@ use crate::cut::NewDocument;
 use crate::error::Result;
 use crate::sources::{Source, SourceFinder};
 use crate::store::DocumentStore;
+use crate::tables::StoredDocument;
 
 /// The documents of an engine's namespace, found by the words of questions. A folder has those that its server keeps too, and one
 /// program at a time has it open.
@@ -85,6 +86,22 @@ impl Library {
     /// If the documents cannot be read.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.corpus.documents().list(&self.engine.settings().namespace, "", 1)?.0.is_empty())
+    }
+
+    /// The documents, by their ids.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn documents(&self) -> Result<Vec<StoredDocument>> {
+        Ok(self.corpus.documents().list(&self.engine.settings().namespace, "", usize::MAX)?.0)
+    }
+
+    /// Removes a document by its id, and its chunks that no other document has, from memory, disk and the object store.
+    ///
+    /// # Errors
+    /// If it is not there, or bytes of it are left somewhere.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        self.corpus.remove(&self.engine, id)
     }
 
     /// The `limit` chunks that match a question best, or, for methods that need them whole, the documents that hold these.

@@ -155,6 +155,16 @@ impl Engine {
         Ok(chunks(&self.engine, found.map_err(raise)?))
     }
 
+    /// The ingested documents that searches find, by their ids: `id`, `title`, `created` (seconds since 1970), `bytes`, `tokens`, `chunks`.
+    fn documents<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &py.detach(|| self.in_library(Library::documents)).map_err(raise)?)
+    }
+
+    /// Removes an ingested document by its id, with its chunks that no other document has.
+    fn remove(&self, py: Python<'_>, document: &str) -> PyResult<()> {
+        py.detach(|| self.in_library(|library| library.remove(document))).map_err(raise)
+    }
+
     /// Answers a question over documents.
     ///
     /// method: fusion method with its options, as `a3:ratio=0.15`; else the engine's.

@@ -67,6 +67,16 @@ def test_a_search_finds_chunks_that_are_reused(engine, documents, tmp_path):
     again = engine.chunks(first.document, [first.part])
     assert [(chunk.text, len(chunk)) for chunk in again] == [(first.text, len(first))]
     assert len(engine.chunks(first.document)) == first.of
+    # What was ingested is listed, and what is removed is found no more.
+    listed = engine.documents()
+    assert {document["title"] for document in listed} >= {"Bearing 2"}
+    assert first.document in {document["id"] for document in listed}
+    last = engine.search("How far does bearing 1 run?", limit=1)[0]
+    engine.remove(last.document)
+    assert last.document not in {document["id"] for document in engine.documents()}
+    assert last.document not in {chunk.document for chunk in engine.search("How far does bearing 1 run?", limit=50)}
+    with pytest.raises(refrain.RefrainError, match="no document"):
+        engine.remove(last.document)
     with pytest.raises(refrain.RefrainError, match="has no part 7"):
         engine.chunks(first.document, [7])
     with pytest.raises(refrain.RefrainError, match="no document"):

@@ -8,6 +8,9 @@ use refrain::engine::Error as EngineError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// Seconds after which an incomplete removal can be sent again.
+const RETRY_REMOVAL: u64 = 10;
+
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
@@ -150,6 +153,18 @@ impl From<CorpusError> for ApiError {
                 code: Some("document_quota_exceeded"),
                 ..ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
             },
+            CorpusError::RemovalIncomplete { tier, reason } => {
+                tracing::error!(error = reason, "a removed document has left bytes in {tier}");
+                let message = format!(
+                    "the document is removed from answers and searches, and could not be deleted from {tier}: the server's log \
+                     says why; send DELETE again, which is safe and deletes what is left"
+                );
+                ApiError {
+                    code: Some("removal_incomplete"),
+                    retry_after: Some(RETRY_REMOVAL),
+                    ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                }
+            }
             CorpusError::Engine(error) => error.into(),
             error => ApiError::internal(&error),
         }

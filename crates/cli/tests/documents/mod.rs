@@ -143,4 +143,29 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     let none = ["ask", "Xylophon?", "--search", "--max-tokens", "2", "--json"];
     assert_eq!(home.json(&none[..5])["sources"], json!([]));
     run(&["--search=0"]).failed(2, &["1..=64"]);
+
+    // What is kept is listed without a model, and what is removed is found no more, nor are its chunks stored.
+    let listed = home.json(&["documents", "ls", "--model", "none"])["documents"].clone();
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+    let titled = |title: &str| {
+        let found = listed.as_array().unwrap().iter().find(|document| document["title"] == title);
+        found.unwrap_or_else(|| panic!("{listed}"))["id"].as_str().unwrap().to_owned()
+    };
+    let (handbook, lamps) = (titled("Handbook"), titled("Lamps"));
+    let table = home.run(&["documents", "ls"]).good();
+    assert!(table.out.contains(&handbook) && table.out.contains("Lamps"), "{}", table.out);
+    home.run(&["documents", "rm", "doc-"]).failed(1, &["2 ids begin with doc-"]);
+    home.run(&["documents", "rm", "doc-none"]).failed(1, &["there is no document doc-none", "documents ls"]);
+    home.run(&["documents", "rm", "--all"]).failed(1, &["nothing was removed", "--yes"]);
+    let chunks = || home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap();
+    let before = chunks();
+    let sized = ["--chunk-tokens", "64"];
+    let removed = home.json(&[&["documents", "rm", &handbook[..12]], &sized[..]].concat());
+    assert_eq!(removed["removed"][0]["id"], handbook);
+    assert!(chunks() < before);
+    let found = json(&["--search=1"])["sources"].clone();
+    assert!(found.as_array().unwrap().iter().all(|source| source["title"] == "Lamps"), "{found}");
+    home.run(&["documents", "rm", &handbook]).failed(1, &["there is no document"]);
+    assert_eq!(home.json(&["documents", "rm", "--all", "--yes"])["removed"][0]["id"], lamps);
+    assert!(home.run(&["documents", "ls"]).good().out.contains("no documents in"));
 }

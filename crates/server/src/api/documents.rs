@@ -1,17 +1,14 @@
 //! `/v1/documents`: documents that are prefilled once and asked about later.
 
 use std::convert::Infallible;
-use std::fmt::Display;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use refrain::corpus::StoredDocument;
 use refrain::engine::IngestReport;
-use refrain::store::StoreError;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -26,8 +23,6 @@ use crate::ingest::{Ingest, Ingested, pin_chunks};
 use crate::job::Event;
 use crate::tenant::Tenant;
 
-/// Seconds after which an incomplete removal can be sent again.
-const RETRY_REMOVAL: u64 = 10;
 /// Most documents of a page, and their number by default.
 const MAX_PAGE: usize = 1000;
 
@@ -286,36 +281,10 @@ pub(super) async fn remove(
     PathText(id): PathText,
 ) -> Result<Response> {
     let work = move || {
-        let (corpus, engine) = (&app.state.corpus, &tenant.engine);
-        let chunks = engine.whole_document(corpus.documents().chunks(tenant.namespace(), &id)?);
-        // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
-        let further = engine.keys_of(&chunks, true);
-        let keys = corpus.remove(tenant.namespace(), &id, &further)?;
-        engine.forget_prefixes();
-        let deleted = engine.store().delete(&keys).map_err(|error| {
-            let is_remote = matches!(error, StoreError::NotDeleted { .. });
-            incomplete_removal(
-                if is_remote { "the object store" } else { "the chunk store's folder" },
-                &error,
-            )
-        });
-        corpus.purge().map_err(|error| incomplete_removal("the documents' file", &error))?;
-        deleted?;
-        corpus.finish_removal(tenant.namespace(), &id, &keys)?;
+        app.state.corpus.remove(&tenant.engine, &id)?;
         Ok(DeletedResponse { id, object: "document.deleted", deleted: true })
     };
     Ok(axum::Json(spawn_blocking(work).await?).into_response())
-}
-
-/// The answer where bytes of a removed document are left in `tier`.
-fn incomplete_removal(tier: &str, error: &dyn Display) -> ApiError {
-    tracing::error!(%error, "a removed document has left bytes in {tier}");
-    let message = format!(
-        "the document is removed from answers and searches, and could not be deleted from {tier}: the server's log says why; \
-         send DELETE again, which is safe and deletes what is left"
-    );
-    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
-    ApiError { code: Some("removal_incomplete"), retry_after: Some(RETRY_REMOVAL), ..error }
 }
 
 /// Keep a document's chunks in the chunk store whatever room is needed, or let them be evicted again.

@@ -1,0 +1,94 @@
+//! `refrain documents`: lists and removes the documents that `refrain ask --search` finds.
+
+use anyhow::Result;
+use refrain::Library;
+use refrain::corpus::{DocumentStore, StoredDocument};
+use refrain::engine::Instructions;
+use refrain::folders::tilde;
+use serde_json::json;
+
+use crate::args::Kept as Command;
+use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_json, seconds_since};
+use crate::settings::Context;
+use crate::table::Table;
+
+/// `refrain documents`
+pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
+    match command {
+        Command::Ls => list(context),
+        Command::Rm { ids, all, yes } => remove(context, ids, *all, *yes),
+    }
+}
+
+/// The documents of the own namespace; no model is needed for them.
+fn kept(context: &Context) -> Result<Vec<StoredDocument>> {
+    let store = DocumentStore::open(Some(&context.store), u64::MAX)?;
+    Ok(store.list(&context.namespace()?, "", usize::MAX)?.0)
+}
+
+fn list(context: &Context) -> Result<()> {
+    let kept = kept(context)?;
+    if context.json {
+        return print_json(&json!({ "documents": kept }));
+    }
+    if kept.is_empty() {
+        print(&format!("no documents in {}\n", tilde(&context.store)))?;
+        context.say("bring some with `refrain ingest FILES`");
+        return Ok(());
+    }
+    let mut table = Table::new(&["<id", "chunks", "tokens", "size", "age", "<title"]);
+    for document in &kept {
+        table.push(vec![
+            document.id.clone(),
+            document.chunks.to_string(),
+            document.tokens.to_string(),
+            bytes(document.bytes),
+            age(seconds_since(document.created)),
+            one_line(&document.title),
+        ]);
+    }
+    print(&table.text())
+}
+
+fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<()> {
+    let kept = kept(context)?;
+    let chosen = if all { kept } else { named_ones(&kept, named)? };
+    let what = count(chosen.len(), "document");
+    if !yes && !chosen.is_empty() {
+        confirmed(context.json, all, &format!("remove {what} and their chunks?"))?;
+    }
+    if !chosen.is_empty() {
+        // The model says which chunks are of the documents.
+        let engine = context.open_engine(&Instructions::default())?;
+        let library = Library::open(&engine, &context.store)?;
+        chosen.iter().try_for_each(|document| library.remove(&document.id))?;
+    }
+    if context.json {
+        return print_json(&json!({ "removed": chosen }));
+    }
+    print(&format!("removed {what}\n"))
+}
+
+/// The documents that ids, or their beginnings, name.
+fn named_ones(kept: &[StoredDocument], named: &[String]) -> Result<Vec<StoredDocument>> {
+    let mut chosen: Vec<StoredDocument> = Vec::new();
+    for name in named {
+        let mut found = kept.iter().filter(|document| document.id.starts_with(name.as_str()));
+        let (first, further) = (found.next(), found.count());
+        let document = match (first, further) {
+            (Some(document), 0) => document,
+            (Some(_), further) => {
+                return Err(Fail::new(format!("{} begin with {name}", count(further + 1, "id"))).into());
+            }
+            (None, _) => {
+                return Err(Fail::new(format!("there is no document {name}"))
+                    .hint("`refrain documents ls` lists them")
+                    .into());
+            }
+        };
+        if !chosen.iter().any(|other| other.id == document.id) {
+            chosen.push(document.clone());
+        }
+    }
+    Ok(chosen)
+}
