@@ -11,7 +11,7 @@ golden.json of a template:
   made_by, date
   template        the GGUF file that has it, or the template's file
   cases[]         name; tools (OpenAI's notation); messages; rendered (add_generation_prompt=True), or the template's
-                  own `error` where it refuses the conversation
+                  own `error` where it refuses the conversation; `thinking` where enable_thinking is given
 
 The BOS and EOS tokens are `<s>` and `</s>` except in GGUF files. A template that asks for the date is given `date`, in both ways
 in which templates write it.
@@ -121,12 +121,14 @@ CASES = [
 ]
 
 
-def case(name, tools, messages, template, tokens):
+def case(name, tools, messages, template, tokens, **kwargs):
     out = {"name": name, "tools": tools or [], "messages": messages}
+    if kwargs:
+        out["thinking"] = kwargs["enable_thinking"]
     arguments = copy.deepcopy([messages]), copy.deepcopy(tools)
     try:
         rendered, _ = render_jinja_template(
-            conversations=arguments[0], tools=arguments[1], chat_template=template, add_generation_prompt=True, **tokens
+            conversations=arguments[0], tools=arguments[1], chat_template=template, add_generation_prompt=True, **tokens, **kwargs
         )
         return {**out, "rendered": rendered[0]}
     except jinja2.TemplateError as error:
@@ -136,11 +138,15 @@ def case(name, tools, messages, template, tokens):
 
 
 def make(out, name, source, template, tokens):
+    cases = [case(*c, template, tokens) for c in CASES]
+    if "enable_thinking" in template:
+        unthinking = [(f"{label}, no thoughts", tools, messages) for label, tools, messages in CASES[:4]]
+        cases += [case(*c, template, tokens, enable_thinking=False) for c in unthinking]
     golden = {
         "template": source,
         "made_by": f"tools/golden_tools.py; transformers {version('transformers')}, jinja2 {version('jinja2')}",
         "date": Date.now().strftime("%d %b %Y|%Y-%m-%d"),
-        "cases": [c for c in (case(*c, template, tokens) for c in CASES) if c],
+        "cases": [c for c in cases if c],
     }
     dump(out / f"{name}.json", golden)
     print(name, [c.get("error", "ok") for c in golden["cases"]])

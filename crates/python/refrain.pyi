@@ -77,6 +77,7 @@ class _Keywords(TypedDict, total=False):
     regex: str
     choice: list[str]
     history: list[dict[str, str]]
+    thinking: bool
     speculative_tokens: int
     ignore_eos: bool
 

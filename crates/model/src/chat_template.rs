@@ -110,7 +110,7 @@ impl ChatTemplate {
     ) -> Result<String> {
         let turn = |message| Turn::new(message, TurnText::Said(message.content.clone()));
         let turns: Vec<Turn<'_>> = messages.iter().map(turn).collect();
-        self.write(&self.environment, &mut Texts::plain(), (&turns, tools), add_generation_prompt)
+        self.write(&self.environment, &mut Texts::plain(), (&turns, tools), true, add_generation_prompt)
     }
 
     /// The text of turns and tools in one of the environments.
@@ -119,6 +119,7 @@ impl ChatTemplate {
         environment: &Environment<'_>,
         texts: &mut Texts,
         (turns, tools): (&[Turn<'_>], &[Json]),
+        thinking: bool,
         add_generation_prompt: bool,
     ) -> Result<String> {
         // As in transformers: absent tools are none, not undefined; an absent token is undefined.
@@ -127,6 +128,7 @@ impl ChatTemplate {
             template.render(context! {
                 messages => texts.messages(turns, tools),
                 add_generation_prompt => add_generation_prompt,
+                enable_thinking => thinking,
                 bos_token => text(&self.bos_eos.bos),
                 eos_token => text(&self.bos_eos.eos),
                 tools => texts.tools(tools),

@@ -170,7 +170,7 @@ impl Engine {
     /// method: fusion method with its options, as `a3:ratio=0.15`; else the engine's.
     /// evict: eviction policy with its options, as `morph_kv:capacity=600`; else full attention.
     /// Further keywords: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed, stop,
-    /// min_tokens, json_schema, regex, choice, speculative_tokens, ignore_eos, and history: earlier turns, a dictionary of `role` and `content` each.
+    /// min_tokens, json_schema, regex, choice, speculative_tokens, ignore_eos, thinking (of a model that can do both), and history: earlier turns, a dictionary of `role` and `content` each.
     #[pyo3(signature = (question, documents = None, *, method = None, evict = None, system = None, **sampling))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn ask(
@@ -341,6 +341,7 @@ fn keyword(question: &mut Question, name: &str, value: &Bound<'_, PyAny>) -> PyR
             sampling.stop = value.extract::<String>().map(|stop| vec![stop]).or_else(|_| value.extract())?
         }
         "history" => question.instructions.history = history(value)?,
+        "thinking" => question.instructions.thinking = value.extract()?,
         "speculative_tokens" => question.speculative_tokens = value.extract()?,
         "ignore_eos" => question.ignore_eos = value.extract()?,
         "json_schema" => question.output = Some(StructuredOutput::JsonSchema(to_json(value)?)),

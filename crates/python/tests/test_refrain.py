@@ -39,6 +39,11 @@ def test_a_stream_is_the_whole_answer(engine, documents):
     assert 0 < answer.stats["charged_ratio"] < 1
 
 
+def test_a_model_without_thoughts_answers_the_same(engine, documents):
+    answers = [engine.ask(QUESTION, documents, max_tokens=4, thinking=thinking).text for thinking in (False, True)]
+    assert answers[0] == answers[1]
+
+
 def test_ingested_documents_are_reused(engine, documents):
     told = []
     report = engine.ingest(documents, progress=lambda done, total: told.append((done, total)))

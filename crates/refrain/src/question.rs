@@ -117,6 +117,12 @@ impl Question {
         self
     }
 
+    /// Whether a model that can do both thinks before it answers. Its thoughts are text of the answer.
+    pub fn thinking(mut self, thinking: bool) -> Question {
+        self.instructions.thinking = thinking;
+        self
+    }
+
     /// The fusion method with its options, as `a3:ratio=0.15`.
     pub fn method(self, method: impl Into<String>) -> Question {
         Question { method: Some(method.into()), ..self }

@@ -71,6 +71,11 @@ pub(crate) struct Generate {
     /// System message [default: the model's own]
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub(crate) system: Option<String>,
+    /// Let a model that can do both think before it answers; its thoughts are text of the answer
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
+    pub(crate) thinking: bool,
     /// Fusion method, with options if wanted; auto is the model's own choice
     #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
@@ -103,6 +108,11 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question,
           hide_default_value = true, hide_short_help = true)]
     pub(crate) instruction: String,
+    /// Let a model that can do both think before it answers; its thoughts are text of the answer
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
+    pub(crate) thinking: bool,
 }
 
 impl PromptArgs {
@@ -110,6 +120,7 @@ impl PromptArgs {
         Instructions {
             system: self.system.clone(),
             before_question: self.instruction.clone(),
+            thinking: self.thinking,
             ..Instructions::default()
         }
     }

@@ -21,6 +21,9 @@ pub struct Instructions {
     pub tools: Vec<Json>,
     /// Earlier turns of the conversation.
     pub history: Vec<Message>,
+    /// Whether a model that can do both thinks before it answers, where its chat template has `enable_thinking`. Its thoughts are text
+    /// of the answer.
+    pub thinking: bool,
 }
 
 impl Default for Instructions {
@@ -32,6 +35,7 @@ impl Default for Instructions {
                 "Answer the question from the documents above, in one short sentence.\nQuestion: ".to_owned(),
             tools: Vec::new(),
             history: Vec::new(),
+            thinking: false,
         }
     }
 }
@@ -113,6 +117,7 @@ impl Engine {
             before_documents,
             question,
             after: turns[first + 1..].iter().map(trimmed).collect(),
+            thinking: around.thinking,
         };
         let calls = turns.iter().any(|turn| turn.role == "tool" || !turn.tool_calls.is_empty());
         let has_tools = calls || !layout.tools.is_empty();

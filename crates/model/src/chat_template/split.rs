@@ -33,6 +33,8 @@ pub struct Layout {
     pub question: String,
     /// Turns after the user's turn with the documents: answers, calls of tools, their results, further questions.
     pub after: Vec<Message>,
+    /// Whether a model that can do both thinks before it answers: `enable_thinking` of its template.
+    pub thinking: bool,
 }
 
 /// The special tokens around calls in an assistant's text, as Phi-4-mini writes them.
@@ -90,7 +92,7 @@ impl ChatTemplate {
         }
         let mut first = None;
         for attempt in attempts(layout) {
-            match self.try_split(&attempt, &layout.tools) {
+            match self.try_split(&attempt, layout) {
                 Ok(parts) => return Ok(parts),
                 Err(error) => _ = first.get_or_insert(error),
             }
@@ -98,9 +100,10 @@ impl ChatTemplate {
         Err(first.unwrap_or(ModelError::ToolsIgnored))
     }
 
-    fn try_split(&self, attempt: &Attempt<'_>, tools: &[Json]) -> Result<PromptParts> {
+    fn try_split(&self, attempt: &Attempt<'_>, layout: &Layout) -> Result<PromptParts> {
         let mut texts = Texts::marked(attempt.short_ids);
-        let rendered = self.write(&self.marking, &mut texts, (&attempt.turns, tools), true)?;
+        let rendered =
+            self.write(&self.marking, &mut texts, (&attempt.turns, &layout.tools), layout.thinking, true)?;
         let parts = parts(&rendered, texts.slots.len()).ok_or_else(|| {
             template_error(
                 "changes the text of messages, so that a prompt cannot be made of parts".to_owned(),

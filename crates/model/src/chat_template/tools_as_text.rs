@@ -29,7 +29,15 @@ impl Layout {
             before_documents = format!("{}\n{before_documents}", results.content);
         }
         let (question, after) = (self.question.clone(), as_text(&self.after));
-        Layout { system, tools: Vec::new(), history, before_documents, question, after }
+        Layout {
+            system,
+            tools: Vec::new(),
+            history,
+            before_documents,
+            question,
+            after,
+            thinking: self.thinking,
+        }
     }
 }
 

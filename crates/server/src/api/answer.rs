@@ -132,7 +132,12 @@ fn prepare(
         Some(conversation) => {
             let listed = tools.as_ref().map(|tools| tools.tools.clone()).unwrap_or_default();
             let around = app.state.options.instructions.clone();
-            let instructions = Instructions { system: conversation.system, tools: listed, ..around };
+            let instructions = Instructions {
+                system: conversation.system,
+                tools: listed,
+                thinking: request.thinking(),
+                ..around
+            };
             engine.prompt_of_turns(chunks, &conversation.turns, &instructions)?
         }
         None => {

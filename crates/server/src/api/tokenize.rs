@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::extract::Json;
 use super::messages::{ChatMessage, Conversation};
-use super::request::{ToolDefinition, ToolUse};
+use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
@@ -25,6 +25,8 @@ pub(super) struct TokenizeRequest {
     /// The tools that a conversation's prompt tells the model of.
     #[serde(default)]
     tools: Option<Vec<ToolDefinition>>,
+    #[serde(default)]
+    chat_template_kwargs: ChatTemplateKwargs,
     /// Whether the token that the model's prompts begin with is put before a text.
     #[serde(default = "yes")]
     #[schema(default = true)]
@@ -89,7 +91,8 @@ pub(super) async fn tokenize(
                 let Conversation { system, turns } = Conversation::of(messages)?;
                 let tools = ToolUse::of(request.tools.as_deref().unwrap_or_default(), None, None)?;
                 let tools = tools.map(|tools| tools.tools).unwrap_or_default();
-                let around = Instructions { system, tools, ..Instructions::default() };
+                let thinking = request.chat_template_kwargs.enable_thinking;
+                let around = Instructions { system, tools, thinking, ..Instructions::default() };
                 engine.prompt_of_turns(Vec::new(), &turns, &around)?.ids()
             }
             _ => return Err(ApiError::field("prompt", "either prompt or messages is needed")),

@@ -269,3 +269,25 @@ async fn what_cannot_be_called_is_refused() {
     let (status, error) = refused(ask(&router, "POST", "/v1/completions", None, body).await).await;
     assert_eq!((status, &error["param"]), (400, &json!("tools")));
 }
+
+/// The end of the prompt tells a model that can think not to, unless the request asks for it.
+#[tokio::test]
+async fn a_model_thinks_where_the_request_asks_for_it() {
+    let router = server_with(Some("qwen3"), "<|im_start|>");
+    let prompt = async |more: Value| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "Why?" }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let taken = post(&router, "/tokenize", body).await;
+        let back = post(&router, "/detokenize", json!({ "tokens": taken["tokens"] })).await;
+        back["prompt"].as_str().unwrap().to_owned()
+    };
+    let plain = prompt(json!({})).await;
+    let thinking = prompt(json!({ "chat_template_kwargs": { "enable_thinking": true } })).await;
+    assert_eq!(plain, format!("{thinking}<think>\n\n</think>\n\n"));
+    // An answer's prompt is the same.
+    let tokens = async |thinking: bool| {
+        let body = chat(json!({ "chat_template_kwargs": { "enable_thinking": thinking }, "max_tokens": 1 }));
+        post(&router, PATH, body).await["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens(false).await > tokens(true).await);
+}

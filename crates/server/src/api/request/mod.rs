@@ -90,6 +90,8 @@ pub(crate) struct CompletionRequest {
     /// Whether an answer may have several calls.
     #[schema(default = true)]
     pub(super) parallel_tool_calls: Option<bool>,
+    /// Variables of the chat template. In a chat.
+    pub(super) chat_template_kwargs: Option<ChatTemplateKwargs>,
     /// The form that the answer is held to. With tools, an answer that calls none.
     pub(super) response_format: Option<ResponseFormat>,
     /// The form that the answer is held to, as vLLM takes it.
@@ -121,6 +123,15 @@ pub(crate) struct CompletionRequest {
     suffix: Option<Value>,
     #[schema(ignore)]
     web_search_options: Option<Value>,
+}
+
+/// Variables of the model's chat template.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChatTemplateKwargs {
+    /// Whether a model that can do both thinks before it answers. Its thoughts are text of the answer.
+    #[serde(default)]
+    pub(crate) enable_thinking: bool,
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -234,6 +245,11 @@ impl CompletionRequest {
         ToolUse::of(tools, self.tool_choice.as_ref(), self.parallel_tool_calls)
     }
 
+    /// Whether the model thinks before it answers.
+    pub(crate) fn thinking(&self) -> bool {
+        self.chat_template_kwargs.as_ref().is_some_and(|kwargs| kwargs.enable_thinking)
+    }
+
     /// The text to continue.
     pub(crate) fn prompt(&self) -> Result<&str> {
         match &self.prompt {
@@ -274,6 +290,22 @@ mod tests {
         let turns = conversation.turns.iter().map(|turn| turn.content.as_str());
         assert_eq!(turns.collect::<Vec<_>>(), ["ab", "c", "d"]);
         assert_eq!(request.sampling(9, || 7).unwrap(), Sampling { max_tokens: 9, ..Sampling::default() });
+    }
+
+    #[test]
+    fn models_think_where_it_is_asked_for() {
+        for (json, thinking) in [
+            ("{}", false),
+            (r#"{"chat_template_kwargs": null}"#, false),
+            (r#"{"chat_template_kwargs": {}}"#, false),
+            (r#"{"chat_template_kwargs": {"enable_thinking": false}}"#, false),
+            (r#"{"chat_template_kwargs": {"enable_thinking": true}}"#, true),
+        ] {
+            assert_eq!(request(json).thinking(), thinking, "{json}");
+        }
+        let wrong = r#"{"chat_template_kwargs": {"thinking": true}}"#;
+        let error = serde_json::from_str::<CompletionRequest>(wrong).unwrap_err().to_string();
+        assert!(error.contains("unknown field `thinking`, expected `enable_thinking`"), "{error}");
     }
 
     #[test]
