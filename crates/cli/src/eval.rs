@@ -315,7 +315,7 @@ pub(crate) fn about(
         setting("new tokens at most", most(matrix.max_tokens, "the benchmark's")),
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
-    let now = output::now();
+    let now = machine::now();
     Ok(RunInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         command: machine::command(),

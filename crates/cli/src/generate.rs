@@ -28,7 +28,7 @@ pub(crate) fn run(context: &Context, args: &args::Generate) -> Result<()> {
         system: args.system.clone(),
         before_documents: "Use these documents.\n\n".to_owned(),
         before_question: String::new(),
-        thinking: args.thinking,
+        thinking: args.thinking.thinking,
         ..Instructions::default()
     };
     let engine = context.open_engine(&around)?;

@@ -1,14 +1,14 @@
 //! `refrain documents`: lists and removes the documents that `refrain ask --search` finds.
 
 use anyhow::Result;
-use refrain::Library;
-use refrain::corpus::{DocumentStore, StoredDocument};
+use refrain::corpus::{Corpus, DocumentStore, StoredDocument};
 use refrain::engine::Instructions;
 use refrain::folders::tilde;
 use serde_json::json;
 
 use crate::args::Kept as Command;
-use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_json, seconds_since};
+use crate::machine::seconds_since;
+use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_json};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -20,14 +20,15 @@ pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
     }
 }
 
-/// The documents of the own namespace; no model is needed for them.
-fn kept(context: &Context) -> Result<Vec<StoredDocument>> {
+/// The document store, and the documents of the own namespace; no model is needed for them.
+fn kept(context: &Context) -> Result<(DocumentStore, Vec<StoredDocument>)> {
     let store = DocumentStore::open(Some(&context.store), u64::MAX)?;
-    Ok(store.list(&context.namespace()?, "", usize::MAX)?.0)
+    let (kept, _) = store.list(&context.namespace()?, "", usize::MAX)?;
+    Ok((store, kept))
 }
 
 fn list(context: &Context) -> Result<()> {
-    let kept = kept(context)?;
+    let (_, kept) = kept(context)?;
     if context.json {
         return print_json(&json!({ "documents": kept }));
     }
@@ -51,17 +52,17 @@ fn list(context: &Context) -> Result<()> {
 }
 
 fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<()> {
-    let kept = kept(context)?;
+    let (store, kept) = kept(context)?;
     let chosen = if all { kept } else { named_ones(&kept, named)? };
     let what = count(chosen.len(), "document");
-    if !yes && !chosen.is_empty() {
-        confirmed(context.json, all, &format!("remove {what} and their chunks?"))?;
+    if !yes {
+        confirmed(context.json, all, chosen.len(), &format!("remove {what} and their chunks?"))?;
     }
     if !chosen.is_empty() {
-        // The model says which chunks are of the documents.
+        // The model says which chunks are of the documents; nothing is searched, so that nothing is indexed.
         let engine = context.open_engine(&Instructions::default())?;
-        let library = Library::open(&engine, &context.store)?;
-        chosen.iter().try_for_each(|document| library.remove(&document.id))?;
+        let corpus = Corpus::unindexed(&engine, store)?;
+        chosen.iter().try_for_each(|document| corpus.remove(&engine, &document.id))?;
     }
     if context.json {
         return print_json(&json!({ "removed": chosen }));

@@ -1,4 +1,6 @@
-//! The machine, the date and the command of a measurement.
+//! The machine, the time and the command of a measurement.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The processor's name, where the system tells.
 pub(crate) fn cpu_name() -> String {
@@ -52,8 +54,17 @@ pub(crate) fn forget_peak_memory() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
+/// The time, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Seconds since a time in seconds since 1970.
+pub(crate) fn seconds_since(time: u64) -> u64 {
+    now().saturating_sub(time)
+}
+
 /// Today in UTC: `2025-11-03`.
 pub(crate) fn today() -> String {
-    let seconds = crate::output::now();
-    refrain_eval::utc(seconds)[..10].to_owned()
+    refrain_eval::utc(now())[..10].to_owned()
 }

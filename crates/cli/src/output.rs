@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -109,8 +109,9 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Asks before something is removed, where somebody can answer. Where nobody can, what was named is removed, and `all` only with `--yes`.
-pub(crate) fn confirmed(json: bool, all: bool, question: &str) -> Result<()> {
+/// Asks before `number` things are removed, where somebody can answer. Where nobody can, what was named is removed, and `all` only with
+/// `--yes`.
+pub(crate) fn confirmed(json: bool, all: bool, number: usize, question: &str) -> Result<()> {
     if json || !io::stdin().is_terminal() {
         return if all {
             Err(Fail::new("nothing was removed: --all asks first, and nobody can answer")
@@ -119,6 +120,9 @@ pub(crate) fn confirmed(json: bool, all: bool, question: &str) -> Result<()> {
         } else {
             Ok(())
         };
+    }
+    if number == 0 {
+        return Ok(());
     }
     print(&paint("1", &format!("{question} [y/N] "), &io::stdout()))?;
     let mut line = String::new();
@@ -286,16 +290,6 @@ pub(crate) fn percent(part: usize, whole: usize) -> String {
 /// A count with its noun.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
-}
-
-/// The time, in seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// Seconds since a time in seconds since 1970.
-pub(crate) fn seconds_since(time: u64) -> u64 {
-    now().saturating_sub(time)
 }
 
 /// How long ago, roughly.

@@ -12,10 +12,10 @@ use refrain::store::{ChunkDetail, ChunkInfo, KvQuantization, Scope, Store, hex};
 use serde_json::json;
 
 use crate::args::{Keep, Store as Command};
+use crate::machine::{now, seconds_since};
 use crate::output;
 use crate::output::{
-    age, bytes, confirmed, count, now, one_line, percent, plain, print, print_json, seconds_since,
-    show as move_bar, warn,
+    age, bytes, confirmed, count, one_line, percent, plain, print, print_json, show as move_bar, warn,
 };
 use crate::settings::Context;
 use crate::table::Table;
@@ -332,8 +332,9 @@ fn remove(context: &Context, store: &Store, named: &[String], all: bool, yes: bo
     let listing = store.list(Scope::Namespace(&namespace))?.chunks;
     let keys = keys(context, store, named, all)?;
     let size = listing.iter().filter(|info| keys.contains(&info.key)).map(|info| info.bytes).sum();
-    if !yes && !keys.is_empty() {
-        confirmed(context.json, all, &format!("remove {}, {}?", count(keys.len(), "chunk"), bytes(size)))?;
+    if !yes {
+        let question = format!("remove {}, {}?", count(keys.len(), "chunk"), bytes(size));
+        confirmed(context.json, all, keys.len(), &question)?;
     }
     let mut removed = 0;
     for key in &keys {

@@ -1,6 +1,7 @@
 //! The built program, as a person or a script runs it.
 
 mod bench;
+mod book;
 mod documents;
 mod eval;
 mod eviction;
@@ -40,6 +41,12 @@ impl Home {
 
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_refrain"));
+        self.settle(&mut command).args(words);
+        command
+    }
+
+    /// Gives a command this home, and none of the tester's own settings and input.
+    fn settle<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         for (name, _) in
             std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("REFRAIN_"))
         {
@@ -48,8 +55,7 @@ impl Home {
         for (name, folder) in [("XDG_CONFIG_HOME", "config"), ("XDG_DATA_HOME", "data"), ("HF_HOME", "hub")] {
             command.env(name, self.path(folder));
         }
-        command.env_remove("NO_COLOR").env("REFRAIN_MODELS", models()).args(words).stdin(Stdio::null());
-        command
+        command.env_remove("NO_COLOR").env("REFRAIN_MODELS", models()).stdin(Stdio::null())
     }
 
     fn run(&self, words: &[&str]) -> Ran {

@@ -72,7 +72,7 @@ def test_a_search_finds_chunks_that_are_reused(engine, documents, tmp_path):
     again = engine.chunks(first.document, [first.part])
     assert [(chunk.text, len(chunk)) for chunk in again] == [(first.text, len(first))]
     assert len(engine.chunks(first.document)) == first.of
-    # What was ingested is listed, and what is removed is found no more.
+    # Ingested documents are listed; a removed one is not found any more.
     listed = engine.documents()
     assert {document["title"] for document in listed} >= {"Bearing 2"}
     assert first.document in {document["id"] for document in listed}

@@ -71,11 +71,8 @@ pub(crate) struct Generate {
     /// System message [default: the model's own]
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub(crate) system: Option<String>,
-    /// Let a model that can do both think before it answers; its thoughts are text of the answer
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
-          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
-          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
-    pub(crate) thinking: bool,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
     /// Fusion method, with options if wanted; auto is the model's own choice
     #[arg(long, value_name = "METHOD", default_value = AUTO)]
     pub(crate) method: String,
@@ -108,11 +105,8 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "TEXT", default_value = Instructions::default().before_question,
           hide_default_value = true, hide_short_help = true)]
     pub(crate) instruction: String,
-    /// Let a model that can do both think before it answers; its thoughts are text of the answer
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
-          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
-          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
-    pub(crate) thinking: bool,
+    #[command(flatten)]
+    pub(crate) thinking: ThinkingArgs,
 }
 
 impl PromptArgs {
@@ -120,10 +114,20 @@ impl PromptArgs {
         Instructions {
             system: self.system.clone(),
             before_question: self.instruction.clone(),
-            thinking: self.thinking,
+            thinking: self.thinking.thinking,
             ..Instructions::default()
         }
     }
+}
+
+/// Whether the model thinks.
+#[derive(Debug, Args)]
+pub(crate) struct ThinkingArgs {
+    /// Let a model that can do both think before it answers; its thoughts are text of the answer
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
+    pub(crate) thinking: bool,
 }
 
 /// Prompt lookup decoding.

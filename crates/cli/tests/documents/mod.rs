@@ -144,7 +144,7 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     assert_eq!(home.json(&none[..5])["sources"], json!([]));
     run(&["--search=0"]).failed(2, &["1..=64"]);
 
-    // What is kept is listed without a model, and what is removed is found no more, nor are its chunks stored.
+    // The list needs no model. A removed document is not found any more, and its chunks are not stored any more.
     let listed = home.json(&["documents", "ls", "--model", "none"])["documents"].clone();
     assert_eq!(listed.as_array().unwrap().len(), 2);
     let titled = |title: &str| {

@@ -26,7 +26,7 @@ pub(super) struct TokenizeRequest {
     #[serde(default)]
     tools: Option<Vec<ToolDefinition>>,
     #[serde(default)]
-    chat_template_kwargs: ChatTemplateKwargs,
+    chat_template_kwargs: Option<ChatTemplateKwargs>,
     /// Whether the token that the model's prompts begin with is put before a text.
     #[serde(default = "yes")]
     #[schema(default = true)]
@@ -91,7 +91,7 @@ pub(super) async fn tokenize(
                 let Conversation { system, turns } = Conversation::of(messages)?;
                 let tools = ToolUse::of(request.tools.as_deref().unwrap_or_default(), None, None)?;
                 let tools = tools.map(|tools| tools.tools).unwrap_or_default();
-                let thinking = request.chat_template_kwargs.enable_thinking;
+                let thinking = request.chat_template_kwargs.unwrap_or_default().enable_thinking;
                 let around = Instructions { system, tools, thinking, ..Instructions::default() };
                 engine.prompt_of_turns(Vec::new(), &turns, &around)?.ids()
             }

@@ -247,7 +247,7 @@ impl CompletionRequest {
 
     /// Whether the model thinks before it answers.
     pub(crate) fn thinking(&self) -> bool {
-        self.chat_template_kwargs.as_ref().is_some_and(|kwargs| kwargs.enable_thinking)
+        self.chat_template_kwargs.unwrap_or_default().enable_thinking
     }
 
     /// The text to continue.

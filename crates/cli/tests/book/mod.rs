@@ -11,8 +11,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+
+use super::*;
 
 /// Files with commands, and the heading below which they stand, where it is not all of the file.
 const CHAPTERS: &[(&str, Option<&str>)] = &[
@@ -53,7 +53,7 @@ max-tokens = 4
 time-budget = "10s"
 "#;
 
-/// What a chapter's script begins with, in a file of its own so that line numbers stay.
+/// The functions that a chapter's script calls. They are a file of their own, since a failure names the line of the script.
 const PRELUDE: &str = r#"
 set -e -o pipefail
 trap 'printf "%s" "$LINENO" > "$BOOK_FAILED"' ERR
@@ -210,49 +210,33 @@ fn commands_stay_at_their_lines() {
 
 /// Runs the commands of a file, one after the other.
 fn run(name: &str) {
-    let models = models();
-    if !models.join("SmolLM2-135M-Instruct.Q4_1.gguf").is_file() {
-        println!("skipped: SmolLM2 is not in {}; run: refrain pull smollm2-135m", models.display());
+    if !real_model() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let write = |name: &str, text: &str| {
-        std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
-        std::fs::write(path(name), text).unwrap();
-    };
+    let home = Home::new();
     // A port of the chapter's own, since chapters run beside each other.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    write("prelude", PRELUDE);
-    write("chapter", &Chapter::read(name).script.replace("127.0.0.1:8080", &format!("127.0.0.1:{port}")));
-    write("config/refrain/config.toml", CONFIGURATION);
-    copy(&root().join("examples"), &path("work/examples"));
+    let script = Chapter::read(name).script.replace("127.0.0.1:8080", &format!("127.0.0.1:{port}"));
+    let files = [home.write("prelude", PRELUDE), home.write("chapter", script)];
+    home.write("config/refrain/config.toml", CONFIGURATION);
+    copy(&root().join("examples"), &home.path("work/examples"));
 
     let mut command = Command::new("bash");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("REFRAIN_")) {
-        command.env_remove(name);
-    }
     let program = Path::new(env!("CARGO_BIN_EXE_refrain")).parent().unwrap().to_owned();
     let others = std::env::var_os("PATH").unwrap_or_default();
     let all = std::env::join_paths([program].into_iter().chain(std::env::split_paths(&others))).unwrap();
     let python = std::env::var_os("REFRAIN_PYTHON").unwrap_or_else(|| "python3".into());
-    command.args(["-c", r#". "$1"; . "$2""#, "bash"]).args([path("prelude"), path("chapter")]);
-    command.env("HOME", folder.path()).env("PATH", all).env("BOOK_PYTHON", python);
-    command.env("BOOK_FAILED", path("failed")).env("REFRAIN_MODELS", models);
-    command.env("REFRAIN_PORT", port.to_string());
-    for (name, folder) in [("XDG_CONFIG_HOME", "config"), ("XDG_DATA_HOME", "data"), ("HF_HOME", "hub")] {
-        command.env(name, path(folder));
-    }
-    let ran = command.current_dir(path("work")).stdin(Stdio::null()).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    home.settle(&mut command).args(["-c", r#". "$1"; . "$2""#, "bash"]).args(files);
+    command.env("HOME", home.path("")).env("PATH", all).env("BOOK_PYTHON", python);
+    command.env("BOOK_FAILED", home.path("failed")).env("REFRAIN_PORT", port.to_string());
+    let Ran { code, out, err } = Ran::of(command.current_dir(home.path("work")).output().unwrap());
     let mut skipped = String::new();
     for line in err.lines().filter(|line| line.starts_with("skipped: ")) {
         writeln!(skipped, "{line}").unwrap();
     }
     print!("{skipped}");
-    let failed = std::fs::read_to_string(path("failed")).unwrap_or_default();
-    assert!(ran.status.success() && failed.is_empty(), "{name}, {failed}\n{}\n{}", tail(&out), tail(&err));
-    assert!(!err.contains("panicked"), "{name}: {err}");
+    let failed = std::fs::read_to_string(home.path("failed")).unwrap_or_default();
+    assert!(code == 0 && failed.is_empty(), "{name}, {failed}\n{}\n{}", tail(&out), tail(&err));
 }
 
 /// The end of what was said, with the command that said it.
@@ -276,10 +260,4 @@ fn copy(from: &Path, to: &Path) {
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// Folder of the models, before the chapter's home is set.
-fn models() -> PathBuf {
-    let named = std::env::var_os("REFRAIN_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    named.unwrap_or_else(|| std::env::home_dir().unwrap().join(".cache/refrain/models"))
 }
