@@ -28,14 +28,23 @@ def fields(known, name):
     return found
 
 
-def refrain(*command):
-    """Options of a command of `refrain`, by name: `REFRAIN_…` gives each of them by its name."""
-    args = ROOT / "crates/cli/src/args"
-    known = structs([args.with_suffix(".rs"), *sorted(args.glob("*.rs"))])
-    names = [*fields(known, "Global"), *(fields(known, command[-1]) if command[-1] in known else [])]
+# The structs of commands that packaging calls, with their files.
+COMMANDS = {"serve": ("args/serve.rs", "Serve"), "pull": ("args.rs", "Pull")}
+
+
+def refrain(command):
+    """Options of a command of `refrain`, by name: `REFRAIN_…` gives each of them by its name.
+
+    Raises KeyError for a command that is not there."""
+    source = ROOT / "crates/cli/src"
+    file, struct = COMMANDS[command]
+    known = structs([source / "args.rs", *sorted(source.glob("args/*.rs"))])
+    names = [*fields(known, "Global"), *fields(known | structs([source / file]), struct)]
     return {name: f"REFRAIN_{name.replace('-', '_').upper()}" for name in names}
 
 
 def scale(command):
-    """Options of a command of `refrain-scale`, with the variables that it reads."""
-    return fields(structs([ROOT / "scale/src/args.rs"]), command)
+    """Options of a command of `refrain-scale`, with the variables that it reads.
+
+    Raises KeyError for a command that is not there."""
+    return fields(structs([ROOT / "scale/src/args.rs"]), command.capitalize())

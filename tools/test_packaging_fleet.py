@@ -28,17 +28,17 @@ def series():
 
 class Options(unittest.TestCase):
     def test_options_are_read_from_the_source(self):
-        worker, gateway = program_options.scale("Worker"), program_options.scale("Gateway")
+        worker, gateway = program_options.scale("worker"), program_options.scale("gateway")
         self.assertEqual(worker["namespace-key"], "REFRAIN_NAMESPACE_KEY")
         self.assertEqual(gateway["shutdown-timeout"], "REFRAIN_SHUTDOWN_TIMEOUT")
         self.assertIn("workers", gateway)
         self.assertNotIn("workers", worker)
         self.assertNotIn("common", worker)
-        serve = program_options.refrain("Serve")
+        serve = program_options.refrain("serve")
         self.assertEqual((serve["api-key-file"], serve["threads"]), ("REFRAIN_API_KEY_FILE", "REFRAIN_THREADS"))
 
     def test_the_chart_gives_options_that_there_are(self):
-        worker, gateway, serve = program_options.scale("Worker"), program_options.scale("Gateway"), program_options.refrain("Serve")
+        worker, gateway, serve = program_options.scale("worker"), program_options.scale("gateway"), program_options.refrain("serve")
         given = set(re.findall(r"--([a-z][a-z-]+)=", TEMPLATES)) | set(re.findall(r'set \$\w+ "([a-z-]+)"', TEMPLATES))
         self.assertTrue({"discovery", "workers", "remote", "api-key-file", "shutdown-timeout", "job"} <= given, given)
         # `refrain job` has the option of its own.
@@ -52,7 +52,7 @@ class Options(unittest.TestCase):
             self.assertIn(name, gateway)
 
     def test_variables_are_read_by_the_programs(self):
-        read = set(program_options.scale("Worker").values()) | set(program_options.scale("Gateway").values())
+        read = set(program_options.scale("worker").values()) | set(program_options.scale("gateway").values())
         for name in ["packaging/scale.Dockerfile", "packaging/compose-fleet.yaml", "packaging/compose-fleet-keys.yaml"]:
             lines = [line for line in text(name).splitlines() if not line.strip().startswith("#")]
             variables = re.findall(r"\b(REFRAIN_\w+)[=:] ?", re.sub(r"\$\{.*?\}", "", "\n".join(lines)))
@@ -61,7 +61,7 @@ class Options(unittest.TestCase):
                 self.assertIn(variable, read, name)
         named = set(re.findall(r"name: (REFRAIN_\w+)", TEMPLATES))
         self.assertTrue(named)
-        self.assertTrue(named <= set(program_options.refrain("Serve").values()), named)
+        self.assertTrue(named <= set(program_options.refrain("serve").values()), named)
         self.assertTrue(named <= read, named)
 
 
@@ -150,8 +150,11 @@ class Compose(unittest.TestCase):
 
     def test_workers_share_no_folder(self):
         worker = block(self.yaml, "worker")
-        self.assertRegex(worker, r"(?m)^      - /data$")
         self.assertIn("replicas: 2", worker)
+        # A volume that is named here would be that of all replicas; one that the image asks for is made for each container.
+        mounted = re.findall(r"^      - (\S+)$", worker.split("volumes:")[1], re.MULTILINE)
+        self.assertEqual(mounted, ["models:/models:ro"])
+        self.assertIn("/data", json.loads(re.search(r"^VOLUME (.*)$", text("packaging/scale.Dockerfile"), re.MULTILINE)[1]))
 
 
 class Chart(unittest.TestCase):
