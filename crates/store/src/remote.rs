@@ -9,6 +9,9 @@
 
 mod client;
 mod delete;
+mod download;
+mod known_objects;
+mod stats;
 mod upload;
 
 use std::collections::BTreeSet;
@@ -23,8 +26,8 @@ use object_store::{ObjectStore, parse_url_opts};
 use tokio::runtime::{Builder, Runtime};
 
 use self::client::Client;
-pub(crate) use self::client::ObjectSink;
-pub use self::client::RemoteStats;
+pub(crate) use self::download::ObjectSink;
+pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
 
