@@ -113,6 +113,14 @@ pub enum StoreError {
         /// The fault.
         why: String,
     },
+    /// An object that could not be read, written, deleted or listed.
+    #[error("{url} did not do what it was asked: {why}")]
+    Objects {
+        /// The object store.
+        url: String,
+        /// The fault.
+        why: String,
+    },
     /// Chunks that could not be deleted from the object store.
     #[error(
         "chunks cannot be deleted from {url}: {why}; they are gone here, and deleting them again is safe and deletes what is left"

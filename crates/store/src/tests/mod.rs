@@ -10,6 +10,8 @@ mod full_disk;
 mod id;
 mod kv_quant;
 mod limits;
+#[cfg(feature = "remote")]
+mod objects;
 mod store;
 mod tokens;
 
