@@ -58,7 +58,7 @@ impl Objects {
     /// If the object store does not answer or refuses, or the object has more than `most` bytes.
     pub fn get(&self, name: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let (client, path) = (self.client.clone(), self.client.path(name));
-        self.wait(async move {
+        let found = self.wait(async move {
             let found = match client.within(client.timeout, client.objects.get(&path)).await {
                 Ok(found) => found,
                 Err(Failure::Absent) => return Ok(None),
@@ -72,15 +72,18 @@ impl Objects {
                     client.within(client.timeout, async { pieces.next().await.transpose() }).await?
                 {
                     if bytes.len() as u64 + piece.len() as u64 > most {
-                        return Err(Failure::Refused(format!("{path} has more than {most} bytes")));
+                        return Ok(Some(None));
                     }
                     bytes.extend_from_slice(&piece);
                 }
-                Ok(Some(bytes))
+                Ok(Some(Some(bytes)))
             };
             let late = |_| Failure::Failed(format!("not all of {path} came within {longest:?}"));
             tokio::time::timeout(longest, all).await.map_err(late)?
-        })
+        })?;
+        let too_large =
+            || StoreError::ObjectTooLarge { url: self.url.to_string(), name: name.to_owned(), most };
+        found.map(|bytes| bytes.ok_or_else(too_large)).transpose()
     }
 
     /// Writes an object in place of the one that has the name.
@@ -141,12 +144,14 @@ impl Objects {
         })
     }
 
-    /// The objects below a folder, ascending by name: those whose names come behind `after`, another name below it, or all.
+    /// The objects below a folder, or below the prefix without one, ascending by name: those whose names come behind `after`, another name
+    /// below it, or all.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<ListedObject>> {
-        let (client, folder) = (self.client.clone(), self.client.path(folder));
+        let client = self.client.clone();
+        let folder = if folder.is_empty() { client.prefix.clone() } else { client.path(folder) };
         let after = after.map(|after| self.client.path(after));
         self.wait(async move {
             let mut listed = match &after {
