@@ -11,6 +11,7 @@ mod client;
 mod delete;
 mod download;
 mod known_objects;
+mod objects;
 mod stats;
 mod upload;
 
@@ -27,6 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use self::client::Client;
 pub(crate) use self::download::ObjectSink;
+pub use self::objects::{ListedObject, Objects};
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
@@ -43,6 +45,8 @@ pub struct RemoteOptions {
     pub options: Vec<(String, String)>,
     /// How long it may be silent before it counts as failed.
     pub timeout: Duration,
+    /// An object store that is open already. The URL then gives the prefix by its path, and is not opened.
+    pub objects: Option<Arc<dyn ObjectStore>>,
 }
 
 impl RemoteOptions {
@@ -52,7 +56,7 @@ impl RemoteOptions {
         let text =
             |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
         let options = std::env::vars_os().filter_map(text).filter(|(name, _)| ours(name)).collect();
-        RemoteOptions { url: url.into(), options, timeout: Duration::from_secs(2) }
+        RemoteOptions { url: url.into(), options, timeout: Duration::from_secs(2), objects: None }
     }
 }
 
@@ -77,6 +81,10 @@ impl Remote {
     pub(crate) fn open(options: &RemoteOptions, disk: &Arc<Disk>) -> Result<Remote> {
         let failed = |why: String| StoreError::Remote { url: options.url.clone(), why };
         let url = url::Url::parse(&options.url).map_err(|error| failed(error.to_string()))?;
+        if let Some(objects) = &options.objects {
+            let prefix = ObjectPath::from_url_path(url.path()).map_err(|error| failed(error.to_string()))?;
+            return Remote::with(objects.clone(), prefix, options, disk);
+        }
         // How long a request may take follows from its size: the client's own limit is only the last.
         let longest = [("timeout", LONGEST_REQUEST.to_owned())];
         let given = options.options.iter().map(|(name, value)| (name.as_str(), value.clone())).chain(longest);
@@ -136,6 +144,12 @@ impl Remote {
 
     pub(crate) fn stats(&self) -> RemoteStats {
         self.client.stats()
+    }
+
+    /// Objects below the same prefix.
+    pub(crate) fn objects(&self) -> Option<Objects> {
+        let runtime = self.runtime.as_ref()?.handle().clone();
+        Some(Objects::new(self.client.clone(), runtime, &self.url))
     }
 }
 

@@ -132,14 +132,19 @@ impl Client {
         }
     }
 
-    async fn put(&self, path: &ObjectPath, payload: PutPayload, mode: PutMode) -> Result<(), Failure> {
+    pub(super) async fn put(
+        &self,
+        path: &ObjectPath,
+        payload: PutPayload,
+        mode: PutMode,
+    ) -> Result<(), Failure> {
         let longest = self.longest(payload.content_length() as u64);
         let options = PutOptions::from(mode);
         self.within(longest, self.objects.put_opts(path, payload, options)).await.map(drop)
     }
 
     /// Whether an object is known to be there. Where names may not be listed, a missing one is refused.
-    async fn is_there(&self, path: &ObjectPath) -> Result<bool, Failure> {
+    pub(super) async fn is_there(&self, path: &ObjectPath) -> Result<bool, Failure> {
         match self.head(path).await {
             Ok(()) => Ok(true),
             Err(Failure::Absent | Failure::Refused(_)) => Ok(false),
