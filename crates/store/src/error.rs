@@ -121,6 +121,16 @@ pub enum StoreError {
         /// The fault.
         why: String,
     },
+    /// An object with more bytes than its reader takes.
+    #[error("the object {name} of {url} has more than {most} bytes")]
+    ObjectTooLarge {
+        /// The object store.
+        url: String,
+        /// Its name.
+        name: String,
+        /// Most bytes.
+        most: u64,
+    },
     /// Chunks that could not be deleted from the object store.
     #[error(
         "chunks cannot be deleted from {url}: {why}; they are gone here, and deleting them again is safe and deletes what is left"
