@@ -199,12 +199,14 @@ impl Objects {
         })
     }
 
-    /// The objects below a folder, ascending by name: those whose names come behind `after`, another name below it, or all.
+    /// The objects below a folder, or below the prefix without one, ascending by name: those whose names come behind `after`, another name
+    /// below it, or all.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<ListedObject>> {
-        let (client, folder) = (self.client.clone(), self.client.path(folder));
+        let client = self.client.clone();
+        let folder = if folder.is_empty() { client.prefix.clone() } else { client.path(folder) };
         let after = after.map(|after| self.client.path(after));
         self.wait(async move {
             let mut listed = match &after {

@@ -53,6 +53,7 @@ fn conforms(objects: &Objects) {
     assert!(written > SystemTime::now() - Duration::from_secs(600));
     objects.delete("a/one").unwrap();
     assert_eq!(names(objects, "a", None), ["a/b/three", "a/two"]);
+    assert_eq!(names(objects, "", None), ["a/b/three", "a/two", "ab/four"]);
     // Of those that create an object at once, one does.
     let created = thread::scope(|scope| {
         let create = |n: u8| objects.create("race", vec![n]).unwrap();
