@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::SystemTime;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
-use super::client::{Client, Failure};
+use super::client::{Client, Failure, MAX_CONCURRENT};
+use super::options::RemoteOptions;
 use crate::{Result, StoreError};
 
 /// Objects of an object store, by names of `/`-separated parts. Clones share everything.
@@ -25,6 +26,19 @@ pub struct Objects {
     /// For errors.
     url: Arc<str>,
     closed: watch::Sender<bool>,
+    /// The threads of a handle that was opened without a chunk store.
+    _own: Option<Arc<OwnRuntime>>,
+}
+
+/// A runtime that is shut down with the last handle, without waiting for requests.
+struct OwnRuntime(Option<Runtime>);
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// An object of a listing.
@@ -34,6 +48,8 @@ pub struct ListedObject {
     pub name: String,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
+    /// Another one each time that it is written (ETag).
+    pub version: String,
 }
 
 impl fmt::Debug for Objects {
@@ -44,7 +60,25 @@ impl fmt::Debug for Objects {
 
 impl Objects {
     pub(super) fn new(client: Arc<Client>, runtime: Handle, url: &str) -> Objects {
-        Objects { client, runtime, url: url.into(), closed: watch::Sender::new(false) }
+        Objects { client, runtime, url: url.into(), closed: watch::Sender::new(false), _own: None }
+    }
+
+    /// Opens the objects at a URL without a chunk store.
+    ///
+    /// # Errors
+    /// If the options name no object store. Whether it answers is not asked.
+    pub fn open(options: &RemoteOptions) -> Result<Objects> {
+        let ((objects, prefix), runtime) = (options.connect()?, options.runtime()?);
+        let client = Arc::new(Client::new(objects, prefix, options.timeout));
+        let opened = Objects::new(client.clone(), runtime.handle().clone(), &options.url);
+        // An object store that failed is asked after its pause whether it answers again.
+        runtime.spawn(async move {
+            loop {
+                client.recover().await;
+                client.wake.notified().await;
+            }
+        });
+        Ok(Objects { _own: Some(Arc::new(OwnRuntime(Some(runtime)))), ..opened })
     }
 
     /// The URL that the object store was opened by.
@@ -84,6 +118,27 @@ impl Objects {
         let too_large =
             || StoreError::ObjectTooLarge { url: self.url.to_string(), name: name.to_owned(), most };
         found.map(|bytes| bytes.ok_or_else(too_large)).transpose()
+    }
+
+    /// Of each name, whether there is an object of it. Several are asked for at once, and none is read.
+    ///
+    /// # Errors
+    /// If the object store does not answer, or refuses.
+    pub fn exist(&self, names: Vec<String>) -> Result<Vec<bool>> {
+        let client = self.client.clone();
+        self.wait(async move {
+            let exists = |name: String| {
+                let (client, path) = (client.clone(), client.path(&name));
+                async move {
+                    match client.head(&path).await {
+                        Ok(()) => Ok(true),
+                        Err(Failure::Absent) => Ok(false),
+                        Err(failure) => Err(failure),
+                    }
+                }
+            };
+            stream::iter(names).map(exists).buffered(MAX_CONCURRENT).try_collect().await
+        })
     }
 
     /// Writes an object in place of the one that has the name.
@@ -154,7 +209,9 @@ impl Objects {
                 };
                 if let Some(parts) = object.location.prefix_match(&client.prefix) {
                     let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                    found.push(ListedObject { name, written: object.last_modified.into() });
+                    let written: SystemTime = object.last_modified.into();
+                    let version = object.e_tag.unwrap_or_else(|| format!("{written:?}"));
+                    found.push(ListedObject { name, written, version });
                 }
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));

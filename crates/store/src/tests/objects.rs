@@ -30,6 +30,13 @@ fn conforms(objects: &Objects) {
     objects.delete("a/one").unwrap();
     assert!(objects.create("a/one", b"1".to_vec()).unwrap());
     assert!(!objects.create("a/one", b"2".to_vec()).unwrap());
+    let asked = ["a/one", "a", "a/none", "a/one"].map(str::to_owned);
+    assert_eq!(objects.exist(asked.into()).unwrap(), [true, false, false, true]);
+    assert!(objects.exist(Vec::new()).unwrap().is_empty());
+    let version = || objects.list("a", None).unwrap()[0].version.clone();
+    let first = version();
+    objects.put("a/one", b"1".to_vec()).unwrap();
+    assert_ne!(version(), first, "it was written again");
     assert_eq!(objects.get("a/one", 1).unwrap().unwrap(), b"1");
     objects.put("a/one", b"22".to_vec()).unwrap();
     assert_eq!(objects.get("a/one", 2).unwrap().unwrap(), b"22");
@@ -68,6 +75,25 @@ fn objects_are_created_read_replaced_listed_and_deleted() {
     assert_eq!(names(&root, "library", None).len(), root.list("", None).unwrap().len());
     let shared = tempdir().unwrap();
     conforms(&open(None, &format!("file://{}", shared.path().display())).2);
+    conforms(&Objects::open(&RemoteOptions::new("memory:///alone")).unwrap());
+}
+
+#[test]
+fn objects_without_a_chunk_store_are_there_again_when_the_object_store_is() {
+    let slow = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let mut options = RemoteOptions::new("memory:///job");
+    options.timeout = Duration::from_millis(100);
+    options.objects = Some(slow.clone());
+    let objects = Objects::open(&options).unwrap();
+    slow.config_mut(|config| config.wait_get_per_call = Duration::from_secs(60));
+    assert!(objects.get("name", 1).is_err() && objects.down().is_some());
+    slow.config_mut(|config| config.wait_get_per_call = Duration::ZERO);
+    let began = Instant::now();
+    while objects.get("name", 1).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is never asked again");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(objects.down(), None);
 }
 
 /// A call costs one wait, those after it none, and closing ends one that is under way.
