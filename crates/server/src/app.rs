@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
-use refrain::corpus::{Corpus, DocumentStore};
+use refrain::corpus::{Corpus, LocalDocuments, SyncThread, open_documents};
 use refrain::engine::Engine;
 use refrain::eviction::{Eviction, POLICIES};
 use refrain::fusion::{FusionMethod, METHODS};
@@ -39,7 +39,9 @@ pub(crate) struct ServerState {
     pub(crate) engine: Engine,
     pub(crate) options: Options,
     pub(crate) scheduler: Scheduler,
-    pub(crate) corpus: Corpus,
+    pub(crate) corpus: Arc<Corpus>,
+    /// Brings the documents in line with other machines, where they are shared.
+    _sync_thread: Option<SyncThread>,
     pub(crate) metrics: Metrics,
     /// Seconds since 1970 at which the server started.
     pub(crate) started: u64,
@@ -63,7 +65,7 @@ impl App {
     /// A server for an engine.
     ///
     /// # Errors
-    /// If the stored documents cannot be opened or indexed, an option is wrong, or the compute thread cannot be started.
+    /// If the stored documents cannot be opened or indexed, an option is wrong, or a thread cannot be started.
     pub fn new(engine: Engine, options: Options) -> std::result::Result<App, Error> {
         METHODS.parse(&options.method)?;
         POLICIES.parse(&options.evict)?;
@@ -71,8 +73,17 @@ impl App {
             return Err(Error::NoNamespaceKey);
         }
         let metrics = Metrics::new();
-        let documents = DocumentStore::open(options.folder.as_deref(), options.document_quota)?;
-        let corpus = Corpus::open(&engine, documents)?;
+        let (folder, quota) = (options.folder.as_deref(), options.document_quota);
+        let documents = match options.sync_interval {
+            Some(_) => open_documents(engine.store(), folder, quota)?,
+            None => Box::new(LocalDocuments::open(folder, quota)?),
+        };
+        let corpus = Arc::new(Corpus::open(&engine, documents)?);
+        let shared = options.sync_interval.filter(|_| corpus.sharing().is_some());
+        let sync_thread = shared
+            .map(|interval| SyncThread::start(corpus.clone(), engine.clone(), interval))
+            .transpose()
+            .map_err(Error::Thread)?;
         let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };
         let scheduler = Scheduler::start(limits, metrics.clone()).map_err(Error::Thread)?;
         let state = ServerState {
@@ -80,6 +91,7 @@ impl App {
             options,
             scheduler,
             corpus,
+            _sync_thread: sync_thread,
             metrics,
             started: unix_seconds(),
             bytes_in_flight: AtomicUsize::new(0),

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use refrain::corpus::Corpus;
 use refrain::engine::{Engine, RequestStats};
+#[cfg(feature = "remote")]
+use refrain::store::RemoteStats;
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
@@ -45,6 +48,7 @@ pub(crate) struct Metrics {
     draft_tokens: Counter,
     accepted_tokens: Counter,
     store: StoreMetrics,
+    documents: DocumentMetrics,
     memory: Gauge,
 }
 
@@ -59,7 +63,65 @@ struct StoreMetrics {
     failures: Gauge,
     evictions: Gauge,
     #[cfg(feature = "remote")]
+    remote: RemoteMetrics,
+}
+
+/// Metrics of the object store.
+#[cfg(feature = "remote")]
+#[derive(Clone, Debug, Default)]
+struct RemoteMetrics {
     pending: Gauge,
+    fetched: Gauge,
+    fetched_bytes: Gauge,
+    sent: Gauge,
+    sent_bytes: Gauge,
+    already_there: Gauge,
+    failures: Gauge,
+    broken: Gauge,
+    replaced: Gauge,
+}
+
+#[cfg(feature = "remote")]
+impl RemoteMetrics {
+    fn set(&self, stats: &RemoteStats) {
+        for (gauge, value) in [
+            (&self.pending, stats.pending),
+            (&self.fetched, stats.fetched),
+            (&self.fetched_bytes, stats.fetched_bytes),
+            (&self.sent, stats.sent),
+            (&self.sent_bytes, stats.sent_bytes),
+            (&self.already_there, stats.already_there),
+            (&self.failures, stats.failures),
+            (&self.broken, stats.broken),
+            (&self.replaced, stats.replaced),
+        ] {
+            gauge.set(value as i64);
+        }
+    }
+}
+
+/// Metrics of the stored documents, which are read from their store when metrics are requested.
+#[derive(Clone, Debug, Default)]
+struct DocumentMetrics {
+    count: Gauge,
+    unsent: Gauge,
+    syncs: Gauge,
+    failures: Gauge,
+    broken: Gauge,
+    last_sync: Gauge<f64, AtomicU64>,
+}
+
+impl DocumentMetrics {
+    fn read(&self, corpus: &Corpus) {
+        self.count.set(corpus.documents().count().unwrap_or_default() as i64);
+        let Some(sharing) = corpus.sharing() else { return };
+        self.unsent.set(sharing.unsent as i64);
+        self.syncs.set(sharing.syncs as i64);
+        self.failures.set(sharing.failures as i64);
+        self.broken.set(sharing.broken as i64);
+        let since_1970 = sharing.last_sync.and_then(|last| last.duration_since(UNIX_EPOCH).ok());
+        self.last_sync.set(since_1970.unwrap_or_default().as_secs_f64());
+    }
 }
 
 impl Metrics {
@@ -97,9 +159,79 @@ impl Metrics {
                 Gauge::default()
             ),
             #[cfg(feature = "remote")]
-            pending: metric!(
-                "store_remote_pending",
-                "Chunks not yet uploaded to the object store",
+            remote: RemoteMetrics {
+                pending: metric!(
+                    "store_remote_pending",
+                    "Chunks not yet uploaded to the object store",
+                    Gauge::default()
+                ),
+                fetched: metric!(
+                    "store_remote_fetched",
+                    "Objects fetched from the object store",
+                    Gauge::default()
+                ),
+                fetched_bytes: metric!(
+                    "store_remote_fetched_bytes",
+                    "Bytes of the objects fetched from the object store",
+                    Gauge::default()
+                ),
+                sent: metric!("store_remote_sent", "Objects uploaded to the object store", Gauge::default()),
+                sent_bytes: metric!(
+                    "store_remote_sent_bytes",
+                    "Bytes of the objects uploaded to the object store",
+                    Gauge::default()
+                ),
+                already_there: metric!(
+                    "store_remote_already_there",
+                    "Objects that were to be uploaded and were in the object store",
+                    Gauge::default()
+                ),
+                failures: metric!(
+                    "store_remote_failures",
+                    "Requests to the object store that failed or timed out",
+                    Gauge::default()
+                ),
+                broken: metric!(
+                    "store_remote_broken",
+                    "Objects of the object store that were broken",
+                    Gauge::default()
+                ),
+                replaced: metric!(
+                    "store_remote_replaced",
+                    "Broken objects replaced by whole ones",
+                    Gauge::default()
+                ),
+            },
+        };
+        let documents = DocumentMetrics {
+            count: metric!(
+                "documents",
+                "Documents of all namespaces that this server knows",
+                Gauge::default()
+            ),
+            unsent: metric!(
+                "documents_unsent",
+                "Documents with changes that the object store has not been told",
+                Gauge::default()
+            ),
+            syncs: metric!(
+                "documents_syncs",
+                "Times that the documents were brought in line with other servers",
+                Gauge::default()
+            ),
+            failures: metric!(
+                "documents_sync_failures",
+                "Times that this left something to be done",
+                Gauge::default()
+            ),
+            broken: metric!(
+                "documents_broken_objects",
+                "Objects met that are not the documents of their names",
+                Gauge::default()
+            ),
+            last_sync: metric!(
+                "documents_last_sync_timestamp_seconds",
+                "When the documents were last in line with the object store, seconds since 1970; 0 where they never were",
                 Gauge::default()
             ),
         };
@@ -191,6 +323,7 @@ impl Metrics {
                 Counter::default()
             ),
             store,
+            documents,
             memory,
             registry: Arc::new(registry),
         }
@@ -224,7 +357,8 @@ impl Metrics {
     }
 
     /// All metrics in the text format of OpenMetrics.
-    pub(crate) fn text(&self, engine: &Engine) -> String {
+    pub(crate) fn text(&self, engine: &Engine, corpus: &Corpus) -> String {
+        self.documents.read(corpus);
         let (stats, own) = (engine.store().stats(), &self.store);
         for (gauge, value) in [
             (&own.memory_bytes, stats.memory_bytes),
@@ -243,7 +377,7 @@ impl Metrics {
         }
         #[cfg(feature = "remote")]
         if let Some(remote) = engine.store().remote_stats() {
-            own.pending.set(remote.pending as i64);
+            own.remote.set(&remote);
         }
         let mut text = String::new();
         // A write to a string does not fail.

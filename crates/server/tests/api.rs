@@ -6,6 +6,8 @@ mod files;
 mod generation;
 mod responses;
 mod schema;
+#[cfg(feature = "remote")]
+mod sharing;
 mod tools;
 mod turns;
 
