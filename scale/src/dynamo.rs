@@ -102,7 +102,7 @@ async fn runtime(discovery: Discovery) -> Result<DistributedRuntime> {
 }
 
 fn component(runtime: &DistributedRuntime, namespace: &str) -> Result<Component> {
-    Ok(runtime.namespace(namespace)?.component(COMPONENT)?)
+    runtime.namespace(namespace)?.component(COMPONENT)
 }
 
 /// A gateway's side of the cluster.

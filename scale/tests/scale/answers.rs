@@ -11,7 +11,7 @@ fn question(index: usize) -> Value {
     json!({
         "messages": [{ "role": "user", "content": format!("How tight is bolt {}?", index % 7) }],
         "documents": [document(index % 5), document(5 + index % 3)], "max_tokens": 12,
-        "temperature": if index % 2 == 0 { 0.0 } else { 0.8 }, "seed": index,
+        "temperature": if index.is_multiple_of(2) { 0.0 } else { 0.8 }, "seed": index,
         "refrain": { "method": method },
     })
 }

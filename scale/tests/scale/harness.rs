@@ -42,8 +42,10 @@ impl Process {
 
     /// Starts a program that prints its address, `http://…`, among the words of a line.
     pub(crate) fn listening(mut command: Command) -> Process {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        // From here on the process ends with its value, also where it never says its address.
+        let mut process = Process { child, url: String::new() };
+        let out = BufReader::new(process.child.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).for_each(|line| _ = sender.send(line)));
         let deadline = Instant::now() + START;
@@ -51,7 +53,8 @@ impl Process {
             let line = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
             let line = line.unwrap_or_else(|_| panic!("{command:?} has not said where it listens"));
             if let Some(url) = line.split_whitespace().find(|word| word.starts_with("http://")) {
-                return Process { child, url: url.trim_end_matches("/v1").to_owned() };
+                process.url = url.trim_end_matches("/v1").to_owned();
+                return process;
             }
         }
     }
