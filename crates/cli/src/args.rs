@@ -27,8 +27,8 @@ pub(crate) use store::{Keep, Kept, Store};
 pub(crate) use tune::Tune;
 
 use crate::examples;
-use crate::output::{parse_duration, parse_size};
 use refrain::AUTO;
+use refrain::quantities::{parse_duration, parse_size};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";

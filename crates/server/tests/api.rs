@@ -3,6 +3,7 @@
 #[cfg(feature = "remote")]
 mod deletion;
 mod files;
+mod gateway;
 mod generation;
 mod responses;
 mod schema;
