@@ -1,4 +1,4 @@
-{{/* What pods with a model have in common: servers, workers and a job's runners. */}}
+{{/* What pods with a model have in common: servers and workers. */}}
 
 {{/* The container that fetches the model. */}}
 {{- define "refrain.engine.init" -}}
