@@ -4,6 +4,8 @@
 mod deletion;
 mod files;
 mod generation;
+#[cfg(feature = "remote")]
+mod replicas;
 mod responses;
 mod schema;
 mod tools;
