@@ -42,6 +42,24 @@ pub(crate) enum Discovery {
     Etcd,
 }
 
+/// How a gateway chooses among workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rule {
+    /// The least expected time to the first token: waiting, computing, and loading or prefilling what a worker lacks
+    Cost,
+    /// Most tokens held, among workers within one request of the least loaded
+    Tessera,
+}
+
+impl From<Rule> for refrain_route::Rule {
+    fn from(rule: Rule) -> refrain_route::Rule {
+        match rule {
+            Rule::Cost => refrain_route::Rule::Cost,
+            Rule::Tessera => refrain_route::Rule::Tessera { slack: 1 },
+        }
+    }
+}
+
 /// Options of workers and gateways.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
@@ -155,6 +173,9 @@ pub(crate) struct Gateway {
         required_if_eq("discovery", "none")
     )]
     pub(crate) workers: Vec<String>,
+    /// How workers are chosen
+    #[arg(long, value_name = "RULE", default_value = "cost", env = "REFRAIN_RULE")]
+    pub(crate) rule: Rule,
     /// File of the accepted API keys (`refrain key new`); without it, no request needs a key
     #[arg(long, value_name = "FILE", env = "REFRAIN_API_KEY_FILE")]
     pub(crate) api_key_file: Option<PathBuf>,

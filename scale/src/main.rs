@@ -88,7 +88,7 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
     let cluster = cluster_of(&args).await?;
     let (is_lost, runtime) = (Arc::new(AtomicBool::new(false)), cluster.clone());
     let stop = stop_or(Some(async move { runtime.stopped().await }), is_lost.clone());
-    let gateway = Gateway::new(cluster, options, common.namespace_key.clone());
+    let gateway = Gateway::new(cluster, options, common.namespace_key.clone(), args.rule.into());
     let follower = tokio::spawn(gateway.clone().follow());
     if is_open && !common.host.is_loopback() {
         tracing::warn!(

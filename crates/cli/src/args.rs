@@ -77,10 +77,12 @@ impl FromStr for SyncInterval {
     type Err = String;
 
     fn from_str(s: &str) -> Result<SyncInterval, String> {
-        if s == "off" {
-            Ok(SyncInterval(None))
-        } else {
-            parse_duration(s).map(|time| SyncInterval(Some(time)))
+        match s {
+            "off" => Ok(SyncInterval(None)),
+            time => match parse_duration(time)? {
+                Duration::ZERO => Err("give a time above 0, or off".to_owned()),
+                time => Ok(SyncInterval(Some(time))),
+            },
         }
     }
 }

@@ -107,9 +107,9 @@ impl Metrics {
     }
 
     /// Counts a choice: the tokens of a request's chunks, and those that the chosen worker holds.
-    pub(crate) fn chosen(&self, local_tokens: usize, chunk_tokens: usize) {
-        self.local_tokens.inc_by(local_tokens as u64);
-        self.chunk_tokens.inc_by(chunk_tokens as u64);
+    pub(crate) fn chosen(&self, local_tokens: u64, chunk_tokens: u64) {
+        self.local_tokens.inc_by(local_tokens);
+        self.chunk_tokens.inc_by(chunk_tokens);
     }
 
     pub(crate) fn planned(&self, time: Duration) {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use refrain::store::NamespaceKey;
+use refrain_route::Rule;
 use refrain_server::Options;
 
 use self::fleet::Fleet;
@@ -36,9 +37,9 @@ struct State {
 }
 
 impl Gateway {
-    /// A gateway before the workers of a cluster. `key` is the namespace key that it shares with them.
-    pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey) -> Gateway {
-        let (fleet, metrics) = (Fleet::default(), Metrics::new());
+    /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
+    pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
+        let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
         Gateway(Arc::new(State { cluster, fleet, options, key, metrics }))
     }
 

@@ -124,6 +124,7 @@ impl Gateway {
                 Attempt::Answered(response) => return Ok(response),
                 Attempt::Refused(response) => refused = Some(response),
                 Attempt::Lost(Lost(reason)) => {
+                    self.0.fleet.suspect(worker);
                     tracing::warn!(%worker, reason, "a request goes to another worker")
                 }
             }
@@ -143,7 +144,7 @@ impl Gateway {
         let fleet = &self.0.fleet;
         let booking = fleet.choose(&planned.plan, planned.fingerprint.as_deref(), tried);
         let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), None, tried))?;
-        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| tokens).sum();
+        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
         self.0.metrics.chosen(booking.local_tokens, tokens);
         Some(booking)
     }

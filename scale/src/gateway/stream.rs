@@ -59,10 +59,11 @@ struct Passing {
 pub(super) async fn forward(
     response: Response<BodyStream>,
     style: Style,
-    booking: Booking,
+    mut booking: Booking,
 ) -> Result<Response<Body>, Lost> {
     let (head, mut pieces) = response.into_parts();
     let first = pieces.next().await.ok_or_else(|| Lost("its stream had no event".to_owned()))??;
+    booking.first_token();
     let passing = Some(Passing { pieces, style, _booking: booking });
     let rest = unfold(passing, |passing| async move {
         let mut passing = passing?;

@@ -9,6 +9,7 @@ use axum::http::{Request, Response, StatusCode, header};
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http_body_util::BodyExt as _;
+use refrain_route::Rule;
 use refrain_server::{ChunkPlan, HeldChunks, ModelCard, Options, Rates, Report, TENANT_HEADER};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
@@ -98,7 +99,8 @@ fn report(keys: &[u64], waiting: usize) -> Box<Report> {
 /// A gateway before so many workers without chunks.
 fn gateway(workers: u64, acts: &[Act]) -> (Gateway, Arc<Script>) {
     let script = Arc::new(Script { acts: Mutex::new(acts.iter().cloned().collect()), ..Script::default() });
-    let gateway = Gateway::new(script.clone(), Options::new(""), "ab".repeat(32).parse().unwrap());
+    let gateway =
+        Gateway::new(script.clone(), Options::new(""), "ab".repeat(32).parse().unwrap(), Rule::Cost);
     for worker in 0..workers {
         gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(worker), report(&[], 0)));
     }
