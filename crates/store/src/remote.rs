@@ -26,7 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use self::client::Client;
 pub(crate) use self::client::ObjectSink;
 pub use self::client::RemoteStats;
-pub use self::objects::{ListedObject, Objects};
+pub use self::objects::{ListedObject, Objects, WrittenObject};
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
 

@@ -34,6 +34,15 @@ pub struct ListedObject {
     pub name: String,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
+    /// Its entity tag, which another content does not have; none if the object store gives none.
+    pub e_tag: Option<String>,
+}
+
+/// An object that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenObject {
+    /// Its entity tag; none if the object store gives none.
+    pub e_tag: Option<String>,
 }
 
 impl fmt::Debug for Objects {
@@ -90,19 +99,20 @@ impl Objects {
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<WrittenObject> {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             let longest = client.longest(bytes.len() as u64);
-            client.within(longest, client.objects.put(&path, PutPayload::from(bytes))).await.map(drop)
+            let put = client.within(longest, client.objects.put(&path, PutPayload::from(bytes))).await?;
+            Ok(WrittenObject { e_tag: put.e_tag })
         })
     }
 
-    /// Writes an object unless there is one of the name, and says whether it did. Of several that do so at once, one writes.
+    /// Writes an object; none if there is one of the name. Of several that do so at once, one writes.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<bool> {
+    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<Option<WrittenObject>> {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             let payload = PutPayload::from(bytes);
@@ -110,8 +120,8 @@ impl Objects {
             let options = PutOptions::from(PutMode::Create);
             let put = async {
                 match client.objects.put_opts(&path, payload.clone(), options).await {
-                    Ok(_) => Ok(Some(true)),
-                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Some(false)),
+                    Ok(put) => Ok(Some(Some(WrittenObject { e_tag: put.e_tag }))),
+                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Some(None)),
                     Err(Error::NotImplemented { .. }) => Ok(None),
                     Err(error) => Err(error),
                 }
@@ -121,9 +131,10 @@ impl Objects {
             }
             // An object store without conditional requests: of several that do so at once, the last one writes.
             match client.within(client.timeout, client.objects.head(&path)).await {
-                Ok(_) => Ok(false),
+                Ok(_) => Ok(None),
                 Err(Failure::Absent) => {
-                    client.within(longest, client.objects.put(&path, payload)).await.map(|_| true)
+                    let put = client.within(longest, client.objects.put(&path, payload)).await?;
+                    Ok(Some(WrittenObject { e_tag: put.e_tag }))
                 }
                 Err(failure) => Err(failure),
             }
@@ -169,7 +180,8 @@ impl Objects {
                 };
                 if let Some(parts) = object.location.prefix_match(&client.prefix) {
                     let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                    found.push(ListedObject { name, written: object.last_modified.into() });
+                    let (written, e_tag) = (object.last_modified.into(), object.e_tag);
+                    found.push(ListedObject { name, written, e_tag });
                 }
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
