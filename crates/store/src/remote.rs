@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 
 use self::client::Client;
 pub(crate) use self::download::ObjectSink;
-pub use self::objects::{ListedObject, Objects};
+pub use self::objects::{ListedObject, Objects, WrittenObject};
 pub use self::options::RemoteOptions;
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;

@@ -172,7 +172,7 @@ async fn a_server_without_its_object_store_goes_on_and_says_what_the_others_lack
         let (status, error) = refused(ask(&two.router, method, path, None, Value::Null).await).await;
         assert_eq!((status, &error["code"]), (503, &json!("documents_unavailable")), "{error}");
     }
-    until!("the failure is counted", one.metric("refrain_documents_sync_failures").await > 0.0);
+    until!("the failure is counted", one.metric("refrain_documents_sync_failures").await as u64 > 0);
     assert_eq!(one.metric("refrain_documents_unsent").await, 1.0);
     // A server that starts now serves what its folder has.
     let three = Replica::new(&s3, |_| ());

@@ -48,8 +48,22 @@ pub struct ListedObject {
     pub name: String,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
-    /// Another one each time that it is written (ETag).
-    pub version: String,
+    /// Its entity tag, which another content does not have; none if the object store gives none.
+    pub e_tag: Option<String>,
+}
+
+impl ListedObject {
+    /// Its entity tag, or, where there is none, when it was written: another one after each change of its content.
+    pub fn version(&self) -> String {
+        self.e_tag.clone().unwrap_or_else(|| format!("{:?}", self.written))
+    }
+}
+
+/// An object that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenObject {
+    /// Its entity tag; none if the object store gives none.
+    pub e_tag: Option<String>,
 }
 
 impl fmt::Debug for Objects {
@@ -145,27 +159,25 @@ impl Objects {
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<WrittenObject> {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move { client.put(&path, bytes.into(), PutMode::Overwrite).await })
     }
 
-    /// Writes an object unless there is one of the name, and says whether it did. Of several that do so at once, one writes.
+    /// Writes an object; none if there is one of the name. Of several that do so at once, one writes.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<bool> {
+    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<Option<WrittenObject>> {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             let payload = PutPayload::from(bytes);
             match client.put(&path, payload.clone(), PutMode::Create).await {
-                Err(Failure::Conflict) => Ok(false),
+                Err(Failure::Conflict) => Ok(None),
                 // Of several that do so at once, the last one writes.
-                Err(Failure::Unsupported) if client.is_there(&path).await? => Ok(false),
-                Err(Failure::Unsupported) => {
-                    client.put(&path, payload, PutMode::Overwrite).await.map(|()| true)
-                }
-                done => done.map(|()| true),
+                Err(Failure::Unsupported) if client.is_there(&path).await? => Ok(None),
+                Err(Failure::Unsupported) => client.put(&path, payload, PutMode::Overwrite).await.map(Some),
+                done => done.map(Some),
             }
         })
     }
@@ -209,9 +221,8 @@ impl Objects {
                 };
                 if let Some(parts) = object.location.prefix_match(&client.prefix) {
                     let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                    let written: SystemTime = object.last_modified.into();
-                    let version = object.e_tag.unwrap_or_else(|| format!("{written:?}"));
-                    found.push(ListedObject { name, written, version });
+                    let (written, e_tag) = (object.last_modified.into(), object.e_tag);
+                    found.push(ListedObject { name, written, e_tag });
                 }
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
