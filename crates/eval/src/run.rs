@@ -134,6 +134,37 @@ fn read_records(file: &mut File, path: &Path) -> Result<(Vec<Record>, u64)> {
     }
 }
 
+/// Writes a run that was made in parts, elsewhere or at other times, to a folder, as if one run had made all of it. What the folder has
+/// already is not written again.
+///
+/// # Errors
+/// If there is no part, parts were made with different settings, models or data, or the folder cannot be written.
+pub fn merge(folder: &Path, parts: impl IntoIterator<Item = (RunInfo, Vec<Record>)>) -> Result<()> {
+    let mut records = Vec::new();
+    let mut whole: Option<RunInfo> = None;
+    for (mut about, part) in parts {
+        let seconds = about.seconds;
+        if let Some(known) = whole.take() {
+            about.continue_from(&known).map_err(Error::Invalid)?;
+            about.machine = known.machine.beside(&about.machine);
+            about.seconds = known.seconds + seconds;
+            about.started = known.started.min(about.started);
+        }
+        whole = Some(about);
+        records.extend(part);
+    }
+    let about = whole.ok_or_else(|| Error::Invalid("there is no part of a run yet".to_owned()))?;
+    let mut run = Run::open(folder, about.clone())?;
+    // The time was spent elsewhere, not on merging.
+    run.about.seconds = about.seconds;
+    for record in records {
+        if !run.done.contains(&key(&record)) {
+            run.append(record)?;
+        }
+    }
+    run.write_about()
+}
+
 impl Run {
     /// Opens the folder of a run, or makes it. Answers that the folder already has are not made again.
     ///

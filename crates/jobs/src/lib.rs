@@ -8,6 +8,7 @@
 
 mod claim;
 mod error;
+mod ingest;
 mod item;
 mod job;
 mod manifest;
@@ -23,6 +24,7 @@ mod work;
 
 pub use claim::Claim;
 pub use error::{Error, Result};
+pub use ingest::IngestWork;
 pub use item::Item;
 pub use job::{Done, FailedItem, Job};
 pub use manifest::{Manifest, Shard};

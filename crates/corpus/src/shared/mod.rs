@@ -26,7 +26,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use refrain_store::{ChunkKey, Objects};
 
-use self::objects::{MOST_TEXT, Place, is_id, place_of};
+pub use self::objects::MOST_TEXT;
+use self::objects::{Place, is_id, place_of};
 use crate::cut::NewDocument;
 use crate::document_store::{Applied, DocumentStore, KeysOf, Removal, SharingStats};
 use crate::error::{Error, Result};

@@ -2,6 +2,7 @@
 
 mod broken;
 mod crash;
+mod ingest;
 mod patience;
 mod plan;
 mod poison;
