@@ -193,7 +193,9 @@ fn libraries_of_one_object_store_find_the_same() {
     use refrain::store::{Limits, RemoteOptions};
     let (shared, folders) =
         (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
-    let remote = RemoteOptions::new(format!("file://{}", shared.path().display()));
+    let mut remote = RemoteOptions::new(format!("file://{}", shared.path().display()));
+    // A busy machine may be slow.
+    remote.timeout = std::time::Duration::from_secs(60);
     let [one, two] = folders.each_ref().map(|folder| {
         let chunks = folder.path().join("chunks");
         let store = Store::open_shared(&chunks, Limits::memory(1 << 26), &remote).unwrap();

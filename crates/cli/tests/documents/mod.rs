@@ -182,8 +182,10 @@ fn documents_are_shared_through_the_object_store() {
     home.write("bucket/.keep", "");
     let in_folder = |folder: &str, words: &[&str]| {
         let folder = home.path(folder).to_str().unwrap().to_owned();
+        // A busy machine may be slow.
+        let patient = ["--remote-timeout", "60s"];
         let more = ["--model", &model, "--remote", &remote, "--store", &folder, "--prefix", "none"];
-        home.run(&[words, &more].concat())
+        home.run(&[words, &more, &patient].concat())
     };
     let json = |folder: &str, words: &[&str]| -> serde_json::Value {
         let ran = in_folder(folder, &[words, &["--json"]].concat()).good();
