@@ -1,4 +1,4 @@
-//! Requests that this gateway has sent, and what they keep of a worker until they end.
+//! Bookings: the requests that this gateway has at each worker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

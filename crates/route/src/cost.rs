@@ -1,4 +1,4 @@
-//! What a request would cost at a worker, in seconds.
+//! The expected time of a request at a worker.
 
 use crate::state::{Rates, WorkerId};
 
@@ -27,7 +27,7 @@ pub struct Request<'a> {
     pub now: f64,
 }
 
-/// What a worker is expected to need for a request.
+/// The expected time of a request at a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Seconds until its turn.
@@ -47,37 +47,55 @@ impl Estimate {
     }
 }
 
-/// A request's sums, in tokens and bytes.
+/// The reciprocals of a worker's rates: seconds a token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Costs {
+    compute: f64,
+    fetch: f64,
+    read: f64,
+    /// The quicker one of reading and fetching.
+    load: f64,
+    /// 1 / (reading and computing).
+    both: f64,
+    /// Seconds a fetch.
+    latency: f64,
+}
+
+impl Costs {
+    pub(crate) fn new(rates: &Rates, bytes_per_token: u64) -> Costs {
+        let bytes = bytes_per_token as f64;
+        let (compute, read, fetch) = (rates.prefill.recip(), bytes / rates.local, bytes / rates.remote);
+        let (load, both) = (read.min(fetch), (read + compute).recip());
+        Costs { compute, fetch, read, load, both, latency: rates.remote_latency }
+    }
+}
+
+/// A request's sums, in tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     /// Tokens of all chunks.
     pub(crate) tokens: u64,
     /// Tokens that are computed wherever the chunks lie.
     computed: f64,
-    bytes_per_token: f64,
 }
 
 impl Demand {
-    pub(crate) fn new(request: &Request, bytes_per_token: u64) -> Demand {
+    pub(crate) fn new(request: &Request) -> Demand {
         let tokens = request.chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum();
-        let computed = f64::from(request.question) + request.charge.max(0.0) * tokens as f64;
-        Demand { tokens, computed, bytes_per_token: bytes_per_token as f64 }
+        Demand { tokens, computed: f64::from(request.question) + request.charge.max(0.0) * tokens as f64 }
     }
 
     /// Seconds from a request's turn to its first token at a worker that holds `held` tokens of its chunks; the crate's docs have the
     /// formula. They never grow with `held`: a chunk that is read more slowly than it would be fetched or prefilled counts as if it
     /// were not there.
-    pub(crate) fn work(&self, rates: &Rates, held: u64) -> f64 {
+    pub(crate) fn work(&self, costs: &Costs, held: u64) -> f64 {
         let (all, held) = (self.tokens as f64, held as f64);
-        let compute = self.computed / rates.prefill;
-        let read = self.bytes_per_token / rates.local;
-        let fetch = self.bytes_per_token / rates.remote;
-        let prefill = rates.prefill.recip();
-        let latency = if held < all { rates.remote_latency } else { 0.0 };
-        let fetched = compute.max(held * read.min(fetch) + latency + (all - held) * fetch);
+        let compute = self.computed * costs.compute;
+        let latency = if held < all { costs.latency } else { 0.0 };
+        let fetched = compute.max(held * costs.load + latency + (all - held) * costs.fetch);
         // As much as is read by the time that the rest is prefilled.
-        let worth_reading = held.min((compute + all * prefill) / (read + prefill));
-        let prefilled = (compute + (all - worth_reading) * prefill).max(worth_reading * read);
+        let worth_reading = held.min((compute + all * costs.compute) * costs.both);
+        let prefilled = (compute + (all - worth_reading) * costs.compute).max(worth_reading * costs.read);
         fetched.min(prefilled)
     }
 }
@@ -93,7 +111,7 @@ mod tests {
     fn work(charge: f64, rates: &Rates, held: u64) -> f64 {
         let chunks = [Chunk { key: 1, tokens: 512 }; 5];
         let request = Request { chunks: &chunks, question: 90, charge, exclude: &[], now: 0.0 };
-        Demand::new(&request, 23_040).work(rates, held)
+        Demand::new(&request).work(&Costs::new(rates, 23_040), held)
     }
 
     fn assert_near(value: f64, expected: f64) {

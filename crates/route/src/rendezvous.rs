@@ -1,5 +1,5 @@
-//! Rendezvous hashing (highest random weight, Thaler and Ravishankar 1998): each key ranks all workers by itself, so that whoever asks
-//! finds the same worker first, and a worker that leaves moves no key but its own.
+//! Rendezvous hashing (highest random weight, Thaler and Ravishankar 1998): each key ranks all workers. All gateways find the same
+//! worker first, and a worker that leaves moves no other worker's keys.
 
 use crate::state::WorkerId;
 

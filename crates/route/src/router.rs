@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::booking::{Booking, Own};
-use crate::cost::{Demand, Estimate, Request};
+use crate::cost::{Costs, Demand, Estimate, Request};
 use crate::index::{ChunkIndex, Slot};
 use crate::rendezvous::{mix, weight};
 use crate::sequence::Sequence;
@@ -25,7 +25,7 @@ pub enum Rule {
     },
 }
 
-/// What a router is made with.
+/// The parameters of a router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     /// The rule.
@@ -49,11 +49,11 @@ pub struct Choice {
     pub worker: WorkerId,
     /// Its place there.
     pub booking: Booking,
-    /// What it was chosen by.
+    /// Its expected time there, as of the choice.
     pub estimate: Estimate,
 }
 
-/// What is known of one worker.
+/// A worker as the router knows it.
 #[derive(Debug)]
 struct Worker {
     id: WorkerId,
@@ -61,6 +61,7 @@ struct Worker {
     /// Requests that others have sent, as of its latest state.
     others: Load,
     rates: Rates,
+    costs: Costs,
     own: Arc<Own>,
 }
 
@@ -73,22 +74,19 @@ impl Worker {
         }
     }
 
-    fn estimate(&self, demand: &Demand, held: u64, now: f64) -> Estimate {
-        Estimate {
-            wait: self.own.wait(now) + f64::from(self.others.waiting) * self.rates.service,
-            work: demand.work(&self.rates, held),
-            held,
-            missing: demand.tokens - held,
-        }
+    /// Seconds until the turn of a request that comes now.
+    fn wait(&self, now: f64) -> f64 {
+        self.own.wait(now) + f64::from(self.others.waiting) * self.rates.service
     }
 
-    fn take_load(&mut self, state: &State) {
+    fn take_load(&mut self, state: &State, bytes_per_token: u64) {
         self.others = state.load.without(state.own.unwrap_or_else(|| self.own.load()));
         self.rates = self.rates.updated(state.rates);
+        self.costs = Costs::new(&self.rates, bytes_per_token);
     }
 }
 
-/// What workers are compared by: less cost, then more tokens held, then less load.
+/// The order of workers: less cost, then more tokens held, then less load.
 #[derive(Clone, Copy, Debug)]
 struct Score {
     cost: f64,
@@ -154,12 +152,13 @@ impl Router {
             sequence: Sequence::default(),
             others: Load::default(),
             rates: self.settings.rates,
+            costs: Costs::new(&self.settings.rates, self.settings.bytes_per_token),
             own: Arc::default(),
         });
         Ok(true)
     }
 
-    /// Removes a worker that discovery has lost, with all that was known of it; false if it is not there.
+    /// Removes a worker that discovery has lost, with its keys and its load; false if it is not there.
     pub fn remove(&mut self, worker: WorkerId) -> bool {
         let Some(slot) = self.slots.remove(&worker) else { return false };
         self.index.replace(slot, []);
@@ -168,18 +167,18 @@ impl Router {
         true
     }
 
-    /// Takes over what a worker has published.
+    /// Takes over a worker's state.
     pub fn state(&mut self, worker: WorkerId, state: &State) -> Update {
         let Some(slot) = self.slots.get(&worker) else { return Update::UnknownWorker };
         let Some(worker) = &mut self.workers[usize::from(*slot)] else { return Update::UnknownWorker };
         let update = worker.sequence.state(state, &mut self.index, *slot);
         if update != Update::Stale {
-            worker.take_load(state);
+            worker.take_load(state, self.settings.bytes_per_token);
         }
         update
     }
 
-    /// Takes over all that a worker holds, after [`Update::SnapshotNeeded`].
+    /// Takes over the list of a worker's keys, after [`Update::SnapshotNeeded`].
     pub fn snapshot(&mut self, worker: WorkerId, snapshot: &Snapshot) -> Update {
         let Some(slot) = self.slots.get(&worker) else { return Update::UnknownWorker };
         let Some(worker) = &mut self.workers[usize::from(*slot)] else { return Update::UnknownWorker };
@@ -190,7 +189,7 @@ impl Router {
     /// equally good; the same router, request and `random` give the same worker.
     pub fn choose(&mut self, request: &Request, random: u64) -> Option<Choice> {
         self.count_held(request);
-        let demand = Demand::new(request, self.settings.bytes_per_token);
+        let demand = Demand::new(request);
         let mut tied = std::mem::take(&mut self.tied);
         self.best(request, &demand, &mut tied);
         let slot = self.settle(&tied, request, random);
@@ -211,7 +210,11 @@ impl Router {
             let (held, load) = (self.held[usize::from(slot)], worker.load().total());
             let score = match self.settings.rule {
                 Rule::Cost => {
-                    let Estimate { wait, work, .. } = worker.estimate(demand, held, request.now);
+                    let wait = worker.wait(request.now);
+                    if best.is_some_and(|best| wait > best.cost) {
+                        continue;
+                    }
+                    let work = demand.work(&worker.costs, held);
                     Score { cost: wait + (1.0 + f64::from(least_waiting)) * work, held, load }
                 }
                 Rule::Tessera { slack } if load > least_total.saturating_add(slack) => continue,
@@ -234,12 +237,14 @@ impl Router {
     pub fn book(&mut self, worker: WorkerId, request: &Request) -> Option<Choice> {
         let slot = *self.slots.get(&worker)?;
         self.count_held(request);
-        self.book_at(slot, &Demand::new(request, self.settings.bytes_per_token), request.now)
+        self.book_at(slot, &Demand::new(request), request.now)
     }
 
     fn book_at(&self, slot: Slot, demand: &Demand, now: f64) -> Option<Choice> {
         let worker = self.workers[usize::from(slot)].as_ref()?;
-        let estimate = worker.estimate(demand, self.held[usize::from(slot)], now);
+        let held = self.held[usize::from(slot)];
+        let (wait, work) = (worker.wait(now), demand.work(&worker.costs, held));
+        let estimate = Estimate { wait, work, held, missing: demand.tokens - held };
         Some(Choice { worker: worker.id, booking: worker.own.book(now, estimate.work), estimate })
     }
 

@@ -1,4 +1,4 @@
-//! The order of a worker's states: what is missing of it, and how a snapshot fills the hole.
+//! The order of a worker's states: a missing state is noticed, and a snapshot makes up for it.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::state::{Snapshot, State, Update};
 /// another one is asked for.
 const MAX_PENDING: usize = 64;
 
-/// What a state changes.
+/// The changes of keys in a state.
 #[derive(Debug)]
 struct Change {
     seq: u64,
@@ -35,7 +35,7 @@ impl Sequence {
         Sequence { epoch: Some(epoch), ..Sequence::default() }
     }
 
-    /// Takes a state's keys over. Those behind a missing state are taken over as well: they are right in all but what was missed.
+    /// Takes a state's keys over. Those behind a missing state are taken over as well: only the missing changes are wrong then.
     pub(crate) fn state(&mut self, state: &State, index: &mut ChunkIndex, slot: Slot) -> Update {
         let Some(before) = state.seq.checked_sub(1) else { return Update::Stale };
         if self.epoch != Some(state.epoch) {

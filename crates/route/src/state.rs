@@ -1,4 +1,4 @@
-//! What workers tell of themselves.
+//! The messages of workers.
 
 /// A worker's name: the instance id of a discovery service, or any number that a list of workers gives. A worker that starts again may
 /// keep it.
@@ -29,7 +29,8 @@ impl Load {
     }
 }
 
-/// What a worker measures of itself. A figure that is not finite or not above zero says nothing, and the one before it stays.
+/// The measured speed of a worker. A figure that is not finite or not above zero is ignored, and the one before it stays; a latency may be
+/// zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Tokens a second that it computes of a prompt.
@@ -45,7 +46,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// `newer`, where it says something.
+    /// The figures of `newer`, and the old ones in place of those that are ignored.
     pub(crate) fn updated(self, newer: Rates) -> Rates {
         let either = |old: f64, new: f64| if new.is_finite() && new > 0.0 { new } else { old };
         Rates {
@@ -62,7 +63,7 @@ impl Rates {
     }
 }
 
-/// What a worker publishes from time to time: what has changed since the state before.
+/// A worker's regular message: its load, and the changes of its keys since the message before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// A number of the worker's own start that no other start of it has, such as the time.
@@ -76,10 +77,10 @@ pub struct State {
     pub removed: Vec<u64>,
     /// All requests that the worker has.
     pub load: Load,
-    /// Those among them that the reader of this state has sent, where the worker tells its gateways apart. Where it does not, the
-    /// reader's bookings at the time that the state comes in are taken for it, which holds as long as states are not late.
+    /// The requests among them that the reader of this state has sent, if the worker tells its gateways apart. Without it, the reader's
+    /// bookings at the arrival of the state are taken for it, which is right as long as states are not late.
     pub own: Option<Load>,
-    /// What it measures.
+    /// Its measured speed.
     pub rates: Rates,
 }
 
@@ -94,13 +95,13 @@ pub struct Snapshot {
     pub keys: Vec<u64>,
 }
 
-/// What became of a state or a snapshot.
+/// The effect of a state or a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Update {
     /// The keys are those of the worker as of this state.
     Applied,
-    /// It is older than what is known, and changed nothing.
+    /// It is older than the newest one, and changed nothing.
     Stale,
     /// States are missing before it: the keys are a guess until a snapshot comes. Every state says so until then.
     SnapshotNeeded,

@@ -1,4 +1,4 @@
-//! What a choice is like, whatever the fleet.
+//! Properties of a choice in any fleet.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ proptest! {
         }
     }
 
-    /// Whoever is chosen is chosen as well after it got more of the request's keys.
+    /// The chosen worker is chosen as well after it got more of the request's keys.
     #[test]
     fn a_worker_that_holds_more_is_not_chosen_less(
         rule in rules(), members in members(), wanted in keys(8), more in any::<u64>(), random in any::<u64>(),

@@ -1,4 +1,4 @@
-//! The index follows what workers hold, whatever happens to their states on the way.
+//! The index equals the lists of the workers after any losses, repetitions and reorderings of their states.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
@@ -50,7 +50,7 @@ impl Publisher {
     }
 }
 
-/// What happens to a worker, its states, or the snapshots that are on their way.
+/// An event of a worker, its states, or the snapshots that are on their way.
 #[derive(Clone, Debug)]
 enum Step {
     Hold(usize, u64),
@@ -87,7 +87,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..120)
 }
 
-/// Workers, and what is on its way from each.
+/// Workers, and the messages that are on their way from each.
 #[derive(Debug, Default)]
 struct World {
     workers: Vec<Publisher>,
@@ -161,7 +161,7 @@ impl World {
     }
 }
 
-/// An index made of what the workers hold.
+/// An index made anew of the workers' lists.
 fn rebuilt(world: &World) -> Router {
     let members: Vec<Member> = world
         .present
@@ -171,7 +171,7 @@ fn rebuilt(world: &World) -> Router {
     fleet(Rule::Cost, &members)
 }
 
-/// All that a router says of keys, from both sides.
+/// A router's pairs of key and worker, from both sides.
 fn pairs(router: &Router) -> (Vec<BTreeSet<WorkerId>>, Vec<Vec<u64>>, usize, usize) {
     let holders = (0..16).map(|key| router.holders(key).collect()).collect();
     let keys = (0..WORKERS).map(|worker| router.keys(id(worker)).collect()).collect();
@@ -182,7 +182,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_whatever_happened_the_index_is_that_of_the_workers(steps in steps()) {
+    fn after_any_events_the_index_is_that_of_the_workers(steps in steps()) {
         let (mut router, mut world) = (router(Rule::Cost), World::new());
         steps.iter().for_each(|step| world.take(&mut router, step));
         world.settle(&mut router);
@@ -212,7 +212,7 @@ fn states_that_are_whole_need_no_snapshot() {
     assert_eq!(apply(state(1, 1, &[1, 2, 3], &[])), Update::Applied);
     assert_eq!(apply(state(1, 2, &[4, 1], &[1, 2, 9])), Update::Applied);
     assert_eq!(apply(state(1, 2, &[7], &[])), Update::Stale);
-    // A start from the beginning: what the one before held is gone.
+    // A new start begins with no keys.
     assert_eq!(apply(state(2, 1, &[8], &[])), Update::Applied);
     assert_eq!(apply(state(2, 0, &[9], &[])), Update::Stale);
     assert_eq!(held(&router), [8]);
@@ -224,7 +224,7 @@ fn a_gap_asks_for_a_snapshot_until_one_fills_it() {
     let id = WorkerId(1);
     assert_eq!(router.state(id, &state(1, 1, &[1], &[])), Update::Applied);
     assert_eq!(router.state(id, &state(1, 3, &[3], &[])), Update::SnapshotNeeded);
-    assert_eq!(held(&router), [1, 3], "what is known is used meanwhile");
+    assert_eq!(held(&router), [1, 3], "the keys of later states are used meanwhile");
     assert_eq!(router.state(id, &state(1, 4, &[4], &[1])), Update::SnapshotNeeded);
     let snapshot = |seq, keys: &[u64]| Snapshot { epoch: 1, seq, keys: keys.to_vec() };
     assert_eq!(router.snapshot(id, &snapshot(0, &[])), Update::SnapshotNeeded, "older than what was right");
