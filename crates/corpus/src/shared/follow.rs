@@ -50,7 +50,7 @@ impl SharedDocuments {
             return sent;
         }
         if lists {
-            // What is announced after this is followed the next time, whether or not it is listed now.
+            // A change that is announced after this is followed the next time, whether or not this listing has it.
             state.cursor = self.announced(followed)?;
             self.list_all(keys_of, applied)?;
             state.listed = began;
@@ -81,7 +81,7 @@ impl SharedDocuments {
                 followed.insert(object.name);
             }
         }
-        // Where this may not be done, a machine that may does it.
+        // A machine that may not delete objects leaves them to machines that may.
         in_parallel(&old, |name| self.objects.delete(name).is_ok());
         Ok(last)
     }

@@ -110,7 +110,7 @@ impl DocumentStore for SharedDocuments {
             tracing::warn!(%error, "documents are stored here, and shared later");
         }
         for document in &mut stored {
-            // What others had stored of it counts; a document that was removed meanwhile stays as it was put.
+            // Other machines may have stored the document before, with another time of creation. One that was removed meanwhile is told as it was put.
             if let Ok(now) = self.local.get(namespace, &document.id) {
                 *document = now;
             }
