@@ -88,7 +88,8 @@ pub(super) fn both_put_the_same(bucket: &dyn Bucket, rounds: u8) {
         });
         assert_eq!(a.id, b.id);
     }
-    (sync(&one.documents), sync(&two.documents));
+    sync(&one.documents);
+    sync(&two.documents);
     assert_eq!(contents(&one), contents(&two));
     let three = bucket.machine();
     sync(&three.documents);
@@ -209,7 +210,8 @@ fn announcements_are_followed_whatever_clocks_say() {
     use super::super::objects::{ChangesObject, change_name, encode};
     let bucket = Memory::new();
     let (one, two) = (bucket.machine(), bucket.machine());
-    (sync(&one.documents), sync(&two.documents));
+    sync(&one.documents);
+    sync(&two.documents);
     let id = put(&one.documents, "", "text", &[]).unwrap().id;
     let announced = |machine: &Machine| machine.objects.list("changes", None).unwrap();
     assert_eq!(announced(&one).len(), 1);
@@ -274,7 +276,8 @@ fn a_document_that_was_stored_again_is_known_as_the_new_one() {
         let bucket = Memory::new();
         let (one, two) = (bucket.machine(), bucket.machine());
         let id = put(&one.documents, "", "text", &[1]).unwrap().id;
-        (sync(&one.documents), sync(&two.documents));
+        sync(&one.documents);
+        sync(&two.documents);
         remove_all(&one.documents, "", &id);
         put(&one.documents, "", "text", &[2]).unwrap();
         if !is_announced {
