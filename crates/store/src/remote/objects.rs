@@ -232,6 +232,11 @@ impl Objects {
         self.closed.send_replace(true);
     }
 
+    /// Whether the handle or a clone of it was closed.
+    pub fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
     /// Why the object store is left alone, while it is.
     pub fn down(&self) -> Option<String> {
         self.client.stats().down
