@@ -132,6 +132,7 @@ impl Context {
             chunk_tokens: self.global.chunk_tokens,
             left_tokens: self.global.left_tokens,
             namespace: self.namespace()?,
+            strict_numerics: self.global.strict_numerics,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
             ..Settings::default()
         };

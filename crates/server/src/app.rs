@@ -70,7 +70,7 @@ impl App {
         if !options.api_keys.is_empty() && options.namespace_key.is_none() {
             return Err(Error::NoNamespaceKey);
         }
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(engine.numerics());
         let documents = DocumentStore::open(options.folder.as_deref(), options.document_quota)?;
         let corpus = Corpus::open(&engine, documents)?;
         let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };

@@ -19,6 +19,8 @@ fn chunks_can_be_looked_after() {
     let shown = home.run(&["store", "show", &key[..10]]).good().out;
     assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
     assert!(home.json(&["store", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
+    let numerics = home.json(&["store", "show", key])["numerics"].as_str().unwrap().to_owned();
+    assert!(numerics.starts_with("q8-") && shown.contains(&numerics), "{numerics} {shown}");
     home.run(&["store", "show", "zz"]).failed(1, &["zz"]);
     home.run(&["store", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
     let verified = home.json(&["store", "verify"]);
@@ -49,6 +51,23 @@ fn chunks_can_be_looked_after() {
     assert_eq!(home.chunk_files().len(), 1);
     assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
     assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
+}
+
+/// Chunks that are named by their numerics are not those of other kernels, nor those that are not.
+#[test]
+fn strict_numerics_tell_kernels_apart() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let ingest = |more: &[&str]| {
+        home.json(&[&["ingest", home.path("docs").to_str().unwrap()], more].concat())["computed"].clone()
+    };
+    assert_eq!((ingest(&[]), ingest(&[])), (2.into(), 0.into()));
+    assert_eq!((ingest(&["--strict-numerics"]), ingest(&["--strict-numerics"])), (2.into(), 0.into()));
+    let chunks = home.json(&["store", "ls"]);
+    let keys: Vec<_> = chunks["chunks"].as_array().unwrap().iter().map(|chunk| &chunk["key"]).collect();
+    assert_eq!(keys.len(), 4);
 }
 
 /// Chunks of the shared namespace are used by whom the configuration lets, and by nobody else; quotas are of namespaces.
