@@ -27,8 +27,8 @@ pub(crate) use store::{Keep, Kept, Store};
 pub(crate) use tune::Tune;
 
 use crate::examples;
-use crate::output::{parse_duration, parse_size};
 use refrain::AUTO;
+use refrain::quantities::{parse_duration, parse_size};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
@@ -64,6 +64,26 @@ impl FromStr for Compute {
         s.parse()
             .map(|precision| Compute(Some(precision)))
             .map_err(|error: UnknownPrecision| format!("{error}, or auto"))
+    }
+}
+
+/// How often documents are brought in line with other machines; none if they are not shared.
+#[cfg(feature = "remote")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SyncInterval(pub(crate) Option<Duration>);
+
+#[cfg(feature = "remote")]
+impl FromStr for SyncInterval {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<SyncInterval, String> {
+        match s {
+            "off" => Ok(SyncInterval(None)),
+            time => match parse_duration(time)? {
+                Duration::ZERO => Err("give a time above 0, or off".to_owned()),
+                time => Ok(SyncInterval(Some(time))),
+            },
+        }
     }
 }
 
@@ -117,8 +137,8 @@ pub(crate) struct Global {
         hide_short_help = true
     )]
     pub(crate) quota: Vec<Quota>,
-    /// Object store that machines share chunks through: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER; its
-    /// credentials are read from the environment (AWS_…, GOOGLE_…, AZURE_…)
+    /// Object store that machines share chunks and documents through: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER;
+    /// its credentials are read from the environment (AWS_…, GOOGLE_…, AZURE_…)
     #[cfg(feature = "remote")]
     #[arg(long, global = true, value_name = "URL", hide_short_help = true)]
     pub(crate) remote: Option<String>,
@@ -127,6 +147,11 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "TIME", default_value = "2s", value_parser = parse_duration,
           hide_short_help = true)]
     pub(crate) remote_timeout: Duration,
+    /// How often a server looks for documents that other machines have added to the object store, changed or removed; off
+    /// keeps documents on this machine, so that chunks alone are shared
+    #[cfg(feature = "remote")]
+    #[arg(long, global = true, value_name = "TIME", default_value = "5s", hide_short_help = true)]
+    pub(crate) sync_interval: SyncInterval,
     /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
     #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) ttl: Option<Duration>,

@@ -108,7 +108,11 @@ fn searched(
     whole_documents: bool,
 ) -> Result<Sourced> {
     let library = if documents.is_empty() {
-        Library::open(engine, &context.store)?
+        let library = Library::of(engine, context.documents(engine.store())?)?;
+        if let Err(error) = library.sync() {
+            warn(&format!("only the documents that this machine knows are searched: {error}"));
+        }
+        library
     } else {
         let library = Library::in_memory(engine)?;
         library.put(documents)?;

@@ -21,11 +21,19 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
     let engine = context.open_engine(&args.instructions())?;
     let report = ingest(context, |progress| engine.ingest_for(&documents, &method.built, progress))?;
     // Chunks are of use without it, so that the command goes on.
-    let searchable = Library::keep(&engine, &context.store, &documents)
+    let kept = context.documents(engine.store()).and_then(|store| Library::keep(&engine, store, &documents));
+    let kept = kept
         .map_err(|error| {
-            output::warn(&format!("`refrain ask --search` does not find these documents: {error}"))
+            output::warn(&format!("`refrain ask --search` does not find these documents: {error}"));
         })
-        .is_ok();
+        .ok();
+    let unpublished = kept.iter().flatten().filter(|document| document.published == Some(false)).count();
+    if unpublished > 0 {
+        output::warn(&format!(
+            "{} not shared yet, the next server or `refrain ask --search` here tries again",
+            count(unpublished, "document")
+        ));
+    }
     if !context.json {
         print(&format!("{}{}\n", line(context, &report), unread(failures.len())))?;
     }
@@ -35,7 +43,8 @@ pub(crate) fn run(context: &Context, args: &args::Ingest) -> Result<()> {
         None if context.json => {
             let mut value = json!(report);
             value["failures"] = json!(failures);
-            value["searchable"] = json!(searchable);
+            value["searchable"] = json!(kept.is_some());
+            value["unpublished"] = json!(unpublished);
             print_json(&value)
         }
         None => Ok(()),

@@ -1,14 +1,17 @@
 //! `refrain documents`: lists and removes the documents that `refrain ask --search` finds.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
-use refrain::corpus::{Corpus, DocumentStore, StoredDocument};
+use refrain::corpus::{Change, ChangeKind, Corpus, DocumentStore, StoredDocument};
 use refrain::engine::Instructions;
 use refrain::folders::tilde;
+use refrain::store::Store;
 use serde_json::json;
 
 use crate::args::Kept as Command;
 use crate::machine::seconds_since;
-use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_json};
+use crate::output::{Fail, age, bytes, confirmed, count, one_line, print, print_json, warn};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -20,15 +23,33 @@ pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
     }
 }
 
-/// The document store, and the documents of the own namespace; no model is needed for them.
-fn kept(context: &Context) -> Result<(DocumentStore, Vec<StoredDocument>)> {
-    let store = DocumentStore::open(Some(&context.store), u64::MAX)?;
-    let (kept, _) = store.list(&context.namespace()?, "", usize::MAX)?;
-    Ok((store, kept))
+/// The documents of the own namespace, with the stores of chunks and of documents; no model is needed for them.
+struct Opened {
+    store: Store,
+    documents: Box<dyn DocumentStore>,
+    kept: Vec<StoredDocument>,
+}
+
+fn open(context: &Context) -> Result<Opened> {
+    let store = context.open_store()?;
+    let (documents, namespace) = (context.documents(&store)?, context.namespace()?);
+    // Chunks of what others have removed are removed by a program that has the model.
+    let mut removed = BTreeSet::new();
+    let mut applied = |changes: Vec<Change>| {
+        let own = changes.into_iter().filter(|change| change.namespace == namespace);
+        removed.extend(own.filter(|change| change.kind == ChangeKind::Removed).map(|change| change.id));
+        Ok(())
+    };
+    if let Err(error) = documents.sync(None, &mut applied) {
+        warn(&format!("these are the documents that this machine knows: {error}"));
+    }
+    let (mut kept, _) = documents.local().list(&namespace, "", usize::MAX)?;
+    kept.retain(|document| !removed.contains(&document.id));
+    Ok(Opened { store, documents, kept })
 }
 
 fn list(context: &Context) -> Result<()> {
-    let (_, kept) = kept(context)?;
+    let kept = open(context)?.kept;
     if context.json {
         return print_json(&json!({ "documents": kept }));
     }
@@ -52,7 +73,7 @@ fn list(context: &Context) -> Result<()> {
 }
 
 fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<()> {
-    let (store, kept) = kept(context)?;
+    let Opened { store, documents, kept } = open(context)?;
     let chosen = if all { kept } else { named_ones(&kept, named)? };
     let what = count(chosen.len(), "document");
     if !yes {
@@ -60,8 +81,8 @@ fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<(
     }
     if !chosen.is_empty() {
         // The model says which chunks are of the documents; nothing is searched, so that nothing is indexed.
-        let engine = context.open_engine(&Instructions::default())?;
-        let corpus = Corpus::unindexed(&engine, store)?;
+        let engine = context.engine_on(store, &Instructions::default())?;
+        let corpus = Corpus::unindexed(&engine, documents)?;
         chosen.iter().try_for_each(|document| corpus.remove(&engine, &document.id))?;
     }
     if context.json {

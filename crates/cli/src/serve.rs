@@ -117,7 +117,7 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
     options.allowed_origins.clone_from(&args.allowed_origins);
     options.allowed_hosts = args.allowed_hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
     (options.is_local, options.document_quota) = (args.host.is_loopback(), args.document_quota);
-    options.folder = Some(context.store.clone());
+    (options.folder, options.sync_interval) = (Some(context.store.clone()), context.sync_interval());
     if let Some(path) = &args.api_key_file {
         options.api_keys = ApiKeys::read(path)?;
         if options.api_keys.is_empty() {
@@ -125,6 +125,9 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
                 .hint("`refrain key new NAME` makes one")
                 .into());
         }
+    }
+    // A gateway that has the key, too, signs whose a request is.
+    if args.api_key_file.is_some() || context.global.namespace_key.is_some() {
         options.namespace_key = Some(context.namespace_key()?);
     }
     Ok(options)

@@ -2,11 +2,13 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use indicatif::ProgressBar;
+use refrain::corpus::{DocumentStore, LocalDocuments, open_documents};
 use refrain::engine::{Engine, Instructions, Prefix, Settings};
 use refrain::folders::{data_folder, models_folder};
 use refrain::model::ModelFiles;
@@ -91,6 +93,22 @@ impl Context {
             return Ok(Store::open_shared(&self.store, limits, &options)?);
         }
         Ok(Store::open(&self.store, limits)?)
+    }
+
+    /// How often documents are brought in line with other machines; none if they are not shared.
+    pub(crate) fn sync_interval(&self) -> Option<Duration> {
+        #[cfg(feature = "remote")]
+        return self.global.sync_interval.0;
+        #[cfg(not(feature = "remote"))]
+        None
+    }
+
+    /// The documents that are kept beside a chunk store: those of all machines that share it, unless they are not to be shared.
+    pub(crate) fn documents(&self, store: &Store) -> refrain::corpus::Result<Box<dyn DocumentStore>> {
+        match self.sync_interval() {
+            Some(_) => open_documents(store, Some(&self.store), u64::MAX),
+            None => Ok(Box::new(LocalDocuments::open(Some(&self.store), u64::MAX)?)),
+        }
     }
 
     /// The namespace that chunks are stored in.

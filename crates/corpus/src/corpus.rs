@@ -1,91 +1,117 @@
 //! The tenants' documents: stored, and searched by their chunks.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use refrain_engine::{Document, Engine};
 use refrain_store::{ChunkKey, StoreError};
 
 use crate::cut::{NewDocument, segmentation};
+use crate::document_store::{Change, ChangeKind, DocumentStore, Removal, SharingStats};
 use crate::error::{Error, Result};
+use crate::local::LocalDocuments;
 use crate::search::{Hit, SearchIndex};
-use crate::store::DocumentStore;
-use crate::tables::{Segmented, StoredDocument};
+use crate::tables::StoredDocument;
 
 /// Documents that are indexed in one commit when a corpus is opened.
 const BATCH: usize = 256;
 
-/// The document store and the search index over it, which hold the same documents whenever no change is under way.
+/// The document store and the search index over its replica, which hold the same documents whenever no change is under way.
 pub struct Corpus {
-    store: DocumentStore,
+    store: Box<dyn DocumentStore>,
     index: SearchIndex,
-    /// Held while store and index change together: a removal between the two halves of an insertion would leave hits of a
-    /// document that is gone.
-    changing: Mutex<()>,
+    /// Held while the index is brought in line with the replica. The replica alone says whether a document is there, so that a
+    /// removal between the two halves of an insertion leaves no hits of a document that is gone.
+    indexing: Mutex<()>,
     /// The tokenizer and chunk size that cut the documents.
     segmentation: String,
+    is_synced: AtomicBool,
 }
 
 impl Corpus {
-    /// The stored documents, all of them indexed.
+    /// The documents of a store's replica, all of them indexed.
     ///
     /// # Errors
-    /// If a document cannot be read, or cut again.
-    pub fn open(engine: &Engine, documents: DocumentStore) -> Result<Corpus> {
+    /// If a document cannot be read.
+    pub fn open(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
         let corpus = Corpus::unindexed(engine, documents)?;
-        let cut = |namespace: &str, document: Document| {
-            let engine = engine.in_namespace(namespace, None);
-            NewDocument::cut(&engine, document, false)
-        };
-        corpus.index_all(cut, |tokens| engine.tokenizer().decode(tokens, false))?;
+        for batch in corpus.documents().all()?.chunks(BATCH) {
+            corpus.index(batch, &|namespace, document| cut(engine, namespace, document), &|tokens| {
+                engine.tokenizer().decode(tokens, false)
+            })?;
+        }
         Ok(corpus)
     }
 
-    /// The stored documents, none of them indexed: a search finds those alone that are put later.
+    /// The same documents, none of them indexed: a search finds those alone that are put later.
     ///
     /// # Errors
     /// If the tokenizer fails.
-    pub fn unindexed(engine: &Engine, documents: DocumentStore) -> Result<Corpus> {
+    pub fn unindexed(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
         Corpus::new(documents, segmentation(engine)?)
     }
 
-    fn new(store: DocumentStore, segmentation: String) -> Result<Corpus> {
-        Ok(Corpus { store, index: SearchIndex::new()?, changing: Mutex::default(), segmentation })
+    fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
+        let (indexing, is_synced) = (Mutex::default(), AtomicBool::new(store.sharing().is_none()));
+        Ok(Corpus { store, index: SearchIndex::new()?, indexing, segmentation, is_synced })
     }
 
-    /// Indexes every stored document. Chunks come from the store; `cut` cuts a document again that another tokenizer or
-    /// chunk size had cut. `text` decodes a chunk.
+    /// Indexes documents of the replica. Their chunks come from there; `cut` cuts a document again that another tokenizer or chunk size
+    /// had cut, or none. `text` decodes a chunk.
     ///
     /// # Errors
-    /// If the store cannot be read or written, or `cut` fails.
-    fn index_all(
+    /// If the replica cannot be read or written.
+    fn index(
         &self,
-        cut: impl Fn(&str, Document) -> Result<NewDocument>,
-        text: impl Fn(&[u32]) -> String,
+        documents: &[(String, StoredDocument)],
+        cut: &dyn Fn(&str, Document) -> Result<NewDocument>,
+        text: &dyn Fn(&[u32]) -> String,
     ) -> Result<()> {
-        for batch in self.store.all()?.chunks(BATCH) {
-            let mut entries = Vec::with_capacity(batch.len());
-            for (namespace, stored) in batch {
-                let texts = if stored.segmentation == self.segmentation {
-                    let chunks = self.store.chunks(namespace, &stored.id)?;
-                    chunks.iter().map(|tokens| text(tokens)).collect()
-                } else {
-                    let new = cut(namespace, self.store.document(namespace, &stored.id)?)?;
-                    self.store.replace_chunks(namespace, &stored.id, &self.segmented(&new))?;
-                    new.chunk_texts
-                };
+        let mut recut = Vec::new();
+        for (namespace, stored) in documents.iter().filter(|(_, stored)| !self.is_cut(stored)) {
+            let document = match self.documents().document(namespace, &stored.id) {
+                Err(Error::NotFound(_)) => continue,
+                document => document?,
+            };
+            match cut(namespace, document) {
+                Ok(new) => recut.push((namespace.as_str(), stored.id.as_str(), new)),
+                // The other documents are of use without it.
+                Err(error) => {
+                    tracing::error!(%error, "document {} cannot be cut, and is not found", stored.id)
+                }
+            }
+        }
+        let _indexing = self.indexing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Vec::with_capacity(documents.len());
+        for (namespace, id, new) in recut {
+            match self.documents().replace_chunks(namespace, id, &new, &self.segmentation) {
+                // It was removed meanwhile.
+                Err(Error::NotFound(_)) => {}
+                replaced => {
+                    replaced?;
+                    entries.push((namespace.to_owned(), id.to_owned(), new.chunk_texts));
+                }
+            }
+        }
+        for (namespace, stored) in documents.iter().filter(|(_, stored)| self.is_cut(stored)) {
+            if self.documents().contains(namespace, &stored.id)? {
+                let chunks = self.documents().chunks(namespace, &stored.id)?;
+                let texts = chunks.iter().map(|tokens| text(tokens)).collect();
                 entries.push((namespace.clone(), stored.id.clone(), texts));
             }
-            self.index.add(entries)?;
         }
-        Ok(())
+        self.index.add(entries)
     }
 
-    fn segmented<'a>(&'a self, new: &'a NewDocument) -> Segmented<'a> {
-        Segmented {
-            chunks: new.chunks.iter().map(Vec::as_slice).collect(),
-            keys: &new.keys,
-            segmentation: &self.segmentation,
-        }
+    /// Whether the document's chunks are those of this corpus's tokenizer and chunk size.
+    fn is_cut(&self, stored: &StoredDocument) -> bool {
+        stored.segmentation == self.segmentation
+    }
+
+    /// Takes a document out of the index that is not in the replica any more.
+    fn unindex(&self, namespace: &str, id: &str) -> Result<()> {
+        let _indexing = self.indexing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.documents().contains(namespace, id)? { Ok(()) } else { self.index.remove(namespace, id) }
     }
 
     /// Stores and indexes documents, in order, up to the first that cannot be stored. Those before it stay.
@@ -93,23 +119,42 @@ impl Corpus {
     /// # Errors
     /// If the namespace's quota has no room for a document, or a change fails.
     pub fn put(&self, namespace: &str, documents: Vec<NewDocument>) -> Result<Vec<StoredDocument>> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut stored, mut entries) = (Vec::new(), Vec::new());
-        let mut outcome = Ok(());
-        for new in documents {
-            match self.store.put(namespace, &new.document, &self.segmented(&new)) {
-                Ok(document) => {
-                    entries.push((namespace.to_owned(), document.id.clone(), new.chunk_texts));
-                    stored.push(document);
-                }
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+        let (stored, outcome) = self.store.put(namespace, &documents, &self.segmentation);
+        let _indexing = self.indexing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Vec::with_capacity(stored.len());
+        for (document, new) in stored.iter().zip(documents) {
+            if self.documents().contains(namespace, &document.id)? {
+                entries.push((namespace.to_owned(), document.id.clone(), new.chunk_texts));
             }
         }
         self.index.add(entries)?;
         outcome.map(|()| stored)
+    }
+
+    /// A document of the engine's namespace, which is looked for on the other machines if this one lacks it.
+    ///
+    /// # Errors
+    /// If the namespace has no such document, or that cannot be told now.
+    pub fn get(&self, engine: &Engine, id: &str) -> Result<StoredDocument> {
+        let namespace = &engine.settings().namespace;
+        let is_here = match self.documents().get(namespace, id) {
+            Ok(stored) if self.is_cut(&stored) => return Ok(stored),
+            Err(Error::NotFound(_)) => self.store.find(namespace, id)?,
+            found => found.map(|_| true)?,
+        };
+        if is_here {
+            let put = Change { namespace: namespace.clone(), id: id.to_owned(), kind: ChangeKind::Put };
+            self.apply(engine, vec![put])?;
+        }
+        self.documents().get(namespace, id)
+    }
+
+    /// Pins or unpins a document of the replica.
+    ///
+    /// # Errors
+    /// If the namespace has no such document.
+    pub fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
+        self.store.set_pinned(namespace, id, pinned)
     }
 
     /// Removes a document of an engine's namespace from answers and searches, and its chunks that no other document of the namespace
@@ -119,31 +164,122 @@ impl Corpus {
     /// If the namespace has no such document, a change fails, or a place still has bytes of it.
     pub fn remove(&self, engine: &Engine, id: &str) -> Result<()> {
         let namespace = &engine.settings().namespace;
-        let chunks = engine.whole_document(self.store.chunks(namespace, id)?);
+        let looked_for = self.get(engine, id);
+        let chunks = engine.whole_document(self.documents().chunks(namespace, id)?);
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
-        let keys = self.unlist(namespace, id, &engine.keys_of(&chunks, true))?;
+        let Removal { keys, withdrawn } =
+            match self.store.remove(namespace, id, &engine.keys_of(&chunks, true)) {
+                // Where it could not be looked for, that is the reason.
+                Err(Error::NotFound(_)) => {
+                    return Err(looked_for.err().unwrap_or(Error::NotFound(id.to_owned())));
+                }
+                removal => removal?,
+            };
+        self.unindex(namespace, id)?;
         engine.forget_prefixes();
         let deleted = engine.store().delete(&keys).map_err(|error| {
             let is_remote = matches!(error, StoreError::NotDeleted { .. });
-            incomplete(if is_remote { "the object store" } else { "the chunk store's folder" }, &error)
+            incomplete(if is_remote { OBJECT_STORE } else { "the chunk store's folder" }, &error)
         });
-        self.store.purge().map_err(|error| incomplete("the documents' file", &error))?;
+        self.documents().purge().map_err(|error| incomplete("the documents' file", &error))?;
         deleted?;
-        self.store.finish_removal(namespace, id, &keys)
+        let finished = withdrawn.and_then(|()| self.store.finish_removal(namespace, id, &keys));
+        finished.map_err(|error| incomplete(OBJECT_STORE, &error))
     }
 
-    /// Removes a document from store and index. Gives those of its chunk keys, and of `further`, that no other document of
-    /// the namespace has; again for a document whose removal is not finished.
-    fn unlist(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let unused = self.store.remove(namespace, id, further)?;
-        self.index.remove(namespace, id)?;
-        Ok(unused)
+    /// Brings the documents in line with those of the other machines, if they are shared: tells what they have not been told, takes up
+    /// what they have changed, and deletes what is left of removed documents. Must not be called by a thread of an asynchronous runtime,
+    /// since it waits.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. The next call does it.
+    pub fn sync(&self, engine: &Engine) -> Result<()> {
+        let keys_of = |namespace: &str, chunks| Ok(keys_of(engine, namespace, chunks));
+        let synced = self.store.sync(Some(&keys_of), &mut |changes| self.apply(engine, changes));
+        self.is_synced.store(true, Relaxed);
+        synced.and(self.finish_removals(engine))
     }
 
-    /// The stored documents, to read and pin.
-    pub fn documents(&self) -> &DocumentStore {
-        &self.store
+    /// Whether the documents were compared with those of the other machines, or that was tried, since the corpus was opened.
+    pub fn is_synced(&self) -> bool {
+        self.is_synced.load(Relaxed)
+    }
+
+    /// The state of sharing; none where documents are not shared.
+    pub fn sharing(&self) -> Option<SharingStats> {
+        self.store.sharing()
+    }
+
+    /// Ends with an error what waits for other machines, now and hereafter.
+    pub(crate) fn close(&self) {
+        self.store.close();
+    }
+
+    /// Indexes what has come into the replica, takes out what has gone, and pins chunks as the other machines do.
+    fn apply(&self, engine: &Engine, changes: Vec<Change>) -> Result<()> {
+        let mut put = Vec::new();
+        for Change { namespace, id, kind } in changes {
+            match kind {
+                ChangeKind::Put => match self.documents().get(&namespace, &id) {
+                    Err(Error::NotFound(_)) => {}
+                    stored => put.push((namespace, stored?)),
+                },
+                ChangeKind::Pinned(pinned) => self.pin_chunks(engine, &namespace, &id, pinned)?,
+                ChangeKind::Removed => self.unindex(&namespace, &id)?,
+            }
+        }
+        self.index(&put, &|namespace, document| cut(engine, namespace, document), &|tokens| {
+            engine.tokenizer().decode(tokens, false)
+        })?;
+        for (namespace, stored) in put {
+            // They may have been removed here before.
+            let chunks = self.documents().chunks(&namespace, &stored.id)?;
+            engine.store().admit(|| keys_of(engine, &namespace, chunks));
+            if stored.pinned {
+                self.pin_chunks(engine, &namespace, &stored.id, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins or unpins those of a document's chunks that the store's folder has.
+    fn pin_chunks(&self, engine: &Engine, namespace: &str, id: &str, pinned: bool) -> Result<()> {
+        let keys = match pinned {
+            true => self.documents().chunk_keys(namespace, id)?,
+            false => self.documents().keys_to_unpin(namespace, id)?,
+        };
+        if let Err(error) = engine.store().pin(&keys, pinned) {
+            // The document is what it is elsewhere all the same.
+            tracing::error!(%error, "chunks of document {id} cannot be pinned or unpinned here");
+        }
+        Ok(())
+    }
+
+    /// Deletes what is left of documents that are out of sight of all machines.
+    fn finish_removals(&self, engine: &Engine) -> Result<()> {
+        let unfinished = self.store.unfinished_removals()?;
+        if unfinished.is_empty() {
+            return Ok(());
+        }
+        let delete = |(namespace, _, keys): &(String, String, Vec<ChunkKey>)| {
+            engine.in_namespace(namespace, None).forget_prefixes();
+            // This machine may have brought chunks to the object store since another deleted them there.
+            engine.store().delete(keys)
+        };
+        let deleted: Vec<_> = unfinished.iter().map(delete).collect();
+        self.documents().purge()?;
+        let mut outcome = Ok(());
+        for ((namespace, id, keys), deleted) in unfinished.iter().zip(deleted) {
+            let finished = deleted.map_err(Error::from);
+            let finished = finished.and_then(|()| self.store.finish_removal(namespace, id, keys));
+            outcome = outcome.and(finished);
+        }
+        outcome
+    }
+
+    /// The documents as this machine has them, to read.
+    pub fn documents(&self) -> &LocalDocuments {
+        self.store.local()
     }
 
     /// The `limit` chunks of a namespace that match a question best, best first.
@@ -154,6 +290,19 @@ impl Corpus {
         self.index.search(namespace, question, limit)
     }
 }
+
+fn cut(engine: &Engine, namespace: &str, document: Document) -> Result<NewDocument> {
+    NewDocument::cut(&engine.in_namespace(namespace, None), document, false)
+}
+
+/// Keys under which questions store chunks of a document.
+fn keys_of(engine: &Engine, namespace: &str, chunks: Vec<Vec<u32>>) -> Vec<ChunkKey> {
+    let engine = engine.in_namespace(namespace, None);
+    engine.keys_of(&engine.whole_document(chunks), true)
+}
+
+/// Name of a place that may have bytes of a removed document.
+const OBJECT_STORE: &str = "the object store";
 
 /// The error where bytes of a removed document are left in `tier`.
 fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
@@ -178,17 +327,35 @@ mod tests {
         }
     }
 
+    fn corpus(documents: LocalDocuments, segmentation: &str) -> Corpus {
+        Corpus::new(Box::new(documents), segmentation.to_owned()).unwrap()
+    }
+
+    fn unlist(corpus: &Corpus, id: &str) -> Result<Vec<ChunkKey>> {
+        let keys = corpus.store.remove("", id, &[])?.keys;
+        corpus.unindex("", id)?;
+        Ok(keys)
+    }
+
+    fn index_all(
+        corpus: &Corpus,
+        cut: &dyn Fn(&str, Document) -> Result<NewDocument>,
+        text: &dyn Fn(&[u32]) -> String,
+    ) {
+        corpus.index(&corpus.documents().all().unwrap(), cut, text).unwrap();
+    }
+
     /// A removal that comes between the storing and the indexing of its document leaves no hit behind. The document is the
     /// first of many that are stored before any is indexed, so that there is time for it.
     #[test]
     fn every_hit_of_a_search_is_a_stored_document() {
-        let corpus = Corpus::new(DocumentStore::open(None, 1 << 20).unwrap(), "test".to_owned()).unwrap();
+        let corpus = corpus(LocalDocuments::open(None, 1 << 20).unwrap(), "test");
         for round in 0..4 {
             let batch: Vec<NewDocument> = (50 * round..50 * (round + 1)).map(new_document).collect();
             let id = document_id(&batch[0].document);
             std::thread::scope(|scope| {
                 scope.spawn(|| corpus.put("", batch).unwrap());
-                scope.spawn(|| while corpus.unlist("", &id, &[]).is_err() {});
+                scope.spawn(|| while unlist(&corpus, &id).is_err() {});
             });
         }
         let stored = corpus.documents().list("", "", 1000).unwrap().0;
@@ -201,7 +368,7 @@ mod tests {
 
     #[test]
     fn documents_before_one_without_room_are_stored_and_found() {
-        let corpus = Corpus::new(DocumentStore::open(None, 30).unwrap(), "test".to_owned()).unwrap();
+        let corpus = corpus(LocalDocuments::open(None, 30).unwrap(), "test");
         let error = corpus.put("", (0..5).map(new_document).collect()).unwrap_err();
         assert!(matches!(error, Error::QuotaExceeded { quota: 30, .. }), "{error}");
         assert_eq!(corpus.search("", "bolt", 100).unwrap().len(), 2);
@@ -212,14 +379,13 @@ mod tests {
     fn chunks_are_cut_again_only_where_another_segmentation_cut_them() {
         let folder = tempfile::tempdir().unwrap();
         let open = |segmentation: &str| {
-            let store = DocumentStore::open(Some(folder.path()), 1 << 20).unwrap();
-            Corpus::new(store, segmentation.to_owned()).unwrap()
+            corpus(LocalDocuments::open(Some(folder.path()), 1 << 20).unwrap(), segmentation)
         };
         let id = document_id(&new_document(7).document);
         open("first").put("", vec![new_document(7)]).unwrap();
         let untouched = |_: &str, _: Document| -> Result<NewDocument> { panic!("it is cut already") };
         let corpus = open("first");
-        corpus.index_all(untouched, |tokens| format!("word{}", tokens[0])).unwrap();
+        index_all(&corpus, &untouched, &|tokens| format!("word{}", tokens[0]));
         assert_eq!(corpus.search("", "word7", 9).unwrap()[0].document, id);
         drop(corpus);
         let cut = |_: &str, document: Document| {
@@ -231,11 +397,11 @@ mod tests {
             })
         };
         let corpus = open("second");
-        corpus.index_all(cut, |_| panic!("its chunks are of another size")).unwrap();
+        index_all(&corpus, &cut, &|_| panic!("its chunks are of another size"));
         assert_eq!(corpus.search("", "two", 9).unwrap()[0].chunk, 1);
         assert_eq!(corpus.documents().chunk("", &id, 1).unwrap(), [2]);
         // The keys of both are removed with the document.
-        assert_eq!(corpus.unlist("", &id, &[]).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
+        assert_eq!(unlist(&corpus, &id).unwrap(), [7, 9].map(|byte| ChunkKey([byte; 32])));
         assert!(matches!(corpus.documents().chunk("", &id, 1), Err(Error::NotFound(_))));
     }
 }

@@ -48,6 +48,22 @@ pub enum Error {
         /// Bytes of the document.
         new: u64,
     },
+    /// A document with more text than can be shared.
+    #[error(
+        "a document that machines share may have {most} bytes of text, and this one has {bytes}: divide it"
+    )]
+    TooLarge {
+        /// Bytes of title and text.
+        bytes: u64,
+        /// Most bytes.
+        most: u64,
+    },
+    /// An object store that documents are shared through does not do what it is asked.
+    #[error("documents cannot be shared now: {0}")]
+    ObjectStore(#[from] refrain_store::StoreError),
+    /// Shared documents of which an object is in the way.
+    #[error("documents cannot be shared now: {0}")]
+    Sharing(String),
     /// Documents that exceed the model's context.
     #[error("the documents have more tokens than the model's context of {context}")]
     ContextExceeded {

@@ -6,13 +6,15 @@ use refrain_engine::{Document, Engine, PromptChunk};
 
 use crate::corpus::Corpus;
 use crate::cut::NewDocument;
+use crate::document_store::DocumentStore;
 use crate::error::Result;
+use crate::local::LocalDocuments;
+use crate::open::open_documents;
 use crate::sources::{Source, SourceFinder};
-use crate::store::DocumentStore;
 use crate::tables::StoredDocument;
 
 /// The documents of an engine's namespace, found by the words of questions. A folder has those that its server keeps too, and one
-/// program at a time has it open.
+/// program at a time has it open. Where the engine's store has an object store, the documents are those of all machines that share it.
 pub struct Library {
     corpus: Corpus,
     engine: Engine,
@@ -41,13 +43,25 @@ impl Found {
 }
 
 impl Library {
-    /// Opens the documents of a folder.
+    /// Opens the documents of a folder, and brings them in line with those of the other machines, if the engine's store is shared. What
+    /// cannot be reached is told in the log, and the documents of this machine are there without it.
     ///
     /// # Errors
     /// If the documents cannot be opened or indexed, or another program has them open.
     pub fn open(engine: &Engine, folder: &Path) -> Result<Library> {
-        let corpus = Corpus::open(engine, DocumentStore::open(Some(folder), u64::MAX)?)?;
-        Ok(Library { corpus, engine: engine.clone() })
+        let library = Library::of(engine, open_documents(engine.store(), Some(folder), u64::MAX)?)?;
+        if let Err(error) = library.sync() {
+            tracing::warn!(%error, "documents of other machines may be missing");
+        }
+        Ok(library)
+    }
+
+    /// The documents of a store, which are not brought in line with those of other machines.
+    ///
+    /// # Errors
+    /// If the documents cannot be indexed.
+    pub fn of(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Library> {
+        Ok(Library { corpus: Corpus::open(engine, documents)?, engine: engine.clone() })
     }
 
     /// An empty library in memory.
@@ -55,29 +69,41 @@ impl Library {
     /// # Errors
     /// If the tokenizer fails.
     pub fn in_memory(engine: &Engine) -> Result<Library> {
-        let corpus = Corpus::unindexed(engine, DocumentStore::open(None, u64::MAX)?)?;
+        let corpus = Corpus::unindexed(engine, Box::new(LocalDocuments::open(None, u64::MAX)?))?;
         Ok(Library { corpus, engine: engine.clone() })
     }
 
-    /// Keeps documents in a folder, to be found later. One that is there stays as it is.
+    /// Keeps documents in a store, to be found later, and gives what is kept. One that is there stays as it is.
     ///
     /// # Errors
-    /// If the folder's documents cannot be opened or written, or another program has them open.
-    pub fn keep(engine: &Engine, folder: &Path, documents: &[Document]) -> Result<()> {
+    /// If the documents cannot be written.
+    pub fn keep(
+        engine: &Engine,
+        store: Box<dyn DocumentStore>,
+        documents: &[Document],
+    ) -> Result<Vec<StoredDocument>> {
         // The index is in memory, and made by those that search.
-        let corpus = Corpus::unindexed(engine, DocumentStore::open(Some(folder), u64::MAX)?)?;
+        let corpus = Corpus::unindexed(engine, store)?;
         Library { corpus, engine: engine.clone() }.put(documents)
     }
 
-    /// Keeps documents, to be found from now on. One that is there stays as it is. Their chunks are prefilled by
+    /// Brings the documents in line with those of the other machines, if they are shared: what they have changed since the library was
+    /// opened is found hereafter. Must not be called by a thread of an asynchronous runtime, since it waits.
+    ///
+    /// # Errors
+    /// If some of it is left to be done. The next call does it.
+    pub fn sync(&self) -> Result<()> {
+        self.corpus.sync(&self.engine)
+    }
+
+    /// Keeps documents, to be found from now on, and gives what is kept. One that is there stays as it is. Their chunks are prefilled by
     /// [`Engine::ingest`], or when a question is asked about them.
     ///
     /// # Errors
     /// If a text cannot be tokenised, or the documents cannot be written.
-    pub fn put(&self, documents: &[Document]) -> Result<()> {
+    pub fn put(&self, documents: &[Document]) -> Result<Vec<StoredDocument>> {
         let cut = documents.iter().map(|document| NewDocument::cut(&self.engine, document.clone(), true));
-        self.corpus.put(&self.engine.settings().namespace, cut.collect::<Result<_>>()?)?;
-        Ok(())
+        self.corpus.put(&self.engine.settings().namespace, cut.collect::<Result<_>>()?)
     }
 
     /// Whether there is no document.

@@ -9,6 +9,7 @@ use redb::{
 };
 
 use crate::database::Transacted;
+use crate::notes::{SHARING, UNSENT};
 use crate::tables::{CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, TEXTS, TOKENS, UNPURGED};
 
 /// Says that the file holds bytes of removed documents, until it is made anew.
@@ -41,6 +42,8 @@ pub(super) fn copy_all(from: &ReadTransaction, to: &WriteTransaction) -> Transac
     copy(from, to, TOKENS)?;
     copy(from, to, STORED_BYTES)?;
     copy(from, to, REMOVALS)?;
+    copy(from, to, UNSENT)?;
+    copy(from, to, SHARING)?;
     copy_multimap(from, to, CHUNK_KEYS)?;
     copy_multimap(from, to, CHUNK_USERS)?;
     to.open_table(UNPURGED)?;

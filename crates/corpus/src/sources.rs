@@ -124,7 +124,7 @@ impl SourceFinder<'_> {
     /// # Errors
     /// If it or a part is not there, or it exceeds the model's context.
     pub fn stored(&self, id: &str, parts: Option<&[u32]>, before: usize) -> Result<Source> {
-        let stored = self.corpus.documents().get(self.namespace(), id)?;
+        let stored = self.corpus.get(self.engine, id)?;
         match parts {
             Some(parts) if !self.whole_documents => self.parts(&stored, parts),
             _ if before + stored.tokens > self.context() => Err(self.too_many_tokens()),

@@ -10,6 +10,8 @@
 //! | [`STORED_BYTES`] | namespace | bytes of all titles and texts |
 //! | [`REMOVALS`] | namespace, id | chunk keys of a removed document whose chunks may not all be deleted, 32 bytes each |
 //! | [`UNPURGED`] | `""` | one row while the file holds bytes of removed documents |
+//! | [`UNSENT`](crate::notes::UNSENT) | namespace, id | what the object store still has to be told of the document |
+//! | [`SHARING`](crate::notes::SHARING) | `""` | how far the object store was followed |
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -61,6 +63,12 @@ pub struct StoredDocument {
     pub chunks: u32,
     /// The tokenizer and chunk size that cut those chunks.
     pub segmentation: String,
+    /// Whether the object store has it, so that every machine that shares documents answers for it; none where documents are not shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<bool>,
+    /// The entity tag of its object, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) e_tag: Option<String>,
 }
 
 /// A document cut into chunks.
@@ -144,6 +152,8 @@ pub(super) fn insert(
                 chunk_keys: 0,
                 chunks: 0,
                 segmentation: String::new(),
+                published: None,
+                e_tag: None,
             }
         }
     };
@@ -165,16 +175,27 @@ pub(super) fn write_chunks(
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         table.insert((namespace, stored.id.as_str(), index as u32), bytes.as_slice())?;
     }
-    let mut keys = transaction.open_multimap_table(CHUNK_KEYS)?;
-    let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
-    for key in segmented.keys {
-        let is_known = keys.insert((namespace, stored.id.as_str()), &key.0)?;
-        stored.chunk_keys += usize::from(!is_known);
-        users.insert((namespace, &key.0), stored.id.as_str())?;
-    }
+    write_keys(transaction, namespace, stored, segmented.keys)?;
     stored.tokens = segmented.chunks.iter().map(|chunk| chunk.len()).sum();
     stored.chunks = segmented.chunks.len() as u32;
     segmented.segmentation.clone_into(&mut stored.segmentation);
+    Ok(())
+}
+
+/// Writes keys of chunks, and counts those that are new in the metadata.
+pub(super) fn write_keys(
+    transaction: &WriteTransaction,
+    namespace: &str,
+    stored: &mut StoredDocument,
+    keys: &[ChunkKey],
+) -> Transacted<()> {
+    let mut of_document = transaction.open_multimap_table(CHUNK_KEYS)?;
+    let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
+    for key in keys {
+        let is_known = of_document.insert((namespace, stored.id.as_str()), &key.0)?;
+        stored.chunk_keys += usize::from(!is_known);
+        users.insert((namespace, &key.0), stored.id.as_str())?;
+    }
     Ok(())
 }
 

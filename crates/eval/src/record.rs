@@ -247,6 +247,18 @@ pub struct MachineInfo {
     pub os: String,
 }
 
+impl MachineInfo {
+    /// The description of this machine and of another that took part: what they have in common once.
+    pub(crate) fn beside(&self, other: &MachineInfo) -> MachineInfo {
+        MachineInfo {
+            cpu: joined(&self.cpu, &other.cpu, ", "),
+            isa: joined(&self.isa, &other.isa, ", "),
+            os: joined(&self.os, &other.os, ", "),
+            ..self.clone()
+        }
+    }
+}
+
 /// A model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInfo {

@@ -6,7 +6,7 @@ use crate::metrics::longgen::Plan;
 
 /// One sample. The prompt is `before ‖ documents ‖ question`, wrapped by the chat template if `chat`, then
 /// `answer_prefix`; nothing is trimmed and nothing put between.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Its name within the task: from the data, or made of the parameters that it was generated from.
     pub id: String,

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use refrain::engine::{Engine, Settings};
 use refrain::store::{KvQuantization, Store};
 use refrain_eval::Scorer;
-use refrain_eval::run::{Run, RunProgress, read};
+use refrain_eval::run::{Run, RunProgress, merge, read};
 use refrain_eval::tasks::{LoadedTask, TaskModel, load};
-use refrain_eval::{Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
+use refrain_eval::{MachineInfo, Matrix, Record, RunInfo, RunOptions, TaskSpec, Variant};
 
 fn engine() -> Engine {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
@@ -223,4 +223,49 @@ fn the_example_matrices_name_what_there_is() {
         found += 1;
     }
     assert!(found > 4);
+}
+
+/// Samples that are answered in parts, in whatever order, make the run that one program would have made.
+#[test]
+fn a_run_that_is_made_in_parts_is_merged_to_the_same_records() {
+    let engine = engine();
+    let jobs = jobs(&engine, &matrix());
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [whole, merged, broken] = &folders;
+    assert!(go_on(whole.path(), &engine, &jobs, usize::MAX, 3));
+    let mut parts = Vec::new();
+    for (index, job) in jobs.iter().enumerate().rev() {
+        for samples in job.samples.chunks(2) {
+            let folder = tempfile::tempdir().unwrap();
+            let part = LoadedTask { samples: samples.to_vec(), ..job.clone() };
+            assert!(go_on(folder.path(), &engine, &[part], usize::MAX, 1));
+            let (mut about, records) = read(folder.path()).unwrap();
+            about.machine = MachineInfo { cpu: format!("CPU {index}"), ..MachineInfo::default() };
+            (about.seconds, about.started) = (10.0, 100 - index as u64);
+            parts.push((about, records));
+        }
+    }
+    assert_eq!(parts.len(), 4);
+    // The first half comes before the others are done, and again with them.
+    merge(merged.path(), parts[..2].to_vec()).unwrap();
+    merge(merged.path(), parts.clone()).unwrap();
+    let ((about, records), (expected_about, expected)) =
+        (read(merged.path()).unwrap(), read(whole.path()).unwrap());
+    // Alone and together, answers of a batch have the same text; only what depends on the batch differs.
+    let texts = |records: Vec<Record>| -> Vec<_> {
+        let records = without_chance(records).into_iter();
+        records
+            .map(|record| (record.task, record.sample, record.method, record.answer, record.scores))
+            .collect()
+    };
+    assert_eq!(texts(records), texts(expected));
+    assert_eq!((about.machine.cpu.as_str(), about.started), ("CPU 1, CPU 0", 99));
+    assert!((40.0..41.0).contains(&about.seconds), "{}", about.seconds);
+    let samples = |about: &RunInfo| -> usize { about.tasks.iter().map(|task| task.samples).sum() };
+    assert_eq!((about.tasks.len(), samples(&about)), (2, samples(&expected_about)));
+
+    parts[1].0.seed = 7;
+    let error = merge(broken.path(), parts).unwrap_err().to_string();
+    assert!(error.contains("seed"), "{error}");
+    assert!(merge(broken.path(), []).is_err() && !broken.path().join("results.jsonl").exists());
 }

@@ -8,8 +8,8 @@ use refrain::engine::Error as EngineError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Seconds after which an incomplete removal can be sent again.
-const RETRY_REMOVAL: u64 = 10;
+/// Seconds after which an incomplete removal, or a request for what only the object store can tell, can be sent again.
+const RETRY_OBJECT_STORE: u64 = 10;
 
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
@@ -46,8 +46,14 @@ struct ErrorBody {
 }
 
 impl ApiError {
-    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+    /// An error with this status.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The error with a word for programs.
+    pub fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
     }
 
     /// The request's field `param` is wrong.
@@ -161,7 +167,17 @@ impl From<CorpusError> for ApiError {
                 );
                 ApiError {
                     code: Some("removal_incomplete"),
-                    retry_after: Some(RETRY_REMOVAL),
+                    retry_after: Some(RETRY_OBJECT_STORE),
+                    ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                }
+            }
+            CorpusError::TooLarge { .. } => ApiError::too_large(message),
+            CorpusError::ObjectStore(_) | CorpusError::Sharing(_) => {
+                tracing::error!(error = message, "the object store could not be asked for a document");
+                let message = "whether the document is there cannot be told now, since the object store cannot be asked: the server's log                                says why";
+                ApiError {
+                    code: Some("documents_unavailable"),
+                    retry_after: Some(RETRY_OBJECT_STORE),
                     ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
                 }
             }

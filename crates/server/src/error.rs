@@ -16,8 +16,8 @@ pub enum Error {
     /// API keys are given without the secret from which their namespaces are derived.
     #[error("API keys need a namespace key")]
     NoNamespaceKey,
-    /// The compute thread cannot be started.
-    #[error("cannot start the compute thread: {0}")]
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}; give another with --host or --port")]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use refrain::corpus::Corpus;
 use refrain::engine::{Engine, RequestStats};
 #[cfg(feature = "remote")]
 use refrain::store::RemoteStats;
@@ -48,6 +49,7 @@ pub(crate) struct Metrics {
     draft_tokens: Counter,
     accepted_tokens: Counter,
     store: StoreMetrics,
+    documents: DocumentMetrics,
     memory: Gauge,
 }
 
@@ -96,6 +98,30 @@ impl RemoteMetrics {
         ] {
             gauge.set(value as i64);
         }
+    }
+}
+
+/// Metrics of the stored documents, which are read from their store when metrics are requested.
+#[derive(Clone, Debug, Default)]
+struct DocumentMetrics {
+    count: Gauge,
+    unsent: Gauge,
+    syncs: Gauge,
+    failures: Gauge,
+    broken: Gauge,
+    last_sync: Gauge<f64, AtomicU64>,
+}
+
+impl DocumentMetrics {
+    fn read(&self, corpus: &Corpus) {
+        self.count.set(corpus.documents().count().unwrap_or_default() as i64);
+        let Some(sharing) = corpus.sharing() else { return };
+        self.unsent.set(sharing.unsent as i64);
+        self.syncs.set(sharing.syncs as i64);
+        self.failures.set(sharing.failures as i64);
+        self.broken.set(sharing.broken as i64);
+        let since_1970 = sharing.last_sync.and_then(|last| last.duration_since(UNIX_EPOCH).ok());
+        self.last_sync.set(since_1970.unwrap_or_default().as_secs_f64());
     }
 }
 
@@ -180,6 +206,38 @@ impl Metrics {
                     Gauge::default()
                 ),
             },
+        };
+        let documents = DocumentMetrics {
+            count: metric!(
+                "documents",
+                "Documents of all namespaces that this server knows",
+                Gauge::default()
+            ),
+            unsent: metric!(
+                "documents_unsent",
+                "Documents with changes that the object store has not been told",
+                Gauge::default()
+            ),
+            syncs: metric!(
+                "documents_syncs",
+                "Times that the documents were brought in line with other servers",
+                Gauge::default()
+            ),
+            failures: metric!(
+                "documents_sync_failures",
+                "Times that this left something to be done",
+                Gauge::default()
+            ),
+            broken: metric!(
+                "documents_broken_objects",
+                "Objects met that are not the documents of their names",
+                Gauge::default()
+            ),
+            last_sync: metric!(
+                "documents_last_sync_timestamp_seconds",
+                "When the documents were last in line with the object store, seconds since 1970; 0 where they never were",
+                Gauge::default()
+            ),
         };
         let memory = Gauge::default();
         registry.register(
@@ -269,6 +327,7 @@ impl Metrics {
                 Counter::default()
             ),
             store,
+            documents,
             memory,
             registry: Arc::new(registry),
         }
@@ -302,7 +361,8 @@ impl Metrics {
     }
 
     /// All metrics in the text format of OpenMetrics.
-    pub(crate) fn text(&self, engine: &Engine) -> String {
+    pub(crate) fn text(&self, engine: &Engine, corpus: &Corpus) -> String {
+        self.documents.read(corpus);
         let (stats, own) = (engine.store().stats(), &self.store);
         for (gauge, value) in [
             (&own.memory_bytes, stats.memory_bytes),

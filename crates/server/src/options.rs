@@ -77,10 +77,13 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// The API keys that are accepted. Where there are none, no request needs a key.
     pub api_keys: ApiKeys,
-    /// The secret from which the namespaces of API keys are derived.
+    /// The secret from which the namespaces of API keys are derived, and with which a gateway signs whose a request is.
     pub namespace_key: Option<NamespaceKey>,
     /// Folder of the stored documents; without one they are held in memory.
     pub folder: Option<PathBuf>,
+    /// How often what other machines have changed of the documents is looked for, where the engine's store has an object store. None:
+    /// the documents stay on this machine.
+    pub sync_interval: Option<Duration>,
     /// Whether the server listens on a loopback address. If so, and no API key is needed, requests whose `Host` is another
     /// name are refused: a web page could have its own name resolve to this machine.
     pub is_local: bool,
@@ -110,6 +113,7 @@ impl Options {
             api_keys: ApiKeys::default(),
             namespace_key: None,
             folder: None,
+            sync_interval: Some(Duration::from_secs(5)),
             is_local: true,
             allowed_hosts: Vec::new(),
             document_quota: 1 << 30,

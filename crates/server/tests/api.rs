@@ -3,7 +3,10 @@
 #[cfg(feature = "remote")]
 mod deletion;
 mod files;
+mod gateway;
 mod generation;
+#[cfg(feature = "remote")]
+mod replicas;
 mod responses;
 mod schema;
 #[cfg(feature = "remote")]

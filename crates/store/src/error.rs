@@ -113,6 +113,24 @@ pub enum StoreError {
         /// The fault.
         why: String,
     },
+    /// An object that could not be read, written, deleted or listed.
+    #[error("{url} did not do what it was asked: {why}")]
+    Objects {
+        /// The object store.
+        url: String,
+        /// The fault.
+        why: String,
+    },
+    /// An object with more bytes than its reader takes.
+    #[error("the object {name} of {url} has more than {most} bytes")]
+    ObjectTooLarge {
+        /// The object store.
+        url: String,
+        /// Its name.
+        name: String,
+        /// Most bytes.
+        most: u64,
+    },
     /// Chunks that could not be deleted from the object store.
     #[error(
         "chunks cannot be deleted from {url}: {why}; they are gone here, and deleting them again is safe and deletes what is left"

@@ -11,57 +11,26 @@ mod client;
 mod delete;
 mod download;
 mod known_objects;
+mod objects;
+mod options;
 mod stats;
 mod upload;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
+use object_store::ObjectStore;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, parse_url_opts};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use self::client::Client;
 pub(crate) use self::download::ObjectSink;
+pub use self::objects::{ListedObject, Objects, WrittenObject};
+pub use self::options::RemoteOptions;
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
-
-/// The client's own limit to a request.
-const LONGEST_REQUEST: &str = "1 hour";
-/// Where chunks are shared.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct RemoteOptions {
-    /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or `file:///folder`.
-    pub url: String,
-    /// Further settings of the object store, by the names it has in the environment: `AWS_ENDPOINT`, `AWS_ACCESS_KEY_ID`, ….
-    pub options: Vec<(String, String)>,
-    /// How long it may be silent before it counts as failed.
-    pub timeout: Duration,
-}
-
-impl RemoteOptions {
-    /// With what the environment says about object stores.
-    pub fn new(url: impl Into<String>) -> RemoteOptions {
-        let ours = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
-        let text =
-            |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-        let options = std::env::vars_os().filter_map(text).filter(|(name, _)| ours(name)).collect();
-        RemoteOptions { url: url.into(), options, timeout: Duration::from_secs(2) }
-    }
-}
-
-/// Secrets are not shown.
-impl fmt::Debug for RemoteOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteOptions").field("url", &self.url).finish_non_exhaustive()
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Remote {
@@ -75,15 +44,8 @@ pub(crate) struct Remote {
 impl Remote {
     /// Begins to bring what `disk` notes there.
     pub(crate) fn open(options: &RemoteOptions, disk: &Arc<Disk>) -> Result<Remote> {
-        let failed = |why: String| StoreError::Remote { url: options.url.clone(), why };
-        let url = url::Url::parse(&options.url).map_err(|error| failed(error.to_string()))?;
-        // How long a request may take follows from its size: the client's own limit is only the last.
-        let longest = [("timeout", LONGEST_REQUEST.to_owned())];
-        let given = options.options.iter().map(|(name, value)| (name.as_str(), value.clone())).chain(longest);
-        // Somebody else may have chosen already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let (objects, prefix) = parse_url_opts(&url, given).map_err(|error| failed(error.to_string()))?;
-        Remote::with(objects.into(), prefix, options, disk)
+        let (objects, prefix) = options.connect()?;
+        Remote::with(objects, prefix, options, disk)
     }
 
     /// Begins to bring what `disk` notes to `objects`.
@@ -93,13 +55,7 @@ impl Remote {
         options: &RemoteOptions,
         disk: &Arc<Disk>,
     ) -> Result<Remote> {
-        let failed = |why: String| StoreError::Remote { url: options.url.clone(), why };
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("remote")
-            .enable_all()
-            .build()
-            .map_err(|error| failed(error.to_string()))?;
+        let runtime = options.runtime()?;
         let client = Arc::new(Client::new(objects, prefix, options.timeout));
         runtime.spawn(upload::send_all(client.clone(), Arc::downgrade(disk)));
         Ok(Remote { runtime: Some(runtime), client, url: options.url.clone() })
@@ -136,6 +92,12 @@ impl Remote {
 
     pub(crate) fn stats(&self) -> RemoteStats {
         self.client.stats()
+    }
+
+    /// Objects below the same prefix.
+    pub(crate) fn objects(&self) -> Option<Objects> {
+        let runtime = self.runtime.as_ref()?.handle().clone();
+        Some(Objects::new(self.client.clone(), runtime, &self.url))
     }
 }
 

@@ -6,6 +6,8 @@ mod listing;
 mod prefetch;
 #[cfg(feature = "remote")]
 mod receiver;
+#[cfg(feature = "remote")]
+mod shared;
 mod stats;
 
 use std::path::Path;
@@ -174,6 +176,15 @@ impl Store {
     #[cfg(not(feature = "remote"))]
     pub fn fetches(&self) -> bool {
         false
+    }
+
+    /// Without an object store no chunk is in one.
+    ///
+    /// # Errors
+    /// None.
+    #[cfg(not(feature = "remote"))]
+    pub fn are_shared(&self, ids: &[&ChunkId], _: &[&str]) -> Result<Vec<bool>> {
+        Ok(vec![false; ids.len()])
     }
 
     /// Without an object store nothing comes from one.

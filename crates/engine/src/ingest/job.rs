@@ -343,11 +343,20 @@ impl Engine {
         whole: bool,
     ) -> Result<Ingest> {
         let documents = prompt.chunks.chunk_by(|a, b| a.document == b.document).count();
+        let methods = if method.statistics().is_empty() { Vec::new() } else { vec![method.clone()] };
+        Ingest::start(self, self.stored_for(prompt, method), documents, methods, whole)
+    }
+
+    /// The chunks that a method reuses of a prompt, with their identities: whole documents where it keeps statistics of them.
+    pub(super) fn stored_for(
+        &self,
+        prompt: &Prompt,
+        method: &Arc<dyn FusionMethod>,
+    ) -> Vec<(ChunkId, PromptChunk)> {
         if method.statistics().is_empty() {
-            return Ingest::start(self, self.named_in(prompt), documents, Vec::new(), whole);
+            return self.named_in(prompt);
         }
-        let contexts = self.named_in(&prompt.contexts(self.longest_context()));
-        Ingest::start(self, contexts, documents, vec![method.clone()], whole)
+        self.named_in(&prompt.contexts(self.longest_context()))
     }
 
     /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use refrain::model::{Specials, Tokenizer};
+use serde::{Deserialize, Serialize};
 
 use super::file::{DataFile, spread};
 use super::needle::{self, Needle, NeedleStyle};
@@ -21,7 +22,7 @@ const TEMPLATE: usize = 128;
 const DEPTHS: usize = 10;
 
 /// A task with its samples, ready to be answered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoadedTask {
     /// For the report.
     pub about: TaskInfo,

@@ -63,6 +63,10 @@ pub(super) struct DocumentResponse {
     tokens: usize,
     /// Number of chunks in the chunk store, over all methods that the document was prefilled for.
     chunks: usize,
+    /// Whether the object store has the document, so that every server which shares it answers for the document. Absent on a server that
+    /// shares no documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published: Option<bool>,
 }
 
 /// A stored document with its text.
@@ -138,7 +142,8 @@ pub(super) struct DeletedResponse {
 impl From<StoredDocument> for DocumentResponse {
     fn from(stored: StoredDocument) -> DocumentResponse {
         let StoredDocument { id, title, created, pinned, bytes, tokens, chunk_keys: chunks, .. } = stored;
-        DocumentResponse { id, object: "document", title, created, pinned, bytes, tokens, chunks }
+        let published = stored.published;
+        DocumentResponse { id, object: "document", title, created, pinned, bytes, tokens, chunks, published }
     }
 }
 
@@ -256,7 +261,7 @@ pub(super) async fn show(State(app): State<App>, tenant: Tenant, PathText(id): P
     let work = move || {
         let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
         Ok(DocumentTextResponse {
-            document: documents.get(namespace, &id)?.into(),
+            document: app.state.corpus.get(&tenant.engine, &id)?.into(),
             text: documents.document(namespace, &id)?.text,
             chunk_keys: documents.chunk_keys(namespace, &id)?.iter().map(ToString::to_string).collect(),
         })
@@ -304,13 +309,13 @@ pub(super) async fn pin(
 ) -> Result<Response> {
     let work = move || {
         let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
-        documents.get(namespace, &id)?;
+        app.state.corpus.get(&tenant.engine, &id)?;
         let keys = match pinned {
             true => documents.chunk_keys(namespace, &id)?,
             false => documents.keys_to_unpin(namespace, &id)?,
         };
         pin_chunks(&tenant, &keys, pinned)?;
-        Ok(DocumentResponse::from(documents.set_pinned(namespace, &id, pinned)?))
+        Ok(DocumentResponse::from(app.state.corpus.set_pinned(namespace, &id, pinned)?))
     };
     Ok(axum::Json(spawn_blocking(work).await?).into_response())
 }

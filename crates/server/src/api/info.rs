@@ -56,7 +56,7 @@ pub(super) struct ModelListResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StatusResponse {
-    /// `ok`, `ready` or `stopping`.
+    /// `ok`, `ready`, `syncing` or `stopping`.
     status: &'static str,
 }
 
@@ -138,17 +138,16 @@ pub(super) async fn health() -> Response {
     get, path = "/ready", security(()),
     responses(
         (status = 200, description = "It does", body = StatusResponse),
-        (status = 503, description = "It is shutting down", body = StatusResponse),
+        (status = 503, description = "It is shutting down, or has not yet compared its documents with those of other machines", body = StatusResponse),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> Response {
-    match app.is_stopping() {
-        false => axum::Json(StatusResponse { status: "ready" }).into_response(),
-        true => {
-            let body = axum::Json(StatusResponse { status: "stopping" });
-            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
-        }
-    }
+    let status = match (app.is_stopping(), app.state.corpus.is_synced()) {
+        (true, _) => "stopping",
+        (false, false) => "syncing",
+        (false, true) => return axum::Json(StatusResponse { status: "ready" }).into_response(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, axum::Json(StatusResponse { status })).into_response()
 }
 
 /// Metrics for Prometheus.
@@ -159,7 +158,8 @@ pub(super) async fn ready(State(app): State<App>) -> Response {
     ),
 )]
 pub(super) async fn metrics(State(app): State<App>) -> Result<Response> {
-    let text = spawn_blocking(move || Ok(app.state.metrics.text(&app.state.engine))).await?;
+    let text =
+        spawn_blocking(move || Ok(app.state.metrics.text(&app.state.engine, &app.state.corpus))).await?;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
 }

@@ -13,7 +13,9 @@ use super::{MODEL, ask, chat, engine, metrics_of, post, value};
 
 /// The store of a server of its own folder, on the object store in another folder.
 fn store(folder: &Path, library: &Path) -> Store {
-    let options = RemoteOptions::new(format!("file://{}", library.display()));
+    let mut options = RemoteOptions::new(format!("file://{}", library.display()));
+    // A busy machine may be slow.
+    options.timeout = Duration::from_secs(60);
     Store::open_shared(folder, Limits::memory(1 << 26), &options).unwrap()
 }
 

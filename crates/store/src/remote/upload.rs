@@ -13,6 +13,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::client::{Client, FIRST_PAUSE, Failure, LONGEST_PAUSE};
+use super::objects::WrittenObject;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result};
 
@@ -113,8 +114,8 @@ impl Client {
         match self.put(path, payload.clone(), PutMode::Update(broken)).await {
             Err(Failure::Conflict) => Ok(false),
             // Another machine's whole object is replaced by its equal, if it came meanwhile.
-            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|()| true),
-            done => done.map(|()| true),
+            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|_| true),
+            done => done.map(|_| true),
         }
     }
 
@@ -125,21 +126,27 @@ impl Client {
             return Ok(false);
         }
         match self.put(path, payload.clone(), PutMode::Create).await {
-            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|()| true),
+            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|_| true),
             // A deletion under way conflicts as well, and leaves nothing there.
             Err(Failure::Conflict) if self.is_there(path).await? => Ok(false),
-            done => done.map(|()| true),
+            done => done.map(|_| true),
         }
     }
 
-    async fn put(&self, path: &ObjectPath, payload: PutPayload, mode: PutMode) -> Result<(), Failure> {
+    pub(super) async fn put(
+        &self,
+        path: &ObjectPath,
+        payload: PutPayload,
+        mode: PutMode,
+    ) -> Result<WrittenObject, Failure> {
         let longest = self.longest(payload.content_length() as u64);
         let options = PutOptions::from(mode);
-        self.within(longest, self.objects.put_opts(path, payload, options)).await.map(drop)
+        let put = self.within(longest, self.objects.put_opts(path, payload, options)).await?;
+        Ok(WrittenObject { e_tag: put.e_tag })
     }
 
     /// Whether an object is known to be there. Where names may not be listed, a missing one is refused.
-    async fn is_there(&self, path: &ObjectPath) -> Result<bool, Failure> {
+    pub(super) async fn is_there(&self, path: &ObjectPath) -> Result<bool, Failure> {
         match self.head(path).await {
             Ok(()) => Ok(true),
             Err(Failure::Absent | Failure::Refused(_)) => Ok(false),

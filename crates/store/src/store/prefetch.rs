@@ -9,7 +9,7 @@ use super::Store;
 use super::receiver::Receiver;
 use crate::disk::{Disk, Origin};
 use crate::folder::{name, open_aux_file};
-use crate::remote::{ObjectSink, Remote};
+use crate::remote::{ObjectSink, Objects, Remote};
 use crate::tiers::{InFlightChunk, Tiers};
 use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file};
 
@@ -80,6 +80,11 @@ impl Store {
             chunk.chunk().is_some()
         };
         if whole { chunks.values().filter(came).count() } else { chunks.len() }
+    }
+
+    /// Further objects of the object store, below the prefix of the chunks; none where there is no object store.
+    pub fn objects(&self) -> Option<Objects> {
+        self.0.remote.as_ref()?.objects()
     }
 
     /// Whether there is an object store that chunks are fetched from.

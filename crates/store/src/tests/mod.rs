@@ -13,6 +13,8 @@ mod kv_quant;
 mod library;
 mod limits;
 #[cfg(feature = "remote")]
+mod objects;
+#[cfg(feature = "remote")]
 mod sharing;
 mod store;
 mod tokens;

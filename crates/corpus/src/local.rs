@@ -1,4 +1,4 @@
-//! The tenants' documents in a redb database.
+//! The documents as this machine has them, in a redb database.
 //!
 //! A document's id follows from its title and text. A document belongs to a namespace and is invisible in all others. No
 //! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
@@ -6,46 +6,58 @@
 use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
-use redb::{Builder, Database, DatabaseError, ReadableMultimapTable, ReadableTable, WriteTransaction};
+use redb::{
+    Builder, Database, DatabaseError, ReadTransaction, ReadableTable, ReadableTableMetadata, WriteTransaction,
+};
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
 
+use crate::cut::NewDocument;
 use crate::database::{ReopeningDatabase, Transacted};
 use crate::error::{Error, Result};
-use crate::purge::{copy_all, is_unpurged, mark_earlier_file, mark_unpurged};
+use crate::notes::{self, Note};
+use crate::purge::mark_earlier_file;
 use crate::tables::{
-    CHUNK_KEYS, CHUNK_USERS, METADATA, REMOVALS, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS,
-    create_tables, insert, parsed, remove_tokens, removed_keys, token_ids, write_chunks,
+    CHUNK_KEYS, CHUNK_USERS, METADATA, Segmented, StoredDocument, TEXTS, TOKENS, create_tables, insert,
+    parsed, token_ids, write_chunks,
 };
 
 /// File of the documents in the server's folder.
 const FILE: &str = "documents.redb";
-/// Documents by namespace. Every change is one transaction, the count of bytes included.
-pub struct DocumentStore {
-    database: ReopeningDatabase,
+
+/// Documents by namespace, in a file that one program at a time has open. Every change is one transaction, the count of bytes included.
+pub struct LocalDocuments {
+    pub(super) database: ReopeningDatabase,
     /// The database's file; none in memory.
-    file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
     /// Most bytes of a namespace's titles and texts.
     quota: u64,
+    /// Whether changes are noted for an object store.
+    pub(super) takes_notes: bool,
 }
 
-impl DocumentStore {
+impl LocalDocuments {
     /// Opens the documents of a folder, or an empty store in memory. `quota` bounds the bytes of a namespace's titles and texts.
     ///
     /// # Errors
     /// If the file cannot be opened, or another program has it open.
-    pub fn open(folder: Option<&Path>, quota: u64) -> Result<DocumentStore> {
+    pub fn open(folder: Option<&Path>, quota: u64) -> Result<LocalDocuments> {
+        LocalDocuments::open_for(folder, quota, false)
+    }
+
+    /// [`LocalDocuments::open`]; if `is_shared`, for documents whose changes an object store is told.
+    pub(crate) fn open_for(folder: Option<&Path>, quota: u64, is_shared: bool) -> Result<LocalDocuments> {
         let Some(folder) = folder else {
             let in_memory = || Builder::new().create_with_backend(InMemoryBackend::new());
-            return DocumentStore::with(in_memory, Path::new(FILE), quota);
+            return LocalDocuments::with(in_memory, Path::new(FILE), quota, is_shared);
         };
         let path = folder.join(FILE);
         if let Err(error) = std::fs::create_dir_all(folder) {
             return Err(Error::Open { path, reason: error.to_string() });
         }
         let file = path.clone();
-        let store = DocumentStore::with(move || Database::create(&path), &file, quota)?;
-        let store = DocumentStore { file: Some(file), ..store };
+        let store = LocalDocuments::with(move || Database::create(&path), &file, quota, is_shared)?;
+        let store = LocalDocuments { file: Some(file), ..store };
         // What an interrupted removal has left. Where it cannot be purged now, the next removal does it.
         if let Err(error) = store.purge() {
             tracing::warn!(%error, "removed documents cannot be purged from the documents' file");
@@ -57,7 +69,8 @@ impl DocumentStore {
         open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
         path: &Path,
         quota: u64,
-    ) -> Result<DocumentStore> {
+        is_shared: bool,
+    ) -> Result<LocalDocuments> {
         let path = path.to_owned();
         let database = match ReopeningDatabase::new(open) {
             Ok(database) => database,
@@ -66,25 +79,33 @@ impl DocumentStore {
         };
         let create = |transaction: &WriteTransaction| {
             mark_earlier_file(transaction)?;
-            create_tables(transaction)
+            create_tables(transaction)?;
+            notes::takes_notes(transaction, is_shared)
         };
-        database.write(create).map_err(|error| Error::Open { path, reason: error.to_string() })?;
-        Ok(DocumentStore { database, file: None, quota })
+        let created = database.write(create);
+        let takes_notes = created.map_err(|error| Error::Open { path, reason: error.to_string() })?;
+        Ok(LocalDocuments { database, file: None, quota, takes_notes })
     }
 
-    /// Stores a document. One that is there already keeps its time of creation and its pin, and the chunk keys of both
-    /// are its own.
+    /// Stores a document, whose chunks the tokenizer and chunk size of `segmentation` have cut. One that is there already keeps its
+    /// time of creation and its pin, and the chunk keys of both are its own.
     ///
     /// # Errors
     /// If the namespace's quota has no room for a new document, or the transaction fails.
     pub(crate) fn put(
         &self,
         namespace: &str,
-        document: &Document,
-        segmented: &Segmented<'_>,
+        new: &NewDocument,
+        segmentation: &str,
     ) -> Result<StoredDocument> {
-        self.database
-            .write(|transaction| insert(transaction, namespace, document, segmented, Some(self.quota)))
+        self.database.write(|transaction| {
+            let segmented = segmented(new, segmentation);
+            let stored = insert(transaction, namespace, &new.document, &segmented, Some(self.quota))?;
+            if self.takes_notes {
+                notes::note(transaction, namespace, &stored.id, Note::PUT)?;
+            }
+            Ok(StoredDocument { published: self.takes_notes.then_some(false), ..stored })
+        })
     }
 
     /// Replaces the chunks of a document, which another tokenizer or chunk size had cut. Earlier chunk keys stay, for as
@@ -93,16 +114,44 @@ impl DocumentStore {
         &self,
         namespace: &str,
         id: &str,
-        segmented: &Segmented<'_>,
+        new: &NewDocument,
+        segmentation: &str,
     ) -> Result<StoredDocument> {
         self.database.write(|transaction| {
             let mut metadata = transaction.open_table(METADATA)?;
             let known: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
             let mut known = known.ok_or_else(|| Error::NotFound(id.to_owned()))?;
-            write_chunks(transaction, namespace, &mut known, segmented)?;
+            write_chunks(transaction, namespace, &mut known, &segmented(new, segmentation))?;
             metadata.insert((namespace, id), serde_json::to_vec(&known)?.as_slice())?;
             Ok(known)
         })
+    }
+
+    /// Whether the namespace has the document.
+    pub(crate) fn contains(&self, namespace: &str, id: &str) -> Result<bool> {
+        self.database
+            .read(|transaction| Ok(transaction.open_table(METADATA)?.get((namespace, id))?.is_some()))
+    }
+
+    /// Number of documents of all namespaces.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn count(&self) -> Result<u64> {
+        self.database.read(|transaction| Ok(transaction.open_table(METADATA)?.len()?))
+    }
+
+    /// Whether a document is in the object store; none where documents are not shared.
+    fn published(
+        &self,
+        transaction: &ReadTransaction,
+        namespace: &str,
+        id: &str,
+    ) -> Transacted<Option<bool>> {
+        match self.takes_notes {
+            true => Ok(Some(!notes::is_unsent(transaction, namespace, id)?)),
+            false => Ok(None),
+        }
     }
 
     /// A document's metadata.
@@ -111,8 +160,10 @@ impl DocumentStore {
     /// If the namespace has no such document.
     pub fn get(&self, namespace: &str, id: &str) -> Result<StoredDocument> {
         self.database.read(|transaction| {
-            let found = parsed(transaction.open_table(METADATA)?.get((namespace, id))?)?;
-            found.ok_or_else(|| Error::NotFound(id.to_owned()).into())
+            let found: Option<StoredDocument> =
+                parsed(transaction.open_table(METADATA)?.get((namespace, id))?)?;
+            let found = found.ok_or_else(|| Error::NotFound(id.to_owned()))?;
+            Ok(StoredDocument { published: self.published(transaction, namespace, id)?, ..found })
         })
     }
 
@@ -174,7 +225,8 @@ impl DocumentStore {
                 if listed.len() == limit {
                     return Ok((listed, true));
                 }
-                listed.push(serde_json::from_slice(value.value())?);
+                let found: StoredDocument = serde_json::from_slice(value.value())?;
+                listed.push(StoredDocument { published: self.published(transaction, of, id)?, ..found });
             }
             Ok((listed, false))
         })
@@ -218,100 +270,27 @@ impl DocumentStore {
     ///
     /// # Errors
     /// If the namespace has no such document.
-    pub fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<StoredDocument> {
+    pub(crate) fn set_pinned(&self, namespace: &str, id: &str, pinned: bool) -> Result<()> {
         self.database.write(|transaction| {
             let mut metadata = transaction.open_table(METADATA)?;
             let found: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
             let found = found.ok_or_else(|| Error::NotFound(id.to_owned()))?;
             let changed = StoredDocument { pinned, ..found };
             metadata.insert((namespace, id), serde_json::to_vec(&changed)?.as_slice())?;
-            Ok(changed)
-        })
-    }
-
-    /// Removes a document. Gives those of its chunk keys, and of `further`, that no other document of the namespace has, and
-    /// remembers them until the removal is [finished](DocumentStore::finish_removal). Until then a repeated removal gives them
-    /// again, except those that a document has got meanwhile.
-    ///
-    /// # Errors
-    /// If the namespace has no such document.
-    pub(crate) fn remove(&self, namespace: &str, id: &str, further: &[ChunkKey]) -> Result<Vec<ChunkKey>> {
-        self.database.write(|transaction| {
-            let mut removals = transaction.open_table(REMOVALS)?;
-            let begun = removals.get((namespace, id))?.map(|row| removed_keys(row.value()));
-            let removed = remove_rows(transaction, namespace, id)?;
-            if begun.is_none() && removed.is_none() {
-                return Err(Error::NotFound(id.to_owned()).into());
-            }
-            let mut keys =
-                [further.to_vec(), begun.unwrap_or_default(), removed.unwrap_or_default()].concat();
-            keys.sort_unstable();
-            keys.dedup();
-            let users = transaction.open_multimap_table(CHUNK_USERS)?;
-            let mut unused = Vec::with_capacity(keys.len());
-            for key in keys {
-                let is_used = users.get((namespace, &key.0))?.next().is_some();
-                unused.extend((!is_used).then_some(key));
-            }
-            removals.insert((namespace, id), bytes_of(&unused).as_slice())?;
-            Ok(unused)
-        })
-    }
-
-    /// Forgets the keys of a removed document, whose chunks are deleted everywhere, unless it has been removed again with
-    /// others meanwhile.
-    pub(crate) fn finish_removal(&self, namespace: &str, id: &str, keys: &[ChunkKey]) -> Result<()> {
-        self.database.write(|transaction| {
-            let mut removals = transaction.open_table(REMOVALS)?;
-            let is_same = removals.get((namespace, id))?.is_some_and(|row| row.value() == bytes_of(keys));
-            if is_same {
-                removals.remove((namespace, id))?;
+            if self.takes_notes {
+                notes::note(transaction, namespace, id, Note::PIN)?;
             }
             Ok(())
         })
     }
-
-    /// Makes the file anew if it holds bytes of removed documents. Reading goes on meanwhile, and changes wait.
-    ///
-    /// # Errors
-    /// If there is no room for a second file, or it cannot be written.
-    pub(crate) fn purge(&self) -> Result<()> {
-        match &self.file {
-            Some(file) => self.database.rewrite_if(file, is_unpurged, copy_all),
-            None => Ok(()),
-        }
-    }
 }
 
-/// Removes the rows of a document, and gives its chunk keys; none if there is no such document.
-fn remove_rows(
-    transaction: &WriteTransaction,
-    namespace: &str,
-    id: &str,
-) -> Transacted<Option<Vec<ChunkKey>>> {
-    let removed: Option<StoredDocument> = parsed(transaction.open_table(METADATA)?.remove((namespace, id))?)?;
-    let Some(removed) = removed else { return Ok(None) };
-    mark_unpurged(transaction)?;
-    transaction.open_table(TEXTS)?.remove((namespace, id))?;
-    remove_tokens(transaction, namespace, &removed)?;
-    let mut bytes = transaction.open_table(STORED_BYTES)?;
-    let stored = bytes.get(namespace)?.map_or(0, |row| row.value());
-    bytes.insert(namespace, stored.saturating_sub(removed.stored_bytes))?;
-    let mut users = transaction.open_multimap_table(CHUNK_USERS)?;
-    let mut keys = Vec::new();
-    for key in transaction.open_multimap_table(CHUNK_KEYS)?.remove_all((namespace, id))? {
-        let key = *key?.value();
-        users.remove((namespace, &key), id)?;
-        keys.push(ChunkKey(key));
-    }
-    Ok(Some(keys))
-}
-
-/// A row of [`REMOVALS`].
-fn bytes_of(keys: &[ChunkKey]) -> Vec<u8> {
-    keys.iter().flat_map(|key| key.0).collect()
+/// The chunks of a new document.
+fn segmented<'a>(new: &'a NewDocument, segmentation: &'a str) -> Segmented<'a> {
+    let chunks = new.chunks.iter().map(Vec::as_slice).collect();
+    Segmented { chunks, keys: &new.keys, segmentation }
 }
 
 #[cfg(test)]
-#[path = "store_tests.rs"]
+#[path = "local_tests.rs"]
 mod tests;

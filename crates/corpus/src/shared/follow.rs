@@ -1,0 +1,128 @@
+//! Following what other machines change.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::PoisonError;
+use std::time::SystemTime;
+
+use super::SharedDocuments;
+use super::listing::{BATCH, apply};
+use super::objects::{CHANGES, ChangesObject, MOST_BYTES, before_changes, decode, is_id, time_of_change};
+use super::parallel::in_parallel;
+use crate::document_store::{Applied, KeysOf};
+use crate::error::Result;
+use crate::notes::{SharingState, now};
+
+/// Seconds after which all documents are listed, and not only what was announced since.
+const LIST_EVERY: u64 = 600;
+/// Seconds for which changes are announced. A machine that was away for half of that lists all documents.
+const ANNOUNCED_FOR: u64 = 3600;
+/// Milliseconds by which the clocks of two machines may differ. What a clock that is further behind announces is found by the next
+/// listing.
+const CLOCK_DIFFERENCE: u64 = 120_000;
+
+impl SharedDocuments {
+    /// Tells the object store what is noted, and brings the replica in line with it.
+    pub(super) fn follow(&self, keys_of: Option<&KeysOf<'_>>, applied: &mut Applied<'_>) -> Result<()> {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = self.follow_once(&mut followed, keys_of, applied);
+        let mut stats = self.stats();
+        stats.syncs += 1;
+        stats.failures += u64::from(outcome.is_err());
+        stats.trouble = outcome.as_ref().err().map(ToString::to_string);
+        outcome
+    }
+
+    fn follow_once(
+        &self,
+        followed: &mut HashSet<String>,
+        keys_of: Option<&KeysOf<'_>>,
+        applied: &mut Applied<'_>,
+    ) -> Result<()> {
+        let mut state = self.local.sharing_state()?;
+        let began = now().as_secs();
+        let since = |then: u64| began.checked_sub(then).unwrap_or(u64::MAX);
+        let lists = since(state.listed) >= LIST_EVERY || since(state.polled) >= ANNOUNCED_FOR / 2;
+        if lists {
+            self.check_library(&mut state)?;
+        }
+        let sent = self.send_all();
+        if sent.is_err() && self.objects.down().is_some() {
+            return sent;
+        }
+        if lists {
+            // What is announced after this is followed the next time, whether or not it is listed now.
+            state.cursor = self.announced(followed)?;
+            self.list_all(keys_of, applied)?;
+            state.listed = began;
+        } else {
+            state.cursor = self.poll(&state, followed, keys_of, applied)?;
+        }
+        state.polled = began;
+        if keys_of.is_some() {
+            self.local.set_sharing_state(&state)?;
+        } else {
+            followed.clear();
+        }
+        self.stats().last_sync = Some(SystemTime::now());
+        sent
+    }
+
+    /// Marks all that is announced as followed, and deletes what was announced long ago. Gives the time of the last change.
+    fn announced(&self, followed: &mut HashSet<String>) -> Result<u64> {
+        let now = now().as_millis() as u64;
+        followed.clear();
+        let (mut old, mut last) = (Vec::new(), 0);
+        for object in self.objects.list(CHANGES, None)? {
+            let Some(time) = time_of_change(&object.name) else { continue };
+            if time + ANNOUNCED_FOR * 1000 < now {
+                old.push(object.name);
+            } else {
+                last = last.max(time.min(now));
+                followed.insert(object.name);
+            }
+        }
+        // Where this may not be done, a machine that may does it.
+        in_parallel(&old, |name| self.objects.delete(name).is_ok());
+        Ok(last)
+    }
+
+    /// Looks at what was announced and not yet followed. Gives the time of the last change.
+    fn poll(
+        &self,
+        state: &SharingState,
+        followed: &mut HashSet<String>,
+        keys_of: Option<&KeysOf<'_>>,
+        applied: &mut Applied<'_>,
+    ) -> Result<u64> {
+        let before = before_changes(state.cursor.saturating_sub(CLOCK_DIFFERENCE));
+        let listed = self.objects.list(CHANGES, Some(&before))?.into_iter().map(|object| object.name);
+        let listed: Vec<String> = listed.filter(|name| time_of_change(name).is_some()).collect();
+        let new: Vec<&String> = listed.iter().filter(|name| !followed.contains(*name)).collect();
+        for batch in new.chunks(BATCH) {
+            let mut documents = BTreeSet::new();
+            for changes in in_parallel(batch, |name| self.changes(name)) {
+                documents.extend(changes?.into_iter().filter(|(_, id)| is_id(id)));
+            }
+            let documents: Vec<(String, String)> = documents.into_iter().collect();
+            for some in documents.chunks(BATCH) {
+                let look = |(namespace, id): &(String, String)| self.look(namespace, id, keys_of);
+                apply(in_parallel(some, look), applied)?;
+            }
+            followed.extend(batch.iter().map(|name| (*name).clone()));
+        }
+        followed.retain(|name| listed.binary_search(name).is_ok());
+        let now = now().as_millis() as u64;
+        let last = listed.iter().filter_map(|name| time_of_change(name)).map(|time| time.min(now)).max();
+        Ok(last.unwrap_or(0).max(state.cursor))
+    }
+
+    /// The documents of an announced change.
+    fn changes(&self, name: &str) -> Result<Vec<(String, String)>> {
+        let Some(bytes) = self.bytes(name, MOST_BYTES)? else { return Ok(Vec::new()) };
+        let found: Result<ChangesObject, _> = bytes.and_then(|bytes| decode(&bytes));
+        found.map(|changes| changes.documents).or_else(|why| {
+            self.unusable(name, &why);
+            Ok(Vec::new())
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! Bringing the replica of one document in line with its objects.
+
+use super::SharedDocuments;
+use super::objects::{Place, place_of};
+use super::parts::Parts;
+use crate::document_store::{Change, ChangeKind, KeysOf};
+use crate::error::{Error, Result};
+use crate::notes::may_follow;
+
+impl SharedDocuments {
+    /// Brings the replica of a document in line with its objects, unless this machine has changed it and they are not told. Gives what
+    /// has changed in the replica, if something has.
+    pub(super) fn look(
+        &self,
+        namespace: &str,
+        id: &str,
+        keys_of: Option<&KeysOf<'_>>,
+    ) -> Result<Option<Change>> {
+        let place = place_of(namespace, id);
+        let _turn = self.turn(&place);
+        if !may_follow(self.local.note_of(namespace, id)?.map(|unsent| unsent.note)) {
+            return Ok(None);
+        }
+        let parts = self.parts(&place)?;
+        let known = match self.local.get(namespace, id) {
+            Err(Error::NotFound(_)) => None,
+            known => Some(known?),
+        };
+        let change = |kind| Some(Change { namespace: namespace.to_owned(), id: id.to_owned(), kind });
+        match known {
+            None if parts.document => self.bring(&place, &parts),
+            None => Ok(None),
+            Some(known) if parts.document => {
+                // It may have been removed and stored again since this machine last looked.
+                let is_another = parts.is_another(known.e_tag.as_ref());
+                if !is_another && parts.keys.is_empty() && parts.pinned == known.pinned {
+                    return Ok(None);
+                }
+                let found = if is_another { self.document_in(&place)?.and_then(Result::ok) } else { None };
+                let found = found.as_ref().map(|found| (found, parts.e_tag.clone()));
+                let keys = self.all_keys(&place, &parts.keys)?;
+                self.local.adopt(namespace, id, found, parts.pinned, &keys)?;
+                let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
+                Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
+            }
+            Some(_) => {
+                let Some(keys_of) = keys_of else { return Ok(change(ChangeKind::Removed)) };
+                let mut keys = self.all_keys(&place, &parts.removals)?;
+                keys.extend(keys_of(namespace, self.local.chunks(namespace, id)?)?);
+                let is_removed = self.local.remove_withdrawn(namespace, id, &keys)?;
+                Ok(if is_removed { change(ChangeKind::Removed) } else { None })
+            }
+        }
+    }
+
+    /// Brings a document that the replica lacks, if it is there.
+    pub(super) fn look_for(&self, namespace: &str, id: &str) -> Result<()> {
+        let place = place_of(namespace, id);
+        let _turn = self.turn(&place);
+        if self.local.note_of(namespace, id)?.is_some() || self.local.contains(namespace, id)? {
+            return Ok(());
+        }
+        let parts = self.parts(&place)?;
+        if parts.document {
+            self.bring(&place, &parts)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the document of a place, with the objects beside it that are given, if the replica lacks it.
+    pub(super) fn bring_listed(&self, place: &Place, parts: &Parts) -> Result<Option<Change>> {
+        let _turn = self.turn(place);
+        self.bring(place, parts)
+    }
+
+    /// Brings the document of a place. The place's turn is the caller's.
+    fn bring(&self, place: &Place, parts: &Parts) -> Result<Option<Change>> {
+        let Some(Ok(mut found)) = self.document_in(place)? else { return Ok(None) };
+        found.keys.extend(self.all_keys(place, &parts.keys)?);
+        let namespace = found.namespace.clone();
+        let is_new = self.local.insert_found(&found, parts.pinned, parts.e_tag.clone())?;
+        let change = || Change { namespace, id: place.id.clone(), kind: ChangeKind::Put };
+        Ok(is_new.then(change))
+    }
+
+    /// Takes up a removal that another machine has begun and not finished.
+    pub(super) fn take_up_removal(&self, place: &Place, parts: &Parts) -> Result<()> {
+        let _turn = self.turn(place);
+        for part in &parts.removals {
+            if let Some((namespace, keys)) = self.keys_in(place, part)?
+                && !self.local.contains(&namespace, &place.id)?
+            {
+                self.local.extend_removal(&namespace, &place.id, &keys)?;
+            }
+        }
+        Ok(())
+    }
+}

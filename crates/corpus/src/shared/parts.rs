@@ -1,0 +1,104 @@
+//! What objects a document has, and what they hold.
+
+use std::time::SystemTime;
+
+use refrain_store::{ChunkKey, ListedObject, StoreError};
+
+use super::SharedDocuments;
+use super::objects::{
+    DOCUMENT, KEYS, MOST_BYTES, MOST_DOCUMENT, PINNED, Place, REMOVAL, Unusable, decode_document, decode_keys,
+};
+use crate::error::Result;
+use crate::replica::FoundDocument;
+
+/// The objects of a document, by the last parts of their names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Parts {
+    /// Whether the document itself is there. Without it there is no document, whatever else there is.
+    pub(super) document: bool,
+    /// The entity tag of the document's object.
+    pub(super) e_tag: Option<String>,
+    pub(super) pinned: bool,
+    pub(super) keys: Vec<String>,
+    pub(super) removals: Vec<String>,
+    /// When the last of them was written, by the object store's clock.
+    pub(super) written: Option<SystemTime>,
+}
+
+impl Parts {
+    /// Whether the document's object is another than the one with this tag, as far as that is known.
+    pub(super) fn is_another(&self, e_tag: Option<&String>) -> bool {
+        self.e_tag.is_some() && self.e_tag.as_ref() != e_tag
+    }
+
+    /// Adds an object of the document.
+    pub(super) fn add(&mut self, part: &str, object: &ListedObject) {
+        match part {
+            DOCUMENT => (self.document, self.e_tag) = (true, object.e_tag.clone()),
+            PINNED => self.pinned = true,
+            part if part.starts_with(KEYS) => self.keys.push(part.to_owned()),
+            part if part.starts_with(REMOVAL) => self.removals.push(part.to_owned()),
+            _ => return,
+        }
+        self.written = self.written.max(Some(object.written));
+    }
+}
+
+impl SharedDocuments {
+    /// The objects of a document, as they are now.
+    pub(super) fn parts(&self, place: &Place) -> Result<Parts> {
+        let mut parts = Parts::default();
+        for object in self.objects.list(&place.folder(), None)? {
+            if let Some((of, part)) = Place::parse(&object.name)
+                && of == *place
+            {
+                parts.add(part, &object);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Whether there is an object of the document, or of its removal.
+    pub(super) fn has_objects(&self, place: &Place) -> Result<bool> {
+        let parts = self.parts(place)?;
+        Ok(parts.document || !parts.removals.is_empty())
+    }
+
+    /// The document of a place, or the reason for which it is not used; none if there is none.
+    pub(super) fn document_in(&self, place: &Place) -> Result<Option<Result<FoundDocument, Unusable>>> {
+        let name = place.name(DOCUMENT);
+        let Some(bytes) = self.bytes(&name, MOST_DOCUMENT)? else { return Ok(None) };
+        let found = bytes.and_then(|bytes| decode_document(&bytes, place));
+        if let Err(why) = &found {
+            self.unusable(&name, why);
+        }
+        Ok(Some(found))
+    }
+
+    /// The namespace and the chunk keys of an object of keys; none if there is none, or none that can be used.
+    pub(super) fn keys_in(&self, place: &Place, part: &str) -> Result<Option<(String, Vec<ChunkKey>)>> {
+        let name = place.name(part);
+        let Some(bytes) = self.bytes(&name, MOST_BYTES)? else { return Ok(None) };
+        let found = bytes.and_then(|bytes| decode_keys(&bytes, place));
+        Ok(found.map_err(|why| self.unusable(&name, &why)).ok())
+    }
+
+    /// The bytes of an object; none if there is none.
+    pub(super) fn bytes(&self, name: &str, most: u64) -> Result<Option<Result<Vec<u8>, Unusable>>> {
+        match self.objects.get(name, most) {
+            Err(error @ StoreError::ObjectTooLarge { .. }) => {
+                Ok(Some(Err(Unusable::Broken(error.to_string()))))
+            }
+            found => Ok(found?.map(Ok)),
+        }
+    }
+
+    /// The chunk keys of several objects of keys.
+    pub(super) fn all_keys(&self, place: &Place, parts: &[String]) -> Result<Vec<ChunkKey>> {
+        let mut keys = Vec::new();
+        for part in parts {
+            keys.extend(self.keys_in(place, part)?.into_iter().flat_map(|(_, keys)| keys));
+        }
+        Ok(keys)
+    }
+}

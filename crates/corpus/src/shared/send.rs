@@ -1,0 +1,194 @@
+//! Telling the object store what is noted.
+
+use std::collections::HashSet;
+use std::sync::{MutexGuard, PoisonError};
+
+use refrain_store::ChunkKey;
+
+use super::SharedDocuments;
+use super::objects::{
+    ChangesObject, DOCUMENT, DocumentObject, KEYS, PINNED, Place, Unusable, change_name, encode, encode_keys,
+    place_of,
+};
+use super::parallel::in_parallel;
+use crate::error::{Error, Result};
+use crate::notes::{Note, Unsent, now};
+
+/// Notes that are told together.
+const BATCH: usize = 256;
+/// How often a change is tried that others' changes of the same document undo.
+const TRIES: usize = 4;
+
+/// A note that was told.
+struct Told {
+    note: Unsent,
+    /// Whether that has changed an object.
+    is_change: bool,
+}
+
+impl SharedDocuments {
+    /// Tells the object store all that is noted.
+    pub(super) fn send_all(&self) -> Result<()> {
+        let (mut after, mut outcome): (Option<Unsent>, _) = (None, Ok(()));
+        loop {
+            let behind = after.as_ref().map(|last| (last.namespace.as_str(), last.id.as_str()));
+            let batch = self.local.unsent(behind, BATCH)?;
+            let Some(last) = batch.last().cloned() else { return outcome };
+            let noted: Vec<_> = batch.into_iter().map(|unsent| (unsent.namespace, unsent.id)).collect();
+            let sent = self.send(&noted);
+            if sent.is_err() && self.objects.down().is_some() {
+                return sent;
+            }
+            outcome = outcome.and(sent);
+            after = Some(last);
+        }
+    }
+
+    /// Tells the object store what is noted of some documents.
+    pub(super) fn send(&self, noted: &[(String, String)]) -> Result<()> {
+        let outcomes = in_parallel(noted, |(namespace, id)| self.send_one(namespace, id));
+        let (mut told, mut outcome) = (Vec::with_capacity(outcomes.len()), Ok(()));
+        for sent in outcomes {
+            match sent {
+                Ok(sent) => told.extend(sent),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        let changed: Vec<&Unsent> = {
+            let mut unannounced = self.unannounced();
+            let name = |told: &Told| (told.note.namespace.clone(), told.note.id.clone());
+            unannounced.extend(told.iter().filter(|told| told.is_change).map(name));
+            told.iter().filter(|told| unannounced.contains(&name(told))).map(|told| &told.note).collect()
+        };
+        // Where this fails the notes stay, and are told again.
+        changed.chunks(BATCH).try_for_each(|changed| self.announce(changed))?;
+        let told: Vec<Unsent> = told.into_iter().map(|told| told.note).collect();
+        self.local.sent(&told)?;
+        outcome
+    }
+
+    fn unannounced(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+        self.unannounced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the other machines where to look.
+    fn announce(&self, changed: &[&Unsent]) -> Result<()> {
+        let documents = changed.iter().map(|unsent| (unsent.namespace.clone(), unsent.id.clone())).collect();
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| Error::Sharing(error.to_string()))?;
+        let name = change_name(now().as_millis() as u64, u64::from_le_bytes(random));
+        self.objects.put(&name, encode(ChangesObject { documents }))?;
+        let mut unannounced = self.unannounced();
+        changed.iter().for_each(|told| _ = unannounced.remove(&(told.namespace.clone(), told.id.clone())));
+        Ok(())
+    }
+
+    /// Tells the object store what is noted of a document; nothing if nothing is.
+    fn send_one(&self, namespace: &str, id: &str) -> Result<Option<Told>> {
+        let place = place_of(namespace, id);
+        let _turn = self.turn(&place);
+        // Another thread may have told it since, or noted something else.
+        let Some(note) = self.local.note_of(namespace, id)? else { return Ok(None) };
+        let (is_change, e_tag) = match note.note {
+            Note { removal: true, .. } => (self.withdraw(namespace, &place)?, None),
+            Note { put: true, .. } => self.publish(namespace, &place, note.note)?,
+            _ => (self.send_pin(namespace, &place)?, None),
+        };
+        Ok(Some(Told { note: Unsent { e_tag, ..note }, is_change }))
+    }
+
+    /// Creates a document's object, with its pin. Where it is there, adopts what others know of it, and adds what only this machine
+    /// knows. Says whether that has changed an object, and the entity tag of the document's object, if that was written.
+    fn publish(&self, namespace: &str, place: &Place, note: Note) -> Result<(bool, Option<String>)> {
+        let document = match self.local.document(namespace, &place.id) {
+            // It was removed meanwhile, which is noted by now.
+            Err(Error::NotFound(_)) => return Ok((false, None)),
+            document => document?,
+        };
+        let (stored, keys) =
+            (self.local.get(namespace, &place.id)?, self.local.chunk_keys(namespace, &place.id)?);
+        let object = encode(DocumentObject {
+            namespace: namespace.into(),
+            title: document.title.into(),
+            text: document.text.into(),
+            created: stored.created,
+            tokens: stored.tokens,
+            chunks: stored.chunks,
+            chunk_keys: keys.iter().map(ToString::to_string).collect(),
+        });
+        let name = place.name(DOCUMENT);
+        for _ in 0..TRIES {
+            let mut written = self.objects.create(&name, object.clone())?;
+            let mut is_beside = false;
+            if written.is_none() {
+                // The tag of the object that is read, or of one before it.
+                let parts = self.parts(place)?;
+                match self.document_in(place)? {
+                    None => continue,
+                    // What a newer program wrote of the same text is its own.
+                    Some(Err(Unusable::Newer(_))) => {}
+                    Some(Err(Unusable::Broken(_))) => {
+                        written = Some(self.objects.put(&name, object.clone())?)
+                    }
+                    Some(Ok(found)) => {
+                        let beside = self.all_keys(place, &parts.keys)?;
+                        is_beside =
+                            self.add_keys(namespace, place, &keys, &[&found.keys[..], &beside].concat())?;
+                        let found = Some((&found, parts.e_tag.clone()));
+                        self.local.adopt(namespace, &place.id, found, parts.pinned, &beside)?;
+                    }
+                }
+            }
+            let is_pinned = self.local.get(namespace, &place.id).is_ok_and(|stored| stored.pinned);
+            if note.pin || is_pinned {
+                is_beside |= self.write_pin(place, is_pinned)?;
+            }
+            // A machine that removes the document lists what lies beside it after it has deleted the document. So it sees all that is
+            // written beside a document which is still there afterwards.
+            if !is_beside || self.parts(place)?.document {
+                let is_change = written.is_some() || is_beside;
+                let e_tag = written.and_then(|written| written.e_tag);
+                return Ok((is_change, e_tag));
+            }
+        }
+        Err(Error::Sharing(format!("document {} is removed and stored again all the time", place.id)))
+    }
+
+    /// Writes those of the keys that are not known there, and says whether there were some.
+    fn add_keys(
+        &self,
+        namespace: &str,
+        place: &Place,
+        keys: &[ChunkKey],
+        known: &[ChunkKey],
+    ) -> Result<bool> {
+        let new: Vec<ChunkKey> = keys.iter().filter(|key| !known.contains(key)).copied().collect();
+        if new.is_empty() {
+            return Ok(false);
+        }
+        let (hash, bytes) = encode_keys(namespace, &new);
+        self.objects.put(&place.name(&format!("{KEYS}{hash}")), bytes)?;
+        Ok(true)
+    }
+
+    /// Tells whether a document is pinned. Says whether that has changed an object.
+    fn send_pin(&self, namespace: &str, place: &Place) -> Result<bool> {
+        let Ok(stored) = self.local.get(namespace, &place.id) else { return Ok(false) };
+        let is_change = self.write_pin(place, stored.pinned)?;
+        if stored.pinned && !self.parts(place)?.document {
+            // It was removed on another machine: no pin of it is left.
+            self.objects.delete(&place.name(PINNED))?;
+        }
+        Ok(is_change)
+    }
+
+    fn write_pin(&self, place: &Place, is_pinned: bool) -> Result<bool> {
+        let name = place.name(PINNED);
+        if is_pinned {
+            Ok(self.objects.create(&name, Vec::new())?.is_some())
+        } else {
+            self.objects.delete(&name)?;
+            Ok(true)
+        }
+    }
+}

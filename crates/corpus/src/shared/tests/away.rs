@@ -1,0 +1,232 @@
+//! An object store that is away, forgets, or takes nothing.
+
+use std::time::{Duration, Instant};
+
+use refrain_store::{Limits, Store};
+
+use super::{Bucket, Folder, Machine, Memory, contents};
+use crate::conformance::{key, list, put, remove, remove_all, sync};
+use crate::document_store::{Applied, ChangeKind, DocumentStore};
+use crate::error::{Error, Result};
+use crate::local::LocalDocuments;
+use crate::shared::SharedDocuments;
+
+fn try_sync(documents: &SharedDocuments) -> Result<()> {
+    let applied: &mut Applied<'_> = &mut |_| Ok(());
+    documents.sync(Some(&|_, _| Ok(Vec::new())), applied)
+}
+
+/// Tries until the object store is asked again after a failure.
+pub(super) fn back(machine: &Machine) {
+    let began = Instant::now();
+    while let Err(error) = try_sync(&machine.documents) {
+        assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What is changed while the object store is away counts here, is said not to be published, and reaches the others when it is back,
+/// also after a restart.
+pub(super) fn changes_wait_for_the_object_store(bucket: &dyn Bucket, hang: &dyn Fn(bool)) {
+    let (one, two) = (bucket.machine(), bucket.machine());
+    let [removed, pinned] = ["removed", "pinned"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
+    sync(&one.documents);
+    sync(&two.documents);
+    hang(true);
+    let new = put(&one.documents, "", "new", &[2]).unwrap();
+    assert_eq!(new.published, Some(false));
+    assert!(one.documents.set_pinned("", &pinned, true).unwrap().pinned);
+    let removal = one.documents.remove("", &removed, &[]).unwrap();
+    assert!(removal.withdrawn.is_err(), "it is honest about the others");
+    let began = Instant::now();
+    for index in 0..20 {
+        let stored = put(&one.documents, "", &format!("further {index}"), &[]).unwrap();
+        assert_eq!(one.documents.local.get("", &stored.id).unwrap().published, Some(false));
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // What is not here can be neither found nor said to be missing.
+    let unknown = format!("doc-{}", "0".repeat(24));
+    assert!(matches!(one.documents.find("", &unknown), Err(Error::ObjectStore(_))));
+    assert!(matches!(one.documents.remove("", &unknown, &[]), Err(Error::ObjectStore(_))));
+    assert!(!one.documents.find("", "no id").unwrap());
+    assert!(try_sync(&one.documents).is_err());
+    let stats = one.documents.sharing().unwrap();
+    assert!(stats.unsent == 23 && stats.failures == 1 && stats.trouble.is_some(), "{stats:?}");
+    // The other machine goes on with what it knows.
+    assert!(try_sync(&two.documents).is_err());
+    assert_eq!(list(&two.documents, "").len(), 2);
+    let one = one.restarted();
+    assert_eq!(list(&one.documents, "").len(), 22);
+    hang(false);
+    back(&one);
+    let stats = one.documents.sharing().unwrap();
+    assert!(stats.unsent == 0 && stats.trouble.is_none() && stats.last_sync.is_some(), "{stats:?}");
+    assert_eq!(one.documents.local.get("", &new.id).unwrap().published, Some(true));
+    for (_, id, keys) in one.documents.unfinished_removals().unwrap() {
+        assert_eq!(
+            (&id, keys.as_slice()),
+            (&removed, [].as_slice()),
+            "the chunk is another document's as well"
+        );
+        one.documents.finish_removal("", &id, &keys).unwrap();
+    }
+    back(&two);
+    assert_eq!(contents(&two), contents(&one));
+    assert!(two.documents.local.get("", &pinned).unwrap().pinned);
+    assert!(!two.documents.find("", &removed).unwrap());
+    for (_, id, keys) in two.documents.unfinished_removals().unwrap() {
+        two.documents.finish_removal("", &id, &keys).unwrap();
+    }
+    assert!(!one.names().iter().any(|name| name.contains(&removed)), "{:?}", one.names());
+}
+
+#[test]
+fn changes_wait_for_an_object_store_in_memory() {
+    let memory = Memory::new();
+    changes_wait_for_the_object_store(&memory, &|hangs| memory.hang(hangs));
+}
+
+/// A removal that could not be told is not undone by what the object store still has, and a document that is put again meanwhile stays.
+#[test]
+fn an_unsent_change_is_not_undone_by_what_others_have() {
+    let memory = Memory::new();
+    let one = memory.machine();
+    let ids = ["a", "b"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
+    sync(&one.documents);
+    memory.hang(true);
+    for id in &ids {
+        assert!(one.documents.remove("", id, &[]).unwrap().withdrawn.is_err());
+    }
+    put(&one.documents, "", "b", &[1]).unwrap();
+    one.list_next();
+    memory.hang(false);
+    back(&one);
+    let left: Vec<String> = list(&one.documents, "").into_iter().map(|document| document.id).collect();
+    assert_eq!(left, [ids[1].clone()]);
+    assert_eq!(one.names().iter().filter(|name| name.ends_with("document.json")).count(), 1);
+    // The removal of the first is complete but for its chunks, which any machine may delete.
+    let two = memory.machine();
+    sync(&two.documents);
+    assert_eq!(contents(&two), contents(&one));
+}
+
+/// The documents of a folder that was never shared are brought to the object store when it is.
+#[test]
+fn documents_that_were_there_before_are_shared() {
+    let memory = Memory::new();
+    let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let local = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let stored = put(&local, "x", "text", &[1]).unwrap();
+    DocumentStore::set_pinned(&local, "x", &stored.id, true).unwrap();
+    assert_eq!(stored.published, None);
+    drop(local);
+    let one = Machine::in_folder(folder, &memory.options());
+    assert_eq!(one.documents.local.get("x", &stored.id).unwrap().published, Some(false));
+    sync(&one.documents);
+    let two = memory.machine();
+    assert_eq!(sync(&two.documents).len(), 1);
+    let found = two.documents.local.get("x", &stored.id).unwrap();
+    assert!(found.pinned && found.created == stored.created);
+    assert_eq!(two.documents.local.chunk_keys("x", &stored.id).unwrap(), [key(1)]);
+}
+
+/// What a program changes in the folder without the object store reaches it with the next one that has it.
+#[test]
+fn changes_without_the_object_store_are_noted_in_a_folder_that_was_shared() {
+    let memory = Memory::new();
+    let (one, two) = (memory.machine(), memory.machine());
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    sync(&two.documents);
+    let (folder, options) = (one.folder.clone(), memory.options());
+    drop(one);
+    let local = LocalDocuments::open(Some(folder.path()), u64::MAX).unwrap();
+    let new = put(&local, "", "new", &[2]).unwrap();
+    assert_eq!(new.published, Some(false));
+    remove_all(&local, "", &id);
+    drop(local);
+    let one = Machine::in_folder(folder, &options);
+    sync(&one.documents);
+    assert_eq!(list(&one.documents, "").len(), 1, "it does not come back");
+    let kinds: Vec<_> = sync(&two.documents).into_iter().map(|change| (change.id, change.kind)).collect();
+    assert!(
+        kinds.contains(&(id, ChangeKind::Removed)) && kinds.contains(&(new.id, ChangeKind::Put)),
+        "{kinds:?}"
+    );
+}
+
+/// An object store that was emptied, or another one, gets the documents again and takes none away.
+#[test]
+fn an_object_store_that_was_emptied_takes_no_document() {
+    let memory = Memory::new();
+    let (one, two) = (memory.machine(), memory.machine());
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    one.documents.set_pinned("", &id, true).unwrap();
+    sync(&one.documents);
+    sync(&two.documents);
+    for object in one.objects.list("", None).unwrap() {
+        one.objects.delete(&object.name).unwrap();
+    }
+    for machine in [&two, &one] {
+        machine.list_next();
+        assert_eq!(sync(&machine.documents), []);
+        assert_eq!(list(&machine.documents, "").len(), 1);
+    }
+    let three = memory.machine();
+    sync(&three.documents);
+    assert!(three.documents.local.get("", &id).unwrap().pinned);
+    let folder = three.folder.clone();
+    drop(three);
+    let elsewhere = Folder(tempfile::tempdir().unwrap());
+    let moved = Machine::in_folder(folder, &elsewhere.options());
+    moved.list_next();
+    sync(&moved.documents);
+    let four = elsewhere.machine();
+    assert_eq!(sync(&four.documents).len(), 1);
+}
+
+/// Where nothing can be written, documents are read and kept all the same, and it is said what is in the way.
+#[test]
+fn an_object_store_that_takes_nothing_is_read() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = Folder(tempfile::tempdir().unwrap());
+    let one = folder.machine();
+    let id = put(&one.documents, "", "text", &[1]).unwrap().id;
+    sync(&one.documents);
+    let two = folder.machine();
+    sync(&two.documents);
+    // A folder that a program may not write to; the superuser may, so that a file stands in the way of the folder of changes as well.
+    let changes = folder.0.path().join("library/changes");
+    std::fs::remove_dir_all(&changes).unwrap();
+    std::fs::write(&changes, "").unwrap();
+    std::fs::set_permissions(&changes, std::fs::Permissions::from_mode(0o400)).unwrap();
+    let new = put(&two.documents, "", "new", &[1]).unwrap();
+    assert_eq!(new.published, Some(false));
+    assert!(try_sync(&two.documents).is_err());
+    assert!(two.documents.sharing().unwrap().trouble.is_some());
+    assert!(two.documents.find("", &id).unwrap());
+    std::fs::remove_file(&changes).unwrap();
+    back(&two);
+    assert_eq!(two.documents.local.get("", &new.id).unwrap().published, Some(true));
+    back(&one);
+    assert_eq!(contents(&one), contents(&two));
+}
+
+/// A handle that is closed waits for nothing.
+#[test]
+fn closing_ends_what_waits() {
+    let memory = Memory::new();
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = memory.options();
+    options.timeout = Duration::from_secs(600);
+    let store = Store::open_shared(folder.path(), Limits::memory(0), &options).unwrap();
+    let documents = SharedDocuments::open(None, u64::MAX, store.objects().unwrap()).unwrap();
+    memory.hang(true);
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| try_sync(&documents));
+        std::thread::sleep(Duration::from_millis(50));
+        documents.close();
+        assert!(syncing.join().unwrap().is_err());
+    });
+    assert_eq!(put(&documents, "", "text", &[1]).unwrap().published, Some(false));
+    assert!(remove(&documents, "", &list(&documents, "")[0].id).is_err());
+}

@@ -1,0 +1,167 @@
+//! The same over a real S3 server (moto, from the Python package index), behind a proxy that can drop connections. Skipped, saying so,
+//! where moto is not installed.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use refrain_store::{Limits, RemoteOptions, Store};
+
+use super::away::changes_wait_for_the_object_store;
+use super::replicas::{all_agree_after_races, both_put_the_same, what_one_machine_changes_is_changed_on_all};
+use super::{Bucket, Machine};
+use crate::conformance::{self, list, put, sync};
+use crate::document_store::DocumentStore;
+use crate::shared::SharedDocuments;
+
+struct S3 {
+    server: Child,
+    server_port: u16,
+    proxy_port: u16,
+    /// Whether the proxy drops all connections.
+    is_away: Arc<AtomicBool>,
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A folder of the server's bucket.
+struct Prefix<'a>(&'a S3, String);
+
+impl Bucket for Prefix<'_> {
+    fn options(&self) -> RemoteOptions {
+        self.0.options(self.0.proxy_port, &self.1)
+    }
+}
+
+impl S3 {
+    /// A server with a bucket; none where moto is not installed.
+    fn start() -> Option<S3> {
+        let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let has_moto =
+            Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
+        if !has_moto.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
+            return None;
+        }
+        let server_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Command::new(&python)
+            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &server_port.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy_port = listener.local_addr().unwrap().port();
+        let s3 = S3 { server, server_port, proxy_port, is_away: Arc::default() };
+        let began = Instant::now();
+        while TcpStream::connect(("127.0.0.1", server_port)).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let is_away = s3.is_away.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let is_away = is_away.clone();
+                thread::spawn(move || pass(&client, server_port, &is_away));
+            }
+        });
+        s3.make_bucket();
+        Some(s3)
+    }
+
+    fn make_bucket(&self) {
+        use std::io::{Read as _, Write as _};
+        let mut server = TcpStream::connect(("127.0.0.1", self.server_port)).unwrap();
+        server
+            .write_all(b"PUT /documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        server.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+    }
+
+    fn options(&self, port: u16, prefix: &str) -> RemoteOptions {
+        let mut options = RemoteOptions::new(format!("s3://documents/{prefix}"));
+        let endpoint = format!("http://127.0.0.1:{port}");
+        options.options = [
+            ("AWS_ENDPOINT", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        options.timeout = Duration::from_secs(5);
+        options
+    }
+}
+
+/// Passes a connection on, until the proxy is away.
+fn pass(client: &TcpStream, server_port: u16, is_away: &AtomicBool) {
+    if is_away.load(Relaxed) {
+        return;
+    }
+    let server = TcpStream::connect(("127.0.0.1", server_port)).unwrap();
+    let copy = |mut from: &TcpStream, mut to: &TcpStream| {
+        let mut bytes = [0; 1 << 14];
+        while let Ok(read) = io::Read::read(&mut from, &mut bytes)
+            && read > 0
+            && !is_away.load(Relaxed)
+            && io::Write::write_all(&mut to, &bytes[..read]).is_ok()
+        {}
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| copy(&server, client));
+        copy(client, &server);
+    });
+}
+
+/// One server for all of it, since a server takes its time to start.
+#[test]
+fn documents_are_shared_over_s3() {
+    let Some(s3) = S3::start() else { return };
+    let (kept, count) = (RefCell::new(Vec::new()), RefCell::new(0));
+    conformance::check(&|quota| {
+        *count.borrow_mut() += 1;
+        let options = s3.options(s3.proxy_port, &format!("battery/{}", count.borrow()));
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open_shared(folder.path(), Limits::memory(0), &options).unwrap();
+        let documents = SharedDocuments::open(None, quota, store.objects().unwrap()).unwrap();
+        kept.borrow_mut().push((folder, store));
+        Box::new(documents) as Box<dyn DocumentStore>
+    });
+    let prefix = |name: &str| Prefix(&s3, name.to_owned());
+    what_one_machine_changes_is_changed_on_all(&prefix("all"));
+    both_put_the_same(&prefix("both"), 5);
+    all_agree_after_races(&prefix("races"), 15);
+    changes_wait_for_the_object_store(&prefix("away"), &|hangs| s3.is_away.store(hangs, Relaxed));
+    many_documents_come_in_pages(&prefix("many"));
+}
+
+/// More documents than a listing's page has names.
+fn many_documents_come_in_pages(bucket: &dyn Bucket) {
+    let (one, two): (Machine, Machine) = (bucket.machine(), bucket.machine());
+    let new: Vec<_> =
+        (0..1100).map(|index| conformance::new_document("", &format!("text {index}"), &[])).collect();
+    let (stored, outcome) = one.documents.put("", &new, "test");
+    outcome.unwrap();
+    assert!(stored.iter().all(|document| document.published == Some(true)));
+    sync(&two.documents);
+    assert_eq!(list(&two.documents, "").len(), 1100);
+    // It is announced together, and found by what is announced as well.
+    put(&one.documents, "", "further", &[]).unwrap();
+    assert_eq!(sync(&two.documents).len(), 1);
+}

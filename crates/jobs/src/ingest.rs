@@ -1,0 +1,239 @@
+//! Ingest as a job: the chunks of each document are prefilled and brought to the object store, and then the documents are kept there.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use refrain::corpus::{MOST_TEXT, document_id, open_documents};
+use refrain::engine::{Advance, IngestReport};
+use refrain::fusion::FusionMethod;
+use refrain::{Document, Engine, Library};
+use serde_json::{Value, json};
+
+use crate::item::Item;
+use crate::work::{Control, Undone, Work};
+
+/// Chunks that may wait for the object store before further ones are prefilled: what waits must not go to make room.
+const MOST_PENDING: u64 = 64;
+/// The pause between two looks at what waits.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two looks at what has come to the object store.
+const LOOK: Duration = Duration::from_millis(200);
+/// How often chunks are prefilled again that went to make room before they were in the object store.
+const ROUNDS: usize = 3;
+/// Most characters of a text that stand for a title.
+const TITLE: usize = 60;
+
+/// Ingest by an engine whose store is shared.
+pub struct IngestWork<'a> {
+    engine: &'a Engine,
+    method: Arc<dyn FusionMethod>,
+    /// Whether the documents are kept in the object store, to be found by searches.
+    keep: bool,
+    /// How long it waits for an object store that does not answer.
+    patience: Duration,
+    warn: Box<dyn FnMut(&str) + 'a>,
+    /// Of the shard.
+    computed: Computed,
+}
+
+/// What was computed for a shard.
+#[derive(Debug, Default)]
+struct Computed {
+    chunks: usize,
+    tokens: usize,
+    bytes: u64,
+}
+
+impl Item<Document> {
+    /// The item of a document, which has so many tokens. Its id is the document's in the library.
+    pub fn of_document(document: Document, tokens: u64) -> Item<Document> {
+        Item { id: document_id(&document), weight: tokens, body: document }
+    }
+}
+
+impl<'a> IngestWork<'a> {
+    /// Prepares documents for a method. `warn` is told of an object store that does not take chunks now.
+    pub fn new(
+        engine: &'a Engine,
+        method: Arc<dyn FusionMethod>,
+        keep: bool,
+        patience: Duration,
+        warn: impl FnMut(&str) + 'a,
+    ) -> IngestWork<'a> {
+        let computed = Computed::default();
+        IngestWork { engine, method, keep, patience, warn: Box::new(warn), computed }
+    }
+
+    /// Why a document cannot be kept, if it has more text than machines share.
+    fn too_large(&self, document: &Document) -> Option<String> {
+        let bytes = (document.title.len() + document.text.len()) as u64;
+        let reason = || format!("it has {bytes} bytes of text, and may have {MOST_TEXT}: divide it");
+        (self.keep && bytes > MOST_TEXT).then(reason)
+    }
+
+    /// Prefills what is missing of a document, until the work is to end.
+    fn ingest(&mut self, document: &Document, control: &Control<'_>) -> Result<(), Undone> {
+        let at_fault = |error: refrain::engine::Error| match error {
+            refrain::engine::Error::Store(_) | refrain::engine::Error::Thread(_) => Undone::from(error),
+            error => Undone::Item(error.to_string()),
+        };
+        let mut ingest =
+            self.engine.start_ingest(std::slice::from_ref(document), &self.method).map_err(at_fault)?;
+        while ingest.advance().map_err(at_fault)? != Advance::Done {
+            control.check()?;
+        }
+        let IngestReport { computed, computed_tokens, bytes, not_stored, .. } = ingest.finish();
+        self.computed.chunks += computed;
+        self.computed.tokens += computed_tokens;
+        self.computed.bytes += bytes;
+        match not_stored {
+            Some(reason) => Err(format!("chunks cannot be stored here: {reason}").into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the object store has taken all but so many chunks, or all but those of a store that others write.
+    fn wait_for_pending(&mut self, most: u64, control: &Control<'_>) -> Result<(), Undone> {
+        let (began, mut has_warned) = (Instant::now(), false);
+        while let Some(stats) = self.engine.store().remote_stats().filter(|stats| stats.pending > most) {
+            control.check()?;
+            if let Some(why) = stats.down.or(stats.stuck) {
+                if began.elapsed() > self.patience {
+                    return Err(format!("the object store takes no chunks: {why}").into());
+                }
+                if !std::mem::replace(&mut has_warned, true) {
+                    (self.warn)(&format!("the object store takes no chunks now, waiting: {why}"));
+                }
+            }
+            sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Of each document, whether all of it is in the object store.
+    fn are_shared(&self, documents: &[&Document]) -> Result<Vec<bool>, Undone> {
+        let began = Instant::now();
+        loop {
+            let error = match self.engine.are_shared(documents, &self.method) {
+                Ok(there) => return Ok(there),
+                Err(error) => error,
+            };
+            // One that answers and refuses will do so again.
+            let is_down = self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
+            if !is_down || began.elapsed() > self.patience {
+                return Err(error.into());
+            }
+            sleep(LOOK);
+        }
+    }
+
+    /// Waits for chunks that are on their way to the object store, and gives the documents of which some are neither there nor on
+    /// their way.
+    fn lost<'d>(
+        &mut self,
+        documents: &[&'d Document],
+        control: &Control<'_>,
+    ) -> Result<Vec<&'d Document>, Undone> {
+        let mut missing = documents.to_vec();
+        loop {
+            // Looked at before, so that what is not there then is not on its way either.
+            let pending = self.pending();
+            let mut there = self.are_shared(&missing)?.into_iter();
+            missing.retain(|_| there.next() == Some(false));
+            if missing.is_empty() || pending == 0 {
+                return Ok(missing);
+            }
+            // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
+            self.wait_for_pending(pending - 1, control)?;
+        }
+    }
+
+    /// Returns when all chunks of the documents are in the object store. Those that went to make room before are prefilled again.
+    fn share(&mut self, documents: &[&Document], control: &Control<'_>) -> Result<(), Undone> {
+        let mut lost = self.lost(documents, control)?;
+        for _ in 0..ROUNDS {
+            let mut again = Vec::new();
+            for document in lost {
+                self.ingest(document, control)?;
+                again.extend(self.lost(&[document], control)?);
+            }
+            lost = again;
+        }
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let documents = lost.len();
+        Err(format!(
+            "chunks of {documents} documents go to make room before they are in the object store; give --disk more"
+        )
+        .into())
+    }
+
+    fn pending(&self) -> u64 {
+        self.engine.store().remote_stats().map_or(0, |stats| stats.pending)
+    }
+
+    /// Keeps documents in the object store.
+    fn keep(&self, documents: &[Document]) -> Result<(), Undone> {
+        let began = Instant::now();
+        loop {
+            // A replica in memory: what is kept is read from the object store by those that search.
+            let store = open_documents(self.engine.store(), None, u64::MAX)?;
+            let kept = Library::keep(self.engine, store, documents)?;
+            if kept.iter().all(|document| document.published != Some(false)) {
+                return Ok(());
+            }
+            if began.elapsed() > self.patience {
+                return Err("the object store takes no documents".into());
+            }
+            sleep(LOOK);
+        }
+    }
+}
+
+impl Work for IngestWork<'_> {
+    type Body = Document;
+
+    fn name(&self, item: &Item<Document>) -> String {
+        let Document { title, text } = &item.body;
+        if title.is_empty() { text.chars().take(TITLE).collect() } else { title.clone() }
+    }
+
+    fn begin(&mut self) -> Result<(), Undone> {
+        self.computed = Computed::default();
+        Ok(())
+    }
+
+    fn are_done(&mut self, items: &[Item<Document>]) -> Result<Vec<bool>, Undone> {
+        // One that is too large is not even cut.
+        let may_be = |item: &&Item<Document>| self.too_large(&item.body).is_none();
+        let documents: Vec<&Document> = items.iter().filter(may_be).map(|item| &item.body).collect();
+        let mut there = self.are_shared(&documents)?.into_iter();
+        Ok(items.iter().map(|item| may_be(&item) && there.next() == Some(true)).collect())
+    }
+
+    fn item(&mut self, item: &Item<Document>, control: &Control<'_>) -> Result<(), Undone> {
+        if let Some(reason) = self.too_large(&item.body) {
+            return Err(Undone::Item(reason));
+        }
+        self.wait_for_pending(MOST_PENDING, control)?;
+        self.ingest(&item.body, control)
+    }
+
+    fn finish(
+        &mut self,
+        items: Vec<Item<Document>>,
+        given_up: &[String],
+        control: &Control<'_>,
+    ) -> Result<Value, Undone> {
+        let good = items.into_iter().filter(|item| !given_up.contains(&item.id));
+        let documents: Vec<Document> = good.map(|item| item.body).collect();
+        self.share(&documents.iter().collect::<Vec<_>>(), control)?;
+        if self.keep {
+            self.keep(&documents)?;
+        }
+        let Computed { chunks, tokens, bytes } = self.computed;
+        Ok(json!({ "computed_chunks": chunks, "computed_tokens": tokens, "bytes": bytes }))
+    }
+}

@@ -1,0 +1,90 @@
+//! The objects of a job, with patience: a request that the object store does not answer is repeated, so that one that is away for
+//! minutes ends no runner.
+
+use std::time::{Duration, Instant};
+
+use refrain::store::{ListedObject, Objects, StoreError};
+
+use crate::{Error, Result};
+
+/// The pause before a request is repeated. It costs nothing while the object store is left alone.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Objects that are asked for again and again.
+#[derive(Clone, Debug)]
+pub(crate) struct JobObjects {
+    objects: Objects,
+    /// How long a request is repeated.
+    patience: Duration,
+}
+
+impl JobObjects {
+    pub(crate) fn new(objects: Objects, patience: Duration) -> JobObjects {
+        JobObjects { objects, patience }
+    }
+
+    /// The same objects, with other patience.
+    pub(crate) fn with_patience(&self, patience: Duration) -> JobObjects {
+        JobObjects { patience, ..self.clone() }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        self.objects.url()
+    }
+
+    fn repeat<T>(&self, request: impl Fn() -> Result<T, StoreError>) -> Result<T> {
+        let began = Instant::now();
+        loop {
+            let error = match request() {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            // One that answers and refuses will do so again.
+            if self.objects.down().is_none() || began.elapsed() >= self.patience {
+                return Err(error.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The bytes of an object; none if it is not there.
+    pub(crate) fn get(&self, name: &str, most: u64) -> Result<Option<Vec<u8>>> {
+        match self.repeat(|| self.objects.get(name, most)) {
+            Err(Error::Objects(StoreError::ObjectTooLarge { .. })) => {
+                Err(Error::broken(name, format!("it has more than {most} bytes")))
+            }
+            found => found,
+        }
+    }
+
+    pub(crate) fn exists(&self, name: &str) -> Result<bool> {
+        self.repeat(|| self.objects.exist(vec![name.to_owned()])).map(|exists| exists == [true])
+    }
+
+    /// Writes an object where there is none, and says whether there was none. An object that is found by a request that was
+    /// repeated may be the one that it wrote the first time.
+    pub(crate) fn create(&self, name: &str, bytes: impl AsRef<[u8]>) -> Result<bool> {
+        self.repeat(|| self.objects.create(name, bytes.as_ref().to_vec())).map(|created| created.is_some())
+    }
+
+    /// Writes an object over what is there.
+    pub(crate) fn put(&self, name: &str, bytes: impl AsRef<[u8]>) -> Result<()> {
+        self.repeat(|| self.objects.put(name, bytes.as_ref().to_vec())).map(drop)
+    }
+
+    /// Deletes an object, if it is there.
+    pub(crate) fn delete(&self, name: &str) -> Result<()> {
+        self.repeat(|| self.objects.delete(name))
+    }
+
+    /// The objects in a folder, by their names in it.
+    pub(crate) fn list(&self, folder: &str) -> Result<Vec<ListedObject>> {
+        let mut found = self.repeat(|| self.objects.list(folder, None))?;
+        for object in &mut found {
+            if let Some(name) = object.name.rsplit('/').next() {
+                object.name = name.to_owned();
+            }
+        }
+        Ok(found)
+    }
+}
