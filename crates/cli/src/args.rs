@@ -194,9 +194,13 @@ pub(crate) struct Global {
     /// environment variable or configuration file, since other users can see command lines
     #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]
     pub(crate) credential: Option<String>,
-    /// Key that namespaces are derived with, 64 hexadecimal digits [default: the store's own, made at random]
+    /// Key that namespaces are derived with, 64 hexadecimal digits: the same on all machines that share chunks of a namespace. Give it by
+    /// environment variable or file, since other users can see command lines [default: the store's own, made at random]
     #[arg(long, global = true, value_name = "KEY", hide_short_help = true)]
     pub(crate) namespace_key: Option<String>,
+    /// File with the key that namespaces are derived with, where --namespace-key does not give it
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]
+    pub(crate) namespace_key_file: Option<PathBuf>,
     /// The shared namespace: off, read (its chunks are used where the own namespace lacks them), or own (chunks are
     /// stored there)
     #[arg(long, global = true, value_name = "USE", default_value = "off", hide_short_help = true)]

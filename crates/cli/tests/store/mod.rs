@@ -53,6 +53,35 @@ fn chunks_can_be_looked_after() {
     assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
 }
 
+/// Stores of different folders give one credential one namespace where a file gives them one key.
+#[test]
+fn a_file_gives_the_key_of_namespaces() {
+    let home = home_with_documents();
+    let (key, none) = (home.write("key", format!("{}\n", "5a".repeat(32))), home.write("none", "a secret"));
+    let (key, none) = (key.to_str().unwrap(), none.to_str().unwrap());
+    let listed = |file| home.run(&["store", "ls", "--credential", "sk-one", "--namespace-key-file", file]);
+    listed(key).good();
+    listed(none).failed(1, &[none, "64 hexadecimal digits", "openssl rand -hex 32"]);
+    listed("/absent/key").failed(1, &["/absent/key"]);
+    if !real_model() {
+        return;
+    }
+    let namespaces = |more: &[&str]| {
+        let folders = ["one", "two"].map(|folder| home.path(folder));
+        folders.map(|store| {
+            let (docs, store) = (home.path("docs/bolts.md"), store.to_str().unwrap().to_owned());
+            let words = ["ingest", docs.to_str().unwrap(), "--credential", "sk-one", "--store", &store];
+            home.json(&[&words[..], more].concat());
+            home.json(&["store", "stats", "--store", &store])["namespaces"].as_object().unwrap().clone()
+        })
+    };
+    let names = |found: &serde_json::Map<String, Value>| found.keys().cloned().collect::<Vec<_>>();
+    let [one, two] = namespaces(&["--namespace-key-file", key]);
+    assert!(names(&one).len() == 1 && names(&one) == names(&two));
+    let [one, two] = namespaces(&[]);
+    assert!(names(&one).len() == 2 && names(&one) != names(&two), "without it each has a key of its own");
+}
+
 /// Chunks that are named by their numerics are not those of other kernels, nor those that are not.
 #[test]
 fn strict_numerics_tell_kernels_apart() {
