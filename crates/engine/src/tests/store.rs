@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
-use refrain_kernels::{Cpu, Device, Dtype, Isa, Precision};
+use refrain_kernels::{Cpu, Device, Dtype, Isa};
 use refrain_store::{ChunkId, KvQuantization, Scope, Store};
 
-use super::{exact, prefill, random_prompt, shared, small, tiny};
+use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::{Engine, Prompt, PromptChunk, Settings};
 
 fn open(folder: &Path, settings: Settings) -> Engine {
@@ -154,8 +154,8 @@ fn machines_of_other_numerics_share_chunks_unless_they_are_strict() {
     };
     let machine = |isa, folder: &Path, strict_numerics| {
         let device: Arc<dyn Device> = Arc::new(Cpu::with_isa(2, isa).unwrap());
-        let (precision, kv) = (Some(Precision::Bf16), Dtype::F32);
-        let settings = Settings { precision, kv, strict_numerics, ..small() };
+        // The order of sums shows in `f32`; rounded, keys and values of so small a model are often the same.
+        let settings = Settings { strict_numerics, ..exact(Dtype::F32) };
         let store = Store::open(folder, 1 << 24).unwrap();
         Engine::open_on(&device, &tiny("llama"), store, settings, |_, _| ()).unwrap()
     };
@@ -165,12 +165,12 @@ fn machines_of_other_numerics_share_chunks_unless_they_are_strict() {
     let (expected, computed) = logits(&alone, &prompt, &Pie);
     for (folder, strict) in folders[1..].iter().zip([false, true]) {
         let first = machine(Isa::Portable, folder.path(), strict);
-        assert_eq!(first.numerics(), "bf16-portable");
+        assert_eq!(first.numerics(), "f32-portable");
         assert_eq!(logits(&first, &prompt, &Pie).1, computed);
         let told = first.store().list(Scope::All).unwrap().chunks;
-        assert!(told.iter().all(|info| info.numerics.as_deref() == Some("bf16-portable")), "{told:?}");
+        assert!(told.iter().all(|info| info.numerics.as_deref() == Some("f32-portable")), "{told:?}");
         let second = machine(best, folder.path(), strict);
-        assert_eq!(second.numerics(), format!("bf16-{best}"));
+        assert_eq!(second.numerics(), format!("f32-{best}"));
         let (found, prefilled) = logits(&second, &prompt, &Pie);
         assert_eq!(prefilled, if strict { computed } else { 0 });
         assert_eq!(found == expected, strict);
