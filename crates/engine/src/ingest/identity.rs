@@ -114,6 +114,7 @@ impl Engine {
             head_dim: shape.head_dim,
             bos,
             prefix: None,
+            numerics: self.settings().strict_numerics.then(|| self.numerics().to_owned()),
             namespace: self.settings().namespace.clone(),
             tokens: tokens.to_vec(),
         }
