@@ -37,11 +37,11 @@ impl Process {
         let shows = std::env::var("REFRAIN_TEST_LOG").is_ok();
         command.env("REFRAIN_LOG", if shows { "info" } else { "error" });
         command.envs(environment.iter().map(|(name, value)| (*name, value)));
-        Process::listening(command)
+        Process::listening(&mut command)
     }
 
     /// Starts a program that prints its address, `http://…`, among the words of a line.
-    pub(crate) fn listening(mut command: Command) -> Process {
+    pub(crate) fn listening(command: &mut Command) -> Process {
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         // From here on the process ends with its value, also where it never says its address.
         let mut process = Process { child, url: String::new() };

@@ -5,5 +5,6 @@ mod answers;
 mod dynamo;
 mod failures;
 mod harness;
+mod logs;
 mod sharing;
 mod tenancy;
