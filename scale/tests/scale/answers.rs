@@ -57,8 +57,3 @@ pub(crate) async fn every_worker_gives_the_same_answers(plane: &Plane) {
         assert_eq!((status, streamed(&events)), (200, text), "question {index}");
     }
 }
-
-#[tokio::test]
-async fn every_listed_worker_gives_the_same_answers() {
-    every_worker_gives_the_same_answers(&Plane::List).await;
-}

@@ -104,6 +104,23 @@ pub(crate) enum Plane {
     Dynamo(&'static str, Vec<(&'static str, String)>),
 }
 
+/// Dynamo's listeners on loopback.
+#[cfg(feature = "dynamo")]
+pub(crate) fn loopback() -> Vec<(&'static str, String)> {
+    let hosts = ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"];
+    let mut variables: Vec<_> = hosts.into_iter().map(|name| (name, "127.0.0.1".to_owned())).collect();
+    variables.push(("DYN_LOG", "error".to_owned()));
+    variables
+}
+
+/// Discovery by files in a folder.
+#[cfg(feature = "dynamo")]
+pub(crate) fn by_file(folder: &Path) -> Plane {
+    let mut variables = loopback();
+    variables.push(("DYN_FILE_KV", folder.to_str().unwrap().to_owned()));
+    Plane::Dynamo("file", variables)
+}
+
 impl Plane {
     pub(crate) fn discovery(&self) -> &'static str {
         match self {
@@ -152,6 +169,22 @@ impl Workers {
             workers.running.push(worker);
         }
         workers
+    }
+
+    /// Starts a further worker, with other options, which those that are started from now on have as well.
+    pub(crate) fn add(&mut self, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        let worker = self.spawn(self.running.len(), "0");
+        self.running.push(worker);
+    }
+
+    /// Has a worker finish what it does, and starts another one, with other options, at its address.
+    pub(crate) fn replace(&mut self, index: usize, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        self.running[index].signal("TERM");
+        assert!(self.running[index].wait().success());
+        let port = self.running[index].port().to_owned();
+        self.running[index] = self.spawn(index, &port);
     }
 
     fn spawn(&self, index: usize, port: &str) -> Process {

@@ -6,5 +6,6 @@ mod dynamo;
 mod failures;
 mod harness;
 mod logs;
+mod planes;
 mod sharing;
 mod tenancy;
