@@ -9,3 +9,4 @@ mod logs;
 mod planes;
 mod sharing;
 mod tenancy;
+mod upgrade;

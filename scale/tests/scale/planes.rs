@@ -38,4 +38,5 @@ on_every_plane! {
     #[ignore = "measures throughput, for a minute: make scale-test runs it"]
     sharing::throughput_grows_with_workers,
     tenancy::tenants_see_their_own_documents,
+    upgrade::workers_are_upgraded_one_by_one,
 }
