@@ -155,15 +155,32 @@ pub(crate) struct Workers {
     plane: Plane,
     /// Options of all workers.
     options: Vec<String>,
+    /// The object store, and the variables with which it is found.
+    remote: String,
+    environment: Vec<(&'static str, String)>,
     pub(crate) running: Vec<Process>,
 }
 
 impl Workers {
+    /// Workers on a folder that stands for an object store.
     pub(crate) fn start(plane: &Plane, number: usize, options: &[&str]) -> Workers {
-        let options = options.iter().map(ToString::to_string).collect();
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("library")).unwrap();
-        let mut workers = Workers { folder, plane: plane.clone(), options, running: Vec::new() };
+        let library = folder.path().join("library");
+        std::fs::create_dir(&library).unwrap();
+        Workers::on(plane, number, options, folder, (format!("file://{}", library.display()), Vec::new()))
+    }
+
+    /// Workers with chunk stores in `folder`, on this object store, which is found with these variables.
+    pub(crate) fn on(
+        plane: &Plane,
+        number: usize,
+        options: &[&str],
+        folder: tempfile::TempDir,
+        (remote, environment): (String, Vec<(&'static str, String)>),
+    ) -> Workers {
+        let options = options.iter().map(ToString::to_string).collect();
+        let (plane, running) = (plane.clone(), Vec::new());
+        let mut workers = Workers { folder, plane, options, remote, environment, running };
         for index in 0..number {
             let worker = workers.spawn(index, "0");
             workers.running.push(worker);
@@ -189,12 +206,13 @@ impl Workers {
 
     fn spawn(&self, index: usize, port: &str) -> Process {
         let store = self.folder.path().join(format!("worker{index}"));
-        let library = format!("file://{}", self.library().display());
         let mut arguments = vec!["worker", "--port", port, "--discovery", self.plane.discovery()];
         let store = store.to_str().unwrap().to_owned();
-        arguments.extend(["--store", &store, "--remote", &library]);
+        arguments.extend(["--store", &store, "--remote", &self.remote]);
         arguments.extend(self.options.iter().map(String::as_str));
-        Process::start(&arguments, &self.plane.environment())
+        let mut environment = self.plane.environment();
+        environment.extend(self.environment.clone());
+        Process::start(&arguments, &environment)
     }
 
     /// The folder that stands for an object store.

@@ -6,6 +6,7 @@ mod dynamo;
 mod failures;
 mod harness;
 mod logs;
+mod object_store;
 mod planes;
 mod sharing;
 mod tenancy;
