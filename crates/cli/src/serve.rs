@@ -126,6 +126,9 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
                 .hint("`refrain key new NAME` makes one")
                 .into());
         }
+    }
+    // A gateway that has the key, too, signs whose a request is.
+    if args.api_key_file.is_some() || context.global.namespace_key.is_some() {
         options.namespace_key = Some(context.namespace_key()?);
     }
     Ok(options)

@@ -261,13 +261,20 @@ impl Corpus {
         if unfinished.is_empty() {
             return Ok(());
         }
-        for (namespace, _, keys) in &unfinished {
+        let delete = |(namespace, _, keys): &(String, String, Vec<ChunkKey>)| {
             engine.in_namespace(namespace, None).forget_prefixes();
-            // This machine may have stored chunks there since they were deleted there.
-            engine.store().delete(keys)?;
-        }
+            // This machine may have brought chunks to the object store since another deleted them there.
+            engine.store().delete(keys)
+        };
+        let deleted: Vec<_> = unfinished.iter().map(delete).collect();
         self.documents().purge()?;
-        unfinished.iter().try_for_each(|(namespace, id, keys)| self.store.finish_removal(namespace, id, keys))
+        let mut outcome = Ok(());
+        for ((namespace, id, keys), deleted) in unfinished.iter().zip(deleted) {
+            let finished = deleted.map_err(Error::from);
+            let finished = finished.and_then(|()| self.store.finish_removal(namespace, id, keys));
+            outcome = outcome.and(finished);
+        }
+        outcome
     }
 
     /// The documents as this machine has them, to read.

@@ -63,6 +63,8 @@ pub(crate) struct Unsent {
     pub(crate) note: Note,
     /// When it was noted, nanoseconds since 1970.
     pub(crate) noted: u64,
+    /// The entity tag of the document's object, once it is told.
+    pub(crate) e_tag: Option<String>,
 }
 
 /// How far this machine has followed an object store.

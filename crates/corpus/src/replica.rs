@@ -25,7 +25,12 @@ pub(crate) struct FoundDocument {
 impl LocalDocuments {
     /// Inserts a document that the object store has, unless it is here, or is removed and the object store has not been told. Its
     /// chunks are not cut, so that no answer draws on it yet. Says whether it is inserted.
-    pub(crate) fn insert_found(&self, found: &FoundDocument, pinned: bool) -> Result<bool> {
+    pub(crate) fn insert_found(
+        &self,
+        found: &FoundDocument,
+        pinned: bool,
+        e_tag: Option<String>,
+    ) -> Result<bool> {
         let namespace = found.namespace.as_str();
         self.database.write(|transaction| {
             let id = document_id(&found.document);
@@ -37,20 +42,20 @@ impl LocalDocuments {
             // Another machine has counted it against the quota.
             let stored = insert(transaction, namespace, &found.document, &uncut, None)?;
             let FoundDocument { created, tokens, chunks, .. } = *found;
-            let stored = StoredDocument { created, pinned, tokens, chunks, ..stored };
+            let stored = StoredDocument { created, pinned, tokens, chunks, e_tag, ..stored };
             let json = serde_json::to_vec(&stored)?;
             transaction.open_table(METADATA)?.insert((namespace, id.as_str()), json.as_slice())?;
             Ok(true)
         })
     }
 
-    /// Takes up what the object store knows of a document: when it was created, if that is given, whether it is pinned, unless this
-    /// machine has changed that and not told it, and further chunk keys. A document that is not here stays away.
+    /// Takes up what the object store knows of a document: what its object says, with the object's entity tag, if that is given; whether it
+    /// is pinned, unless this machine has changed that and not told it; and further chunk keys. A document that is not here stays away.
     pub(crate) fn adopt(
         &self,
         namespace: &str,
         id: &str,
-        created: Option<u64>,
+        found: Option<(&FoundDocument, Option<String>)>,
         pinned: bool,
         keys: &[ChunkKey],
     ) -> Result<()> {
@@ -58,7 +63,10 @@ impl LocalDocuments {
             let mut metadata = transaction.open_table(METADATA)?;
             let known: Option<StoredDocument> = parsed(metadata.get((namespace, id))?)?;
             let Some(mut known) = known else { return Ok(()) };
-            known.created = created.unwrap_or(known.created);
+            if let Some((found, e_tag)) = found {
+                (known.created, known.e_tag) = (found.created, e_tag);
+                write_keys(transaction, namespace, &mut known, &found.keys)?;
+            }
             if !noted(transaction, namespace, id)?.is_some_and(|note| note.pin) {
                 known.pinned = pinned;
             }
@@ -81,7 +89,7 @@ impl LocalDocuments {
                 }
                 if after != Some((namespace, id)) {
                     let (namespace, id) = (namespace.to_owned(), id.to_owned());
-                    found.push(Unsent { namespace, id, note: Note::of_flags(flags), noted });
+                    found.push(Unsent { namespace, id, note: Note::of_flags(flags), noted, e_tag: None });
                 }
             }
             Ok(found)
@@ -93,7 +101,13 @@ impl LocalDocuments {
         self.database.read(|transaction| {
             let row = transaction.open_table(UNSENT)?.get((namespace, id))?.map(|row| row.value());
             let (namespace, id) = (namespace.to_owned(), id.to_owned());
-            Ok(row.map(|(flags, noted)| Unsent { namespace, id, note: Note::of_flags(flags), noted }))
+            Ok(row.map(|(flags, noted)| Unsent {
+                namespace,
+                id,
+                note: Note::of_flags(flags),
+                noted,
+                e_tag: None,
+            }))
         })
     }
 
@@ -102,15 +116,22 @@ impl LocalDocuments {
         self.database.read(|transaction| Ok(transaction.open_table(UNSENT)?.len()?))
     }
 
-    /// Forgets notes that the object store was told of, but for those of documents that were changed again meanwhile.
+    /// Forgets notes that the object store was told of, but for those of documents that were changed again meanwhile, and remembers the
+    /// entity tags of their objects.
     pub(crate) fn sent(&self, told: &[Unsent]) -> Result<()> {
         if told.is_empty() {
             return Ok(());
         }
         self.database.write(|transaction| {
-            let mut unsent = transaction.open_table(UNSENT)?;
-            for Unsent { namespace, id, noted, .. } in told {
+            let (mut unsent, mut metadata) =
+                (transaction.open_table(UNSENT)?, transaction.open_table(METADATA)?);
+            for Unsent { namespace, id, noted, e_tag, .. } in told {
                 let key = (namespace.as_str(), id.as_str());
+                let stored: Option<StoredDocument> = parsed(metadata.get(key)?)?;
+                if let (Some(stored), Some(_)) = (stored, e_tag) {
+                    let stored = StoredDocument { e_tag: e_tag.clone(), ..stored };
+                    metadata.insert(key, serde_json::to_vec(&stored)?.as_slice())?;
+                }
                 let is_same = unsent.get(key)?.is_some_and(|row| row.value().1 == *noted);
                 if is_same {
                     unsent.remove(key)?;

@@ -66,6 +66,9 @@ pub struct StoredDocument {
     /// Whether the object store has it, so that every machine that shares documents answers for it; none where documents are not shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<bool>,
+    /// The entity tag of its object, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) e_tag: Option<String>,
 }
 
 /// A document cut into chunks.
@@ -150,6 +153,7 @@ pub(super) fn insert(
                 chunks: 0,
                 segmentation: String::new(),
                 published: None,
+                e_tag: None,
             }
         }
     };

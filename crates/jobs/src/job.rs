@@ -151,7 +151,7 @@ impl Job {
             else {
                 continue;
             };
-            let claim = ListedClaim { generation, version: object.version, written: object.written };
+            let claim = ListedClaim { generation, version: object.version(), written: object.written };
             look.claims.entry(shard).or_default().push(claim);
         }
         look.claims.values_mut().for_each(|claims| claims.sort_by_key(|claim| claim.generation));

@@ -64,12 +64,12 @@ impl JobObjects {
     /// Writes an object where there is none, and says whether there was none. An object that is found by a request that was
     /// repeated may be the one that it wrote the first time.
     pub(crate) fn create(&self, name: &str, bytes: impl AsRef<[u8]>) -> Result<bool> {
-        self.repeat(|| self.objects.create(name, bytes.as_ref().to_vec()))
+        self.repeat(|| self.objects.create(name, bytes.as_ref().to_vec())).map(|created| created.is_some())
     }
 
     /// Writes an object over what is there.
     pub(crate) fn put(&self, name: &str, bytes: impl AsRef<[u8]>) -> Result<()> {
-        self.repeat(|| self.objects.put(name, bytes.as_ref().to_vec()))
+        self.repeat(|| self.objects.put(name, bytes.as_ref().to_vec())).map(drop)
     }
 
     /// Deletes an object, if it is there.

@@ -29,6 +29,7 @@ mod error;
 pub mod folders;
 mod hub;
 mod models;
+pub mod quantities;
 mod question;
 
 pub use calibration::{CalibrationFile, calibration_path, fingerprint, stable_layers};

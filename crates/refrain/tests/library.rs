@@ -184,3 +184,44 @@ fn what_a_library_finds_stands_in_the_prompt_as_it_was_prefilled() {
     let found_again = reopened.search("Bearing 2 runs 200 km", 2, false).unwrap();
     assert_eq!(found_again.chunks, found.chunks);
 }
+
+/// Two programs with folders of their own and a folder in common.
+#[cfg(feature = "remote")]
+#[test]
+fn libraries_of_one_object_store_find_the_same() {
+    use refrain::corpus::Source;
+    use refrain::store::{Limits, RemoteOptions};
+    let (shared, folders) =
+        (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
+    let mut remote = RemoteOptions::new(format!("file://{}", shared.path().display()));
+    // A busy machine may be slow.
+    remote.timeout = std::time::Duration::from_secs(60);
+    let [one, two] = folders.each_ref().map(|folder| {
+        let chunks = folder.path().join("chunks");
+        let store = Store::open_shared(&chunks, Limits::memory(1 << 26), &remote).unwrap();
+        let engine = engine(folder).open_on(store).unwrap();
+        Library::open(&engine, &chunks).unwrap()
+    });
+    let stored = one.put(&documents()).unwrap();
+    assert!(stored.iter().all(|document| document.published == Some(true)));
+    assert!(two.is_empty().unwrap());
+    // By its id it is there before it has come.
+    let id = stored[0].id.as_str();
+    let by_id = two.document(id, None).unwrap();
+    assert_eq!(by_id.chunks, one.document(id, None).unwrap().chunks);
+    two.sync().unwrap();
+    assert_eq!(two.documents().unwrap(), one.documents().unwrap());
+    let found = |library: &Library| {
+        let found = library.search("How many km does bearing 2 run?", 3, false).unwrap();
+        let score = |source: &Source| source.chunks.iter().map(|chunk| chunk.score).collect::<Vec<_>>();
+        (found.chunks.clone(), found.sources.iter().map(score).collect::<Vec<_>>())
+    };
+    assert_eq!(found(&one), found(&two));
+    assert_eq!(found(&two).0.len(), 3);
+    // The further a removal goes, the less is found, and the same everywhere.
+    two.remove(id).unwrap();
+    assert_eq!(found(&two).0.len(), 2);
+    one.sync().unwrap();
+    assert_eq!(found(&one), found(&two));
+    assert!(one.document(id, None).is_err() && one.remove(id).is_err());
+}

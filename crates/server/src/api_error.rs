@@ -46,8 +46,14 @@ struct ErrorBody {
 }
 
 impl ApiError {
-    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+    /// An error with this status.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The error with a word for programs.
+    pub fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
     }
 
     /// The request's field `param` is wrong.

@@ -8,6 +8,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use axum::http::{HeaderMap, StatusCode, header};
+
+use crate::api_error::ApiError;
+
 /// Prefix of every key.
 const PREFIX: &str = "sk-refrain-";
 /// Domain of the hash of a key.
@@ -109,8 +113,22 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
+    /// The name of the accepted key that a request shows as a bearer token, and the key.
+    ///
+    /// # Errors
+    /// If the request shows none, or one that is not accepted.
+    pub fn shown<'a>(&'a self, headers: &'a HeaderMap) -> Result<(&'a str, &'a str), ApiError> {
+        let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let key = shown.and_then(|value| value.split_once(' '));
+        let key = key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
+        let refused =
+            |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key");
+        let key = key.ok_or_else(|| refused("an API key is needed: Authorization: Bearer KEY"))?;
+        Ok((self.name(key).ok_or_else(|| refused("the API key is unknown"))?, key))
+    }
+
     /// The name of an accepted key. All keys are compared, each in constant time.
-    pub(crate) fn name(&self, key: &str) -> Option<&str> {
+    fn name(&self, key: &str) -> Option<&str> {
         let presented = hash(key);
         // `blake3::Hash` compares in constant time.
         self.0

@@ -1,11 +1,9 @@
 //! The state that all requests share.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use refrain::corpus::{Corpus, LocalDocuments, SyncThread, open_documents};
 use refrain::engine::Engine;
 use refrain::eviction::{Eviction, POLICIES};
@@ -18,6 +16,7 @@ use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_blocking;
 use crate::clock::unix_seconds;
 use crate::error::Error;
+use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
 use crate::scheduler::Scheduler;
@@ -43,6 +42,7 @@ pub(crate) struct ServerState {
     /// Brings the documents in line with other machines, where they are shared.
     _sync_thread: Option<SyncThread>,
     pub(crate) metrics: Metrics,
+    pub(crate) held: HeldLog,
     /// Seconds since 1970 at which the server started.
     pub(crate) started: u64,
     /// Bytes of bodies that are being received.
@@ -93,6 +93,7 @@ impl App {
             corpus,
             _sync_thread: sync_thread,
             metrics,
+            held: HeldLog::new(),
             started: unix_seconds(),
             bytes_in_flight: AtomicUsize::new(0),
             preprocessing: Semaphore::new(MAX_PREPROCESSING),
@@ -135,73 +136,39 @@ impl App {
         .await
     }
 
-    /// Refuses a request that a browser sends for a page of another origin which is not allowed: browsers send forms without
-    /// asking the server first. Programs send neither of the headers that tell it.
+    /// The tenant whom a gateway has signed a request of.
     ///
     /// # Errors
-    /// If the page's origin is neither the server's own nor allowed.
-    pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<()> {
-        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
-        let (site, origin, host) = (text("sec-fetch-site"), text("origin"), text("host"));
-        let allowed = &self.state.options.allowed_origins;
-        let is_allowed = |origin: &str| allowed.iter().any(|known| known == "*" || known == origin);
-        let is_own = |origin: &str| {
-            let address = origin.split_once("://").map(|(_, address)| address);
-            address.zip(host).is_some_and(|(address, host)| address.eq_ignore_ascii_case(host))
-        };
-        let is_taken = match (site, origin) {
-            (_, Some(origin)) if is_allowed(origin) => true,
-            (Some(site), _) => ["same-origin", "none"].contains(&site),
-            (None, Some(origin)) => is_own(origin),
-            (None, None) => true,
-        };
-        if is_taken {
-            return Ok(());
-        }
-        let message = "a page of another origin cannot send a form; --allowed-origins names those that can";
-        Err(ApiError { code: Some("unknown_origin"), ..ApiError::new(StatusCode::FORBIDDEN, message) })
+    /// If the request has no signature, or one that was not made with this server's namespace key.
+    pub(crate) fn signed_tenant(&self, headers: &HeaderMap) -> Result<Tenant> {
+        let ServerState { engine, options, .. } = &*self.state;
+        let signed = headers.get(TENANT_HEADER).and_then(|value| value.to_str().ok());
+        let tenant =
+            options.namespace_key.as_ref().zip(signed).and_then(|(key, value)| signed_tenant(key, value));
+        let (name, namespace) = tenant.ok_or_else(|| ApiError {
+            code: Some("invalid_gateway"),
+            ..ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                format!("{TENANT_HEADER} is for gateways that have this server's --namespace-key"),
+            )
+        })?;
+        let engine = engine.in_namespace(namespace, engine.settings().shared.as_deref());
+        Ok(Tenant { engine, name: name.to_owned() })
     }
 
-    /// Refuses a request whose `Host` is not one of the server's names, where no API key protects it: a web page could have
-    /// its own name resolve to this machine, and read what the server answers.
+    /// The tenant whom a gateway has signed a request of, or whose API key it shows.
     ///
     /// # Errors
-    /// If the name is not one of the server's.
-    pub(crate) fn check_host(&self, headers: &HeaderMap) -> Result<()> {
-        let Options { is_local, api_keys, allowed_hosts, .. } = &self.state.options;
-        let Some(host) = headers.get(header::HOST).filter(|_| *is_local && api_keys.is_empty()) else {
-            return Ok(());
-        };
-        let authority = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
-        let name = authority.as_ref().map_or("", |authority| authority.host()).to_ascii_lowercase();
-        let is_address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-        if is_address || name == "localhost" || name.ends_with(".localhost") || allowed_hosts.contains(&name)
-        {
-            return Ok(());
-        }
-        let message =
-            format!("{name:?} is not a name of this server; --allowed-hosts gives it further names");
-        Err(ApiError { code: Some("unknown_host"), ..ApiError::new(StatusCode::FORBIDDEN, message) })
-    }
-
-    /// The tenant whose API key a request shows.
-    ///
-    /// # Errors
-    /// If a key is needed, and the request shows none that is accepted.
+    /// If the signature is wrong, or a key is needed and the request shows none that is accepted.
     pub(crate) fn tenant(&self, headers: &HeaderMap) -> Result<Tenant> {
+        if headers.contains_key(TENANT_HEADER) {
+            return self.signed_tenant(headers);
+        }
         let ServerState { engine, options, .. } = &*self.state;
         if options.api_keys.is_empty() {
             return Ok(Tenant { engine: engine.clone(), name: String::new() });
         }
-        let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = shown.and_then(|value| value.split_once(' '));
-        let key = key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
-        let refused = |message: &str| ApiError {
-            code: Some("invalid_api_key"),
-            ..ApiError::new(StatusCode::UNAUTHORIZED, message)
-        };
-        let key = key.ok_or_else(|| refused("an API key is needed: Authorization: Bearer KEY"))?;
-        let name = options.api_keys.name(key).ok_or_else(|| refused("the API key is unknown"))?;
+        let (name, key) = options.api_keys.shown(headers)?;
         let namespace = options.namespace_key.as_ref().map(|of| of.namespace(Some(key))).unwrap_or_default();
         let engine = engine.in_namespace(&namespace, engine.settings().shared.as_deref());
         Ok(Tenant { engine, name: name.to_owned() })

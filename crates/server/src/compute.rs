@@ -259,7 +259,7 @@ impl Compute {
             return client.fail(ApiError::internal(&"a computation panicked"));
         };
         self.shared.metrics.first_token(arrived.elapsed(), sequence.stats());
-        self.shared.count_prefill(started.elapsed());
+        self.shared.count_prefill(started.elapsed(), sequence.stats());
         let decode_span = info_span!(parent: &client.span, "decode");
         self.sequences.push(RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span });
     }

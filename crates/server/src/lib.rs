@@ -9,20 +9,26 @@ mod api;
 mod api_error;
 mod api_keys;
 mod app;
+mod averages;
 mod blocking;
 mod clock;
 mod compute;
 mod error;
+mod gateway;
 mod ingest;
 mod job;
 mod listener;
 mod metrics;
 mod options;
+mod origin;
 mod queue;
 mod random;
 mod scheduler;
 mod shares;
 mod tenant;
+
+/// Header of a request's id, in logs and responses.
+pub const REQUEST_ID: axum::http::HeaderName = axum::http::HeaderName::from_static("x-request-id");
 
 /// Target of log lines that contain prompts and answers.
 const TEXT_LOG: &str = "refrain::text";
@@ -32,5 +38,9 @@ pub use api_error::ApiError;
 pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
 pub use error::Error;
+pub use gateway::{
+    ChunkPlan, HeldChunks, HeldLog, ModelCard, Rates, Report, TENANT_HEADER, short_key, sign_tenant,
+    signed_tenant,
+};
 pub use listener::{Listener, tls};
 pub use options::{Limits, Options};

@@ -79,7 +79,23 @@ impl Listener {
     ///
     /// [`Options::shutdown_timeout`]: crate::Options::shutdown_timeout
     pub async fn serve(self, app: App, stop: impl Future<Output = ()>) {
-        let router = router(app.clone());
+        let (router, limit) = (router(app.clone()), app.state.options.body_timeout);
+        let drain = async {
+            let drained = tokio::task::spawn_blocking(move || app.drain());
+            let _ = drained.await;
+        };
+        self.serve_routes(router, limit, stop, drain).await;
+    }
+
+    /// Serves routes until `stop` completes, then accepts no more connections, and waits for `drain` and for the ends of responses. A
+    /// client has `limit` for the head of a request, and for taking what it is sent.
+    pub async fn serve_routes(
+        self,
+        router: Router,
+        limit: Duration,
+        stop: impl Future<Output = ()>,
+        drain: impl Future<Output = ()>,
+    ) {
         let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -90,7 +106,7 @@ impl Listener {
             tokio::select! {
                 () = &mut stop => break,
                 (accepted, permit) = accept => match (accepted, permit) {
-                    (Ok((stream, _)), Ok(permit)) => self.spawn(stream, permit, &router, &app, &graceful),
+                    (Ok((stream, _)), Ok(permit)) => self.spawn(stream, permit, &router, limit, &graceful),
                     // Most likely too many files are open, and some will close soon.
                     (Err(error), _) => {
                         tracing::warn!(%error, "a connection could not be accepted");
@@ -101,8 +117,7 @@ impl Listener {
             }
         }
         drop(self.listener);
-        let drained = tokio::task::spawn_blocking(move || app.drain());
-        let _ = drained.await;
+        drain.await;
         // The last events of streams may not have been sent yet.
         let _ = timeout(Duration::from_secs(5), graceful.shutdown()).await;
     }
@@ -113,11 +128,11 @@ impl Listener {
         stream: TcpStream,
         permit: OwnedSemaphorePermit,
         router: &Router,
-        app: &App,
+        limit: Duration,
         graceful: &GracefulShutdown,
     ) {
         let _ = stream.set_nodelay(true);
-        let (router, limit) = (router.clone(), app.state.options.body_timeout);
+        let router = router.clone();
         let watcher = graceful.watcher();
         match self.tls.clone() {
             None => _ = tokio::spawn(serve_connection(stream, router, limit, watcher, permit)),

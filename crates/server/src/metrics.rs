@@ -11,6 +11,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use refrain::corpus::Corpus;
 use refrain::engine::{Engine, RequestStats};
+#[cfg(feature = "remote")]
+use refrain::store::RemoteStats;
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
@@ -61,7 +63,41 @@ struct StoreMetrics {
     failures: Gauge,
     evictions: Gauge,
     #[cfg(feature = "remote")]
+    remote: RemoteMetrics,
+}
+
+/// Metrics of the object store.
+#[cfg(feature = "remote")]
+#[derive(Clone, Debug, Default)]
+struct RemoteMetrics {
     pending: Gauge,
+    fetched: Gauge,
+    fetched_bytes: Gauge,
+    sent: Gauge,
+    sent_bytes: Gauge,
+    already_there: Gauge,
+    failures: Gauge,
+    broken: Gauge,
+    replaced: Gauge,
+}
+
+#[cfg(feature = "remote")]
+impl RemoteMetrics {
+    fn set(&self, stats: &RemoteStats) {
+        for (gauge, value) in [
+            (&self.pending, stats.pending),
+            (&self.fetched, stats.fetched),
+            (&self.fetched_bytes, stats.fetched_bytes),
+            (&self.sent, stats.sent),
+            (&self.sent_bytes, stats.sent_bytes),
+            (&self.already_there, stats.already_there),
+            (&self.failures, stats.failures),
+            (&self.broken, stats.broken),
+            (&self.replaced, stats.replaced),
+        ] {
+            gauge.set(value as i64);
+        }
+    }
 }
 
 /// Metrics of the stored documents, which are read from their store when metrics are requested.
@@ -123,11 +159,49 @@ impl Metrics {
                 Gauge::default()
             ),
             #[cfg(feature = "remote")]
-            pending: metric!(
-                "store_remote_pending",
-                "Chunks not yet uploaded to the object store",
-                Gauge::default()
-            ),
+            remote: RemoteMetrics {
+                pending: metric!(
+                    "store_remote_pending",
+                    "Chunks not yet uploaded to the object store",
+                    Gauge::default()
+                ),
+                fetched: metric!(
+                    "store_remote_fetched",
+                    "Objects fetched from the object store",
+                    Gauge::default()
+                ),
+                fetched_bytes: metric!(
+                    "store_remote_fetched_bytes",
+                    "Bytes of the objects fetched from the object store",
+                    Gauge::default()
+                ),
+                sent: metric!("store_remote_sent", "Objects uploaded to the object store", Gauge::default()),
+                sent_bytes: metric!(
+                    "store_remote_sent_bytes",
+                    "Bytes of the objects uploaded to the object store",
+                    Gauge::default()
+                ),
+                already_there: metric!(
+                    "store_remote_already_there",
+                    "Objects that were to be uploaded and were in the object store",
+                    Gauge::default()
+                ),
+                failures: metric!(
+                    "store_remote_failures",
+                    "Requests to the object store that failed or timed out",
+                    Gauge::default()
+                ),
+                broken: metric!(
+                    "store_remote_broken",
+                    "Objects of the object store that were broken",
+                    Gauge::default()
+                ),
+                replaced: metric!(
+                    "store_remote_replaced",
+                    "Broken objects replaced by whole ones",
+                    Gauge::default()
+                ),
+            },
         };
         let documents = DocumentMetrics {
             count: metric!(
@@ -303,7 +377,7 @@ impl Metrics {
         }
         #[cfg(feature = "remote")]
         if let Some(remote) = engine.store().remote_stats() {
-            own.pending.set(remote.pending as i64);
+            own.remote.set(&remote);
         }
         let mut text = String::new();
         // A write to a string does not fail.

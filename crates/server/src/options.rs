@@ -77,7 +77,7 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// The API keys that are accepted. Where there are none, no request needs a key.
     pub api_keys: ApiKeys,
-    /// The secret from which the namespaces of API keys are derived.
+    /// The secret from which the namespaces of API keys are derived, and with which a gateway signs whose a request is.
     pub namespace_key: Option<NamespaceKey>,
     /// Folder of the stored documents; without one they are held in memory.
     pub folder: Option<PathBuf>,

@@ -6,11 +6,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use refrain::engine::Engine;
+use refrain::engine::{Engine, RequestStats};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{Span, info_span};
 
 use crate::api_error::{ApiError, Result};
+use crate::averages::Averages;
 use crate::job::{Event, Job, aborted};
 use crate::metrics::Metrics;
 use crate::options::Limits;
@@ -53,8 +54,7 @@ struct Queue {
     /// Prefills, ingests and sequences that the compute thread has.
     under_way: usize,
     closed: bool,
-    /// Moving average of the seconds from a job's start to its first token.
-    prefill_seconds: f64,
+    averages: Averages,
 }
 
 impl Shared {
@@ -130,7 +130,7 @@ impl Shared {
     /// The refusal of a request for which the queue has no room.
     fn full(&self, queue: &Queue, message: String) -> ApiError {
         self.metrics.rejected.inc();
-        let seconds = queue.prefill_seconds * queue.jobs.len() as f64;
+        let seconds = queue.averages.seconds * queue.jobs.len() as f64;
         let error =
             ApiError { code: Some("queue_full"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) };
         ApiError { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..error }
@@ -182,10 +182,15 @@ impl Shared {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts the time from a job's start to its first token.
-    pub(crate) fn count_prefill(&self, time: Duration) {
-        let mut queue = self.queue();
-        queue.prefill_seconds = 0.8 * queue.prefill_seconds + 0.2 * time.as_secs_f64();
+    /// Counts a job whose first token came `time` after its start.
+    pub(crate) fn count_prefill(&self, time: Duration, stats: &RequestStats) {
+        self.queue().averages.count(time, stats);
+    }
+
+    /// Jobs under way, jobs that wait, and what the latest ones took.
+    pub(crate) fn load(&self) -> (usize, usize, Averages) {
+        let queue = self.queue();
+        (queue.under_way, queue.jobs.len(), queue.averages)
     }
 
     /// Tells metrics and those who wait how much is under way, and how much of it is decoded.

@@ -8,6 +8,7 @@ use refrain::engine::Engine;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api_error::{ApiError, Result};
+use crate::averages::Averages;
 use crate::compute::Compute;
 use crate::job::{Event, Job};
 use crate::metrics::Metrics;
@@ -76,6 +77,11 @@ impl Scheduler {
     /// If the queue is full, or the server is shutting down.
     pub(crate) fn check_queue(&self) -> Result<()> {
         self.0.check_room()
+    }
+
+    /// Jobs that are computed, jobs that wait, and what the latest ones took.
+    pub(crate) fn load(&self) -> (usize, usize, Averages) {
+        self.0.load()
     }
 
     /// Takes no more jobs, waits for those that are there, for at most `timeout`, and aborts the rest.

@@ -3,9 +3,14 @@
 #[cfg(feature = "remote")]
 mod deletion;
 mod files;
+mod gateway;
 mod generation;
+#[cfg(feature = "remote")]
+mod replicas;
 mod responses;
 mod schema;
+#[cfg(feature = "remote")]
+mod sharing;
 mod tools;
 mod turns;
 

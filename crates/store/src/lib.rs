@@ -53,6 +53,6 @@ pub use limits::Limits;
 pub use namespace::{NamespaceKey, SHARED};
 pub use reader::ChunkReader;
 #[cfg(feature = "remote")]
-pub use remote::{ListedObject, Objects, RemoteOptions, RemoteStats};
+pub use remote::{ListedObject, Objects, RemoteOptions, RemoteStats, WrittenObject};
 pub use store::Store;
 pub use verify::{VerifyProgress, VerifyReport};

@@ -9,8 +9,11 @@
 
 mod client;
 mod delete;
+mod download;
+mod known_objects;
 mod objects;
 mod options;
+mod stats;
 mod upload;
 
 use std::collections::BTreeSet;
@@ -22,10 +25,10 @@ use object_store::path::Path as ObjectPath;
 use tokio::runtime::Runtime;
 
 use self::client::Client;
-pub(crate) use self::client::ObjectSink;
-pub use self::client::RemoteStats;
-pub use self::objects::{ListedObject, Objects};
+pub(crate) use self::download::ObjectSink;
+pub use self::objects::{ListedObject, Objects, WrittenObject};
 pub use self::options::RemoteOptions;
+pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
 

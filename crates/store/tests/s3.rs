@@ -38,6 +38,8 @@ struct Network {
     hold: AtomicU64,
     /// Whether a client that wants to write is told that it may not.
     read_only: AtomicBool,
+    /// Whether a client that asks for an object's head is told that there is none.
+    unseen: AtomicBool,
     count: AtomicU64,
 }
 
@@ -109,16 +111,22 @@ impl Network {
         let server = TcpStream::connect(("127.0.0.1", self.server.load(Relaxed) as u16)).unwrap();
         let (mut up, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
         let mut to_server = server.try_clone().unwrap();
-        let mut refused = client.try_clone().unwrap();
-        let read_only = self.read_only.load(Relaxed);
+        let mut answered = client.try_clone().unwrap();
+        let (read_only, unseen) = (self.read_only.load(Relaxed), self.unseen.load(Relaxed));
         thread::spawn(move || {
             let mut request = [0; 1 << 14];
             while let Ok(read) = up.read(&mut request)
                 && read > 0
             {
-                if read_only && request.starts_with(b"PUT ") {
-                    let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-                    let _ = refused.write_all(answer);
+                let status = match &request[..read] {
+                    [b'P', b'U', b'T', b' ', ..] if read_only => Some("403 Forbidden"),
+                    [b'H', b'E', b'A', b'D', b' ', ..] if unseen => Some("404 Not Found"),
+                    _ => None,
+                };
+                if let Some(status) = status {
+                    let answer =
+                        format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                    let _ = answered.write_all(answer.as_bytes());
                     break;
                 }
                 if to_server.write_all(&request[..read]).is_err() {
@@ -189,6 +197,10 @@ impl S3 {
 }
 
 fn chunk(n: u32) -> Chunk {
+    labelled(n, &format!("chunk {n}"))
+}
+
+fn labelled(n: u32, label: &str) -> Chunk {
     let id = ChunkId {
         model: [7; 32],
         dtype: Dtype::F16,
@@ -207,7 +219,7 @@ fn chunk(n: u32) -> Chunk {
         buffer.write_f32(0, &values);
         buffer
     };
-    Chunk::new(id, format!("chunk {n}"), vec![(kv(1), kv(2)), (kv(3), kv(4))]).unwrap()
+    Chunk::new(id, label, vec![(kv(1), kv(2)), (kv(3), kv(4))]).unwrap()
 }
 
 fn aux(n: u32) -> AuxTensors {
@@ -256,7 +268,7 @@ fn what_one_machine_stores_another_uses() {
 }
 
 #[test]
-fn a_broken_object_is_removed_and_replaced_and_never_used() {
+fn a_broken_object_is_never_used_and_replaced() {
     let Some(s3) = s3() else { return };
     s3.network.hang.store(100, Relaxed);
     let (folder, first) = s3.machine();
@@ -280,15 +292,53 @@ fn a_broken_object_is_removed_and_replaced_and_never_used() {
     let (_folder, second) = s3.machine();
     let found = (1..=2).filter(|n| second.get(chunk(*n).id()).unwrap().is_some()).count();
     assert_eq!(found, 1);
-    wait_for("it is removed", || s3.objects().len() == 1);
-    assert_eq!(second.remote_stats().unwrap().broken, 1);
+    wait_for("it is found broken", || second.remote_stats().unwrap().broken == 1);
+    assert_eq!(s3.objects().len(), 2, "a request deletes nothing");
     for n in 1..=2 {
         second.put(chunk(n)).unwrap();
     }
     sent(&second);
-    assert_eq!(s3.objects().len(), 2);
+    let stats = second.remote_stats().unwrap();
+    assert_eq!((stats.replaced, stats.sent, s3.objects().len()), (1, 1, 2), "{stats:?}");
     let (_folder, third) = s3.machine();
     assert!((1..=2).all(|n| third.get(chunk(n).id()).unwrap().is_some()));
+}
+
+/// The server refuses to write over what another machine has brought between the question whether it is there and the request.
+#[test]
+fn an_object_of_another_machine_stays() {
+    let Some(s3) = s3() else { return };
+    let (_a, first) = s3.machine();
+    first.put(chunk(1)).unwrap();
+    sent(&first);
+    s3.network.unseen.store(true, Relaxed);
+    let (folder, second) = s3.machine();
+    second.put(labelled(1, "another machine")).unwrap();
+    wait_for("it is refused", || second.remote_stats().unwrap().stuck.is_some());
+    let stats = second.remote_stats().unwrap();
+    assert_eq!((stats.sent, stats.pending, stats.down), (0, 1, None));
+    drop(second);
+    s3.network.unseen.store(false, Relaxed);
+    let second = Store::open_shared(folder.path(), Limits::memory(0), &s3.options()).unwrap();
+    sent(&second);
+    let stats = second.remote_stats().unwrap();
+    assert!(stats.sent == 0 && stats.already_there > 0, "{stats:?}");
+    let (_c, third) = s3.machine();
+    assert_eq!(third.get(chunk(1).id()).unwrap().unwrap().label(), "chunk 1");
+}
+
+/// An object store that cannot be asked by condition, as its user says, is used without.
+#[test]
+fn conditional_requests_can_be_turned_off() {
+    let Some(s3) = s3() else { return };
+    let folder = tempdir().unwrap();
+    let mut options = s3.options();
+    options.options.push(("AWS_CONDITIONAL_PUT".to_owned(), "disabled".to_owned()));
+    let store = Store::open_shared(folder.path(), Limits::memory(0), &options).unwrap();
+    store.put(chunk(1)).unwrap();
+    sent(&store);
+    let stats = store.remote_stats().unwrap();
+    assert_eq!((stats.sent, stats.failures, s3.objects().len()), (1, 0, 1), "{stats:?}");
 }
 
 /// Delays, errors and broken connections: whatever arrives is whole, and in the end all arrives.

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use serde::Serialize;
 
 use crate::examples;
-use crate::output::parse_duration;
+use refrain::quantities::parse_duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 
 use crate::examples;
-use crate::output::parse_duration;
+use refrain::quantities::parse_duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Eval {

@@ -8,8 +8,8 @@ use clap::{Args, Subcommand, ValueHint};
 use refrain::engine::Instructions;
 
 use super::answers::SpeculationArgs;
-use crate::output::{parse_duration, parse_size};
 use refrain::AUTO;
+use refrain::quantities::{parse_duration, parse_size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {

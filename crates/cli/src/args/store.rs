@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueHint};
 
-use crate::output::parse_duration;
+use refrain::quantities::parse_duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Store {

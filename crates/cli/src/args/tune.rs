@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
-use crate::output::parse_duration;
+use refrain::quantities::parse_duration;
 
 /// Methods that are tuned over, at the charges that they can have.
 const TUNED: &str = "pie;lego_link:charge=0.1;cache_blend:charge=0.15;prophet_kv:charge=0.1;info_flow:charge=0.05;\

@@ -169,3 +169,65 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     assert_eq!(home.json(&["documents", "rm", "--all", "--yes"])["removed"][0]["id"], lamps);
     assert!(home.run(&["documents", "ls"]).good().out.contains("no documents in"));
 }
+
+/// What is ingested in one folder is listed, found and removed in another, through a third that both know.
+#[test]
+fn documents_are_shared_through_the_object_store() {
+    let home = Home::new();
+    home.write("docs/brakes.md", "# Brakes\n\nA brake lever is made of brass.");
+    home.write("docs/lamps.md", "# Lamps\n\nA lamp is made of glass.");
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, docs) = (model.to_str().unwrap().to_owned(), home.path("docs").to_str().unwrap().to_owned());
+    let remote = format!("file://{}", home.path("bucket").display());
+    home.write("bucket/.keep", "");
+    let in_folder = |folder: &str, words: &[&str]| {
+        let folder = home.path(folder).to_str().unwrap().to_owned();
+        // A busy machine may be slow.
+        let patient = ["--remote-timeout", "60s"];
+        let more = ["--model", &model, "--remote", &remote, "--store", &folder, "--prefix", "none"];
+        home.run(&[words, &more, &patient].concat())
+    };
+    let json = |folder: &str, words: &[&str]| -> serde_json::Value {
+        let ran = in_folder(folder, &[words, &["--json"]].concat()).good();
+        assert!(!ran.err.contains("warning"), "{}", ran.err);
+        serde_json::from_str(&ran.out).unwrap()
+    };
+    let listed = |folder: &str| json(folder, &["documents", "ls"])["documents"].as_array().unwrap().clone();
+    let added = json("one", &["ingest", &docs, "--method", "pie"]);
+    assert_eq!((&added["searchable"], &added["unpublished"]), (&json!(true), &json!(0)));
+    let titles: Vec<_> = listed("two").iter().map(|document| document["title"].clone()).collect();
+    assert!(titles.len() == 2 && titles.contains(&json!("Brakes")), "{titles:?}");
+    let ask = ["ask", "What is a lever made of?", "--search=1", "--method", "pie", "--max-tokens", "2"];
+    let (there, here) = (json("two", &ask), json("one", &ask));
+    assert_eq!(there["sources"], here["sources"]);
+    assert_eq!(there["sources"][0]["title"], "Brakes");
+    assert_eq!(there["answers"][0]["text"], here["answers"][0]["text"]);
+    assert_eq!(there["answers"][0]["stats"]["prefilled_chunks"], 0);
+    // Another folder that shares chunks alone knows of none.
+    let alone = ["documents", "ls", "--sync-interval", "off"];
+    assert_eq!(json("three", &alone)["documents"], json!([]));
+    in_folder("three", &["documents", "ls", "--sync-interval", "0s"]).failed(2, &["above 0, or off"]);
+
+    let brakes = there["sources"][0]["id"].as_str().unwrap();
+    assert_eq!(json("two", &["documents", "rm", brakes])["removed"][0]["id"], brakes);
+    assert_eq!(listed("one").len(), 1);
+    assert_eq!(listed("one"), listed("two"));
+    assert!(json("one", &ask)["sources"].as_array().unwrap().iter().all(|source| source["id"] != brakes));
+    // Where the object store is away, the folder's own documents are listed, and what is ingested is kept.
+    home.write("further.md", "# Bells\n\nA bell is made of bronze.");
+    let further = home.path("further.md").to_str().unwrap().to_owned();
+    std::fs::rename(home.path("bucket"), home.path("away")).unwrap();
+    std::fs::write(home.path("bucket"), "").unwrap();
+    let ran = in_folder("one", &["ingest", &further, "--method", "pie", "--json"]).good();
+    assert!(ran.err.contains("1 document not shared yet"), "{}", ran.err);
+    let ran = in_folder("one", &["documents", "ls"]).good();
+    assert!(
+        ran.err.contains("the documents that this machine knows") && ran.out.contains("Bells"),
+        "{}",
+        ran.err
+    );
+    std::fs::remove_file(home.path("bucket")).unwrap();
+    std::fs::rename(home.path("away"), home.path("bucket")).unwrap();
+    assert_eq!(listed("one").len(), 2);
+    assert_eq!(listed("two").len(), 2);
+}

@@ -20,7 +20,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 enum Difference {
     /// The replica lacks it.
     Lacking(Place, Parts),
-    /// It may be removed, or have another pin: namespace and id.
+    /// It may be removed, stored again, or have another pin: namespace and id.
     Stale(String, String),
     /// Its removal was not finished.
     Abandoned(Place, Parts),
@@ -79,15 +79,17 @@ impl SharedDocuments {
         }
         let mut known = HashMap::new();
         for (namespace, stored) in self.local.all()? {
-            known.insert(place_of(&namespace, &stored.id), (namespace, stored.id, stored.pinned));
+            known.insert(place_of(&namespace, &stored.id), (namespace, stored));
         }
         let mut differences = Vec::new();
         for (place, parts) in listed {
             match known.remove(&place) {
-                Some((namespace, id, pinned)) if !parts.document || pinned != parts.pinned => {
-                    differences.push(Difference::Stale(namespace, id));
+                Some((namespace, stored)) => {
+                    let is_same = parts.document && stored.pinned == parts.pinned;
+                    if !is_same || parts.is_another(stored.e_tag.as_ref()) {
+                        differences.push(Difference::Stale(namespace, stored.id));
+                    }
                 }
-                Some(_) => {}
                 None if parts.document => differences.push(Difference::Lacking(place, parts)),
                 None if !parts.removals.is_empty() && is_abandoned(&parts) => {
                     differences.push(Difference::Abandoned(place, parts));
@@ -95,7 +97,7 @@ impl SharedDocuments {
                 None => {}
             }
         }
-        let gone = known.into_values().map(|(namespace, id, _)| Difference::Stale(namespace, id));
+        let gone = known.into_values().map(|(namespace, stored)| Difference::Stale(namespace, stored.id));
         differences.extend(gone);
         Ok(differences)
     }

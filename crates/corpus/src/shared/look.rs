@@ -31,11 +31,15 @@ impl SharedDocuments {
             None if parts.document => self.bring(&place, &parts),
             None => Ok(None),
             Some(known) if parts.document => {
-                if parts.keys.is_empty() && parts.pinned == known.pinned {
+                // It may have been removed and stored again since this machine last looked.
+                let is_another = parts.is_another(known.e_tag.as_ref());
+                if !is_another && parts.keys.is_empty() && parts.pinned == known.pinned {
                     return Ok(None);
                 }
+                let found = if is_another { self.document_in(&place)?.and_then(Result::ok) } else { None };
+                let found = found.as_ref().map(|found| (found, parts.e_tag.clone()));
                 let keys = self.all_keys(&place, &parts.keys)?;
-                self.local.adopt(namespace, id, None, parts.pinned, &keys)?;
+                self.local.adopt(namespace, id, found, parts.pinned, &keys)?;
                 let pinned = self.local.get(namespace, id).map_or(known.pinned, |now| now.pinned);
                 Ok(if pinned == known.pinned { None } else { change(ChangeKind::Pinned(pinned)) })
             }
@@ -74,7 +78,7 @@ impl SharedDocuments {
         let Some(Ok(mut found)) = self.document_in(place)? else { return Ok(None) };
         found.keys.extend(self.all_keys(place, &parts.keys)?);
         let namespace = found.namespace.clone();
-        let is_new = self.local.insert_found(&found, parts.pinned)?;
+        let is_new = self.local.insert_found(&found, parts.pinned, parts.e_tag.clone())?;
         let change = || Change { namespace, id: place.id.clone(), kind: ChangeKind::Put };
         Ok(is_new.then(change))
     }

@@ -24,7 +24,7 @@ use crate::replica::FoundDocument;
 use crate::tables::document_id;
 
 /// Most bytes of title and text of a document that is shared. In JSON a byte takes six at most.
-pub const MOST_TEXT: u64 = 32 << 20;
+pub const MOST_TEXT: u64 = 16 << 20;
 /// Most bytes of a document's object.
 pub(super) const MOST_DOCUMENT: u64 = 8 * MOST_TEXT;
 /// Most bytes of any other object.

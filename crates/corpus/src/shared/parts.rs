@@ -16,6 +16,8 @@ use crate::replica::FoundDocument;
 pub(super) struct Parts {
     /// Whether the document itself is there. Without it there is no document, whatever else there is.
     pub(super) document: bool,
+    /// The entity tag of the document's object.
+    pub(super) e_tag: Option<String>,
     pub(super) pinned: bool,
     pub(super) keys: Vec<String>,
     pub(super) removals: Vec<String>,
@@ -24,10 +26,15 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Whether the document's object is another than the one with this tag, as far as that is known.
+    pub(super) fn is_another(&self, e_tag: Option<&String>) -> bool {
+        self.e_tag.is_some() && self.e_tag.as_ref() != e_tag
+    }
+
     /// Adds an object of the document.
     pub(super) fn add(&mut self, part: &str, object: &ListedObject) {
         match part {
-            DOCUMENT => self.document = true,
+            DOCUMENT => (self.document, self.e_tag) = (true, object.e_tag.clone()),
             PINNED => self.pinned = true,
             part if part.starts_with(KEYS) => self.keys.push(part.to_owned()),
             part if part.starts_with(REMOVAL) => self.removals.push(part.to_owned()),

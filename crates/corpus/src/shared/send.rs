@@ -89,20 +89,20 @@ impl SharedDocuments {
         let _turn = self.turn(&place);
         // Another thread may have told it since, or noted something else.
         let Some(note) = self.local.note_of(namespace, id)? else { return Ok(None) };
-        let is_change = match note.note {
-            Note { removal: true, .. } => self.withdraw(namespace, &place)?,
+        let (is_change, e_tag) = match note.note {
+            Note { removal: true, .. } => (self.withdraw(namespace, &place)?, None),
             Note { put: true, .. } => self.publish(namespace, &place, note.note)?,
-            _ => self.send_pin(namespace, &place)?,
+            _ => (self.send_pin(namespace, &place)?, None),
         };
-        Ok(Some(Told { note, is_change }))
+        Ok(Some(Told { note: Unsent { e_tag, ..note }, is_change }))
     }
 
     /// Creates a document's object, with its pin. Where it is there, adopts what others know of it, and adds what only this machine
-    /// knows. Says whether that has changed an object.
-    fn publish(&self, namespace: &str, place: &Place, note: Note) -> Result<bool> {
+    /// knows. Says whether that has changed an object, and the entity tag of the document's object, if that was written.
+    fn publish(&self, namespace: &str, place: &Place, note: Note) -> Result<(bool, Option<String>)> {
         let document = match self.local.document(namespace, &place.id) {
             // It was removed meanwhile, which is noted by now.
-            Err(Error::NotFound(_)) => return Ok(false),
+            Err(Error::NotFound(_)) => return Ok((false, None)),
             document => document?,
         };
         let (stored, keys) =
@@ -118,22 +118,24 @@ impl SharedDocuments {
         });
         let name = place.name(DOCUMENT);
         for _ in 0..TRIES {
-            let mut is_change = self.objects.create(&name, object.clone())?;
+            let mut written = self.objects.create(&name, object.clone())?;
             let mut is_beside = false;
-            if !is_change {
+            if written.is_none() {
+                // The tag of the object that is read, or of one before it.
+                let parts = self.parts(place)?;
                 match self.document_in(place)? {
                     None => continue,
                     // What a newer program wrote of the same text is its own.
                     Some(Err(Unusable::Newer(_))) => {}
                     Some(Err(Unusable::Broken(_))) => {
-                        self.objects.put(&name, object.clone())?;
-                        is_change = true;
+                        written = Some(self.objects.put(&name, object.clone())?)
                     }
                     Some(Ok(found)) => {
-                        let parts = self.parts(place)?;
-                        let known = [found.keys, self.all_keys(place, &parts.keys)?].concat();
-                        is_beside = self.add_keys(namespace, place, &keys, &known)?;
-                        self.local.adopt(namespace, &place.id, Some(found.created), parts.pinned, &known)?;
+                        let beside = self.all_keys(place, &parts.keys)?;
+                        is_beside =
+                            self.add_keys(namespace, place, &keys, &[&found.keys[..], &beside].concat())?;
+                        let found = Some((&found, parts.e_tag.clone()));
+                        self.local.adopt(namespace, &place.id, found, parts.pinned, &beside)?;
                     }
                 }
             }
@@ -144,7 +146,9 @@ impl SharedDocuments {
             // A machine that removes the document lists what lies beside it after it has deleted the document. So it sees all that is
             // written beside a document which is still there afterwards.
             if !is_beside || self.parts(place)?.document {
-                return Ok(is_change || is_beside);
+                let is_change = written.is_some() || is_beside;
+                let e_tag = written.and_then(|written| written.e_tag);
+                return Ok((is_change, e_tag));
             }
         }
         Err(Error::Sharing(format!("document {} is removed and stored again all the time", place.id)))
@@ -181,7 +185,7 @@ impl SharedDocuments {
     fn write_pin(&self, place: &Place, is_pinned: bool) -> Result<bool> {
         let name = place.name(PINNED);
         if is_pinned {
-            Ok(self.objects.create(&name, Vec::new())?)
+            Ok(self.objects.create(&name, Vec::new())?.is_some())
         } else {
             self.objects.delete(&name)?;
             Ok(true)

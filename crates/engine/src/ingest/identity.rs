@@ -51,6 +51,16 @@ impl Engine {
         prompt.chunks.iter().enumerate().map(named).collect()
     }
 
+    /// Keys of a prompt's chunks as its prefill looks them up, each with its number of tokens, in the prompt's order; if `whole`, those
+    /// of its contexts for methods with statistics.
+    pub fn keys_in(&self, prompt: &Prompt, whole: bool) -> Vec<(ChunkKey, usize)> {
+        let named = match whole {
+            true => self.named_in(&prompt.contexts(self.longest_context())),
+            false => self.named_in(prompt),
+        };
+        named.into_iter().map(|(id, chunk)| (id.key(), chunk.tokens.len())).collect()
+    }
+
     /// Tokens that the prefill of a chunk computes.
     pub(crate) fn prefilled_tokens(&self, id: &ChunkId) -> usize {
         id.tokens.len() * self.averaged_for(id).len().max(1)

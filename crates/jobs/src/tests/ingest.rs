@@ -64,7 +64,10 @@ fn planned_ingest(name: &str, documents: Vec<Document>) -> Job {
 }
 
 fn folder(shared: &Path) -> RemoteOptions {
-    RemoteOptions::new(format!("file://{}", shared.display()))
+    let mut options = RemoteOptions::new(format!("file://{}", shared.display()));
+    // A busy machine may be slow.
+    options.timeout = Duration::from_secs(60);
+    options
 }
 
 /// The names of all chunks in an object store.

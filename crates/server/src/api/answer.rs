@@ -16,6 +16,7 @@ use super::sources::{SourceResponse, sources};
 use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
+use crate::gateway::{ChunkPlan, short_key};
 use crate::job::{Event, GenerateJob, Job};
 use crate::random::random_seed;
 use crate::tenant::Tenant;
@@ -105,14 +106,43 @@ pub(super) fn lost() -> ApiError {
     ApiError::internal(&"a job ended without an answer")
 }
 
-/// Tokenises a request, and finds the documents that its answer draws on.
-fn prepare(
+/// A request's prompt, the documents that its answer draws on, and its tools.
+type Drawn = (Prompt, Vec<Source>, Option<ToolUse>);
+
+/// The chunks that a request's prompt is made of.
+///
+/// # Errors
+/// If the request is wrong.
+pub(super) async fn plan(
     app: &App,
     tenant: Tenant,
+    request: CompletionRequest,
+    input: Input,
+) -> Result<ChunkPlan> {
+    request.check(&app.state.options.served_model_name)?;
+    let method = app.method("refrain.method", request.refrain.method.as_ref())?;
+    let whole_documents = !method.built.statistics().is_empty();
+    let work = {
+        let app = app.clone();
+        move || {
+            let (prompt, ..) = draw(&app, &tenant, &request, input, whole_documents)?;
+            let keys = tenant.engine.keys_in(&prompt, whole_documents);
+            let chunks = keys.iter().map(|(key, tokens)| (short_key(key), *tokens)).collect();
+            let charge = if method.built.reuses() { app.state.scheduler.load().2.charge } else { 1.0 };
+            Ok(ChunkPlan { chunks, prompt_tokens: prompt.len(), charge })
+        }
+    };
+    app.preprocess(work).await
+}
+
+/// Tokenises a request, and finds the documents that its answer draws on.
+fn draw(
+    app: &App,
+    tenant: &Tenant,
     request: &CompletionRequest,
     input: Input,
     whole_documents: bool,
-) -> Result<Prepared> {
+) -> Result<Drawn> {
     let conversation = (input == Input::Messages).then(|| request.conversation()).transpose()?;
     let question = match &conversation {
         Some(conversation) => conversation.question().to_owned(),
@@ -154,6 +184,20 @@ fn prepare(
             prompt.chunks.retain(|chunk| chunk.document < sources.len());
         }
     }
+    Ok((prompt, sources, tools))
+}
+
+/// Tokenises a request, and finds what its answer draws on and is held to.
+fn prepare(
+    app: &App,
+    tenant: Tenant,
+    request: &CompletionRequest,
+    input: Input,
+    whole_documents: bool,
+) -> Result<Prepared> {
+    let (prompt, sources, tools) = draw(app, &tenant, request, input, whole_documents)?;
+    let engine = &tenant.engine;
+    let context = engine.decoder().config().context;
     let max_tokens = context.saturating_sub(prompt.len()).clamp(1, MAX_TOKENS);
     let sampling = request.sampling(max_tokens, random_seed)?;
     let vocab = engine.decoder().config().vocab;

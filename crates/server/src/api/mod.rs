@@ -7,6 +7,7 @@ mod documents;
 mod events;
 mod extract;
 mod files;
+mod gateway;
 mod info;
 mod logprobs;
 mod messages;
@@ -24,19 +25,16 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tracing::Instrument as _;
 
+use crate::REQUEST_ID;
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::random::random_id;
-
-/// Header of a request's id, in logs and responses.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// All routes of a server.
 pub fn router(app: App) -> Router {
@@ -57,27 +55,18 @@ pub fn router(app: App) -> Router {
         .route("/ready", get(info::ready))
         .route("/metrics", get(info::metrics))
         .route("/openapi.json", get(openapi::openapi))
+        .route("/internal/report", get(gateway::report))
+        .route("/internal/plan/chat", post(gateway::plan_chat))
+        .route("/internal/plan/completion", post(gateway::plan_completion))
+        .route("/internal/plan/response", post(responses::plan_response))
         .merge(page::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed);
-    let router = match cors(&app.state.options.allowed_origins) {
+    let router = match app.state.options.cors() {
         Some(cors) => router.layer(cors),
         None => router,
     };
     router.layer(from_fn_with_state(app.clone(), trace_request)).with_state(app)
-}
-
-fn cors(origins: &[String]) -> Option<CorsLayer> {
-    let allowed = match origins {
-        [] => return None,
-        origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
-        origins => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
-    };
-    let methods = [Method::GET, Method::POST, Method::DELETE];
-    let layer = CorsLayer::new().allow_origin(allowed).allow_methods(methods);
-    // OpenAI's clients send headers of their own.
-    let layer = layer.allow_headers(AllowHeaders::mirror_request());
-    Some(layer.expose_headers([REQUEST_ID, header::RETRY_AFTER]))
 }
 
 async fn not_found(uri: Uri) -> ApiError {
@@ -104,7 +93,12 @@ async fn trace_request(State(app): State<App>, mut request: Request, next: Next)
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let tenant = app.tenant(request.headers()).map_or_else(|_| "?".to_owned(), |tenant| tenant.name);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant, %method, path);
-    let mut response = match app.check_host(request.headers()) {
+    // A gateway has checked the name that its client gave.
+    let checked = match app.signed_tenant(request.headers()) {
+        Ok(_) => Ok(()),
+        Err(_) => app.state.options.check_host(request.headers()),
+    };
+    let mut response = match checked {
         Ok(()) => next.run(request).instrument(span.clone()).await,
         Err(error) => error.into_response(),
     };

@@ -8,7 +8,7 @@ export async function showDocuments() {
   const ticked = new Set(chosen());
   const item = (kept) => {
     const tick = make("input", { type: "checkbox", value: kept.id, checked: ticked.has(kept.id) });
-    const name = make("label", {}, tick, ` ${kept.title} `, make("small", { textContent: `${kept.tokens} tokens` }));
+    const name = make("label", {}, tick, ` ${kept.title} `, make("small", { textContent: `${kept.tokens} tokens${kept.published === false ? ", not yet shared" : ""}` }));
     const pin = make("button", { type: "button", className: "quiet", textContent: kept.pinned ? "unpin" : "pin" });
     pin.ariaLabel = `${pin.textContent} ${kept.title}`;
     pin.onclick = () => change(`v1/documents/${kept.id}/pin`, { method: "POST", body: JSON.stringify({ pinned: !kept.pinned }) });

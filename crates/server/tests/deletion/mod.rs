@@ -1,6 +1,6 @@
 //! A removed document leaves no byte: not in the server's folder, and not in the bucket that machines share.
 
-mod s3;
+pub(crate) mod s3;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use self::s3::S3;
 use super::{MODEL, ask, chat, engine, files, post, refused, value};
 
 /// What is recognised of a document, each as runs of bytes at every offset.
-struct Traces {
+pub(crate) struct Traces {
     /// Runs of 16 bytes of title and text.
     text: HashSet<Vec<u8>>,
     /// Runs of 8 token ids, and of 32 bytes of keys and values.
@@ -31,14 +31,14 @@ fn runs(bytes: &[u8], length: usize, step: usize) -> impl Iterator<Item = Vec<u8
 
 impl Traces {
     /// Whether text, and whether token ids or rows stand in these bytes.
-    fn found(&self, bytes: &[u8]) -> [bool; 2] {
+    pub(crate) fn found(&self, bytes: &[u8]) -> [bool; 2] {
         let any = |runs: &HashSet<Vec<u8>>, length| bytes.windows(length).any(|run| runs.contains(run));
         [any(&self.text, 16), any(&self.rows, 32)]
     }
 }
 
 /// Every file of a folder and every object of a bucket.
-fn everything(folder: &Path, s3: &S3) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn everything(folder: &Path, s3: &S3) -> Vec<(String, Vec<u8>)> {
     let file = |path: PathBuf| (path.display().to_string(), std::fs::read(&path).unwrap());
     files(folder).into_iter().map(file).chain(s3.objects()).collect()
 }
@@ -66,7 +66,7 @@ async fn names(router: &Router, id: &str) -> Vec<String> {
 
 /// The traces of a document that do not stand in the folder `control` of a server that never had it: rows of the first layer follow
 /// from one token alone, and common words stand anywhere.
-async fn traces(router: &Router, folder: &Path, id: &str, control: &Path) -> Traces {
+pub(crate) async fn traces(router: &Router, folder: &Path, id: &str, control: &Path) -> Traces {
     let document = shown(router, id).await;
     let text = format!("{}\n{}", document["title"].as_str().unwrap(), document["text"].as_str().unwrap());
     let body = json!({ "prompt": document["text"], "add_special_tokens": false });
@@ -89,7 +89,7 @@ async fn traces(router: &Router, folder: &Path, id: &str, control: &Path) -> Tra
     Traces { text, rows }
 }
 
-fn sent(store: &Store) {
+pub(crate) fn sent(store: &Store) {
     let began = Instant::now();
     while store.remote_stats().unwrap().pending > 0 {
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", store.remote_stats());

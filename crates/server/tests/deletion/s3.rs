@@ -1,4 +1,4 @@
-//! A real S3 server (moto, from the Python package index) behind a proxy that can refuse deletions.
+//! A real S3 server (moto, from the Python package index) behind a proxy that can refuse deletions, and drop all connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,11 +12,12 @@ use refrain::store::RemoteOptions;
 
 const BUCKET: &str = "chunks";
 
-pub(super) struct S3 {
+pub(crate) struct S3 {
     server: Child,
     server_port: u16,
     proxy_port: u16,
-    pub(super) refuses_deletions: Arc<AtomicBool>,
+    pub(crate) refuses_deletions: Arc<AtomicBool>,
+    pub(crate) is_away: Arc<AtomicBool>,
 }
 
 impl Drop for S3 {
@@ -28,7 +29,7 @@ impl Drop for S3 {
 
 impl S3 {
     /// A server with an empty bucket; none where moto is not installed.
-    pub(super) fn start() -> Option<S3> {
+    pub(crate) fn start() -> Option<S3> {
         let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let has_moto =
             Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
@@ -45,17 +46,23 @@ impl S3 {
             .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let proxy_port = listener.local_addr().unwrap().port();
-        let s3 = S3 { server, server_port, proxy_port, refuses_deletions: Arc::default() };
+        let s3 = S3 {
+            server,
+            server_port,
+            proxy_port,
+            refuses_deletions: Arc::default(),
+            is_away: Arc::default(),
+        };
         let began = Instant::now();
         while TcpStream::connect(("127.0.0.1", server_port)).is_err() {
             assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
             thread::sleep(Duration::from_millis(50));
         }
-        let refuses = s3.refuses_deletions.clone();
+        let (refuses, is_away) = (s3.refuses_deletions.clone(), s3.is_away.clone());
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let refuses = refuses.clone();
-                thread::spawn(move || pass(client, server_port, &refuses));
+                let (refuses, is_away) = (refuses.clone(), is_away.clone());
+                thread::spawn(move || pass(client, server_port, &refuses, &is_away));
             }
         });
         s3.request("PUT", &format!("/{BUCKET}"));
@@ -77,7 +84,7 @@ impl S3 {
     }
 
     /// Names of all objects, ascending.
-    pub(super) fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let listed = self.request("GET", &format!("/{BUCKET}?list-type=2"));
         let listed = String::from_utf8(listed).unwrap();
         let name = |rest: &str| Some(rest.split_once("</Key>")?.0.to_owned());
@@ -85,12 +92,12 @@ impl S3 {
     }
 
     /// Names and bytes of all objects. The head of the server's answer is among the bytes.
-    pub(super) fn objects(&self) -> Vec<(String, Vec<u8>)> {
+    pub(crate) fn objects(&self) -> Vec<(String, Vec<u8>)> {
         let get = |name: String| (name.clone(), self.request("GET", &format!("/{BUCKET}/{name}")));
         self.names().into_iter().map(get).collect()
     }
 
-    pub(super) fn options(&self) -> RemoteOptions {
+    pub(crate) fn options(&self) -> RemoteOptions {
         let mut options = RemoteOptions::new(format!("s3://{BUCKET}/library"));
         let endpoint = format!("http://127.0.0.1:{}", self.proxy_port);
         options.options = [
@@ -106,8 +113,9 @@ impl S3 {
     }
 }
 
-/// Passes a connection on, unless its request is a deletion, of one object or of several, that is to be refused.
-fn pass(mut client: TcpStream, server_port: u16, refuses: &AtomicBool) {
+/// Passes a connection on while the proxy is not away, unless its request is a deletion, of one object or of several, that is to be
+/// refused.
+fn pass(mut client: TcpStream, server_port: u16, refuses: &AtomicBool, is_away: &AtomicBool) {
     let mut server = TcpStream::connect(("127.0.0.1", server_port)).unwrap();
     let (mut down, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     thread::spawn(move || {
@@ -117,6 +125,7 @@ fn pass(mut client: TcpStream, server_port: u16, refuses: &AtomicBool) {
     let mut request = [0; 1 << 14];
     while let Ok(read) = client.read(&mut request)
         && read > 0
+        && !is_away.load(Relaxed)
     {
         let line = request[..read].split(|byte| *byte == b'\r').next().unwrap_or_default();
         let is_deletion = line.starts_with(b"DELETE ")

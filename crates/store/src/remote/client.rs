@@ -2,20 +2,19 @@
 //!
 //! An object store that fails or hangs is left alone for a while, longer each time that it fails again.
 
-use std::collections::HashMap;
+use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use serde::Serialize;
+use object_store::{ObjectStore, ObjectStoreExt, UpdateVersion};
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
-use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
+use super::known_objects::KnownObjects;
+use super::stats::{Counters, RemoteStats};
 use crate::Problem;
 
 /// Objects that are fetched at once.
@@ -23,52 +22,8 @@ pub(super) const MAX_CONCURRENT: usize = 8;
 /// How long a failed object store is left alone at first, and at most.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long an object that was not there is not asked for again.
-const ABSENT_FOR: Duration = Duration::from_secs(5);
-/// Most absent objects that are remembered.
-const MAX_ABSENT: usize = 1 << 16;
 /// An object that need not be there: the caller learns whether the object store answers.
 const PROBE: &str = "refrain-probe";
-
-/// Counts of an object store since the store was opened.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct RemoteStats {
-    /// Objects brought from there, and their bytes.
-    pub fetched: u64,
-    /// Bytes of them.
-    pub fetched_bytes: u64,
-    /// Objects that were not there.
-    pub absent: u64,
-    /// Objects brought there.
-    pub sent: u64,
-    /// Bytes of them.
-    pub sent_bytes: u64,
-    /// Requests that failed or took too long.
-    pub failures: u64,
-    /// Objects that were not asked for because it had just failed.
-    pub skipped: u64,
-    /// Objects that were broken, and removed there.
-    pub broken: u64,
-    /// Chunks that are still to be brought there.
-    pub pending: u64,
-    /// Why it last failed, if it has not answered since.
-    pub down: Option<String>,
-    /// Why something could not be brought there, if nothing has been since: it may answer and refuse.
-    pub stuck: Option<String>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    fetched: AtomicU64,
-    fetched_bytes: AtomicU64,
-    absent: AtomicU64,
-    sent: AtomicU64,
-    sent_bytes: AtomicU64,
-    failures: AtomicU64,
-    skipped: AtomicU64,
-    broken: AtomicU64,
-}
 
 /// Whether the object store answers.
 #[derive(Debug, Default)]
@@ -85,9 +40,8 @@ pub(super) struct Client {
     pub(super) timeout: Duration,
     health: Mutex<Health>,
     pub(super) stuck: Mutex<Option<String>>,
-    counters: Counters,
-    /// When objects were found absent.
-    pub(super) absent: Mutex<HashMap<String, Instant>>,
+    pub(super) counters: Counters,
+    pub(super) known: KnownObjects,
     pub(super) wake: Notify,
     /// [`MAX_CONCURRENT`] of them.
     pub(super) turns: Semaphore,
@@ -95,32 +49,30 @@ pub(super) struct Client {
     pub(super) uploading: AsyncMutex<()>,
 }
 
-/// Receiver of an object's bytes. When it is dropped nothing comes any more.
-pub(crate) trait ObjectSink: Send {
-    /// Most bytes that the object can have.
-    fn most(&self) -> u64;
-
-    /// Takes the bytes that come next, of an object that says it has `size` of them.
-    ///
-    /// # Errors
-    /// If the object is broken.
-    fn take(&mut self, size: u64, bytes: &[u8]) -> Result<(), Problem>;
-
-    /// All bytes have been taken.
-    ///
-    /// # Errors
-    /// If the object is broken.
-    fn end(&mut self) -> Result<(), Problem>;
-}
-
 /// Why an object did not come, or go.
 pub(super) enum Failure {
     Absent,
-    Broken(Problem),
+    Broken(Problem, UpdateVersion),
+    /// A conditional request found another object than it names, or one where it names none.
+    Conflict,
+    /// The object store has no conditional requests of this kind.
+    Unsupported,
     /// The object store answers, and does not take it; or something here is in the way.
     Refused(String),
     /// It does not answer, or not as it should.
     Failed(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Absent => f.write_str("there is no such bucket"),
+            Failure::Broken(problem, _) => problem.fmt(f),
+            Failure::Conflict => f.write_str("another machine writes or deletes the object at the same time"),
+            Failure::Unsupported => f.write_str("the object store has no conditional requests"),
+            Failure::Refused(why) | Failure::Failed(why) => f.write_str(why),
+        }
+    }
 }
 
 impl Client {
@@ -132,7 +84,7 @@ impl Client {
             health: Mutex::new(Health { until: None, pause: FIRST_PAUSE }),
             stuck: Mutex::default(),
             counters: Counters::default(),
-            absent: Mutex::default(),
+            known: KnownObjects::default(),
             wake: Notify::new(),
             turns: Semaphore::new(MAX_CONCURRENT),
             uploading: AsyncMutex::default(),
@@ -140,19 +92,10 @@ impl Client {
     }
 
     pub(super) fn stats(&self) -> RemoteStats {
-        let c = &self.counters;
         RemoteStats {
-            fetched: c.fetched.load(Relaxed),
-            fetched_bytes: c.fetched_bytes.load(Relaxed),
-            absent: c.absent.load(Relaxed),
-            sent: c.sent.load(Relaxed),
-            sent_bytes: c.sent_bytes.load(Relaxed),
-            failures: c.failures.load(Relaxed),
-            skipped: c.skipped.load(Relaxed),
-            broken: c.broken.load(Relaxed),
-            pending: 0,
             down: self.health().until.as_ref().map(|(_, why)| why.clone()),
             stuck: self.stuck().clone(),
+            ..self.counters.stats()
         }
     }
 
@@ -197,7 +140,10 @@ impl Client {
         use object_store::Error;
         match timeout(time, request).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(Error::NotFound { .. })) => Err(Failure::Absent),
+            // An object that is still the broken one counts as absent.
+            Ok(Err(Error::NotFound { .. } | Error::NotModified { .. })) => Err(Failure::Absent),
+            Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => Err(Failure::Conflict),
+            Ok(Err(Error::NotImplemented { .. })) => Err(Failure::Unsupported),
             Ok(Err(error @ (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }))) => {
                 Err(Failure::Refused(error.to_string()))
             }
@@ -211,97 +157,20 @@ impl Client {
         self.timeout + Duration::from_secs((bytes >> 20) * MAX_CONCURRENT as u64)
     }
 
-    /// Brings an object to its sink.
-    pub(super) async fn fetch(self: Arc<Self>, name: String, mut sink: Box<dyn ObjectSink>) {
-        let Ok(_turn) = self.turns.acquire().await else { return };
-        if self.is_down() {
-            self.counters.skipped.fetch_add(1, Relaxed);
-            return;
-        }
-        let absent = |absent: &Mutex<HashMap<String, Instant>>| {
-            let absent = absent.lock().unwrap_or_else(PoisonError::into_inner);
-            absent.get(&name).is_some_and(|since| since.elapsed() < ABSENT_FOR)
-        };
-        if absent(&self.absent) {
-            return;
-        }
-        match self.get(&name, sink.as_mut()).await {
-            Ok(bytes) => {
-                self.counters.fetched.fetch_add(1, Relaxed);
-                self.counters.fetched_bytes.fetch_add(bytes, Relaxed);
-                // It may write to the disk.
-                let ended = spawn_blocking(move || (sink.end(), sink)).await;
-                if let Ok((Err(problem), _taker)) = ended {
-                    self.discard(&name, &problem).await;
-                }
-            }
-            Err(Failure::Broken(problem)) => self.discard(&name, &problem).await,
-            // Where a key may not be listed, one that is missing is refused.
-            Err(Failure::Absent | Failure::Refused(_)) => {
-                self.counters.absent.fetch_add(1, Relaxed);
-                let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
-                if absent.len() >= MAX_ABSENT {
-                    absent.clear();
-                }
-                absent.insert(name, Instant::now());
-            }
-            Err(Failure::Failed(why)) => self.failed(&why),
-        }
-    }
-
-    /// Removes an object that is broken, so that a whole one can take its place. What a newer program wrote is its own.
-    pub(super) async fn discard(&self, name: &str, problem: &Problem) {
-        if problem.is_permanent() {
-            self.counters.broken.fetch_add(1, Relaxed);
-            let _ = timeout(self.timeout, self.objects.delete(&self.path(name))).await;
-        }
-    }
-
-    /// Hands an object over as it comes, and says its bytes.
-    pub(super) async fn get(&self, name: &str, sink: &mut dyn ObjectSink) -> Result<u64, Failure> {
-        let found = self.within(self.timeout, self.objects.get(&self.path(name))).await?;
-        let size = found.meta.size;
-        let longest = self.longest(size.min(sink.most()));
-        // The size that it states is not believed: memory is taken as bytes come.
-        let (mut bytes, mut pieces) = (0, found.into_stream());
-        let all = async {
-            while let Some(piece) =
-                self.within(self.timeout, async { pieces.next().await.transpose() }).await?
-            {
-                bytes += piece.len() as u64;
-                sink.take(size, &piece).map_err(Failure::Broken)?;
-            }
-            Ok(bytes)
-        };
-        let late = |_| Failure::Failed(format!("not all of it came within {longest:?}"));
-        timeout(longest, all).await.map_err(late)?
-    }
-
-    /// Brings an object there, unless it is there: what a name holds follows from it.
-    pub(super) async fn send(&self, name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
-        let (path, size) = (self.path(name), bytes.len() as u64);
-        match self.within(self.timeout, self.objects.head(&path)).await {
-            Ok(_) => return Ok(()),
-            Err(Failure::Absent) => {}
-            Err(failure) => return Err(failure),
-        }
-        self.within(self.longest(size), self.objects.put(&path, PutPayload::from(bytes))).await?;
-        self.counters.sent.fetch_add(1, Relaxed);
-        self.counters.sent_bytes.fetch_add(size, Relaxed);
-        self.absent.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-        Ok(())
-    }
-
     /// Waits until the object store may be asked, and asks whether it answers.
     pub(super) async fn recover(&self) {
         loop {
             let until = self.health().until.as_ref().map(|(until, _)| *until);
             let Some(until) = until else { return };
             sleep(until.saturating_duration_since(Instant::now())).await;
-            match self.within(self.timeout, self.objects.head(&self.path(PROBE))).await {
+            match self.head(&self.path(PROBE)).await {
                 Err(Failure::Failed(why)) => self.failed(&why),
                 _ => self.answered(),
             }
         }
+    }
+
+    pub(super) async fn head(&self, path: &ObjectPath) -> Result<(), Failure> {
+        self.within(self.timeout, self.objects.head(path)).await.map(drop)
     }
 }

@@ -33,15 +33,10 @@ impl Client {
         let mut outcomes: Vec<Result<(), Failure>> = outcomes.collect().await;
         outcomes.retain(Result::is_err);
         let Some(Err(failure)) = outcomes.pop() else { return Ok(()) };
-        Err(match failure {
-            Failure::Failed(why) => {
-                self.failed(&why);
-                why
-            }
-            Failure::Refused(why) => why,
-            Failure::Broken(problem) => problem.to_string(),
-            Failure::Absent => "there is no such bucket".to_owned(),
-        })
+        if let Failure::Failed(why) = &failure {
+            self.failed(why);
+        }
+        Err(failure.to_string())
     }
 
     /// The objects of those of the chunks whose keys begin with `shard`.

@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::SystemTime;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use object_store::{Error, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
@@ -48,8 +48,22 @@ pub struct ListedObject {
     pub name: String,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
-    /// Another one each time that it is written (ETag).
-    pub version: String,
+    /// Its entity tag, which another content does not have; none if the object store gives none.
+    pub e_tag: Option<String>,
+}
+
+impl ListedObject {
+    /// Its entity tag, or, where there is none, when it was written: another one after each change of its content.
+    pub fn version(&self) -> String {
+        self.e_tag.clone().unwrap_or_else(|| format!("{:?}", self.written))
+    }
+}
+
+/// An object that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenObject {
+    /// Its entity tag; none if the object store gives none.
+    pub e_tag: Option<String>,
 }
 
 impl fmt::Debug for Objects {
@@ -130,8 +144,8 @@ impl Objects {
             let exists = |name: String| {
                 let (client, path) = (client.clone(), client.path(&name));
                 async move {
-                    match client.within(client.timeout, client.objects.head(&path)).await {
-                        Ok(_) => Ok(true),
+                    match client.head(&path).await {
+                        Ok(()) => Ok(true),
                         Err(Failure::Absent) => Ok(false),
                         Err(failure) => Err(failure),
                     }
@@ -145,42 +159,25 @@ impl Objects {
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+    pub fn put(&self, name: &str, bytes: Vec<u8>) -> Result<WrittenObject> {
         let (client, path) = (self.client.clone(), self.client.path(name));
-        self.wait(async move {
-            let longest = client.longest(bytes.len() as u64);
-            client.within(longest, client.objects.put(&path, PutPayload::from(bytes))).await.map(drop)
-        })
+        self.wait(async move { client.put(&path, bytes.into(), PutMode::Overwrite).await })
     }
 
-    /// Writes an object unless there is one of the name, and says whether it did. Of several that do so at once, one writes.
+    /// Writes an object; none if there is one of the name. Of several that do so at once, one writes.
     ///
     /// # Errors
     /// If the object store does not answer, or refuses.
-    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<bool> {
+    pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<Option<WrittenObject>> {
         let (client, path) = (self.client.clone(), self.client.path(name));
         self.wait(async move {
             let payload = PutPayload::from(bytes);
-            let longest = client.longest(payload.content_length() as u64);
-            let options = PutOptions::from(PutMode::Create);
-            let put = async {
-                match client.objects.put_opts(&path, payload.clone(), options).await {
-                    Ok(_) => Ok(Some(true)),
-                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Some(false)),
-                    Err(Error::NotImplemented { .. }) => Ok(None),
-                    Err(error) => Err(error),
-                }
-            };
-            if let Some(created) = client.within(longest, put).await? {
-                return Ok(created);
-            }
-            // An object store without conditional requests: of several that do so at once, the last one writes.
-            match client.within(client.timeout, client.objects.head(&path)).await {
-                Ok(_) => Ok(false),
-                Err(Failure::Absent) => {
-                    client.within(longest, client.objects.put(&path, payload)).await.map(|_| true)
-                }
-                Err(failure) => Err(failure),
+            match client.put(&path, payload.clone(), PutMode::Create).await {
+                Err(Failure::Conflict) => Ok(None),
+                // Of several that do so at once, the last one writes.
+                Err(Failure::Unsupported) if client.is_there(&path).await? => Ok(None),
+                Err(Failure::Unsupported) => client.put(&path, payload, PutMode::Overwrite).await.map(Some),
+                done => done.map(Some),
             }
         })
     }
@@ -224,9 +221,8 @@ impl Objects {
                 };
                 if let Some(parts) = object.location.prefix_match(&client.prefix) {
                     let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                    let written: SystemTime = object.last_modified.into();
-                    let version = object.e_tag.unwrap_or_else(|| format!("{written:?}"));
-                    found.push(ListedObject { name, written, version });
+                    let (written, e_tag) = (object.last_modified.into(), object.e_tag);
+                    found.push(ListedObject { name, written, e_tag });
                 }
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -273,8 +269,7 @@ impl Objects {
                 self.client.failed(&why);
                 Err(failed(why))
             }
-            Ok(Some(Err(Failure::Refused(why)))) => Err(failed(why)),
-            Ok(Some(Err(_))) => Err(failed("there is no such bucket".to_owned())),
+            Ok(Some(Err(failure))) => Err(failed(failure.to_string())),
             Ok(None) | Err(_) => Err(failed("it was closed".to_owned())),
         }
     }

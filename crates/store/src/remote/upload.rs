@@ -1,12 +1,19 @@
 //! Bringing chunks to the object store, in the background.
+//!
+//! Several machines write the same names. An object is written only where there is none, or, where one was found broken, only
+//! over that one, by its entity tag (ETag): no machine replaces or deletes what another has brought meanwhile.
 
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
+use object_store::path::Path as ObjectPath;
+use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::client::{Client, FIRST_PAUSE, Failure, LONGEST_PAUSE};
+use super::objects::WrittenObject;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result};
 
@@ -46,7 +53,7 @@ async fn send_pending(client: &Client, disk: Arc<Disk>) -> Option<String> {
                 client.failed(&why);
                 return Some(why);
             }
-            Err(Failure::Absent | Failure::Broken(_)) => trouble = Some("there is no such bucket".to_owned()),
+            Err(failure) => trouble = Some(failure.to_string()),
         }
     }
     trouble
@@ -74,4 +81,76 @@ async fn aside<T: Send + 'static>(
     let disk = disk.clone();
     let done = spawn_blocking(move || work(&disk)).await;
     done.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+impl Client {
+    /// Brings an object there, unless it is there and not known as broken: what a name holds follows from it.
+    async fn send(&self, name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
+        let (path, size, payload) = (self.path(name), bytes.len() as u64, PutPayload::from(bytes));
+        let replaced = match self.known.broken(name) {
+            Some(broken) => self.replace(&path, broken, payload.clone()).await?,
+            None => false,
+        };
+        let created = !replaced && self.create(&path, payload).await?;
+        self.known.found_whole(name);
+        let counters = &self.counters;
+        counters.replaced.fetch_add(replaced.into(), Relaxed);
+        if created || replaced {
+            counters.sent.fetch_add(1, Relaxed);
+            counters.sent_bytes.fetch_add(size, Relaxed);
+        } else {
+            counters.already_there.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Writes an object over the broken one of this version, and says whether that one was still there.
+    async fn replace(
+        &self,
+        path: &ObjectPath,
+        broken: UpdateVersion,
+        payload: PutPayload,
+    ) -> Result<bool, Failure> {
+        match self.put(path, payload.clone(), PutMode::Update(broken)).await {
+            Err(Failure::Conflict) => Ok(false),
+            // Another machine's whole object is replaced by its equal, if it came meanwhile.
+            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|_| true),
+            done => done.map(|_| true),
+        }
+    }
+
+    /// Writes an object where there is none, and says whether there was none.
+    async fn create(&self, path: &ObjectPath, payload: PutPayload) -> Result<bool, Failure> {
+        // Megabytes are not sent to be refused. The condition decides where another machine writes in between.
+        if self.is_there(path).await? {
+            return Ok(false);
+        }
+        match self.put(path, payload.clone(), PutMode::Create).await {
+            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|_| true),
+            // A deletion under way conflicts as well, and leaves nothing there.
+            Err(Failure::Conflict) if self.is_there(path).await? => Ok(false),
+            done => done.map(|_| true),
+        }
+    }
+
+    pub(super) async fn put(
+        &self,
+        path: &ObjectPath,
+        payload: PutPayload,
+        mode: PutMode,
+    ) -> Result<WrittenObject, Failure> {
+        let longest = self.longest(payload.content_length() as u64);
+        let options = PutOptions::from(mode);
+        let put = self.within(longest, self.objects.put_opts(path, payload, options)).await?;
+        Ok(WrittenObject { e_tag: put.e_tag })
+    }
+
+    /// Whether an object is known to be there. Where names may not be listed, a missing one is refused.
+    pub(super) async fn is_there(&self, path: &ObjectPath) -> Result<bool, Failure> {
+        match self.head(path).await {
+            Ok(()) => Ok(true),
+            Err(Failure::Absent | Failure::Refused(_)) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
 }

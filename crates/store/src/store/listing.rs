@@ -135,4 +135,15 @@ impl Store {
         let chunks = self.list(scope)?.chunks.into_iter();
         Ok(chunks.filter(|info| info.path.is_some()).map(|info| info.key).collect())
     }
+
+    /// The keys of all chunks in memory, and of all chunk files in the folder, ascending. No file is opened, so that a key may be that
+    /// of a broken file.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn held(&self) -> Result<BTreeSet<ChunkKey>> {
+        let on_disk = self.0.folder().map_or(Ok(Vec::new()), |folder| folder.keys(""))?;
+        let in_memory = self.0.memory.iter().map(|(key, _)| key);
+        Ok(on_disk.into_iter().chain(in_memory).collect())
+    }
 }

@@ -9,9 +9,13 @@ mod delete;
 mod full_disk;
 mod id;
 mod kv_quant;
+#[cfg(feature = "remote")]
+mod library;
 mod limits;
 #[cfg(feature = "remote")]
 mod objects;
+#[cfg(feature = "remote")]
+mod sharing;
 mod store;
 mod tokens;
 

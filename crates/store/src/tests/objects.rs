@@ -28,17 +28,19 @@ fn conforms(objects: &Objects) {
     assert_eq!(objects.get("a/one", 9).unwrap(), None);
     assert_eq!(objects.list("a", None).unwrap(), []);
     objects.delete("a/one").unwrap();
-    assert!(objects.create("a/one", b"1".to_vec()).unwrap());
-    assert!(!objects.create("a/one", b"2".to_vec()).unwrap());
+    let listed = || objects.list("a", None).unwrap().remove(0);
+    let created = objects.create("a/one", b"1".to_vec()).unwrap().unwrap();
+    assert!(created.e_tag.is_some() && created.e_tag == listed().e_tag);
+    assert_eq!(objects.create("a/one", b"2".to_vec()).unwrap(), None);
     let asked = ["a/one", "a", "a/none", "a/one"].map(str::to_owned);
     assert_eq!(objects.exist(asked.into()).unwrap(), [true, false, false, true]);
     assert!(objects.exist(Vec::new()).unwrap().is_empty());
-    let version = || objects.list("a", None).unwrap()[0].version.clone();
-    let first = version();
+    let first = listed().version();
     objects.put("a/one", b"1".to_vec()).unwrap();
-    assert_ne!(version(), first, "it was written again");
+    assert_ne!(listed().version(), first, "it was written again");
     assert_eq!(objects.get("a/one", 1).unwrap().unwrap(), b"1");
-    objects.put("a/one", b"22".to_vec()).unwrap();
+    let put = objects.put("a/one", b"22".to_vec()).unwrap();
+    assert!(put != created && put.e_tag == listed().e_tag);
     assert_eq!(objects.get("a/one", 2).unwrap().unwrap(), b"22");
     let error = objects.get("a/one", 1).unwrap_err();
     assert!(matches!(&error, StoreError::ObjectTooLarge { most: 1, .. }), "{error}");
@@ -56,7 +58,7 @@ fn conforms(objects: &Objects) {
     assert_eq!(names(objects, "", None), ["a/b/three", "a/two", "ab/four"]);
     // Of those that create an object at once, one does.
     let created = thread::scope(|scope| {
-        let create = |n: u8| objects.create("race", vec![n]).unwrap();
+        let create = |n: u8| objects.create("race", vec![n]).unwrap().is_some();
         let threads: Vec<_> = (0..8).map(|n| scope.spawn(move || create(n))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).filter(|created| *created).count()
     });

@@ -30,7 +30,8 @@ pub(super) fn back(machine: &Machine) {
 pub(super) fn changes_wait_for_the_object_store(bucket: &dyn Bucket, hang: &dyn Fn(bool)) {
     let (one, two) = (bucket.machine(), bucket.machine());
     let [removed, pinned] = ["removed", "pinned"].map(|text| put(&one.documents, "", text, &[1]).unwrap().id);
-    (sync(&one.documents), sync(&two.documents));
+    sync(&one.documents);
+    sync(&two.documents);
     hang(true);
     let new = put(&one.documents, "", "new", &[2]).unwrap();
     assert_eq!(new.published, Some(false));
@@ -160,7 +161,8 @@ fn an_object_store_that_was_emptied_takes_no_document() {
     let (one, two) = (memory.machine(), memory.machine());
     let id = put(&one.documents, "", "text", &[1]).unwrap().id;
     one.documents.set_pinned("", &id, true).unwrap();
-    (sync(&one.documents), sync(&two.documents));
+    sync(&one.documents);
+    sync(&two.documents);
     for object in one.objects.list("", None).unwrap() {
         one.objects.delete(&object.name).unwrap();
     }

@@ -65,7 +65,10 @@ struct Folder(TempDir);
 
 impl Bucket for Folder {
     fn options(&self) -> RemoteOptions {
-        RemoteOptions::new(format!("file://{}/library", self.0.path().display()))
+        let mut options = RemoteOptions::new(format!("file://{}/library", self.0.path().display()));
+        // A busy machine may be slow.
+        options.timeout = Duration::from_secs(60);
+        options
     }
 }
 

@@ -16,9 +16,10 @@ use self::events::{EventBody, ResponseEvent};
 use self::object::{ResponseBuilder, ResponseObject, is_complete, status};
 use self::output::Output;
 use self::request::ResponsesRequest;
-use super::answer::{Asked, Input, ask, lost};
+use super::answer::{Asked, Input, ask, lost, plan};
 use super::events::{EventWriter, stream_answers};
 use super::extract::Json;
+use super::gateway::Signed;
 use super::parts::{AnswerReader, Part};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
@@ -67,6 +68,16 @@ pub(super) async fn respond(
         }
     }
     Err(lost())
+}
+
+/// The chunks of the prompt of a request.
+pub(super) async fn plan_response(
+    State(app): State<App>,
+    Signed(tenant): Signed,
+    Json(mut request): Json<ResponsesRequest>,
+) -> Result<Response> {
+    let (chat, _) = request.chat()?;
+    Ok(axum::Json(plan(&app, tenant, chat, Input::Messages).await?).into_response())
 }
 
 /// Writes the output of a response, and the events that tell of it.

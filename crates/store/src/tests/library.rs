@@ -1,0 +1,138 @@
+//! An object store in memory that a test can have refuse, and come before.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use tempfile::{TempDir, tempdir};
+use tokio::runtime::Builder;
+
+use crate::{ChunkKey, RemoteOptions, Store};
+
+/// Objects that several stores share.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Library(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    objects: InMemory,
+    /// Whether conditional requests are refused, as by an object store that has none.
+    unconditional: AtomicBool,
+    /// What another machine does right before the next PUT: it writes these bytes there, or deletes what is there.
+    before_put: Mutex<Option<Option<Vec<u8>>>>,
+}
+
+impl Library {
+    pub(super) fn refuse_conditions(&self) {
+        self.0.unconditional.store(true, Relaxed);
+    }
+
+    /// Another machine writes these bytes right before the next PUT, to the same name.
+    pub(super) fn write_before_put(&self, bytes: Vec<u8>) {
+        *self.0.before_put.lock().unwrap() = Some(Some(bytes));
+    }
+
+    /// Another machine deletes the object right before the next PUT to its name.
+    pub(super) fn delete_before_put(&self) {
+        *self.0.before_put.lock().unwrap() = Some(None);
+    }
+
+    /// A store with a folder of its own that shares its chunks here.
+    pub(super) fn machine(&self) -> (TempDir, Store) {
+        let folder = tempdir().unwrap();
+        let options = RemoteOptions::new("memory:///library");
+        let store = Store::open_shared_through(folder.path(), Arc::new(self.clone()), &options);
+        (folder, store)
+    }
+
+    pub(super) fn write(&self, path: &Path, bytes: Vec<u8>) {
+        block_on(self.0.objects.put(path, bytes.into())).unwrap();
+    }
+
+    pub(super) fn read(&self, path: &Path) -> Option<Vec<u8>> {
+        let read = async { self.0.objects.get(path).await?.bytes().await };
+        block_on(read).ok().map(|bytes| bytes.to_vec())
+    }
+}
+
+/// The object of a chunk.
+pub(super) fn object(key: &ChunkKey) -> Path {
+    let key = key.to_string();
+    Path::from(format!("library/{}/{key}.safetensors", &key[..2]))
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    Builder::new_current_thread().build().unwrap().block_on(work)
+}
+
+pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(super) fn sent(store: &Store) {
+    wait_for("all is sent", || store.remote_stats().unwrap().pending == 0);
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("library")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Library {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        if self.0.unconditional.load(Relaxed) && options.mode != PutMode::Overwrite {
+            return Err(Error::NotImplemented { operation: "PUT".into(), implementer: "library".into() });
+        }
+        let before = self.0.before_put.lock().unwrap().take();
+        match before {
+            Some(Some(bytes)) => _ = self.0.objects.put(path, bytes.into()).await?,
+            Some(None) => self.0.objects.delete(path).await?,
+            None => {}
+        }
+        self.0.objects.put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.0.objects.put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        self.0.objects.get_opts(path, options).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.0.objects.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.0.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.0.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.0.objects.copy_opts(from, to, options).await
+    }
+}

@@ -1,0 +1,327 @@
+//! A cluster on Dynamo's runtime: workers are found by files or by etcd, requests and responses travel by TCP, and reports by ZMQ or NATS.
+//! All calls of Dynamo stand here, for gateways, and in [`worker`].
+
+mod worker;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use axum::http::{HeaderName, HeaderValue, Request, Response};
+use bytes::Bytes;
+use dynamo_runtime::component::{Client, Component, Endpoint};
+use dynamo_runtime::distributed::DistributedConfig;
+use dynamo_runtime::engine::{AsyncEngineContext, AsyncEngineContextProvider as _};
+use dynamo_runtime::error::DynamoError;
+use dynamo_runtime::pipeline::network::egress::push_router::{PushRouter, RouterMode};
+use dynamo_runtime::pipeline::{Context, ManyOut};
+use dynamo_runtime::protocols::maybe_error::MaybeError;
+use dynamo_runtime::transports::event_plane::EventSubscriber;
+use dynamo_runtime::{DistributedRuntime, Runtime};
+use futures_util::stream::{BoxStream, StreamExt as _, unfold};
+use refrain_server::{Report, TENANT_HEADER};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, interval, timeout};
+
+pub(crate) use self::worker::register;
+use crate::args::{Common, Discovery};
+use crate::cluster::{BodyStream, Cluster, Lost, WorkerEvent, WorkerId};
+
+/// Component and endpoint of workers in Dynamo's discovery.
+const COMPONENT: &str = "backend";
+const ENDPOINT: &str = "answer";
+/// Topic of the workers' reports.
+const REPORTS: &str = "refrain_reports";
+/// Time between two looks at the discovery, and at workers that have been silent.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Time without a report after which a worker is asked for one: workers publish twice a second.
+const MAX_SILENCE: Duration = Duration::from_millis(2000);
+/// Most time that a worker may take to answer then.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A request on its way to a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Call {
+    method: String,
+    /// Path and query.
+    target: String,
+    headers: Vec<(String, Bytes)>,
+    body: Bytes,
+}
+
+/// A part of a response: its head, then its body piece by piece.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Piece {
+    head: Option<Head>,
+    data: Option<Bytes>,
+    error: Option<DynamoError>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Head {
+    status: u16,
+    headers: Vec<(String, Bytes)>,
+}
+
+/// A report as it is published.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Published {
+    /// The worker in the discovery.
+    instance: u64,
+    /// Epoch and sequence number of the report that this one is the difference to.
+    since: Option<(u64, u64)>,
+    report: Report,
+}
+
+impl MaybeError for Piece {
+    fn from_err(error: impl std::error::Error + 'static) -> Piece {
+        let error = DynamoError::from(Box::new(error) as Box<dyn std::error::Error + 'static>);
+        Piece { head: None, data: None, error: Some(error) }
+    }
+
+    fn err(&self) -> Option<DynamoError> {
+        self.error.clone()
+    }
+}
+
+/// Joins the cluster that options and Dynamo's own variables name.
+async fn runtime(discovery: Discovery) -> Result<DistributedRuntime> {
+    let backend = match discovery {
+        Discovery::None => anyhow::bail!("--discovery none knows no runtime"),
+        Discovery::File => "file",
+        Discovery::Etcd => "etcd",
+    };
+    // ZMQ needs no server of its own; DYN_EVENT_PLANE=nats asks for NATS.
+    let events = std::env::var("DYN_EVENT_PLANE").unwrap_or_else(|_| "zmq".to_owned());
+    let config = DistributedConfig::from_settings_with_overrides(Some(backend), Some("tcp"), Some(&events))?;
+    let runtime = DistributedRuntime::new(Runtime::from_current()?, config).await;
+    runtime.with_context(|| format!("joining the cluster by discovery {backend}"))
+}
+
+fn component(runtime: &DistributedRuntime, namespace: &str) -> Result<Component> {
+    runtime.namespace(namespace)?.component(COMPONENT)
+}
+
+/// A gateway's side of the cluster.
+#[derive(Clone)]
+pub(crate) struct Dynamo {
+    runtime: DistributedRuntime,
+    endpoint: Endpoint,
+    client: Client,
+    router: Arc<PushRouter<Call, Piece>>,
+    /// The signature with which reports are asked for.
+    signature: HeaderValue,
+}
+
+impl Dynamo {
+    /// Joins the cluster as a gateway.
+    ///
+    /// # Errors
+    /// If the discovery cannot be reached, or a setting of Dynamo's is wrong.
+    pub(crate) async fn join(
+        common: &Common,
+        discovery: Discovery,
+        signature: HeaderValue,
+    ) -> Result<Dynamo> {
+        let runtime = runtime(discovery).await?;
+        let endpoint = component(&runtime, &common.discovery_namespace)?.endpoint(ENDPOINT);
+        let client = endpoint.client().await?;
+        // The gateway chooses and retries itself: a worker is neither chosen nor set aside here.
+        let router = PushRouter::from_client_no_fault_detection(client.clone(), RouterMode::Direct).await?;
+        Ok(Dynamo { runtime, endpoint, client, router: Arc::new(router), signature })
+    }
+
+    async fn report(&self, worker: WorkerId) -> Result<Box<Report>, Lost> {
+        let request = Request::get("/internal/report").header(TENANT_HEADER, self.signature.clone());
+        let request = request.body(Bytes::new()).map_err(|error| Lost(error.to_string()))?;
+        let asked = async {
+            let response = self.dispatch(worker, request).await?;
+            let (head, mut pieces) = response.into_parts();
+            let mut body = Vec::new();
+            while let Some(piece) = pieces.next().await {
+                body.extend_from_slice(&piece?);
+            }
+            let text = || String::from_utf8_lossy(&body).into_owned();
+            if !head.status.is_success() {
+                tracing::warn!(%worker, status = %head.status, text = text(), "a worker refuses to report");
+            }
+            serde_json::from_slice(&body).map_err(|error| Lost(format!("its report is none: {error}")))
+        };
+        timeout(REPORT_TIMEOUT, asked).await.unwrap_or_else(|_| Err(Lost("it gives no report".to_owned())))
+    }
+}
+
+#[async_trait]
+impl Cluster for Dynamo {
+    fn state_events(&self) -> BoxStream<'static, WorkerEvent> {
+        let (sender, events) = unbounded_channel();
+        tokio::spawn(Follower { cluster: self.clone(), sender, known: HashMap::new() }.run());
+        unfold(events, |mut events| async move { Some((events.recv().await?, events)) }).boxed()
+    }
+
+    async fn stopped(&self) {
+        self.runtime.primary_token().cancelled().await;
+    }
+
+    async fn dispatch(
+        &self,
+        worker: WorkerId,
+        request: Request<Bytes>,
+    ) -> Result<Response<BodyStream>, Lost> {
+        let (head, body) = request.into_parts();
+        let headers = head.headers.iter();
+        let headers =
+            headers.map(|(name, value)| (name.to_string(), Bytes::copy_from_slice(value.as_bytes())));
+        let call = Call {
+            method: head.method.to_string(),
+            target: head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned(),
+            headers: headers.collect(),
+            body,
+        };
+        let lost = |error: &dyn std::fmt::Display| Lost(format!("{worker}: {error}"));
+        let call = Context::new(call);
+        // Dropping this future ends the worker's work, too.
+        let ended = Ended(call.context());
+        let pieces =
+            self.router.dispatch_exact(call, worker.0).await.map_err(|error| lost(&format!("{error:#}")))?;
+        response(pieces, ended).await
+    }
+}
+
+/// Tells a worker that its response is not wanted any more, once this is dropped.
+struct Ended(Arc<dyn AsyncEngineContext>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// The response of which these are the pieces, once its head is there.
+async fn response(mut pieces: ManyOut<Piece>, ended: Ended) -> Result<Response<BodyStream>, Lost> {
+    let first = pieces.next().await.ok_or_else(|| Lost("it gave no response".to_owned()))?;
+    if let Some(error) = first.error {
+        return Err(Lost(error.to_string()));
+    }
+    let head = first.head.ok_or_else(|| Lost("its response has no head".to_owned()))?;
+    let mut response = Response::builder().status(head.status);
+    for (name, value) in head.headers {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_maybe_shared(value)) {
+            response = response.header(name, value);
+        }
+    }
+    let body = unfold(Some((pieces, ended)), |state| async move {
+        let (mut pieces, ended) = state?;
+        loop {
+            let piece = pieces.next().await?;
+            match (piece.error, piece.data) {
+                (Some(error), _) => return Some((Err(Lost(error.to_string())), None)),
+                (None, Some(data)) => return Some((Ok(data), Some((pieces, ended)))),
+                (None, None) => {}
+            }
+        }
+    });
+    response.body(body.boxed()).map_err(|error| Lost(format!("its response has a wrong head: {error}")))
+}
+
+/// Follows the discovery and the published reports.
+struct Follower {
+    cluster: Dynamo,
+    sender: UnboundedSender<WorkerEvent>,
+    known: HashMap<WorkerId, Known>,
+}
+
+/// A worker that takes requests.
+struct Known {
+    /// Epoch and sequence number of its last report.
+    seen: (u64, u64),
+    /// When it came.
+    at: Instant,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let subscriber = EventSubscriber::for_endpoint(&self.cluster.endpoint, REPORTS).await;
+        let mut published = match subscriber {
+            Ok(subscriber) => Some(subscriber.typed::<Published>()),
+            Err(error) => {
+                tracing::warn!(%error, "reports are not heard, and are asked for instead");
+                None
+            }
+        };
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while !self.sender.is_closed() {
+            let next = async {
+                match &mut published {
+                    Some(published) => published.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                event = next => match event {
+                    Some(Ok((_, event))) => self.heard(event).await,
+                    Some(Err(error)) => tracing::debug!(%error, "a report cannot be read"),
+                    None => published = None,
+                },
+                _ = look.tick() => self.look().await,
+            }
+        }
+    }
+
+    /// Takes a published report over, or asks the worker for a whole one where those before it were missed.
+    async fn heard(&mut self, event: Published) {
+        let worker = WorkerId(event.instance);
+        let Some(known) = self.known.get_mut(&worker) else { return };
+        if event.report.stopping {
+            return self.leave(worker, "it stops");
+        }
+        let newer = (event.report.epoch, event.report.sequence);
+        if event.since == Some(known.seen) {
+            *known = Known { seen: newer, at: Instant::now() };
+            let _ = self.sender.send(WorkerEvent::Reported(worker, Box::new(event.report)));
+        } else if newer.0 != known.seen.0 || newer.1 > known.seen.1 {
+            tracing::debug!(%worker, "a report was missed");
+            self.ask(&[worker]).await;
+        }
+    }
+
+    /// Asks workers that are new or silent for reports, and lets go those that are gone.
+    async fn look(&mut self) {
+        let there: Vec<WorkerId> = self.cluster.client.instance_ids().into_iter().map(WorkerId).collect();
+        let gone: Vec<WorkerId> =
+            self.known.keys().filter(|worker| !there.contains(worker)).copied().collect();
+        gone.into_iter().for_each(|worker| self.leave(worker, "the discovery does not have it any more"));
+        let is_silent =
+            |worker: &WorkerId| self.known.get(worker).is_none_or(|known| known.at.elapsed() > MAX_SILENCE);
+        let asked: Vec<WorkerId> = there.into_iter().filter(is_silent).collect();
+        self.ask(&asked).await;
+    }
+
+    /// Asks workers for whole reports, all at once.
+    async fn ask(&mut self, workers: &[WorkerId]) {
+        let asked = workers.iter().map(|worker| self.cluster.report(*worker));
+        let reports = futures_util::future::join_all(asked).await;
+        for (worker, report) in workers.iter().zip(reports) {
+            match report {
+                Ok(report) if !report.stopping => {
+                    let seen = (report.epoch, report.sequence);
+                    self.known.insert(*worker, Known { seen, at: Instant::now() });
+                    let _ = self.sender.send(WorkerEvent::Reported(*worker, report));
+                }
+                Ok(_) => self.leave(*worker, "it stops"),
+                Err(Lost(reason)) => self.leave(*worker, &reason),
+            }
+        }
+    }
+
+    fn leave(&mut self, worker: WorkerId, reason: &str) {
+        if self.known.remove(&worker).is_some() {
+            tracing::info!(%worker, reason, "a worker is gone");
+            let _ = self.sender.send(WorkerEvent::Left(worker));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Requests that concern the chunks of every worker: a document that is removed, pinned, or let go again.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Response, StatusCode};
+use refrain_server::ApiError;
+
+use super::Gateway;
+use super::proxy::{Outgoing, Whole, whole};
+
+/// Whether every worker has to do what a request asks for.
+pub(super) fn is_for_all(method: &Method, path: &str) -> bool {
+    let document = path.strip_prefix("/v1/documents/").filter(|rest| !rest.is_empty());
+    match *method {
+        Method::DELETE => document.is_some_and(|rest| !rest.contains('/')),
+        Method::POST => document.is_some_and(|rest| rest.ends_with("/pin")),
+        _ => false,
+    }
+}
+
+/// What all workers together answer: the worst of their answers, where one that does not know the document leaves it to the others.
+fn worst(answers: Vec<Whole>) -> Option<Whole> {
+    let rank = |answer: &Whole| match answer.status {
+        StatusCode::NOT_FOUND => 0,
+        status if status.is_success() => 1,
+        status if status.is_client_error() => 2,
+        _ => 3,
+    };
+    answers.into_iter().max_by_key(rank)
+}
+
+impl Gateway {
+    /// Has every worker answer a request, one after the other.
+    ///
+    /// # Errors
+    /// If no worker is there, or one is lost: the request is to be sent again then, which is safe.
+    pub(super) async fn broadcast(
+        &self,
+        request: &Outgoing,
+        _tenant: &HeaderValue,
+    ) -> Result<Response<Body>, ApiError> {
+        let unavailable =
+            |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_worker");
+        let mut answers = Vec::new();
+        for worker in self.0.fleet.ids() {
+            let sent = async {
+                whole(self.0.cluster.dispatch(worker, request.request()?).await.map_err(lost)?)
+                    .await
+                    .map_err(lost)
+            };
+            answers.push(sent.await?);
+        }
+        worst(answers).map(Whole::response).ok_or_else(|| unavailable("no worker takes requests".to_owned()))
+    }
+}
+
+fn lost(error: crate::cluster::Lost) -> ApiError {
+    let message =
+        format!("{error}, and may still hold what is to be removed: send the request again, which is safe");
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("worker_lost")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderMap;
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn removals_and_pins_concern_all_workers() {
+        for (method, path, wanted) in [
+            (Method::DELETE, "/v1/documents/doc-1", true),
+            (Method::POST, "/v1/documents/doc-1/pin", true),
+            (Method::GET, "/v1/documents/doc-1", false),
+            (Method::POST, "/v1/documents", false),
+            (Method::DELETE, "/v1/documents/", false),
+        ] {
+            assert_eq!(is_for_all(&method, path), wanted, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn the_worst_answer_is_that_of_all() {
+        let answers = |statuses: &[u16]| {
+            let whole = |status: &u16| Whole {
+                status: StatusCode::from_u16(*status).unwrap(),
+                headers: HeaderMap::new(),
+                body: Bytes::new(),
+            };
+            worst(statuses.iter().map(whole).collect()).map(|answer| answer.status.as_u16())
+        };
+        assert_eq!(answers(&[404, 200, 404]), Some(200));
+        assert_eq!(answers(&[404, 404]), Some(404));
+        assert_eq!(answers(&[200, 503, 200]), Some(503));
+        assert_eq!(answers(&[200, 401, 404]), Some(401));
+        assert_eq!(answers(&[]), None);
+    }
+}

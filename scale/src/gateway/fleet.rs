@@ -1,0 +1,256 @@
+//! The workers as the gateway knows them, and the choice of one for a request, which `refrain_route` makes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use refrain_route::{Chunk, Load, Request, Router, Rule, Settings, Snapshot, State, Update};
+use refrain_server::{ChunkPlan, HeldChunks, ModelCard, Report};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::{WorkerEvent, WorkerId};
+
+/// Rates of a worker that has measured none yet: a small model on two cores, with a local disk and an object store near by. They decide between
+/// workers until the first requests were answered.
+const RATES: refrain_route::Rates =
+    refrain_route::Rates { prefill: 3000.0, local: 1e9, remote: 100e6, remote_latency: 0.02, service: 0.1 };
+
+/// All workers that take requests. A clone is cheap and shares everything.
+#[derive(Clone)]
+pub(crate) struct Fleet(Arc<Mutex<Inner>>);
+
+struct Inner {
+    rule: Rule,
+    started: Instant,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// A router for the workers of each model, by its fingerprint: keys of one model's chunks mean nothing to another.
+    routers: BTreeMap<String, Router>,
+    /// Decides between workers that are equally good.
+    random: u64,
+}
+
+struct Worker {
+    model: ModelCard,
+    /// Reports that the router has taken.
+    taken: u64,
+    /// Whether a request was lost there since the last report.
+    is_suspect: bool,
+    /// Is cancelled when the worker leaves.
+    gone: CancellationToken,
+}
+
+/// A worker that was chosen for a request, and counts it until this is dropped.
+pub(crate) struct Booking {
+    pub(crate) worker: WorkerId,
+    /// Tokens of the request's chunks that the worker holds.
+    pub(crate) local_tokens: u64,
+    /// Is cancelled when the worker leaves.
+    pub(crate) gone: CancellationToken,
+    place: refrain_route::Booking,
+}
+
+impl Booking {
+    /// The first token came: the request keeps nobody waiting from now on.
+    pub(crate) fn first_token(&mut self) {
+        self.place.first_token();
+    }
+}
+
+/// What is told of a worker.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub(crate) struct WorkerStatus {
+    /// Chunks that it holds.
+    pub(crate) chunks: usize,
+    /// Requests that it has, as far as this gateway knows.
+    pub(crate) requests: u32,
+    /// Digest of the keys that it holds: equal in all gateways that know the same.
+    pub(crate) digest: String,
+    pub(crate) model: ModelCard,
+}
+
+fn id(worker: WorkerId) -> refrain_route::WorkerId {
+    refrain_route::WorkerId(worker.0)
+}
+
+impl Fleet {
+    /// A fleet without workers, whose choices follow this rule.
+    pub(crate) fn new(rule: Rule) -> Fleet {
+        let (workers, routers) = (BTreeMap::new(), BTreeMap::new());
+        let mut random = [0; 8];
+        // Without random bits all gateways prefer the same workers among equals.
+        let _ = getrandom::fill(&mut random);
+        let (started, random) = (Instant::now(), u64::from_le_bytes(random));
+        Fleet(Arc::new(Mutex::new(Inner { rule, started, workers, routers, random })))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what became known of a worker.
+    pub(crate) fn apply(&self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Left(worker) => self.inner().leave(worker),
+            WorkerEvent::Reported(worker, report) => self.inner().report(worker, *report),
+        }
+    }
+
+    /// Takes note that a request was lost at a worker, which is not chosen before its next report while there are others.
+    pub(crate) fn suspect(&self, worker: WorkerId) {
+        if let Some(worker) = self.inner().workers.get_mut(&worker) {
+            worker.is_suspect = true;
+        }
+    }
+
+    /// The best worker for a request with these chunks, none of `tried`; with `model`, one with this fingerprint.
+    pub(crate) fn choose(
+        &self,
+        plan: &ChunkPlan,
+        model: Option<&str>,
+        tried: &[WorkerId],
+    ) -> Option<Booking> {
+        let mut inner = self.inner();
+        let suspects = inner.workers.iter().filter(|(_, worker)| worker.is_suspect).map(|(id, _)| *id);
+        let careful: Vec<WorkerId> = tried.iter().copied().chain(suspects).collect();
+        inner.choose(plan, model, &careful).or_else(|| inner.choose(plan, model, tried))
+    }
+
+    /// The model's fingerprint of a worker that is there.
+    pub(crate) fn fingerprint(&self, worker: WorkerId) -> Option<String> {
+        self.inner().workers.get(&worker).map(|worker| worker.model.fingerprint.clone())
+    }
+
+    /// All workers that take requests.
+    pub(crate) fn ids(&self) -> Vec<WorkerId> {
+        self.inner().workers.keys().copied().collect()
+    }
+
+    /// What is known of all workers.
+    pub(crate) fn status(&self) -> BTreeMap<String, WorkerStatus> {
+        let inner = self.inner();
+        let status = |(worker, known): (&WorkerId, &Worker)| {
+            let router = inner.routers.get(&known.model.fingerprint)?;
+            let (mut digest, mut chunks) = (blake3::Hasher::new(), 0);
+            for key in router.keys(id(*worker)) {
+                digest.update(&key.to_le_bytes());
+                chunks += 1;
+            }
+            let status = WorkerStatus {
+                chunks,
+                requests: router.load(id(*worker)).unwrap_or_default().total(),
+                digest: digest.finalize().to_hex()[..16].to_owned(),
+                model: known.model.clone(),
+            };
+            Some((worker.to_string(), status))
+        };
+        inner.workers.iter().filter_map(status).collect()
+    }
+}
+
+impl Inner {
+    fn leave(&mut self, worker: WorkerId) {
+        let Some(known) = self.workers.remove(&worker) else { return };
+        known.gone.cancel();
+        tracing::info!(%worker, "a worker left");
+        let fingerprint = known.model.fingerprint;
+        if let Some(router) = self.routers.get_mut(&fingerprint) {
+            router.remove(id(worker));
+        }
+        if !self.workers.values().any(|other| other.model.fingerprint == fingerprint) {
+            self.routers.remove(&fingerprint);
+        }
+    }
+
+    fn report(&mut self, worker: WorkerId, report: Report) {
+        // A worker that came back with another model is another worker.
+        if self.workers.get(&worker).is_some_and(|known| known.model.fingerprint != report.model.fingerprint)
+        {
+            self.leave(worker);
+        }
+        let rule = self.rule;
+        let router = self.routers.entry(report.model.fingerprint.clone()).or_insert_with(|| {
+            let bytes_per_token = report.model.kv_bytes_per_token as u64;
+            Router::new(Settings { rule, bytes_per_token, rates: RATES })
+        });
+        if let Err(error) = router.add(id(worker)) {
+            tracing::error!(%error, %worker, "a worker is not used");
+            return;
+        }
+        let known = self.workers.entry(worker).or_insert_with(|| {
+            tracing::info!(%worker, model = report.model.name, "a worker joined");
+            Worker {
+                model: report.model.clone(),
+                taken: 0,
+                is_suspect: false,
+                gone: CancellationToken::new(),
+            }
+        });
+        known.is_suspect = false;
+        let (added, removed) = match report.chunks {
+            HeldChunks::Changed { added, removed } => (added, removed),
+            HeldChunks::All(keys) => {
+                known.taken += 1;
+                let snapshot = Snapshot { epoch: report.epoch, seq: known.taken, keys };
+                note(worker, router.snapshot(id(worker), &snapshot));
+                Default::default()
+            }
+        };
+        // The cluster tells every change and in order, so that its reports are numbered here, those without a change as well.
+        known.taken += 1;
+        let load = |requests: usize| u32::try_from(requests).unwrap_or(u32::MAX);
+        let state = State {
+            epoch: report.epoch,
+            seq: known.taken,
+            added,
+            removed,
+            load: Load { running: load(report.running), waiting: load(report.waiting) },
+            own: None,
+            rates: refrain_route::Rates {
+                prefill: report.rates.tokens_per_second,
+                local: report.rates.bytes_per_second,
+                remote: 0.0,
+                remote_latency: 0.0,
+                service: report.rates.seconds,
+            },
+        };
+        note(worker, router.state(id(worker), &state));
+    }
+
+    fn choose(&mut self, plan: &ChunkPlan, model: Option<&str>, exclude: &[WorkerId]) -> Option<Booking> {
+        let exclude: Vec<refrain_route::WorkerId> = exclude.iter().map(|worker| id(*worker)).collect();
+        let chunk = |(key, tokens): &(u64, usize)| Chunk {
+            key: *key,
+            tokens: u32::try_from(*tokens).unwrap_or(u32::MAX),
+        };
+        let chunks: Vec<Chunk> = plan.chunks.iter().map(chunk).collect();
+        let tokens: usize = plan.chunks.iter().map(|(_, tokens)| tokens).sum();
+        let request = Request {
+            chunks: &chunks,
+            question: u32::try_from(plan.prompt_tokens.saturating_sub(tokens)).unwrap_or(u32::MAX),
+            charge: plan.charge,
+            exclude: &exclude,
+            now: self.started.elapsed().as_secs_f64(),
+        };
+        self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let is_wanted = |fingerprint: &str| model.is_none_or(|model| model == fingerprint);
+        // Without a wanted model, the one with the least loaded worker is asked.
+        let least = |router: &Router| {
+            let free = router.loads().filter(|(worker, _)| !exclude.contains(worker));
+            free.map(|(_, load)| load.total()).min()
+        };
+        let routers = self.routers.iter_mut().filter(|(fingerprint, _)| is_wanted(fingerprint));
+        let routers = routers.filter_map(|(_, router)| Some((least(router)?, router)));
+        let (_, router) = routers.min_by_key(|(load, _)| *load)?;
+        let choice = router.choose(&request, self.random)?;
+        let worker = WorkerId(choice.worker.0);
+        let gone = self.workers.get(&worker)?.gone.clone();
+        Some(Booking { worker, local_tokens: choice.estimate.held, gone, place: choice.booking })
+    }
+}
+
+/// Notes what the router did not take over, which the order of the cluster's reports rules out.
+fn note(worker: WorkerId, update: Update) {
+    if update != Update::Applied {
+        tracing::warn!(%worker, ?update, "a report was not taken over");
+    }
+}

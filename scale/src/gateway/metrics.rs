@@ -1,0 +1,127 @@
+//! Metrics of the gateway for Prometheus. Workers have their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::fleet::Fleet;
+
+/// Buckets of times, in seconds.
+const SECONDS: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+
+type ByStatus = Family<[(&'static str, String); 1], Counter>;
+
+/// The metrics of a gateway. A clone is cheap and counts into the same metrics.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    registry: Arc<Registry>,
+    under_way: Gauge,
+    requests: ByStatus,
+    retries: Counter,
+    chunk_tokens: Counter,
+    local_tokens: Counter,
+    plan_seconds: Histogram,
+    first_byte_seconds: Histogram,
+    workers: Gauge,
+}
+
+/// A request that counts as under way until this is dropped.
+pub(crate) struct UnderWay(Gauge);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("refrain_gateway");
+        macro_rules! metric {
+            ($name:expr, $help:expr, $metric:expr) => {{
+                let metric = $metric;
+                registry.register($name, $help, metric.clone());
+                metric
+            }};
+        }
+        Metrics {
+            under_way: metric!("num_requests", "Requests under way", Gauge::default()),
+            requests: metric!(
+                "requests",
+                "Requests that began to be answered, by status",
+                ByStatus::default()
+            ),
+            retries: metric!(
+                "retries",
+                "Times that a request was sent to a further worker",
+                Counter::default()
+            ),
+            chunk_tokens: metric!(
+                "chunk_tokens",
+                "Tokens of chunks of requests that were sent to a worker",
+                Counter::default()
+            ),
+            local_tokens: metric!(
+                "local_chunk_tokens",
+                "Tokens of chunks that the chosen worker held",
+                Counter::default()
+            ),
+            plan_seconds: metric!(
+                "plan_seconds",
+                "Time until a worker told the chunks of a request",
+                Histogram::new(SECONDS)
+            ),
+            first_byte_seconds: metric!(
+                "time_to_first_byte_seconds",
+                "Time from the arrival of a request to the first byte of its response",
+                Histogram::new(SECONDS)
+            ),
+            workers: metric!("workers", "Workers that take requests", Gauge::default()),
+            registry: Arc::new(registry),
+        }
+    }
+
+    pub(crate) fn begin(&self) -> UnderWay {
+        self.under_way.inc();
+        UnderWay(self.under_way.clone())
+    }
+
+    pub(crate) fn under_way(&self) -> i64 {
+        self.under_way.get()
+    }
+
+    /// Counts a response that begins `time` after its request arrived.
+    pub(crate) fn responded(&self, status: u16, time: Duration) {
+        self.requests.get_or_create(&[("status", status.to_string())]).inc();
+        self.first_byte_seconds.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn retried(&self) {
+        self.retries.inc();
+    }
+
+    /// Counts a choice: the tokens of a request's chunks, and those that the chosen worker holds.
+    pub(crate) fn chosen(&self, local_tokens: u64, chunk_tokens: u64) {
+        self.local_tokens.inc_by(local_tokens);
+        self.chunk_tokens.inc_by(chunk_tokens);
+    }
+
+    pub(crate) fn planned(&self, time: Duration) {
+        self.plan_seconds.observe(time.as_secs_f64());
+    }
+
+    /// All metrics in the text format of OpenMetrics.
+    pub(crate) fn text(&self, fleet: &Fleet) -> String {
+        self.workers.set(fleet.ids().len() as i64);
+        let mut text = String::new();
+        // A write to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

@@ -1,0 +1,63 @@
+//! The gateway: Refrain's HTTP interface before many workers. It checks API keys, and sends each request to the worker that holds its
+//! chunks.
+
+mod broadcast;
+mod fleet;
+mod metrics;
+mod plan;
+mod proxy;
+mod routes;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use refrain::store::NamespaceKey;
+use refrain_route::Rule;
+use refrain_server::Options;
+
+use self::fleet::Fleet;
+use self::metrics::Metrics;
+pub(crate) use self::routes::router;
+use crate::cluster::Cluster;
+
+/// A gateway without a socket. A clone is cheap and shares everything.
+#[derive(Clone)]
+pub(crate) struct Gateway(Arc<State>);
+
+struct State {
+    cluster: Arc<dyn Cluster>,
+    fleet: Fleet,
+    options: Options,
+    key: NamespaceKey,
+    metrics: Metrics,
+}
+
+impl Gateway {
+    /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
+    pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
+        let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
+        Gateway(Arc::new(State { cluster, fleet, options, key, metrics }))
+    }
+
+    /// Follows the workers for ever.
+    pub(crate) async fn follow(self) {
+        let mut events = self.0.cluster.state_events();
+        while let Some(event) = events.next().await {
+            self.0.fleet.apply(event);
+        }
+    }
+
+    /// Waits until no request is under way, for at most `limit`.
+    pub(crate) async fn drain(&self, limit: Duration) {
+        let idle = async {
+            while self.0.metrics.under_way() > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, idle).await;
+    }
+}

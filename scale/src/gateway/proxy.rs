@@ -1,0 +1,173 @@
+//! A request's way to a worker, and to another one where the first fails before its response has begun.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use axum::response::IntoResponse as _;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use refrain_server::{ApiError, ChunkPlan};
+
+use super::Gateway;
+use super::fleet::Booking;
+use super::plan::Planned;
+use super::stream::{Style, forward};
+use crate::cluster::{BodyStream, Lost};
+
+/// Workers that a request is sent to before it fails: the chosen one and two others.
+const MAX_TRIES: usize = 3;
+
+/// A response that is not a stream of events.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Whole {
+    pub(super) fn response(self) -> Response<Body> {
+        (self.status, self.headers, self.body).into_response()
+    }
+
+    /// Whether another worker may take the request: this one has no room for it, or stops.
+    fn is_refused(&self) -> bool {
+        [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&self.status)
+    }
+}
+
+/// The whole of a response.
+///
+/// # Errors
+/// If the worker breaks off.
+pub(super) async fn whole(response: Response<BodyStream>) -> Result<Whole, Lost> {
+    let (head, mut pieces) = response.into_parts();
+    let mut body = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        body.extend_from_slice(&piece?);
+    }
+    Ok(Whole { status: head.status, headers: end_to_end(head.headers), body: body.into() })
+}
+
+/// The headers that belong to the message and not to the connection that it came by.
+pub(super) fn end_to_end(mut headers: HeaderMap) -> HeaderMap {
+    for name in [
+        header::CONNECTION,
+        header::CONTENT_LENGTH,
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+    headers
+}
+
+/// A request as it is sent to workers, however many.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) method: axum::http::Method,
+    /// Path and query.
+    pub(super) target: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Outgoing {
+    pub(super) fn request(&self) -> Result<Request<Bytes>, ApiError> {
+        let request =
+            Request::builder().method(self.method.clone()).uri(&self.target).body(self.body.clone());
+        let mut request = request.map_err(|error| {
+            ApiError::new(StatusCode::BAD_REQUEST, format!("the request's path: {error}"))
+        })?;
+        request.headers_mut().clone_from(&self.headers);
+        let length = HeaderValue::from(self.body.len());
+        request.headers_mut().insert(header::CONTENT_LENGTH, length);
+        Ok(request)
+    }
+
+    /// The form of errors in the streams of this request's route.
+    fn style(&self) -> Style {
+        if self.target.starts_with("/v1/responses") { Style::Response } else { Style::Completion }
+    }
+}
+
+/// What became of a request at one worker.
+enum Attempt {
+    /// The response: all of it, or its first events with the others to come.
+    Answered(Response<Body>),
+    /// The worker has no room, or stops.
+    Refused(Whole),
+    Lost(Lost),
+}
+
+impl Gateway {
+    /// Has a worker answer a request: the best one for its chunks, or another one where a worker is lost before its response has begun or
+    /// takes no more. Every request that comes here may be computed twice: answers are functions of their requests, and documents are named by their content.
+    pub(super) async fn answer(
+        &self,
+        request: &Outgoing,
+        planned: &Planned,
+    ) -> Result<Response<Body>, ApiError> {
+        let (mut tried, mut refused) = (Vec::new(), None);
+        while tried.len() < MAX_TRIES {
+            let Some(booking) = self.choose(planned, &tried) else { break };
+            let worker = booking.worker;
+            if !tried.is_empty() {
+                self.0.metrics.retried();
+            }
+            tried.push(worker);
+            match self.attempt(request, booking).await? {
+                Attempt::Answered(response) => return Ok(response),
+                Attempt::Refused(response) => refused = Some(response),
+                Attempt::Lost(Lost(reason)) => {
+                    self.0.fleet.suspect(worker);
+                    tracing::warn!(%worker, reason, "a request goes to another worker")
+                }
+            }
+        }
+        if let Some(refused) = refused {
+            return Ok(refused.response());
+        }
+        let message = match tried.len() {
+            0 => "no worker takes requests".to_owned(),
+            lost => format!("{lost} workers were lost while they answered; send the request again"),
+        };
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_worker"))
+    }
+
+    /// The best worker for a request, or where none with the model of its plan is left, any.
+    fn choose(&self, planned: &Planned, tried: &[crate::cluster::WorkerId]) -> Option<Booking> {
+        let fleet = &self.0.fleet;
+        let booking = fleet.choose(&planned.plan, planned.fingerprint.as_deref(), tried);
+        let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), None, tried))?;
+        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
+        self.0.metrics.chosen(booking.local_tokens, tokens);
+        Some(booking)
+    }
+
+    async fn attempt(&self, request: &Outgoing, booking: Booking) -> Result<Attempt, ApiError> {
+        let sent = request.request()?;
+        let (gone, style) = (booking.gone.clone(), request.style());
+        let answered = async {
+            let response = self.0.cluster.dispatch(booking.worker, sent).await?;
+            let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+            if response.status() == StatusCode::OK
+                && kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
+            {
+                let response = forward(response, style, booking).await?;
+                return Ok(Attempt::Answered(response));
+            }
+            let whole = whole(response).await?;
+            Ok(if whole.is_refused() { Attempt::Refused(whole) } else { Attempt::Answered(whole.response()) })
+        };
+        let answered: Result<Attempt, Lost> = tokio::select! {
+            answered = answered => answered,
+            () = gone.cancelled() => Err(Lost("it left".to_owned())),
+        };
+        Ok(answered.unwrap_or_else(Attempt::Lost))
+    }
+}

@@ -1,0 +1,175 @@
+//! The gateway's routes: its own health, metrics and workers, and all of Refrain's, which workers answer.
+
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::response::IntoResponse as _;
+use axum::routing::get;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http_body_util::BodyExt as _;
+use refrain_server::{ApiError, REQUEST_ID, TENANT_HEADER, sign_tenant};
+use serde_json::json;
+
+use super::Gateway;
+use super::broadcast::is_for_all;
+use super::plan::Planned;
+use super::proxy::{Outgoing, end_to_end};
+
+/// Paths that are answered without an API key, besides `/` and those that the page loads.
+const PUBLIC: [&str; 2] = ["/v1/methods", "/openapi.json"];
+
+/// All routes of a gateway.
+pub(crate) fn router(gateway: Gateway) -> Router {
+    let router = Router::new()
+        .route("/health", get(async || axum::Json(json!({ "status": "ok" }))))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/workers", get(workers))
+        .fallback(pass_on);
+    let router = match gateway.0.options.cors() {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.with_state(gateway)
+}
+
+/// Whether there is a worker that takes requests.
+async fn ready(State(gateway): State<Gateway>) -> Response<Body> {
+    if gateway.0.fleet.ids().is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, axum::Json(json!({ "status": "no worker" })))
+            .into_response();
+    }
+    axum::Json(json!({ "status": "ready" })).into_response()
+}
+
+async fn metrics(State(gateway): State<Gateway>) -> Response<Body> {
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], gateway.0.metrics.text(&gateway.0.fleet)).into_response()
+}
+
+/// The workers with what is known of each. Keys of chunks are not told, but a digest of them.
+async fn workers(State(gateway): State<Gateway>, headers: HeaderMap) -> Response<Body> {
+    match gateway.tenant("/workers", &headers) {
+        Ok(_) => axum::Json(gateway.0.fleet.status()).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn pass_on(State(gateway): State<Gateway>, request: Request<Body>) -> Response<Body> {
+    let (started, under_way) = (Instant::now(), gateway.0.metrics.begin());
+    let mut response = gateway.handle(request).await.unwrap_or_else(|error| error.into_response());
+    gateway.0.metrics.responded(response.status().as_u16(), started.elapsed());
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response.map(|body| {
+        // The request is under way until its body was sent.
+        let pieces = body.into_data_stream().map(move |piece| {
+            let _ = &under_way;
+            piece
+        });
+        Body::from_stream(pieces)
+    })
+}
+
+impl Gateway {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+        let options = &self.0.options;
+        options.check_host(request.headers())?;
+        let (head, body) = request.into_parts();
+        if head
+            .headers
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/"))
+        {
+            // A browser sends a form of another origin without asking first.
+            options.check_origin(&head.headers)?;
+        }
+        if head.uri.path().starts_with("/internal/") {
+            let message = format!("there is no path {:?}", head.uri.path());
+            return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"));
+        }
+        let tenant = self.tenant(head.uri.path(), &head.headers)?;
+        let request = self.outgoing(head, &tenant, body).await?;
+        let path = request.target.split('?').next().unwrap_or_default();
+        if is_for_all(&request.method, path) {
+            return self.broadcast(&request, &tenant).await;
+        }
+        let planned = match request.method {
+            Method::POST => self.plan(path, &tenant, &request.body).await,
+            _ => Planned::default(),
+        };
+        self.answer(&request, &planned).await
+    }
+
+    /// The signed tenant of a request, which holds the API key that it shows.
+    ///
+    /// # Errors
+    /// If a key is needed, and the request shows none that is accepted.
+    fn tenant(&self, path: &str, headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
+        let options = &self.0.options;
+        let is_public = path == "/" || path.starts_with("/page/") || PUBLIC.contains(&path);
+        let (name, namespace) = match is_public || options.api_keys.is_empty() {
+            true => (String::new(), String::new()),
+            false => {
+                let (name, key) = options.api_keys.shown(headers)?;
+                (name.to_owned(), self.0.key.namespace(Some(key)))
+            }
+        };
+        let signed = sign_tenant(&self.0.key, &name, &namespace);
+        HeaderValue::from_str(&signed).map_err(|_| {
+            let message = format!("the name of API key {name:?} has characters that no header may have");
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        })
+    }
+
+    /// The request as workers get it: with the signed tenant instead of the API key, and an id by which logs tell of it.
+    ///
+    /// # Errors
+    /// If the body is too large, breaks off or arrives too slowly.
+    async fn outgoing(&self, head: Parts, tenant: &HeaderValue, body: Body) -> Result<Outgoing, ApiError> {
+        let body = self.receive(&head.headers, body).await?;
+        let mut headers = end_to_end(head.headers);
+        for name in [header::AUTHORIZATION, header::ORIGIN, header::EXPECT, header::HOST] {
+            headers.remove(name);
+        }
+        // A client's own value is no signature.
+        headers.insert(TENANT_HEADER, tenant.clone());
+        if !headers.contains_key(REQUEST_ID) {
+            let mut bits = [0; 12];
+            // Without random bits the id is the same each time, which only logs would show.
+            let _ = getrandom::fill(&mut bits);
+            let id = format!("req-{}", refrain::store::hex::encode(&bits));
+            headers.extend(HeaderValue::from_str(&id).ok().map(|id| (REQUEST_ID, id)));
+        }
+        let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+        Ok(Outgoing { method: head.method, target, headers, body })
+    }
+
+    /// The bytes of a body, within the gateway's limits on bytes and time.
+    async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+        let (limit, time) = (self.0.options.max_body, self.0.options.body_timeout);
+        let too_large = || {
+            let message = format!("the body may have {limit} bytes");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("too_large")
+        };
+        let length =
+            headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if length.is_some_and(|length| length > limit as u64) {
+            return Err(too_large());
+        }
+        let received = tokio::time::timeout(time, http_body_util::Limited::new(body, limit).collect()).await;
+        let late = |_| {
+            let message = format!("the body did not arrive within {time:?}");
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
+        };
+        match received.map_err(late)? {
+            Ok(body) => Ok(body.to_bytes()),
+            Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
+            Err(error) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `refrain-scale`: Refrain on many machines. A `worker` answers with the router of `refrain serve`; a `gateway` speaks the same interface
+//! towards clients, and sends each request to the worker that holds its chunks. What connects them stands behind [`cluster::Cluster`].
+
+mod args;
+mod cluster;
+#[cfg(feature = "dynamo")]
+mod dynamo;
+mod gateway;
+mod simulated;
+mod static_list;
+mod worker;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use axum::http::{HeaderValue, Request};
+use bytes::Bytes;
+use clap::Parser as _;
+use refrain_server::{ApiKeys, Listener, Options, sign_tenant, tls};
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command, Common, Discovery};
+use crate::cluster::Cluster;
+use crate::gateway::Gateway;
+use crate::static_list::StaticList;
+
+/// How long a probed program may take to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+fn main() -> Result<()> {
+    // Two providers are linked, and without a choice the first connection would panic.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Worker(args) => {
+                log(&args.common)?;
+                worker::run(*args).await
+            }
+            Command::Gateway(args) => {
+                log(&args.common)?;
+                run_gateway(*args).await
+            }
+            Command::Probe(args) => probe(&args.url).await,
+        }
+    });
+    // No client is left that blocking work could still serve.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn log(common: &Common) -> Result<()> {
+    let filter = EnvFilter::try_new(&common.log)
+        .with_context(|| format!("--log {:?} is no filter: give for example info, or debug", common.log))?;
+    let log =
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    log.with_env_filter(filter).init();
+    Ok(())
+}
+
+async fn run_gateway(args: args::Gateway) -> Result<()> {
+    let common = &args.common;
+    let mut options = Options::new("");
+    options.max_body = usize::try_from(common.max_body).unwrap_or(usize::MAX);
+    (options.body_timeout, options.shutdown_timeout) = (common.body_timeout, common.shutdown_timeout);
+    options.allowed_origins.clone_from(&args.allowed_origins);
+    options.allowed_hosts = args.allowed_hosts.iter().map(|name| name.to_ascii_lowercase()).collect();
+    options.is_local = common.host.is_loopback();
+    if let Some(path) = &args.api_key_file {
+        options.api_keys = ApiKeys::read(path)?;
+        if options.api_keys.is_empty() {
+            bail!("{} holds no key: `refrain key new NAME` makes one", path.display());
+        }
+    }
+    let encrypted = match (&args.ssl_certfile, &args.ssl_keyfile) {
+        (Some(certificates), Some(key)) => Some(tls(certificates, key)?),
+        _ => None,
+    };
+    let scheme = if encrypted.is_some() { "https" } else { "http" };
+    let is_open = options.api_keys.is_empty();
+    let listener = Listener::bind(SocketAddr::new(common.host, common.port), encrypted).await?;
+    let address = listener.address()?;
+    let cluster = cluster_of(&args).await?;
+    let (is_lost, runtime) = (Arc::new(AtomicBool::new(false)), cluster.clone());
+    let stop = stop_or(Some(async move { runtime.stopped().await }), is_lost.clone());
+    let gateway = Gateway::new(cluster, options, common.namespace_key.clone(), args.rule.into());
+    let follower = tokio::spawn(gateway.clone().follow());
+    if is_open && !common.host.is_loopback() {
+        tracing::warn!(
+            "everyone who can reach {address} can send requests: --api-key-file restricts them to holders of a key"
+        );
+    }
+    say(&format!("gateway at {scheme}://{address}/v1"))?;
+    let (router, limit) = (gateway::router(gateway.clone()), common.body_timeout);
+    listener.serve_routes(router, limit, stop, gateway.drain(common.shutdown_timeout)).await;
+    follower.abort();
+    anyhow::ensure!(
+        !is_lost.load(Relaxed),
+        "the discovery was lost for longer than its lease: the gateway is to be started anew"
+    );
+    Ok(())
+}
+
+/// The workers that the options name.
+async fn cluster_of(args: &args::Gateway) -> Result<Arc<dyn Cluster>> {
+    let common = &args.common;
+    let signature = HeaderValue::from_str(&sign_tenant(&common.namespace_key, "", ""))?;
+    match common.discovery {
+        Discovery::None => Ok(Arc::new(StaticList::new(&args.workers, signature)?)),
+        #[cfg(feature = "dynamo")]
+        discovery => Ok(Arc::new(dynamo::Dynamo::join(common, discovery, signature).await?)),
+        #[cfg(not(feature = "dynamo"))]
+        _ => bail!("this program was built without the feature `dynamo`: give --workers"),
+    }
+}
+
+/// Prints a line on standard output, where a program may read it.
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Asks whether the program at `url` takes requests.
+async fn probe(url: &str) -> Result<()> {
+    let list = StaticList::new(&[url.to_owned()], HeaderValue::from_static(""))?;
+    let asked = list.dispatch(cluster::WorkerId(0), Request::get("/ready").body(Bytes::new())?);
+    let answered = tokio::time::timeout(PROBE_TIMEOUT, asked).await;
+    let status =
+        answered.with_context(|| format!("no answer from {url} within {PROBE_TIMEOUT:?}"))??.status();
+    if !status.is_success() {
+        bail!("{url} takes no requests: status {}", status.as_u16());
+    }
+    say(&format!("{url} takes requests"))
+}
+
+/// Waits for a signal to stop, or until `lost` completes, which `is_lost` tells then.
+async fn stop_or(lost: Option<impl Future<Output = ()>>, is_lost: Arc<AtomicBool>) {
+    let lost = async {
+        match lost {
+            Some(lost) => lost.await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = stop_signal() => {}
+        () = lost => is_lost.store(true, Relaxed),
+    }
+}
+
+/// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
+async fn stop_signal() {
+    next_signal().await;
+    tokio::spawn(async {
+        next_signal().await;
+        std::process::exit(130);
+    });
+}
+
+async fn next_signal() {
+    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+    match terminate {
+        Ok(mut terminate) => tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        },
+        Err(_) => _ = tokio::signal::ctrl_c().await,
+    }
+}

@@ -1,0 +1,196 @@
+//! A cluster without a runtime: a fixed list of workers' addresses, requests by HTTP, and reports that are polled.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::http::uri::{Authority, PathAndQuery, Scheme};
+use axum::http::{HeaderValue, Request, Response, Uri};
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt as _, select_all, unfold};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use refrain_server::{Report, TENANT_HEADER};
+use tokio::time::{sleep, timeout};
+
+use crate::cluster::{BodyStream, Cluster, Lost, WorkerEvent, WorkerId};
+
+/// Time between two reports of a worker.
+const POLL_EVERY: Duration = Duration::from_millis(500);
+/// Most time that a report may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Reports in a row that may time out before a worker counts as gone: a busy machine is slow at times.
+const MAX_TIMEOUTS: u32 = 2;
+/// Most time to connect to a worker.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Workers at fixed addresses.
+pub(crate) struct StaticList {
+    workers: Vec<Authority>,
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// The signature with which reports are asked for.
+    signature: HeaderValue,
+}
+
+/// A worker's address that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{address:?} is no address of a worker: give it as http://HOST:PORT")]
+pub(crate) struct InvalidAddress {
+    address: String,
+}
+
+/// A worker that is polled.
+struct Polled {
+    id: WorkerId,
+    authority: Authority,
+    client: Client<HttpConnector, Full<Bytes>>,
+    signature: HeaderValue,
+    /// Epoch and sequence number of the last report; none where the worker is not known to be there.
+    seen: Option<(u64, u64)>,
+    timeouts: u32,
+}
+
+/// The reason for which a worker gave no report.
+enum NoReport {
+    TimedOut,
+    Failed(String),
+}
+
+impl StaticList {
+    /// The workers at `addresses`. `signature` is the [`TENANT_HEADER`] with which reports are asked for.
+    ///
+    /// # Errors
+    /// If an address is no URL with a host, or of another scheme than `http`.
+    pub(crate) fn new(addresses: &[String], signature: HeaderValue) -> Result<StaticList, InvalidAddress> {
+        let parse = |address: &String| {
+            let uri = address.trim_end_matches('/').parse::<Uri>().ok().map(Uri::into_parts);
+            let uri = uri.filter(|uri| uri.scheme.as_ref().is_none_or(|scheme| *scheme == Scheme::HTTP));
+            let bare = uri.filter(|uri| uri.path_and_query.as_ref().is_none_or(|path| path == "/"));
+            bare.and_then(|uri| uri.authority).ok_or_else(|| InvalidAddress { address: address.clone() })
+        };
+        let workers = addresses.iter().map(parse).collect::<Result<_, _>>()?;
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(StaticList { workers, client, signature })
+    }
+}
+
+#[async_trait]
+impl Cluster for StaticList {
+    fn state_events(&self) -> BoxStream<'static, WorkerEvent> {
+        let polled = |(index, authority): (usize, &Authority)| {
+            let worker = Polled {
+                id: WorkerId(index as u64),
+                authority: authority.clone(),
+                client: self.client.clone(),
+                signature: self.signature.clone(),
+                seen: None,
+                timeouts: 0,
+            };
+            unfold((worker, false), |(mut worker, waits)| async move {
+                if waits {
+                    sleep(POLL_EVERY).await;
+                }
+                loop {
+                    match worker.poll().await {
+                        Some(event) => return Some((event, (worker, true))),
+                        None => sleep(POLL_EVERY).await,
+                    }
+                }
+            })
+            .boxed()
+        };
+        select_all(self.workers.iter().enumerate().map(polled)).boxed()
+    }
+
+    async fn dispatch(
+        &self,
+        worker: WorkerId,
+        request: Request<Bytes>,
+    ) -> Result<Response<BodyStream>, Lost> {
+        let authority =
+            self.workers.get(worker.0 as usize).ok_or_else(|| Lost("it is not listed".to_owned()))?;
+        send(&self.client, authority, request).await
+    }
+}
+
+/// Sends a request to the server at `authority`.
+async fn send(
+    client: &Client<HttpConnector, Full<Bytes>>,
+    authority: &Authority,
+    request: Request<Bytes>,
+) -> Result<Response<BodyStream>, Lost> {
+    let lost = |error: &dyn std::error::Error| Lost(format!("{authority}: {}", with_causes(error)));
+    let (mut parts, body) = request.into_parts();
+    let mut uri = parts.uri.into_parts();
+    uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    (uri.scheme, uri.authority) = (Some(Scheme::HTTP), Some(authority.clone()));
+    parts.uri = Uri::from_parts(uri).map_err(|error| lost(&error))?;
+    let request = Request::from_parts(parts, Full::new(body));
+    let response = client.request(request).await.map_err(|error| lost(&error))?;
+    let authority = authority.clone();
+    Ok(response.map(|body| {
+        let piece = move |piece: Result<Bytes, hyper::Error>| {
+            piece.map_err(|error| Lost(format!("{authority}: {}", with_causes(&error))))
+        };
+        body.into_data_stream().map(piece).boxed()
+    }))
+}
+
+/// An error with the errors that caused it.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl Polled {
+    /// Asks for a report; none where nothing is known anew.
+    async fn poll(&mut self) -> Option<WorkerEvent> {
+        let asked = timeout(REPORT_TIMEOUT, self.report()).await;
+        match asked.unwrap_or(Err(NoReport::TimedOut)) {
+            Ok(report) if !report.stopping => {
+                (self.seen, self.timeouts) = (Some((report.epoch, report.sequence)), 0);
+                return Some(WorkerEvent::Reported(self.id, report));
+            }
+            Err(NoReport::TimedOut) if self.timeouts + 1 < MAX_TIMEOUTS => {
+                self.timeouts += 1;
+                return None;
+            }
+            Ok(_) => tracing::info!(worker = %self.authority, "a worker stops"),
+            Err(NoReport::TimedOut) if self.seen.is_some() => {
+                tracing::warn!(worker = %self.authority, "a worker is silent");
+            }
+            Err(NoReport::Failed(reason)) if self.seen.is_some() => {
+                tracing::warn!(worker = %self.authority, reason, "a worker is gone");
+            }
+            Err(_) => {}
+        }
+        self.timeouts = 0;
+        self.seen.take().map(|_| WorkerEvent::Left(self.id))
+    }
+
+    async fn report(&self) -> Result<Box<Report>, NoReport> {
+        let failed = |error: &dyn std::fmt::Display| NoReport::Failed(error.to_string());
+        let seen = self.seen.map(|(epoch, sequence)| format!("?epoch={epoch}&sequence={sequence}"));
+        let request = Request::get(format!("/internal/report{}", seen.unwrap_or_default()))
+            .header(TENANT_HEADER, self.signature.clone())
+            .body(Bytes::new());
+        let request = request.map_err(|error| failed(&error))?;
+        let response = send(&self.client, &self.authority, request).await.map_err(|error| failed(&error))?;
+        let (head, mut body) = response.into_parts();
+        let mut bytes = Vec::new();
+        while let Some(piece) = body.next().await {
+            bytes.extend_from_slice(&piece.map_err(|error| failed(&error))?);
+        }
+        if !head.status.is_success() {
+            let text = String::from_utf8_lossy(&bytes);
+            // A worker that refuses is told of even where it was never there: its key differs.
+            tracing::warn!(worker = %self.authority, status = %head.status, %text, "a worker refuses to report");
+            return Err(NoReport::Failed(format!("status {}", head.status)));
+        }
+        serde_json::from_slice(&bytes).map_err(|error| failed(&error))
+    }
+}
