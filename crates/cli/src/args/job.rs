@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueHint};
 use super::AUTO;
 use super::eval::{JudgeArgs, Selection};
 use crate::examples;
-use crate::output::parse_duration;
+use refrain::quantities::parse_duration;
 
 /// `refrain job`
 #[derive(Debug, Subcommand)]

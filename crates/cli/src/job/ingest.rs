@@ -3,7 +3,6 @@
 use anyhow::Result;
 use refrain::Document;
 use refrain::corpus::MOST_TEXT;
-use refrain::corpus::MOST_TEXT;
 use refrain::engine::Instructions;
 use refrain::model::{ModelFiles, Specials, Tokenizer};
 use refrain_jobs::{IngestWork, Item, Job, ShardSize};
