@@ -174,6 +174,7 @@ impl Simulated {
             head_dim: (self.0.simulation.bytes / 4).max(1),
             bos: BosPolicy::None,
             prefix: None,
+            numerics: None,
             namespace: namespace.to_owned(),
             tokens: document.text.split_whitespace().map(token).collect(),
         }

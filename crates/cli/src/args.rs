@@ -169,6 +169,12 @@ pub(crate) struct Global {
     /// bf16)
     #[arg(long, global = true, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
     pub(crate) compute: Compute,
+    /// Use only chunks that were computed with the same precision and kernels (AVX2, AVX-512, AMX, …), where answers must not differ in a bit
+    /// by which machine computed a chunk first. Commands that share chunks need the same
+    #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "false", default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
+    pub(crate) strict_numerics: bool,
     /// Type of cached keys and values: f16, bf16 or f32
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", hide_short_help = true)]
     pub(crate) kv: Dtype,
@@ -195,9 +201,13 @@ pub(crate) struct Global {
     /// environment variable or configuration file, since other users can see command lines
     #[arg(long, global = true, value_name = "SECRET", hide_short_help = true)]
     pub(crate) credential: Option<String>,
-    /// Key that namespaces are derived with, 64 hexadecimal digits [default: the store's own, made at random]
+    /// Key that namespaces are derived with, 64 hexadecimal digits: the same on all machines that share chunks of a namespace. Give it by
+    /// environment variable or file, since other users can see command lines [default: the store's own, made at random]
     #[arg(long, global = true, value_name = "KEY", hide_short_help = true)]
     pub(crate) namespace_key: Option<String>,
+    /// File with the key that namespaces are derived with, where --namespace-key does not give it
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true, value_hint = ValueHint::FilePath)]
+    pub(crate) namespace_key_file: Option<PathBuf>,
     /// The shared namespace: off, read (its chunks are used where the own namespace lacks them), or own (chunks are
     /// stored there)
     #[arg(long, global = true, value_name = "USE", default_value = "off", hide_short_help = true)]

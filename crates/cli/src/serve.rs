@@ -128,7 +128,7 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
         }
     }
     // A gateway that has the key, too, signs whose a request is.
-    if args.api_key_file.is_some() || context.global.namespace_key.is_some() {
+    if args.api_key_file.is_some() || context.gives_namespace_key() {
         options.namespace_key = Some(context.namespace_key()?);
     }
     Ok(options)

@@ -135,18 +135,24 @@ impl Context {
         }
     }
 
+    /// Whether the options give a key of namespaces.
+    pub(crate) fn gives_namespace_key(&self) -> bool {
+        self.global.namespace_key.is_some() || self.global.namespace_key_file.is_some()
+    }
+
     pub(crate) fn namespace_key(&self) -> Result<NamespaceKey> {
-        match &self.global.namespace_key {
-            None => {
-                std::fs::create_dir_all(&self.store)
-                    .with_context(|| format!("cannot create the folder {}", self.store.display()))?;
-                Ok(NamespaceKey::of_folder(&self.store)?)
-            }
-            Some(text) => text.trim().parse().map_err(|()| {
+        match (&self.global.namespace_key, &self.global.namespace_key_file) {
+            (Some(text), _) => text.trim().parse().map_err(|()| {
                 Fail::usage("--namespace-key is not 64 hexadecimal digits")
                     .hint("`openssl rand -hex 32` makes one")
                     .into()
             }),
+            (None, Some(file)) => Ok(NamespaceKey::read(file)?),
+            (None, None) => {
+                std::fs::create_dir_all(&self.store)
+                    .with_context(|| format!("cannot create the folder {}", self.store.display()))?;
+                Ok(NamespaceKey::of_folder(&self.store)?)
+            }
         }
     }
 
@@ -165,6 +171,7 @@ impl Context {
             chunk_tokens: self.global.chunk_tokens,
             left_tokens: self.global.left_tokens,
             namespace: self.namespace()?,
+            strict_numerics: self.global.strict_numerics,
             shared: (self.global.shared == Shared::Read).then(|| SHARED.to_owned()),
             ..Settings::default()
         };

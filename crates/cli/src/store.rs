@@ -302,6 +302,7 @@ fn show(context: &Context, store: &Store, key: &str) -> Result<()> {
             if info.namespace.is_empty() { "(none)".to_owned() } else { one_line(&info.namespace) },
         ),
         ("model", info.model_hex()),
+        ("numerics", info.numerics.as_deref().map_or_else(|| "(not known)".to_owned(), one_line)),
         ("age", age(since(info))),
         ("kept", Some(keeping(info)).filter(|kept| !kept.is_empty()).unwrap_or("while there is room".into())),
         ("file", place),

@@ -40,6 +40,9 @@ pub struct Settings {
     pub shared: Option<String>,
     /// Whether a missing or broken chunk is prefilled alone again; if not, it is computed within the prompt.
     pub repair: bool,
+    /// Whether chunks are named by their numerics ([`Engine::numerics`]), so that an answer's bits depend on this engine alone and not on
+    /// which machine computed a chunk first.
+    pub strict_numerics: bool,
 }
 
 impl Default for Settings {
@@ -55,6 +58,7 @@ impl Default for Settings {
             namespace: String::new(),
             shared: None,
             repair: true,
+            strict_numerics: false,
         }
     }
 }
@@ -70,6 +74,7 @@ pub struct Engine {
     store: Store,
     settings: Settings,
     fingerprint: [u8; 32],
+    numerics: Arc<str>,
     /// Layers that were found to be stable for this model.
     stable_layers: Option<Span>,
     /// The method of requests that name none.
@@ -139,6 +144,7 @@ impl Engine {
         }
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
         let fingerprint = identity(fingerprint, decoder.precision());
+        let numerics = format!("{}-{}", decoder.precision(), decoder.device().name()).into();
         Ok(Engine {
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
@@ -147,6 +153,7 @@ impl Engine {
             store,
             settings,
             fingerprint,
+            numerics,
             stable_layers: None,
             default_method: Arc::new(Vanilla),
             prefix: None,
@@ -277,6 +284,12 @@ impl Engine {
     /// Identifies weights, configuration and precision in chunk names.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
+    }
+
+    /// Precision and kernels that this engine computes with, such as `bf16-avx512`. Engines of one version of the program compute the same
+    /// bits of a chunk where their numerics are equal.
+    pub fn numerics(&self) -> &str {
+        &self.numerics
     }
 
     /// Lets SamKV average over these layers, from 0; without them, over the last `max(4, L/8)`.

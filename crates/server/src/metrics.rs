@@ -8,6 +8,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use refrain::corpus::Corpus;
 use refrain::engine::{Engine, RequestStats};
@@ -125,8 +126,11 @@ impl DocumentMetrics {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Metrics {
+    /// `numerics` are those of the engine.
+    pub(crate) fn new(numerics: &str) -> Metrics {
         let mut registry = Registry::default();
+        let engine = Info::new(vec![("numerics", numerics.to_owned())]);
+        registry.register("refrain_engine", "Precision and kernels of the engine", engine);
         macro_rules! metric {
             ($name:expr, $help:expr, $metric:expr) => {{
                 let metric = $metric;

@@ -15,15 +15,25 @@ use crate::layer::Layer;
 #[derive(Clone, Debug)]
 pub struct Chunk(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     id: ChunkId,
     key: ChunkKey,
-    label: String,
-    created: u64,
+    provenance: Provenance,
     layout: Layout,
     /// The layers as they lie at rest.
     data: Vec<Layer>,
+}
+
+/// What is known of a chunk beside what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Provenance {
+    /// Where its text comes from, for people.
+    pub(crate) label: String,
+    /// The numerics of the engine that computed it. Files of earlier builds do not say.
+    pub(crate) numerics: Option<String>,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
 }
 
 impl Chunk {
@@ -41,18 +51,23 @@ impl Chunk {
     }
 
     /// `data` has as many layers of as many bytes as the identity's layout says.
-    pub(crate) fn from_parts(id: ChunkId, label: String, created: u64, data: Vec<Layer>) -> Result<Chunk> {
+    pub(crate) fn from_parts(id: ChunkId, provenance: Provenance, data: Vec<Layer>) -> Result<Chunk> {
         let layout = id.layout()?;
         debug_assert_eq!(layout.layer * id.layers, data.iter().map(|layer| layer.bytes()).sum::<usize>());
-        Ok(Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data })))
+        Ok(Chunk(Arc::new(Inner { key: id.key(), id, provenance, layout, data })))
     }
 
     /// The same keys and values in another namespace.
     pub(crate) fn moved(&self, namespace: &str) -> Chunk {
         let id = ChunkId { namespace: namespace.to_owned(), ..self.id().clone() };
-        let Inner { label, created, layout, data, .. } = &*self.0;
-        let (label, created, layout, data) = (label.clone(), *created, layout.clone(), data.clone());
-        Chunk(Arc::new(Inner { key: id.key(), id, label, created, layout, data }))
+        Chunk(Arc::new(Inner { key: id.key(), id, ..(*self.0).clone() }))
+    }
+
+    /// The same keys and values, computed by an engine of these numerics. An identity that names its numerics has said so before.
+    pub fn with_numerics(self, numerics: &str) -> Chunk {
+        let numerics = Some(self.id().numerics.as_deref().unwrap_or(numerics).to_owned());
+        let inner = Arc::unwrap_or_clone(self.0);
+        Chunk(Arc::new(Inner { provenance: Provenance { numerics, ..inner.provenance }, ..inner }))
     }
 
     /// Identity of the chunk.
@@ -67,7 +82,16 @@ impl Chunk {
 
     /// Where the text comes from, for people.
     pub fn label(&self) -> &str {
-        &self.0.label
+        &self.0.provenance.label
+    }
+
+    /// The numerics of the engine that computed it, if it is known.
+    pub fn numerics(&self) -> Option<&str> {
+        self.0.provenance.numerics.as_deref()
+    }
+
+    pub(crate) fn provenance(&self) -> &Provenance {
+        &self.0.provenance
     }
 
     /// Token ids.
@@ -87,7 +111,7 @@ impl Chunk {
 
     /// When the chunk was computed, in seconds since 1970.
     pub fn created(&self) -> u64 {
-        self.0.created
+        self.0.provenance.created
     }
 
     /// Bytes of all keys and values at rest.
@@ -115,7 +139,7 @@ impl Chunk {
 
     /// Bytes that the chunk takes in memory, nearly.
     pub(crate) fn weight(&self) -> u64 {
-        weight(&self.0.id, &self.0.label, self.bytes())
+        weight(&self.0.id, self.label(), self.bytes())
     }
 }
 
@@ -177,6 +201,7 @@ impl ChunkBuilder {
         if self.data.len() != self.id.layers {
             return Err(StoreError::Layers { found: self.data.len(), expected: self.id.layers });
         }
-        Chunk::from_parts(self.id, self.label, now(), self.data)
+        let provenance = Provenance { label: self.label, numerics: self.id.numerics.clone(), created: now() };
+        Chunk::from_parts(self.id, provenance, self.data)
     }
 }

@@ -11,9 +11,10 @@ use bytes::BytesMut;
 use safetensors::tensor::TensorInfo;
 
 use crate::block_digests::Blocks;
+use crate::chunk::Provenance;
 use crate::header::{Entries, Raw, bad_value, encode, trouble};
 use crate::hex;
-use crate::id::VERSIONS;
+use crate::id::{VERSIONS, WITH_NUMERICS};
 use crate::kv_quant::Layout;
 use crate::layer::{Layer, room};
 use crate::{Chunk, ChunkId, KvQuantization, Problem};
@@ -28,9 +29,7 @@ pub(crate) const MAX_HEADER: u64 = 16 << 20;
 pub(crate) struct Header {
     pub(crate) id: ChunkId,
     pub(crate) layout: Layout,
-    pub(crate) label: String,
-    /// Seconds since 1970.
-    pub(crate) created: u64,
+    pub(crate) provenance: Provenance,
     /// BLAKE3 of each layer's bytes.
     pub(crate) checksums: Vec<[u8; 32]>,
     /// Files of earlier builds have none.
@@ -44,8 +43,7 @@ impl Header {
         Header {
             id: chunk.id().clone(),
             layout: chunk.layout().clone(),
-            label: chunk.label().to_owned(),
-            created: chunk.created(),
+            provenance: chunk.provenance().clone(),
             checksums: chunk.data().iter().map(checksum).collect(),
             blocks: Some(Blocks::of(chunk.id(), chunk.layout(), chunk.data())),
         }
@@ -75,8 +73,8 @@ impl Header {
             ("bos", id.bos.to_string()),
             ("namespace", id.namespace.clone()),
             ("tokens", tokens),
-            ("label", self.label.clone()),
-            ("created", self.created.to_string()),
+            ("label", self.provenance.label.clone()),
+            ("created", self.provenance.created.to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
@@ -85,6 +83,9 @@ impl Header {
         }
         if let Some(prefix) = &id.prefix {
             entries.insert("prefix".to_owned(), hex::encode(prefix));
+        }
+        if let Some(numerics) = &self.provenance.numerics {
+            entries.insert("numerics".to_owned(), numerics.clone());
         }
         for (layer, checksum) in self.checksums.iter().enumerate() {
             entries.insert(checksum_name(layer), hex::encode(checksum));
@@ -109,6 +110,9 @@ impl Header {
     }
 
     fn parse(entries: &Entries<'_>) -> Result<Header, Problem> {
+        let numerics =
+            entries.has("numerics").then(|| entries.text("numerics").map(str::to_owned)).transpose()?;
+        let is_identity = entries.text("version")? == VERSIONS[WITH_NUMERICS].to_string();
         let id = ChunkId {
             model: entries.digest("model")?,
             dtype: entries.parse("dtype")?,
@@ -122,6 +126,7 @@ impl Header {
             head_dim: entries.parse("head_dim")?,
             bos: entries.parse("bos")?,
             prefix: entries.has("prefix").then(|| entries.digest("prefix")).transpose()?,
+            numerics: numerics.clone().filter(|_| is_identity),
             namespace: entries.text("namespace")?.to_owned(),
             tokens: entries.json("tokens")?,
         };
@@ -129,8 +134,9 @@ impl Header {
         let checksums =
             (0..id.layers).map(|layer| entries.digest(&checksum_name(layer))).collect::<Result<_, _>>()?;
         let blocks = Blocks::read(entries, &id, &layout)?;
-        let (label, created) = (entries.text("label")?.to_owned(), entries.parse("created")?);
-        Ok(Header { id, layout, label, created, checksums, blocks })
+        let label = entries.text("label")?.to_owned();
+        let provenance = Provenance { label, numerics, created: entries.parse("created")? };
+        Ok(Header { id, layout, provenance, checksums, blocks })
     }
 }
 
@@ -176,8 +182,8 @@ pub(crate) fn read_layers(header: Header, reader: &mut dyn Read) -> Result<Chunk
     let rooms = room(header.layout.layer, header.id.layers).into_iter().enumerate();
     let data = rooms.map(|(layer, room)| next_layer(&header, reader, layer, room));
     let data = data.collect::<Result<_, _>>()?;
-    let Header { id, label, created, .. } = header;
-    Chunk::from_parts(id, label, created, data).map_err(|error| Problem::Header(error.to_string()))
+    let Header { id, provenance, .. } = header;
+    Chunk::from_parts(id, provenance, data).map_err(|error| Problem::Header(error.to_string()))
 }
 
 /// Reads the layer that comes next into `room` and verifies it.

@@ -11,14 +11,17 @@ use crate::kv_quant::KvQuantization;
 use crate::kv_quant::Layout;
 
 /// Versions of keys and of the chunk file, and the domain of the keyed hash of each, so that names never meet: what is
-/// as computed has the first, what is encoded the second, and what was prefilled behind a prefix the third. Earlier programs leave
-/// later versions alone.
-pub(crate) const VERSIONS: [u32; 3] = [1, 2, 3];
-const KEY_CONTEXTS: [&str; 3] = [
+/// as computed has the first, what is encoded the second, what was prefilled behind a prefix the third, and what belongs to its
+/// numerics the fourth. Earlier programs leave later versions alone.
+pub(crate) const VERSIONS: [u32; 4] = [1, 2, 3, 4];
+const KEY_CONTEXTS: [&str; 4] = [
     "refrain chunk key, format version 1",
     "refrain chunk key, format version 2",
     "refrain chunk key, format version 3",
+    "refrain chunk key, format version 4",
 ];
+/// Which of them names its numerics.
+pub(crate) const WITH_NUMERICS: usize = 3;
 /// Most layers of a chunk: tensor names have three digits.
 const MAX_LAYERS: usize = 1000;
 
@@ -98,6 +101,9 @@ pub struct ChunkId {
     /// Digest of the tokens that stood before the chunk while it was prefilled ([`ChunkId::digest`]), where they were others than
     /// BOS; their own keys and values were dropped.
     pub prefix: Option<[u8; 32]>,
+    /// The numerics of the engine that computes it, such as `bf16-avx512`, where chunks of others are to be told apart: keys and values
+    /// of one text differ in bits between kernels.
+    pub numerics: Option<String>,
     /// Chunks of one namespace are invisible to another.
     pub namespace: String,
     /// Token ids, at least one.
@@ -131,8 +137,15 @@ impl ChunkId {
         if format > 0 {
             hasher.update(&[self.quantization.tag()]);
         }
+        if format == WITH_NUMERICS {
+            hasher.update(&[u8::from(self.prefix.is_some())]);
+        }
         if let Some(prefix) = &self.prefix {
             hasher.update(prefix);
+        }
+        if let Some(numerics) = &self.numerics {
+            hasher.update(&(numerics.len() as u64).to_le_bytes());
+            hasher.update(numerics.as_bytes());
         }
         for size in [self.layers, self.kv_heads, self.head_dim, self.namespace.len()] {
             hasher.update(&(size as u64).to_le_bytes());
@@ -147,9 +160,10 @@ impl ChunkId {
 
     /// Which of the [`VERSIONS`] it has.
     pub(crate) fn format(&self) -> usize {
-        match self.prefix {
-            Some(_) => 2,
-            None => usize::from(self.quantization != KvQuantization::Exact),
+        match (&self.numerics, self.prefix) {
+            (Some(_), _) => WITH_NUMERICS,
+            (None, Some(_)) => 2,
+            (None, None) => usize::from(self.quantization != KvQuantization::Exact),
         }
     }
 
@@ -185,6 +199,7 @@ impl ChunkId {
             (self.head_dim == other.head_dim, "head size"),
             (self.bos == other.bos, "BOS policy"),
             (self.prefix == other.prefix, "prefix"),
+            (self.numerics == other.numerics, "numerics"),
             (self.namespace == other.namespace, "namespace"),
             (self.tokens == other.tokens, "text (token ids)"),
         ];

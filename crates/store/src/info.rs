@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use refrain_kernels::Dtype;
 use serde::{Serialize, Serializer};
 
+use crate::chunk::Provenance;
 use crate::chunk_file::Header;
 use crate::hex;
 use crate::index::IndexRow;
@@ -66,6 +67,9 @@ pub struct ChunkInfo {
     pub head_dim: usize,
     /// Where its text comes from, for people.
     pub label: String,
+    /// Precision and kernels of the engine that computed it, such as `bf16-avx512`; files of earlier builds do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<String>,
     /// When it was computed, in seconds since 1970.
     pub created: u64,
     /// Bytes of its keys and values at rest.
@@ -85,7 +89,7 @@ pub struct ChunkInfo {
 impl ChunkInfo {
     pub(crate) fn of_memory(chunk: &Chunk, expires: u64) -> ChunkInfo {
         let expires = Some(expires).filter(|expires| *expires != 0);
-        ChunkInfo { expires, ..ChunkInfo::new(chunk.id(), chunk.label(), chunk.created(), None, true) }
+        ChunkInfo { expires, ..ChunkInfo::new(chunk.id(), chunk.provenance(), None, true) }
     }
 
     pub(crate) fn of_header(
@@ -98,11 +102,12 @@ impl ChunkInfo {
             used: row.map(|row| row.last_used / 1000),
             expires: row.map(|row| row.expires).filter(|expires| *expires != 0),
             pinned: row.is_some_and(|row| row.pinned),
-            ..ChunkInfo::new(&header.id, &header.label, header.created, Some(path), in_memory)
+            ..ChunkInfo::new(&header.id, &header.provenance, Some(path), in_memory)
         }
     }
 
-    fn new(id: &ChunkId, label: &str, created: u64, path: Option<PathBuf>, in_memory: bool) -> ChunkInfo {
+    fn new(id: &ChunkId, provenance: &Provenance, path: Option<PathBuf>, in_memory: bool) -> ChunkInfo {
+        let Provenance { label, numerics, created } = provenance.clone();
         ChunkInfo {
             key: id.key(),
             path,
@@ -117,7 +122,8 @@ impl ChunkInfo {
             layers: id.layers,
             kv_heads: id.kv_heads,
             head_dim: id.head_dim,
-            label: label.to_owned(),
+            label,
+            numerics,
             created,
             bytes: id.layout().map_or(0, |layout| (layout.layer * id.layers) as u64),
             aux_kinds: Vec::new(),

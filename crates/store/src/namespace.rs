@@ -25,42 +25,40 @@ const NAME: usize = 16;
 pub struct NamespaceKey([u8; 32]);
 
 impl NamespaceKey {
+    /// The key in a file: 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or holds no key.
+    pub fn read(path: &Path) -> Result<NamespaceKey> {
+        let failed = |action, source| StoreError::Io { action, path: path.to_owned(), source };
+        let text = fs::read_to_string(path).map_err(|error| failed("read the key", error))?;
+        let no_key = "it is not 64 hexadecimal digits; `openssl rand -hex 32` makes a key";
+        text.trim()
+            .parse()
+            .map_err(|()| failed("use the key", std::io::Error::new(ErrorKind::InvalidData, no_key)))
+    }
+
     /// The key of a store's folder, which is made, at random and readable by its owner only, if it is missing.
     ///
     /// # Errors
     /// If it can be neither read nor made, or is no key.
     pub fn of_folder(folder: &Path) -> Result<NamespaceKey> {
         let path = folder.join(NAMESPACE_KEY);
-        let failed = |action| {
-            let path = path.clone();
-            move |source| StoreError::Io { action, path, source }
-        };
-        match fs::read_to_string(&path) {
-            Ok(text) => {
-                let no_key =
-                    || std::io::Error::new(ErrorKind::InvalidData, "it is not 64 hexadecimal digits");
-                text.trim().parse().map_err(|()| failed("use the key")(no_key()))
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let mut key = [0; 32];
-                getrandom::fill(&mut key)
-                    .map_err(|error| failed("make the key")(std::io::Error::other(error)))?;
-                let mut file = tempfile::Builder::new()
-                    .prefix(TEMPORARY)
-                    .tempfile_in(folder)
-                    .map_err(failed("make the key"))?;
-                writeln!(file, "{}", hex::encode(&key)).map_err(failed("make the key"))?;
-                file.as_file().sync_all().map_err(failed("make the key"))?;
-                match file.persist_noclobber(&path) {
-                    Ok(_) => sync_dir(folder).map(|()| NamespaceKey(key)),
-                    // Another process was faster.
-                    Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {
-                        NamespaceKey::of_folder(folder)
-                    }
-                    Err(error) => Err(failed("make the key")(error.error)),
-                }
-            }
-            Err(error) => Err(failed("read the key")(error)),
+        match NamespaceKey::read(&path) {
+            Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+            read => return read,
+        }
+        let failed = |source| StoreError::Io { action: "make the key", path: path.clone(), source };
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|error| failed(std::io::Error::other(error)))?;
+        let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(folder).map_err(failed)?;
+        writeln!(file, "{}", hex::encode(&key)).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        match file.persist_noclobber(&path) {
+            Ok(_) => sync_dir(folder).map(|()| NamespaceKey(key)),
+            // Another process was faster.
+            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => NamespaceKey::read(&path),
+            Err(error) => Err(failed(error.error)),
         }
     }
 

@@ -85,7 +85,7 @@ impl ChunkReader {
             removals,
             start,
             layers: (0..layers).map(|_| OnceLock::new()).collect(),
-            keep: weight(&header.id, &header.label, header.bytes()) <= store.memory_capacity(),
+            keep: weight(&header.id, &header.provenance.label, header.bytes()) <= store.memory_capacity(),
             missing: AtomicUsize::new(layers),
             gone: Once::new(),
             read: AtomicU64::new(0),
@@ -294,7 +294,7 @@ impl Disk {
 
     fn chunk(&self) -> Option<Chunk> {
         let layers = (0..self.header.id.layers).map(|layer| self.layer(layer));
-        let Header { id, label, created, .. } = &self.header;
-        Chunk::from_parts(id.clone(), label.clone(), *created, layers.collect::<Option<_>>()?).ok()
+        let Header { id, provenance, .. } = &self.header;
+        Chunk::from_parts(id.clone(), provenance.clone(), layers.collect::<Option<_>>()?).ok()
     }
 }

@@ -210,6 +210,7 @@ fn labelled(n: u32, label: &str) -> Chunk {
         head_dim: 8,
         bos: BosPolicy::None,
         prefix: None,
+        numerics: None,
         namespace: String::new(),
         tokens: (0..100).map(|t| n * 1000 + t).collect(),
     };

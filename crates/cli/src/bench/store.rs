@@ -139,6 +139,7 @@ impl EncodingResult {
                 head_dim: info.head_dim,
                 bos: info.bos,
                 prefix: info.prefix,
+                numerics: info.numerics.filter(|_| engine.settings().strict_numerics),
                 namespace: info.namespace,
                 tokens: detail.token_ids,
             });

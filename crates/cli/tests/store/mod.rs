@@ -19,6 +19,8 @@ fn chunks_can_be_looked_after() {
     let shown = home.run(&["store", "show", &key[..10]]).good().out;
     assert!(shown.contains(key) && shown.contains("tightened to 5 Nm"), "{shown}");
     assert!(home.json(&["store", "show", key])["text"].as_str().unwrap().contains("carbon paste"));
+    let numerics = home.json(&["store", "show", key])["numerics"].as_str().unwrap().to_owned();
+    assert!(numerics.starts_with("q8-") && shown.contains(&numerics), "{numerics} {shown}");
     home.run(&["store", "show", "zz"]).failed(1, &["zz"]);
     home.run(&["store", "rm", "0000000000000000"]).failed(1, &["0000000000000000"]);
     let verified = home.json(&["store", "verify"]);
@@ -49,6 +51,52 @@ fn chunks_can_be_looked_after() {
     assert_eq!(home.chunk_files().len(), 1);
     assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
     assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
+}
+
+/// Stores of different folders give one credential one namespace where a file gives them one key.
+#[test]
+fn a_file_gives_the_key_of_namespaces() {
+    let home = home_with_documents();
+    let (key, none) = (home.write("key", format!("{}\n", "5a".repeat(32))), home.write("none", "a secret"));
+    let (key, none) = (key.to_str().unwrap(), none.to_str().unwrap());
+    let listed = |file| home.run(&["store", "ls", "--credential", "sk-one", "--namespace-key-file", file]);
+    listed(key).good();
+    listed(none).failed(1, &[none, "64 hexadecimal digits", "openssl rand -hex 32"]);
+    listed("/absent/key").failed(1, &["/absent/key"]);
+    if !real_model() {
+        return;
+    }
+    let namespaces = |more: &[&str]| {
+        let folders = ["one", "two"].map(|folder| home.path(folder));
+        folders.map(|store| {
+            let (docs, store) = (home.path("docs/bolts.md"), store.to_str().unwrap().to_owned());
+            let words = ["ingest", docs.to_str().unwrap(), "--credential", "sk-one", "--store", &store];
+            home.json(&[&words[..], more].concat());
+            home.json(&["store", "stats", "--store", &store])["namespaces"].as_object().unwrap().clone()
+        })
+    };
+    let names = |found: &serde_json::Map<String, Value>| found.keys().cloned().collect::<Vec<_>>();
+    let [one, two] = namespaces(&["--namespace-key-file", key]);
+    assert!(names(&one).len() == 1 && names(&one) == names(&two));
+    let [one, two] = namespaces(&[]);
+    assert!(names(&one).len() == 2 && names(&one) != names(&two), "without it each has a key of its own");
+}
+
+/// Chunks that are named by their numerics are not those of other kernels, nor those that are not.
+#[test]
+fn strict_numerics_tell_kernels_apart() {
+    if !real_model() {
+        return;
+    }
+    let home = home_with_documents();
+    let ingest = |more: &[&str]| {
+        home.json(&[&["ingest", home.path("docs").to_str().unwrap()], more].concat())["computed"].clone()
+    };
+    assert_eq!((ingest(&[]), ingest(&[])), (2.into(), 0.into()));
+    assert_eq!((ingest(&["--strict-numerics"]), ingest(&["--strict-numerics"])), (2.into(), 0.into()));
+    let chunks = home.json(&["store", "ls"]);
+    let keys: Vec<_> = chunks["chunks"].as_array().unwrap().iter().map(|chunk| &chunk["key"]).collect();
+    assert_eq!(keys.len(), 4);
 }
 
 /// Chunks of the shared namespace are used by whom the configuration lets, and by nobody else; quotas are of namespaces.

@@ -89,7 +89,7 @@ impl ChunkPrefill {
         done.push(run.finish(&engine));
         let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
         let made = made.swap_remove(0);
-        let chunk = Chunk::new(id, &label, mean(prefills))?;
+        let chunk = Chunk::new(id, &label, mean(prefills))?.with_numerics(engine.numerics());
         let mut outcome = engine.store().put(chunk.clone())?;
         for (of, statistics) in statistics.iter().zip(&made) {
             let put = engine.store().put_aux_tensors(chunk.id(), &of.kind(), statistics.clone())?;

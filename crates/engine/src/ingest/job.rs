@@ -353,10 +353,7 @@ impl Engine {
         prompt: &Prompt,
         method: &Arc<dyn FusionMethod>,
     ) -> Vec<(ChunkId, PromptChunk)> {
-        if method.statistics().is_empty() {
-            return self.named_in(prompt);
-        }
-        self.named_in(&prompt.contexts(self.longest_context()))
+        self.stored_in(prompt, !method.statistics().is_empty())
     }
 
     /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with

@@ -85,7 +85,8 @@ impl Engine {
                 )
             };
             let layers = exact.iter().enumerate().map(layer).collect();
-            engine.store().put(Chunk::new(stored.id().clone(), stored.label(), layers)?)?;
+            let mixed = Chunk::new(stored.id().clone(), stored.label(), layers)?;
+            engine.store().put(mixed.with_numerics(self.numerics()))?;
         }
         Ok((engine, if oracle == Oracle::Chosen { Arc::new(Pie) } else { method.clone() }))
     }

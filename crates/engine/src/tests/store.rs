@@ -1,9 +1,10 @@
 //! The store under the engine: fewer bits at rest, namespaces, and nothing of one request in another.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use refrain_fusion::{A3, FusionMethod, Pie, Vanilla};
-use refrain_kernels::Dtype;
+use refrain_kernels::{Cpu, Device, Dtype, Isa};
 use refrain_store::{ChunkId, KvQuantization, Scope, Store};
 
 use super::{exact, prefill, random_prompt, shared, tiny};
@@ -139,6 +140,43 @@ fn a_request_changes_nothing_that_another_reads() {
                 assert_eq!(here.k().as_bytes(), there.k().as_bytes(), "request {number}, layer {layer}");
                 assert_eq!(here.v().as_bytes(), there.v().as_bytes(), "request {number}, layer {layer}");
             }
+        }
+    }
+}
+
+/// Two machines of different kernels share a folder of chunks. An answer depends on the machine's own kernels alone where chunks are named by
+/// their numerics, and else on which machine was first.
+#[test]
+fn machines_of_other_numerics_share_chunks_unless_they_are_strict() {
+    let Some(best) = [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.available()) else {
+        eprintln!("skipped: this machine has one set of kernels");
+        return;
+    };
+    let machine = |isa, folder: &Path, strict_numerics| {
+        let device: Arc<dyn Device> = Arc::new(Cpu::with_isa(2, isa).unwrap());
+        // The order of sums shows in `f32`; rounded, keys and values of so small a model are often the same.
+        let settings = Settings { strict_numerics, ..exact(Dtype::F32) };
+        let store = Store::open(folder, 1 << 24).unwrap();
+        Engine::open_on(&device, &tiny("llama"), store, settings, |_, _| ()).unwrap()
+    };
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let alone = machine(best, folders[0].path(), false);
+    let prompt = random_prompt(&alone, 5, &[100, 73], 9, 11);
+    let (expected, computed) = logits(&alone, &prompt, &Pie);
+    for (folder, strict) in folders[1..].iter().zip([false, true]) {
+        let first = machine(Isa::Portable, folder.path(), strict);
+        assert_eq!(first.numerics(), "f32-portable");
+        assert_eq!(logits(&first, &prompt, &Pie).1, computed);
+        let told = first.store().list(Scope::All).unwrap().chunks;
+        assert!(told.iter().all(|info| info.numerics.as_deref() == Some("f32-portable")), "{told:?}");
+        let second = machine(best, folder.path(), strict);
+        assert_eq!(second.numerics(), format!("f32-{best}"));
+        let (found, prefilled) = logits(&second, &prompt, &Pie);
+        assert_eq!(prefilled, if strict { computed } else { 0 });
+        assert_eq!(found == expected, strict);
+        // What is there is found again, by each its own.
+        for isa in [Isa::Portable, best] {
+            assert_eq!(logits(&machine(isa, folder.path(), strict), &prompt, &Pie).1, 0);
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct ModelResponse {
     refrain: ModelDefaults,
 }
 
-/// Defaults of requests that name no method and no policy.
+/// What the server computes with, and the defaults of requests that name no method and no policy.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ModelDefaults {
     /// Fusion method with its options.
@@ -41,6 +41,10 @@ pub(super) struct ModelDefaults {
     prefix: String,
     /// Eviction policy with its options.
     evict: String,
+    /// Precision and kernels, such as `bf16-avx512`. Servers of the same compute the same bits of a chunk.
+    numerics: String,
+    /// Whether only chunks of these numerics are used.
+    strict_numerics: bool,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -57,12 +61,14 @@ pub(super) struct StatusResponse {
 }
 
 fn model_response(app: &App) -> ModelResponse {
-    let options = &app.state.options;
+    let (options, engine) = (&app.state.options, &app.state.engine);
     let refrain = ModelDefaults {
         method: options.method.clone(),
         method_reason: options.method_reason.clone(),
         prefix: options.prefix.clone(),
         evict: options.evict.clone(),
+        numerics: engine.numerics().to_owned(),
+        strict_numerics: engine.settings().strict_numerics,
     };
     ModelResponse {
         refrain,
@@ -70,7 +76,7 @@ fn model_response(app: &App) -> ModelResponse {
         object: "model",
         created: app.state.started,
         owned_by: "refrain",
-        max_model_len: app.state.engine.decoder().config().context,
+        max_model_len: engine.decoder().config().context,
     }
 }
 

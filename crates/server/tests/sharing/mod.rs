@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use refrain::store::{Limits, RemoteOptions, Store};
 use refrain_server::{App, Options, router};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::{MODEL, chat, engine, metrics_of, post};
+use super::{MODEL, ask, chat, engine, metrics_of, post, value};
 
 /// The store of a server of its own folder, on the object store in another folder.
 fn store(folder: &Path, library: &Path) -> Store {
@@ -74,4 +74,19 @@ async fn metrics_tell_what_goes_to_the_object_store_and_comes_from_it() {
             assert_eq!(metric(router, &format!("store_remote_{name}")).await, value, "{name}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_model_and_the_metrics_tell_the_numerics() {
+    let folder = tempdir().unwrap();
+    let engine = engine(Store::open(folder.path(), 1 << 26).unwrap());
+    let (precision, kernels) = engine.numerics().split_once('-').unwrap();
+    assert_eq!(precision, engine.decoder().precision().to_string());
+    assert_eq!(kernels, engine.decoder().device().name());
+    let router = router(App::new(engine.clone(), Options::new(MODEL)).unwrap());
+    let models = value(ask(&router, "GET", "/v1/models", None, Value::Null).await).await;
+    let told = &models["data"][0]["refrain"];
+    assert_eq!((&told["numerics"], &told["strict_numerics"]), (&json!(engine.numerics()), &json!(false)));
+    let line = format!("refrain_engine_info{{numerics=\"{}\"}} 1\n", engine.numerics());
+    assert!(metrics_of(&router).await.contains(&line), "{line}");
 }

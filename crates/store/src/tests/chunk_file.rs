@@ -56,7 +56,7 @@ fn the_file_is_a_safetensors_file_with_contiguous_layers() {
 #[test]
 fn bytes_stay_what_they_are() {
     let mut header = Header::of(&chunk());
-    header.created = 1_700_000_000;
+    header.provenance.created = 1_700_000_000;
     let hash = |header: &Header| blake3::hash(&[header.encode(), raw(&chunk())].concat()).to_string();
     assert_eq!(hash(&header), "5b506c75b104bada3299aa2b5cc56b3268345555aec0b19db4d2267f4f845597");
     // As it was before blocks had digests.
@@ -195,12 +195,44 @@ fn a_chunk_behind_a_prefix_is_read_back_with_it() {
     }
 }
 
+/// Who computed a chunk is told, and does not enter its name.
+#[test]
+fn numerics_are_read_back_and_are_no_part_of_the_key() {
+    let computed = chunk().with_numerics("bf16-avx512");
+    let (json, _) = parts(&computed.to_bytes());
+    assert_eq!(
+        (&json["__metadata__"]["version"], &json["__metadata__"]["numerics"]),
+        (&json!("1"), &json!("bf16-avx512"))
+    );
+    let read = Chunk::from_bytes(&computed.to_bytes()).unwrap();
+    assert_eq!((read.numerics(), read.id()), (Some("bf16-avx512"), chunk().id()));
+    assert_eq!(read.moved("other").numerics(), Some("bf16-avx512"));
+    // Files of earlier builds do not say it.
+    assert!(parts(&chunk().to_bytes()).0["__metadata__"].get("numerics").is_none());
+    assert_eq!(Chunk::from_bytes(&chunk().to_bytes()).unwrap().numerics(), None);
+}
+
+#[test]
+fn numerics_of_an_identity_are_part_of_the_key_and_version() {
+    for (quantization, prefix) in [(KvQuantization::Exact, None), (KvQuantization::Q8, Some([7; 32]))] {
+        let numerics = Some("bf16-avx2".to_owned());
+        let id = ChunkId { quantization, prefix, numerics, ..id(Dtype::F16) };
+        let chunk = chunk_of(id.clone(), 3);
+        assert_eq!(parts(&chunk.to_bytes()).0["__metadata__"]["version"], "4");
+        let read = Chunk::from_bytes(&chunk.to_bytes()).unwrap();
+        assert_eq!((read.id(), read.numerics()), (&id, Some("bf16-avx2")));
+        assert_eq!(chunk.with_numerics("bf16-portable").numerics(), Some("bf16-avx2"));
+        assert_ne!(id.key(), ChunkId { numerics: None, ..id.clone() }.key());
+    }
+}
+
 #[test]
 fn an_unknown_version_is_told_from_damage() {
-    let newer = forge(|j| j["__metadata__"]["version"] = "4".into()).unwrap_err();
-    assert_eq!(newer, Problem::UnknownVersion("4".into()));
-    // The second version is that of what is encoded, and says how; the third that of what was prefilled behind a prefix.
-    for version in ["2", "3"] {
+    let newer = forge(|j| j["__metadata__"]["version"] = "5".into()).unwrap_err();
+    assert_eq!(newer, Problem::UnknownVersion("5".into()));
+    // The second version is that of what is encoded, and says how; the third that of what was prefilled behind a prefix; the
+    // fourth that of what belongs to its numerics.
+    for version in ["2", "3", "4"] {
         let lacking = forge(|j| j["__metadata__"]["version"] = version.into()).unwrap_err();
         assert!(matches!(lacking, Problem::Header(_)), "{lacking}");
     }

@@ -23,6 +23,10 @@ fn every_field_enters_the_key() {
         ChunkId { prefix: Some([0; 32]), ..base.clone() },
         ChunkId { prefix: Some(ChunkId::digest(&[5])), ..base.clone() },
         ChunkId { prefix: Some(ChunkId::digest(&[5, 0])), ..base.clone() },
+        ChunkId { numerics: Some(String::new()), ..base.clone() },
+        ChunkId { numerics: Some("bf16-avx2".into()), ..base.clone() },
+        ChunkId { numerics: Some("bf16-avx512".into()), ..base.clone() },
+        ChunkId { numerics: Some("bf16-avx512".into()), prefix: Some([0; 32]), ..base.clone() },
         ChunkId { namespace: "shared ".into(), ..base.clone() },
         ChunkId { namespace: String::new(), ..base.clone() },
         ChunkId { tokens: vec![5, 70_000], ..base.clone() },
@@ -55,9 +59,13 @@ fn the_encoding_is_unambiguous() {
         text("\0\0\0\0", &[0]),
         ChunkId { layers: 4, kv_heads: 2, ..base.clone() }.key(),
         ChunkId { layers: 2, kv_heads: 4, ..base.clone() }.key(),
+        ChunkId { numerics: Some("abcd".into()), ..base.clone() }.key(),
+        ChunkId { numerics: Some(String::new()), namespace: "abcd".into(), ..base.clone() }.key(),
+        ChunkId { numerics: Some("\u{1}".repeat(32)), ..base.clone() }.key(),
+        ChunkId { numerics: Some(String::new()), prefix: Some([1; 32]), ..base.clone() }.key(),
     ]
     .into();
-    assert_eq!(keys.len(), 9);
+    assert_eq!(keys.len(), 13);
 }
 
 /// Chunks of earlier builds stay valid: change the format version before changing this.
@@ -66,6 +74,11 @@ fn keys_stay_what_they_are() {
     assert_eq!(
         id(Dtype::F16).key().to_string(),
         "83051e67ae93aad230ea79effe24a2080e94063aaeefce7158b943422c3a7571"
+    );
+    let numerics = ChunkId { numerics: Some("bf16-avx512".into()), ..id(Dtype::F16) };
+    assert_eq!(
+        numerics.key().to_string(),
+        "5416ba930ba03b7dea10675d4fb6e1c2a14d9f22cbb1d20526c4202eaf91e318"
     );
 }
 

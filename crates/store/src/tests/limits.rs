@@ -644,6 +644,10 @@ fn a_namespace_follows_from_the_credential_and_the_key() {
     fs::write(dir.path().join("namespace.key"), "abc").unwrap();
     let error = NamespaceKey::of_folder(dir.path()).unwrap_err();
     assert!(error.to_string().contains("64 hexadecimal digits"), "{error}");
+    let error = NamespaceKey::read(&dir.path().join("absent.key")).unwrap_err();
+    assert!(error.to_string().contains("cannot read the key") && error.to_string().contains("absent.key"));
     let known: NamespaceKey = "00".repeat(32).parse().unwrap();
+    fs::write(dir.path().join("other.key"), format!("{}\n", "00".repeat(32))).unwrap();
+    assert!(NamespaceKey::read(&dir.path().join("other.key")).unwrap() == known);
     assert_eq!(known.namespace(Some("sk-one")), "45233e63ad50d2d19c7b8b3dd315d4b1");
 }

@@ -79,6 +79,7 @@ fn id(dtype: Dtype) -> ChunkId {
         head_dim: 4,
         bos: BosPolicy::Dropped,
         prefix: None,
+        numerics: None,
         namespace: "shared".into(),
         tokens: vec![5, 70_000, u32::MAX],
     }

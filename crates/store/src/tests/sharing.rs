@@ -9,12 +9,14 @@ use tempfile::tempdir;
 
 use super::library::{Library, object, sent, wait_for};
 use super::{Random, mutate, numbered};
+use crate::chunk::Provenance;
 use crate::{Chunk, Limits, RemoteOptions, RemoteStats, Store};
 
 /// The same chunk as another machine computes it: what its file says beside keys and values may differ.
 fn relabelled(chunk: &Chunk) -> Chunk {
     let layers = chunk.data().to_vec();
-    Chunk::from_parts(chunk.id().clone(), "another machine".to_owned(), chunk.created(), layers).unwrap()
+    let provenance = Provenance { label: "another machine".to_owned(), ..chunk.provenance().clone() };
+    Chunk::from_parts(chunk.id().clone(), provenance, layers).unwrap()
 }
 
 fn stats(store: &Store) -> RemoteStats {

@@ -62,6 +62,6 @@ impl InFlightChunk {
     pub(crate) fn chunk(&self) -> Option<Chunk> {
         let header = self.header()?;
         let layers = (0..header.id.layers).map(|layer| self.layer(layer)).collect::<Option<_>>()?;
-        Chunk::from_parts(header.id.clone(), header.label.clone(), header.created, layers).ok()
+        Chunk::from_parts(header.id.clone(), header.provenance.clone(), layers).ok()
     }
 }
