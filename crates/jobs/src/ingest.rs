@@ -2,23 +2,22 @@
 
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use refrain::corpus::{MOST_TEXT, document_id, open_documents};
+use refrain::corpus::{check_shareable, document_id, open_documents};
 use refrain::engine::{Advance, IngestReport};
 use refrain::fusion::FusionMethod;
 use refrain::{Document, Engine, Library};
 use serde_json::{Value, json};
 
 use crate::item::Item;
+use crate::patience::{Failed, repeat};
 use crate::work::{Control, Undone, Work};
 
 /// Chunks that may wait for the object store before further ones are prefilled: what waits must not go to make room.
 const MOST_PENDING: u64 = 64;
 /// The pause between two looks at what waits.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The pause between two looks at what has come to the object store.
-const LOOK: Duration = Duration::from_millis(200);
 /// How often chunks are prefilled again that went to make room before they were in the object store.
 const ROUNDS: usize = 3;
 /// Most characters of a text that stand for a title.
@@ -67,9 +66,8 @@ impl<'a> IngestWork<'a> {
 
     /// Why a document cannot be kept, if it has more text than machines share.
     fn too_large(&self, document: &Document) -> Option<String> {
-        let bytes = (document.title.len() + document.text.len()) as u64;
-        let reason = || format!("it has {bytes} bytes of text, and may have {MOST_TEXT}: divide it");
-        (self.keep && bytes > MOST_TEXT).then(reason)
+        let checked = if self.keep { check_shareable(document) } else { Ok(()) };
+        checked.err().map(|error| error.to_string())
     }
 
     /// Prefills what is missing of a document, until the work is to end.
@@ -95,37 +93,36 @@ impl<'a> IngestWork<'a> {
 
     /// Waits until the object store has taken all but so many chunks, or all but those of a store that others write.
     fn wait_for_pending(&mut self, most: u64, control: &Control<'_>) -> Result<(), Undone> {
-        let (began, mut has_warned) = (Instant::now(), false);
-        while let Some(stats) = self.engine.store().remote_stats().filter(|stats| stats.pending > most) {
-            control.check()?;
-            if let Some(why) = stats.down.or(stats.stuck) {
-                if began.elapsed() > self.patience {
-                    return Err(format!("the object store takes no chunks: {why}").into());
-                }
+        let mut has_warned = false;
+        loop {
+            let is_waiting = repeat(self.patience, || {
+                control.check()?;
+                let stats = self.engine.store().remote_stats().filter(|stats| stats.pending > most);
+                let Some(stats) = stats else { return Ok(false) };
+                let Some(why) = stats.down.or(stats.stuck) else { return Ok(true) };
                 if !std::mem::replace(&mut has_warned, true) {
                     (self.warn)(&format!("the object store takes no chunks now, waiting: {why}"));
                 }
+                Err(Failed::Passing(Undone::from(format!("the object store takes no chunks: {why}"))))
+            })?;
+            if !is_waiting {
+                return Ok(());
             }
             sleep(PAUSE);
         }
-        Ok(())
     }
 
     /// Of each document, whether all of it is in the object store.
     fn are_shared(&self, documents: &[&Document]) -> Result<Vec<bool>, Undone> {
-        let began = Instant::now();
-        loop {
-            let error = match self.engine.are_shared(documents, &self.method) {
-                Ok(there) => return Ok(there),
-                Err(error) => error,
-            };
-            // One that answers and refuses will do so again.
-            let is_down = self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
-            if !is_down || began.elapsed() > self.patience {
-                return Err(error.into());
-            }
-            sleep(LOOK);
-        }
+        let is_down = || self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
+        repeat(self.patience, || {
+            let asked = self.engine.are_shared(documents, &self.method);
+            asked.map_err(|error| match is_down() {
+                true => Failed::Passing(error.into()),
+                // An object store that answers and refuses will do so again.
+                false => Failed::Lasting(error.into()),
+            })
+        })
     }
 
     /// Waits for chunks that are on their way to the object store, and gives the documents of which some are neither there nor on
@@ -175,20 +172,17 @@ impl<'a> IngestWork<'a> {
     }
 
     /// Keeps documents in the object store.
-    fn keep(&self, documents: &[Document]) -> Result<(), Undone> {
-        let began = Instant::now();
-        loop {
+    fn keep(&self, documents: &[Document], control: &Control<'_>) -> Result<(), Undone> {
+        repeat(self.patience, || {
+            control.check()?;
             // A replica in memory: what is kept is read from the object store by those that search.
-            let store = open_documents(self.engine.store(), None, u64::MAX)?;
-            let kept = Library::keep(self.engine, store, documents)?;
+            let store = open_documents(self.engine.store(), None, u64::MAX).map_err(Undone::from)?;
+            let kept = Library::keep(self.engine, store, documents).map_err(Undone::from)?;
             if kept.iter().all(|document| document.published != Some(false)) {
                 return Ok(());
             }
-            if began.elapsed() > self.patience {
-                return Err("the object store takes no documents".into());
-            }
-            sleep(LOOK);
-        }
+            Err(Failed::Passing(Undone::from("the object store takes no documents")))
+        })
     }
 }
 
@@ -231,7 +225,7 @@ impl Work for IngestWork<'_> {
         let documents: Vec<Document> = good.map(|item| item.body).collect();
         self.share(&documents.iter().collect::<Vec<_>>(), control)?;
         if self.keep {
-            self.keep(&documents)?;
+            self.keep(&documents, control)?;
         }
         let Computed { chunks, tokens, bytes } = self.computed;
         Ok(json!({ "computed_chunks": chunks, "computed_tokens": tokens, "bytes": bytes }))

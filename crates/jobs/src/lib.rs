@@ -13,6 +13,7 @@ mod item;
 mod job;
 mod manifest;
 mod objects;
+mod patience;
 mod plan;
 mod progress;
 mod run;

@@ -124,6 +124,8 @@ impl Runner<'_> {
                 .collect();
             if open.is_empty() {
                 self.report.complete = self.report.broken.is_empty();
+                (self.progress.shard, self.progress.weight, self.progress.of) = (None, 0, 0);
+                (self.tell)(self.progress);
                 return Ok(());
             }
             let mut has_worked = false;

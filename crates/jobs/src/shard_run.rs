@@ -67,6 +67,7 @@ impl ShardRun<'_> {
             seconds: began.elapsed().as_secs_f64(),
             items: all - failed,
             failed,
+            deaths: self.held.deaths.number,
             result,
         };
         let name = done_name(self.shard);

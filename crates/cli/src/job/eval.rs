@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use super::kind::EVAL;
+use super::planned::{new_plan, open, tell, to_map};
 use super::runner::Runner;
 use super::settings::{Computing, fingerprint};
-use super::{EVAL, new_plan, open, tell, to_map};
+
 use crate::args;
 use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, variants};
 use crate::output::{Fail, count, print, print_json, warn};
@@ -183,9 +185,12 @@ impl EvalWork<'_> {
             let engine = context.engine_on(Store::in_memory(memory), &Instructions::default())?;
             let found = hex::encode(&engine.fingerprint());
             if self.settings.models.get(name) != Some(&found) {
-                let what =
-                    format!("{} here is not the model that the job was planned with", context.global.model);
-                return Err(Fail::new(what).hint("fetch that one, or give its place with --model").into());
+                // A hint of its own would not come through the job's error.
+                return Err(Fail::new(format!(
+                    "{} here is not the model that the job was planned with: fetch that one, or give its place with --model",
+                    context.global.model
+                ))
+                .into());
             }
             self.engine = Some((name.to_owned(), context, engine));
         }

@@ -2,14 +2,16 @@
 
 use anyhow::Result;
 use refrain::Document;
-use refrain::corpus::MOST_TEXT;
+use refrain::corpus::check_shareable;
 use refrain::engine::Instructions;
 use refrain::model::{ModelFiles, Specials, Tokenizer};
 use refrain_jobs::{IngestWork, Item, Job, ShardSize};
 
+use super::kind::INGEST;
+use super::planned::{new_plan, tell, to_map};
 use super::runner::Runner;
 use super::settings::IngestSettings;
-use super::{INGEST, new_plan, tell, to_map};
+
 use crate::args;
 use crate::documents::each_document;
 use crate::methods;
@@ -38,9 +40,10 @@ pub(super) fn plan(context: &Context, args: &args::PlanIngest) -> Result<()> {
 fn tokens(tokenizer: &Tokenizer, document: &Document) -> u64 {
     /// Bytes of a token, roughly.
     const BYTES: usize = 4;
+    // One that is too large to be kept is listed as failed as well.
+    let is_shareable = check_shareable(document).is_ok();
     let count = |text: &str| {
-        // One that is too large to be kept is listed as failed as well.
-        let ids = (text.len() as u64 <= MOST_TEXT).then(|| tokenizer.encode(text, Specials::Plain).ok());
+        let ids = is_shareable.then(|| tokenizer.encode(text, Specials::Plain).ok());
         ids.flatten().map_or(text.len() / BYTES, |ids| ids.len())
     };
     (count(&document.title) + count(&document.text)) as u64

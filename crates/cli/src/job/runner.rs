@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 use refrain_jobs::{FailedItem, Job, RunOptions, RunProgress, RunReport, Work};
 use serde_json::json;
 
-use super::{EVAL, INGEST, eval, ingest, nouns, open};
+use super::kind::nouns;
 use crate::args;
 use crate::machine::host_name;
 use crate::output::{Exit, Fail, count, number, one_line, print, print_json, seconds};
@@ -30,23 +30,6 @@ pub(super) struct Runner<'a> {
     stop: Arc<AtomicBool>,
 }
 
-/// `refrain job run`
-pub(super) fn run(context: &Context, args: &args::JobRun) -> Result<()> {
-    let job = open(context, &args.job)?;
-    let mut options = RunOptions::default();
-    options.host = host_name();
-    options.index = args.index.or_else(launched_index).unwrap_or_else(own_index);
-    (options.claim_timeout, options.patience, options.tries) =
-        (args.claim_timeout, args.patience, args.tries);
-    let stop = stop_flag().context("cannot wait for signals")?;
-    let runner = Runner { url: &args.job.url, options, stop };
-    match job.manifest().kind.as_str() {
-        INGEST => ingest::run(context, &job, &runner),
-        EVAL => eval::run(context, &job, &runner),
-        kind => Err(Fail::new(format!("this program does no jobs of the kind {}", one_line(kind))).into()),
-    }
-}
-
 /// The index that a launcher gives: a Kubernetes Indexed Job or a Slurm array.
 fn launched_index() -> Option<u64> {
     let index = |name| std::env::var(name).ok()?.parse().ok();
@@ -61,6 +44,16 @@ fn own_index() -> u64 {
 }
 
 impl Runner<'_> {
+    /// A runner with the options of the command line, which stops at a signal.
+    pub(super) fn new(args: &args::JobRun) -> Result<Runner<'_>> {
+        let mut options = RunOptions::default();
+        options.host = host_name();
+        options.index = args.index.or_else(launched_index).unwrap_or_else(own_index);
+        (options.claim_timeout, options.patience, options.tries) =
+            (args.claim_timeout, args.patience, args.tries);
+        Ok(Runner { url: &args.job.url, options, stop: stop_flag().context("cannot wait for signals")? })
+    }
+
     /// Works until the job is done, and says what came of it.
     pub(super) fn run<W: Work>(&self, context: &Context, job: &Job, work: &mut W) -> Result<()> {
         let unit = nouns(&job.manifest().kind).1;

@@ -7,8 +7,9 @@ use anyhow::Result;
 use refrain_jobs::{ClaimedShard, Job, Status};
 use serde_json::json;
 
+use super::kind::nouns;
+use super::planned::open;
 use super::runner::failures;
-use super::{nouns, open};
 use crate::args;
 use crate::output::{age, count, number, one_line, percent, print, print_json};
 use crate::settings::Context;

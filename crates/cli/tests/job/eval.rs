@@ -77,7 +77,7 @@ fn another_model_under_the_same_name_is_refused() {
     let job = url(&home, "job");
     let words = ["--tasks", "needle", "--lengths", "380", "--limit", "1", "--max-tokens", "4"];
     home.run(&[&["job", "plan", "eval", "--model", TINY, "--job", &job], &words[..]].concat()).good();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/qwen2");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
     home.run(&["job", "run", "--job", &job, "--model", model])
         .failed(1, &["not the model that the job was planned with", "--model"]);
     // The model may lie elsewhere.
