@@ -1,6 +1,7 @@
-"""Tests of examples/jobs: the runners that ssh.sh starts, with programs in place of ssh and refrain."""
+"""Tests of examples/jobs: the runners that ssh.sh and array.sbatch start, with programs in place of ssh, srun and refrain."""
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -8,8 +9,11 @@ import time
 import unittest
 from pathlib import Path
 
+import program_options
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples/jobs/ssh.sh"
+ARRAY = ROOT / "examples/jobs/array.sbatch"
 
 # As ssh, it gives its input to a shell elsewhere, which sees that end when the connection does.
 SSH = """#!/usr/bin/env python3
@@ -86,6 +90,51 @@ class Ssh(unittest.TestCase):
     def test_it_says_how_it_is_called(self):
         ran = subprocess.run([SCRIPT, "file:///shared/job"], capture_output=True, text=True)
         self.assertEqual((ran.returncode, ran.stderr), (2, f"usage: {SCRIPT} JOB HOST...\n"))
+
+
+# As srun, it starts the program with the CPUs that it is told; what is in the folder of chunks then is noted.
+SRUN = """#!/usr/bin/env bash
+echo "$*" >> "$LOG"
+touch "${@: -1}/chunk"
+exit "$STATUS"
+"""
+
+
+class Slurm(unittest.TestCase):
+    def run_task(self, status, **more):
+        """The status of a task, what it was called with, and what it leaves in its temporary folder."""
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            srun, log, temporary = root / "bin/srun", root / "log", root / "a folder"
+            srun.parent.mkdir()
+            temporary.mkdir()
+            srun.write_text(SRUN)
+            srun.chmod(0o755)
+            environment = {**os.environ, "PATH": f"{srun.parent}:{os.environ['PATH']}", "LOG": str(log), "STATUS": str(status)}
+            environment |= {"TMPDIR": str(temporary), "SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3", **more}
+            ran = subprocess.run(["bash", ARRAY, "file:///shared/a job"], env=environment, capture_output=True, text=True, timeout=60)
+            called = log.read_text().strip().replace(str(temporary), "TMPDIR")
+            return ran.returncode, called, list(temporary.iterdir())
+
+    def test_a_task_runs_a_runner_with_its_cpus_and_a_folder_that_goes_with_it(self):
+        job = "refrain job run --job file:///shared/a job"
+        ended = self.run_task(0, SLURM_CPUS_PER_TASK="8")
+        self.assertEqual(ended, (0, f"--cpus-per-task=8 {job} --threads 8 --store TMPDIR/refrain-17", []))
+        ended = self.run_task(3)
+        self.assertEqual(ended, (3, f"--cpus-per-task=1 {job} --threads 1 --store TMPDIR/refrain-17", []))
+
+    def test_it_wants_a_job(self):
+        ran = subprocess.run(["bash", ARRAY], capture_output=True, text=True)
+        self.assertNotEqual(ran.returncode, 0)
+        self.assertIn("give the URL of the job", ran.stderr)
+
+    def test_options_are_those_of_the_program(self):
+        options = program_options.refrain("job run")
+        for script in [SCRIPT, ARRAY]:
+            lines = [line for line in script.read_text().splitlines() if "refrain job run" in line and not line.startswith("#")]
+            given = [word for line in lines for word in re.findall(r"--([a-z-]+)", line.split("refrain job run")[1])]
+            self.assertIn("job", given)
+            self.assertLessEqual(set(given), set(options))
 
 
 if __name__ == "__main__":
