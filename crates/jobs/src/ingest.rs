@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain::corpus::{check_shareable, document_id, open_documents};
 use refrain::engine::{Advance, IngestReport};
@@ -18,6 +18,8 @@ use crate::work::{Control, Undone, Work};
 const MOST_PENDING: u64 = 64;
 /// The pause between two looks at what waits.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The longest wait for chunks that are on their way, before the object store is asked which of them are there.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How often chunks are prefilled again that went to make room before they were in the object store.
 const ROUNDS: usize = 3;
 /// Most characters of a text that stand for a title.
@@ -32,7 +34,7 @@ pub struct IngestWork<'a> {
     /// How long it waits for an object store that does not answer.
     patience: Duration,
     warn: Box<dyn FnMut(&str) + 'a>,
-    /// Of the shard.
+    /// By this runner, of the shard.
     computed: Computed,
 }
 
@@ -91,9 +93,14 @@ impl<'a> IngestWork<'a> {
         }
     }
 
-    /// Waits until the object store has taken all but so many chunks, or all but those of a store that others write.
-    fn wait_for_pending(&mut self, most: u64, control: &Control<'_>) -> Result<(), Undone> {
-        let mut has_warned = false;
+    /// Waits until the object store has taken all but so many chunks, so long at most while it takes some.
+    fn wait_for_pending(
+        &mut self,
+        most: u64,
+        longest: Duration,
+        control: &Control<'_>,
+    ) -> Result<(), Undone> {
+        let (began, mut has_warned) = (Instant::now(), false);
         loop {
             let is_waiting = repeat(self.patience, || {
                 control.check()?;
@@ -105,7 +112,7 @@ impl<'a> IngestWork<'a> {
                 }
                 Err(Failed::Passing(Undone::from(format!("the object store takes no chunks: {why}"))))
             })?;
-            if !is_waiting {
+            if !is_waiting || began.elapsed() >= longest {
                 return Ok(());
             }
             sleep(PAUSE);
@@ -142,7 +149,7 @@ impl<'a> IngestWork<'a> {
                 return Ok(missing);
             }
             // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
-            self.wait_for_pending(pending - 1, control)?;
+            self.wait_for_pending(pending / 2, LONGEST_WAIT, control)?;
         }
     }
 
@@ -172,7 +179,7 @@ impl<'a> IngestWork<'a> {
     }
 
     /// Keeps documents in the object store.
-    fn keep(&self, documents: &[Document], control: &Control<'_>) -> Result<(), Undone> {
+    fn keep_documents(&self, documents: &[Document], control: &Control<'_>) -> Result<(), Undone> {
         repeat(self.patience, || {
             control.check()?;
             // A replica in memory: what is kept is read from the object store by those that search.
@@ -211,22 +218,20 @@ impl Work for IngestWork<'_> {
         if let Some(reason) = self.too_large(&item.body) {
             return Err(Undone::Item(reason));
         }
-        self.wait_for_pending(MOST_PENDING, control)?;
+        self.wait_for_pending(MOST_PENDING, Duration::MAX, control)?;
         self.ingest(&item.body, control)
     }
 
-    fn finish(
-        &mut self,
-        items: Vec<Item<Document>>,
-        given_up: &[String],
-        control: &Control<'_>,
-    ) -> Result<Value, Undone> {
-        let good = items.into_iter().filter(|item| !given_up.contains(&item.id));
-        let documents: Vec<Document> = good.map(|item| item.body).collect();
-        self.share(&documents.iter().collect::<Vec<_>>(), control)?;
-        if self.keep {
-            self.keep(&documents, control)?;
+    fn keep(&mut self, items: &[&Item<Document>], control: &Control<'_>) -> Result<bool, Undone> {
+        let documents: Vec<&Document> = items.iter().map(|item| &item.body).collect();
+        self.share(&documents, control)?;
+        if self.keep && !documents.is_empty() {
+            self.keep_documents(&documents.into_iter().cloned().collect::<Vec<_>>(), control)?;
         }
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<Value, Undone> {
         let Computed { chunks, tokens, bytes } = self.computed;
         Ok(json!({ "computed_chunks": chunks, "computed_tokens": tokens, "bytes": bytes }))
     }

@@ -23,7 +23,7 @@ mod status;
 mod tests;
 mod work;
 
-pub use claim::Claim;
+pub use claim::{Claim, History};
 pub use error::{Error, Result};
 pub use ingest::IngestWork;
 pub use item::Item;

@@ -266,7 +266,7 @@ impl Work for EvalWork<'_> {
         }
     }
 
-    fn finish(&mut self, _: Vec<Item<EvalItem>>, _: &[String], _: &Control<'_>) -> Result<Value, Undone> {
+    fn finish(&mut self) -> Result<Value, Undone> {
         let folder = self.folder.path();
         if !folder.join("about.json").exists() {
             return Ok(json!(Outcome { about: None, records: Vec::new() }));

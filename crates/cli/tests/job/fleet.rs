@@ -41,8 +41,9 @@ impl Fleet {
 
     fn start(&self, machine: usize) -> Child {
         let index = machine.to_string();
-        let words =
-            ["job", "run", "--job", &self.job, "--claim-timeout", "1s", "--index", &index, "--threads", "1"];
+        let job = ["job", "run", "--job", &self.job, "--index", &index, "--threads", "1"];
+        // So many deaths at one document are not by chance, however often runners are killed.
+        let words = [&job[..], &["--claim-timeout", "1s", "--tries", "10"]].concat();
         self.command(machine, &words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
