@@ -29,7 +29,7 @@ def fields(known, name):
 
 
 # The structs of commands that packaging calls, with their files.
-COMMANDS = {"serve": ("args/serve.rs", "Serve"), "pull": ("args.rs", "Pull")}
+COMMANDS = {"serve": ("args/serve.rs", "Serve"), "pull": ("args.rs", "Pull"), "job run": ("args/job.rs", "Run")}
 
 
 def refrain(command):

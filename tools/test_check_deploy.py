@@ -24,7 +24,7 @@ FAULTS = [
     ("templates/networkpolicy.yaml", '(list $ "gateway")', '(list $ "gateways")', "lets in no pods"),
     ("templates/disruption.yaml", '(list "worker" "gateway")', '(list "worker" "gate")', "selects 0 kinds"),
     ("templates/gateway.yaml", "kind: Deployment, name", "kind: StatefulSet, name", "scales nothing"),
-    ("values.schema.json", '"mode": {"enum": ["plain", "fleet"]}', '"mode": {"type": "string"}', "takes the values"),
+    ("values.schema.json", '"mode": {"enum": ["plain", "fleet", "job"]}', '"mode": {"type": "string"}', "takes the values"),
     ("values.yaml", "startupSeconds: 600", "startupSeconds: 0", "startupSeconds"),
     ("README.md", "| `engine.drainSeconds` |", "| engine.drainSeconds |", "does not tell of engine.drainSeconds"),
     ("ci/fleet-values.yaml", "mode: fleet", "mode: fleet\nengine: {options: {left-tokens: 3}}", "worker has no option --left-tokens"),
@@ -39,13 +39,13 @@ class CheckDeploy(unittest.TestCase):
         cls.tool = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_deploy", loader))
         loader.exec_module(cls.tool)
 
-    def failures(self, file, old, new):
-        """What is said of mode fleet with a fault in the chart."""
+    def failures(self, file, old, new, mode="fleet"):
+        """What is said of a mode with a fault in the chart."""
         with tempfile.TemporaryDirectory() as folder:
             self.tool.CHART = Path(folder) / "refrain"
             shutil.copytree(ROOT / "packaging/helm/refrain", self.tool.CHART)
             for values in self.tool.CHART.glob("ci/*"):
-                if values.name != "fleet-values.yaml":
+                if values.name != f"{mode}-values.yaml":
                     values.unlink()
             text = (self.tool.CHART / file).read_text(encoding="utf-8")
             self.assertIn(old, text)
@@ -64,6 +64,35 @@ class CheckDeploy(unittest.TestCase):
         for file, old, new, told in FAULTS:
             failures = self.failures(file, old, new)
             self.assertTrue(any(told in failure for failure in failures), f"{new}: {failures}")
+
+    def test_each_fault_of_mode_job_is_told(self):
+        for file, old, new, told in [
+            ("templates/job.yaml", "- run", "- runs", "no command job runs"),
+            ("templates/job.yaml", '"job" .Values.job.url', '"jobs" .Values.job.url', "no option --jobs"),
+            ("templates/job.yaml", "backoffLimitPerIndex:", "backoffLimitsPerIndex:", "backoffLimitsPerIndex"),
+            ("templates/networkpolicy.yaml", 'ternary "job"', 'ternary "runner"', "selects 0 kinds"),
+            ("values.schema.json", '{"job": {"properties": {"url": {"minLength": 1}}}}', "{}", "takes the values"),
+        ]:
+            failures = self.failures(file, old, new, "job")
+            self.assertTrue(any(told in failure for failure in failures), f"{new}: {failures}")
+
+    def test_faults_of_examples_are_told(self):
+        self.tool.CHART = ROOT / "packaging/helm/refrain"
+        [example] = self.tool.EXAMPLES
+        text = example.read_text(encoding="utf-8")
+        for old, new, told in [
+            ("completionMode:", "completionsMode:", "completionsMode"),
+            ("--job=", "--jobs=", "no option --jobs"),
+            ("{name: data, mountPath", "{name: date, mountPath", "are mounted and no volumes"),
+        ]:
+            self.assertIn(old, text)
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "job.yaml"
+                file.write_text(text.replace(old, new), encoding="utf-8")
+                self.tool.EXAMPLES, failures = [file], self.tool.Failures()
+                self.tool.check_examples(failures)
+            self.assertTrue(any(told in failure for failure in failures), f"{new}: {failures}")
+        self.tool.EXAMPLES = [example]
 
     def test_faults_of_compose_files_are_told(self):
         for old, new, told in [

@@ -4,6 +4,8 @@ mod answers;
 mod bench;
 mod eval;
 mod install;
+#[cfg(feature = "remote")]
+mod job;
 mod serve;
 mod store;
 mod tune;
@@ -20,8 +22,13 @@ use refrain::store::KvQuantization;
 
 pub(crate) use answers::{Ask, Chat, Generate};
 pub(crate) use bench::{Bench, Decode, Feature, Memory, Policies, Scenario, ServeBench, StoreBench, Ttft};
-pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun};
+pub(crate) use eval::{Eval, Report as EvalReport, Run as EvalRun, Selection};
 pub(crate) use install::{Completions, Health, Man};
+#[cfg(feature = "remote")]
+pub(crate) use job::{
+    Job, JobUrl, Plan as JobPlan, PlanEval, PlanIngest, Results as JobResults, Run as JobRun,
+    Status as JobStatus,
+};
 pub(crate) use serve::{Key, Serve};
 pub(crate) use store::{Keep, Kept, Store};
 pub(crate) use tune::Tune;
@@ -260,6 +267,10 @@ pub(crate) enum Command {
     /// Benchmark the quality of methods and policies
     #[command(subcommand)]
     Eval(Eval),
+    /// Ingest and evaluate on many machines: shards in an object store, started by Kubernetes, Slurm or ssh
+    #[cfg(feature = "remote")]
+    #[command(subcommand, after_help = examples::JOB)]
+    Job(Job),
     /// Serve answers and documents by HTTP, with OpenAI's interface
     #[command(after_help = examples::SERVE)]
     Serve(Box<Serve>),

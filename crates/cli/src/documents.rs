@@ -47,9 +47,26 @@ impl std::fmt::Display for UnreadFile {
 /// # Errors
 /// If a path names nothing, or paths are given and none of them holds a document.
 pub(crate) fn read_documents(console: Console, paths: &[PathBuf]) -> Result<Documents> {
-    let mut found = Documents::default();
+    let mut documents = Vec::new();
+    let failures = each_document(console, paths, |document| {
+        documents.push(document);
+        Ok(())
+    })?;
+    Ok(Documents { documents, failures })
+}
+
+/// [`read_documents`], of which `take` gets one after the other; gives the files that could not be read.
+///
+/// # Errors
+/// As for [`read_documents`], and those of `take`.
+pub(crate) fn each_document(
+    console: Console,
+    paths: &[PathBuf],
+    mut take: impl FnMut(Document) -> Result<()>,
+) -> Result<Vec<UnreadFile>> {
+    let (mut number, mut unread) = (0, Vec::new());
     if paths.is_empty() {
-        return Ok(found);
+        return Ok(unread);
     }
     if let Some(path) = paths.iter().find(|path| is_missing(path)) {
         return Err(Fail::new(format!("there is no file or folder {}", path.display())).into());
@@ -59,26 +76,27 @@ pub(crate) fn read_documents(console: Console, paths: &[PathBuf]) -> Result<Docu
     let (bar, mut done) = (console.bar("reading", "{pos}/{len} files"), 0);
     let mut empty = Vec::new();
     for (path, (files, failures)) in listed {
-        let before = (found.documents.len(), found.failures.len());
-        found.failures.extend(failures.into_iter().map(UnreadFile::from));
+        let before = (number, unread.len());
+        unread.extend(failures.into_iter().map(UnreadFile::from));
         for file in files {
             let reading = read_path(&file);
-            found.documents.extend(reading.documents);
-            found.failures.extend(reading.failures.into_iter().map(UnreadFile::from));
+            number += reading.documents.len();
+            reading.documents.into_iter().try_for_each(&mut take)?;
+            unread.extend(reading.failures.into_iter().map(UnreadFile::from));
             done += 1;
             show(&bar, done, all);
         }
-        if before == (found.documents.len(), found.failures.len()) {
+        if before == (number, unread.len()) {
             empty.push(path);
         }
     }
     bar.finish_and_clear();
-    if found.documents.is_empty() {
-        return Err(nothing_read(paths, &found.failures));
+    if number == 0 {
+        return Err(nothing_read(paths, &unread));
     }
     empty.iter().for_each(|path| warn(&without_documents(path)));
-    found.failures.iter().for_each(|failure| warn(&failure.to_string()));
-    Ok(found)
+    unread.iter().for_each(|failure| warn(&failure.to_string()));
+    Ok(unread)
 }
 
 fn is_missing(path: &Path) -> bool {

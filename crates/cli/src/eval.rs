@@ -34,15 +34,14 @@ struct ModelOutcome {
 
 /// `refrain eval run`
 pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
-    let matrix = matrix(context, args)?;
+    let matrix = matrix(context, &args.selection)?;
     matrix.check()?;
     let variants = variants(context, &matrix)?;
     let folder = args.out.clone().unwrap_or_else(|| {
-        let stem = args.matrix.as_ref().and_then(|path| path.file_stem());
+        let stem = args.selection.matrix.as_ref().and_then(|path| path.file_stem());
         PathBuf::from(format!("eval-{}", stem.map_or("run".into(), |stem| stem.to_string_lossy())))
     });
-    let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
-    let judge = args.judge.as_ref().map(|url| Judge::new(url, &args.judge_model, key));
+    let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
     let started = Instant::now();
     let (mut whole, mut answers, mut failed) = (true, 0, 0);
     for (index, model) in matrix.models.iter().enumerate() {
@@ -78,8 +77,14 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     Ok(())
 }
 
+/// The judge at a URL, with the key of the environment.
+pub(crate) fn judge(url: &str, model: &str) -> Judge {
+    let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
+    Judge::new(url, model, key)
+}
+
 /// The matrix, with the options of the command line.
-fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
+pub(crate) fn matrix(context: &Context, args: &args::Selection) -> Result<Matrix> {
     let mut matrix = args.matrix.as_deref().map_or_else(|| Ok(Matrix::default()), Matrix::read)?;
     fn given<T: Clone>(into: &mut Vec<T>, list: &[T]) {
         if !list.is_empty() {
@@ -113,6 +118,14 @@ fn matrix(context: &Context, args: &args::EvalRun) -> Result<Matrix> {
     Ok(matrix)
 }
 
+/// The prefix where the matrix has none. A benchmark holds methods against each other as their papers have them, unless one is asked for.
+pub(crate) fn default_prefix(context: &Context) -> Prefix {
+    match &context.global.prefix {
+        PrefixArg::Is(prefix) => prefix.clone(),
+        PrefixArg::Auto => Prefix::None,
+    }
+}
+
 /// Methods × policies × encodings, vanilla with full attention first.
 pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant>> {
     let first = |list: &[String], name: &str| {
@@ -134,11 +147,7 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
         prefixes.push(text.parse().map_err(|reason: String| Fail::usage(reason))?);
     }
     if prefixes.is_empty() {
-        // A benchmark holds methods against each other as their papers have them, unless a prefix is asked for.
-        prefixes.push(match &context.global.prefix {
-            PrefixArg::Is(prefix) => prefix.clone(),
-            PrefixArg::Auto => Prefix::None,
-        });
+        prefixes.push(default_prefix(context));
     }
     let mut oracles = vec![None];
     for text in &matrix.oracle {
@@ -239,7 +248,7 @@ fn one(
 }
 
 /// Notes who judges, where the benchmark wants a judge.
-fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
+pub(crate) fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
     let said = match (job.scoring, judge) {
         (Scoring::LongGen | Scoring::LongWriter, Some(judge)) => format!("judge: {}", judge.model()),
         (Scoring::LongGen, None) => "no judge: scores named proxy are ours".to_owned(),
@@ -251,7 +260,11 @@ fn name_judge(job: &mut LoadedTask, judge: Option<&Judge>) {
 }
 
 /// The prompt of LongWriter's judge, if there is a judge and a task of LongWriter.
-fn judge_template(judge: Option<&Judge>, matrix: &Matrix, jobs: &[LoadedTask]) -> Result<Option<String>> {
+pub(crate) fn judge_template(
+    judge: Option<&Judge>,
+    matrix: &Matrix,
+    jobs: &[LoadedTask],
+) -> Result<Option<String>> {
     let writing = jobs.iter().any(|job| job.scoring == Scoring::LongWriter);
     let folder = matrix.data.as_deref().filter(|_| judge.is_some() && writing);
     Ok(folder.map(longwriter::judge_template).transpose()?)

@@ -186,6 +186,60 @@ Examples:
 
 Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
 text or as objects with their options) beside them; /openapi.json describes all of it.";
+
+pub(crate) const JOB: &str = "\
+Examples:
+  refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
+  refrain job run --job s3://library/jobs/docs
+  refrain job status --job s3://library/jobs/docs --watch
+
+A job is a prefix of an object store, or a folder that machines share. `plan` writes shards there, and any number of runners, \
+started by whatever starts programs, claim and do them. No service is needed beside the object store. Everything may be done again: \
+a job that was stopped goes on with `run`, and a runner that dies costs the time until its shard is taken over.";
+
+pub(crate) const JOB_PLAN_INGEST: &str = "\
+Examples:
+  refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
+  refrain job plan ingest passages.jsonl --shard-documents 500 --store-dtype q8 \\
+    --remote file:///shared/library --job file:///shared/jobs/passages
+
+The model is not loaded; its tokenizer counts. Model, precision, types, chunk sizes, prefix, method, namespace and version are kept with the \
+job, and runners take them from there. Documents that are the same are planned once.";
+
+pub(crate) const JOB_PLAN_EVAL: &str = "\
+Examples:
+  refrain job plan eval matrix.toml --data data/ --job s3://library/jobs/matrix
+  refrain job plan eval --tasks needle,ruler/vt --lengths 2048 --methods 'pie;a3' --job file:///shared/jobs/needle
+  refrain job results --job s3://library/jobs/matrix --out matrix
+  refrain eval report matrix
+
+A matrix is that of `refrain eval run`. Samples are kept with the job, so that runners need the models and no data.";
+
+pub(crate) const JOB_RUN: &str = "\
+Examples:
+  refrain job run --job s3://library/jobs/docs
+  refrain job run --job file:///shared/jobs/docs --claim-timeout 1m --threads 8
+
+A runner ends when the whole job is done, and takes over the shards of those that died meanwhile. Ctrl-C and SIGTERM end it after the step under \
+way, and give its shard back at once. A document or sample that fails is tried again, and then listed; so is one at which runners die. \
+The exit status is 0 where all is done, 3 where all is done but what is listed as failed, 130 where the runner was stopped, \
+and 1 where it could not go on. Runners need the same version of the program, and may have other CPUs.";
+
+pub(crate) const JOB_STATUS: &str = "\
+Examples:
+  refrain job status --job s3://library/jobs/docs
+  refrain job status --job s3://library/jobs/docs --watch
+  refrain job status --job s3://library/jobs/docs --json
+
+Times are between the clocks of the runners, the object store and this machine: they are for people, and no runner goes by them.";
+
+pub(crate) const JOB_RESULTS: &str = "\
+Examples:
+  refrain job results --job s3://library/jobs/matrix --out matrix
+  refrain eval report matrix
+
+A job need not be done: what there is is written, and the rest when it is asked for again.";
+
 pub(crate) const METHODS: &str = "\
 Examples:
   refrain methods

@@ -20,6 +20,14 @@ pub(crate) fn command() -> String {
     std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
+/// The machine's name, where the system tells.
+#[cfg(feature = "remote")]
+pub(crate) fn host_name() -> String {
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let told = told.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    told.trim().to_owned()
+}
+
 /// The operating system's name, where it tells.
 pub(crate) fn system() -> String {
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();

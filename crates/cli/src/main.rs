@@ -16,6 +16,8 @@ mod health;
 mod hub;
 mod ingest;
 mod install;
+#[cfg(feature = "remote")]
+mod job;
 mod kept;
 mod machine;
 mod methods;
@@ -27,6 +29,7 @@ mod pull;
 mod pypi;
 mod serve;
 mod settings;
+mod signals;
 mod store;
 mod table;
 mod tune;
@@ -89,6 +92,8 @@ fn dispatch(cli: Cli, matches: &ArgMatches) -> Result<()> {
         Command::Eval(Eval::Report(args)) => eval::report(&context, args),
         Command::Eval(Eval::Tasks) => eval::tasks(&context),
         Command::Eval(Eval::Fetch) => eval::fetch(&context),
+        #[cfg(feature = "remote")]
+        Command::Job(args) => job::run(&context, args),
         Command::Serve(args) => serve::run(&context, args),
         Command::Key(args) => serve::key(&context, args),
         Command::Methods(args) => methods::run(&context, args),

@@ -39,6 +39,18 @@ impl std::fmt::Display for Fail {
 
 impl std::error::Error for Fail {}
 
+/// An exit status that is no error of its own: what there is to say was said.
+#[derive(Debug)]
+pub(crate) struct Exit(pub(crate) u8);
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "exit status {}", self.0)
+    }
+}
+
+impl std::error::Error for Exit {}
+
 /// Prints an error and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     // A reader that has seen enough is no error.
@@ -46,6 +58,9 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
     }) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(Exit(status)) = error.downcast_ref() {
+        return ExitCode::from(*status);
     }
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         if usage.use_stderr() && json {

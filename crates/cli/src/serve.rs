@@ -17,6 +17,7 @@ use crate::documents::{Documents, read_documents, unread};
 use crate::methods;
 use crate::output::{Fail, count, print, print_json};
 use crate::settings::Context;
+use crate::signals::stop_signal;
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
@@ -131,30 +132,6 @@ fn options(context: &Context, args: &args::Serve) -> Result<Options> {
         options.namespace_key = Some(context.namespace_key()?);
     }
     Ok(options)
-}
-
-/// Waits for Ctrl-C or SIGTERM. A second one ends the program at once.
-async fn stop_signal() {
-    next_signal().await;
-    tokio::spawn(async {
-        next_signal().await;
-        std::process::exit(130);
-    });
-}
-
-async fn next_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// `refrain key`

@@ -1,6 +1,7 @@
 //! The resolved options: folders, engine, store, methods.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub(crate) struct Context {
     pub(crate) method_typed: bool,
     /// Whether the most tokens of an answer were given, and not left at their default.
     pub(crate) max_tokens_given: bool,
+    /// The options that the command line or the environment gives.
+    given: BTreeSet<String>,
     /// The method and prefix that `auto` stands for, once they are asked for.
     choice: OnceCell<Choice>,
 }
@@ -55,8 +58,14 @@ impl Context {
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
+        let is_given = |id: &&clap::Id| {
+            let source = matches.value_source(id.as_str());
+            matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        };
+        let given = matches.ids().filter(is_given).map(|id| id.as_str().to_owned()).collect();
         let data_folder = data_folder();
         Ok(Context {
+            given,
             json,
             console,
             models,
@@ -67,6 +76,12 @@ impl Context {
             global,
             choice: OnceCell::new(),
         })
+    }
+
+    /// Whether the command line or the environment gives an option, by its name with underscores.
+    #[cfg(feature = "remote")]
+    pub(crate) fn is_given(&self, option: &str) -> bool {
+        self.given.contains(option)
     }
 
     /// The store's limits.

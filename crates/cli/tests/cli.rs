@@ -6,6 +6,8 @@ mod documents;
 mod eval;
 mod eviction;
 mod install;
+#[cfg(feature = "remote")]
+mod job;
 mod serve;
 mod sparse;
 mod store;
@@ -182,6 +184,11 @@ fn every_command_has_help_with_examples_and_global_options() {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let help = home.run(&words).good().out;
         assert!(help.contains("Examples:") && help.contains("--model <MODEL>"), "{command}: {help}");
+    }
+    #[cfg(feature = "remote")]
+    for command in ["job", "job plan ingest", "job plan eval", "job run", "job status", "job results"] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        assert!(home.run(&words).good().out.contains("Examples:"), "{command}");
     }
     for command in ["stats", "ls", "show", "rm", "verify", "gc", "pin", "export", "import"] {
         home.run(&["store", command, "--help"]).good();

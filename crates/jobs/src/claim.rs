@@ -20,13 +20,11 @@ use crate::objects::JobObjects;
 use crate::{Error, Result};
 
 /// A claim is renewed so many times within the time after which it is dead.
-const RENEWALS: u32 = 10;
+const RENEWALS: u32 = 5;
 /// Most bytes of a claim.
 const MAX_CLAIM: u64 = 64 << 10;
 /// The longest time that a claim may ask for before it counts as dead.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Claims of one shard that are read, the latest of them.
-const MOST_READ: usize = 64;
 
 /// A runner's claim of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,15 +37,42 @@ pub struct Claim {
     pub timeout: f64,
     /// Counts the times that it was written, so that each changes the object.
     pub renewed: u64,
-    /// The item under way, where the shard's runner before died: the one at which runners die again and again is given up.
+    /// The item under way, where runners have died since work was last kept: the one at which runners die again and again is given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub item: Option<String>,
+    /// What the runners before, and this one, have left.
+    #[serde(default)]
+    pub history: History,
     /// Items of the shard that are done or given up.
     pub items: usize,
     /// Their work.
     pub weight: u64,
     /// Work a second that the runner does, over all its shards.
     pub rate: f64,
+}
+
+/// What is known of a shard, handed on from claim to claim.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// Items at its beginning whose work is where everyone finds it.
+    pub kept: usize,
+    /// Runners that have died since.
+    pub deaths: u32,
+    /// Of them, those that were at an item, by its id.
+    pub at: BTreeMap<String, u32>,
+}
+
+impl History {
+    /// What the next runner knows after this claim's runner has died.
+    fn after(claim: &Claim) -> History {
+        let mut history = claim.history.clone();
+        history.deaths = history.deaths.saturating_add(1);
+        if let Some(item) = &claim.item {
+            let at = history.at.entry(item.clone()).or_default();
+            *at = at.saturating_add(1);
+        }
+        history
+    }
 }
 
 fn name(shard: usize, generation: u32) -> String {
@@ -94,20 +119,17 @@ impl Watch {
     }
 }
 
-/// The runners that died on a shard, as far as their claims say.
-#[derive(Debug, Default)]
-pub(crate) struct Deaths {
-    pub(crate) number: usize,
-    /// How often each item was under way.
-    pub(crate) items: BTreeMap<String, u32>,
-}
-
 /// A claim that is held, and renewed by a thread of its own until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     shared: Arc<Shared>,
     renewer: Option<JoinHandle<()>>,
-    pub(crate) deaths: Deaths,
+    /// Runners that died on the shard before.
+    pub(crate) deaths: usize,
+    /// What they have left.
+    pub(crate) history: History,
+    /// The time between two renewals.
+    pub(crate) pace: Duration,
 }
 
 #[derive(Debug)]
@@ -137,6 +159,7 @@ impl Held {
         (runner, timeout): (&str, Duration),
     ) -> Result<Option<Held>> {
         let last = seen.last().map_or(0, |last| last.generation);
+        let mut history = History::default();
         if last > 0 {
             if watch.unchanged(shard) < timeout {
                 return Ok(None);
@@ -146,24 +169,20 @@ impl Held {
             if watch.unchanged(shard) < seconds(held.timeout).min(LONGEST_TIMEOUT) {
                 return Ok(None);
             }
+            history = History::after(&held);
         }
         let Some(generation) = last.checked_add(1) else { return Ok(None) };
         let claim = Claim {
             runner: runner.to_owned(),
             since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             timeout: timeout.as_secs_f64(),
+            history: history.clone(),
             ..Claim::default()
         };
         let created = job.objects.create(&name(shard, generation), to_bytes(&claim))?;
         // A request that was repeated finds the claim that it has made itself.
         if !created && read(&job.objects, shard, generation)?.is_none_or(|found| found.runner != runner) {
             return Ok(None);
-        }
-        let mut deaths = Deaths { number: seen.len(), items: BTreeMap::new() };
-        for earlier in seen.iter().rev().take(MOST_READ) {
-            if let Some(item) = read(&job.objects, shard, earlier.generation)?.and_then(|claim| claim.item) {
-                *deaths.items.entry(item).or_default() += 1;
-            }
         }
         let shared = Arc::new(Shared {
             objects: job.objects.clone(),
@@ -175,10 +194,10 @@ impl Held {
             ended: Mutex::new(false),
             wake: Condvar::new(),
         });
-        let (renewed, pause) = (shared.clone(), timeout / RENEWALS);
-        let renewer = std::thread::Builder::new().name("claim".to_owned()).spawn(move || renewed.keep(pause));
+        let (renewed, pace) = (shared.clone(), timeout / RENEWALS);
+        let renewer = std::thread::Builder::new().name("claim".to_owned()).spawn(move || renewed.keep(pace));
         let renewer = renewer.map_err(|error| Error::Work(error.into()))?;
-        Ok(Some(Held { shared, renewer: Some(renewer), deaths }))
+        Ok(Some(Held { shared, renewer: Some(renewer), deaths: seen.len(), history, pace }))
     }
 
     /// Set once another runner has taken the shard over, or ended it.
@@ -195,6 +214,12 @@ impl Held {
     /// Says at once which item is under way.
     pub(crate) fn at(&self, item: Option<&str>) -> Result<()> {
         lock(&self.shared.claim).item = item.map(str::to_owned);
+        self.shared.write()
+    }
+
+    /// Says at once that the work of so many items at the beginning is kept.
+    pub(crate) fn kept(&self, items: usize) -> Result<()> {
+        lock(&self.shared.claim).history = History { kept: items, ..History::default() };
         self.shared.write()
     }
 

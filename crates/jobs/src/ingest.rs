@@ -4,21 +4,22 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use refrain::corpus::{MOST_TEXT, document_id, open_documents};
+use refrain::corpus::{check_shareable, document_id, open_documents};
 use refrain::engine::{Advance, IngestReport};
 use refrain::fusion::FusionMethod;
 use refrain::{Document, Engine, Library};
 use serde_json::{Value, json};
 
 use crate::item::Item;
+use crate::patience::{Failed, repeat};
 use crate::work::{Control, Undone, Work};
 
 /// Chunks that may wait for the object store before further ones are prefilled: what waits must not go to make room.
 const MOST_PENDING: u64 = 64;
 /// The pause between two looks at what waits.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The pause between two looks at what has come to the object store.
-const LOOK: Duration = Duration::from_millis(200);
+/// The longest wait for chunks that are on their way, before the object store is asked which of them are there.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How often chunks are prefilled again that went to make room before they were in the object store.
 const ROUNDS: usize = 3;
 /// Most characters of a text that stand for a title.
@@ -33,7 +34,7 @@ pub struct IngestWork<'a> {
     /// How long it waits for an object store that does not answer.
     patience: Duration,
     warn: Box<dyn FnMut(&str) + 'a>,
-    /// Of the shard.
+    /// By this runner, of the shard.
     computed: Computed,
 }
 
@@ -67,9 +68,8 @@ impl<'a> IngestWork<'a> {
 
     /// Why a document cannot be kept, if it has more text than machines share.
     fn too_large(&self, document: &Document) -> Option<String> {
-        let bytes = (document.title.len() + document.text.len()) as u64;
-        let reason = || format!("it has {bytes} bytes of text, and may have {MOST_TEXT}: divide it");
-        (self.keep && bytes > MOST_TEXT).then(reason)
+        let checked = if self.keep { check_shareable(document) } else { Ok(()) };
+        checked.err().map(|error| error.to_string())
     }
 
     /// Prefills what is missing of a document, until the work is to end.
@@ -93,39 +93,43 @@ impl<'a> IngestWork<'a> {
         }
     }
 
-    /// Waits until the object store has taken all but so many chunks, or all but those of a store that others write.
-    fn wait_for_pending(&mut self, most: u64, control: &Control<'_>) -> Result<(), Undone> {
+    /// Waits until the object store has taken all but so many chunks, so long at most while it takes some.
+    fn wait_for_pending(
+        &mut self,
+        most: u64,
+        longest: Duration,
+        control: &Control<'_>,
+    ) -> Result<(), Undone> {
         let (began, mut has_warned) = (Instant::now(), false);
-        while let Some(stats) = self.engine.store().remote_stats().filter(|stats| stats.pending > most) {
-            control.check()?;
-            if let Some(why) = stats.down.or(stats.stuck) {
-                if began.elapsed() > self.patience {
-                    return Err(format!("the object store takes no chunks: {why}").into());
-                }
+        loop {
+            let is_waiting = repeat(self.patience, || {
+                control.check()?;
+                let stats = self.engine.store().remote_stats().filter(|stats| stats.pending > most);
+                let Some(stats) = stats else { return Ok(false) };
+                let Some(why) = stats.down.or(stats.stuck) else { return Ok(true) };
                 if !std::mem::replace(&mut has_warned, true) {
                     (self.warn)(&format!("the object store takes no chunks now, waiting: {why}"));
                 }
+                Err(Failed::Passing(Undone::from(format!("the object store takes no chunks: {why}"))))
+            })?;
+            if !is_waiting || began.elapsed() >= longest {
+                return Ok(());
             }
             sleep(PAUSE);
         }
-        Ok(())
     }
 
     /// Of each document, whether all of it is in the object store.
     fn are_shared(&self, documents: &[&Document]) -> Result<Vec<bool>, Undone> {
-        let began = Instant::now();
-        loop {
-            let error = match self.engine.are_shared(documents, &self.method) {
-                Ok(there) => return Ok(there),
-                Err(error) => error,
-            };
-            // One that answers and refuses will do so again.
-            let is_down = self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
-            if !is_down || began.elapsed() > self.patience {
-                return Err(error.into());
-            }
-            sleep(LOOK);
-        }
+        let is_down = || self.engine.store().remote_stats().is_some_and(|stats| stats.down.is_some());
+        repeat(self.patience, || {
+            let asked = self.engine.are_shared(documents, &self.method);
+            asked.map_err(|error| match is_down() {
+                true => Failed::Passing(error.into()),
+                // An object store that answers and refuses will do so again.
+                false => Failed::Lasting(error.into()),
+            })
+        })
     }
 
     /// Waits for chunks that are on their way to the object store, and gives the documents of which some are neither there nor on
@@ -145,7 +149,7 @@ impl<'a> IngestWork<'a> {
                 return Ok(missing);
             }
             // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
-            self.wait_for_pending(pending - 1, control)?;
+            self.wait_for_pending(pending / 2, LONGEST_WAIT, control)?;
         }
     }
 
@@ -175,20 +179,17 @@ impl<'a> IngestWork<'a> {
     }
 
     /// Keeps documents in the object store.
-    fn keep(&self, documents: &[Document]) -> Result<(), Undone> {
-        let began = Instant::now();
-        loop {
+    fn keep_documents(&self, documents: &[Document], control: &Control<'_>) -> Result<(), Undone> {
+        repeat(self.patience, || {
+            control.check()?;
             // A replica in memory: what is kept is read from the object store by those that search.
-            let store = open_documents(self.engine.store(), None, u64::MAX)?;
-            let kept = Library::keep(self.engine, store, documents)?;
+            let store = open_documents(self.engine.store(), None, u64::MAX).map_err(Undone::from)?;
+            let kept = Library::keep(self.engine, store, documents).map_err(Undone::from)?;
             if kept.iter().all(|document| document.published != Some(false)) {
                 return Ok(());
             }
-            if began.elapsed() > self.patience {
-                return Err("the object store takes no documents".into());
-            }
-            sleep(LOOK);
-        }
+            Err(Failed::Passing(Undone::from("the object store takes no documents")))
+        })
     }
 }
 
@@ -217,22 +218,20 @@ impl Work for IngestWork<'_> {
         if let Some(reason) = self.too_large(&item.body) {
             return Err(Undone::Item(reason));
         }
-        self.wait_for_pending(MOST_PENDING, control)?;
+        self.wait_for_pending(MOST_PENDING, Duration::MAX, control)?;
         self.ingest(&item.body, control)
     }
 
-    fn finish(
-        &mut self,
-        items: Vec<Item<Document>>,
-        given_up: &[String],
-        control: &Control<'_>,
-    ) -> Result<Value, Undone> {
-        let good = items.into_iter().filter(|item| !given_up.contains(&item.id));
-        let documents: Vec<Document> = good.map(|item| item.body).collect();
-        self.share(&documents.iter().collect::<Vec<_>>(), control)?;
-        if self.keep {
-            self.keep(&documents)?;
+    fn keep(&mut self, items: &[&Item<Document>], control: &Control<'_>) -> Result<bool, Undone> {
+        let documents: Vec<&Document> = items.iter().map(|item| &item.body).collect();
+        self.share(&documents, control)?;
+        if self.keep && !documents.is_empty() {
+            self.keep_documents(&documents.into_iter().cloned().collect::<Vec<_>>(), control)?;
         }
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<Value, Undone> {
         let Computed { chunks, tokens, bytes } = self.computed;
         Ok(json!({ "computed_chunks": chunks, "computed_tokens": tokens, "bytes": bytes }))
     }

@@ -52,6 +52,8 @@ pub struct Done {
     pub items: usize,
     /// Items that failed.
     pub failed: usize,
+    /// Runners that died on the shard before.
+    pub deaths: usize,
     /// What the work came to.
     pub result: Value,
 }

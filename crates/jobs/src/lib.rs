@@ -13,6 +13,7 @@ mod item;
 mod job;
 mod manifest;
 mod objects;
+mod patience;
 mod plan;
 mod progress;
 mod run;
@@ -22,7 +23,7 @@ mod status;
 mod tests;
 mod work;
 
-pub use claim::Claim;
+pub use claim::{Claim, History};
 pub use error::{Error, Result};
 pub use ingest::IngestWork;
 pub use item::Item;

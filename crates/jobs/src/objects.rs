@@ -1,14 +1,12 @@
 //! The objects of a job, with patience: a request that the object store does not answer is repeated, so that one that is away for
 //! minutes ends no runner.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use refrain::store::{ListedObject, Objects, StoreError};
 
+use crate::patience::{Failed, repeat};
 use crate::{Error, Result};
-
-/// The pause before a request is repeated. It costs nothing while the object store is left alone.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// Objects that are asked for again and again.
 #[derive(Clone, Debug)]
@@ -33,18 +31,13 @@ impl JobObjects {
     }
 
     fn repeat<T>(&self, request: impl Fn() -> Result<T, StoreError>) -> Result<T> {
-        let began = Instant::now();
-        loop {
-            let error = match request() {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            // One that answers and refuses will do so again.
-            if self.objects.down().is_none() || began.elapsed() >= self.patience {
-                return Err(error.into());
-            }
-            std::thread::sleep(PAUSE);
-        }
+        Ok(repeat(self.patience, || {
+            request().map_err(|error| match self.objects.down() {
+                Some(_) => Failed::Passing(error),
+                // An object store that answers and refuses will do so again.
+                None => Failed::Lasting(error),
+            })
+        })?)
     }
 
     /// The bytes of an object; none if it is not there.

@@ -124,6 +124,8 @@ impl Runner<'_> {
                 .collect();
             if open.is_empty() {
                 self.report.complete = self.report.broken.is_empty();
+                (self.progress.shard, self.progress.weight, self.progress.of) = (None, 0, 0);
+                (self.tell)(self.progress);
                 return Ok(());
             }
             let mut has_worked = false;
@@ -144,7 +146,7 @@ impl Runner<'_> {
     fn wait(&mut self) {
         (self.progress.shard, self.progress.weight, self.progress.of) = (None, 0, 0);
         (self.tell)(self.progress);
-        let pause = (self.options.claim_timeout / 20).clamp(SHORTEST_POLL, LONGEST_POLL);
+        let pause = (self.options.claim_timeout / 10).clamp(SHORTEST_POLL, LONGEST_POLL);
         let began = Instant::now();
         while began.elapsed() < pause && !self.stop.load(Relaxed) {
             std::thread::sleep(SHORTEST_POLL);

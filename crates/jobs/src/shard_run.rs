@@ -1,10 +1,12 @@
 //! One runner's work on one shard.
 //!
-//! An item that fails is tried again, and then listed as failed; the shard goes on. An item that ends the process, by using up the machine's
-//! memory for example, leaves no word: where the runner before died, the claim names each item before it begins, and one at
-//! which several runners died is listed as failed as well.
+//! An item that fails is tried again, and then listed as failed; the shard goes on. Work is kept once in every renewal's time, and the claim says
+//! up to which item, so that the next runner goes on there. An item that ends the process, by using up the machine's memory for example,
+//! leaves no word: where runners have died since work was last kept, the claim names each item before it begins, and one at which
+//! several runners died is listed as failed as well.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -18,6 +20,8 @@ use crate::{Error, Result};
 /// Most characters of a reason, and of an item's name, that are kept.
 const MAX_REASON: usize = 4000;
 const MAX_NAME: usize = 200;
+/// Items of which is asked together whether they were done before.
+const ASKED: usize = 8;
 
 /// The work on a claimed shard.
 pub(crate) struct ShardRun<'a> {
@@ -57,16 +61,15 @@ impl ShardRun<'_> {
             Err(Error::Broken { name, reason }) => return Ok(Ended::Broken(format!("{name}: {reason}"))),
             Err(error) => return Err(error),
         };
-        let Some(given_up) = self.items(work, &items)? else { return Ok(Ended::Left) };
-        let (all, failed) = (items.len(), given_up.len());
-        let result = work.finish(items, &given_up, &self.control);
-        let Some(result) = unless_interrupted(result)? else { return Ok(Ended::Left) };
+        let Some(failed) = self.items(work, &items)? else { return Ok(Ended::Left) };
+        let Some(result) = unless_interrupted(work.finish())? else { return Ok(Ended::Left) };
         let done = Done {
             manifest: self.job.hash.clone(),
             runner: self.runner.to_owned(),
             seconds: began.elapsed().as_secs_f64(),
-            items: all - failed,
+            items: items.len() - failed,
             failed,
+            deaths: self.held.deaths,
             result,
         };
         let name = done_name(self.shard);
@@ -76,38 +79,55 @@ impl ShardRun<'_> {
         Ok(Ended::Done)
     }
 
-    /// Does the items, and gives the ids of those that were given up; none if the work is to end before.
-    fn items<W: Work>(&mut self, work: &mut W, items: &[Item<W::Body>]) -> Result<Option<Vec<String>>> {
+    /// Does the items that were not kept before, and gives how many of all are given up; none if the work is to end before.
+    fn items<W: Work>(&mut self, work: &mut W, items: &[Item<W::Body>]) -> Result<Option<usize>> {
         let listed = self.job.failed_ids()?;
+        let is_listed = |item: &Item<W::Body>| listed.binary_search(&item.id).is_ok();
         if unless_interrupted(work.begin())?.is_none() {
             return Ok(None);
         }
-        let Some(done) = self.done_before(work, items)? else { return Ok(None) };
-        let mut given_up = Vec::new();
-        for (index, item) in items.iter().enumerate() {
-            self.say(index);
+        let (before, rest) = items.split_at(self.held.history.kept.min(items.len()));
+        let mut failed = before.iter().filter(|item| is_listed(item)).count();
+        self.progress.weight = before.iter().map(|item| item.weight).sum();
+        let (mut unkept, mut kept_at) = (Vec::new(), Instant::now());
+        let mut asked = VecDeque::new();
+        for (index, item) in rest.iter().enumerate() {
+            self.say(before.len() + index);
             if self.control.is_over() {
                 return Ok(None);
             }
-            let outcome = if listed.binary_search(&item.id).is_ok() {
-                Outcome::GivenUp
-            } else if done.get(index) == Some(&true) {
-                Outcome::Done
-            } else {
-                self.item(work, item, done.is_empty())?
+            if index % ASKED == 0 {
+                let next = &rest[index..rest.len().min(index + ASKED)];
+                let Some(done) = self.done_before(work, next)? else { return Ok(None) };
+                asked = done.into();
+            }
+            let outcome = match asked.pop_front() {
+                _ if is_listed(item) => Outcome::GivenUp,
+                Some(true) => Outcome::Done,
+                known => self.item(work, item, known.is_none())?,
             };
             match outcome {
-                Outcome::Done => {}
-                Outcome::GivenUp => given_up.push(item.id.clone()),
+                Outcome::Done => unkept.push(item),
+                Outcome::GivenUp => failed += 1,
                 Outcome::Interrupted => return Ok(None),
             }
             self.progress.weight = self.progress.weight.saturating_add(item.weight);
+            let is_last = index + 1 == rest.len();
+            if is_last || kept_at.elapsed() >= self.held.pace {
+                if self.names_items() {
+                    self.held.at(None)?;
+                }
+                let kept = unless_interrupted(work.keep(&unkept, &self.control))?;
+                let Some(is_kept) = kept else { return Ok(None) };
+                if is_kept {
+                    unkept.clear();
+                    self.held.kept(before.len() + index + 1)?;
+                }
+                kept_at = Instant::now();
+            }
         }
         self.say(items.len());
-        if self.names_items() {
-            self.held.at(None)?;
-        }
-        Ok(Some(given_up))
+        Ok(Some(failed))
     }
 
     /// Of each item, whether it was done before; nothing where items are to be asked about one by one, since one of them may have
@@ -120,9 +140,9 @@ impl ShardRun<'_> {
         asked.map_or(Ok(Some(Vec::new())), unless_interrupted)
     }
 
-    /// Whether a runner died on the shard before.
+    /// Whether a runner died at an item that may be among those to be done.
     fn names_items(&self) -> bool {
-        self.held.deaths.number > 0
+        self.held.history.deaths > 0
     }
 
     /// Tells how far the shard is.
@@ -134,7 +154,7 @@ impl ShardRun<'_> {
 
     /// Does an item, if it `may_be_done` after asking whether it was done before.
     fn item<W: Work>(&mut self, work: &mut W, item: &Item<W::Body>, may_be_done: bool) -> Result<Outcome> {
-        let deaths = self.held.deaths.items.get(&item.id).copied().unwrap_or(0);
+        let deaths = self.held.history.at.get(&item.id).copied().unwrap_or(0);
         if deaths >= self.tries {
             let reason =
                 format!("{deaths} runners ended without a word while they did it: killed, or out of memory");

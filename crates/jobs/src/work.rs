@@ -57,17 +57,20 @@ pub trait Work {
     /// The reason for which it is not done.
     fn item(&mut self, item: &Item<Self::Body>, control: &Control<'_>) -> Result<(), Undone>;
 
-    /// Ends the shard, of which `given_up` items were not done, when all that it has made is where everyone finds it, and says what
-    /// it came to.
+    /// Brings the work of items that were done to where everyone finds it, so that no other runner does them again. False if their work
+    /// is only in the result of the shard.
     ///
     /// # Errors
     /// If the machine cannot do it.
-    fn finish(
-        &mut self,
-        items: Vec<Item<Self::Body>>,
-        given_up: &[String],
-        control: &Control<'_>,
-    ) -> Result<Value, Undone>;
+    fn keep(&mut self, _items: &[&Item<Self::Body>], _control: &Control<'_>) -> Result<bool, Undone> {
+        Ok(false)
+    }
+
+    /// Ends the shard, when the work of all its items was kept that can be, and says what it came to.
+    ///
+    /// # Errors
+    /// If the machine cannot do it.
+    fn finish(&mut self) -> Result<Value, Undone>;
 }
 
 /// Says when work is to end.

@@ -24,12 +24,24 @@ pub(crate) enum Eval {
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// The matrix of models, methods, policies and tasks (TOML); options given here go before it
-    #[arg(value_name = "MATRIX", value_hint = ValueHint::FilePath)]
-    pub(crate) matrix: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) selection: Selection,
     /// Folder of the run, new or to go on with [default: eval-NAME for the matrix NAME.toml, else eval-run]
     #[arg(long, short, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) out: Option<PathBuf>,
+    /// Begin no sample after this time (90s, 45m, 2h), shared out among the models; the same command continues later
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) time_budget: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
+}
+
+/// What is answered by what.
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// The matrix of models, methods, policies and tasks (TOML); options given here go before it
+    #[arg(value_name = "MATRIX", value_hint = ValueHint::FilePath)]
+    pub(crate) matrix: Option<PathBuf>,
     /// Models [default: the matrix's, else --model]
     #[arg(long, value_name = "MODELS", value_delimiter = ',')]
     pub(crate) on: Vec<String>,
@@ -60,9 +72,11 @@ pub(crate) struct Run {
     /// Seed of everything drawn [default: 42]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Begin no sample after this time (90s, 45m, 2h), shared out among the models; the same command continues later
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) time_budget: Option<Duration>,
+}
+
+/// The judge of long outputs.
+#[derive(Debug, Args)]
+pub(crate) struct JudgeArgs {
     /// OpenAI-compatible endpoint of a judge, as http://127.0.0.1:8080/v1; its key is read from OPENAI_API_KEY
     #[arg(long, value_name = "URL", value_parser = judge_url)]
     pub(crate) judge: Option<String>,

@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use refrain_store::{ChunkKey, Objects};
 
-pub use self::objects::MOST_TEXT;
+pub use self::objects::check_shareable;
 use self::objects::{Place, is_id, place_of};
 use crate::cut::NewDocument;
 use crate::document_store::{Applied, DocumentStore, KeysOf, Removal, SharingStats};
@@ -103,13 +103,15 @@ impl DocumentStore for SharedDocuments {
         documents: &[NewDocument],
         segmentation: &str,
     ) -> (Vec<StoredDocument>, Result<()>) {
-        let too_large = documents.iter().position(|new| text_bytes(new) > MOST_TEXT);
-        let first = &documents[..too_large.unwrap_or(documents.len())];
-        let (mut stored, mut outcome) = DocumentStore::put(&self.local, namespace, first, segmentation);
-        if let (Some(index), Ok(())) = (too_large, &outcome) {
-            let bytes = text_bytes(&documents[index]);
-            outcome = Err(Error::TooLarge { bytes, most: MOST_TEXT });
-        }
+        let mut checked = Ok(());
+        let is_shareable = |new: &&NewDocument| {
+            checked = check_shareable(&new.document);
+            checked.is_ok()
+        };
+        let first = documents.iter().take_while(is_shareable).count();
+        let (mut stored, outcome) =
+            DocumentStore::put(&self.local, namespace, &documents[..first], segmentation);
+        let outcome = outcome.and(checked);
         let noted: Vec<_> =
             stored.iter().map(|document| (namespace.to_owned(), document.id.clone())).collect();
         if let Err(error) = self.send(&noted) {
@@ -181,8 +183,4 @@ impl DocumentStore for SharedDocuments {
     fn close(&self) {
         self.objects.close();
     }
-}
-
-fn text_bytes(new: &NewDocument) -> u64 {
-    (new.document.title.len() + new.document.text.len()) as u64
 }

@@ -20,11 +20,12 @@ use refrain_store::{ChunkKey, hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::replica::FoundDocument;
 use crate::tables::document_id;
 
 /// Most bytes of title and text of a document that is shared. In JSON a byte takes six at most.
-pub const MOST_TEXT: u64 = 16 << 20;
+pub(super) const MOST_TEXT: u64 = 16 << 20;
 /// Most bytes of a document's object.
 pub(super) const MOST_DOCUMENT: u64 = 8 * MOST_TEXT;
 /// Most bytes of any other object.
@@ -105,6 +106,15 @@ struct Versioned<T> {
 #[derive(Deserialize)]
 struct VersionOnly {
     version: u32,
+}
+
+/// Asserts that a document is one that machines can share.
+///
+/// # Errors
+/// [`Error::TooLarge`] if it has more than 16 MiB of title and text.
+pub fn check_shareable(document: &Document) -> Result<(), Error> {
+    let bytes = (document.title.len() + document.text.len()) as u64;
+    if bytes > MOST_TEXT { Err(Error::TooLarge { bytes, most: MOST_TEXT }) } else { Ok(()) }
 }
 
 /// The bytes of an object.

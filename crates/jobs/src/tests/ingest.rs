@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
-use refrain::corpus::{MOST_TEXT, open_documents};
+use refrain::corpus::open_documents;
 use refrain::fusion::{FusionMethod, METHODS};
 use refrain::store::{Limits, Store};
 use refrain::{Document, Engine, EngineOptions, Prefix};
@@ -144,7 +144,7 @@ fn chunks_that_go_to_make_room_are_prefilled_again() {
 fn a_document_that_cannot_be_shared_is_listed_and_the_others_are_kept() {
     let shared = tempfile::tempdir().unwrap();
     let mut all = documents(4);
-    all[1].text = "x".repeat(MOST_TEXT as usize + 1);
+    all[1].text = "x".repeat((16 << 20) + 1);
     all[2].title = String::new();
     let job = planned_ingest("large", all);
     assert!(Machine::new(shared.path()).run(&job, "drift").complete);

@@ -45,6 +45,10 @@ struct Notes {
     /// Items that count as done before.
     before: Vec<String>,
     pause: Duration,
+    /// Whether work is kept before a shard ends.
+    keeps: bool,
+    /// Ids of the items of the shard that were done.
+    result: Vec<String>,
 }
 
 impl Work for Notes {
@@ -59,6 +63,11 @@ impl Work for Notes {
             panic!("before it began");
         }
         Ok(items.iter().map(|item| self.before.contains(&item.id)).collect())
+    }
+
+    fn begin(&mut self) -> Result<(), Undone> {
+        self.result.clear();
+        Ok(())
     }
 
     fn item(&mut self, item: &Item<Body>, control: &Control<'_>) -> Result<(), Undone> {
@@ -78,14 +87,18 @@ impl Work for Notes {
         Ok(())
     }
 
-    fn finish(
-        &mut self,
-        items: Vec<Item<Body>>,
-        given_up: &[String],
-        _: &Control<'_>,
-    ) -> Result<Value, Undone> {
-        let done = items.into_iter().map(|item| item.id).filter(|id| !given_up.contains(id));
-        Ok(json!(done.collect::<Vec<_>>()))
+    fn keep(&mut self, items: &[&Item<Body>], _: &Control<'_>) -> Result<bool, Undone> {
+        let new = items.iter().map(|item| item.id.clone());
+        if self.keeps {
+            self.result.extend(new);
+        } else {
+            self.result = new.collect();
+        }
+        Ok(self.keeps)
+    }
+
+    fn finish(&mut self) -> Result<Value, Undone> {
+        Ok(json!(std::mem::take(&mut self.result)))
     }
 }
 

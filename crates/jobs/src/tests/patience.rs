@@ -7,6 +7,26 @@ use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
 use super::*;
+use crate::patience::{Failed, repeat};
+
+#[test]
+fn what_may_pass_is_repeated_until_patience_ends_and_what_lasts_is_not() {
+    let fails = |times: usize, patience, failed: fn(usize) -> Failed<usize>| {
+        let mut tries = 0;
+        let outcome = repeat(patience, || {
+            tries += 1;
+            if tries > times { Ok(()) } else { Err(failed(tries)) }
+        });
+        (outcome, tries)
+    };
+    let (long, none) = (Duration::from_secs(600), Duration::ZERO);
+    assert_eq!(fails(2, long, Failed::Passing), (Ok(()), 3));
+    assert_eq!(fails(2, long, Failed::Lasting), (Err(1), 1));
+    assert_eq!(fails(usize::MAX, none, Failed::Passing), (Err(1), 1));
+    // The last error is told.
+    let (outcome, tries) = fails(usize::MAX, Duration::from_millis(300), Failed::Passing);
+    assert!(outcome == Err(tries) && tries > 1, "{tries}");
+}
 
 #[test]
 fn a_runner_waits_for_an_object_store_that_comes_back_and_not_for_ever() {

@@ -1,6 +1,7 @@
 //! Items that fail: listed, not fatal.
 
 use super::*;
+use crate::History;
 
 #[test]
 fn items_that_fail_are_tried_again_and_then_listed() {
@@ -42,21 +43,19 @@ fn what_is_listed_is_not_tried_again() {
     assert_eq!(in_results(&job), ["i001", "i002"]);
 }
 
-/// A claim of a runner that died while it was at an item.
-fn dead(job: &Job, generation: u32, item: Option<&str>) {
-    let claim = Claim { item: item.map(str::to_owned), ..Claim::default() };
-    let name = format!("claims/000000.{generation}");
-    job.objects.put(&name, serde_json::to_vec(&claim).unwrap()).unwrap();
+/// The claim of a runner that died while it was at an item.
+fn dead(job: &Job, item: Option<&str>, history: History) {
+    let claim = Claim { item: item.map(str::to_owned), history, ..Claim::default() };
+    job.objects.put("claims/000000.7", serde_json::to_vec(&claim).unwrap()).unwrap();
 }
 
 #[test]
 fn an_item_at_which_runners_die_is_given_up() {
     for (deaths, is_given_up) in [(2, false), (3, true)] {
         let job = planned(&in_memory(), &items(3), 3);
-        // The first runner on a shard names no item.
-        dead(&job, 1, None);
-        (0..deaths).for_each(|death| dead(&job, 2 + death, Some("i001")));
-        dead(&job, 9, Some("i002"));
+        // All but the first of them have named the item, the last one now.
+        let at = [("i001".to_owned(), deaths - 1), ("i002".to_owned(), 1)].into();
+        dead(&job, Some("i001"), History { kept: 0, deaths, at });
         let mut notes = Notes::default();
         assert!(run(&job, &mut notes).complete);
         assert_eq!(notes.tried.contains_key("i001"), !is_given_up);
@@ -67,4 +66,47 @@ fn an_item_at_which_runners_die_is_given_up() {
             assert!(failed.id == "i001" && failed.reason.starts_with("3 runners ended"), "{failed:?}");
         }
     }
+}
+
+#[test]
+fn what_a_dead_runner_has_kept_is_not_done_again() {
+    let mut all = items(5);
+    all[0].body = Body::Bad;
+    let job = planned(&in_memory(), &all, 5);
+    // It had given the first one up.
+    let failed = json!({ "id": "i000", "name": "", "shard": 0, "reason": "it was bad" });
+    job.objects.create("failed/i000.json", failed.to_string()).unwrap();
+    dead(&job, None, History { kept: 2, ..History::default() });
+    let mut notes = Notes { keeps: true, ..Notes::default() };
+    assert!(run(&job, &mut notes).complete);
+    assert_eq!(notes.tried.keys().collect::<Vec<_>>(), ["i002", "i003", "i004"]);
+    let [(_, done)] = &job.results().unwrap()[..] else { panic!("there is one shard") };
+    assert_eq!((done.items, done.failed, done.deaths), (4, 1, 1));
+}
+
+#[test]
+fn a_claim_hands_on_what_is_kept_and_who_died_since() {
+    let job = planned(&in_memory(), &items(9), 9);
+    let claim = || -> Claim {
+        serde_json::from_slice(&job.objects.get("claims/000000.8", 9999).unwrap().unwrap()).unwrap()
+    };
+    let at = [("i001".to_owned(), 2)].into();
+    dead(&job, Some("i001"), History { kept: 1, deaths: 2, at });
+    let mut notes = Notes { keeps: true, pause: Duration::from_millis(30), ..Notes::default() };
+    let options = RunOptions { tries: 9, claim_timeout: Duration::from_millis(100), ..options() };
+    let stop = AtomicBool::new(false);
+    let mut first = None;
+    let report = job.run(&mut notes, &options, &stop, |step| {
+        if step.shard.is_some() && first.is_none() {
+            first = Some(claim().history);
+        }
+        // Work was kept by now.
+        if step.weight == 50 {
+            let history = claim().history;
+            assert!(history.kept > 1 && history.deaths == 0 && history.at.is_empty(), "{history:?}");
+            stop.store(true, Relaxed);
+        }
+    });
+    assert!(!report.unwrap().complete);
+    assert_eq!(first.unwrap(), History { kept: 1, deaths: 3, at: [("i001".to_owned(), 3)].into() });
 }

@@ -1,4 +1,4 @@
-{{/* What pods with a model have in common: servers and workers. */}}
+{{/* What pods with a model have in common: servers, workers and a job's runners. */}}
 
 {{/* The container that fetches the model. */}}
 {{- define "refrain.engine.init" -}}

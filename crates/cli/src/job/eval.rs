@@ -1,0 +1,308 @@
+//! Evaluation as a job: samples are planned with all that their prompts hold, so that runners need no data but the model.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use refrain::engine::{Engine, Instructions};
+use refrain::model::{ModelFiles, Tokenizer};
+use refrain::store::{Store, hex};
+use refrain_eval::run::{Run, merge, read};
+use refrain_eval::tasks::{LoadedTask, TaskModel, TokenText, load};
+use refrain_eval::{Judge, Matrix, Record, RunInfo, RunOptions, Scorer, Variant};
+use refrain_jobs::{Control, Item, Job, ShardSize, Undone, Work};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use super::kind::EVAL;
+use super::planned::{new_plan, open, tell, to_map};
+use super::runner::Runner;
+use super::settings::{Computing, fingerprint};
+
+use crate::args;
+use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, variants};
+use crate::output::{Fail, count, print, print_json, warn};
+use crate::settings::Context;
+
+/// The settings of an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct EvalSettings {
+    #[serde(flatten)]
+    computing: Computing,
+    /// Fingerprints of the models, by name.
+    models: BTreeMap<String, String>,
+    matrix: Matrix,
+    judge: Option<String>,
+    judge_model: Option<String>,
+    /// The prompt of LongWriter's judge.
+    quality: Option<String>,
+}
+
+/// A sample, with those who answer it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct EvalItem {
+    model: String,
+    /// The first variant of the matrix that answers, and the one after the last.
+    variants: (usize, usize),
+    /// Its task, with this sample alone.
+    task: LoadedTask,
+}
+
+/// What a shard came to.
+#[derive(Debug, Serialize, Deserialize)]
+struct Outcome {
+    about: Option<RunInfo>,
+    records: Vec<Record>,
+}
+
+/// `refrain job plan eval`
+pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
+    let matrix = resolved(context, matrix(context, &args.selection)?)?;
+    let number = variants(context, &matrix)?.len();
+    let block = args.shard_methods.map_or(number, |most| most as usize);
+    let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
+    let size = ShardSize { items: args.shard_samples as usize, weight: u64::MAX };
+    let mut plan = new_plan(context, &args.job, size)?;
+    let (mut models, mut quality) = (BTreeMap::new(), None);
+    for model in &matrix.models {
+        let (context, jobs) = samples(context, &matrix, model, judge.as_ref())?;
+        models.insert(model.clone(), fingerprint(&context)?);
+        quality = quality.or(judge_template(judge.as_ref(), &matrix, &jobs)?);
+        for (job, first) in
+            jobs.iter().flat_map(|job| (0..number).step_by(block).map(move |first| (job, first)))
+        {
+            let variants = (first, number.min(first + block));
+            let group = format!("{model}\n{}\n{first}", job.about.label());
+            for sample in &job.samples {
+                let task = LoadedTask { samples: vec![sample.clone()], ..job.clone() };
+                let body = EvalItem { model: model.clone(), variants, task };
+                let weight = (variants.1 - variants.0) as u64;
+                plan.add(&group, &Item { id: id(&body)?, weight, body })?;
+            }
+        }
+    }
+    let judge_model = judge.as_ref().map(|judge| judge.model().to_owned());
+    let settings = EvalSettings {
+        computing: Computing::of(context),
+        models,
+        matrix: without_paths(matrix),
+        judge: args.judge.judge.clone(),
+        judge_model,
+        quality,
+    };
+    let planned = plan.finish(EVAL, to_map(&settings)?)?;
+    tell(context, &args.job, &planned, &[], 0)
+}
+
+/// The matrix with what options leave open, so that it says all.
+fn resolved(context: &Context, mut matrix: Matrix) -> Result<Matrix> {
+    matrix.check()?;
+    if matrix.store_dtype.is_empty() {
+        matrix.store_dtype = vec![context.global.store_dtype.to_string()];
+    }
+    if matrix.prefix.is_empty() {
+        matrix.prefix = vec![crate::eval::default_prefix(context).to_string()];
+    }
+    Ok(matrix)
+}
+
+/// The matrix without the files of this machine, whose content is in the items.
+fn without_paths(mut matrix: Matrix) -> Matrix {
+    matrix.data = None;
+    matrix.tasks.iter_mut().for_each(|task| task.file = None);
+    matrix
+}
+
+/// Names an item by all that it holds.
+fn id(item: &EvalItem) -> Result<String> {
+    let hash = hex::encode(&Sha256::digest(serde_json::to_vec(item)?));
+    Ok(format!("sample-{}", &hash[..24]))
+}
+
+/// The tasks of a matrix for a model, which is not loaded, and options that name it.
+fn samples(
+    context: &Context,
+    matrix: &Matrix,
+    model: &str,
+    judge: Option<&Judge>,
+) -> Result<(Context, Vec<LoadedTask>)> {
+    let mut context = context.clone();
+    model.clone_into(&mut context.global.model);
+    let files = ModelFiles::open(refrain::resolve(model, &context.models)?)?;
+    let tokenizer = Tokenizer::open(&files)?;
+    let context_tokens = files.config().context;
+    let chunk_tokens = context.global.chunk_tokens.min(context_tokens.saturating_sub(1).max(1));
+    let spinner = context.spinner("making the samples");
+    let (mut jobs, missing) =
+        load(matrix, &TaskModel { tokenizer: &tokenizer, context: context_tokens, chunk_tokens })?;
+    spinner.finish_and_clear();
+    if !missing.is_empty() {
+        warn(&format!("not in the data, and left out: {}", missing.join(", ")));
+    }
+    jobs.iter_mut().for_each(|job| name_judge(job, judge));
+    Ok((context, jobs))
+}
+
+/// `refrain job run` of an evaluation.
+pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<()> {
+    let planned: EvalSettings = job.settings(EVAL)?;
+    let mut context = context.clone();
+    planned.computing.apply(&mut context)?;
+    let computing = Computing::of(&context);
+    job.manifest().check_settings(EVAL, &to_map(&EvalSettings { computing, ..planned.clone() })?)?;
+    let judge =
+        planned.judge.as_ref().zip(planned.judge_model.as_ref()).map(|(url, model)| judge(url, model));
+    let variants = variants(&context, &planned.matrix)?;
+    let folder = tempfile::tempdir().context("cannot create a folder for answers")?;
+    let mut work = EvalWork { context: &context, settings: &planned, variants, judge, engine: None, folder };
+    runner.run(&context, job, &mut work)
+}
+
+/// Answers samples, each shard in a folder of its own.
+struct EvalWork<'a> {
+    context: &'a Context,
+    settings: &'a EvalSettings,
+    variants: Vec<Variant>,
+    judge: Option<Judge>,
+    /// The model that answered last.
+    engine: Option<(String, Context, Engine)>,
+    folder: TempDir,
+}
+
+impl EvalWork<'_> {
+    /// Opens the model of this name, unless it is open.
+    fn open(&mut self, name: &str) -> Result<(&Context, &Engine)> {
+        if self.engine.as_ref().is_none_or(|(open, ..)| open != name) {
+            // Two models at a time may be too much.
+            self.engine = None;
+            let mut context = self.context.clone();
+            // Where the job has one model, --model says where it is here.
+            if self.settings.models.len() > 1 || !context.is_given("model") {
+                name.clone_into(&mut context.global.model);
+            }
+            let memory = context.global.memory.max(MEMORY);
+            let engine = context.engine_on(Store::in_memory(memory), &Instructions::default())?;
+            let found = hex::encode(&engine.fingerprint());
+            if self.settings.models.get(name) != Some(&found) {
+                // A hint of its own would not come through the job's error.
+                return Err(Fail::new(format!(
+                    "{} here is not the model that the job was planned with: fetch that one, or give its place with --model",
+                    context.global.model
+                ))
+                .into());
+            }
+            self.engine = Some((name.to_owned(), context, engine));
+        }
+        match &self.engine {
+            Some((_, context, engine)) => Ok((context, engine)),
+            None => Err(Fail::new("no model is open").into()),
+        }
+    }
+
+    /// Answers a sample by all its variants that have not answered it. Gives the error of an answer that failed; none if the work is to
+    /// end before.
+    fn answer(&mut self, item: &EvalItem, control: &Control<'_>) -> Result<Option<Option<String>>> {
+        let folder = self.folder.path().to_owned();
+        let (settings, (first, end)) = (self.settings, item.variants);
+        self.open(&item.model)?;
+        let Some((name, context, engine)) = &self.engine else { return Ok(None) };
+        let variants = self.variants.get(first..end).unwrap_or_default();
+        let jobs = std::slice::from_ref(&item.task);
+        let mut about = about(context, &settings.matrix, variants, engine, jobs)?;
+        about.models.iter_mut().for_each(|model| name.clone_into(&mut model.name));
+        let mut run = Run::open(&folder, about)?;
+        let model = TaskModel {
+            tokenizer: engine.tokenizer(),
+            context: engine.decoder().config().context,
+            chunk_tokens: engine.settings().chunk_tokens,
+        };
+        let encode = |text: &str| model.encode(text).unwrap_or_default();
+        let scorer =
+            Scorer { judge: self.judge.as_ref(), quality: settings.quality.as_deref(), encode: &encode };
+        let options = RunOptions {
+            forced: settings.matrix.forced,
+            maps: settings.matrix.maps,
+            seed: settings.matrix.seed,
+            batch: settings.matrix.batch,
+            until: None,
+        };
+        let mut failed = 0;
+        let is_whole = run.answer((name, engine), jobs, variants, &options, &scorer, |step| {
+            failed = step.failed;
+            !control.is_over()
+        })?;
+        if !is_whole {
+            return Ok(None);
+        }
+        let error = if failed > 0 {
+            read(&folder)?.1.into_iter().rev().find_map(|record| record.error)
+        } else {
+            None
+        };
+        Ok(Some(error))
+    }
+}
+
+impl Work for EvalWork<'_> {
+    type Body = EvalItem;
+
+    fn name(&self, item: &Item<EvalItem>) -> String {
+        let sample = item.body.task.samples.first().map_or("", |sample| sample.id.as_str());
+        format!("{} of {} on {}", sample, item.body.task.about.label(), item.body.model)
+    }
+
+    fn begin(&mut self) -> Result<(), Undone> {
+        self.folder = tempfile::tempdir()?;
+        Ok(())
+    }
+
+    fn item(&mut self, item: &Item<EvalItem>, control: &Control<'_>) -> Result<(), Undone> {
+        match self.answer(&item.body, control) {
+            Ok(Some(None)) => Ok(()),
+            Ok(Some(Some(error))) => Err(Undone::Item(error)),
+            Ok(None) => Err(Undone::Interrupted),
+            Err(error) => Err(Undone::Runner(error.into())),
+        }
+    }
+
+    fn finish(&mut self) -> Result<Value, Undone> {
+        let folder = self.folder.path();
+        if !folder.join("about.json").exists() {
+            return Ok(json!(Outcome { about: None, records: Vec::new() }));
+        }
+        let (about, records) = read(folder)?;
+        Ok(json!(Outcome { about: Some(about), records }))
+    }
+}
+
+/// `refrain job results`
+pub(super) fn results(context: &Context, args: &args::JobResults) -> Result<()> {
+    let job = open(context, &args.job)?;
+    let _: EvalSettings = job.settings(EVAL)?;
+    let (mut parts, mut answers) = (Vec::new(), 0);
+    let done = job.results()?;
+    let (shards, all) = (done.len(), job.manifest().shards.len());
+    for (shard, done) in done {
+        let outcome: Outcome = serde_json::from_value(done.result)
+            .with_context(|| format!("the answers of shard {shard} cannot be read"))?;
+        answers += outcome.records.len();
+        parts.extend(outcome.about.map(|about| (about, outcome.records)));
+    }
+    if parts.is_empty() {
+        return Err(Fail::new("no shard has an answer yet").hint("`refrain job run` makes some").into());
+    }
+    merge(&args.out, parts)?;
+    if context.json {
+        let run = &args.out;
+        return print_json(&json!({ "run": run, "answers": answers, "shards": all, "done": shards }));
+    }
+    print(&format!(
+        "{} of {shards} of {} in {}\n",
+        count(answers, "answer"),
+        count(all, "shard"),
+        args.out.display()
+    ))?;
+    context.say(&format!("tables and pictures: refrain eval report {}", args.out.display()));
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Runners that are killed again and again until the job is done.
+
+use super::fleet::{Fleet, Killed, S3};
+use super::*;
+
+const RUNNERS: usize = 4;
+
+/// An ingest under runners that are killed.
+struct Ingest {
+    documents: usize,
+    shard_documents: &'static str,
+    /// Documents with more text than can be shared.
+    poison: usize,
+    /// How long a runner lives.
+    life: Duration,
+    /// The longest time that the job may take.
+    longest: Duration,
+}
+
+impl Ingest {
+    fn small(shard_documents: &'static str) -> Ingest {
+        let (life, longest) = (Duration::from_millis(3600), Duration::from_secs(240));
+        Ingest { documents: 60, shard_documents, poison: 0, life, longest }
+    }
+
+    /// Runs it, asserts that it leaves what one undisturbed ingest leaves, each document once and the others listed, and gives how
+    /// it went, with the number of chunks.
+    fn check(&self, fleet: &Fleet, remote: &str, chunks: impl Fn() -> BTreeSet<String>) -> (Killed, usize) {
+        let home = Home::new();
+        let file = passages(&home, self.documents);
+        for n in 0..self.poison {
+            home.write(&format!("poison/{n}.txt"), format!("{n} ").repeat(9 << 20));
+        }
+        let mut words = vec!["job", "plan", "ingest", &file, "--job", &fleet.job, "--remote", remote];
+        let poison = home.path("poison");
+        if self.poison > 0 {
+            words.push(poison.to_str().unwrap());
+        }
+        words.extend(["--shard-documents", self.shard_documents, "--shard-tokens", "1000000000"]);
+        let planned = fleet.json(&[&words, &SETTINGS[..]].concat());
+        assert_eq!(planned["items"], self.documents + self.poison);
+        let killed = fleet.run_and_kill(self.life, self.longest);
+        assert!(killed.kills > 0, "none was killed");
+        assert_eq!(killed.status, if self.poison > 0 { 3 } else { 0 });
+
+        let status = fleet.json(&["job", "status", "--job", &fleet.job]);
+        let kills = killed.kills;
+        assert_eq!(status["complete"], true, "{kills} were killed");
+        let failed = status["failed"].as_array().unwrap();
+        let names: BTreeSet<String> =
+            failed.iter().map(|failed| failed["name"].as_str().unwrap().to_owned()).collect();
+        let poison: BTreeSet<String> = (0..self.poison).map(|n| n.to_string()).collect();
+        assert_eq!((&names, failed.len()), (&poison, self.poison), "{kills} were killed: {failed:?}");
+        let found = chunks();
+        assert_eq!(found, chunks_of_one_ingest(&file), "{kills} were killed");
+
+        let listed = fleet.json(&["documents", "ls", "--remote", remote]);
+        let listed = listed["documents"].as_array().unwrap();
+        assert_eq!(listed.len(), self.documents, "each once");
+        let titles: BTreeSet<&str> =
+            listed.iter().map(|document| document["title"].as_str().unwrap()).collect();
+        let all: Vec<String> = (0..self.documents).map(|n| format!("Bearing {n}")).collect();
+        assert_eq!(titles, all.iter().map(String::as_str).collect());
+        (killed, found.len())
+    }
+}
+
+#[test]
+fn killed_runners_leave_every_document_once_in_a_folder() {
+    let home = Home::new();
+    let fleet = Fleet::new(RUNNERS, url(&home, "job"), Vec::new());
+    let chunks = || names(&home.path("library"), ".safetensors");
+    Ingest::small("3").check(&fleet, &url(&home, "library"), chunks);
+}
+
+#[test]
+fn killed_runners_leave_every_document_once_in_s3() {
+    let Some(s3) = S3::start() else { return };
+    let fleet = Fleet::new(RUNNERS, "s3://bucket/jobs/one".to_owned(), s3.environment());
+    Ingest::small("3").check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
+}
+
+#[test]
+#[ignore = "it takes minutes: make job-test"]
+fn two_thousand_documents_by_killed_runners_in_s3() {
+    let s3 = S3::start().expect("the test needs moto");
+    let fleet = Fleet::new(RUNNERS, "s3://bucket/jobs/one".to_owned(), s3.environment());
+    let (life, longest) = (Duration::from_secs(3), Duration::from_secs(540));
+    let ingest = Ingest { documents: 1998, shard_documents: "100", poison: 2, life, longest };
+    let (killed, chunks) =
+        ingest.check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
+
+    let done = s3.names("jobs/one/done", ".json");
+    assert_eq!(done.len(), 20);
+    let deaths =
+        done.iter().map(|name| s3.json(&format!("jobs/one/done/{name}"))["deaths"].as_u64().unwrap());
+    let deaths: Vec<u64> = deaths.collect();
+    // What a machine has in its own folder it has prefilled or fetched.
+    let stored: usize = fleet.homes.iter().map(|home| names(&home.path("data"), ".safetensors").len()).sum();
+    let fetched = s3.chunk_requests("GET", 200);
+    let [sent, refused] = [200, 412].map(|status| s3.chunk_requests("PUT", status));
+    println!(
+        "{} documents in 20 shards, {RUNNERS} runners, each killed every {life:?}: {:.0} s, {} kills, {} takeovers of {} shards; \
+         {chunks} chunks, {} prefills more than that; {sent} chunks sent, {refused} found there, {fetched} fetched",
+        ingest.documents + ingest.poison,
+        killed.seconds,
+        killed.kills,
+        deaths.iter().sum::<u64>(),
+        deaths.iter().filter(|deaths| **deaths > 0).count(),
+        stored as i64 - fetched as i64 - chunks as i64,
+    );
+}

@@ -1,0 +1,180 @@
+//! `refrain job`, through the program, on a tiny model: one runner, several that are killed, and answers of benchmarks.
+
+mod eval;
+mod fleet;
+mod killed;
+
+use std::collections::BTreeSet;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
+
+/// The URL of a folder of a home.
+fn url(home: &Home, name: &str) -> String {
+    format!("file://{}", home.path(name).display())
+}
+
+/// Writes a file of documents, and gives its path.
+fn passages(home: &Home, number: usize) -> String {
+    let line = |n: usize| json!({ "title": format!("Bearing {n}"), "text": format!("Bearing {n} runs {n}00 km before it is greased. ").repeat(3) });
+    let lines: Vec<String> = (0..number).map(|n| format!("{}\n", line(n))).collect();
+    home.write("passages.jsonl", lines.concat()).to_str().unwrap().to_owned()
+}
+
+const SETTINGS: [&str; 8] =
+    ["--model", TINY, "--chunk-tokens", "32", "--prefix", "none", "--method", "drift"];
+
+/// Plans the ingest of a file in shards of so many documents.
+fn plan(home: &Home, file: &str, shard_documents: &str, more: &[&str]) -> Value {
+    let (job, remote) = (url(home, "job"), url(home, "library"));
+    let to = ["--job", &job, "--remote", &remote, "--shard-documents", shard_documents];
+    home.json(&[&["job", "plan", "ingest", file], &SETTINGS[..], &to, more].concat())
+}
+
+/// The names of files below a folder that end so.
+fn names(folder: &Path, end: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&next) else { continue };
+        for entry in entries.map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.to_str().unwrap().ends_with(end) {
+                found.insert(entry.strip_prefix(folder).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found
+}
+
+/// The chunks of one ingest of the same file, without a job.
+fn chunks_of_one_ingest(file: &str) -> BTreeSet<String> {
+    let home = Home::new();
+    let remote = url(&home, "library");
+    home.run(&[&["ingest", file, "--remote", &remote], &SETTINGS[..]].concat()).good();
+    names(&home.path("library"), ".safetensors")
+}
+
+#[test]
+fn an_ingest_is_planned_run_shown_and_found() {
+    let home = Home::new();
+    let file = passages(&home, 10);
+    let job = url(&home, "job");
+    let planned = plan(&home, &file, "3", &[]);
+    assert_eq!(
+        (&planned["new"], &planned["shards"], &planned["items"]),
+        (&json!(true), &json!(4), &json!(10))
+    );
+    assert!(planned["weight"].as_u64().unwrap() > 100, "{planned}");
+    assert_eq!(plan(&home, &file, "3", &[])["new"], false);
+    let before = home.json(&["job", "status", "--job", &job]);
+    assert_eq!(
+        (&before["complete"], &before["open"], &before["failed"]),
+        (&json!(false), &json!(4), &json!([]))
+    );
+    let shown = home.run(&["job", "status", "--job", &job]).good().out;
+    assert!(shown.contains("ingest: 0 of 4 shards done, 0 claimed, 4 open"), "{shown}");
+    assert!(shown.contains("0 of 10 documents, 0 % of all tokens"), "{shown}");
+
+    // A runner is told nothing but where the job is.
+    let ran = home.run(&["job", "run", "--job", &job]).good();
+    assert!(
+        ran.out.starts_with("done: 10 documents in 4 shards; this runner did 10 documents of 4 shards"),
+        "{}",
+        ran.out
+    );
+    assert!(ran.err.contains("4 of 4 shards done"), "{}", ran.err);
+    assert_eq!(names(&home.path("library"), ".safetensors"), chunks_of_one_ingest(&file));
+    let shown = home.run(&["job", "status", "--watch", "--job", &job]).good().out;
+    assert!(shown.contains("4 of 4 shards done, 0 claimed, 0 open\n10 of 10 documents, 100 %"), "{shown}");
+    // Another machine finds the documents.
+    let other = Home::new();
+    let remote = url(&home, "library");
+    let listed = other.json(&["documents", "ls", "--remote", &remote]);
+    assert_eq!(listed["documents"].as_array().unwrap().len(), 10);
+
+    let again = home.json(&["job", "run", "--job", &job]);
+    assert_eq!((&again["complete"], &again["shards"], &again["items"]), (&json!(true), &json!(0), &json!(0)));
+    assert!(names(&home.path("job/claims"), "").is_empty());
+}
+
+#[test]
+fn what_does_not_fit_a_job_is_told() {
+    let home = Home::new();
+    let (file, job, remote) = (passages(&home, 4), url(&home, "job"), url(&home, "library"));
+    home.run(&["job", "run", "--job", &job]).failed(1, &["there is no job at", "refrain job plan"]);
+    home.run(&["job", "status"]).failed(2, &["--job"]);
+    home.run(&["job", "status", "--job", "nowhere"]).failed(1, &["nowhere"]);
+    let ingest = |more: &[&str]| home.run(&[&["job", "plan", "ingest", &file, "--job", &job], more].concat());
+    ingest(&["--model", TINY]).failed(2, &["object store", "--remote"]);
+    ingest(&["--model", "nothing.gguf", "--remote", &remote]).failed(1, &["nothing.gguf"]);
+    plan(&home, &file, "3", &[]);
+    let other = [&SETTINGS[..], &["--remote", &remote, "--shard-documents", "2", "--kv", "f32"]].concat();
+    ingest(&other).failed(1, &["kv f16, not f32", "other items", "--job"]);
+    let run = |more: &[&str]| home.run(&[&["job", "run", "--job", &job], more].concat());
+    run(&["--chunk-tokens", "99", "--compute", "f32"])
+        .failed(1, &["chunk tokens 32, not 99", "compute auto, not f32"]);
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/phi3");
+    run(&["--model", model]).failed(1, &["fingerprint"]);
+    run(&["--credential", "secret"]).failed(1, &["namespace none, not"]);
+    run(&["--claim-timeout", "25h"]).failed(2, &["1s to 24h"]);
+    home.run(&["job", "results", "--job", &job, "--out", "x"]).failed(1, &["kind ingest, not eval"]);
+    let manifest = home.path("job/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"version\": \"", "\"version\": \"9.")).unwrap();
+    run(&[]).failed(1, &["version 9."]);
+    std::fs::write(&manifest, &text[..100]).unwrap();
+    run(&[]).failed(1, &["manifest.json of the job is broken"]);
+}
+
+#[test]
+fn a_document_that_fails_is_listed_and_told_by_the_exit_status() {
+    let home = Home::new();
+    let file = passages(&home, 2);
+    let large = home.write("docs/large.txt", "x".repeat((32 << 20) + 1));
+    plan(&home, &file, "3", &[large.to_str().unwrap()]);
+    let job = url(&home, "job");
+    let ran = home.run(&["job", "run", "--job", &job]);
+    assert_eq!(ran.code, 3, "{}{}", ran.out, ran.err);
+    assert!(
+        ran.out.contains("1 document failed:\n  doc-")
+            && ran.out.contains("large: a document that machines share may have"),
+        "{}",
+        ran.out
+    );
+    let status = home.json(&["job", "status", "--job", &job]);
+    assert_eq!((&status["complete"], &status["failed"][0]["name"]), (&json!(true), &json!("large")));
+    let again = home.run(&["job", "run", "--job", &job, "--json"]);
+    assert_eq!((again.code, again.out.lines().count()), (3, 1));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_runner_that_is_stopped_gives_its_shard_back() {
+    let home = Home::new();
+    let file = passages(&home, 600);
+    plan(&home, &file, "600", &[]);
+    let job = url(&home, "job");
+    let mut child = home.command(&["job", "run", "--job", &job]).spawn().unwrap();
+    wait_for(&mut child, || names(&home.path("job/claims"), "").len() == 1);
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(names(&home.path("job/claims"), "").is_empty() && names(&home.path("job/done"), "").is_empty());
+    let shown = home.run(&["job", "status", "--job", &job]).good().out;
+    assert!(shown.contains("0 of 1 shard done, 0 claimed, 1 open"), "{shown}");
+}
+
+/// Waits for something that a program does, two minutes at most.
+fn wait_for(child: &mut Child, mut is_there: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_there() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended");
+        assert!(began.elapsed() < Duration::from_secs(120), "it never came");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
