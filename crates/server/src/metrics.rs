@@ -44,6 +44,7 @@ pub(crate) struct Metrics {
     prefix_cache_bytes: Gauge,
     recomputed_tokens: Counter,
     prefilled_chunks: Counter,
+    unfetched_chunks: Counter,
     bytes_loaded: Counter,
     request_success: Counter,
     draft_tokens: Counter,
@@ -80,6 +81,8 @@ struct RemoteMetrics {
     failures: Gauge,
     broken: Gauge,
     replaced: Gauge,
+    passed_over: Gauge,
+    late: Gauge,
 }
 
 #[cfg(feature = "remote")]
@@ -95,6 +98,8 @@ impl RemoteMetrics {
             (&self.failures, stats.failures),
             (&self.broken, stats.broken),
             (&self.replaced, stats.replaced),
+            (&self.passed_over, stats.passed_over),
+            (&self.late, stats.late),
         ] {
             gauge.set(value as i64);
         }
@@ -205,6 +210,16 @@ impl Metrics {
                     "Broken objects replaced by whole ones",
                     Gauge::default()
                 ),
+                passed_over: metric!(
+                    "store_remote_passed_over",
+                    "Chunks not fetched because computing them was expected to take less time",
+                    Gauge::default()
+                ),
+                late: metric!(
+                    "store_remote_late",
+                    "Chunks computed because they came much later than expected",
+                    Gauge::default()
+                ),
             },
         };
         let documents = DocumentMetrics {
@@ -310,6 +325,11 @@ impl Metrics {
                 "Chunks and system parts that were prefilled alone before an answer",
                 Counter::default()
             ),
+            unfetched_chunks: metric!(
+                "unfetched_chunks",
+                "Chunks and system parts computed before an answer because the object store would take longer",
+                Counter::default()
+            ),
             bytes_loaded: metric!(
                 "kv_loaded_bytes",
                 "Bytes of keys and values loaded from the chunk store",
@@ -342,6 +362,7 @@ impl Metrics {
         self.cached_tokens.inc_by(stats.cached_tokens as u64);
         self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
         self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
+        self.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);
         self.bytes_loaded.inc_by(stats.bytes_loaded);
     }
 

@@ -1,5 +1,6 @@
 //! Descriptions of the store and of its chunks.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use refrain_kernels::Dtype;
@@ -218,6 +219,16 @@ pub enum PutOutcome {
         /// Why.
         error: StoreError,
     },
+}
+
+/// What became of chunks that were to be fetched from an object store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fetched {
+    /// Chunks that are on their way; where they were waited for, chunks that have come.
+    pub chunks: usize,
+    /// Chunks that were not asked for: computing them is expected to take less time.
+    pub passed_over: BTreeSet<ChunkKey>,
 }
 
 /// Counts since the store was opened.

@@ -45,7 +45,9 @@ mod verify;
 pub use chunk::{Chunk, ChunkBuilder};
 pub use error::{Problem, Result, StoreError};
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
-pub use info::{ChunkDetail, ChunkInfo, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable};
+pub use info::{
+    ChunkDetail, ChunkInfo, Fetched, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable,
+};
 pub use key::{ChunkKey, InvalidKey, ShortKey};
 pub use kv_quant::{KvQuantization, UnknownKvQuantization};
 pub use layer::Layer;

@@ -4,6 +4,9 @@
 //! time, and put into the folder; layers are used while later ones still travel. Writing: what is put into the folder is noted in the index as not yet there, in the same transaction, and a task in
 //! the background brings it there. The notes are the queue, so nothing is lost with a process and no queue grows in memory.
 //!
+//! What is expected to be computed sooner than fetched, by what fetching took until now, is not asked for, and what comes much later than
+//! expected is computed.
+//!
 //! An object store that fails or hangs is left alone after a time, longer each time it fails again, and asked again by the
 //! background task alone: a request waits for it at most once.
 
@@ -11,6 +14,7 @@ mod client;
 mod delete;
 mod download;
 mod known_objects;
+mod link;
 mod objects;
 mod options;
 mod stats;
@@ -18,7 +22,9 @@ mod upload;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use object_store::path::Path as ObjectPath;
@@ -31,6 +37,18 @@ pub use self::options::RemoteOptions;
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
+
+/// Computing is taken to last so long at least: it takes the time of other requests as well, and less is not told from noise.
+const LEAST_COMPUTE: Duration = Duration::from_millis(50);
+
+/// Which of fetching and computing chunks is expected to take less time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Choice {
+    /// Fetching. At that time they are late by as long as computing takes, and are computed; without it they are waited for.
+    Fetch(Option<Instant>),
+    /// Computing. One of them is fetched beside it where the measurements are old.
+    Compute { measure: bool },
+}
 
 #[derive(Debug)]
 pub(crate) struct Remote {
@@ -66,11 +84,47 @@ impl Remote {
         self.client.wake.notify_one();
     }
 
-    /// Has an object brought to `sink`, which is dropped when nothing comes any more.
-    pub(crate) fn fetch(&self, name: String, sink: Box<dyn ObjectSink>) {
-        if let Some(runtime) = &self.runtime {
-            runtime.spawn(self.client.clone().fetch(name, sink));
+    /// Has an object of so many bytes, as far as they are known, brought to `sink`, which is dropped when nothing comes any more.
+    pub(crate) fn fetch(&self, name: String, bytes: u64, sink: Box<dyn ObjectSink>) {
+        let Some(runtime) = &self.runtime else { return };
+        let client = self.client.clone();
+        client.link.asked(bytes);
+        runtime.spawn(async move {
+            client.clone().fetch(name, sink).await;
+            client.link.ended(bytes);
+        });
+    }
+
+    /// Whether `chunks` chunks, of which so many objects of so many bytes are missing here, are fetched or computed, which takes so long
+    /// where it is known. Those that are computed are counted.
+    pub(crate) fn choose(
+        &self,
+        chunks: usize,
+        objects: usize,
+        bytes: u64,
+        compute: Option<Duration>,
+    ) -> Choice {
+        let (client, now) = (&self.client, Instant::now());
+        let expected = if client.is_down() { None } else { client.link.expected(objects, bytes) };
+        let (Some(expected), Some(compute)) = (expected, compute.map(|time| time.max(LEAST_COMPUTE))) else {
+            return Choice::Fetch(None);
+        };
+        if expected > compute {
+            client.counters.passed_over.fetch_add(chunks as u64, Relaxed);
+            return Choice::Compute { measure: client.link.is_stale(now) };
         }
+        Choice::Fetch(client.link.has_rate().then(|| now + expected + compute))
+    }
+
+    /// Counts a chunk that is computed because it has not come.
+    pub(crate) fn count_late(&self) {
+        self.client.counters.late.fetch_add(1, Relaxed);
+    }
+
+    /// The last measurement of fetching was made at this time.
+    #[cfg(test)]
+    pub(crate) fn was_measured(&self, at: Instant) {
+        self.client.link.was_measured(at);
     }
 
     /// Deletes the objects of chunks whose files are gone, and returns when the object store has confirmed each. Must not be

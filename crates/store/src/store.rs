@@ -13,8 +13,12 @@ mod stats;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
+#[cfg(not(feature = "remote"))]
+use std::time::Duration;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+#[cfg(not(feature = "remote"))]
+use crate::Fetched;
 use crate::disk::{Disk, Origin};
 use crate::folder::Folder;
 use crate::limits::Limits;
@@ -81,9 +85,23 @@ impl Store {
         let key = id.key();
         let found = self.local(id, &key);
         #[cfg(feature = "remote")]
-        if found.is_none() && self.prefetch(&[id], &[], false) > 0 {
-            return Ok(self.reader_in_flight(&key).or_else(|| self.local(id, &key)));
+        if found.is_none() && self.prefetch(&[(id, None)], &[], false).chunks > 0 {
+            return Ok(self.reader_in_flight(&key, true).or_else(|| self.local(id, &key)));
         }
+        Ok(found)
+    }
+
+    /// [`Store::reader`] of what [`Store::prefetch`] has brought or is bringing: nothing is asked of the object store, and a chunk that is late is
+    /// not waited for.
+    ///
+    /// # Errors
+    /// If no chunk can have this identity: it is empty or too large.
+    pub fn reader_at_hand(&self, id: &ChunkId) -> Result<Option<ChunkReader>> {
+        id.layout()?;
+        let key = id.key();
+        let found = self.local(id, &key);
+        #[cfg(feature = "remote")]
+        let found = found.or_else(|| self.reader_in_flight(&key, false));
         Ok(found)
     }
 
@@ -168,8 +186,8 @@ impl Store {
 
     /// Without an object store nothing is fetched from one.
     #[cfg(not(feature = "remote"))]
-    pub fn prefetch(&self, _: &[&ChunkId], _: &[&str], _: bool) -> usize {
-        0
+    pub fn prefetch(&self, _: &[(&ChunkId, Option<Duration>)], _: &[&str], _: bool) -> Fetched {
+        Fetched::default()
     }
 
     /// Without an object store nothing is fetched from one.
@@ -190,6 +208,12 @@ impl Store {
     /// Without an object store nothing comes from one.
     #[cfg(not(feature = "remote"))]
     pub fn is_in_flight(&self, _: &ChunkId) -> bool {
+        false
+    }
+
+    /// Without an object store nothing comes late from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn takes_over(&self, _: &ChunkId) -> bool {
         false
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_store::{ChunkId, ChunkKey, KvQuantization, PutOutcome};
+use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome};
 use serde::Serialize;
 
 use super::chunk_prefill::ChunkPrefill;
@@ -89,7 +89,7 @@ struct MissingChunk {
 #[derive(Debug)]
 enum Stage {
     /// The object store is asked for chunks.
-    Fetch(Background<()>),
+    Fetch(Background<Fetched>),
     /// The store is asked which chunks it has.
     Look,
     /// A chunk is computed.
@@ -114,9 +114,13 @@ impl Ingest {
             tokens: chunks.iter().map(|(_, chunk)| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
+        let wanted = |(id, chunk): &(ChunkId, PromptChunk)| {
+            (id.clone(), chunk.left.len() + engine.prefilled_tokens(id))
+        };
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
-        let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
+        let stage = engine
+            .prefetch_chunks(chunks.iter().map(wanted).collect(), kinds, whole)?
+            .map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
             removed_before: engine.store().removed(),
             evicted_before: engine.store().evicted(),
@@ -247,6 +251,8 @@ impl Ingest {
             }
             self.report.keys.push(id.key());
             if !complete && seen.insert(id.key()) {
+                // What is on its way may be late.
+                store.takes_over(id);
                 self.report.summarised += usize::from(stored);
                 self.progress.total += engine.prefilled_tokens(id);
                 let (id, left) = (id.clone(), chunk.left.clone());
@@ -404,25 +410,29 @@ impl Engine {
         prompt.system_reusable && !prompt.system.is_empty()
     }
 
-    /// Has the store fetch chunks that it shares with others and lacks, and those of the shared namespace, on another thread. The
-    /// work ends when it is known which of them come, or, where they are to be `whole`, when these are there. None where there
-    /// is no object store.
+    /// Has the store fetch chunks that it shares with others and lacks, and those of the shared namespace, on another thread, if that takes less
+    /// time than computing the tokens that are given with each. The work ends when it is known which of them come, or, where they are to be
+    /// `whole`, when these are there. None where there is no object store.
     pub(crate) fn prefetch_chunks(
         &self,
-        mut ids: Vec<ChunkId>,
+        mut chunks: Vec<(ChunkId, usize)>,
         kinds: Vec<String>,
         whole: bool,
-    ) -> Result<Option<Background<()>>> {
+    ) -> Result<Option<Background<Fetched>>> {
         let store = self.store().clone();
         if !store.fetches() {
             return Ok(None);
         }
-        let shared: Vec<ChunkId> = ids.iter().filter_map(|id| self.shared(id)).collect();
-        ids.extend(shared);
+        let shared = |(id, tokens): &(ChunkId, usize)| Some((self.shared(id)?, *tokens));
+        chunks.extend(chunks.iter().filter_map(shared).collect::<Vec<_>>());
+        let timed = |(id, tokens)| (id, self.prefill_rate().time_of(tokens));
+        let chunks: Vec<(ChunkId, Option<Duration>)> = chunks.into_iter().map(timed).collect();
         let fetch = move || {
             let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-            store.prefetch(&ids.iter().collect::<Vec<_>>(), &kinds, whole);
-            ids.iter().for_each(|id| _ = store.is_in_flight(id));
+            let wanted: Vec<_> = chunks.iter().map(|(id, compute)| (id, *compute)).collect();
+            let fetched = store.prefetch(&wanted, &kinds, whole);
+            chunks.iter().for_each(|(id, _)| _ = store.is_in_flight(id));
+            fetched
         };
         Ok(Some(Background::spawn(fetch)?))
     }

@@ -1,12 +1,12 @@
 //! Parts of a prompt whose keys and values come from the store, and the repair of those that are missing or broken.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
 use refrain_kv::{AuxTensors, Span};
-use refrain_store::{Chunk, ChunkId, ChunkReader};
+use refrain_store::{Chunk, ChunkId, ChunkKey, ChunkReader};
 
 use super::stats::LoadStats;
 use crate::Result;
@@ -41,6 +41,8 @@ pub(crate) struct ReusedSegments {
     pub(crate) system_cached: bool,
     /// Parts that were prefilled alone for this request.
     pub(crate) prefilled: usize,
+    /// Parts that were not taken from the object store because computing them takes less time.
+    pub(crate) unfetched: usize,
     /// Bytes of keys and values that were brought in, and the time of all threads.
     pub(crate) load: LoadStats,
     /// Bytes read from the folder by attempts that ended with a broken segment.
@@ -57,6 +59,7 @@ impl ReusedSegments {
             chunk_cached: vec![cached; chunks],
             system_cached: cached,
             prefilled: 0,
+            unfetched: 0,
             load: LoadStats::default(),
             read_before: 0,
             waited: Duration::ZERO,
@@ -107,6 +110,8 @@ pub(crate) struct Opening {
     computing: Option<(Part, Box<ChunkPrefill>)>,
     /// A part that is read whole.
     reading: Option<(Part, Segment, Background<Option<Chunk>>)>,
+    /// Chunks that the object store was not asked for.
+    pub(crate) passed_over: BTreeSet<ChunkKey>,
 }
 
 impl Opening {
@@ -119,8 +124,12 @@ impl Opening {
         let system = keeps_system.then(|| Part { chunk: None, span: prompt.system_span(), before: None });
         let chunks = prompt.chunk_spans().into_iter().enumerate();
         let chunks = chunks.map(|(index, span)| Part { chunk: Some(index), span, before: None });
-        let parts = system.into_iter().chain(chunks).collect();
-        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+        Opening::of(system.into_iter().chain(chunks).collect())
+    }
+
+    fn of(parts: VecDeque<Part>) -> Opening {
+        let (segments, passed_over) = (Vec::new(), BTreeSet::new());
+        Opening { parts, segments, computing: None, reading: None, passed_over }
     }
 
     /// The segments of an attempt that met a broken one: each is read whole into memory, so that the next attempt cannot break.
@@ -133,13 +142,18 @@ impl Opening {
             span: segment.span,
             before: Some(segment.clone()),
         };
-        let parts = segments.iter().map(part).collect();
-        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+        Opening::of(segments.iter().map(part).collect())
     }
 
-    /// Identities of the parts in the store.
-    pub(crate) fn ids(&self, engine: &Engine, prompt: &Prompt) -> Vec<ChunkId> {
-        self.parts.iter().map(|part| part_id(engine, prompt, part.chunk)).collect()
+    /// Identities of the parts in the store, and the tokens that computing each takes.
+    pub(crate) fn wanted(&self, engine: &Engine, prompt: &Prompt) -> Vec<(ChunkId, usize)> {
+        let wanted = |part: &Part| {
+            let id = part_id(engine, prompt, part.chunk);
+            let left = part.chunk.map_or(0, |index| prompt.chunks[index].left.len());
+            let tokens = left + engine.prefilled_tokens(&id);
+            (id, tokens)
+        };
+        self.parts.iter().map(wanted).collect()
     }
 
     /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, or, by setting, left to
@@ -221,7 +235,7 @@ impl Opening {
         reused.waited += started.elapsed();
         match found {
             Some(found) => self.add(engine, prompt, part, found, reused),
-            None => self.compute(engine, prompt, part, !statistics.is_empty())?,
+            None => self.compute(engine, prompt, part, !statistics.is_empty(), reused)?,
         }
         Ok(())
     }
@@ -238,12 +252,12 @@ impl Opening {
         let chunk = match chunk {
             Some(chunk) => Some(chunk),
             // The chunk may stand in the prompt twice, and have been repaired further up.
-            None => engine.store().get(segment.reader.id())?,
+            None => engine.store().reader_at_hand(segment.reader.id())?.and_then(|reader| reader.chunk()),
         };
         let Some(chunk) = chunk else {
             reused.set_cached(part.chunk, false);
             let observed = !segment.statistics.is_empty();
-            return self.compute(engine, prompt, part, observed);
+            return self.compute(engine, prompt, part, observed, reused);
         };
         let (reader, computed) = (Arc::new(chunk.into()), segment.computed);
         let found = Found { reader, statistics: segment.statistics, statistics_read: 0, computed };
@@ -252,7 +266,19 @@ impl Opening {
     }
 
     /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
-    fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
+    fn compute(
+        &mut self,
+        engine: &Engine,
+        prompt: &Prompt,
+        part: Part,
+        observed: bool,
+        reused: &mut ReusedSegments,
+    ) -> Result<()> {
+        let id = part_id(engine, prompt, part.chunk);
+        let is_unfetched =
+            |id: &ChunkId| self.passed_over.contains(&id.key()) || engine.store().takes_over(id);
+        let mut names = engine.shared(&id).into_iter().chain([id.clone()]);
+        reused.unfetched += usize::from(names.any(|id| is_unfetched(&id)));
         let (left, label) = match part.chunk {
             None => (Vec::new(), SYSTEM_LABEL.to_owned()),
             Some(index) if engine.settings().repair => {
@@ -260,7 +286,7 @@ impl Opening {
             }
             Some(_) => return Ok(()),
         };
-        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), &left, label, observed)?;
+        let chunk = ChunkPrefill::start(engine, id, &left, label, observed)?;
         self.computing = Some((part, Box::new(chunk)));
         Ok(())
     }
@@ -317,11 +343,11 @@ fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) 
     let (store, mut statistics, mut statistics_read) = (engine.store(), Vec::new(), 0);
     for of in wanted {
         let held = store.has_aux_tensors_in_memory(id, &of.kind());
-        let Some(found) = store.aux_tensors(id, &of.kind())? else { return Ok(None) };
+        let Some(found) = store.aux_tensors_at_hand(id, &of.kind())? else { return Ok(None) };
         statistics_read += if held { 0 } else { found.bytes() as u64 };
         statistics.push(found);
     }
-    let reader = store.reader(id)?.map(Arc::new);
+    let reader = store.reader_at_hand(id)?.map(Arc::new);
     Ok(reader.map(|reader| Found { reader, statistics, statistics_read, computed: false }))
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::known_objects::KnownObjects;
+use super::link::Link;
 use super::stats::{Counters, RemoteStats};
 use crate::Problem;
 
@@ -42,6 +43,7 @@ pub(super) struct Client {
     pub(super) stuck: Mutex<Option<String>>,
     pub(super) counters: Counters,
     pub(super) known: KnownObjects,
+    pub(super) link: Link,
     pub(super) wake: Notify,
     /// [`MAX_CONCURRENT`] of them.
     pub(super) turns: Semaphore,
@@ -85,6 +87,7 @@ impl Client {
             stuck: Mutex::default(),
             counters: Counters::default(),
             known: KnownObjects::default(),
+            link: Link::new(),
             wake: Notify::new(),
             turns: Semaphore::new(MAX_CONCURRENT),
             uploading: AsyncMutex::default(),

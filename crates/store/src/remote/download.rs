@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use object_store::{GetOptions, ObjectMeta, UpdateVersion};
@@ -74,8 +75,13 @@ impl Client {
     async fn get(&self, name: &str, sink: &mut dyn ObjectSink) -> Result<ObjectMeta, Failure> {
         let broken = self.known.broken(name).and_then(|version| version.e_tag);
         let options = GetOptions::new().with_if_none_match(broken);
-        let found = self.within(self.timeout, self.objects.get_opts(&self.path(name), options)).await?;
-        let meta = found.meta.clone();
+        let asked = Instant::now();
+        let found = self.within(self.timeout, self.objects.get_opts(&self.path(name), options)).await;
+        if !matches!(found, Err(Failure::Failed(_))) {
+            self.link.answered(asked.elapsed(), Instant::now());
+        }
+        let found = found?;
+        let (meta, mut arrival) = (found.meta.clone(), self.link.begin(Instant::now()));
         let longest = self.longest(meta.size.min(sink.most()));
         // The size that it states is not believed: memory is taken as bytes come.
         let (mut bytes, mut pieces) = (0, found.into_stream());
@@ -84,6 +90,7 @@ impl Client {
                 self.within(self.timeout, async { pieces.next().await.transpose() }).await?
             {
                 bytes += piece.len() as u64;
+                arrival.came(piece.len(), Instant::now());
                 sink.take(meta.size, &piece).map_err(|problem| Failure::Broken(problem, version(&meta)))?;
             }
             Ok(())

@@ -28,6 +28,10 @@ pub struct RemoteStats {
     pub broken: u64,
     /// Broken objects that were replaced by whole ones.
     pub replaced: u64,
+    /// Chunks that were not asked for because computing them was expected to take less time.
+    pub passed_over: u64,
+    /// Chunks that were computed because they came much later than expected.
+    pub late: u64,
     /// Chunks that are still to be brought there.
     pub pending: u64,
     /// Why it last failed, if it has not answered since.
@@ -49,6 +53,8 @@ pub(super) struct Counters {
     pub(super) skipped: AtomicU64,
     pub(super) broken: AtomicU64,
     pub(super) replaced: AtomicU64,
+    pub(super) passed_over: AtomicU64,
+    pub(super) late: AtomicU64,
 }
 
 impl Counters {
@@ -64,6 +70,8 @@ impl Counters {
             skipped: self.skipped.load(Relaxed),
             broken: self.broken.load(Relaxed),
             replaced: self.replaced.load(Relaxed),
+            passed_over: self.passed_over.load(Relaxed),
+            late: self.late.load(Relaxed),
             pending: 0,
             down: None,
             stuck: None,

@@ -1,17 +1,20 @@
 //! Chunks that several machines share.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::Store;
 use super::receiver::Receiver;
 use crate::disk::{Disk, Origin};
 use crate::folder::{name, open_aux_file};
-use crate::remote::{ObjectSink, Objects, Remote};
+use crate::remote::{Choice, ObjectSink, Objects, Remote};
 use crate::tiers::{InFlightChunk, Tiers};
-use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file};
+use crate::{
+    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file,
+};
 
 /// Most bytes of an aux tensors file that are fetched.
 const MAX_AUX_BYTES: u64 = 1 << 30;
@@ -47,39 +50,59 @@ impl Store {
         Store(Arc::new(Tiers::new(Some(disk), Some(remote), 64 << 20)))
     }
 
-    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds, and
-    /// says how many chunks are asked for, or, if it is to wait until they are `whole`, have come. Without that
-    /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
+    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds. Each is given with the
+    /// time that computing it would take, where that is known: if fetching is expected to take longer, by what it took until now, nothing is
+    /// asked for. Without `whole` this returns when aux tensors are there, and readers read chunks while they come; with it, when chunks are
+    /// there too. Where there is no object store, or it does not answer, none comes.
     ///
     /// # Panics
     /// If one is no kind.
-    pub fn prefetch(&self, ids: &[&ChunkId], kinds: &[&str], whole: bool) -> usize {
-        let Some(remote) = &self.0.remote else { return 0 };
-        let (mut chunks, mut aux) = (BTreeMap::new(), Vec::new());
-        for id in ids.iter().filter(|id| id.layout().is_ok()) {
+    pub fn prefetch(&self, wanted: &[(&ChunkId, Option<Duration>)], kinds: &[&str], whole: bool) -> Fetched {
+        let Some(remote) = &self.0.remote else { return Fetched::default() };
+        let (missing, mut chunks) = self.missing(wanted, kinds);
+        let (asked, deadline, passed_over) = match choose(remote, &missing) {
+            Choice::Fetch(deadline) => (missing.as_slice(), deadline, BTreeSet::new()),
+            Choice::Compute { measure } => {
+                // It is late from the beginning: nobody waits for it.
+                let asked = &missing[..usize::from(measure)];
+                (asked, Some(Instant::now()), missing.iter().map(|missing| missing.key).collect())
+            }
+        };
+        let mut aux = Vec::new();
+        for missing in asked {
+            chunks.extend(missing.chunk.then(|| self.receive(remote, missing, deadline)));
+            aux.extend(missing.kinds.iter().map(|kind| self.receive_kind(remote, missing, kind, deadline)));
+        }
+        aux.iter().for_each(|aux| aux.wait(aux.deadline));
+        if whole {
+            chunks.iter().for_each(|chunk| chunk.wait(chunk.deadline));
+            chunks.retain(|chunk| chunk.chunk(chunk.deadline).is_some());
+        }
+        Fetched { chunks: chunks.len(), passed_over }
+    }
+
+    /// Those of the chunks of which something is neither here nor on its way, and those that are on their way.
+    fn missing<'a>(
+        &self,
+        wanted: &[(&'a ChunkId, Option<Duration>)],
+        kinds: &[&'a str],
+    ) -> (Vec<Missing<'a>>, Vec<Arc<InFlightChunk>>) {
+        let (mut seen, mut missing, mut coming) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for (id, compute) in wanted.iter().filter(|(id, _)| id.layout().is_ok()) {
             let key = id.key();
-            if chunks.contains_key(&key) {
+            if !seen.insert(key) {
                 continue;
             }
-            if !self.contains(id) {
-                chunks.insert(key, self.receive(remote, id, key));
-            }
-            for kind in kinds.iter().filter(|kind| !self.has_aux_tensors(id, kind)) {
-                let gate = Arc::new(InFlightChunk::default());
-                let (store, id, kind) = (Arc::downgrade(&self.0), (*id).clone(), (*kind).to_owned());
-                let object = name(&key, Some(&kind));
-                let removals = self.0.removals();
-                let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
-                remote.fetch(object, Box::new(sink));
-                aux.push(gate);
+            let in_flight = self.in_flight().get(&key).cloned();
+            let chunk = in_flight.is_none() && !self.contains(id);
+            coming.extend(in_flight);
+            let lacks = |kind: &&&str| !self.has_aux_tensors(id, kind);
+            let kinds: Vec<&str> = kinds.iter().filter(lacks).copied().collect();
+            if chunk || !kinds.is_empty() {
+                missing.push(Missing { id, key, chunk, kinds, compute: *compute });
             }
         }
-        aux.iter().for_each(|aux| aux.wait());
-        let came = |chunk: &&Arc<InFlightChunk>| {
-            chunk.wait();
-            chunk.chunk().is_some()
-        };
-        if whole { chunks.values().filter(came).count() } else { chunks.len() }
+        (missing, coming)
     }
 
     /// Further objects of the object store, below the prefix of the chunks; none where there is no object store.
@@ -92,29 +115,66 @@ impl Store {
         self.0.remote.is_some()
     }
 
-    /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.
+    /// Whether the chunk is on its way, with a header that fits, and not late, so that [`Store::reader_at_hand`] reads it while it comes.
     pub fn is_in_flight(&self, id: &ChunkId) -> bool {
-        self.reader_in_flight(&id.key()).is_some()
+        self.reader_in_flight(&id.key(), false).is_some()
+    }
+
+    /// Whether the chunk is on its way and late. It is counted: the caller computes it.
+    pub fn takes_over(&self, id: &ChunkId) -> bool {
+        let in_flight = self.in_flight().get(&id.key()).cloned();
+        let is_late = in_flight.is_some_and(|in_flight| in_flight.is_late());
+        if let Some(remote) = self.0.remote.as_ref().filter(|_| is_late) {
+            remote.count_late();
+        }
+        is_late
     }
 
     /// The chunk as it comes, fetched for the first to ask.
-    fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<InFlightChunk> {
-        let in_flight = match self.in_flight().entry(key) {
+    fn receive(
+        &self,
+        remote: &Remote,
+        missing: &Missing<'_>,
+        deadline: Option<Instant>,
+    ) -> Arc<InFlightChunk> {
+        let in_flight = match self.in_flight().entry(missing.key) {
             Entry::Occupied(known) => return known.get().clone(),
-            Entry::Vacant(new) => new.insert(Arc::default()).clone(),
+            Entry::Vacant(new) => new.insert(Arc::new(InFlightChunk::until(deadline))).clone(),
         };
-        remote.fetch(name(&key, None), Box::new(Receiver::new(&self.0, id.clone(), in_flight.clone())));
+        let sink = Receiver::new(&self.0, missing.id.clone(), in_flight.clone());
+        remote.fetch(name(&missing.key, None), missing.id.bytes(), Box::new(sink));
         in_flight
+    }
+
+    /// Aux tensors as they come.
+    fn receive_kind(
+        &self,
+        remote: &Remote,
+        missing: &Missing<'_>,
+        kind: &str,
+        deadline: Option<Instant>,
+    ) -> Arc<InFlightChunk> {
+        let gate = Arc::new(InFlightChunk::until(deadline));
+        let (store, id, kind) = (Arc::downgrade(&self.0), missing.id.clone(), kind.to_owned());
+        let (object, removals) = (name(&missing.key, Some(&kind)), self.0.removals());
+        let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
+        // How many bytes they have is known there alone.
+        remote.fetch(object, 0, Box::new(sink));
+        gate
     }
 
     fn in_flight(&self) -> MutexGuard<'_, BTreeMap<ChunkKey, Arc<InFlightChunk>>> {
         self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader of a chunk that is coming.
-    pub(super) fn reader_in_flight(&self, key: &ChunkKey) -> Option<ChunkReader> {
+    /// A reader of a chunk that is coming; a patient one waits for it even when it is late.
+    pub(super) fn reader_in_flight(&self, key: &ChunkKey, is_patient: bool) -> Option<ChunkReader> {
         let in_flight = self.in_flight().get(key).cloned()?;
-        Some(ChunkReader::in_flight(in_flight.header()?, in_flight))
+        if !is_patient && in_flight.is_late() {
+            return None;
+        }
+        let until = in_flight.deadline.filter(|_| !is_patient);
+        Some(ChunkReader::in_flight(in_flight.header(until)?, in_flight, until))
     }
 
     /// Keeps aux tensors that came, unless a chunk was removed since there were `removals`.
@@ -142,6 +202,29 @@ impl Store {
         let pending = pending.map_or(0, |pending| pending.len() as u64);
         Some(RemoteStats { pending, ..remote.stats() })
     }
+}
+
+/// A chunk of which something is not here.
+struct Missing<'a> {
+    id: &'a ChunkId,
+    key: ChunkKey,
+    /// Whether the chunk itself is not.
+    chunk: bool,
+    /// Which kinds of aux tensors are not.
+    kinds: Vec<&'a str>,
+    /// Time that computing it would take.
+    compute: Option<Duration>,
+}
+
+/// Whether chunks are fetched or computed, all of them: what they share, the way and the processor, decides.
+fn choose(remote: &Remote, missing: &[Missing<'_>]) -> Choice {
+    if missing.is_empty() {
+        return Choice::Fetch(None);
+    }
+    let objects = missing.iter().map(|missing| usize::from(missing.chunk) + missing.kinds.len()).sum();
+    let bytes = missing.iter().filter(|missing| missing.chunk).map(|missing| missing.id.bytes()).sum();
+    let compute = missing.iter().map(|missing| missing.compute).sum();
+    remote.choose(missing.len(), objects, bytes, compute)
 }
 
 /// Takes the bytes of an aux tensors file as they come.
