@@ -1,4 +1,4 @@
-//! What holds for every document store, as a battery of tests.
+//! The conformance battery of document stores: each implementation passes all of these tests.
 
 use refrain_engine::Document;
 use refrain_store::ChunkKey;
@@ -129,7 +129,7 @@ fn namespaces_see_nothing_of_each_other(store: &dyn DocumentStore) {
         assert!(is_not_found(store.set_pinned(other, &id, true)));
         assert!(is_not_found(store.remove(other, &id, &[])));
     }
-    // The same text is a document of its own there.
+    // Equal texts of two namespaces are two documents.
     put(store, "y", "text", &[1]).unwrap();
     assert_eq!(remove(store, "y", &id).unwrap(), [key(1)]);
     store.finish_removal("y", &id, &[key(1)]).unwrap();
@@ -184,7 +184,7 @@ fn ids_and_namespaces_of_any_form_lead_nowhere_else(store: &dyn DocumentStore) {
             assert!(is_not_found(store.remove(namespace, id, &[])));
             assert!(is_not_found(store.set_pinned(namespace, id, true)));
         }
-        // As a namespace it is as good as any.
+        // Any text is valid as a namespace.
         let own = put(store, hostile, "text", &[]).unwrap();
         assert_eq!((list(store, hostile), own.id.as_str()), (vec![own.clone()], id.as_str()));
         if !hostile.is_empty() {

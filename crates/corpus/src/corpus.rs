@@ -36,14 +36,12 @@ impl Corpus {
     pub fn open(engine: &Engine, documents: Box<dyn DocumentStore>) -> Result<Corpus> {
         let corpus = Corpus::unindexed(engine, documents)?;
         for batch in corpus.documents().all()?.chunks(BATCH) {
-            corpus.index(batch, &|namespace, document| cut(engine, namespace, document), &|tokens| {
-                engine.tokenizer().decode(tokens, false)
-            })?;
+            corpus.index_by(engine, batch)?;
         }
         Ok(corpus)
     }
 
-    /// The same documents, none of them indexed: a search finds those alone that are put later.
+    /// The documents of a store's replica, none of them indexed: a search finds those alone that are put later.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -54,6 +52,14 @@ impl Corpus {
     fn new(store: Box<dyn DocumentStore>, segmentation: String) -> Result<Corpus> {
         let (indexing, is_synced) = (Mutex::default(), AtomicBool::new(store.sharing().is_none()));
         Ok(Corpus { store, index: SearchIndex::new()?, indexing, segmentation, is_synced })
+    }
+
+    /// Indexes documents of the replica, cut and decoded by an engine.
+    fn index_by(&self, engine: &Engine, documents: &[(String, StoredDocument)]) -> Result<()> {
+        let cut = |namespace: &str, document| {
+            NewDocument::cut(&engine.in_namespace(namespace, None), document, false)
+        };
+        self.index(documents, &cut, &|tokens| engine.tokenizer().decode(tokens, false))
     }
 
     /// Indexes documents of the replica. Their chunks come from there; `cut` cuts a document again that another tokenizer or chunk size
@@ -169,7 +175,7 @@ impl Corpus {
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
         let Removal { keys, withdrawn } =
             match self.store.remove(namespace, id, &engine.keys_of(&chunks, true)) {
-                // Where it could not be looked for, that is the reason.
+                // The reason is that the document could not be looked for on the other machines, if that failed.
                 Err(Error::NotFound(_)) => {
                     return Err(looked_for.err().unwrap_or(Error::NotFound(id.to_owned())));
                 }
@@ -228,9 +234,7 @@ impl Corpus {
                 ChangeKind::Removed => self.unindex(&namespace, &id)?,
             }
         }
-        self.index(&put, &|namespace, document| cut(engine, namespace, document), &|tokens| {
-            engine.tokenizer().decode(tokens, false)
-        })?;
+        self.index_by(engine, &put)?;
         for (namespace, stored) in put {
             // They may have been removed here before.
             let chunks = self.documents().chunks(&namespace, &stored.id)?;
@@ -244,10 +248,7 @@ impl Corpus {
 
     /// Pins or unpins those of a document's chunks that the store's folder has.
     fn pin_chunks(&self, engine: &Engine, namespace: &str, id: &str, pinned: bool) -> Result<()> {
-        let keys = match pinned {
-            true => self.documents().chunk_keys(namespace, id)?,
-            false => self.documents().keys_to_unpin(namespace, id)?,
-        };
+        let keys = self.documents().keys_to_pin(namespace, id, pinned)?;
         if let Err(error) = engine.store().pin(&keys, pinned) {
             // The document is what it is elsewhere all the same.
             tracing::error!(%error, "chunks of document {id} cannot be pinned or unpinned here");
@@ -289,10 +290,6 @@ impl Corpus {
     pub fn search(&self, namespace: &str, question: &str, limit: usize) -> Result<Vec<Hit>> {
         self.index.search(namespace, question, limit)
     }
-}
-
-fn cut(engine: &Engine, namespace: &str, document: Document) -> Result<NewDocument> {
-    NewDocument::cut(&engine.in_namespace(namespace, None), document, false)
 }
 
 /// Keys under which questions store chunks of a document.

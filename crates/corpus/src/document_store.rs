@@ -1,4 +1,4 @@
-//! Where documents are kept.
+//! The interface of document stores, and the local one as an implementation of it.
 
 use std::time::SystemTime;
 

@@ -244,8 +244,17 @@ impl LocalDocuments {
         })
     }
 
+    /// Keys of the chunks that change when a document is pinned or unpinned: all of its chunks, or those that no other pinned document of the
+    /// namespace has.
+    ///
+    /// # Errors
+    /// If the documents cannot be read.
+    pub fn keys_to_pin(&self, namespace: &str, id: &str, pinned: bool) -> Result<Vec<ChunkKey>> {
+        if pinned { self.chunk_keys(namespace, id) } else { self.keys_to_unpin(namespace, id) }
+    }
+
     /// Keys of a document's chunks that no other pinned document of the namespace has.
-    pub fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+    pub(crate) fn keys_to_unpin(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
         self.database.read(|transaction| {
             let metadata = transaction.open_table(METADATA)?;
             let users = transaction.open_multimap_table(CHUNK_USERS)?;

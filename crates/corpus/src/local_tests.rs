@@ -312,3 +312,8 @@ fn a_purge_loses_no_change() {
         assert_eq!(list(&store, "").len(), count + 1);
     });
 }
+
+#[test]
+fn documents_of_one_machine_conform() {
+    crate::conformance::check(&|quota| Box::new(LocalDocuments::open(None, quota).unwrap()));
+}

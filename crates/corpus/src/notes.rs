@@ -1,4 +1,4 @@
-//! What an object store still has to be told of the documents, and how far this machine has followed it.
+//! Notes of changes that the object store has not been told, and how far this machine has followed the object store.
 //!
 //! A change is noted in the transaction that makes it, so that no change is lost while the object store is away. The note goes when
 //! the object store has confirmed the change.
@@ -16,7 +16,7 @@ pub(super) const UNSENT: TableDefinition<(&str, &str), (u8, u64)> = TableDefinit
 /// `""` to [`SharingState`] as JSON; no row in a file whose documents were never shared.
 pub(super) const SHARING: TableDefinition<&str, &[u8]> = TableDefinition::new("sharing, version 1");
 
-/// What the object store has to be told of a document.
+/// The changes of a document that the object store has not been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Note {
     /// The document is stored, with its chunk keys.

@@ -57,8 +57,8 @@ pub struct RequestStats {
     /// Parts of the prompt (chunks and the system part) that were prefilled alone before the answer: they were not in the store, were
     /// broken there, or, averaged, came first in a prompt for the first time.
     pub prefilled_chunks: usize,
-    /// Those parts of the prompt that were computed because the object store, by what fetching took until now, would have taken longer, or
-    /// was much later than expected.
+    /// Parts of the prompt that were computed because the object store was expected to take longer than that, or was late and took longer. It
+    /// may not have had those that it was not asked for.
     pub unfetched_chunks: usize,
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
     /// brought in from the folder only.

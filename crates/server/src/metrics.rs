@@ -82,7 +82,8 @@ struct RemoteMetrics {
     broken: Gauge,
     replaced: Gauge,
     passed_over: Gauge,
-    late: Gauge,
+    races_won: Gauge,
+    races_lost: Gauge,
 }
 
 #[cfg(feature = "remote")]
@@ -99,7 +100,8 @@ impl RemoteMetrics {
             (&self.broken, stats.broken),
             (&self.replaced, stats.replaced),
             (&self.passed_over, stats.passed_over),
-            (&self.late, stats.late),
+            (&self.races_won, stats.races_won),
+            (&self.races_lost, stats.races_lost),
         ] {
             gauge.set(value as i64);
         }
@@ -215,9 +217,14 @@ impl Metrics {
                     "Chunks not fetched because computing them was expected to take less time",
                     Gauge::default()
                 ),
-                late: metric!(
-                    "store_remote_late",
-                    "Chunks computed because they came much later than expected",
+                races_won: metric!(
+                    "store_remote_races_won",
+                    "Chunks that came later than expected, and before they were computed beside that",
+                    Gauge::default()
+                ),
+                races_lost: metric!(
+                    "store_remote_races_lost",
+                    "Chunks that came later than expected, and were computed first",
                     Gauge::default()
                 ),
             },
@@ -327,7 +334,7 @@ impl Metrics {
             ),
             unfetched_chunks: metric!(
                 "unfetched_chunks",
-                "Chunks and system parts computed before an answer because the object store would take longer",
+                "Chunks and system parts that were prefilled alone because fetching them would take longer, or did",
                 Counter::default()
             ),
             bytes_loaded: metric!(

@@ -13,12 +13,8 @@ mod stats;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
-#[cfg(not(feature = "remote"))]
-use std::time::Duration;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-#[cfg(not(feature = "remote"))]
-use crate::Fetched;
 use crate::disk::{Disk, Origin};
 use crate::folder::Folder;
 use crate::limits::Limits;
@@ -27,6 +23,8 @@ use crate::verify::verify;
 use crate::{
     Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, PutOutcome, Repair, Result, VerifyProgress, VerifyReport,
 };
+#[cfg(not(feature = "remote"))]
+use crate::{Fetched, WantedChunk};
 
 /// Chunks in memory and, if it has one, in a folder. Cheap to clone; clones share everything.
 ///
@@ -85,7 +83,7 @@ impl Store {
         let key = id.key();
         let found = self.local(id, &key);
         #[cfg(feature = "remote")]
-        if found.is_none() && self.prefetch(&[(id, None)], &[], false).chunks > 0 {
+        if found.is_none() && self.prefetch(&[id.into()], &[], false).chunks > 0 {
             return Ok(self.reader_in_flight(&key, true).or_else(|| self.local(id, &key)));
         }
         Ok(found)
@@ -186,7 +184,7 @@ impl Store {
 
     /// Without an object store nothing is fetched from one.
     #[cfg(not(feature = "remote"))]
-    pub fn prefetch(&self, _: &[(&ChunkId, Option<Duration>)], _: &[&str], _: bool) -> Fetched {
+    pub fn prefetch(&self, _: &[WantedChunk], _: &[&str], _: bool) -> Fetched {
         Fetched::default()
     }
 
@@ -213,9 +211,13 @@ impl Store {
 
     /// Without an object store nothing comes late from one.
     #[cfg(not(feature = "remote"))]
-    pub fn takes_over(&self, _: &ChunkId) -> bool {
+    pub fn is_late(&self, _: &ChunkId) -> bool {
         false
     }
+
+    /// Without an object store nothing comes late from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn count_race(&self, _: bool) {}
 
     /// A chunk that is there is wanted again, as if it had been put: it was used now, and its time begins anew.
     pub fn renew(&self, id: &ChunkId) {

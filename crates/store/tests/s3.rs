@@ -253,7 +253,7 @@ fn what_one_machine_stores_another_uses() {
     assert_eq!(s3.objects().len(), 6);
     let (folder, second) = s3.machine();
     let ids: Vec<_> = (1..=6).map(|n| chunk(n).id().clone()).collect();
-    let wanted: Vec<_> = ids.iter().map(|id| (id, None)).collect();
+    let wanted: Vec<_> = ids.iter().map(Into::into).collect();
     assert_eq!(second.prefetch(&wanted, &["test"], true).chunks, 5);
     for n in 1..=5 {
         let found = second.get(chunk(n).id()).unwrap().unwrap();

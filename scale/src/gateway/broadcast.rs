@@ -1,7 +1,7 @@
 //! Requests that concern the chunks of every worker: a document that is removed, pinned, or let go again.
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::http::{Method, Response, StatusCode};
 use refrain_server::ApiError;
 
 use super::Gateway;
@@ -33,11 +33,7 @@ impl Gateway {
     ///
     /// # Errors
     /// If no worker is there, or one is lost: the request is to be sent again then, which is safe.
-    pub(super) async fn broadcast(
-        &self,
-        request: &Outgoing,
-        _tenant: &HeaderValue,
-    ) -> Result<Response<Body>, ApiError> {
+    pub(super) async fn broadcast(&self, request: &Outgoing) -> Result<Response<Body>, ApiError> {
         let unavailable =
             |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_worker");
         let mut answers = Vec::new();

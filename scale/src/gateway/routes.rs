@@ -96,7 +96,7 @@ impl Gateway {
         let request = self.outgoing(head, &tenant, body).await?;
         let path = request.target.split('?').next().unwrap_or_default();
         if is_for_all(&request.method, path) {
-            return self.broadcast(&request, &tenant).await;
+            return self.broadcast(&request).await;
         }
         let planned = match request.method {
             Method::POST => self.plan(path, &tenant, &request.body).await,

@@ -170,7 +170,7 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     assert!(home.run(&["documents", "ls"]).good().out.contains("no documents in"));
 }
 
-/// What is ingested in one folder is listed, found and removed in another, through a third that both know.
+/// Two stores share an object store in a third folder: documents ingested in one are listed, found and removed in the other.
 #[test]
 fn documents_are_shared_through_the_object_store() {
     let home = Home::new();
@@ -213,7 +213,7 @@ fn documents_are_shared_through_the_object_store() {
     assert_eq!(listed("one").len(), 1);
     assert_eq!(listed("one"), listed("two"));
     assert!(json("one", &ask)["sources"].as_array().unwrap().iter().all(|source| source["id"] != brakes));
-    // Where the object store is away, the folder's own documents are listed, and what is ingested is kept.
+    // While the object store is away, the store's own documents are listed, and a new document is kept.
     home.write("further.md", "# Bells\n\nA bell is made of bronze.");
     let further = home.path("further.md").to_str().unwrap().to_owned();
     std::fs::rename(home.path("bucket"), home.path("away")).unwrap();

@@ -179,6 +179,11 @@ fn object_store(silent: &'static std::sync::atomic::AtomicBool) -> String {
             }
             let _ =
                 stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            // A connection that is closed while its body comes is reset, and the client takes that for an object store that fails.
+            std::thread::spawn(move || {
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+                let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            });
         }
     });
     url

@@ -5,11 +5,11 @@ use std::sync::PoisonError;
 use std::time::SystemTime;
 
 use super::SharedDocuments;
-use super::listing::{BATCH, apply};
+use super::listing::BATCH;
 use super::objects::{CHANGES, ChangesObject, MOST_BYTES, before_changes, decode, is_id, time_of_change};
 use super::parallel::in_parallel;
 use crate::document_store::{Applied, KeysOf};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::notes::{SharingState, now};
 
 /// Seconds after which all documents are listed, and not only what was announced since.
@@ -46,17 +46,21 @@ impl SharedDocuments {
             self.check_library(&mut state)?;
         }
         let sent = self.send_all();
-        if sent.is_err() && self.objects.down().is_some() {
+        if let Err(error) = &sent
+            && !self.is_of_one(error)
+        {
             return sent;
         }
-        if lists {
-            // What is announced after this is followed the next time, whether or not it is listed now.
+        let failed = if lists {
+            // A change that is announced after this is followed the next time, whether or not this listing has it.
             state.cursor = self.announced(followed)?;
-            self.list_all(keys_of, applied)?;
             state.listed = began;
+            self.list_all(keys_of, applied)?
         } else {
-            state.cursor = self.poll(&state, followed, keys_of, applied)?;
-        }
+            let (cursor, failed) = self.poll(&state, followed, keys_of, applied)?;
+            state.cursor = cursor;
+            failed
+        };
         state.polled = began;
         if keys_of.is_some() {
             self.local.set_sharing_state(&state)?;
@@ -64,7 +68,8 @@ impl SharedDocuments {
             followed.clear();
         }
         self.stats().last_sync = Some(SystemTime::now());
-        sent
+        // The next listing looks at them again.
+        failed.into_iter().next().map_or(sent, Err)
     }
 
     /// Marks all that is announced as followed, and deletes what was announced long ago. Gives the time of the last change.
@@ -81,19 +86,20 @@ impl SharedDocuments {
                 followed.insert(object.name);
             }
         }
-        // Where this may not be done, a machine that may does it.
+        // A machine that may not delete objects leaves them to machines that may.
         in_parallel(&old, |name| self.objects.delete(name).is_ok());
         Ok(last)
     }
 
-    /// Looks at what was announced and not yet followed. Gives the time of the last change.
+    /// Looks at what was announced and not yet followed. Gives the time of the last change, and the errors of single documents.
     fn poll(
         &self,
         state: &SharingState,
         followed: &mut HashSet<String>,
         keys_of: Option<&KeysOf<'_>>,
         applied: &mut Applied<'_>,
-    ) -> Result<u64> {
+    ) -> Result<(u64, Vec<Error>)> {
+        let mut failed = Vec::new();
         let before = before_changes(state.cursor.saturating_sub(CLOCK_DIFFERENCE));
         let listed = self.objects.list(CHANGES, Some(&before))?.into_iter().map(|object| object.name);
         let listed: Vec<String> = listed.filter(|name| time_of_change(name).is_some()).collect();
@@ -101,19 +107,23 @@ impl SharedDocuments {
         for batch in new.chunks(BATCH) {
             let mut documents = BTreeSet::new();
             for changes in in_parallel(batch, |name| self.changes(name)) {
-                documents.extend(changes?.into_iter().filter(|(_, id)| is_id(id)));
+                match changes {
+                    Ok(changes) => documents.extend(changes.into_iter().filter(|(_, id)| is_id(id))),
+                    Err(error) if self.is_of_one(&error) => failed.push(error),
+                    Err(error) => return Err(error),
+                }
             }
             let documents: Vec<(String, String)> = documents.into_iter().collect();
             for some in documents.chunks(BATCH) {
                 let look = |(namespace, id): &(String, String)| self.look(namespace, id, keys_of);
-                apply(in_parallel(some, look), applied)?;
+                failed.extend(self.apply(in_parallel(some, look), applied)?);
             }
             followed.extend(batch.iter().map(|name| (*name).clone()));
         }
         followed.retain(|name| listed.binary_search(name).is_ok());
         let now = now().as_millis() as u64;
         let last = listed.iter().filter_map(|name| time_of_change(name)).map(|time| time.min(now)).max();
-        Ok(last.unwrap_or(0).max(state.cursor))
+        Ok((last.unwrap_or(0).max(state.cursor), failed))
     }
 
     /// The documents of an announced change.

@@ -56,17 +56,44 @@ impl SharedDocuments {
         Err(Error::Sharing(format!("{LIBRARY} of {} is gone again", self.objects.url())))
     }
 
-    /// Brings the replica in line with all objects.
-    pub(super) fn list_all(&self, keys_of: Option<&KeysOf<'_>>, applied: &mut Applied<'_>) -> Result<()> {
+    /// Brings the replica in line with all objects, but for those of documents whose errors it gives.
+    pub(super) fn list_all(
+        &self,
+        keys_of: Option<&KeysOf<'_>>,
+        applied: &mut Applied<'_>,
+    ) -> Result<Vec<Error>> {
+        let mut failed = Vec::new();
         for batch in self.differences()?.chunks(BATCH) {
             let outcomes = in_parallel(batch, |difference| match difference {
                 Difference::Lacking(place, parts) => self.bring_listed(place, parts),
                 Difference::Stale(namespace, id) => self.look(namespace, id, keys_of),
                 Difference::Abandoned(place, parts) => self.take_up_removal(place, parts).map(|()| None),
             });
-            apply(outcomes, applied)?;
+            failed.extend(self.apply(outcomes, applied)?);
         }
-        Ok(())
+        Ok(failed)
+    }
+
+    /// Applies the changes of a batch, and gives the errors of documents that do not concern the others.
+    pub(super) fn apply(
+        &self,
+        outcomes: Vec<Result<Option<Change>>>,
+        applied: &mut Applied<'_>,
+    ) -> Result<Vec<Error>> {
+        let (mut changes, mut failed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        for looked in outcomes {
+            match looked {
+                Ok(change) => changes.extend(change),
+                Err(error) if self.is_of_one(&error) => failed.push(error),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        if !changes.is_empty() {
+            changes.sort_unstable_by(|a: &Change, b| (&a.namespace, &a.id).cmp(&(&b.namespace, &b.id)));
+            // What has come is applied in any case: it is in the replica.
+            applied(changes)?;
+        }
+        outcome.map(|()| failed)
     }
 
     /// The documents that are to be looked at.
@@ -106,20 +133,4 @@ impl SharedDocuments {
 fn is_abandoned(parts: &Parts) -> bool {
     let age = parts.written.and_then(|written| SystemTime::now().duration_since(written).ok());
     age.is_some_and(|age| age >= ABANDONED_AFTER)
-}
-
-/// Applies the changes of a batch, those beside failures as well.
-pub(super) fn apply(outcomes: Vec<Result<Option<Change>>>, applied: &mut Applied<'_>) -> Result<()> {
-    let (mut changes, mut outcome) = (Vec::new(), Ok(()));
-    for looked in outcomes {
-        match looked {
-            Ok(change) => changes.extend(change),
-            Err(error) => outcome = Err(error),
-        }
-    }
-    if !changes.is_empty() {
-        changes.sort_unstable_by(|a: &Change, b| (&a.namespace, &a.id).cmp(&(&b.namespace, &b.id)));
-        applied(changes)?;
-    }
-    outcome
 }

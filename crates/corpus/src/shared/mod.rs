@@ -79,6 +79,12 @@ impl SharedDocuments {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether an error is that of one document, which does not concern the others.
+    fn is_of_one(&self, error: &Error) -> bool {
+        let is_cut_off = self.objects.down().is_some() || self.objects.is_closed();
+        !is_cut_off && matches!(error, Error::ObjectStore(_) | Error::Sharing(_))
+    }
+
     /// Counts an object that is not used, and says so in the log.
     fn unusable(&self, name: &str, why: &dyn std::fmt::Display) {
         self.stats().broken += 1;
@@ -110,7 +116,7 @@ impl DocumentStore for SharedDocuments {
             tracing::warn!(%error, "documents are stored here, and shared later");
         }
         for document in &mut stored {
-            // What others had stored of it counts; a document that was removed meanwhile stays as it was put.
+            // Other machines may have stored the document before, with another time of creation. One that was removed meanwhile is told as it was put.
             if let Ok(now) = self.local.get(namespace, &document.id) {
                 *document = now;
             }

@@ -158,7 +158,7 @@ pub(super) fn encode_keys(namespace: &str, keys: &[ChunkKey]) -> (String, Vec<u8
     (format!("{}.json", hash("refrain chunk keys of a document, version 1", &bytes)), bytes)
 }
 
-/// Where the objects of a document lie: hashes, so that no namespace and no id leads elsewhere.
+/// The folder of a document's objects, named by hashes, so that no namespace and no id names another folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
     /// The namespace's name in objects' names.
@@ -166,7 +166,7 @@ pub(super) struct Place {
     pub(super) id: String,
 }
 
-/// Where the objects of a document lie. The id must be [one](is_id).
+/// The place of a document. The id must have [the form of one](is_id).
 pub(super) fn place_of(namespace: &str, id: &str) -> Place {
     Place { namespace: namespace_name(namespace), id: id.to_owned() }
 }

@@ -35,11 +35,12 @@ impl SharedDocuments {
             let batch = self.local.unsent(behind, BATCH)?;
             let Some(last) = batch.last().cloned() else { return outcome };
             let noted: Vec<_> = batch.into_iter().map(|unsent| (unsent.namespace, unsent.id)).collect();
-            let sent = self.send(&noted);
-            if sent.is_err() && self.objects.down().is_some() {
-                return sent;
+            if let Err(error) = self.send(&noted) {
+                if !self.is_of_one(&error) {
+                    return Err(error);
+                }
+                outcome = Err(error);
             }
-            outcome = outcome.and(sent);
             after = Some(last);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome};
+use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome, WantedChunk};
 use serde::Serialize;
 
 use super::chunk_prefill::ChunkPrefill;
@@ -114,13 +114,9 @@ impl Ingest {
             tokens: chunks.iter().map(|(_, chunk)| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let wanted = |(id, chunk): &(ChunkId, PromptChunk)| {
-            (id.clone(), chunk.left.len() + engine.prefilled_tokens(id))
-        };
+        let wanted = chunks.iter().map(|(id, chunk)| engine.wanted(id.clone(), &chunk.left)).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
-        let stage = engine
-            .prefetch_chunks(chunks.iter().map(wanted).collect(), kinds, whole)?
-            .map_or(Stage::Look, Stage::Fetch);
+        let stage = engine.prefetch_chunks(wanted, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
             removed_before: engine.store().removed(),
             evicted_before: engine.store().evicted(),
@@ -251,8 +247,9 @@ impl Ingest {
             }
             self.report.keys.push(id.key());
             if !complete && seen.insert(id.key()) {
-                // What is on its way may be late.
-                store.takes_over(id);
+                if store.is_late(id) {
+                    store.count_race(false);
+                }
                 self.report.summarised += usize::from(stored);
                 self.progress.total += engine.prefilled_tokens(id);
                 let (id, left) = (id.clone(), chunk.left.clone());
@@ -359,10 +356,7 @@ impl Engine {
         prompt: &Prompt,
         method: &Arc<dyn FusionMethod>,
     ) -> Vec<(ChunkId, PromptChunk)> {
-        if method.statistics().is_empty() {
-            return self.named_in(prompt);
-        }
-        self.named_in(&prompt.contexts(self.longest_context()))
+        self.stored_in(prompt, !method.statistics().is_empty())
     }
 
     /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
@@ -410,12 +404,18 @@ impl Engine {
         prompt.system_reusable && !prompt.system.is_empty()
     }
 
-    /// Has the store fetch chunks that it shares with others and lacks, and those of the shared namespace, on another thread, if that takes less
-    /// time than computing the tokens that are given with each. The work ends when it is known which of them come, or, where they are to be
-    /// `whole`, when these are there. None where there is no object store.
+    /// A chunk as the object store is asked for it: also in the shared namespace, with the time that computing it behind what is `left` of it
+    /// is expected to take.
+    pub(crate) fn wanted(&self, id: ChunkId, left: &[u32]) -> WantedChunk {
+        let compute = self.prefill_rate().time_of(left.len() + self.prefilled_tokens(&id));
+        WantedChunk { ids: [id.clone()].into_iter().chain(self.shared(&id)).collect(), compute }
+    }
+
+    /// Has the store fetch chunks that it lacks, on another thread, unless computing them is expected to take less time. The work ends when it
+    /// is known which of them come, or, where they are to be `whole`, when these are there. None where there is no object store.
     pub(crate) fn prefetch_chunks(
         &self,
-        mut chunks: Vec<(ChunkId, usize)>,
+        wanted: Vec<WantedChunk>,
         kinds: Vec<String>,
         whole: bool,
     ) -> Result<Option<Background<Fetched>>> {
@@ -423,15 +423,10 @@ impl Engine {
         if !store.fetches() {
             return Ok(None);
         }
-        let shared = |(id, tokens): &(ChunkId, usize)| Some((self.shared(id)?, *tokens));
-        chunks.extend(chunks.iter().filter_map(shared).collect::<Vec<_>>());
-        let timed = |(id, tokens)| (id, self.prefill_rate().time_of(tokens));
-        let chunks: Vec<(ChunkId, Option<Duration>)> = chunks.into_iter().map(timed).collect();
         let fetch = move || {
             let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-            let wanted: Vec<_> = chunks.iter().map(|(id, compute)| (id, *compute)).collect();
             let fetched = store.prefetch(&wanted, &kinds, whole);
-            chunks.iter().for_each(|(id, _)| _ = store.is_in_flight(id));
+            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.is_in_flight(id));
             fetched
         };
         Ok(Some(Background::spawn(fetch)?))

@@ -166,12 +166,12 @@ impl PrefillJob {
     pub(crate) fn advance(&mut self) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start => self.stage = self.first_stage()?,
-            Stage::Fetch(mut fetch, mut opening) => {
+            Stage::Fetch(mut fetch, opening) => {
                 let Some(fetched) = fetch.poll() else {
                     self.stage = Stage::Fetch(fetch, opening);
                     return Ok(Advance::Waiting);
                 };
-                opening.passed_over = fetched.passed_over;
+                self.reused.unfetched += fetched.passed_over;
                 self.stage = Stage::Open(opening);
             }
             Stage::Open(mut opening) => {

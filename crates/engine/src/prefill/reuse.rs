@@ -1,12 +1,12 @@
 //! Parts of a prompt whose keys and values come from the store, and the repair of those that are missing or broken.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
 use refrain_kv::{AuxTensors, Span};
-use refrain_store::{Chunk, ChunkId, ChunkKey, ChunkReader};
+use refrain_store::{Chunk, ChunkId, ChunkReader, WantedChunk};
 
 use super::stats::LoadStats;
 use crate::Result;
@@ -41,7 +41,7 @@ pub(crate) struct ReusedSegments {
     pub(crate) system_cached: bool,
     /// Parts that were prefilled alone for this request.
     pub(crate) prefilled: usize,
-    /// Parts that were not taken from the object store because computing them takes less time.
+    /// Parts that were computed because the object store was expected to take longer, or did.
     pub(crate) unfetched: usize,
     /// Bytes of keys and values that were brought in, and the time of all threads.
     pub(crate) load: LoadStats,
@@ -93,6 +93,45 @@ struct Part {
     before: Option<Segment>,
 }
 
+/// A part that is prefilled alone.
+#[derive(Debug)]
+struct Computing {
+    part: Part,
+    chunk: Option<Box<ChunkPrefill>>,
+    /// The part's identities under which it is on its way from the object store: computing it and fetching it race.
+    late: Vec<ChunkId>,
+}
+
+impl Computing {
+    /// Computes a layer; gives the part once it is computed, or has come.
+    fn advance(
+        &mut self,
+        engine: &Engine,
+        method: &dyn FusionMethod,
+        reused: &mut ReusedSegments,
+    ) -> Result<Option<Found>> {
+        let (store, statistics) = (engine.store(), wanted(method, self.part.chunk));
+        for id in self.late.extract_if(.., |id| !store.is_late(id)) {
+            if let Some(found) = find_exactly(engine, &id, &statistics)? {
+                store.count_race(true);
+                return Ok(Some(found));
+            }
+        }
+        let Some(mut chunk) = self.chunk.take() else { return Ok(None) };
+        if !chunk.advance(&statistics)? {
+            self.chunk = Some(chunk);
+            return Ok(None);
+        }
+        let (chunk, statistics, _) = chunk.finish(&statistics)?;
+        reused.prefilled += 1;
+        if !self.late.is_empty() {
+            store.count_race(false);
+            reused.unfetched += 1;
+        }
+        Ok(Some(Found { reader: Arc::new(chunk.into()), statistics, statistics_read: 0, computed: true }))
+    }
+}
+
 /// A part that the store has, or that was computed.
 struct Found {
     reader: Arc<ChunkReader>,
@@ -107,11 +146,9 @@ pub(crate) struct Opening {
     parts: VecDeque<Part>,
     segments: Vec<Segment>,
     /// A part that is prefilled alone.
-    computing: Option<(Part, Box<ChunkPrefill>)>,
+    computing: Option<Computing>,
     /// A part that is read whole.
     reading: Option<(Part, Segment, Background<Option<Chunk>>)>,
-    /// Chunks that the object store was not asked for.
-    pub(crate) passed_over: BTreeSet<ChunkKey>,
 }
 
 impl Opening {
@@ -124,12 +161,8 @@ impl Opening {
         let system = keeps_system.then(|| Part { chunk: None, span: prompt.system_span(), before: None });
         let chunks = prompt.chunk_spans().into_iter().enumerate();
         let chunks = chunks.map(|(index, span)| Part { chunk: Some(index), span, before: None });
-        Opening::of(system.into_iter().chain(chunks).collect())
-    }
-
-    fn of(parts: VecDeque<Part>) -> Opening {
-        let (segments, passed_over) = (Vec::new(), BTreeSet::new());
-        Opening { parts, segments, computing: None, reading: None, passed_over }
+        let parts = system.into_iter().chain(chunks).collect();
+        Opening { parts, segments: Vec::new(), computing: None, reading: None }
     }
 
     /// The segments of an attempt that met a broken one: each is read whole into memory, so that the next attempt cannot break.
@@ -142,16 +175,15 @@ impl Opening {
             span: segment.span,
             before: Some(segment.clone()),
         };
-        Opening::of(segments.iter().map(part).collect())
+        let parts = segments.iter().map(part).collect();
+        Opening { parts, segments: Vec::new(), computing: None, reading: None }
     }
 
-    /// Identities of the parts in the store, and the tokens that computing each takes.
-    pub(crate) fn wanted(&self, engine: &Engine, prompt: &Prompt) -> Vec<(ChunkId, usize)> {
+    /// The parts as the object store is asked for them.
+    pub(crate) fn wanted(&self, engine: &Engine, prompt: &Prompt) -> Vec<WantedChunk> {
         let wanted = |part: &Part| {
-            let id = part_id(engine, prompt, part.chunk);
-            let left = part.chunk.map_or(0, |index| prompt.chunks[index].left.len());
-            let tokens = left + engine.prefilled_tokens(&id);
-            (id, tokens)
+            let left = part.chunk.map_or(&[][..], |index| &prompt.chunks[index].left);
+            engine.wanted(part_id(engine, prompt, part.chunk), left)
         };
         self.parts.iter().map(wanted).collect()
     }
@@ -165,17 +197,12 @@ impl Opening {
         method: &dyn FusionMethod,
         reused: &mut ReusedSegments,
     ) -> Result<Advance> {
-        if let Some((part, mut chunk)) = self.computing.take() {
-            let statistics = wanted(method, part.chunk);
-            if !chunk.advance(&statistics)? {
-                self.computing = Some((part, chunk));
+        if let Some(mut computing) = self.computing.take() {
+            let Some(found) = computing.advance(engine, method, reused)? else {
+                self.computing = Some(computing);
                 return Ok(Advance::Progress);
-            }
-            let (chunk, statistics, _) = chunk.finish(&statistics)?;
-            reused.prefilled += 1;
-            let reader = Arc::new(chunk.into());
-            let found = Found { reader, statistics, statistics_read: 0, computed: true };
-            self.add(engine, prompt, part, found, reused);
+            };
+            self.add(engine, prompt, computing.part, found, reused);
         }
         if let Some((part, segment, mut reading)) = self.reading.take() {
             let started = Instant::now();
@@ -235,7 +262,7 @@ impl Opening {
         reused.waited += started.elapsed();
         match found {
             Some(found) => self.add(engine, prompt, part, found, reused),
-            None => self.compute(engine, prompt, part, !statistics.is_empty(), reused)?,
+            None => self.compute(engine, prompt, part, !statistics.is_empty())?,
         }
         Ok(())
     }
@@ -257,7 +284,7 @@ impl Opening {
         let Some(chunk) = chunk else {
             reused.set_cached(part.chunk, false);
             let observed = !segment.statistics.is_empty();
-            return self.compute(engine, prompt, part, observed, reused);
+            return self.compute(engine, prompt, part, observed);
         };
         let (reader, computed) = (Arc::new(chunk.into()), segment.computed);
         let found = Found { reader, statistics: segment.statistics, statistics_read: 0, computed };
@@ -266,19 +293,8 @@ impl Opening {
     }
 
     /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
-    fn compute(
-        &mut self,
-        engine: &Engine,
-        prompt: &Prompt,
-        part: Part,
-        observed: bool,
-        reused: &mut ReusedSegments,
-    ) -> Result<()> {
+    fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
         let id = part_id(engine, prompt, part.chunk);
-        let is_unfetched =
-            |id: &ChunkId| self.passed_over.contains(&id.key()) || engine.store().takes_over(id);
-        let mut names = engine.shared(&id).into_iter().chain([id.clone()]);
-        reused.unfetched += usize::from(names.any(|id| is_unfetched(&id)));
         let (left, label) = match part.chunk {
             None => (Vec::new(), SYSTEM_LABEL.to_owned()),
             Some(index) if engine.settings().repair => {
@@ -286,8 +302,10 @@ impl Opening {
             }
             Some(_) => return Ok(()),
         };
-        let chunk = ChunkPrefill::start(engine, id, &left, label, observed)?;
-        self.computing = Some((part, Box::new(chunk)));
+        let ids = engine.shared(&id).into_iter().chain([id.clone()]);
+        let late = ids.filter(|id| engine.store().is_late(id)).collect();
+        let chunk = Some(Box::new(ChunkPrefill::start(engine, id, &left, label, observed)?));
+        self.computing = Some(Computing { part, chunk, late });
         Ok(())
     }
 

@@ -310,11 +310,7 @@ pub(super) async fn pin(
     let work = move || {
         let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());
         app.state.corpus.get(&tenant.engine, &id)?;
-        let keys = match pinned {
-            true => documents.chunk_keys(namespace, &id)?,
-            false => documents.keys_to_unpin(namespace, &id)?,
-        };
-        pin_chunks(&tenant, &keys, pinned)?;
+        pin_chunks(&tenant, &documents.keys_to_pin(namespace, &id, pinned)?, pinned)?;
         Ok(DocumentResponse::from(app.state.corpus.set_pinned(namespace, &id, pinned)?))
     };
     Ok(axum::Json(spawn_blocking(work).await?).into_response())

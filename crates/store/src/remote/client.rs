@@ -59,6 +59,8 @@ pub(super) enum Failure {
     Conflict,
     /// The object store has no conditional requests of this kind.
     Unsupported,
+    /// The object has more bytes than are taken.
+    TooLarge,
     /// The object store answers, and does not take it; or something here is in the way.
     Refused(String),
     /// It does not answer, or not as it should.
@@ -72,6 +74,7 @@ impl fmt::Display for Failure {
             Failure::Broken(problem, _) => problem.fmt(f),
             Failure::Conflict => f.write_str("another machine writes or deletes the object at the same time"),
             Failure::Unsupported => f.write_str("the object store has no conditional requests"),
+            Failure::TooLarge => f.write_str("the object is too large"),
             Failure::Refused(why) | Failure::Failed(why) => f.write_str(why),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use object_store::{GetOptions, ObjectMeta, UpdateVersion};
+use object_store::{GetOptions, GetResult, ObjectMeta, UpdateVersion};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -76,28 +76,42 @@ impl Client {
         let broken = self.known.broken(name).and_then(|version| version.e_tag);
         let options = GetOptions::new().with_if_none_match(broken);
         let asked = Instant::now();
+        self.link.ask(asked);
         let found = self.within(self.timeout, self.objects.get_opts(&self.path(name), options)).await;
-        if !matches!(found, Err(Failure::Failed(_))) {
-            self.link.answered(asked.elapsed(), Instant::now());
-        }
+        self.link.answered(asked, Instant::now(), !matches!(found, Err(Failure::Failed(_))));
         let found = found?;
-        let (meta, mut arrival) = (found.meta.clone(), self.link.begin(Instant::now()));
-        let longest = self.longest(meta.size.min(sink.most()));
-        // The size that it states is not believed: memory is taken as bytes come.
+        let (meta, most) = (found.meta.clone(), sink.most());
+        let take = |piece: &[u8]| {
+            self.link.came(piece.len(), Instant::now());
+            sink.take(meta.size, piece).map_err(|problem| Failure::Broken(problem, version(&meta)))
+        };
+        self.link.begin(Instant::now());
+        let size = self.receive(found, most, take).await;
+        self.link.end(Instant::now());
+        Ok(ObjectMeta { size: size?, ..meta })
+    }
+
+    /// Hands over the bytes of an object as they come, in the time that `most` of them may take, and gives their number. The size that the
+    /// object states is not believed: memory is taken as bytes come.
+    pub(super) async fn receive(
+        &self,
+        found: GetResult,
+        most: u64,
+        mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        let (path, longest) = (found.meta.location.clone(), self.longest(found.meta.size.min(most)));
         let (mut bytes, mut pieces) = (0, found.into_stream());
         let all = async {
             while let Some(piece) =
                 self.within(self.timeout, async { pieces.next().await.transpose() }).await?
             {
                 bytes += piece.len() as u64;
-                arrival.came(piece.len(), Instant::now());
-                sink.take(meta.size, &piece).map_err(|problem| Failure::Broken(problem, version(&meta)))?;
+                take(&piece)?;
             }
-            Ok(())
+            Ok(bytes)
         };
-        let late = |_| Failure::Failed(format!("not all of it came within {longest:?}"));
-        timeout(longest, all).await.map_err(late)??;
-        Ok(ObjectMeta { size: bytes, ..meta })
+        let late = |_| Failure::Failed(format!("not all of {path} came within {longest:?}"));
+        timeout(longest, all).await.map_err(late)?
     }
 }
 

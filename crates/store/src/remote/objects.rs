@@ -112,22 +112,19 @@ impl Objects {
                 Err(Failure::Absent) => return Ok(None),
                 Err(failure) => return Err(failure),
             };
-            let longest = client.longest(found.meta.size.min(most));
-            // The size that it states is not believed: memory is taken as bytes come.
-            let (mut bytes, mut pieces) = (Vec::new(), found.into_stream());
-            let all = async {
-                while let Some(piece) =
-                    client.within(client.timeout, async { pieces.next().await.transpose() }).await?
-                {
-                    if bytes.len() as u64 + piece.len() as u64 > most {
-                        return Ok(Some(None));
-                    }
-                    bytes.extend_from_slice(&piece);
+            let mut bytes = Vec::new();
+            let take = |piece: &[u8]| {
+                if bytes.len() as u64 + piece.len() as u64 > most {
+                    return Err(Failure::TooLarge);
                 }
-                Ok(Some(Some(bytes)))
+                bytes.extend_from_slice(piece);
+                Ok(())
             };
-            let late = |_| Failure::Failed(format!("not all of {path} came within {longest:?}"));
-            tokio::time::timeout(longest, all).await.map_err(late)?
+            match client.receive(found, most, take).await {
+                Ok(_) => Ok(Some(Some(bytes))),
+                Err(Failure::TooLarge) => Ok(Some(None)),
+                Err(failure) => Err(failure),
+            }
         })?;
         let too_large =
             || StoreError::ObjectTooLarge { url: self.url.to_string(), name: name.to_owned(), most };
@@ -233,6 +230,11 @@ impl Objects {
     /// Ends all calls of this handle and its clones, those under way included, with an error.
     pub fn close(&self) {
         self.closed.send_replace(true);
+    }
+
+    /// Whether the handle or a clone of it was closed.
+    pub fn is_closed(&self) -> bool {
+        *self.closed.borrow()
     }
 
     /// Why the object store is left alone, while it is.

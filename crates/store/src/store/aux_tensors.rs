@@ -64,7 +64,7 @@ impl Store {
         let found = self.local_aux_tensors(&name);
         #[cfg(feature = "remote")]
         if found.is_none() && self.0.remote.is_some() {
-            self.prefetch(&[(id, None)], &[kind], false);
+            self.prefetch(&[id.into()], &[kind], false);
             return Ok(self.local_aux_tensors(&name));
         }
         Ok(found)

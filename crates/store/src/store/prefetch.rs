@@ -10,10 +10,11 @@ use super::Store;
 use super::receiver::Receiver;
 use crate::disk::{Disk, Origin};
 use crate::folder::{name, open_aux_file};
-use crate::remote::{Choice, ObjectSink, Objects, Remote};
+use crate::remote::{Choice, Missing, ObjectSink, Objects, Remote};
 use crate::tiers::{InFlightChunk, Tiers};
 use crate::{
-    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file,
+    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, Problem, RemoteOptions, RemoteStats, Result,
+    WantedChunk, aux_file,
 };
 
 /// Most bytes of an aux tensors file that are fetched.
@@ -50,56 +51,62 @@ impl Store {
         Store(Arc::new(Tiers::new(Some(disk), Some(remote), 64 << 20)))
     }
 
-    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds. Each is given with the
-    /// time that computing it would take, where that is known: if fetching is expected to take longer, by what it took until now, nothing is
-    /// asked for. Without `whole` this returns when aux tensors are there, and readers read chunks while they come; with it, when chunks are
-    /// there too. Where there is no object store, or it does not answer, none comes.
+    /// Has chunks fetched that neither memory nor the folder has, several at once, with their aux tensors of these kinds, unless they are
+    /// expected to be computed in less time. Without `whole` this returns when aux tensors are there, and readers read chunks while they
+    /// come; with it, when chunks are there too; in either case when they are late. Where there is no object store, or it does not answer,
+    /// none comes.
     ///
     /// # Panics
     /// If one is no kind.
-    pub fn prefetch(&self, wanted: &[(&ChunkId, Option<Duration>)], kinds: &[&str], whole: bool) -> Fetched {
+    pub fn prefetch(&self, wanted: &[WantedChunk], kinds: &[&str], whole: bool) -> Fetched {
         let Some(remote) = &self.0.remote else { return Fetched::default() };
         let (missing, mut chunks) = self.missing(wanted, kinds);
-        let (asked, deadline, passed_over) = match choose(remote, &missing) {
-            Choice::Fetch(deadline) => (missing.as_slice(), deadline, BTreeSet::new()),
-            Choice::Compute { measure } => {
-                // It is late from the beginning: nobody waits for it.
-                let asked = &missing[..usize::from(measure)];
-                (asked, Some(Instant::now()), missing.iter().map(|missing| missing.key).collect())
-            }
+        let now = Instant::now();
+        let (asked, deadline) = match remote.choose(all_of(&missing), now) {
+            Choice::Fetch(deadline) => (missing.len(), deadline),
+            // What is fetched to measure is late at once.
+            Choice::Compute { measure } => (missing.len().min(measure.into()), Some(now)),
         };
         let mut aux = Vec::new();
-        for missing in asked {
-            chunks.extend(missing.chunk.then(|| self.receive(remote, missing, deadline)));
-            aux.extend(missing.kinds.iter().map(|kind| self.receive_kind(remote, missing, kind, deadline)));
+        for object in missing[..asked].iter().flat_map(|chunk| &chunk.objects) {
+            match object.kind {
+                None => chunks.push(self.receive(remote, object.id, deadline)),
+                Some(kind) => aux.push(self.receive_kind(remote, object.id, kind, deadline)),
+            }
         }
         aux.iter().for_each(|aux| aux.wait(aux.deadline));
         if whole {
             chunks.iter().for_each(|chunk| chunk.wait(chunk.deadline));
             chunks.retain(|chunk| chunk.chunk(chunk.deadline).is_some());
         }
-        Fetched { chunks: chunks.len(), passed_over }
+        Fetched { chunks: chunks.len(), passed_over: missing.len() - asked }
     }
 
     /// Those of the chunks of which something is neither here nor on its way, and those that are on their way.
     fn missing<'a>(
         &self,
-        wanted: &[(&'a ChunkId, Option<Duration>)],
+        wanted: &'a [WantedChunk],
         kinds: &[&'a str],
-    ) -> (Vec<Missing<'a>>, Vec<Arc<InFlightChunk>>) {
+    ) -> (Vec<MissingChunk<'a>>, Vec<Arc<InFlightChunk>>) {
         let (mut seen, mut missing, mut coming) = (BTreeSet::new(), Vec::new(), Vec::new());
-        for (id, compute) in wanted.iter().filter(|(id, _)| id.layout().is_ok()) {
-            let key = id.key();
-            if !seen.insert(key) {
-                continue;
+        for WantedChunk { ids, compute } in wanted {
+            let mut objects = Vec::new();
+            for id in ids.iter().filter(|id| id.layout().is_ok()) {
+                let key = id.key();
+                if !seen.insert(key) {
+                    continue;
+                }
+                let in_flight = self.in_flight().get(&key).cloned();
+                let comes = in_flight.is_some();
+                coming.extend(in_flight);
+                if !comes && !self.contains(id) {
+                    objects.push(MissingObject { id, kind: None });
+                }
+                let lacks = |kind: &&&str| !self.has_aux_tensors(id, kind);
+                objects.extend(kinds.iter().filter(lacks).map(|kind| MissingObject { id, kind: Some(kind) }));
             }
-            let in_flight = self.in_flight().get(&key).cloned();
-            let chunk = in_flight.is_none() && !self.contains(id);
-            coming.extend(in_flight);
-            let lacks = |kind: &&&str| !self.has_aux_tensors(id, kind);
-            let kinds: Vec<&str> = kinds.iter().filter(lacks).copied().collect();
-            if chunk || !kinds.is_empty() {
-                missing.push(Missing { id, key, chunk, kinds, compute: *compute });
+            if !objects.is_empty() {
+                missing.push(MissingChunk { objects, compute: *compute });
             }
         }
         (missing, coming)
@@ -120,29 +127,28 @@ impl Store {
         self.reader_in_flight(&id.key(), false).is_some()
     }
 
-    /// Whether the chunk is on its way and late. It is counted: the caller computes it.
-    pub fn takes_over(&self, id: &ChunkId) -> bool {
+    /// Whether the chunk is on its way and late: computing it may be quicker than waiting for it.
+    pub fn is_late(&self, id: &ChunkId) -> bool {
         let in_flight = self.in_flight().get(&id.key()).cloned();
-        let is_late = in_flight.is_some_and(|in_flight| in_flight.is_late());
-        if let Some(remote) = self.0.remote.as_ref().filter(|_| is_late) {
-            remote.count_late();
+        in_flight.is_some_and(|in_flight| in_flight.is_late())
+    }
+
+    /// Counts a late chunk that came before it was computed, if its fetch has `won`, or that was computed before it came.
+    pub fn count_race(&self, won: bool) {
+        if let Some(remote) = &self.0.remote {
+            remote.count_race(won);
         }
-        is_late
     }
 
     /// The chunk as it comes, fetched for the first to ask.
-    fn receive(
-        &self,
-        remote: &Remote,
-        missing: &Missing<'_>,
-        deadline: Option<Instant>,
-    ) -> Arc<InFlightChunk> {
-        let in_flight = match self.in_flight().entry(missing.key) {
+    fn receive(&self, remote: &Remote, id: &ChunkId, deadline: Option<Instant>) -> Arc<InFlightChunk> {
+        let key = id.key();
+        let in_flight = match self.in_flight().entry(key) {
             Entry::Occupied(known) => return known.get().clone(),
             Entry::Vacant(new) => new.insert(Arc::new(InFlightChunk::until(deadline))).clone(),
         };
-        let sink = Receiver::new(&self.0, missing.id.clone(), in_flight.clone());
-        remote.fetch(name(&missing.key, None), missing.id.bytes(), Box::new(sink));
+        let sink = Receiver::new(&self.0, id.clone(), in_flight.clone());
+        remote.fetch(name(&key, None), id.bytes(), Box::new(sink));
         in_flight
     }
 
@@ -150,15 +156,15 @@ impl Store {
     fn receive_kind(
         &self,
         remote: &Remote,
-        missing: &Missing<'_>,
+        id: &ChunkId,
         kind: &str,
         deadline: Option<Instant>,
     ) -> Arc<InFlightChunk> {
         let gate = Arc::new(InFlightChunk::until(deadline));
-        let (store, id, kind) = (Arc::downgrade(&self.0), missing.id.clone(), kind.to_owned());
-        let (object, removals) = (name(&missing.key, Some(&kind)), self.0.removals());
+        let (object, removals) = (name(&id.key(), Some(kind)), self.0.removals());
+        let (store, id, kind) = (Arc::downgrade(&self.0), id.clone(), kind.to_owned());
         let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
-        // How many bytes they have is known there alone.
+        // How many bytes they have is not known here.
         remote.fetch(object, 0, Box::new(sink));
         gate
     }
@@ -204,27 +210,31 @@ impl Store {
     }
 }
 
-/// A chunk of which something is not here.
-struct Missing<'a> {
-    id: &'a ChunkId,
-    key: ChunkKey,
-    /// Whether the chunk itself is not.
-    chunk: bool,
-    /// Which kinds of aux tensors are not.
-    kinds: Vec<&'a str>,
-    /// Time that computing it would take.
+/// A chunk of which something is neither here nor on its way.
+struct MissingChunk<'a> {
+    objects: Vec<MissingObject<'a>>,
+    /// Time that computing it takes; none where it is not known.
     compute: Option<Duration>,
 }
 
-/// Whether chunks are fetched or computed, all of them: what they share, the way and the processor, decides.
-fn choose(remote: &Remote, missing: &[Missing<'_>]) -> Choice {
-    if missing.is_empty() {
-        return Choice::Fetch(None);
+/// The object of a chunk, or of its aux tensors of a kind.
+struct MissingObject<'a> {
+    id: &'a ChunkId,
+    kind: Option<&'a str>,
+}
+
+/// The objects and bytes of chunks together. A chunk that is looked for under several names has one of them.
+fn all_of(missing: &[MissingChunk<'_>]) -> Missing {
+    let bytes = |chunk: &MissingChunk<'_>| {
+        let mut chunks = chunk.objects.iter().filter(|object| object.kind.is_none());
+        chunks.next().map_or(0, |object| object.id.bytes())
+    };
+    Missing {
+        chunks: missing.len(),
+        objects: missing.iter().map(|chunk| chunk.objects.len()).sum(),
+        bytes: missing.iter().map(bytes).sum(),
+        compute: missing.iter().map(|chunk| chunk.compute).sum(),
     }
-    let objects = missing.iter().map(|missing| usize::from(missing.chunk) + missing.kinds.len()).sum();
-    let bytes = missing.iter().filter(|missing| missing.chunk).map(|missing| missing.id.bytes()).sum();
-    let compute = missing.iter().map(|missing| missing.compute).sum();
-    remote.choose(missing.len(), objects, bytes, compute)
 }
 
 /// Takes the bytes of an aux tensors file as they come.

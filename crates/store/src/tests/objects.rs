@@ -118,6 +118,6 @@ fn an_object_store_that_hangs_is_left_alone_and_a_closed_handle_waits_for_nothin
         objects.clone().close();
         assert!(put.join().unwrap().unwrap_err().to_string().contains("closed"));
     });
-    assert!(objects.get("name", 1).is_err());
+    assert!(objects.get("name", 1).is_err() && objects.is_closed());
     assert_eq!(objects.down(), None);
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::local::LocalDocuments;
 use crate::shared::SharedDocuments;
 
-fn try_sync(documents: &SharedDocuments) -> Result<()> {
+pub(super) fn try_sync(documents: &SharedDocuments) -> Result<()> {
     let applied: &mut Applied<'_> = &mut |_| Ok(());
     documents.sync(Some(&|_, _| Ok(Vec::new())), applied)
 }

@@ -17,7 +17,6 @@ use tempfile::{TempDir, tempdir};
 
 use crate::conformance;
 use crate::document_store::DocumentStore;
-use crate::local::LocalDocuments;
 use crate::notes::SharingState;
 use crate::shared::SharedDocuments;
 
@@ -114,11 +113,6 @@ fn contents(machine: &Machine) -> Vec<(String, u64, bool, String)> {
     let text = |id: &str| machine.documents.local.document("", id).unwrap().text;
     let listed = conformance::list(&machine.documents, "").into_iter();
     listed.map(|one| (one.id.clone(), one.created, one.pinned, text(&one.id))).collect()
-}
-
-#[test]
-fn documents_of_one_machine_conform() {
-    conformance::check(&|quota| Box::new(LocalDocuments::open(None, quota).unwrap()));
 }
 
 /// Holds documents of a bucket against the battery. Each store has a bucket of its own.

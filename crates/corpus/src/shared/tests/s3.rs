@@ -5,26 +5,36 @@ use std::cell::RefCell;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use refrain_store::{Limits, RemoteOptions, Store};
 
-use super::away::changes_wait_for_the_object_store;
+use super::away::{changes_wait_for_the_object_store, try_sync};
 use super::replicas::{all_agree_after_races, both_put_the_same, what_one_machine_changes_is_changed_on_all};
 use super::{Bucket, Machine};
 use crate::conformance::{self, list, put, sync};
 use crate::document_store::DocumentStore;
+use crate::notes::now;
 use crate::shared::SharedDocuments;
+use crate::shared::objects::{ChangesObject, change_name, encode};
 
 struct S3 {
     server: Child,
     server_port: u16,
     proxy_port: u16,
-    /// Whether the proxy drops all connections.
-    is_away: Arc<AtomicBool>,
+    network: Arc<Network>,
+}
+
+/// The proxy.
+#[derive(Default)]
+struct Network {
+    /// Whether it drops all connections.
+    is_away: AtomicBool,
+    /// What a request is refused for that has it in its head.
+    forbidden: Mutex<Option<String>>,
 }
 
 impl Drop for S3 {
@@ -62,17 +72,17 @@ impl S3 {
             .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let proxy_port = listener.local_addr().unwrap().port();
-        let s3 = S3 { server, server_port, proxy_port, is_away: Arc::default() };
+        let s3 = S3 { server, server_port, proxy_port, network: Arc::default() };
         let began = Instant::now();
         while TcpStream::connect(("127.0.0.1", server_port)).is_err() {
             assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
             thread::sleep(Duration::from_millis(50));
         }
-        let is_away = s3.is_away.clone();
+        let network = s3.network.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let is_away = is_away.clone();
-                thread::spawn(move || pass(&client, server_port, &is_away));
+                let network = network.clone();
+                thread::spawn(move || network.pass(&client, server_port));
             }
         });
         s3.make_bucket();
@@ -107,26 +117,40 @@ impl S3 {
     }
 }
 
-/// Passes a connection on, until the proxy is away.
-fn pass(client: &TcpStream, server_port: u16, is_away: &AtomicBool) {
-    if is_away.load(Relaxed) {
-        return;
+impl Network {
+    /// Passes a connection on, until the proxy is away or a request is forbidden.
+    fn pass(&self, client: &TcpStream, server_port: u16) {
+        if self.is_away.load(Relaxed) {
+            return;
+        }
+        let server = TcpStream::connect(("127.0.0.1", server_port)).unwrap();
+        let copy = |mut from: &TcpStream, mut to: &TcpStream, forbidden: Option<String>| {
+            let mut bytes = [0; 1 << 14];
+            while let Ok(read) = io::Read::read(&mut from, &mut bytes)
+                && read > 0
+                && !self.is_away.load(Relaxed)
+            {
+                if forbidden
+                    .as_ref()
+                    .is_some_and(|part| String::from_utf8_lossy(&bytes[..read]).contains(part))
+                {
+                    let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    let _ = io::Write::write_all(&mut from, answer);
+                    break;
+                }
+                if io::Write::write_all(&mut to, &bytes[..read]).is_err() {
+                    break;
+                }
+            }
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+        };
+        let forbidden = self.forbidden.lock().unwrap().clone();
+        thread::scope(|scope| {
+            scope.spawn(|| copy(&server, client, None));
+            copy(client, &server, forbidden);
+        });
     }
-    let server = TcpStream::connect(("127.0.0.1", server_port)).unwrap();
-    let copy = |mut from: &TcpStream, mut to: &TcpStream| {
-        let mut bytes = [0; 1 << 14];
-        while let Ok(read) = io::Read::read(&mut from, &mut bytes)
-            && read > 0
-            && !is_away.load(Relaxed)
-            && io::Write::write_all(&mut to, &bytes[..read]).is_ok()
-        {}
-        let _ = from.shutdown(Shutdown::Both);
-        let _ = to.shutdown(Shutdown::Both);
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| copy(&server, client));
-        copy(client, &server);
-    });
 }
 
 /// One server for all of it, since a server takes its time to start.
@@ -147,8 +171,36 @@ fn documents_are_shared_over_s3() {
     what_one_machine_changes_is_changed_on_all(&prefix("all"));
     both_put_the_same(&prefix("both"), 5);
     all_agree_after_races(&prefix("races"), 15);
-    changes_wait_for_the_object_store(&prefix("away"), &|hangs| s3.is_away.store(hangs, Relaxed));
+    changes_wait_for_the_object_store(&prefix("away"), &|hangs| s3.network.is_away.store(hangs, Relaxed));
     many_documents_come_in_pages(&prefix("many"));
+    one_object_that_is_refused_stands_in_no_others_way(&s3, &prefix("refused"));
+}
+
+/// A document whose object may not be read is told, and the others come all the same.
+fn one_object_that_is_refused_stands_in_no_others_way(s3: &S3, bucket: &dyn Bucket) {
+    let (one, two) = (bucket.machine(), bucket.machine());
+    let ids = ["a", "b", "c"].map(|text| put(&one.documents, "", text, &[]).unwrap().id);
+    *s3.network.forbidden.lock().unwrap() = Some(format!("{}/document.json HTTP", ids[1]));
+    // Connections that were made before know nothing of it.
+    let two = two.restarted();
+    for announced in 0..2 {
+        assert!(try_sync(&two.documents).is_err());
+        assert_eq!(list(&two.documents, "").len(), 2 + announced);
+        let stats = two.documents.sharing().unwrap();
+        assert!(stats.last_sync.is_some() && stats.trouble.is_some(), "{stats:?}");
+        if announced == 0 {
+            // Another is announced together with it.
+            let new = put(&one.documents, "", "d", &[]).unwrap().id;
+            let documents = vec![(String::new(), ids[1].clone()), (String::new(), new)];
+            let time = now().as_millis() as u64;
+            one.objects.put(&change_name(time, 0), encode(ChangesObject { documents })).unwrap();
+        }
+    }
+    *s3.network.forbidden.lock().unwrap() = None;
+    let two = two.restarted();
+    two.list_next();
+    sync(&two.documents);
+    assert_eq!(list(&two.documents, "").len(), 4);
 }
 
 /// More documents than a listing's page has names.
