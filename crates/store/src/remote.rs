@@ -150,6 +150,14 @@ impl Remote {
         races.fetch_add(1, Relaxed);
     }
 
+    /// A request was answered at that time, after this latency.
+    #[cfg(test)]
+    pub(crate) fn has_measured(&self, latency: Duration, at: Instant) {
+        let asked = at.checked_sub(latency).unwrap_or(at);
+        self.client.link.ask(asked);
+        self.client.link.answered(asked, at, true);
+    }
+
     /// Deletes the objects of chunks whose files are gone, and returns when the object store has confirmed each. Must not be
     /// called by a thread of an asynchronous runtime, since it waits.
     ///

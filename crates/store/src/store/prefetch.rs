@@ -90,6 +90,11 @@ impl Store {
     ) -> (Vec<MissingChunk<'a>>, Vec<Arc<InFlightChunk>>) {
         let (mut seen, mut missing, mut coming) = (BTreeSet::new(), Vec::new(), Vec::new());
         for WantedChunk { ids, compute } in wanted {
+            let is_here =
+                |id: &ChunkId| self.contains(id) && kinds.iter().all(|kind| self.has_aux_tensors(id, kind));
+            if ids.iter().any(is_here) {
+                continue;
+            }
             let mut objects = Vec::new();
             for id in ids.iter().filter(|id| id.layout().is_ok()) {
                 let key = id.key();
@@ -207,6 +212,19 @@ impl Store {
         let pending = self.0.disk.as_ref().and_then(|disk| disk.pending().ok());
         let pending = pending.map_or(0, |pending| pending.len() as u64);
         Some(RemoteStats { pending, ..remote.stats() })
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// A request to the object store was answered at that time, after this latency.
+    pub(crate) fn has_measured(&self, latency: Duration, at: Instant) {
+        self.0.remote.as_ref().unwrap().has_measured(latency, at);
+    }
+
+    /// Number of chunks that are on their way.
+    pub(crate) fn chunks_in_flight(&self) -> usize {
+        self.in_flight().len()
     }
 }
 
