@@ -14,12 +14,10 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::known_objects::KnownObjects;
-use super::link::Link;
+use super::link::{Link, MAX_CONCURRENT};
 use super::stats::{Counters, RemoteStats};
 use crate::Problem;
 
-/// Objects that are fetched at once.
-pub(super) const MAX_CONCURRENT: usize = 8;
 /// How long a failed object store is left alone at first, and at most.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(60);

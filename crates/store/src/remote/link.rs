@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::client::MAX_CONCURRENT;
-
+/// Objects that are fetched at once.
+pub(super) const MAX_CONCURRENT: usize = 8;
 /// The weight that earlier measurements keep when an object comes: a link that has changed is known after three or four objects.
 const KEPT: f64 = 0.25;
 /// The age at which a measurement is made again.
