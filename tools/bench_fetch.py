@@ -22,6 +22,8 @@ import urllib.request
 from pathlib import Path
 
 BUCKET = "chunks"
+# Seconds before a GET is passed on, and whether nothing is answered.
+NETWORKS = {"fast": (0.0, False), "0.2 s delay": (0.2, False), "2 s delay": (2.0, False), "hangs": (0.0, True)}
 WORDS = "lamp brass wheel spoke valve lever chain tyre hub rim brake cable saddle frame fork pedal crank bell mud guard".split()
 
 
@@ -140,6 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("program", help="the program `refrain`")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="behaviours of the network (default all)")
     parser.add_argument("--questions", type=int, default=12, help="questions a server (default 12)")
     parser.add_argument("--documents", type=int, default=3, help="documents a question (default 3)")
     parser.add_argument("--words", type=int, default=300, help="words a document (default 300)")
@@ -177,8 +180,8 @@ def measure(given, port):
     first.stop()
     print("| object store | policy | TTFT p50 (s) | mean (s) | longest (s) | fetched | passed over | races won | lost |")
     print("|---|---|---|---|---|---|---|---|---|")
-    cells = [("fast", 0.0, False), ("0.2 s delay", 0.2, False), ("2 s delay", 2.0, False), ("hangs", 0.0, True)]
-    for name, delay, hangs in cells:
+    for name in given.networks.split(","):
+        delay, hangs = NETWORKS[name]
         for policy in ["fetch", "compute", "auto"]:
             network.delay, network.hangs = 0.0, False
             server = Server(given.program, given.model, network, policy)
