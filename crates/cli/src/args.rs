@@ -154,6 +154,11 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "TIME", default_value = "2s", value_parser = parse_duration,
           hide_short_help = true)]
     pub(crate) remote_timeout: Duration,
+    /// Whether chunks that the object store may have are fetched or computed: auto takes what is expected to be faster by measured
+    /// rates, and computes a chunk that comes late
+    #[cfg(feature = "remote")]
+    #[arg(long, global = true, value_name = "POLICY", default_value = "auto", hide_short_help = true)]
+    pub(crate) remote_policy: refrain::store::FetchPolicy,
     /// How often a server looks for documents that other machines have added to the object store, changed or removed; off
     /// keeps documents on this machine, so that chunks alone are shared
     #[cfg(feature = "remote")]

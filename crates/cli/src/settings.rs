@@ -105,6 +105,7 @@ impl Context {
         if let Some(url) = &self.global.remote {
             let mut options = refrain::store::RemoteOptions::new(url);
             options.timeout = self.global.remote_timeout;
+            options.policy = self.global.remote_policy;
             return Ok(Store::open_shared(&self.store, limits, &options)?);
         }
         Ok(Store::open(&self.store, limits)?)

@@ -1,6 +1,8 @@
 //! Shared documents over object stores in memory, in a folder, and over S3.
 
 mod away;
+#[path = "../../../../../tests/common/moto.rs"]
+mod moto;
 mod objects;
 mod replicas;
 mod s3;
