@@ -80,10 +80,10 @@ pub(crate) struct Common {
         value_parser = parse_key,
         required_unless_present = "namespace_key_file"
     )]
-    namespace_key: Option<NamespaceKey>,
+    pub(crate) namespace_key: Option<NamespaceKey>,
     /// File with that secret, where --namespace-key does not give it
     #[arg(long, value_name = "FILE", env = "REFRAIN_NAMESPACE_KEY_FILE")]
-    namespace_key_file: Option<PathBuf>,
+    pub(crate) namespace_key_file: Option<PathBuf>,
     /// How workers are found
     #[arg(long, value_name = "HOW", default_value = "none", env = "REFRAIN_DISCOVERY")]
     pub(crate) discovery: Discovery,
