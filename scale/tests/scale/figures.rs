@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, PATIENCE, Plane, Process, Workers, by_file};
+use crate::harness::{Client, PATIENCE, Plane, Process, Workers};
 use crate::sharing::files;
 
 /// What `refrain-sim` prints for the scenario of the figures, with the values of `REFRAIN_SIM_ARGS` before the scenario's own.
@@ -182,6 +182,17 @@ async fn cpu_a_token(values: &Value) -> f64 {
     (gateway.cpu_seconds() - before) / (streams * TOKENS) as f64
 }
 
+/// Numbers of workers with their rules and planes.
+fn fleets(discovery: &Path) -> Vec<(usize, &'static str, &'static str, Plane)> {
+    let listed = [(1, "cost"), (2, "cost"), (4, "cost"), (8, "cost"), (8, "tessera")];
+    let listed = listed.map(|(workers, rule)| (workers, rule, "list", Plane::List)).into_iter();
+    #[cfg(feature = "dynamo")]
+    let discovered = ["cost", "tessera"].map(|rule| (8, rule, "Dynamo", crate::harness::by_file(discovery)));
+    #[cfg(not(feature = "dynamo"))]
+    let (discovered, _) = ([], discovery);
+    listed.chain(discovered).collect()
+}
+
 /// Prints a Markdown table of what was measured and, in brackets, simulated.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures for some minutes: make scale-figures runs it"]
@@ -193,19 +204,9 @@ async fn a_fleet_is_as_it_is_simulated() {
         "| workers | rule | requests/s | TTFT p50, ms | p95 | p99 | local share | gets a request | MB a request | gateway CPU, ms a request |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    let planes = [("list", Plane::List), ("Dynamo", by_file(discovery.path()))];
-    for (workers, rule, plane) in [
-        (1, "cost", 0),
-        (2, "cost", 0),
-        (4, "cost", 0),
-        (8, "cost", 0),
-        (8, "tessera", 0),
-        (8, "cost", 1),
-        (8, "tessera", 1),
-    ] {
-        let (name, plane) = &planes[plane];
+    for (workers, rule, name, plane) in fleets(discovery.path()) {
         let (values, simulated) = simulated(workers, rule);
-        let figures = run(plane, workers, rule, &values, (folder.path(), chunk_bytes)).await;
+        let figures = run(&plane, workers, rule, &values, (folder.path(), chunk_bytes)).await;
         let of = |name: &str| simulated[name].as_f64().unwrap();
         let percentile =
             |share: f64| figures.ttft[((share * figures.ttft.len() as f64).ceil() as usize).max(1) - 1];
