@@ -13,10 +13,11 @@ use refrain::corpus::{DocumentStore, LocalDocuments, open_documents};
 use refrain::engine::{Engine, Instructions, Prefix, Settings};
 use refrain::folders::{data_folder, models_folder};
 use refrain::model::ModelFiles;
+use refrain::quantities::Quota;
 use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
 use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
 
-use crate::args::{Global, PrefixArg, Quota, Shared};
+use crate::args::{Global, PrefixArg, Shared};
 use crate::output::{self, Console, Fail, show};
 
 /// The options of every command, resolved.
@@ -89,12 +90,7 @@ impl Context {
         let mut limits = Limits::memory(self.global.memory);
         limits.disk = self.global.disk;
         limits.time_to_live = self.global.ttl;
-        for Quota { namespace, bytes } in self.global.quota.iter().cloned() {
-            match namespace {
-                None => limits.quota = bytes,
-                Some(namespace) => _ = limits.quotas.insert(namespace, bytes),
-            }
-        }
+        Quota::set_all(&self.global.quota, &mut limits);
         limits
     }
 
