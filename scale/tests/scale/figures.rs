@@ -204,6 +204,7 @@ async fn a_fleet_is_as_it_is_simulated() {
         "| workers | rule | requests/s | TTFT p50, ms | p95 | p99 | local share | gets a request | MB a request | gateway CPU, ms a request |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
+    let mut off = Vec::new();
     for (workers, rule, name, plane) in fleets(discovery.path()) {
         let (values, simulated) = simulated(workers, rule);
         let figures = run(&plane, workers, rule, &values, (folder.path(), chunk_bytes)).await;
@@ -225,8 +226,10 @@ async fn a_fleet_is_as_it_is_simulated() {
             of("remote_bytes") / 1e6,
             figures.gateway * 1e3,
         );
-        let ratio = figures.local_share / local_share;
-        assert!((0.95..1.05).contains(&ratio), "{workers} {rule}: {} and {local_share}", figures.local_share);
+        if !(0.95..1.05).contains(&(figures.local_share / local_share)) {
+            off.push(format!("{workers}, {name}, {rule}: {:.3} ({local_share:.3})", figures.local_share));
+        }
     }
     println!("\nGateway CPU a token of a stream: {:.0} us", cpu_a_token(&values).await * 1e6);
+    assert!(off.is_empty(), "local shares more than 5 % off the simulator's: {off:?}");
 }
