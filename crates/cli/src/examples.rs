@@ -187,6 +187,15 @@ Examples:
 Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
 text or as objects with their options) beside them; /openapi.json describes all of it.";
 
+pub(crate) const STORE_PRUNE: &str = "\
+Examples:
+  refrain store prune --remote s3://library/chunks
+  refrain store prune --remote s3://library/chunks --unused 90d --delete
+
+Run it once a day, with --delete, on one machine. A chunk that a document of any namespace names stays, however old it is. The others count from when they were last \
+written: object stores do not tell when something was read. Each run notes what is old enough, and --delete deletes what an earlier run noted \
+before the time of grace, and which no document names still. A chunk that is needed again is prefilled again.";
+
 pub(crate) const JOB: &str = "\
 Examples:
   refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs

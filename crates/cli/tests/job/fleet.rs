@@ -55,7 +55,11 @@ impl Fleet {
         let (mut kills, began) = (0, Instant::now());
         let mut last = Instant::now();
         let status = 'done: loop {
-            assert!(began.elapsed() < longest, "the job does not end; {kills} runners were killed");
+            assert!(
+                began.elapsed() < longest,
+                "{kills} were killed: {}",
+                self.json(&["job", "status", "--job", &self.job])
+            );
             std::thread::sleep(Duration::from_millis(20));
             if last.elapsed() > life / machines as u32 {
                 runners[kills % machines].kill().unwrap();

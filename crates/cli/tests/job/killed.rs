@@ -1,5 +1,7 @@
 //! Runners that are killed again and again until the job is done.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use super::fleet::{Fleet, Killed, S3};
 use super::*;
 
@@ -9,7 +11,7 @@ const RUNNERS: usize = 4;
 struct Ingest {
     documents: usize,
     shard_documents: &'static str,
-    /// Documents with more text than can be shared.
+    /// Documents with more text than can be shared, each a shard of its own.
     poison: usize,
     /// How long a runner lives.
     life: Duration,
@@ -36,7 +38,7 @@ impl Ingest {
         if self.poison > 0 {
             words.push(poison.to_str().unwrap());
         }
-        words.extend(["--shard-documents", self.shard_documents, "--shard-tokens", "1000000000"]);
+        words.extend(["--shard-documents", self.shard_documents]);
         let planned = fleet.json(&[&words, &SETTINGS[..]].concat());
         assert_eq!(planned["items"], self.documents + self.poison);
         let killed = fleet.run_and_kill(self.life, self.longest);
@@ -80,13 +82,67 @@ fn killed_runners_leave_every_document_once_in_s3() {
     Ingest::small("3").check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
 }
 
+/// Says that files were written a day ago.
+fn make_old(folder: &Path, names: &BTreeSet<String>) {
+    let day = Duration::from_secs(24 * 3600);
+    for name in names {
+        let file = std::fs::File::options().append(true).open(folder.join(name)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    }
+}
+
+#[test]
+fn old_garbage_goes_and_nothing_else_while_runners_die() {
+    let home = Home::new();
+    let (library, remote) = (home.path("library"), url(&home, "library"));
+    // Chunks without documents.
+    let other = home.write("other.txt", CHAINS.concat());
+    let words = ["ingest", other.to_str().unwrap(), "--remote", &remote, "--sync-interval", "off"];
+    home.run(&[&words, &SETTINGS[..]].concat()).good();
+    let garbage = names(&library, ".safetensors");
+    assert!(garbage.len() > 2);
+    make_old(&library, &garbage);
+    let prune = || {
+        home.run(&[
+            "store", "prune", "--remote", &remote, "--unused", "1h", "--grace", "1s", "--delete", "--json",
+        ])
+    };
+    prune().failed(1, &["holds no document"]);
+
+    let fleet = Fleet::new(RUNNERS, url(&home, "job"), Vec::new());
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let collector = scope.spawn(|| {
+            let mut deleted = 0;
+            // There is no document at first.
+            while !ends.load(Relaxed) || deleted < garbage.len() {
+                let ran = prune();
+                if ran.code == 0 {
+                    let report: Value = serde_json::from_str(&ran.out).unwrap();
+                    deleted += report["deleted"].as_u64().unwrap() as usize;
+                }
+            }
+            deleted
+        });
+        let deleted = || {
+            ends.store(true, Relaxed);
+            while !collector.is_finished() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            names(&library, ".safetensors")
+        };
+        Ingest::small("3").check(&fleet, &remote, deleted);
+        assert_eq!(collector.join().unwrap(), garbage.len());
+    });
+}
+
 #[test]
 #[ignore = "it takes minutes: make job-test"]
 fn two_thousand_documents_by_killed_runners_in_s3() {
     let s3 = S3::start().expect("the test needs moto");
     let fleet = Fleet::new(RUNNERS, "s3://bucket/jobs/one".to_owned(), s3.environment());
     let (life, longest) = (Duration::from_secs(3), Duration::from_secs(540));
-    let ingest = Ingest { documents: 1998, shard_documents: "100", poison: 2, life, longest };
+    let ingest = Ingest { documents: 1998, shard_documents: "111", poison: 2, life, longest };
     let (killed, chunks) =
         ingest.check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
 

@@ -3,6 +3,7 @@
 mod eval;
 mod fleet;
 mod killed;
+mod prune;
 
 use std::collections::BTreeSet;
 use std::process::Child;
@@ -11,6 +12,14 @@ use std::time::{Duration, Instant};
 use super::*;
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
+
+/// A text of several chunks.
+const CHAINS: [&str; 4] = [
+    "# Wax\n\nA chain is waxed in a pot that holds two hundred grams, and hangs until it is dry to the touch.\n\n",
+    "# Oil\n\nOil is put on each link by itself, from the inside, and what is too much is wiped off after an hour.\n\n",
+    "# Wear\n\nA chain that is longer by half a percent takes the sprockets with it when it is left on for longer.\n\n",
+    "# Dust\n\nDust and oil make a paste that grinds; where it is dusty, wax is the better of the two by far.\n\n",
+];
 
 /// The URL of a folder of a home.
 fn url(home: &Home, name: &str) -> String {

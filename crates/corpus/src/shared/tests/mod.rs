@@ -1,6 +1,7 @@
 //! Shared documents over object stores in memory, in a folder, and over S3.
 
 mod away;
+mod garbage;
 mod objects;
 mod replicas;
 mod s3;
