@@ -34,7 +34,6 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("docs/book/src/jobs.md", "needs machines to be started on"),
     ("docs/book/src/python.md", "the Python module's own tests run it"),
     ("docs/book/src/share.md", "needs a bucket and its credentials"),
-    ("docs/book/src/share.md", "needs a bucket and its credentials"),
     ("docs/book/src/start.md", "builds the program, which the tests have already"),
 ];
 

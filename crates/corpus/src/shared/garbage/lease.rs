@@ -9,9 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use refrain_store::Objects;
 
-use super::GARBAGE;
 use crate::error::{Error, Result};
 
+/// The folder of leases, and of what else collectors write.
+const GARBAGE: &str = "garbage";
 /// Parts of its time in which a lease is renewed.
 const RENEWALS: u32 = 5;
 /// The longest pause between two looks at another's lease.

@@ -26,8 +26,6 @@ use super::objects::{decode, encode};
 use super::parallel::in_parallel;
 use crate::error::{Error, Result};
 
-/// The folder of what collectors write.
-const GARBAGE: &str = "garbage";
 /// The object of the candidates.
 const CANDIDATES: &str = "garbage/candidates.json";
 /// Most bytes of the candidates.
