@@ -11,6 +11,8 @@ const RUNNERS: usize = 4;
 struct Ingest {
     documents: usize,
     shard_documents: &'static str,
+    /// Of each document.
+    sentences: usize,
     /// Documents with more text than can be shared, each a shard of its own.
     poison: usize,
     /// How long a runner lives.
@@ -22,14 +24,14 @@ struct Ingest {
 impl Ingest {
     fn small(shard_documents: &'static str) -> Ingest {
         let (life, longest) = (Duration::from_millis(3600), Duration::from_secs(240));
-        Ingest { documents: 60, shard_documents, poison: 0, life, longest }
+        Ingest { documents: 60, shard_documents, sentences: 3, poison: 0, life, longest }
     }
 
     /// Runs it, asserts that it leaves what one undisturbed ingest leaves, each document once and the others listed, and gives how
     /// it went, with the number of chunks.
     fn check(&self, fleet: &Fleet, remote: &str, chunks: impl Fn() -> BTreeSet<String>) -> (Killed, usize) {
         let home = Home::new();
-        let file = passages(&home, self.documents);
+        let file = documents(&home, self.documents, self.sentences);
         for n in 0..self.poison {
             home.write(&format!("poison/{n}.txt"), format!("{n} ").repeat(9 << 20));
         }
@@ -142,7 +144,7 @@ fn two_thousand_documents_by_killed_runners_in_s3() {
     let s3 = S3::start().expect("the test needs moto");
     let fleet = Fleet::new(RUNNERS, "s3://bucket/jobs/one".to_owned(), s3.environment());
     let (life, longest) = (Duration::from_secs(3), Duration::from_secs(540));
-    let ingest = Ingest { documents: 1998, shard_documents: "111", poison: 2, life, longest };
+    let ingest = Ingest { documents: 1998, shard_documents: "111", sentences: 1, poison: 2, life, longest };
     let (killed, chunks) =
         ingest.check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
 

@@ -26,11 +26,17 @@ fn url(home: &Home, name: &str) -> String {
     format!("file://{}", home.path(name).display())
 }
 
-/// Writes a file of documents, and gives its path.
+/// Writes a file of documents of three sentences, and gives its path.
 fn passages(home: &Home, number: usize) -> String {
-    let line = |n: usize| json!({ "title": format!("Bearing {n}"), "text": format!("Bearing {n} runs {n}00 km before it is greased. ").repeat(3) });
-    let lines: Vec<String> = (0..number).map(|n| format!("{}\n", line(n))).collect();
-    home.write("passages.jsonl", lines.concat()).to_str().unwrap().to_owned()
+    documents(home, number, 3)
+}
+
+/// Writes a file of documents of so many sentences, and gives its path.
+fn documents(home: &Home, number: usize, sentences: usize) -> String {
+    let text = |n: usize| format!("Bearing {n} runs {n}00 km before it is greased. ").repeat(sentences);
+    let line = |n: usize| format!("{}\n", json!({ "title": format!("Bearing {n}"), "text": text(n) }));
+    let lines: String = (0..number).map(line).collect();
+    home.write("passages.jsonl", lines).to_str().unwrap().to_owned()
 }
 
 const SETTINGS: [&str; 8] =
