@@ -113,6 +113,8 @@ book: setup ## Build the book (docs/book) as a site in target/book, and assert t
 
 # scale/ is a workspace of its own, which nothing else builds: Dynamo's runtime alone is some 480 crates.
 SCALE := cd scale && cargo
+# With the S3 server of .python-tests, where that is there.
+SCALE_TEST := cd scale && PYTHONPATH="$(abspath .python-tests):$$PYTHONPATH" cargo test --locked
 # The program that scale/ builds, and the model of its demo.
 SCALE_REFRAIN := $(or $(CARGO_TARGET_DIR),scale/target)/debug/refrain-scale
 SCALE_DISCOVERY ?= file
@@ -125,8 +127,8 @@ scale: build ## Build scale/ and run two workers and a gateway on loopback: inge
 
 scale-test: setup ## Test workers and gateways as processes on loopback: failures, sharing, tenancy, throughput (some minutes; etcd and NATS where they are installed)
 	@scale/setup
-	$(SCALE) test --locked -- --test-threads 2
-	$(SCALE) test --locked --test scale -- --ignored --test-threads 1 --nocapture
+	$(SCALE_TEST) -- --test-threads 2
+	$(SCALE_TEST) --test scale -- --ignored --test-threads 1 --nocapture
 
 scale-check: setup ## Format, lints and dependencies of scale/
 	@scale/setup

@@ -154,9 +154,9 @@ pub(crate) struct Worker {
     /// Most time that a request may take, waiting included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration, env = "REFRAIN_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Duration,
-    /// Sleeps instead of computing: tokens a second of prefill and of decoding, and bytes of a token's keys and values, which are stored
-    /// in real chunk files
-    #[arg(long, value_name = "prefill=N,decode=N,bytes=N")]
+    /// Sleeps instead of computing: tokens a second of prefill and of decoding, bytes of a token's keys and values, which are stored in real
+    /// chunk files, and what the worker is taken for: number of the model, and its numerics
+    #[arg(long, value_name = "prefill=N,decode=N,bytes=N,model=N,numerics=TEXT")]
     pub(crate) simulate: Option<Simulation>,
 }
 

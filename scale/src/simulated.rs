@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
-/// Rates of a simulated worker.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Rates of a simulated worker, and what it is taken for.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Simulation {
     /// Tokens a second of prefill, one request at a time.
     prefill: f64,
@@ -34,25 +34,32 @@ pub(crate) struct Simulation {
     decode: f64,
     /// Bytes of a token's keys and values in a chunk file.
     bytes: usize,
+    /// Number of the model. Models of other numbers share no chunk, and give other answers.
+    model: u8,
+    /// Numerics of the answers: others give other answers.
+    numerics: String,
 }
 
 impl FromStr for Simulation {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Simulation, String> {
-        let mut simulation = Simulation { prefill: 3000.0, decode: 200.0, bytes: 1024 };
+        let numerics = "simulated".to_owned();
+        let mut simulation = Simulation { prefill: 3000.0, decode: 200.0, bytes: 1024, model: 0, numerics };
         for part in text.split(',') {
-            let wrong = || format!("{part:?} is none of prefill=N, decode=N and bytes=N, N above 0");
+            let wrong = || {
+                format!(
+                    "{part:?} is none of prefill=N, decode=N and bytes=N with N above 0, model=N with N up to 255, and numerics=TEXT"
+                )
+            };
             let (name, value) = part.split_once('=').ok_or_else(wrong)?;
-            let number: f64 = value
-                .parse()
-                .ok()
-                .filter(|number| *number > 0.0 && f64::is_finite(*number))
-                .ok_or_else(wrong)?;
+            let number = || value.parse().ok().filter(|number: &f64| *number > 0.0 && number.is_finite());
             match name {
-                "prefill" => simulation.prefill = number,
-                "decode" => simulation.decode = number,
-                "bytes" => simulation.bytes = number as usize,
+                "prefill" => simulation.prefill = number().ok_or_else(wrong)?,
+                "decode" => simulation.decode = number().ok_or_else(wrong)?,
+                "bytes" => simulation.bytes = number().ok_or_else(wrong)? as usize,
+                "model" => simulation.model = value.parse().map_err(|_| wrong())?,
+                "numerics" => simulation.numerics = value.to_owned(),
                 _ => return Err(wrong()),
             }
         }
@@ -165,7 +172,7 @@ impl Simulated {
             u32::from_le_bytes([hash.as_bytes()[0], hash.as_bytes()[1], hash.as_bytes()[2], 0])
         };
         ChunkId {
-            model: [0x51; 32],
+            model: [self.0.simulation.model; 32],
             dtype: Dtype::F16,
             quantization: KvQuantization::Exact,
             layers: 1,
@@ -213,9 +220,10 @@ fn failed(error: &dyn std::fmt::Display) -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-/// The words of an answer, which follow from the request alone.
-fn words(request: &ChatRequest) -> Vec<String> {
+/// The words of an answer, which follow from the request, the model and its numerics alone.
+fn words(simulation: &Simulation, request: &ChatRequest) -> Vec<String> {
     let mut hasher = blake3::Hasher::new();
+    hasher.update(&[simulation.model]).update(simulation.numerics.as_bytes());
     request.documents.iter().for_each(|document| _ = hasher.update(document.text.as_bytes()).update(b"\0"));
     request.messages.iter().for_each(|message| _ = hasher.update(message.content.as_bytes()).update(b"\0"));
     let mut bytes = hasher.finalize_xof();
@@ -253,7 +261,8 @@ async fn answer(
     let chunks = ids.len();
     let prefilled = simulated.prefill(ids, question).await?;
     let running = Counted::new(&simulated.0, |inner| &inner.running);
-    let (words, pause) = (words(&request), Duration::from_secs_f64(1.0 / simulated.0.simulation.decode));
+    let simulation = &simulated.0.simulation;
+    let (words, pause) = (words(simulation, &request), Duration::from_secs_f64(1.0 / simulation.decode));
     let stats = json!({ "stats": { "prefilled_chunks": prefilled, "document_chunks": chunks } });
     let chunk = |object: &str, choice: Value| json!({ "id": "chatcmpl-simulated", "object": object, "created": 0, "model": simulated.0.model, "choices": [choice] });
     if !request.stream {
@@ -331,9 +340,10 @@ async fn report(
         let inner = &simulated.0;
         let model = ModelCard {
             name: inner.model.clone(),
-            fingerprint: "51".repeat(32),
+            fingerprint: format!("{:02x}", inner.simulation.model).repeat(32),
             kv_bytes_per_token: inner.simulation.bytes,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            numerics: inner.simulation.numerics.clone(),
         };
         Ok(Json(Report {
             epoch,
@@ -354,24 +364,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read() {
-        let simulation: Simulation = "prefill=100,decode=50.5,bytes=64".parse().unwrap();
-        assert_eq!(simulation, Simulation { prefill: 100.0, decode: 50.5, bytes: 64 });
-        for wrong in ["", "prefill", "prefill=0", "prefill=-1", "decode=inf", "speed=3", "prefill=1;decode=2"]
-        {
+    fn simulations_are_read() {
+        let simulation: Simulation = "prefill=100,decode=50.5,bytes=64,model=7,numerics=q8".parse().unwrap();
+        let wanted =
+            Simulation { prefill: 100.0, decode: 50.5, bytes: 64, model: 7, numerics: "q8".to_owned() };
+        assert_eq!(simulation, wanted);
+        for wrong in [
+            "",
+            "prefill",
+            "prefill=0",
+            "prefill=-1",
+            "decode=inf",
+            "speed=3",
+            "prefill=1;decode=2",
+            "model=256",
+        ] {
             assert!(wrong.parse::<Simulation>().is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn an_answer_follows_from_its_request() {
+    fn an_answer_follows_from_its_request_and_the_model() {
         let request = |question: &str, text: &str| ChatRequest {
             messages: vec![Message { content: question.to_owned() }],
             documents: vec![Document { text: text.to_owned() }],
             max_tokens: Some(4),
             stream: false,
         };
-        assert_eq!(words(&request("a", "b")), words(&request("a", "b")));
-        assert_ne!(words(&request("a", "b")), words(&request("ab", "")));
+        let words =
+            |simulation: &str, question, text| words(&simulation.parse().unwrap(), &request(question, text));
+        assert_eq!(words("decode=1", "a", "b"), words("decode=2", "a", "b"));
+        assert_ne!(words("decode=1", "a", "b"), words("decode=1", "ab", ""));
+        assert_ne!(words("model=1", "a", "b"), words("model=2", "a", "b"));
+        assert_ne!(words("numerics=a", "a", "b"), words("numerics=b", "a", "b"));
     }
 }

@@ -19,13 +19,13 @@ use crate::simulated::Simulated;
 use crate::{say, stop_or};
 
 /// What answers requests.
-enum Served {
+pub(crate) enum Served {
     Engine(App),
     Simulated(Simulated),
 }
 
 impl Served {
-    fn router(&self) -> Router {
+    pub(crate) fn router(&self) -> Router {
         match self {
             Served::Engine(app) => router(app.clone()),
             Served::Simulated(simulated) => simulated.router(),
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: args::Worker) -> Result<()> {
     Ok(())
 }
 
-fn open(args: &args::Worker) -> Result<Served> {
+pub(crate) fn open(args: &args::Worker) -> Result<Served> {
     let mut limits = Limits::memory(args.memory);
     limits.disk = args.disk;
     let store = match &args.remote {
@@ -94,7 +94,7 @@ fn open(args: &args::Worker) -> Result<Served> {
         None => Store::open(&args.store, limits),
     };
     let store = store.with_context(|| format!("the chunk store {}", args.store.display()))?;
-    if let Some(simulation) = args.simulate {
+    if let Some(simulation) = args.simulate.clone() {
         let key = args.common.namespace_key.clone();
         return Ok(Served::Simulated(Simulated::new(simulation, store, name(args), key)));
     }

@@ -112,7 +112,7 @@ impl Job {
         status.items_done += status.claimed.iter().map(|claimed| claimed.items).sum::<usize>();
         status.weight_done += status.claimed.iter().map(|claimed| claimed.weight).sum::<u64>();
         let alive = status.claimed.iter().filter(|claimed| claimed.alive);
-        status.rate = alive.map(|claimed| claimed.rate).sum();
+        status.rate = alive.map(|claimed| claimed.rate).fold(0.0, |sum, rate| sum + rate);
         let left = status.weight.saturating_sub(status.weight_done);
         status.seconds_left = (status.rate > 0.0 && left > 0).then(|| left as f64 / status.rate);
         Ok(status)

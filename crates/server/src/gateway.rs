@@ -97,6 +97,10 @@ pub struct ModelCard {
     pub kv_bytes_per_token: usize,
     /// Version of the program.
     pub version: String,
+    /// What decides over the last bits of an answer beside the model: precision and kernels. Empty where a server of an older version does
+    /// not tell it.
+    #[serde(default)]
+    pub numerics: String,
 }
 
 /// The chunks that a request's prompt is made of.

@@ -46,7 +46,24 @@ pub(crate) struct Booking {
     pub(crate) local_tokens: u64,
     /// Is cancelled when the worker leaves.
     pub(crate) gone: CancellationToken,
+    /// What the worker's answers depend on.
+    pub(crate) kind: Kind,
     place: refrain_route::Booking,
+}
+
+/// What the text of an answer depends on beside its request. Workers of one kind give the same one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// Fingerprint of the model.
+    pub(crate) fingerprint: String,
+    /// Precision and kernels; empty where the worker does not tell them.
+    pub(crate) numerics: String,
+}
+
+impl Kind {
+    fn of(model: &ModelCard) -> Kind {
+        Kind { fingerprint: model.fingerprint.clone(), numerics: model.numerics.clone() }
+    }
 }
 
 impl Booking {
@@ -115,9 +132,15 @@ impl Fleet {
         inner.choose(plan, model, &careful).or_else(|| inner.choose(plan, model, tried))
     }
 
-    /// The model's fingerprint of a worker that is there.
-    pub(crate) fn fingerprint(&self, worker: WorkerId) -> Option<String> {
-        self.inner().workers.get(&worker).map(|worker| worker.model.fingerprint.clone())
+    /// The best worker of a kind for a request with these chunks, none of `tried`. None where the kind is not known whole.
+    pub(crate) fn choose_alike(&self, plan: &ChunkPlan, kind: &Kind, tried: &[WorkerId]) -> Option<Booking> {
+        if kind.numerics.is_empty() {
+            return None;
+        }
+        let mut exclude = tried.to_vec();
+        let is_other = |worker: &Worker| Kind::of(&worker.model) != *kind;
+        exclude.extend(self.inner().workers.iter().filter(|(_, worker)| is_other(worker)).map(|(id, _)| *id));
+        self.choose(plan, Some(&kind.fingerprint), &exclude)
     }
 
     /// All workers that take requests.
@@ -162,9 +185,8 @@ impl Inner {
     }
 
     fn report(&mut self, worker: WorkerId, report: Report) {
-        // A worker that came back with another model is another worker.
-        if self.workers.get(&worker).is_some_and(|known| known.model.fingerprint != report.model.fingerprint)
-        {
+        // A worker that came back with another model, or as another version, is another worker.
+        if self.workers.get(&worker).is_some_and(|known| known.model != report.model) {
             self.leave(worker);
         }
         let rule = self.rule;
@@ -243,8 +265,9 @@ impl Inner {
         let (_, router) = routers.min_by_key(|(load, _)| *load)?;
         let choice = router.choose(&request, self.random)?;
         let worker = WorkerId(choice.worker.0);
-        let gone = self.workers.get(&worker)?.gone.clone();
-        Some(Booking { worker, local_tokens: choice.estimate.held, gone, place: choice.booking })
+        let known = self.workers.get(&worker)?;
+        let (gone, kind) = (known.gone.clone(), Kind::of(&known.model));
+        Some(Booking { worker, local_tokens: choice.estimate.held, gone, kind, place: choice.booking })
     }
 }
 

@@ -15,6 +15,18 @@ use super::fleet::Fleet;
 /// Buckets of times, in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 
+/// What became of a stream whose worker was lost after its first event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Replay {
+    /// Another worker goes on with it.
+    Continued,
+    /// Another worker gave another answer.
+    Differed,
+    /// No worker of its kind was left.
+    NoWorker,
+}
+
+type ByOutcome = Family<[(&'static str, &'static str); 1], Counter>;
 type ByStatus = Family<[(&'static str, String); 1], Counter>;
 
 /// The metrics of a gateway. A clone is cheap and counts into the same metrics.
@@ -24,6 +36,7 @@ pub(crate) struct Metrics {
     under_way: Gauge,
     requests: ByStatus,
     retries: Counter,
+    replays: ByOutcome,
     chunk_tokens: Counter,
     local_tokens: Counter,
     plan_seconds: Histogram,
@@ -61,6 +74,11 @@ impl Metrics {
                 "retries",
                 "Times that a request was sent to a further worker",
                 Counter::default()
+            ),
+            replays: metric!(
+                "replays",
+                "Streams whose worker was lost after their first event, by what became of them",
+                ByOutcome::default()
             ),
             chunk_tokens: metric!(
                 "chunk_tokens",
@@ -104,6 +122,15 @@ impl Metrics {
 
     pub(crate) fn retried(&self) {
         self.retries.inc();
+    }
+
+    pub(crate) fn replayed(&self, outcome: Replay) {
+        let outcome = match outcome {
+            Replay::Continued => "continued",
+            Replay::Differed => "differed",
+            Replay::NoWorker => "no_worker",
+        };
+        self.replays.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Counts a choice: the tokens of a request's chunks, and those that the chosen worker holds.

@@ -2,14 +2,17 @@
 //! chunks.
 
 mod broadcast;
+mod events;
 mod fleet;
 mod metrics;
+mod peek;
 mod plan;
 mod proxy;
 mod routes;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod transcript;
 
 use std::sync::Arc;
 use std::time::Duration;

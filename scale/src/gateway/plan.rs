@@ -21,7 +21,7 @@ pub(super) struct Planned {
     pub(super) fingerprint: Option<String>,
 }
 
-/// The route of a worker that plans a request to `path`; none for requests that need no chunks.
+/// The route of a worker that plans a request to `path`; none for paths that answer nothing.
 pub(super) fn route(path: &str) -> Option<&'static str> {
     match path {
         "/v1/chat/completions" => Some("/internal/plan/chat"),
@@ -32,18 +32,16 @@ pub(super) fn route(path: &str) -> Option<&'static str> {
 }
 
 impl Gateway {
-    /// The chunks of a request to `path` with this body. Where no worker tells them, the request is sent without: the choice is then by
+    /// The chunks of a request with this body, of which the worker's `route` tells. Where no worker tells them, the request is sent without: the choice is then by
     /// load alone, and the worker that gets the request answers what is wrong with it.
-    pub(super) async fn plan(&self, path: &str, tenant: &HeaderValue, body: &Bytes) -> Planned {
-        // A request without documents has no chunks but the system part.
-        let Some(route) = route(path).filter(|_| has_documents(body)) else { return Planned::default() };
+    pub(super) async fn plan(&self, route: &'static str, tenant: &HeaderValue, body: &Bytes) -> Planned {
         let started = std::time::Instant::now();
         let mut tried = Vec::new();
         // The second try is for a worker that has just gone.
         while tried.len() < 2 {
             let Some(booking) = self.0.fleet.choose(&ChunkPlan::default(), None, &tried) else { break };
             tried.push(booking.worker);
-            let fingerprint = self.0.fleet.fingerprint(booking.worker);
+            let fingerprint = Some(booking.kind.fingerprint.clone());
             let request = Request::post(route)
                 .header(header::CONTENT_TYPE, "application/json")
                 .header(TENANT_HEADER, tenant.clone())
@@ -64,33 +62,5 @@ impl Gateway {
             }
         }
         Planned::default()
-    }
-}
-
-/// Whether a request's body has documents. The parser skips all other values.
-fn has_documents(body: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Request {
-        #[serde(default)]
-        documents: Option<serde::de::IgnoredAny>,
-    }
-    serde_json::from_slice::<Request>(body).is_ok_and(|request| request.documents.is_some())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_with_documents_are_planned() {
-        for (body, wanted) in [
-            (r#"{"documents": [{"id": "a"}]}"#, true),
-            (r#"{"messages": [], "documents": "search"}"#, true),
-            (r#"{"documents": null}"#, false),
-            (r#"{"messages": [{"documents": []}]}"#, false),
-            ("no JSON", false),
-        ] {
-            assert_eq!(has_documents(body.as_bytes()), wanted, "{body}");
-        }
     }
 }

@@ -1,5 +1,7 @@
 //! A request's way to a worker, and to another one where the first fails before its response has begun.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse as _;
@@ -8,13 +10,13 @@ use futures_util::StreamExt as _;
 use refrain_server::{ApiError, ChunkPlan};
 
 use super::Gateway;
-use super::fleet::Booking;
+use super::fleet::{Booking, Kind};
 use super::plan::Planned;
-use super::stream::{Style, forward};
-use crate::cluster::{BodyStream, Lost};
+use super::stream::{Begun, Style};
+use crate::cluster::{BodyStream, Lost, WorkerId};
 
 /// Workers that a request is sent to before it fails: the chosen one and two others.
-const MAX_TRIES: usize = 3;
+pub(super) const MAX_TRIES: usize = 3;
 
 /// A response that is not a stream of events.
 #[derive(Debug)]
@@ -88,17 +90,29 @@ impl Outgoing {
         request.headers_mut().insert(header::CONTENT_LENGTH, length);
         Ok(request)
     }
+}
 
+/// A request for which a worker is sought.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) request: Outgoing,
+    pub(super) planned: Planned,
+    /// Whether the request is answered by a stream whose text follows from it, so that another worker can go on with it.
+    pub(super) is_repeatable: bool,
+}
+
+impl Asked {
     /// The form of errors in the streams of this request's route.
-    fn style(&self) -> Style {
-        if self.target.starts_with("/v1/responses") { Style::Response } else { Style::Completion }
+    pub(super) fn style(&self) -> Style {
+        if self.request.target.starts_with("/v1/responses") { Style::Response } else { Style::Completion }
     }
 }
 
 /// What became of a request at one worker.
 enum Attempt {
-    /// The response: all of it, or its first events with the others to come.
-    Answered(Response<Body>),
+    Answered(Whole),
+    /// A stream that has begun.
+    Begun(Box<Begun>),
     /// The worker has no room, or stops.
     Refused(Whole),
     Lost(Lost),
@@ -107,21 +121,18 @@ enum Attempt {
 impl Gateway {
     /// Has a worker answer a request: the best one for its chunks, or another one where a worker is lost before its response has begun or
     /// takes no more. Every request that comes here may be computed twice: answers are functions of their requests, and documents are named by their content.
-    pub(super) async fn answer(
-        &self,
-        request: &Outgoing,
-        planned: &Planned,
-    ) -> Result<Response<Body>, ApiError> {
+    pub(super) async fn answer(&self, asked: &Arc<Asked>) -> Result<Response<Body>, ApiError> {
         let (mut tried, mut refused) = (Vec::new(), None);
         while tried.len() < MAX_TRIES {
-            let Some(booking) = self.choose(planned, &tried) else { break };
+            let Some(booking) = self.choose(&asked.planned, &tried) else { break };
             let worker = booking.worker;
             if !tried.is_empty() {
                 self.0.metrics.retried();
             }
             tried.push(worker);
-            match self.attempt(request, booking).await? {
-                Attempt::Answered(response) => return Ok(response),
+            match self.attempt(asked.request.request()?, booking).await {
+                Attempt::Answered(whole) => return Ok(whole.response()),
+                Attempt::Begun(begun) => return Ok(self.forward(asked, *begun)),
                 Attempt::Refused(response) => refused = Some(response),
                 Attempt::Lost(Lost(reason)) => {
                     self.0.fleet.suspect(worker);
@@ -140,34 +151,56 @@ impl Gateway {
     }
 
     /// The best worker for a request, or where none with the model of its plan is left, any.
-    fn choose(&self, planned: &Planned, tried: &[crate::cluster::WorkerId]) -> Option<Booking> {
+    fn choose(&self, planned: &Planned, tried: &[WorkerId]) -> Option<Booking> {
         let fleet = &self.0.fleet;
         let booking = fleet.choose(&planned.plan, planned.fingerprint.as_deref(), tried);
         let booking = booking.or_else(|| fleet.choose(&ChunkPlan::default(), None, tried))?;
-        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
-        self.0.metrics.chosen(booking.local_tokens, tokens);
+        self.count(planned, &booking);
         Some(booking)
     }
 
-    async fn attempt(&self, request: &Outgoing, booking: Booking) -> Result<Attempt, ApiError> {
-        let sent = request.request()?;
-        let (gone, style) = (booking.gone.clone(), request.style());
+    /// The best worker of a kind for a request.
+    pub(super) fn choose_alike(&self, planned: &Planned, kind: &Kind, tried: &[WorkerId]) -> Option<Booking> {
+        let booking = self.0.fleet.choose_alike(&planned.plan, kind, tried)?;
+        self.count(planned, &booking);
+        Some(booking)
+    }
+
+    fn count(&self, planned: &Planned, booking: &Booking) {
+        let tokens = planned.plan.chunks.iter().map(|(_, tokens)| *tokens as u64).sum();
+        self.0.metrics.chosen(booking.local_tokens, tokens);
+    }
+
+    /// Has a worker begin the stream that answers a request; none where its answer is no stream.
+    ///
+    /// # Errors
+    /// If the worker is lost before the first event.
+    pub(super) async fn begin(&self, asked: &Asked, booking: Booking) -> Result<Option<Begun>, Lost> {
+        let request = asked.request.request().map_err(|error| Lost(error.to_string()))?;
+        match self.attempt(request, booking).await {
+            Attempt::Begun(begun) => Ok(Some(*begun)),
+            Attempt::Answered(_) | Attempt::Refused(_) => Ok(None),
+            Attempt::Lost(lost) => Err(lost),
+        }
+    }
+
+    async fn attempt(&self, request: Request<Bytes>, booking: Booking) -> Attempt {
+        let gone = booking.gone.clone();
         let answered = async {
-            let response = self.0.cluster.dispatch(booking.worker, sent).await?;
+            let response = self.0.cluster.dispatch(booking.worker, request).await?;
             let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
             if response.status() == StatusCode::OK
                 && kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
             {
-                let response = forward(response, style, booking).await?;
-                return Ok(Attempt::Answered(response));
+                return Ok(Attempt::Begun(Box::new(Begun::new(response, booking).await?)));
             }
             let whole = whole(response).await?;
-            Ok(if whole.is_refused() { Attempt::Refused(whole) } else { Attempt::Answered(whole.response()) })
+            Ok(if whole.is_refused() { Attempt::Refused(whole) } else { Attempt::Answered(whole) })
         };
         let answered: Result<Attempt, Lost> = tokio::select! {
             answered = answered => answered,
             () = gone.cancelled() => Err(Lost("it left".to_owned())),
         };
-        Ok(answered.unwrap_or_else(Attempt::Lost))
+        answered.unwrap_or_else(Attempt::Lost)
     }
 }

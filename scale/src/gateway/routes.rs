@@ -1,5 +1,6 @@
 //! The gateway's routes: its own health, metrics and workers, and all of Refrain's, which workers answer.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
@@ -17,8 +18,9 @@ use serde_json::json;
 
 use super::Gateway;
 use super::broadcast::is_for_all;
-use super::plan::Planned;
-use super::proxy::{Outgoing, end_to_end};
+use super::peek::Peek;
+use super::plan::{Planned, route as plan_route};
+use super::proxy::{Asked, Outgoing, end_to_end};
 
 /// Paths that are answered without an API key, besides `/` and those that the page loads.
 const PUBLIC: [&str; 2] = ["/v1/methods", "/openapi.json"];
@@ -75,6 +77,14 @@ async fn pass_on(State(gateway): State<Gateway>, request: Request<Body>) -> Resp
     })
 }
 
+/// A seed for a request that gives none: like those that workers draw.
+fn random_seed() -> u32 {
+    let mut bits = [0; 4];
+    // Without random bits, requests that give no seed are answered alike.
+    let _ = getrandom::fill(&mut bits);
+    u32::from_le_bytes(bits)
+}
+
 impl Gateway {
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let options = &self.0.options;
@@ -93,16 +103,22 @@ impl Gateway {
             return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"));
         }
         let tenant = self.tenant(head.uri.path(), &head.headers)?;
-        let request = self.outgoing(head, &tenant, body).await?;
-        let path = request.target.split('?').next().unwrap_or_default();
-        if is_for_all(&request.method, path) {
+        let path = head.uri.path().to_owned();
+        let mut request = self.outgoing(head, &tenant, body).await?;
+        if is_for_all(&request.method, &path) {
             return self.broadcast(&request).await;
         }
-        let planned = match request.method {
-            Method::POST => self.plan(path, &tenant, &request.body).await,
-            _ => Planned::default(),
-        };
-        self.answer(&request, &planned).await
+        let (mut planned, mut is_repeatable) = (Planned::default(), false);
+        if let Some(route) = plan_route(&path).filter(|_| request.method == Method::POST) {
+            let peek = Peek::of(&request.body);
+            if peek.has_documents() {
+                planned = self.plan(route, &tenant, &request.body).await;
+            }
+            if let Some(body) = peek.seeded(&request.body, random_seed).filter(|_| peek.streams()) {
+                (request.body, is_repeatable) = (body, true);
+            }
+        }
+        self.answer(&Arc::new(Asked { request, planned, is_repeatable })).await
     }
 
     /// The signed tenant of a request, which holds the API key that it shows.

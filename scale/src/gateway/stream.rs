@@ -1,17 +1,23 @@
-//! Streams of server-sent events: passed on as they come, with a clear error where their worker is lost after they have begun.
+//! Streams of server-sent events. Where the worker of one is lost after it has begun, another worker of its kind answers the request again and
+//! goes on where the first broke off; where none can, the stream ends with a clear error.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Response;
 use bytes::Bytes;
-use futures_util::stream::{StreamExt as _, unfold};
+use futures_util::stream::unfold;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::Gateway;
+use super::events::Events;
 use super::fleet::Booking;
-use super::proxy::end_to_end;
-use crate::cluster::{BodyStream, Lost};
+use super::metrics::Replay;
+use super::proxy::{Asked, MAX_TRIES, end_to_end};
+use super::transcript::{Differs, Transcript};
+use crate::cluster::{BodyStream, Lost, WorkerId};
 
 /// Most time without an event: workers send a comment every 15 seconds at least.
 const MAX_SILENCE: Duration = Duration::from_secs(45);
@@ -25,8 +31,7 @@ pub(super) enum Style {
     Response,
 }
 
-/// A stream's last bytes where its worker is lost. The blank line before them ends an event that was cut off, which no client then reads as
-/// whole, since its data is no JSON.
+/// A stream's last bytes where its worker is lost, and no other one can go on.
 fn error_event(style: Style) -> Bytes {
     let message =
         "the worker was lost while it answered, and the answer is incomplete: send the request again";
@@ -34,53 +39,163 @@ fn error_event(style: Style) -> Bytes {
         Style::Completion => {
             let error =
                 json!({ "message": message, "type": "server_error", "param": null, "code": "worker_lost" });
-            format!("\n\ndata: {}\n\ndata: [DONE]\n\n", json!({ "error": error }))
+            format!("data: {}\n\ndata: [DONE]\n\n", json!({ "error": error }))
         }
         Style::Response => {
             let error = json!({ "type": "error", "code": "worker_lost", "message": message, "param": null });
-            format!("\n\nevent: error\ndata: {error}\n\n")
+            format!("event: error\ndata: {error}\n\n")
         }
     };
     text.into()
 }
 
-/// The state of a stream that is passed on.
-struct Passing {
-    pieces: BodyStream,
-    style: Style,
-    /// The worker's place, which the stream holds to its end.
-    _booking: Booking,
+/// A stream that has begun.
+pub(super) struct Begun {
+    head: Response<()>,
+    first: Bytes,
+    events: Events,
+    booking: Booking,
 }
 
-/// The response to a client once a worker's stream has begun.
-///
-/// # Errors
-/// If the worker is lost before its first event.
-pub(super) async fn forward(
-    response: Response<BodyStream>,
-    style: Style,
-    mut booking: Booking,
-) -> Result<Response<Body>, Lost> {
-    let (head, mut pieces) = response.into_parts();
-    let first = pieces.next().await.ok_or_else(|| Lost("its stream had no event".to_owned()))??;
-    booking.first_token();
-    let passing = Some(Passing { pieces, style, _booking: booking });
-    let rest = unfold(passing, |passing| async move {
-        let mut passing = passing?;
-        let next = timeout(MAX_SILENCE, passing.pieces.next()).await;
-        let lost = |reason: String| {
-            tracing::warn!(reason, "a stream broke off");
-            Some((Ok(error_event(passing.style)), None))
+impl Begun {
+    /// Waits for the first event of a worker's stream.
+    ///
+    /// # Errors
+    /// If the worker is lost before it.
+    pub(super) async fn new(response: Response<BodyStream>, mut booking: Booking) -> Result<Begun, Lost> {
+        let (head, pieces) = response.into_parts();
+        let mut events = Events::new(pieces);
+        let first = events.next().await?.ok_or_else(|| Lost("its stream had no event".to_owned()))?;
+        booking.first_token();
+        let mut response = Response::new(());
+        (*response.status_mut(), *response.headers_mut()) = (head.status, end_to_end(head.headers));
+        Ok(Begun { head: response, first, events, booking })
+    }
+}
+
+/// The state of a stream that is passed on.
+struct Passing {
+    gateway: Gateway,
+    asked: Arc<Asked>,
+    /// An event that was read and not looked at.
+    first: Option<Bytes>,
+    events: Events,
+    /// The worker's place, which the stream holds to its end.
+    booking: Booking,
+    /// None where the answer does not follow from the request.
+    transcript: Option<Transcript>,
+    /// Workers that were lost during the stream, and the present one.
+    tried: Vec<WorkerId>,
+    /// Whether the present worker repeats what the client has.
+    is_repeating: bool,
+}
+
+/// The end of a stream.
+enum End {
+    Complete,
+    /// Its worker was lost.
+    Broken,
+}
+
+impl Gateway {
+    /// The response to a client once a worker's stream has begun.
+    pub(super) fn forward(&self, asked: &Arc<Asked>, begun: Begun) -> Response<Body> {
+        let Begun { head, first, events, booking } = begun;
+        let passing = Passing {
+            gateway: self.clone(),
+            asked: asked.clone(),
+            first: Some(first),
+            events,
+            tried: vec![booking.worker],
+            booking,
+            transcript: asked.is_repeatable.then(Transcript::default),
+            is_repeating: false,
         };
-        match next {
-            Ok(Some(Ok(piece))) => Some((Ok::<_, Lost>(piece), Some(passing))),
-            Ok(None) => None,
-            Ok(Some(Err(Lost(reason)))) => lost(reason),
-            Err(_) => lost("its worker is silent".to_owned()),
+        let events = unfold(Some(passing), |passing| async move {
+            let mut passing = passing?;
+            match passing.next().await {
+                Ok(event) => Some((Ok::<_, Lost>(event), Some(passing))),
+                Err(End::Complete) => None,
+                Err(End::Broken) => Some((Ok(error_event(passing.asked.style())), None)),
+            }
+        });
+        head.map(|()| Body::from_stream(events))
+    }
+}
+
+impl Passing {
+    /// The next event for the client.
+    async fn next(&mut self) -> Result<Bytes, End> {
+        loop {
+            let event = match self.first.take() {
+                Some(first) => Ok(Some(first)),
+                None => timeout(MAX_SILENCE, self.events.next())
+                    .await
+                    .unwrap_or_else(|_| Err(Lost("its worker is silent".to_owned()))),
+            };
+            let Some(transcript) = &mut self.transcript else {
+                return match event {
+                    Ok(event) => event.ok_or(End::Complete),
+                    Err(Lost(reason)) => Err(broken(&reason)),
+                };
+            };
+            match event {
+                Ok(Some(event)) => {
+                    let event = transcript.take(event);
+                    let has_caught_up = transcript.has_caught_up();
+                    let event = event.map_err(|Differs| self.differs())?;
+                    if self.is_repeating && has_caught_up {
+                        self.is_repeating = false;
+                        self.gateway.0.metrics.replayed(Replay::Continued);
+                    }
+                    if let Some(event) = event {
+                        return Ok(event);
+                    }
+                }
+                Ok(None) if transcript.has_caught_up() => return Err(End::Complete),
+                Ok(None) => return Err(self.differs()),
+                // Nothing of the answer is missing.
+                Err(_) if transcript.is_over => return Err(End::Complete),
+                Err(Lost(reason)) => self.replay(&reason).await?,
+            }
         }
-    });
-    let body = futures_util::stream::once(async { Ok(first) }).chain(rest);
-    let mut response = Response::new(Body::from_stream(body));
-    (*response.status_mut(), *response.headers_mut()) = (head.status, end_to_end(head.headers));
-    Ok(response)
+    }
+
+    fn differs(&self) -> End {
+        self.gateway.0.metrics.replayed(Replay::Differed);
+        broken("another worker gave another answer")
+    }
+
+    /// Has another worker of the same kind answer the request again.
+    async fn replay(&mut self, reason: &str) -> Result<(), End> {
+        let Passing { gateway, asked, booking, tried, .. } = self;
+        gateway.0.fleet.suspect(booking.worker);
+        tracing::warn!(worker = %booking.worker, reason, "a stream goes on at another worker");
+        while tried.len() < MAX_TRIES {
+            let Some(next) = gateway.choose_alike(&asked.planned, &booking.kind, tried) else { break };
+            let worker = next.worker;
+            tried.push(worker);
+            match gateway.begin(asked, next).await {
+                Ok(Some(begun)) => {
+                    (self.first, self.events, self.booking) =
+                        (Some(begun.first), begun.events, begun.booking);
+                    self.transcript.iter_mut().for_each(Transcript::replay);
+                    self.is_repeating = true;
+                    return Ok(());
+                }
+                Ok(None) => tracing::warn!(%worker, "a worker does not repeat a stream"),
+                Err(Lost(reason)) => {
+                    gateway.0.fleet.suspect(worker);
+                    tracing::warn!(%worker, reason, "a stream goes on at another worker");
+                }
+            }
+        }
+        gateway.0.metrics.replayed(Replay::NoWorker);
+        Err(broken("no worker of its kind is left"))
+    }
+}
+
+fn broken(reason: &str) -> End {
+    tracing::warn!(reason, "a stream broke off");
+    End::Broken
 }

@@ -1,5 +1,7 @@
 //! The gateway before workers that follow a script.
 
+mod real;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +38,7 @@ struct Script {
     acts: Mutex<VecDeque<Act>>,
     plan: Mutex<ChunkPlan>,
     asked: Mutex<Vec<(WorkerId, String, Option<String>)>>,
+    bodies: Mutex<Vec<Bytes>>,
 }
 
 fn body(pieces: impl IntoIterator<Item = Result<Bytes, Lost>>) -> BodyStream {
@@ -64,6 +67,7 @@ impl Cluster for Script {
         }
         let tenant = request.headers().get(TENANT_HEADER).map(|value| value.to_str().unwrap().to_owned());
         self.asked.lock().unwrap().push((worker, path, tenant));
+        self.bodies.lock().unwrap().push(request.body().clone());
         let act = self.acts.lock().unwrap().pop_front().unwrap_or(Act::Answer(200, "{}"));
         let bytes = |piece: &&'static str| Ok(Bytes::from_static(piece.as_bytes()));
         match act {
@@ -82,8 +86,8 @@ impl Cluster for Script {
 }
 
 fn report(keys: &[u64], waiting: usize) -> Box<Report> {
-    let model =
-        ModelCard { name: "m".into(), fingerprint: "f".into(), kv_bytes_per_token: 1, version: "0".into() };
+    let (name, fingerprint, version) = ("m".into(), "f".into(), "0".into());
+    let model = ModelCard { name, fingerprint, kv_bytes_per_token: 1, version, numerics: "n".into() };
     Box::new(Report {
         epoch: 1,
         sequence: 1,
@@ -166,24 +170,140 @@ async fn a_wrong_request_is_asked_once() {
     }
 }
 
+/// A stream of two words by two workers, the end included.
+const STREAM: [&[&str]; 2] = [
+    &[
+        "data: {\"id\":\"A\",\"created\":1,\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n",
+        "data: {\"id\":\"A\",\"created\":1,\"choices\":[{\"index\":0,\"delta\":{\"content\":\"b\"}}]}\n\n",
+        "data: [DONE]\n\n",
+    ],
+    &[
+        "data: {\"id\":\"B\",\"created\":2,\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n",
+        "data: {\"id\":\"B\",\"created\":2,\"choices\":[{\"index\":0,\"delta\":{\"content\":\"b\"}}]}\n\n",
+        "data: [DONE]\n\n",
+    ],
+];
+
+const EVENTS: &str = "text/event-stream";
+
+/// A chat that asks for a stream.
+async fn streamed(gateway: &Gateway, more: Value) -> (StatusCode, String) {
+    let mut body = json!({ "messages": [], "stream": true });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ask(gateway, "POST", "/v1/chat/completions", &body).await
+}
+
+fn replays(gateway: &Gateway) -> Vec<String> {
+    let text = gateway.0.metrics.text(&gateway.0.fleet);
+    let counted = text.lines().filter_map(|line| line.strip_prefix("refrain_gateway_replays_total{outcome="));
+    counted.map(|line| line.replace(['"', '}'], "")).collect()
+}
+
 #[tokio::test]
-async fn a_stream_that_breaks_off_ends_with_an_error() {
-    let pieces: &[&str] = &["data: {\"a\": 1}\n\n", "data: {\"a\":"];
-    let (gateway, script) = gateway(3, &[Act::Break("text/event-stream", pieces)]);
-    let (status, text) = chat(&gateway).await;
-    assert_eq!((status, asked(&script).len()), (StatusCode::OK, 1));
-    let data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-    let [first, cut, error, done] = data[..] else { panic!("{text}") };
-    assert_eq!((first, cut, done), ("{\"a\": 1}", "{\"a\":", "[DONE]"));
-    assert_eq!(serde_json::from_str::<Value>(error).unwrap()["error"]["code"], "worker_lost");
-    let (gateway, _) =
-        self::gateway(1, &[Act::Break("text/event-stream", &["event: response.created\ndata: {}\n\n"])]);
-    let (_, text) = ask(&gateway, "POST", "/v1/responses", &json!({ "input": "x" })).await;
+async fn another_worker_goes_on_with_a_stream() {
+    let whole = STREAM[0].concat();
+    let partly = format!("{}data: {{\"id\"", STREAM[0][0]);
+    let partly: &'static [&'static str] = Box::leak(Box::new([&*Box::leak(partly.into_boxed_str())]));
+    for acts in [
+        vec![Act::Break(EVENTS, &STREAM[0][..1]), Act::Stream(STREAM[1])],
+        vec![Act::Break(EVENTS, &STREAM[0][..2]), Act::Stream(STREAM[1])],
+        // An event that was cut off is not passed on.
+        vec![Act::Break(EVENTS, partly), Act::Stream(STREAM[1])],
+        vec![Act::Break(EVENTS, &STREAM[0][..1]), Act::Lose, Act::Stream(STREAM[1])],
+        vec![Act::Break(EVENTS, &STREAM[0][..1]), Act::Break(EVENTS, &[]), Act::Stream(STREAM[1])],
+        vec![Act::Break(EVENTS, &STREAM[0][..1]), Act::Answer(503, "stops"), Act::Stream(STREAM[1])],
+        vec![
+            Act::Break(EVENTS, &STREAM[0][..2]),
+            Act::Break(EVENTS, &STREAM[1][..1]),
+            Act::Stream(STREAM[1]),
+        ],
+    ] {
+        let (gateway, script) = gateway(4, &acts);
+        assert_eq!(streamed(&gateway, json!({})).await, (StatusCode::OK, whole.clone()), "{acts:?}");
+        let mut workers = asked(&script);
+        workers.sort_unstable();
+        workers.dedup();
+        assert_eq!(workers.len(), acts.len(), "no worker is asked twice: {acts:?}");
+        assert_eq!(replays(&gateway), ["continued 1"]);
+    }
+    // Nothing is missing of a stream that is lost after its end.
+    let (gateway, script) = gateway(4, &[Act::Break(EVENTS, STREAM[0])]);
+    assert_eq!(streamed(&gateway, json!({})).await.1, whole);
+    assert_eq!(asked(&script).len(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_goes_on_with_ends_with_an_error() {
+    let broken = Act::Break(EVENTS, &STREAM[0][..1]);
+    let other: &[&str] = &["data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"}}]}\n\n"];
+    for (workers, acts, outcome) in [
+        (1, vec![broken.clone()], "no_worker 1"),
+        (4, vec![broken.clone(), Act::Lose, Act::Lose], "no_worker 1"),
+        (4, vec![broken.clone(), Act::Stream(other)], "differed 1"),
+        (4, vec![broken.clone(), Act::Stream(&STREAM[1][2..])], "differed 1"),
+        (4, vec![broken.clone(), Act::Stream(&[": comment\n\n"])], "differed 1"),
+    ] {
+        let (gateway, script) = gateway(workers, &acts);
+        let (status, text) = streamed(&gateway, json!({})).await;
+        assert_eq!((status, asked(&script).len()), (StatusCode::OK, acts.len()), "{acts:?}");
+        let data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        let [first, error, done] = data[..] else { panic!("{text}") };
+        assert_eq!((first, done), (STREAM[0][0].trim().strip_prefix("data: ").unwrap(), "[DONE]"));
+        assert_eq!(serde_json::from_str::<Value>(error).unwrap()["error"]["code"], "worker_lost");
+        assert_eq!(replays(&gateway), [outcome]);
+    }
+    let created = Act::Break(EVENTS, &["event: response.created\ndata: {}\n\n"]);
+    let (gateway, _) = self::gateway(1, &[created]);
+    let (_, text) = ask(&gateway, "POST", "/v1/responses", &json!({ "input": "x", "stream": true })).await;
     let (_, error) = text.split_once("event: error\ndata: ").unwrap();
     assert_eq!(serde_json::from_str::<Value>(error).unwrap()["code"], "worker_lost");
     assert!(!text.contains("[DONE]"), "{text}");
-    let (gateway, _) = self::gateway(1, &[Act::Stream(&["data: 1\n\n", "data: [DONE]\n\n"])]);
-    assert_eq!(chat(&gateway).await.1, "data: 1\n\ndata: [DONE]\n\n");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_at_workers_of_its_kind_alone() {
+    let acts = [Act::Break(EVENTS, &STREAM[0][..1]), Act::Stream(STREAM[1])];
+    for (fingerprint, numerics, goes_on) in
+        [("f", "n", true), ("f", "other", false), ("other", "n", false), ("f", "", false)]
+    {
+        let (gateway, script) = gateway(1, &acts);
+        let mut other = report(&[], 100);
+        (other.model.fingerprint, other.model.numerics) = (fingerprint.into(), numerics.into());
+        gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(7), other));
+        let (_, text) = streamed(&gateway, json!({})).await;
+        assert_eq!(text == STREAM[0].concat(), goes_on, "{fingerprint} {numerics}: {text}");
+        assert_eq!(asked(&script), if goes_on { vec![0, 7] } else { vec![0] });
+    }
+    // Workers that do not tell their numerics may have any.
+    let (gateway, script) = gateway(0, &acts);
+    for worker in 0..2 {
+        let mut old = report(&[], 0);
+        old.model.numerics = String::new();
+        gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(worker), old));
+    }
+    assert!(streamed(&gateway, json!({})).await.1.contains("worker_lost"));
+    assert_eq!(asked(&script).len(), 1);
+}
+
+#[tokio::test]
+async fn requests_that_sample_have_one_seed_for_all_workers() {
+    let acts = [Act::Break(EVENTS, &STREAM[0][..1]), Act::Stream(STREAM[1])];
+    for (more, given) in
+        [(json!({ "temperature": 0.7 }), None), (json!({ "temperature": 0.7, "seed": 5 }), Some(5))]
+    {
+        let (gateway, script) = gateway(2, &acts);
+        assert_eq!(streamed(&gateway, more).await.1, STREAM[0].concat());
+        let bodies = script.bodies.lock().unwrap().clone();
+        assert_eq!(bodies.len(), 2);
+        assert_eq!(bodies[0], bodies[1]);
+        let seed = serde_json::from_slice::<Value>(&bodies[0]).unwrap()["seed"].as_u64().unwrap();
+        assert!(given.is_none_or(|given| seed == given));
+    }
+    // A stream of something else than an answer does not follow from its request alone.
+    let (gateway, script) = gateway(2, &acts);
+    let (_, text) = ask(&gateway, "POST", "/v1/documents", &json!({ "text": "x", "stream": true })).await;
+    assert!(text.contains("worker_lost"), "{text}");
+    assert_eq!(asked(&script).len(), 1);
 }
 
 #[tokio::test]
@@ -208,6 +328,24 @@ async fn a_request_goes_where_its_chunks_are() {
         gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(holder), report(&[8, 7], 0)));
         chat(&gateway).await;
         assert_eq!(asked(&script), [holder]);
+    }
+}
+
+#[tokio::test]
+async fn chunks_of_another_model_are_not_asked_for() {
+    for holder in [0, 1] {
+        let (gateway, script) = gateway(1, &[]);
+        *script.plan.lock().unwrap() = ChunkPlan { chunks: vec![(7, 100)], prompt_tokens: 100, charge: 0.0 };
+        // Another model's worker has a chunk of the same key, and a worker of the model that planned has nothing.
+        let mut other = report(&[7], if holder == 0 { 9 } else { 0 });
+        other.model.fingerprint = "g".into();
+        gateway.0.fleet.apply(WorkerEvent::Reported(WorkerId(1), other));
+        gateway
+            .0
+            .fleet
+            .apply(WorkerEvent::Reported(WorkerId(0), report(&[], if holder == 0 { 0 } else { 9 })));
+        chat(&gateway).await;
+        assert_eq!(asked(&script), [holder], "the worker that planned is the one that answers");
     }
 }
 

@@ -1,85 +1,11 @@
-//! The same on Dynamo's runtime: found by files, or by etcd where it is installed.
+//! What is Dynamo's own: etcd and NATS where they are installed, and its stock front end.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::answers::every_worker_gives_the_same_answers;
-use crate::failures::{
-    a_worker_that_hangs_holds_up_no_request, killed_workers_lose_no_answer,
-    workers_that_stop_finish_what_they_have,
-};
-use crate::harness::{Client, PATIENCE, Plane, Workers, simulated_chat};
-use crate::sharing::{
-    a_late_gateway_knows_what_the_first_knows, each_chunk_is_stored_once, throughput_grows_with_workers,
-};
-use crate::tenancy::tenants_see_their_own_documents;
-
-/// Dynamo's listeners on loopback.
-fn loopback() -> Vec<(&'static str, String)> {
-    let hosts = ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"];
-    let mut variables: Vec<_> = hosts.into_iter().map(|name| (name, "127.0.0.1".to_owned())).collect();
-    variables.push(("DYN_LOG", "error".to_owned()));
-    variables
-}
-
-/// Discovery by files in a folder, which has to stay until the test ends.
-fn by_file() -> (TempDir, Plane) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut variables = loopback();
-    variables.push(("DYN_FILE_KV", folder.path().to_str().unwrap().to_owned()));
-    (folder, Plane::Dynamo("file", variables))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_discovered_worker_gives_the_same_answers() {
-    let (_folder, plane) = by_file();
-    every_worker_gives_the_same_answers(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn each_chunk_of_discovered_workers_is_stored_once() {
-    let (_folder, plane) = by_file();
-    each_chunk_is_stored_once(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_late_gateway_knows_the_chunks_of_discovered_workers() {
-    let (_folder, plane) = by_file();
-    a_late_gateway_knows_what_the_first_knows(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tenants_of_discovered_workers_see_their_own_documents() {
-    let (_folder, plane) = by_file();
-    tenants_see_their_own_documents(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_discovered_workers_lose_no_answer() {
-    let (_folder, plane) = by_file();
-    killed_workers_lose_no_answer(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_discovered_worker_that_hangs_holds_up_no_request() {
-    let (_folder, plane) = by_file();
-    a_worker_that_hangs_holds_up_no_request(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn discovered_workers_that_stop_finish_what_they_have() {
-    let (_folder, plane) = by_file();
-    workers_that_stop_finish_what_they_have(&plane).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "measures throughput, for a minute: make scale-test runs it"]
-async fn throughput_grows_with_discovered_workers() {
-    let (_folder, plane) = by_file();
-    throughput_grows_with_workers(&plane).await;
-}
+use crate::harness::{Client, PATIENCE, Plane, Workers, by_file, loopback, simulated_chat};
 
 /// A server program of a test, ended when this is dropped.
 struct Server(Child);
@@ -227,7 +153,8 @@ async fn reports_come_by_nats_and_are_asked_for_while_it_is_gone() {
     let port = free_port();
     let start = || Server::start("nats-server", &["-a", "127.0.0.1", "-p", &port.to_string()]);
     let Some(server) = start() else { return };
-    let (_folder, plane) = by_file();
+    let folder = tempfile::tempdir().unwrap();
+    let plane = by_file(folder.path());
     let Plane::Dynamo(discovery, mut variables) = plane else { unreachable!() };
     variables.push(("DYN_EVENT_PLANE", "nats".to_owned()));
     variables.push(("NATS_SERVER", format!("nats://127.0.0.1:{port}")));
@@ -279,7 +206,8 @@ async fn the_stock_front_end_answers_chats() {
         );
         return;
     }
-    let (_folder, plane) = by_file();
+    let folder = tempfile::tempdir().unwrap();
+    let plane = by_file(folder.path());
     let model = crate::harness::tiny_model();
     let options =
         ["--model", &model, "--chunk-tokens", "64", "--threads", "1", "--served-model-name", "tiny"];

@@ -37,11 +37,11 @@ impl Process {
         let shows = std::env::var("REFRAIN_TEST_LOG").is_ok();
         command.env("REFRAIN_LOG", if shows { "info" } else { "error" });
         command.envs(environment.iter().map(|(name, value)| (*name, value)));
-        Process::listening(command)
+        Process::listening(&mut command)
     }
 
     /// Starts a program that prints its address, `http://…`, among the words of a line.
-    pub(crate) fn listening(mut command: Command) -> Process {
+    pub(crate) fn listening(command: &mut Command) -> Process {
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         // From here on the process ends with its value, also where it never says its address.
         let mut process = Process { child, url: String::new() };
@@ -104,6 +104,23 @@ pub(crate) enum Plane {
     Dynamo(&'static str, Vec<(&'static str, String)>),
 }
 
+/// Dynamo's listeners on loopback.
+#[cfg(feature = "dynamo")]
+pub(crate) fn loopback() -> Vec<(&'static str, String)> {
+    let hosts = ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"];
+    let mut variables: Vec<_> = hosts.into_iter().map(|name| (name, "127.0.0.1".to_owned())).collect();
+    variables.push(("DYN_LOG", "error".to_owned()));
+    variables
+}
+
+/// Discovery by files in a folder.
+#[cfg(feature = "dynamo")]
+pub(crate) fn by_file(folder: &Path) -> Plane {
+    let mut variables = loopback();
+    variables.push(("DYN_FILE_KV", folder.to_str().unwrap().to_owned()));
+    Plane::Dynamo("file", variables)
+}
+
 impl Plane {
     pub(crate) fn discovery(&self) -> &'static str {
         match self {
@@ -138,15 +155,32 @@ pub(crate) struct Workers {
     plane: Plane,
     /// Options of all workers.
     options: Vec<String>,
+    /// The object store, and the variables with which it is found.
+    remote: String,
+    environment: Vec<(&'static str, String)>,
     pub(crate) running: Vec<Process>,
 }
 
 impl Workers {
+    /// Workers on a folder that stands for an object store.
     pub(crate) fn start(plane: &Plane, number: usize, options: &[&str]) -> Workers {
-        let options = options.iter().map(ToString::to_string).collect();
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("library")).unwrap();
-        let mut workers = Workers { folder, plane: plane.clone(), options, running: Vec::new() };
+        let library = folder.path().join("library");
+        std::fs::create_dir(&library).unwrap();
+        Workers::on(plane, number, options, folder, (format!("file://{}", library.display()), Vec::new()))
+    }
+
+    /// Workers with chunk stores in `folder`, on this object store, which is found with these variables.
+    pub(crate) fn on(
+        plane: &Plane,
+        number: usize,
+        options: &[&str],
+        folder: tempfile::TempDir,
+        (remote, environment): (String, Vec<(&'static str, String)>),
+    ) -> Workers {
+        let options = options.iter().map(ToString::to_string).collect();
+        let (plane, running) = (plane.clone(), Vec::new());
+        let mut workers = Workers { folder, plane, options, remote, environment, running };
         for index in 0..number {
             let worker = workers.spawn(index, "0");
             workers.running.push(worker);
@@ -154,14 +188,31 @@ impl Workers {
         workers
     }
 
+    /// Starts a further worker, with other options, which those that are started from now on have as well.
+    pub(crate) fn add(&mut self, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        let worker = self.spawn(self.running.len(), "0");
+        self.running.push(worker);
+    }
+
+    /// Has a worker finish what it does, and starts another one, with other options, at its address.
+    pub(crate) fn replace(&mut self, index: usize, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        self.running[index].signal("TERM");
+        assert!(self.running[index].wait().success());
+        let port = self.running[index].port().to_owned();
+        self.running[index] = self.spawn(index, &port);
+    }
+
     fn spawn(&self, index: usize, port: &str) -> Process {
         let store = self.folder.path().join(format!("worker{index}"));
-        let library = format!("file://{}", self.library().display());
         let mut arguments = vec!["worker", "--port", port, "--discovery", self.plane.discovery()];
         let store = store.to_str().unwrap().to_owned();
-        arguments.extend(["--store", &store, "--remote", &library]);
+        arguments.extend(["--store", &store, "--remote", &self.remote]);
         arguments.extend(self.options.iter().map(String::as_str));
-        Process::start(&arguments, &self.plane.environment())
+        let mut environment = self.plane.environment();
+        environment.extend(self.environment.clone());
+        Process::start(&arguments, &environment)
     }
 
     /// The folder that stands for an object store.

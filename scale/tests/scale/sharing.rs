@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::harness::{Client, PATIENCE, Plane, Workers, simulated_chat};
 
 /// Files under a folder whose names end so.
-fn files(folder: &Path, end: &str) -> BTreeSet<String> {
+pub(crate) fn files(folder: &Path, end: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -136,20 +136,4 @@ pub(crate) async fn throughput_grows_with_workers(plane: &Plane) {
         );
         assert!(share >= 0.95, "{number} workers give {share:.3} of what they could");
     }
-}
-
-#[tokio::test]
-async fn each_chunk_of_listed_workers_is_stored_once() {
-    each_chunk_is_stored_once(&Plane::List).await;
-}
-
-#[tokio::test]
-async fn a_late_gateway_knows_the_chunks_of_listed_workers() {
-    a_late_gateway_knows_what_the_first_knows(&Plane::List).await;
-}
-
-#[tokio::test]
-#[ignore = "measures throughput, for a minute: make scale-test runs it"]
-async fn throughput_grows_with_listed_workers() {
-    throughput_grows_with_workers(&Plane::List).await;
 }

@@ -57,8 +57,3 @@ pub(crate) async fn tenants_see_their_own_documents(plane: &Plane) {
     assert_eq!(anna.text("DELETE", &path, &Value::Null).await.0, 200);
     assert_eq!(anna.text("GET", &path, &Value::Null).await.0, 404);
 }
-
-#[tokio::test]
-async fn tenants_of_listed_workers_see_their_own_documents() {
-    tenants_see_their_own_documents(&Plane::List).await;
-}

@@ -62,6 +62,7 @@ fn report_of(app: &App, seen: Option<(u64, u64)>) -> Result<Report> {
         fingerprint: hex::encode(&engine.fingerprint()),
         kv_bytes_per_token: engine.decoder().shape().token_bytes(engine.settings().kv),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        numerics: engine.numerics().to_owned(),
     };
     let stopping = app.is_stopping();
     Ok(Report { epoch, sequence, chunks, running, waiting, rates, stopping, model })

@@ -92,7 +92,13 @@ async fn trace_request(State(app): State<App>, mut request: Request, next: Next)
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let tenant = app.tenant(request.headers()).map_or_else(|_| "?".to_owned(), |tenant| tenant.name);
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant, %method, path);
+    // What gateways ask comes several times a second.
+    let is_internal = path.starts_with("/internal/");
+    let id_text = id.to_str().unwrap_or_default();
+    let span = match is_internal {
+        true => tracing::debug_span!("request", id = id_text, tenant, %method, path),
+        false => tracing::info_span!("request", id = id_text, tenant, %method, path),
+    };
     // A gateway has checked the name that its client gave.
     let checked = match app.signed_tenant(request.headers()) {
         Ok(_) => Ok(()),
@@ -104,7 +110,10 @@ async fn trace_request(State(app): State<App>, mut request: Request, next: Next)
     };
     let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
     // The body of a stream is still to come.
-    span.in_scope(|| tracing::info!(status, ms, "responded"));
+    span.in_scope(|| match is_internal {
+        true => tracing::debug!(status, ms, "responded"),
+        false => tracing::info!(status, ms, "responded"),
+    });
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
