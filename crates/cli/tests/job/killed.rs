@@ -82,6 +82,7 @@ fn killed_runners_leave_every_document_once_in_s3() {
     let Some(s3) = S3::start() else { return };
     let fleet = Fleet::new(RUNNERS, "s3://bucket/jobs/one".to_owned(), s3.environment());
     Ingest::small("3").check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
+    assert_eq!(deaths(&s3).len(), 20);
 }
 
 /// Says that files were written a day ago.
@@ -138,6 +139,12 @@ fn old_garbage_goes_and_nothing_else_while_runners_die() {
     });
 }
 
+/// Of each shard, how many runners died on it.
+fn deaths(s3: &S3) -> Vec<u64> {
+    let done = s3.names("jobs/one/done", ".json");
+    done.iter().map(|name| s3.json(&format!("jobs/one/done/{name}"))["deaths"].as_u64().unwrap()).collect()
+}
+
 #[test]
 #[ignore = "it takes minutes: make job-test"]
 fn two_thousand_documents_by_killed_runners_in_s3() {
@@ -148,11 +155,8 @@ fn two_thousand_documents_by_killed_runners_in_s3() {
     let (killed, chunks) =
         ingest.check(&fleet, "s3://bucket/library", || s3.names("library", ".safetensors"));
 
-    let done = s3.names("jobs/one/done", ".json");
-    assert_eq!(done.len(), 20);
-    let deaths =
-        done.iter().map(|name| s3.json(&format!("jobs/one/done/{name}"))["deaths"].as_u64().unwrap());
-    let deaths: Vec<u64> = deaths.collect();
+    let deaths = deaths(&s3);
+    assert_eq!(deaths.len(), 20);
     // What a machine has in its own folder it has prefilled or fetched.
     let stored: usize = fleet.homes.iter().map(|home| names(&home.path("data"), ".safetensors").len()).sum();
     let fetched = s3.chunk_requests("GET", 200);
