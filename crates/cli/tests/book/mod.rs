@@ -53,6 +53,8 @@ prefixes = "averaged"
 [eval.run]
 max-tokens = 4
 time-budget = "10s"
+[job.plan.eval]
+max-tokens = 4
 "#;
 
 /// The functions that a chapter's script calls. They are a file of their own, since a failure names the line of the script.
