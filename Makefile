@@ -38,7 +38,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel book scale scale-test scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash package clean
+.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,10 @@ SCALE_TEST := cd scale && PYTHONPATH="$(abspath .python-tests):$$PYTHONPATH" car
 # The program that scale/ builds, and the model of its demo.
 SCALE_REFRAIN := $(or $(CARGO_TARGET_DIR),scale/target)/debug/refrain-scale
 SCALE_DISCOVERY ?= file
+# How the programs of scale-figures are built.
+SCALE_PROFILE ?= release
+SCALE_SIM := $(abspath $(or $(CARGO_TARGET_DIR),target))/$(if $(filter dev,$(SCALE_PROFILE)),debug,$(SCALE_PROFILE))/refrain-sim
+SIM_ARGS ?=
 
 scale: build ## Build scale/ and run two workers and a gateway on loopback: ingest examples/docs/drive, answer a question, stop all (says what it installs)
 	@scale/setup
@@ -125,10 +129,16 @@ scale: build ## Build scale/ and run two workers and a gateway on loopback: inge
 	$(SCALE) build --locked
 	scale/demo --program $(SCALE_REFRAIN) --model $(DEMO_MODEL) --discovery $(SCALE_DISCOVERY)
 
-scale-test: setup ## Test workers and gateways as processes on loopback: failures, sharing, tenancy, throughput (some minutes; etcd and NATS where they are installed)
+scale-test: setup ## Test workers and gateways as processes on loopback: failures, sharing, upgrades, an S3 server, tenancy, throughput (some minutes; etcd, NATS and moto where they are installed)
 	@scale/setup
 	$(SCALE_TEST) -- --test-threads 2
-	$(SCALE_TEST) --test scale -- --ignored --test-threads 1 --nocapture
+	$(SCALE_TEST) --test scale -- --ignored --skip figures --test-threads 1 --nocapture
+
+scale-figures: setup ## Times, shares and costs of 1 to 8 simulated workers beside those of refrain-sim for the same requests (seven minutes once built; SIM_ARGS changes scale/figures.toml)
+	@scale/setup
+	cargo build --locked --profile $(SCALE_PROFILE) -p refrain-sim
+	REFRAIN_SIM=$(SCALE_SIM) REFRAIN_SIM_ARGS="$(SIM_ARGS)" && export REFRAIN_SIM REFRAIN_SIM_ARGS && \
+	    $(SCALE_TEST) --profile $(SCALE_PROFILE) --test scale figures -- --ignored --nocapture
 
 scale-check: setup ## Format, lints and dependencies of scale/
 	@scale/setup

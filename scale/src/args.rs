@@ -4,11 +4,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use refrain::AUTO;
-use refrain::engine::Prefix;
+use refrain::engine::{Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision};
-use refrain::quantities::{parse_duration, parse_size};
+use refrain::quantities::{Quota, SyncInterval, parse_duration, parse_size, parse_tokens};
 use refrain::store::{KvQuantization, NamespaceKey};
 
 use crate::simulated::Simulation;
@@ -71,8 +72,18 @@ pub(crate) struct Common {
     pub(crate) port: u16,
     /// Secret that gateways and workers share, 64 hexadecimal digits (`openssl rand -hex 32`): the namespaces of API keys are derived from
     /// it, and gateways sign with it whose a request is. Give it by the variable, since other users can see command lines
-    #[arg(long, value_name = "KEY", env = "REFRAIN_NAMESPACE_KEY", hide_env_values = true, value_parser = parse_key)]
-    pub(crate) namespace_key: NamespaceKey,
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "REFRAIN_NAMESPACE_KEY",
+        hide_env_values = true,
+        value_parser = parse_key,
+        required_unless_present = "namespace_key_file"
+    )]
+    pub(crate) namespace_key: Option<NamespaceKey>,
+    /// File with that secret, where --namespace-key does not give it
+    #[arg(long, value_name = "FILE", env = "REFRAIN_NAMESPACE_KEY_FILE")]
+    pub(crate) namespace_key_file: Option<PathBuf>,
     /// How workers are found
     #[arg(long, value_name = "HOW", default_value = "none", env = "REFRAIN_DISCOVERY")]
     pub(crate) discovery: Discovery,
@@ -91,6 +102,20 @@ pub(crate) struct Common {
     /// Log filter: error, warn, info, debug, or by module as in `info,tantivy=warn`
     #[arg(long, value_name = "FILTER", default_value = "info", env = "REFRAIN_LOG")]
     pub(crate) log: String,
+}
+
+impl Common {
+    /// The secret that gateways and workers share.
+    ///
+    /// # Errors
+    /// If its file holds none.
+    pub(crate) fn key(&self) -> Result<NamespaceKey> {
+        match (&self.namespace_key, &self.namespace_key_file) {
+            (Some(key), _) => Ok(key.clone()),
+            (None, Some(file)) => Ok(NamespaceKey::read(file)?),
+            (None, None) => bail!("give --namespace-key or --namespace-key-file"),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -121,12 +146,29 @@ pub(crate) struct Worker {
     /// Most bytes of the store's folder
     #[arg(long, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size, env = "REFRAIN_DISK")]
     pub(crate) disk: u64,
+    /// Most bytes of each namespace in the store's folder, or of one: 2GiB,shared=20GiB [default: no bound of their own]
+    #[arg(long, value_name = "[NAMESPACE=]SIZE", value_delimiter = ',', env = "REFRAIN_QUOTA")]
+    pub(crate) quota: Vec<Quota>,
+    /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, env = "REFRAIN_TTL")]
+    pub(crate) ttl: Option<Duration>,
+    /// How often the worker looks for documents that others have added to the object store, changed or removed; off keeps documents on this
+    /// machine, where gateways find them at one worker alone
+    #[arg(long, value_name = "TIME", default_value = "5s", env = "REFRAIN_SYNC_INTERVAL")]
+    pub(crate) sync_interval: SyncInterval,
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0, env = "REFRAIN_THREADS")]
     pub(crate) threads: usize,
     /// How weights are kept and multiplied: bf16, q8 or f32 [default: the nearest to the model's files]
     #[arg(long, value_name = "TYPE", env = "REFRAIN_COMPUTE")]
     pub(crate) compute: Option<Precision>,
+    /// Use only chunks that were computed with the same precision and kernels, where answers must not differ in a bit by which worker
+    /// computed a chunk first
+    #[arg(long, env = "REFRAIN_STRICT_NUMERICS")]
+    pub(crate) strict_numerics: bool,
+    /// Most tokens whose share of a layer is computed in one step: others get their turn between steps
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..), env = "REFRAIN_UBATCH_SIZE")]
+    pub(crate) ubatch_size: u32,
     /// Type of cached keys and values: f16, bf16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16", env = "REFRAIN_KV")]
     pub(crate) kv: Dtype,
@@ -136,6 +178,9 @@ pub(crate) struct Worker {
     /// Most tokens of a chunk
     #[arg(long, value_name = "N", default_value_t = 512, env = "REFRAIN_CHUNK_TOKENS")]
     pub(crate) chunk_tokens: usize,
+    /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_tokens, env = "REFRAIN_LEFT_TOKENS")]
+    pub(crate) left_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled [default: what is safe for the model]
     #[arg(long, value_name = "PREFIX", env = "REFRAIN_PREFIX")]
     pub(crate) prefix: Option<Prefix>,
@@ -145,18 +190,49 @@ pub(crate) struct Worker {
     /// Eviction policy of requests that name none
     #[arg(long, value_name = "POLICY", default_value = "full", env = "REFRAIN_EVICT")]
     pub(crate) evict: String,
+    /// File that `refrain calibrate` wrote [default: the model's, in refrain/calibration in the user's data folder]
+    #[arg(long, value_name = "FILE", env = "REFRAIN_CALIBRATION")]
+    pub(crate) calibration: Option<PathBuf>,
+    /// Text between the documents and the question of a chat
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = Instructions::default().before_question,
+        hide_default_value = true,
+        env = "REFRAIN_INSTRUCTION"
+    )]
+    pub(crate) instruction: String,
+    /// Most tokens that are proposed at a time from prompt and answer, and verified in one step; 0 proposes none
+    #[arg(long, value_name = "N", default_value_t = 10, env = "REFRAIN_NUM_SPECULATIVE_TOKENS")]
+    pub(crate) num_speculative_tokens: usize,
     /// Most sequences decoded together
     #[arg(long, value_name = "N", default_value_t = 32, env = "REFRAIN_MAX_NUM_SEQS")]
     pub(crate) max_num_seqs: usize,
     /// Most requests that wait; further ones are refused, and the gateway sends them to another worker
     #[arg(long, value_name = "N", default_value_t = 256, env = "REFRAIN_MAX_QUEUED_REQUESTS")]
     pub(crate) max_queued_requests: usize,
+    /// Most bytes of keys and values of all running sequences
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, env = "REFRAIN_KV_CACHE_MEMORY_BYTES")]
+    pub(crate) kv_cache_memory_bytes: u64,
+    /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_PREFIX_CACHE_MEMORY_BYTES")]
+    pub(crate) prefix_cache_memory_bytes: u64,
+    /// Most bytes of the titles and texts stored for one API key
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_DOCUMENT_QUOTA")]
+    pub(crate) document_quota: u64,
+    /// Most documents of a request
+    #[arg(long, value_name = "N", default_value_t = 256, env = "REFRAIN_MAX_DOCUMENTS_PER_REQUEST")]
+    pub(crate) max_documents_per_request: usize,
+    /// Most tokens of a request: of the documents to ingest, or of prompt and answer
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, env = "REFRAIN_MAX_TOKENS_PER_REQUEST")]
+    pub(crate) max_tokens_per_request: usize,
     /// Most time that a request may take, waiting included
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration, env = "REFRAIN_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Duration,
     /// Sleeps instead of computing: tokens a second of prefill and of decoding, bytes of a token's keys and values, which are stored in real
-    /// chunk files, and what the worker is taken for: number of the model, and its numerics
-    #[arg(long, value_name = "prefill=N,decode=N,bytes=N,model=N,numerics=TEXT")]
+    /// chunk files, bytes a second out of the object store and seconds until the first, and what the worker is taken for: number of the
+    /// model, and its numerics
+    #[arg(long, value_name = "prefill=N,decode=N,bytes=N,remote=N,latency=N,model=N,numerics=TEXT")]
     pub(crate) simulate: Option<Simulation>,
 }
 

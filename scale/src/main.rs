@@ -88,7 +88,7 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
     let cluster = cluster_of(&args).await?;
     let (is_lost, runtime) = (Arc::new(AtomicBool::new(false)), cluster.clone());
     let stop = stop_or(Some(async move { runtime.stopped().await }), is_lost.clone());
-    let gateway = Gateway::new(cluster, options, common.namespace_key.clone(), args.rule.into());
+    let gateway = Gateway::new(cluster, options, common.key()?, args.rule.into());
     let follower = tokio::spawn(gateway.clone().follow());
     if is_open && !common.host.is_loopback() {
         tracing::warn!(
@@ -109,7 +109,7 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
 /// The workers that the options name.
 async fn cluster_of(args: &args::Gateway) -> Result<Arc<dyn Cluster>> {
     let common = &args.common;
-    let signature = HeaderValue::from_str(&sign_tenant(&common.namespace_key, "", ""))?;
+    let signature = HeaderValue::from_str(&sign_tenant(&common.key()?, "", ""))?;
     match common.discovery {
         Discovery::None => Ok(Arc::new(StaticList::new(&args.workers, signature)?)),
         #[cfg(feature = "dynamo")]

@@ -1,8 +1,10 @@
 //! A worker that sleeps instead of computing. Its queue, its chunk files, its reports and its streams are real, so that many workers run
 //! on one small machine.
 
+mod chunks;
+mod simulation;
+
 use std::convert::Infallible;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,57 +17,17 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::stream::{StreamExt as _, unfold};
-use refrain::kernels::{Buffer, Dtype};
-use refrain::store::{BosPolicy, Chunk, ChunkId, KvQuantization, NamespaceKey, Store};
+use refrain::store::{ChunkId, NamespaceKey, Store};
 use refrain_server::{
     ApiError, ChunkPlan, HeldLog, ModelCard, Rates, Report, TENANT_HEADER, short_key, signed_tenant,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
-/// Rates of a simulated worker, and what it is taken for.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Simulation {
-    /// Tokens a second of prefill, one request at a time.
-    prefill: f64,
-    /// Tokens a second of an answer; all answers are decoded together.
-    decode: f64,
-    /// Bytes of a token's keys and values in a chunk file.
-    bytes: usize,
-    /// Number of the model. Models of other numbers share no chunk, and give other answers.
-    model: u8,
-    /// Numerics of the answers: others give other answers.
-    numerics: String,
-}
-
-impl FromStr for Simulation {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Simulation, String> {
-        let numerics = "simulated".to_owned();
-        let mut simulation = Simulation { prefill: 3000.0, decode: 200.0, bytes: 1024, model: 0, numerics };
-        for part in text.split(',') {
-            let wrong = || {
-                format!(
-                    "{part:?} is none of prefill=N, decode=N and bytes=N with N above 0, model=N with N up to 255, and numerics=TEXT"
-                )
-            };
-            let (name, value) = part.split_once('=').ok_or_else(wrong)?;
-            let number = || value.parse().ok().filter(|number: &f64| *number > 0.0 && number.is_finite());
-            match name {
-                "prefill" => simulation.prefill = number().ok_or_else(wrong)?,
-                "decode" => simulation.decode = number().ok_or_else(wrong)?,
-                "bytes" => simulation.bytes = number().ok_or_else(wrong)? as usize,
-                "model" => simulation.model = value.parse().map_err(|_| wrong())?,
-                "numerics" => simulation.numerics = value.to_owned(),
-                _ => return Err(wrong()),
-            }
-        }
-        Ok(simulation)
-    }
-}
+use self::chunks::Sources;
+pub(crate) use self::simulation::Simulation;
 
 /// A simulated worker. A clone is cheap and shares everything.
 #[derive(Clone)]
@@ -79,6 +41,7 @@ struct Inner {
     held: HeldLog,
     /// Held by the request that is prefilled.
     turn: Mutex<()>,
+    seconds: Mutex<Mean>,
     waiting: AtomicUsize,
     running: AtomicUsize,
     is_stopping: AtomicBool,
@@ -102,6 +65,13 @@ struct Message {
 #[derive(Debug, Deserialize)]
 struct Document {
     text: String,
+}
+
+impl ChatRequest {
+    /// Tokens of the messages: one a word.
+    fn question(&self) -> usize {
+        self.messages.iter().map(|message| message.content.split_whitespace().count()).sum()
+    }
 }
 
 /// Counts a request until it is dropped.
@@ -129,6 +99,7 @@ impl Simulated {
             key,
             held: HeldLog::new(),
             turn: Mutex::new(()),
+            seconds: Mutex::default(),
             waiting: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
@@ -165,54 +136,31 @@ impl Simulated {
         Ok(namespace.to_owned())
     }
 
-    /// The identity of a document's chunk: one token a word.
-    fn chunk_id(&self, namespace: &str, document: &Document) -> ChunkId {
-        let token = |word: &str| {
-            let hash = blake3::hash(word.as_bytes());
-            u32::from_le_bytes([hash.as_bytes()[0], hash.as_bytes()[1], hash.as_bytes()[2], 0])
-        };
-        ChunkId {
-            model: [self.0.simulation.model; 32],
-            dtype: Dtype::F16,
-            quantization: KvQuantization::Exact,
-            layers: 1,
-            kv_heads: 1,
-            // Keys and values, two bytes an element.
-            head_dim: (self.0.simulation.bytes / 4).max(1),
-            bos: BosPolicy::None,
-            prefix: None,
-            numerics: None,
-            namespace: namespace.to_owned(),
-            tokens: document.text.split_whitespace().map(token).collect(),
-        }
-    }
-
-    /// Waits for its turn, has every chunk of the request from the store or by sleeping, and says how many were prefilled.
-    async fn prefill(&self, ids: Vec<ChunkId>, question: usize) -> Result<usize, ApiError> {
+    /// Waits for its turn, and has every chunk of the request from the store or by sleeping.
+    async fn prefill(&self, ids: Vec<ChunkId>, question: usize) -> Result<Sources, ApiError> {
         let waiting = Counted::new(&self.0, |inner| &inner.waiting);
         let _turn = self.0.turn.lock().await;
-        let mut prefilled = 0;
-        for id in ids {
-            let (store, wanted) = (self.0.store.clone(), id.clone());
-            let found = tokio::task::spawn_blocking(move || store.get(&wanted)).await;
-            let found = found.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-            if found.is_some() {
-                continue;
-            }
-            prefilled += 1;
-            sleep(Duration::from_secs_f64(id.tokens.len() as f64 / self.0.simulation.prefill)).await;
-            let store = self.0.store.clone();
-            let put = move || {
-                let elements = id.tokens.len() * id.head_dim;
-                let empty = || Buffer::zeros(Dtype::F16, elements);
-                store.put(Chunk::new(id, "simulated", vec![(empty(), empty())])?)
-            };
-            let put = tokio::task::spawn_blocking(put).await;
-            put.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-        }
-        sleep(Duration::from_secs_f64(question as f64 / self.0.simulation.prefill)).await;
+        let started = Instant::now();
+        let (store, simulation) = (self.0.store.clone(), self.0.simulation.clone());
+        let brought = tokio::task::spawn_blocking(move || chunks::bring(&store, &simulation, ids, question));
+        let work = brought.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        sleep_until(started + work.time).await;
+        let (store, prefilled) = (self.0.store.clone(), work.prefilled);
+        let stored = tokio::task::spawn_blocking(move || chunks::store(&store, prefilled));
+        stored.await.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        self.0.seconds.lock().await.add(work.time.as_secs_f64());
         drop(waiting);
-        Ok(prefilled)
+        Ok(work.sources)
+    }
+}
+
+/// The mean seconds of the latest requests, of which the last has a tenth; 0 before the first.
+#[derive(Debug, Default)]
+struct Mean(f64);
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        self.0 = if self.0 == 0.0 { seconds } else { self.0 + (seconds - self.0) / 10.0 };
     }
 }
 
@@ -255,15 +203,17 @@ async fn answer(
     }
     let namespace = simulated.namespace(headers)?;
     let request = read(request).await?;
-    let ids: Vec<ChunkId> =
-        request.documents.iter().map(|document| simulated.chunk_id(&namespace, document)).collect();
-    let question = request.messages.iter().map(|message| message.content.split_whitespace().count()).sum();
+    let id = |document: &Document| chunks::id(&simulated.0.simulation, &namespace, &document.text);
+    let ids: Vec<ChunkId> = request.documents.iter().map(id).collect();
     let chunks = ids.len();
-    let prefilled = simulated.prefill(ids, question).await?;
+    let sources = simulated.prefill(ids, request.question()).await?;
     let running = Counted::new(&simulated.0, |inner| &inner.running);
     let simulation = &simulated.0.simulation;
     let (words, pause) = (words(simulation, &request), Duration::from_secs_f64(1.0 / simulation.decode));
-    let stats = json!({ "stats": { "prefilled_chunks": prefilled, "document_chunks": chunks } });
+    let Sources { prefilled, fetched, fetched_bytes } = sources;
+    let stats = json!({ "stats": {
+        "document_chunks": chunks, "prefilled_chunks": prefilled, "fetched_chunks": fetched, "fetched_bytes": fetched_bytes,
+    } });
     let chunk = |object: &str, choice: Value| json!({ "id": "chatcmpl-simulated", "object": object, "created": 0, "model": simulated.0.model, "choices": [choice] });
     if !request.stream {
         sleep(pause * words.len() as u32).await;
@@ -300,11 +250,11 @@ async fn plan(State(simulated): State<Simulated>, headers: HeaderMap, request: R
     let planned = async {
         let (namespace, request) = (simulated.namespace(&headers)?, read(request).await?);
         let chunk = |document: &Document| {
-            let id = simulated.chunk_id(&namespace, document);
+            let id = chunks::id(&simulated.0.simulation, &namespace, &document.text);
             (short_key(&id.key()), id.tokens.len())
         };
         let chunks: Vec<(u64, usize)> = request.documents.iter().map(chunk).collect();
-        let prompt_tokens = chunks.iter().map(|(_, tokens)| tokens).sum();
+        let prompt_tokens = request.question() + chunks.iter().map(|(_, tokens)| tokens).sum::<usize>();
         Ok(Json(ChunkPlan { chunks, prompt_tokens, charge: 0.0 }))
     };
     planned.await.map_or_else(|error: ApiError| error.into_response(), |plan| plan.into_response())
@@ -337,7 +287,7 @@ async fn report(
         };
         let listed = tokio::task::spawn_blocking(listed).await.map_err(|error| failed(&error))?;
         let (epoch, sequence, chunks) = listed?;
-        let inner = &simulated.0;
+        let (inner, seconds) = (&simulated.0, simulated.0.seconds.lock().await.0);
         let model = ModelCard {
             name: inner.model.clone(),
             fingerprint: format!("{:02x}", inner.simulation.model).repeat(32),
@@ -351,7 +301,7 @@ async fn report(
             chunks,
             running: inner.running.load(Relaxed),
             waiting: inner.waiting.load(Relaxed),
-            rates: Rates { tokens_per_second: inner.simulation.prefill, ..Rates::default() },
+            rates: Rates { seconds, tokens_per_second: inner.simulation.prefill, bytes_per_second: 0.0 },
             stopping: inner.is_stopping.load(Relaxed),
             model,
         }))
@@ -362,26 +312,6 @@ async fn report(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn simulations_are_read() {
-        let simulation: Simulation = "prefill=100,decode=50.5,bytes=64,model=7,numerics=q8".parse().unwrap();
-        let wanted =
-            Simulation { prefill: 100.0, decode: 50.5, bytes: 64, model: 7, numerics: "q8".to_owned() };
-        assert_eq!(simulation, wanted);
-        for wrong in [
-            "",
-            "prefill",
-            "prefill=0",
-            "prefill=-1",
-            "decode=inf",
-            "speed=3",
-            "prefill=1;decode=2",
-            "model=256",
-        ] {
-            assert!(wrong.parse::<Simulation>().is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn an_answer_follows_from_its_request_and_the_model() {

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::{Context as _, Result};
 use axum::Router;
+use refrain::engine::{Engine, Instructions, Prefix};
 use refrain::eviction::POLICIES;
 use refrain::fusion::METHODS;
+use refrain::quantities::Quota;
 use refrain::store::{Limits, RemoteOptions, Store};
 use refrain::{AUTO, EngineOptions, Settings, choice, fingerprint, folders};
 use refrain_server::{App, Listener, Options, router};
@@ -82,67 +84,137 @@ pub(crate) async fn run(args: args::Worker) -> Result<()> {
     Ok(())
 }
 
+/// What answers the requests of a worker with these options.
+///
+/// # Errors
+/// If an option is wrong, or model or store cannot be opened.
 pub(crate) fn open(args: &args::Worker) -> Result<Served> {
-    let mut limits = Limits::memory(args.memory);
-    limits.disk = args.disk;
-    let store = match &args.remote {
-        Some(url) => {
-            let mut options = RemoteOptions::new(url);
-            options.timeout = args.remote_timeout;
-            Store::open_shared(&args.store, limits, &options)
-        }
-        None => Store::open(&args.store, limits),
-    };
-    let store = store.with_context(|| format!("the chunk store {}", args.store.display()))?;
+    let store = store(args).with_context(|| format!("the chunk store {}", args.store.display()))?;
     if let Some(simulation) = args.simulate.clone() {
-        let key = args.common.namespace_key.clone();
-        return Ok(Served::Simulated(Simulated::new(simulation, store, name(args), key)));
+        return Ok(Served::Simulated(Simulated::new(simulation, store, name(args), args.common.key()?)));
     }
+    let warn = |text: &str| tracing::warn!("{text}");
+    let mut options = options(args)?;
+    let engine = engine(args, store, &options.instructions)?;
+    let data = folders::data_folder();
+    let chosen = choice(&args.model, &fingerprint(&engine), data.as_deref(), &mut { warn })?;
+    if args.method == AUTO {
+        (options.method, options.method_reason) = (chosen.method, chosen.why);
+    } else {
+        options.method = METHODS.select(&args.method)?.spec;
+        options.method_reason = "given to the worker".to_owned();
+    }
+    options.evict = POLICIES.select(&args.evict)?.spec;
+    options.prefix = match args.prefix.as_ref().unwrap_or(&chosen.prefix) {
+        // Clients have no use for a path of this machine.
+        Prefix::Text(_) => "text".to_owned(),
+        prefix => prefix.to_string(),
+    };
+    let prefix_cache = usize::try_from(args.prefix_cache_memory_bytes).unwrap_or(usize::MAX);
+    Ok(Served::Engine(App::new(engine.with_prefix_cache(prefix_cache), options)?))
+}
+
+fn limits(args: &args::Worker) -> Limits {
+    let mut limits = Limits::memory(args.memory);
+    (limits.disk, limits.time_to_live) = (args.disk, args.ttl);
+    Quota::set_all(&args.quota, &mut limits);
+    limits
+}
+
+fn store(args: &args::Worker) -> refrain::store::Result<Store> {
+    let limits = limits(args);
+    let Some(url) = &args.remote else { return Store::open(&args.store, limits) };
+    let mut options = RemoteOptions::new(url);
+    options.timeout = args.remote_timeout;
+    Store::open_shared(&args.store, limits, &options)
+}
+
+fn engine(args: &args::Worker, store: Store, around: &Instructions) -> Result<Engine> {
     let settings = Settings {
         threads: args.threads,
         precision: args.compute,
         kv: args.kv,
         store_dtype: args.store_dtype,
+        ubatch: args.ubatch_size as usize,
         chunk_tokens: args.chunk_tokens,
+        left_tokens: args.left_tokens,
+        strict_numerics: args.strict_numerics,
         ..Settings::default()
     };
-    let data = folders::data_folder();
     let warn = |text: &str| tracing::warn!("{text}");
     // The server names the method of each request itself.
-    let mut engine = EngineOptions::new(&args.model).settings(settings).method("vanilla").on_warning(warn);
+    let engine = EngineOptions::new(&args.model).settings(settings).method("vanilla");
+    let mut engine = engine.instructions(around.clone()).on_warning(warn);
     if let Some(models) = &args.models {
         engine = engine.models(models);
     }
     if let Some(prefix) = &args.prefix {
         engine = engine.prefix(prefix.clone());
     }
-    let engine = engine.open_on(store)?;
-    let chosen = choice(&args.model, &fingerprint(&engine), data.as_deref(), &mut { warn })?;
-    let mut options = Options::new(name(args));
-    options.method_reason = "given to the worker".to_owned();
-    if args.method == AUTO {
-        (options.method, options.method_reason) = (chosen.method, chosen.why);
-    } else {
-        options.method = METHODS.select(&args.method)?.spec;
+    if let Some(file) = &args.calibration {
+        engine = engine.calibration(file);
     }
-    options.evict = POLICIES.select(&args.evict)?.spec;
-    options.prefix = args.prefix.as_ref().unwrap_or(&chosen.prefix).to_string();
-    options.limits.max_num_seqs = args.max_num_seqs.max(1);
-    options.limits.max_queued_requests = args.max_queued_requests.max(1);
-    options.limits.request_timeout = args.request_timeout;
-    options.max_body = usize::try_from(args.common.max_body).unwrap_or(usize::MAX);
-    (options.body_timeout, options.shutdown_timeout) =
-        (args.common.body_timeout, args.common.shutdown_timeout);
-    options.is_local = args.common.host.is_loopback();
-    options.namespace_key = Some(args.common.namespace_key.clone());
-    options.folder = Some(args.store.clone());
-    let engine = engine.with_prefix_cache(PREFIX_CACHE);
-    Ok(Served::Engine(App::new(engine, options)?))
+    Ok(engine.open_on(store)?)
 }
 
-/// Most bytes of keys and values that are kept for prompts which begin alike.
-const PREFIX_CACHE: usize = 1 << 30;
+/// The server's settings, without method, policy and prefix.
+fn options(args: &args::Worker) -> Result<Options> {
+    let (common, bytes) = (&args.common, |size: u64| usize::try_from(size).unwrap_or(usize::MAX));
+    let mut options = Options::new(name(args));
+    options.instructions.before_question.clone_from(&args.instruction);
+    options.limits.num_speculative_tokens = args.num_speculative_tokens;
+    options.limits.max_num_seqs = args.max_num_seqs.max(1);
+    options.limits.max_queued_requests = args.max_queued_requests.max(1);
+    options.limits.kv_cache_memory_bytes = bytes(args.kv_cache_memory_bytes);
+    options.limits.max_tokens_per_request = args.max_tokens_per_request;
+    options.limits.request_timeout = args.request_timeout;
+    options.max_body = bytes(common.max_body);
+    options.max_documents_per_request = args.max_documents_per_request;
+    (options.body_timeout, options.shutdown_timeout) = (common.body_timeout, common.shutdown_timeout);
+    (options.is_local, options.document_quota) = (common.host.is_loopback(), args.document_quota);
+    (options.folder, options.sync_interval) = (Some(args.store.clone()), args.sync_interval.0);
+    options.namespace_key = Some(common.key()?);
+    Ok(options)
+}
 
 fn name(args: &args::Worker) -> String {
     args.served_model_name.clone().unwrap_or_else(|| args.model.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn options_reach_store_engine_and_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        std::fs::write(&key, "ab".repeat(32)).unwrap();
+        let text = "refrain-scale worker --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
+                    --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
+                    --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9";
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");
+        let paths = ["--model", model, "--store", folder.path().to_str().unwrap()];
+        let more = paths.into_iter().chain(["--namespace-key-file", key.to_str().unwrap()]);
+        let Command::Worker(args) = Cli::parse_from(text.split_whitespace().chain(more)).command else {
+            panic!()
+        };
+        let options = options(&args).unwrap();
+        assert_eq!(options.instructions.before_question, "x");
+        assert_eq!(options.limits.num_speculative_tokens, 3);
+        assert_eq!(options.limits.kv_cache_memory_bytes, 5);
+        assert_eq!(options.limits.max_tokens_per_request, 9);
+        assert_eq!((options.document_quota, options.max_documents_per_request), (6, 8));
+        assert_eq!(options.sync_interval, None);
+        assert_eq!(options.namespace_key, Some("ab".repeat(32).parse().unwrap()));
+        let engine = engine(&args, store(&args).unwrap(), &options.instructions).unwrap();
+        let settings = engine.settings();
+        assert_eq!((settings.ubatch, settings.left_tokens, settings.strict_numerics), (32, 7, true));
+        let limits = limits(&args);
+        assert_eq!((limits.quota, limits.time_to_live), (1024, Some(std::time::Duration::from_secs(7200))));
+        assert_eq!(name(&args), model);
+    }
 }

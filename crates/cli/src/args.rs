@@ -37,7 +37,9 @@ pub(crate) use tune::Tune;
 
 use crate::examples;
 use refrain::AUTO;
-use refrain::quantities::{parse_duration, parse_size};
+#[cfg(feature = "remote")]
+use refrain::quantities::SyncInterval;
+use refrain::quantities::{Quota, parse_duration, parse_size, parse_tokens};
 
 /// Every option with a value, of whatever command, has an environment variable of this prefix.
 const ENVIRONMENT: &str = "REFRAIN_";
@@ -73,45 +75,6 @@ impl FromStr for Compute {
         s.parse()
             .map(|precision| Compute(Some(precision)))
             .map_err(|error: UnknownPrecision| format!("{error}, or auto"))
-    }
-}
-
-/// How often documents are brought in line with other machines; none if they are not shared.
-#[cfg(feature = "remote")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SyncInterval(pub(crate) Option<Duration>);
-
-#[cfg(feature = "remote")]
-impl FromStr for SyncInterval {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<SyncInterval, String> {
-        match s {
-            "off" => Ok(SyncInterval(None)),
-            time => match parse_duration(time)? {
-                Duration::ZERO => Err("give a time above 0, or off".to_owned()),
-                time => Ok(SyncInterval(Some(time))),
-            },
-        }
-    }
-}
-
-/// Most bytes of a namespace, or of each that has no other.
-#[derive(Clone, Debug)]
-pub(crate) struct Quota {
-    pub(crate) namespace: Option<String>,
-    pub(crate) bytes: u64,
-}
-
-impl FromStr for Quota {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Quota, String> {
-        let (namespace, size) = match s.rsplit_once('=') {
-            Some((namespace, size)) => (Some(namespace.trim().to_owned()), size),
-            None => (None, s),
-        };
-        Ok(Quota { namespace, bytes: parse_size(size)? })
     }
 }
 
@@ -156,6 +119,11 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "TIME", default_value = "2s", value_parser = parse_duration,
           hide_short_help = true)]
     pub(crate) remote_timeout: Duration,
+    /// Whether chunks that the object store may have are fetched or computed: auto takes what is expected to be faster by measured
+    /// rates, and computes a chunk that comes late
+    #[cfg(feature = "remote")]
+    #[arg(long, global = true, value_name = "POLICY", default_value = "auto", hide_short_help = true)]
+    pub(crate) remote_policy: refrain::store::FetchPolicy,
     /// How often a server looks for documents that other machines have added to the object store, changed or removed; off
     /// keeps documents on this machine, so that chunks alone are shared
     #[cfg(feature = "remote")]
@@ -187,7 +155,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "N", default_value_t = 512, hide_short_help = true)]
     pub(crate) chunk_tokens: usize,
     /// Tokens right before a chunk in its document that it is prefilled behind, at most, or `all` of them: documents in one piece
-    #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_left, hide_short_help = true)]
+    #[arg(long, global = true, value_name = "N", default_value = "0", value_parser = parse_tokens, hide_short_help = true)]
     pub(crate) left_tokens: usize,
     /// Tokens that stand before every chunk while it is prefilled, and are dropped: none (BOS alone, where the model has one), bos (for
     /// a model without, the first token of its template), system (the prompts' part before the documents), averaged (system and, behind
@@ -323,14 +291,6 @@ pub(crate) struct Ingest {
 impl Ingest {
     pub(crate) fn instructions(&self) -> Instructions {
         Instructions { system: self.system.clone(), ..Instructions::default() }
-    }
-}
-
-/// A number of tokens, or all there are.
-fn parse_left(text: &str) -> Result<usize, String> {
-    match text {
-        "all" => Ok(usize::MAX),
-        number => number.parse().map_err(|_| format!("{number} is not a number of tokens, or all")),
     }
 }
 

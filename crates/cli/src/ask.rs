@@ -271,6 +271,9 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
     }
     if stats.prefilled_chunks > 0 {
         line.push_str(&format!(", {} prefilled first", count(stats.prefilled_chunks, "chunk")));
+        if stats.unfetched_chunks > 0 {
+            line.push_str(&format!(" ({} in less time than a fetch)", stats.unfetched_chunks));
+        }
     }
     line.push_str(&format!("; TTFT {} ({} compute)", seconds(stats.ttft), seconds(stats.compute_ttft)));
     if let Some(tpot) = stats.tpot {

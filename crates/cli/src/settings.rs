@@ -14,10 +14,11 @@ use refrain::corpus::{DocumentStore, LocalDocuments, open_documents};
 use refrain::engine::{Engine, Instructions, Prefix, Settings};
 use refrain::folders::{data_folder, models_folder};
 use refrain::model::ModelFiles;
+use refrain::quantities::Quota;
 use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
 use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
 
-use crate::args::{Global, PrefixArg, Quota, Shared};
+use crate::args::{Global, PrefixArg, Shared};
 use crate::output::{self, Console, Fail, show};
 
 /// The options of every command, resolved.
@@ -99,12 +100,7 @@ impl Context {
         let mut limits = Limits::memory(self.global.memory);
         limits.disk = self.global.disk;
         limits.time_to_live = self.global.ttl;
-        for Quota { namespace, bytes } in self.global.quota.iter().cloned() {
-            match namespace {
-                None => limits.quota = bytes,
-                Some(namespace) => _ = limits.quotas.insert(namespace, bytes),
-            }
-        }
+        Quota::set_all(&self.global.quota, &mut limits);
         limits
     }
 
@@ -115,6 +111,7 @@ impl Context {
         if let Some(url) = &self.global.remote {
             let mut options = refrain::store::RemoteOptions::new(url);
             options.timeout = self.global.remote_timeout;
+            options.policy = self.global.remote_policy;
             return Ok(Store::open_shared(&self.store, limits, &options)?);
         }
         Ok(Store::open(&self.store, limits)?)

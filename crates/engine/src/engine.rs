@@ -11,6 +11,7 @@ use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
+use crate::prefill_rate::PrefillRate;
 use crate::prefix_cache::PrefixCache;
 use crate::sampling::{Grammar, GrammarCompiler, StructuredOutput};
 use crate::{Error, Result};
@@ -84,6 +85,8 @@ pub struct Engine {
     /// The prefixes of whose prefills a chunk is the mean.
     averaged: Option<Arc<AveragedPrefixes>>,
     buffers: Arc<BufferPool>,
+    /// The speed of prefills of chunks.
+    prefill_rate: Arc<PrefillRate>,
     /// Keys and values of prompts and answers.
     prefix_cache: Arc<PrefixCache>,
     /// Compiles grammars of answers; made for the first one.
@@ -159,6 +162,7 @@ impl Engine {
             prefix: None,
             averaged: None,
             buffers: Arc::default(),
+            prefill_rate: Arc::default(),
             prefix_cache: Arc::new(PrefixCache::new(0)),
             grammars: Arc::default(),
         })
@@ -233,6 +237,11 @@ impl Engine {
     /// Memory of requests that are over.
     pub(crate) fn buffers(&self) -> &BufferPool {
         &self.buffers
+    }
+
+    /// The speed of prefills of chunks.
+    pub(crate) fn prefill_rate(&self) -> &PrefillRate {
+        &self.prefill_rate
     }
 
     /// Keys and values of prompts and answers, for prompts that begin alike.

@@ -17,6 +17,7 @@ mod limits;
 mod logprobs;
 mod measure;
 mod prefill;
+mod prefill_rate;
 mod prefix_cache;
 mod prompt;
 mod request;

@@ -57,6 +57,9 @@ pub struct RequestStats {
     /// Parts of the prompt (chunks and the system part) that were prefilled alone before the answer: they were not in the store, were
     /// broken there, or, averaged, came first in a prompt for the first time.
     pub prefilled_chunks: usize,
+    /// Parts of the prompt that were computed because the object store was expected to take longer than that, or was late and took longer. It
+    /// may not have had those that it was not asked for.
+    pub unfetched_chunks: usize,
     /// Bytes of keys and values that were brought in from the store's memory or folder. What a method does not use is
     /// brought in from the folder only.
     pub bytes_loaded: u64,
@@ -230,6 +233,7 @@ impl RequestStats {
     pub(crate) fn with_loading(self, reused: &ReusedSegments) -> RequestStats {
         RequestStats {
             prefilled_chunks: reused.prefilled,
+            unfetched_chunks: reused.unfetched,
             bytes_loaded: reused.load.bytes,
             bytes_read: reused.bytes_read(),
             load_seconds: reused.load.busy.as_secs_f64(),

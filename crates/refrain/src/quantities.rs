@@ -1,6 +1,9 @@
 //! Sizes and times as programs read them.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use crate::store::Limits;
 
 /// Reads bytes: `1GiB`, `512M`, `1.5 GB`. `K`, `M`, `G` and `T` alone are powers of 1024.
 ///
@@ -39,6 +42,68 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
 }
 
+/// Reads a number of tokens, or `all` there are.
+///
+/// # Errors
+/// If the text is neither.
+pub fn parse_tokens(text: &str) -> Result<usize, String> {
+    match text {
+        "all" => Ok(usize::MAX),
+        number => number.parse().map_err(|_| format!("{number} is not a number of tokens, or all")),
+    }
+}
+
+/// How often documents are brought in line with other machines, a time or `off`; none if they are not shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncInterval(pub Option<Duration>);
+
+impl FromStr for SyncInterval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SyncInterval, String> {
+        match text {
+            "off" => Ok(SyncInterval(None)),
+            time => match parse_duration(time)? {
+                Duration::ZERO => Err("give a time above 0, or off".to_owned()),
+                time => Ok(SyncInterval(Some(time))),
+            },
+        }
+    }
+}
+
+/// Most bytes of a namespace (`NAMESPACE=SIZE`), or of each that has no other (`SIZE`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// The namespace; none for each that has no quota of its own.
+    pub namespace: Option<String>,
+    /// Its bytes in the store's folder.
+    pub bytes: u64,
+}
+
+impl FromStr for Quota {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Quota, String> {
+        let (namespace, size) = match text.rsplit_once('=') {
+            Some((namespace, size)) => (Some(namespace.trim().to_owned()), size),
+            None => (None, text),
+        };
+        Ok(Quota { namespace, bytes: parse_size(size)? })
+    }
+}
+
+impl Quota {
+    /// Sets quotas in the limits of a store.
+    pub fn set_all(quotas: &[Quota], limits: &mut Limits) {
+        for Quota { namespace, bytes } in quotas {
+            match namespace {
+                None => limits.quota = *bytes,
+                Some(namespace) => _ = limits.quotas.insert(namespace.clone(), *bytes),
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,5 +128,23 @@ mod tests {
         for wrong in ["", "5", "m", "-1m", "5w", "infs", "1é"] {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn tokens_and_intervals_are_numbers_or_words() {
+        assert_eq!((parse_tokens("all"), parse_tokens("7")), (Ok(usize::MAX), Ok(7)));
+        assert!(parse_tokens("some").is_err());
+        assert_eq!("off".parse(), Ok(SyncInterval(None)));
+        assert_eq!("2s".parse(), Ok(SyncInterval(Some(Duration::from_secs(2)))));
+        assert!("0s".parse::<SyncInterval>().is_err());
+    }
+
+    #[test]
+    fn quotas_are_of_one_namespace_or_of_all_others() {
+        let quotas = ["2k", "shared=1M"].map(|text| text.parse::<Quota>().unwrap());
+        let mut limits = Limits::memory(0);
+        Quota::set_all(&quotas, &mut limits);
+        assert_eq!((limits.quota_of("a"), limits.quota_of("shared")), (2048, 1 << 20));
+        assert!("shared".parse::<Quota>().is_err());
     }
 }

@@ -190,12 +190,12 @@ fn what_a_library_finds_stands_in_the_prompt_as_it_was_prefilled() {
 #[test]
 fn libraries_of_one_object_store_find_the_same() {
     use refrain::corpus::Source;
-    use refrain::store::{Limits, RemoteOptions};
+    use refrain::store::{FetchPolicy, Limits, RemoteOptions};
     let (shared, folders) =
         (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
     let mut remote = RemoteOptions::new(format!("file://{}", shared.path().display()));
     // A busy machine may be slow.
-    remote.timeout = std::time::Duration::from_secs(60);
+    (remote.timeout, remote.policy) = (std::time::Duration::from_secs(60), FetchPolicy::Fetch);
     let [one, two] = folders.each_ref().map(|folder| {
         let chunks = folder.path().join("chunks");
         let store = Store::open_shared(&chunks, Limits::memory(1 << 26), &remote).unwrap();

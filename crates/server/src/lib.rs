@@ -11,6 +11,7 @@ mod api_keys;
 mod app;
 mod averages;
 mod blocking;
+mod body;
 mod clock;
 mod compute;
 mod error;
@@ -37,6 +38,7 @@ pub use api::router;
 pub use api_error::ApiError;
 pub use api_keys::{ApiKeys, ApiKeysError};
 pub use app::App;
+pub use body::receive;
 pub use error::Error;
 pub use gateway::{
     ChunkPlan, HeldChunks, HeldLog, ModelCard, Rates, Report, TENANT_HEADER, short_key, sign_tenant,

@@ -44,6 +44,7 @@ pub(crate) struct Metrics {
     prefix_cache_bytes: Gauge,
     recomputed_tokens: Counter,
     prefilled_chunks: Counter,
+    unfetched_chunks: Counter,
     bytes_loaded: Counter,
     request_success: Counter,
     draft_tokens: Counter,
@@ -80,6 +81,9 @@ struct RemoteMetrics {
     failures: Gauge,
     broken: Gauge,
     replaced: Gauge,
+    passed_over: Gauge,
+    races_won: Gauge,
+    races_lost: Gauge,
 }
 
 #[cfg(feature = "remote")]
@@ -95,6 +99,9 @@ impl RemoteMetrics {
             (&self.failures, stats.failures),
             (&self.broken, stats.broken),
             (&self.replaced, stats.replaced),
+            (&self.passed_over, stats.passed_over),
+            (&self.races_won, stats.races_won),
+            (&self.races_lost, stats.races_lost),
         ] {
             gauge.set(value as i64);
         }
@@ -205,6 +212,21 @@ impl Metrics {
                     "Broken objects replaced by whole ones",
                     Gauge::default()
                 ),
+                passed_over: metric!(
+                    "store_remote_passed_over",
+                    "Chunks not fetched because computing them was expected to take less time",
+                    Gauge::default()
+                ),
+                races_won: metric!(
+                    "store_remote_races_won",
+                    "Chunks that came later than expected, and before they were computed beside that",
+                    Gauge::default()
+                ),
+                races_lost: metric!(
+                    "store_remote_races_lost",
+                    "Chunks that came later than expected, and were computed first",
+                    Gauge::default()
+                ),
             },
         };
         let documents = DocumentMetrics {
@@ -310,6 +332,11 @@ impl Metrics {
                 "Chunks and system parts that were prefilled alone before an answer",
                 Counter::default()
             ),
+            unfetched_chunks: metric!(
+                "unfetched_chunks",
+                "Chunks and system parts that were prefilled alone because fetching them would take longer, or did",
+                Counter::default()
+            ),
             bytes_loaded: metric!(
                 "kv_loaded_bytes",
                 "Bytes of keys and values loaded from the chunk store",
@@ -342,6 +369,7 @@ impl Metrics {
         self.cached_tokens.inc_by(stats.cached_tokens as u64);
         self.recomputed_tokens.inc_by(stats.recomputed_tokens as u64);
         self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
+        self.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);
         self.bytes_loaded.inc_by(stats.bytes_loaded);
     }
 

@@ -20,13 +20,13 @@ mod tests;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::output::{Format, Row};
 use crate::scenario::Scenario;
 use crate::simulation::Simulation;
-use crate::traffic::Corpus;
+use crate::traffic::{Arrival, Corpus, Traffic};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,6 +57,10 @@ struct Cli {
     /// Print the values of a scenario as TOML, and simulate nothing
     #[arg(long)]
     show: bool,
+    /// Print the requests of a scenario with one number of workers and one rate, and simulate nothing: a JSON object a line, with the time
+    /// in seconds, the chunks by number, and the gateway
+    #[arg(long)]
+    arrivals: bool,
     /// Print a Markdown table
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
@@ -94,10 +98,14 @@ fn run() -> Result<()> {
             output::print(&format!("# {name}\n{}", toml::to_string(&scenario)?))?;
             continue;
         }
+        if given.arrivals {
+            output::print(&arrivals(&scenario)?)?;
+            continue;
+        }
         let rows = simulate(name, &scenario, &given)?;
         results.push((scenario, rows));
     }
-    if given.show {
+    if given.show || given.arrivals {
         return Ok(());
     }
     let format = match (given.markdown, given.json) {
@@ -112,6 +120,22 @@ fn run() -> Result<()> {
 fn parse(name: &str) -> Result<Cli> {
     let command = defaults::with_values(Cli::command(), &presets::read(name)?)?;
     Ok(Cli::from_arg_matches(&command.try_get_matches_from(std::env::args_os())?)?)
+}
+
+/// The requests of a scenario, one a line.
+///
+/// # Errors
+/// If the scenario has requests of several fleets.
+fn arrivals(scenario: &Scenario) -> Result<String> {
+    let ([workers], [rate]) = (&scenario.workers[..], &scenario.rate[..]) else {
+        bail!("--arrivals: give one number of workers and one rate");
+    };
+    let corpus = Corpus::new(scenario, *workers);
+    let lines = Traffic::new(scenario, *workers, *rate, &corpus).map(|arrival| {
+        let Arrival { time, chunks, gateway, .. } = arrival;
+        format!("{}\n", serde_json::json!({ "time": time, "chunks": chunks, "gateway": gateway }))
+    });
+    Ok(lines.collect())
 }
 
 /// One row for each number of workers, rate, delay and rule.

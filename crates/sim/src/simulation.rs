@@ -96,7 +96,7 @@ impl<'a> Simulation<'a> {
             delay: case.delay,
             gateways: (0..scenario.gateways).map(gateway).collect::<Result<_>>()?,
             workers: (0..workers).map(|_| Worker::new(scenario, &timing)).collect(),
-            traffic: Traffic::new(scenario, case, corpus).peekable(),
+            traffic: Traffic::new(scenario, workers, case.rate, corpus).peekable(),
             events: BinaryHeap::new(),
             numbers: 0,
             requests: Vec::new(),

@@ -30,8 +30,10 @@ pub(crate) fn choices(
 ) -> ChoiceTime {
     let other =
         Scenario { seed: scenario.seed.wrapping_add(1), requests: u64::from(choices), ..scenario.clone() };
-    let requests: Vec<Vec<u32>> =
-        Traffic::new(&other, case, corpus).take(choices as usize).map(|arrival| arrival.chunks).collect();
+    let requests: Vec<Vec<u32>> = Traffic::new(&other, case.workers, case.rate, corpus)
+        .take(choices as usize)
+        .map(|arrival| arrival.chunks)
+        .collect();
     let kept: Vec<_> =
         requests.iter().take(case.workers / 4).map(|chunks| gateway.choose(chunks, 0.0)).collect();
     let measure = |_| {

@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::scenario::{Case, Popularity, Scenario};
+use crate::scenario::{Amount, Popularity, Scenario};
 
 /// A number from 0 to 1, without 1.
 pub(crate) fn uniform(rng: &mut ChaCha8Rng) -> f64 {
@@ -113,16 +113,17 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    pub(crate) fn new(scenario: &Scenario, case: &Case, corpus: &'a Corpus) -> Traffic<'a> {
+    /// The requests of so many workers, at a rate.
+    pub(crate) fn new(scenario: &Scenario, workers: usize, rate: Amount, corpus: &'a Corpus) -> Traffic<'a> {
         Traffic {
             corpus,
             rng: ChaCha8Rng::seed_from_u64(scenario.seed),
-            rate: case.rate.of(case.workers),
+            rate: rate.of(workers),
             per_request: scenario.chunks.min(corpus.chunks as usize),
             gateways: scenario.gateways,
             jitter: scenario.jitter,
             time: 0.0,
-            left: scenario.requests * case.workers as u64,
+            left: scenario.requests * workers as u64,
         }
     }
 }
@@ -188,7 +189,7 @@ mod tests {
             scenario(&["--rate=2/worker", "--requests=4000", "--corpus=50", "--gateways=3", "--jitter=0.5"]);
         let corpus = Corpus::new(&scenario, 5);
         let case = scenario.cases(5).next().unwrap();
-        let arrivals: Vec<Arrival> = Traffic::new(&scenario, &case, &corpus).collect();
+        let arrivals: Vec<Arrival> = Traffic::new(&scenario, 5, case.rate, &corpus).collect();
         assert_eq!(arrivals.len(), 20_000);
         let gaps: Vec<f64> = arrivals.windows(2).map(|pair| pair[1].time - pair[0].time).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;

@@ -58,6 +58,19 @@ fn choices_are_timed_for_the_rules_of_the_router() {
 }
 
 #[test]
+fn the_requests_are_printed() {
+    let lines = printed(&["small-fleet", "--arrivals", "--workers=2", "--requests=60", "--corpus=100"]);
+    let arrivals: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(arrivals.len(), 120);
+    let time = |arrival: &serde_json::Value| arrival["time"].as_f64().unwrap();
+    assert!(arrivals.is_sorted_by_key(time), "one after the other");
+    assert!(arrivals.iter().all(|arrival| arrival["chunks"].as_array().unwrap().len() == 5));
+    let error = run(&["small-fleet", "--arrivals"]).stderr;
+    assert!(String::from_utf8(error).unwrap().contains("--arrivals: give one number of workers"));
+}
+
+#[test]
 fn presets_are_listed_and_shown() {
     let list = printed(&["--list"]);
     assert!(list.lines().any(|line| line.starts_with("8b-a3 ")), "{list}");

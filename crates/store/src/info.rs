@@ -1,6 +1,7 @@
 //! Descriptions of the store and of its chunks.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use refrain_kernels::Dtype;
 use serde::{Serialize, Serializer};
@@ -218,6 +219,31 @@ pub enum PutOutcome {
         /// Why.
         error: StoreError,
     },
+}
+
+/// A chunk that may be fetched from an object store.
+#[derive(Clone, Debug)]
+pub struct WantedChunk {
+    /// Its identities: in the namespace of the request, and in the shared one.
+    pub ids: Vec<ChunkId>,
+    /// Time that computing it takes; none where it is not known.
+    pub compute: Option<Duration>,
+}
+
+impl From<&ChunkId> for WantedChunk {
+    fn from(id: &ChunkId) -> WantedChunk {
+        WantedChunk { ids: vec![id.clone()], compute: None }
+    }
+}
+
+/// Counts of chunks that were to be fetched from an object store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fetched {
+    /// Chunks that are on their way; where they were waited for, chunks that have come.
+    pub chunks: usize,
+    /// Chunks that were not asked for: computing them is expected to take less time.
+    pub passed_over: usize,
 }
 
 /// Counts since the store was opened.

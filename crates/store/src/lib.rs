@@ -45,7 +45,10 @@ mod verify;
 pub use chunk::{Chunk, ChunkBuilder};
 pub use error::{Problem, Result, StoreError};
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
-pub use info::{ChunkDetail, ChunkInfo, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable};
+pub use info::{
+    ChunkDetail, ChunkInfo, Fetched, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable,
+    WantedChunk,
+};
 pub use key::{ChunkKey, InvalidKey, ShortKey};
 pub use kv_quant::{KvQuantization, UnknownKvQuantization};
 pub use layer::Layer;
@@ -53,6 +56,8 @@ pub use limits::Limits;
 pub use namespace::{NamespaceKey, SHARED};
 pub use reader::ChunkReader;
 #[cfg(feature = "remote")]
-pub use remote::{ListedObject, Objects, RemoteOptions, RemoteStats, WrittenObject};
+pub use remote::{
+    FetchPolicy, ListedObject, Objects, RemoteOptions, RemoteStats, UnknownFetchPolicy, WrittenObject,
+};
 pub use store::Store;
 pub use verify::{VerifyProgress, VerifyReport};

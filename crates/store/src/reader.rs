@@ -8,6 +8,8 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
+#[cfg(feature = "remote")]
+use std::time::Instant;
 
 use bytes::BytesMut;
 
@@ -31,9 +33,9 @@ pub struct ChunkReader(Source);
 enum Source {
     Memory(Chunk),
     Disk(Box<Disk>),
-    /// On its way from the object store.
+    /// On its way from the object store, and waited for until a time.
     #[cfg(feature = "remote")]
-    InFlightChunk(Arc<Header>, Arc<InFlightChunk>),
+    InFlightChunk(Arc<Header>, Arc<InFlightChunk>, Option<Instant>),
 }
 
 #[derive(Debug)]
@@ -95,8 +97,12 @@ impl ChunkReader {
     }
 
     #[cfg(feature = "remote")]
-    pub(crate) fn in_flight(header: Arc<Header>, in_flight: Arc<InFlightChunk>) -> ChunkReader {
-        ChunkReader(Source::InFlightChunk(header, in_flight))
+    pub(crate) fn in_flight(
+        header: Arc<Header>,
+        in_flight: Arc<InFlightChunk>,
+        until: Option<Instant>,
+    ) -> ChunkReader {
+        ChunkReader(Source::InFlightChunk(header, in_flight, until))
     }
 
     /// Identity of the chunk.
@@ -105,7 +111,7 @@ impl ChunkReader {
             Source::Memory(chunk) => chunk.id(),
             Source::Disk(disk) => &disk.header.id,
             #[cfg(feature = "remote")]
-            Source::InFlightChunk(header, _) => &header.id,
+            Source::InFlightChunk(header, ..) => &header.id,
         }
     }
 
@@ -119,7 +125,8 @@ impl ChunkReader {
     }
 
     /// A layer, its checksum verified; none if the file is broken. It is then removed, counted and told as by
-    /// [`Store::get`](crate::Store::get), once, and the caller computes the chunk again. One that is still on its way is waited for.
+    /// [`Store::get`](crate::Store::get), once, and the caller computes the chunk again. One that is still on its way is waited for, and
+    /// none if it is late.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -128,7 +135,9 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(chunk.layer(layer)),
             Source::Disk(disk) => Some(disk.layer(layer)?.decode(&disk.header.layout)),
             #[cfg(feature = "remote")]
-            Source::InFlightChunk(header, in_flight) => Some(in_flight.layer(layer)?.decode(&header.layout)),
+            Source::InFlightChunk(header, in_flight, until) => {
+                Some(in_flight.layer(layer, *until)?.decode(&header.layout))
+            }
         }
     }
 
@@ -150,8 +159,8 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(select(chunk.layout(), &chunk.data()[layer], ranges)),
             Source::Disk(disk) => disk.tokens(layer, ranges),
             #[cfg(feature = "remote")]
-            Source::InFlightChunk(header, in_flight) => {
-                Some(select(&header.layout, &in_flight.layer(layer)?, ranges))
+            Source::InFlightChunk(header, in_flight, until) => {
+                Some(select(&header.layout, &in_flight.layer(layer, *until)?, ranges))
             }
         }
     }
@@ -170,7 +179,7 @@ impl ChunkReader {
             Source::Memory(chunk) => Some(chunk.clone()),
             Source::Disk(disk) => disk.chunk(),
             #[cfg(feature = "remote")]
-            Source::InFlightChunk(_, in_flight) => in_flight.chunk(),
+            Source::InFlightChunk(_, in_flight, until) => in_flight.chunk(*until),
         }
     }
 }

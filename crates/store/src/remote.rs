@@ -4,6 +4,9 @@
 //! time, and put into the folder; layers are used while later ones still travel. Writing: what is put into the folder is noted in the index as not yet there, in the same transaction, and a task in
 //! the background brings it there. The notes are the queue, so nothing is lost with a process and no queue grows in memory.
 //!
+//! What is expected to be computed sooner than fetched is not asked for, and what comes later than expected is computed while it still
+//! travels: [`patience`] decides.
+//!
 //! An object store that fails or hangs is left alone after a time, longer each time it fails again, and asked again by the
 //! background task alone: a request waits for it at most once.
 
@@ -11,6 +14,7 @@ mod client;
 mod delete;
 mod download;
 mod known_objects;
+mod link;
 mod objects;
 mod options;
 mod stats;
@@ -18,7 +22,9 @@ mod upload;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use object_store::path::Path as ObjectPath;
@@ -27,16 +33,53 @@ use tokio::runtime::Runtime;
 use self::client::Client;
 pub(crate) use self::download::ObjectSink;
 pub use self::objects::{ListedObject, Objects, WrittenObject};
-pub use self::options::RemoteOptions;
+pub use self::options::{FetchPolicy, RemoteOptions, UnknownFetchPolicy};
 pub use self::stats::RemoteStats;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result, StoreError};
+
+/// The time that computing is taken to last before a prefill was measured.
+const UNKNOWN_COMPUTE: Duration = Duration::from_secs(1);
+
+/// Whether chunks are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// They are. At that time they are late; without it they never are.
+    Fetch(Option<Instant>),
+    /// They are computed. One of them is fetched beside it where measurements are old.
+    Compute { measure: bool },
+}
+
+/// How long chunks are waited for that are expected to take `fetch` to come and `compute` to be computed, before computing them begins beside
+/// their fetch; none where they are computed at once.
+///
+/// It is twice as long as expected, at least a tenth of `compute` and at most all of it. So an object store that stops answering costs a request
+/// a tenth of its prefill where it was fast, and never more than its prefill. What is not measured yet is measured by fetching.
+fn patience(fetch: Option<Duration>, compute: Option<Duration>) -> Option<Duration> {
+    if fetch.zip(compute).is_some_and(|(fetch, compute)| fetch > compute) {
+        return None;
+    }
+    let compute = compute.unwrap_or(UNKNOWN_COMPUTE);
+    Some(fetch.map_or(compute, |fetch| (2 * fetch).clamp(compute / 10, compute)))
+}
+
+/// Chunks of which something is neither here nor on its way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Missing {
+    pub(crate) chunks: usize,
+    /// Their objects that are not here, and the bytes of those.
+    pub(crate) objects: usize,
+    pub(crate) bytes: u64,
+    /// Time that computing them takes; none where it is not known.
+    pub(crate) compute: Option<Duration>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Remote {
     /// Taken when it is dropped.
     runtime: Option<Runtime>,
     client: Arc<Client>,
+    policy: FetchPolicy,
     /// For errors.
     url: String,
 }
@@ -58,7 +101,7 @@ impl Remote {
         let runtime = options.runtime()?;
         let client = Arc::new(Client::new(objects, prefix, options.timeout));
         runtime.spawn(upload::send_all(client.clone(), Arc::downgrade(disk)));
-        Ok(Remote { runtime: Some(runtime), client, url: options.url.clone() })
+        Ok(Remote { runtime: Some(runtime), client, policy: options.policy, url: options.url.clone() })
     }
 
     /// There is something new to be brought there.
@@ -66,11 +109,53 @@ impl Remote {
         self.client.wake.notify_one();
     }
 
-    /// Has an object brought to `sink`, which is dropped when nothing comes any more.
-    pub(crate) fn fetch(&self, name: String, sink: Box<dyn ObjectSink>) {
-        if let Some(runtime) = &self.runtime {
-            runtime.spawn(self.client.clone().fetch(name, sink));
+    /// Has an object of so many bytes, as far as they are known, brought to `sink`, which is dropped when nothing comes any more.
+    pub(crate) fn fetch(&self, name: String, bytes: u64, sink: Box<dyn ObjectSink>) {
+        let Some(runtime) = &self.runtime else { return };
+        let client = self.client.clone();
+        client.link.queue(bytes);
+        runtime.spawn(async move {
+            client.clone().fetch(name, sink).await;
+            client.link.done(bytes);
+        });
+    }
+
+    /// Whether chunks are fetched, all of them or none: they share the link, and the processor. Those that are not are counted.
+    pub(crate) fn choose(&self, missing: Missing, now: Instant) -> Choice {
+        let link = &self.client.link;
+        let choice = match self.policy {
+            FetchPolicy::Fetch => Choice::Fetch(None),
+            FetchPolicy::Compute => Choice::Compute { measure: false },
+            FetchPolicy::Auto => {
+                // One that is left alone says at once that nothing comes.
+                let up = !self.client.is_down();
+                let fetch = link.expected(missing.objects, missing.bytes, now).filter(|_| up);
+                match patience(fetch, missing.compute) {
+                    Some(patience) => Choice::Fetch(Some(now + patience)),
+                    None => Choice::Compute { measure: link.is_stale(now) },
+                }
+            }
+        };
+        if let Choice::Compute { measure } = choice {
+            let passed_over = missing.chunks - usize::from(measure).min(missing.chunks);
+            self.client.counters.passed_over.fetch_add(passed_over as u64, Relaxed);
         }
+        choice
+    }
+
+    /// Counts a chunk that came late: before it was computed, or after that.
+    pub(crate) fn count_race(&self, won: bool) {
+        let counters = &self.client.counters;
+        let races = if won { &counters.races_won } else { &counters.races_lost };
+        races.fetch_add(1, Relaxed);
+    }
+
+    /// A request was answered at that time, after this latency.
+    #[cfg(test)]
+    pub(crate) fn has_measured(&self, latency: Duration, at: Instant) {
+        let asked = at.checked_sub(latency).unwrap_or(at);
+        self.client.link.ask(asked);
+        self.client.link.answered(asked, at, true);
     }
 
     /// Deletes the objects of chunks whose files are gone, and returns when the object store has confirmed each. Must not be
@@ -107,5 +192,36 @@ impl Drop for Remote {
             // Uploads under way are noted in the index; the process that opens the store next does them.
             runtime.shutdown_background();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(fetch: impl Into<Option<f64>>, compute: impl Into<Option<f64>>) -> Option<f64> {
+        let [fetch, compute] = [fetch.into(), compute.into()].map(|time| time.map(Duration::from_secs_f64));
+        patience(fetch, compute).map(|patience| patience.as_secs_f64())
+    }
+
+    #[test]
+    fn what_is_computed_sooner_is_not_waited_for() {
+        assert_eq!(seconds(1.1, 1.0), None);
+        assert_eq!(seconds(1.0, 1.0), Some(1.0));
+    }
+
+    #[test]
+    fn a_fetch_is_late_at_twice_its_expected_time_between_a_tenth_of_the_prefill_and_all_of_it() {
+        assert_eq!(seconds(0.3, 1.0), Some(0.6));
+        assert_eq!(seconds(0.6, 1.0), Some(1.0));
+        assert_eq!(seconds(0.001, 1.0), Some(0.1));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_fetched() {
+        assert_eq!(seconds(None, 0.2), Some(0.2));
+        assert_eq!(seconds(None, None), Some(1.0));
+        assert_eq!(seconds(0.2, None), Some(0.4));
+        assert_eq!(seconds(60.0, None), Some(1.0));
     }
 }

@@ -23,6 +23,8 @@ use crate::verify::verify;
 use crate::{
     Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, PutOutcome, Repair, Result, VerifyProgress, VerifyReport,
 };
+#[cfg(not(feature = "remote"))]
+use crate::{Fetched, WantedChunk};
 
 /// Chunks in memory and, if it has one, in a folder. Cheap to clone; clones share everything.
 ///
@@ -81,9 +83,23 @@ impl Store {
         let key = id.key();
         let found = self.local(id, &key);
         #[cfg(feature = "remote")]
-        if found.is_none() && self.prefetch(&[id], &[], false) > 0 {
-            return Ok(self.reader_in_flight(&key).or_else(|| self.local(id, &key)));
+        if found.is_none() && self.prefetch(&[id.into()], &[], false).chunks > 0 {
+            return Ok(self.reader_in_flight(&key, true).or_else(|| self.local(id, &key)));
         }
+        Ok(found)
+    }
+
+    /// [`Store::reader`] of what [`Store::prefetch`] has brought or is bringing: nothing is asked of the object store, and a chunk that is late is
+    /// not waited for.
+    ///
+    /// # Errors
+    /// If no chunk can have this identity: it is empty or too large.
+    pub fn reader_at_hand(&self, id: &ChunkId) -> Result<Option<ChunkReader>> {
+        id.layout()?;
+        let key = id.key();
+        let found = self.local(id, &key);
+        #[cfg(feature = "remote")]
+        let found = found.or_else(|| self.reader_in_flight(&key, false));
         Ok(found)
     }
 
@@ -168,8 +184,8 @@ impl Store {
 
     /// Without an object store nothing is fetched from one.
     #[cfg(not(feature = "remote"))]
-    pub fn prefetch(&self, _: &[&ChunkId], _: &[&str], _: bool) -> usize {
-        0
+    pub fn prefetch(&self, _: &[WantedChunk], _: &[&str], _: bool) -> Fetched {
+        Fetched::default()
     }
 
     /// Without an object store nothing is fetched from one.
@@ -192,6 +208,16 @@ impl Store {
     pub fn is_in_flight(&self, _: &ChunkId) -> bool {
         false
     }
+
+    /// Without an object store nothing comes late from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn is_late(&self, _: &ChunkId) -> bool {
+        false
+    }
+
+    /// Without an object store nothing comes late from one.
+    #[cfg(not(feature = "remote"))]
+    pub fn count_race(&self, _: bool) {}
 
     /// A chunk that is there is wanted again, as if it had been put: it was used now, and its time begins anew.
     pub fn renew(&self, id: &ChunkId) {

@@ -2,10 +2,12 @@
 //! and breaks connections. Skipped, saying so, where moto is not installed.
 #![cfg(feature = "remote")]
 
+#[path = "../../../tests/common/moto.rs"]
+mod moto;
+
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -16,11 +18,13 @@ use refrain_kv::AuxTensors;
 use refrain_store::{BosPolicy, Chunk, ChunkId, KvQuantization, Limits, RemoteOptions, Store};
 use tempfile::{TempDir, tempdir};
 
+use self::moto::{Moto, settings};
+
 const BUCKET: &str = "chunks";
 
 /// A server, and the network before it.
 struct S3 {
-    server: Child,
+    moto: Moto,
     network: Arc<Network>,
 }
 
@@ -43,47 +47,21 @@ struct Network {
     count: AtomicU64,
 }
 
-impl Drop for S3 {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
 /// A server with an empty bucket; none where moto is not installed.
 fn s3() -> Option<S3> {
-    let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let has_moto = Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
-    if !has_moto.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
-        return None;
-    }
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let server = Command::new(&python)
-        .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &free.to_string()])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let moto = Moto::start(BUCKET)?;
     let network = Arc::new(Network::default());
-    network.server.store(free.into(), Relaxed);
-    let s3 = S3 { server, network };
-    let began = Instant::now();
-    while TcpStream::connect(("127.0.0.1", free)).is_err() {
-        assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
-        thread::sleep(Duration::from_millis(50));
-    }
+    network.server.store(moto.port.into(), Relaxed);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    s3.network.port.store(listener.local_addr().unwrap().port().into(), Relaxed);
-    let network = s3.network.clone();
+    network.port.store(listener.local_addr().unwrap().port().into(), Relaxed);
+    let passing = network.clone();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let network = network.clone();
+            let network = passing.clone();
             thread::spawn(move || network.pass(client));
         }
     });
-    s3.request("PUT", &format!("/{BUCKET}"));
-    Some(s3)
+    Some(S3 { moto, network })
 }
 
 impl Network {
@@ -150,41 +128,14 @@ impl Network {
 }
 
 impl S3 {
-    /// A request past the network: moto asks for no signature.
-    fn request(&self, method: &str, path: &str) -> String {
-        let mut server = TcpStream::connect(("127.0.0.1", self.network.server.load(Relaxed) as u16)).unwrap();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-        );
-        server.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        server.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
-        answer
-    }
-
     /// Names of all objects.
     fn objects(&self) -> BTreeSet<String> {
-        let answer = self.request("GET", &format!("/{BUCKET}?list-type=2"));
-        answer
-            .split("<Key>")
-            .skip(1)
-            .filter_map(|rest| Some(rest.split_once("</Key>")?.0.to_owned()))
-            .collect()
+        self.moto.names().into_iter().collect()
     }
 
     fn options(&self) -> RemoteOptions {
         let mut options = RemoteOptions::new(format!("s3://{BUCKET}/library"));
-        let endpoint = format!("http://127.0.0.1:{}", self.network.port.load(Relaxed));
-        options.options = [
-            ("AWS_ENDPOINT", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into();
+        options.options = settings(self.network.port.load(Relaxed) as u16);
         options.timeout = Duration::from_secs(1);
         options
     }
@@ -253,7 +204,8 @@ fn what_one_machine_stores_another_uses() {
     assert_eq!(s3.objects().len(), 6);
     let (folder, second) = s3.machine();
     let ids: Vec<_> = (1..=6).map(|n| chunk(n).id().clone()).collect();
-    assert_eq!(second.prefetch(&ids.iter().collect::<Vec<_>>(), &["test"], true), 5);
+    let wanted: Vec<_> = ids.iter().map(Into::into).collect();
+    assert_eq!(second.prefetch(&wanted, &["test"], true).chunks, 5);
     for n in 1..=5 {
         let found = second.get(chunk(n).id()).unwrap().unwrap();
         assert_eq!(found.to_bytes(), first.get(chunk(n).id()).unwrap().unwrap().to_bytes());

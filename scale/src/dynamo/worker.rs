@@ -9,8 +9,8 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use dynamo_runtime::DistributedRuntime;
-use dynamo_runtime::component::{Client, Endpoint, StartedEndpoint};
-use dynamo_runtime::discovery::{DiscoveryInstance, DiscoverySpec};
+use dynamo_runtime::component::{Endpoint, StartedEndpoint};
+use dynamo_runtime::discovery::{DiscoveryInstance, DiscoveryQuery, DiscoverySpec};
 use dynamo_runtime::engine::{AsyncEngine, AsyncEngineContext, AsyncEngineContextProvider as _};
 use dynamo_runtime::pipeline::network::Ingress;
 use dynamo_runtime::pipeline::{ManyOut, ResponseStream, SingleIn};
@@ -25,7 +25,7 @@ use refrain_server::{Report, TENANT_HEADER, sign_tenant};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower::ServiceExt as _;
 
 use super::{Call, ENDPOINT, Head, Piece, Published, REPORTS, component, runtime};
@@ -35,8 +35,10 @@ use crate::cluster::Lost;
 /// Time between two published reports.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 
-/// Publications in a row without this worker in the discovery after which it is put there again.
-const MAX_MISSED: u32 = 4;
+/// Publications between two looks for this worker in the discovery.
+const LOOK_EVERY: u32 = 4;
+/// Most time that a publication, or a look, may take.
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// Endpoint of workers for Dynamo's stock front end.
 const STOCK_ENDPOINT: &str = "generate";
@@ -63,7 +65,7 @@ pub(crate) async fn register(
 ) -> Result<Registered> {
     let runtime = runtime(discovery).await?;
     let endpoint = component(&runtime, &common.discovery_namespace)?.endpoint(ENDPOINT);
-    let signature = HeaderValue::from_str(&sign_tenant(&common.namespace_key, "", ""))?;
+    let signature = HeaderValue::from_str(&sign_tenant(&common.key()?, "", ""))?;
     let publisher = EventPublisher::for_endpoint(&endpoint, REPORTS).await?;
     let adapter = Ingress::for_engine(Arc::new(Adapter { router: router.clone() }))?;
     let started = endpoint.clone().endpoint_builder().handler(adapter).graceful_shutdown(true);
@@ -74,9 +76,7 @@ pub(crate) async fn register(
     let started_stock = stock.clone().endpoint_builder().handler(adapter).graceful_shutdown(true);
     let started_stock = started_stock.start_with_registration().await?;
     let model = publish_model(&stock, model).await?;
-    let client = endpoint.client().await?;
-    let publisher =
-        Publisher { endpoint, client, publisher, instance, router, signature, since: None, missed: None };
+    let publisher = Publisher { endpoint, publisher, instance, router, signature, since: None };
     let publisher = tokio::spawn(publisher.run());
     Ok(Registered { runtime, endpoint: started, stock: started_stock, model, publisher })
 }
@@ -105,27 +105,26 @@ impl Registered {
 /// Publishes reports, and stays in the discovery.
 struct Publisher {
     endpoint: Endpoint,
-    /// Follows the discovery.
-    client: Client,
     publisher: EventPublisher,
     instance: u64,
     router: Router,
     signature: HeaderValue,
     /// Epoch and sequence number of the last published report.
     since: Option<(u64, u64)>,
-    /// Publications since the discovery had this worker last; none before it had it first.
-    missed: Option<u32>,
 }
 
 impl Publisher {
     /// Publishes reports for ever, each as the difference to the one before.
     async fn run(mut self) {
-        loop {
-            if let Err(error) = self.publish().await {
+        let late = |_| Err(anyhow::anyhow!("it took longer than {MAX_WAIT:?}"));
+        for publication in 1_u32.. {
+            if let Err(error) = timeout(MAX_WAIT, self.publish()).await.unwrap_or_else(late) {
                 tracing::warn!(%error, "a report could not be published");
             }
-            if let Err(error) = self.stay().await {
-                tracing::warn!(%error, "the worker is not in the discovery, and could not be put there");
+            if publication.is_multiple_of(LOOK_EVERY)
+                && let Err(error) = timeout(MAX_WAIT, self.stay()).await.unwrap_or_else(late)
+            {
+                tracing::warn!(%error, "whether the discovery has this worker is not known");
             }
             sleep(PUBLISH_EVERY).await;
         }
@@ -141,12 +140,14 @@ impl Publisher {
 
     /// Puts the worker into the discovery again if it was dropped there: a process that hung for longer than its entry lives is.
     async fn stay(&mut self) -> Result<()> {
-        let is_there = self.client.instance_ids().contains(&self.instance);
-        self.missed = if is_there { Some(0) } else { self.missed.map(|missed| missed + 1) };
-        if self.missed.is_none_or(|missed| missed < MAX_MISSED) {
+        let id = self.endpoint.id();
+        let query =
+            DiscoveryQuery::Endpoint { namespace: id.namespace, component: id.component, endpoint: id.name };
+        // The discovery is asked itself: what follows it here may have missed the removal while the process hung.
+        let there = self.endpoint.drt().discovery().list(query).await?;
+        if there.iter().any(|instance| instance.instance_id() == self.instance) {
             return Ok(());
         }
-        self.missed = Some(0);
         tracing::warn!("the discovery has dropped this worker, which is put there again");
         self.endpoint.register_endpoint_instance().await?;
         self.publisher = EventPublisher::for_endpoint(&self.endpoint, REPORTS).await?;

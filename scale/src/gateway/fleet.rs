@@ -230,8 +230,9 @@ impl Inner {
             rates: refrain_route::Rates {
                 prefill: report.rates.tokens_per_second,
                 local: report.rates.bytes_per_second,
-                remote: 0.0,
-                remote_latency: 0.0,
+                // Workers do not tell these, and a latency of 0 would be one.
+                remote: f64::NAN,
+                remote_latency: f64::NAN,
                 service: report.rates.seconds,
             },
         };

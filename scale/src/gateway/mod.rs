@@ -15,6 +15,7 @@ mod tests;
 mod transcript;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -37,13 +38,22 @@ struct State {
     options: Options,
     key: NamespaceKey,
     metrics: Metrics,
+    /// Bytes of bodies that are being received.
+    bytes_in_flight: AtomicUsize,
 }
 
 impl Gateway {
     /// A gateway before the workers of a cluster, which it chooses by `rule`. `key` is the namespace key that it shares with them.
     pub(crate) fn new(cluster: Arc<dyn Cluster>, options: Options, key: NamespaceKey, rule: Rule) -> Gateway {
         let (fleet, metrics) = (Fleet::new(rule), Metrics::new());
-        Gateway(Arc::new(State { cluster, fleet, options, key, metrics }))
+        Gateway(Arc::new(State {
+            cluster,
+            fleet,
+            options,
+            key,
+            metrics,
+            bytes_in_flight: AtomicUsize::new(0),
+        }))
     }
 
     /// Follows the workers for ever.

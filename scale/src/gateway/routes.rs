@@ -6,14 +6,11 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use bytes::Bytes;
 use futures_util::StreamExt as _;
-use http_body_util::BodyExt as _;
-use refrain_server::{ApiError, REQUEST_ID, TENANT_HEADER, sign_tenant};
+use refrain_server::{ApiError, REQUEST_ID, TENANT_HEADER, receive, sign_tenant};
 use serde_json::json;
 
 use super::Gateway;
@@ -89,22 +86,17 @@ impl Gateway {
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let options = &self.0.options;
         options.check_host(request.headers())?;
-        let (head, body) = request.into_parts();
-        if head
-            .headers
-            .get(header::CONTENT_TYPE)
-            .is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/"))
-        {
+        let (path, headers) = (request.uri().path().to_owned(), request.headers());
+        if headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"multipart/")) {
             // A browser sends a form of another origin without asking first.
-            options.check_origin(&head.headers)?;
+            options.check_origin(headers)?;
         }
-        if head.uri.path().starts_with("/internal/") {
-            let message = format!("there is no path {:?}", head.uri.path());
+        if path.starts_with("/internal/") {
+            let message = format!("there is no path {path:?}");
             return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"));
         }
-        let tenant = self.tenant(head.uri.path(), &head.headers)?;
-        let path = head.uri.path().to_owned();
-        let mut request = self.outgoing(head, &tenant, body).await?;
+        let tenant = self.tenant(&path, headers)?;
+        let mut request = self.outgoing(request, &tenant).await?;
         if is_for_all(&request.method, &path) {
             return self.broadcast(&request).await;
         }
@@ -145,10 +137,11 @@ impl Gateway {
     /// The request as workers get it: with the signed tenant instead of the API key, and an id by which logs tell of it.
     ///
     /// # Errors
-    /// If the body is too large, breaks off or arrives too slowly.
-    async fn outgoing(&self, head: Parts, tenant: &HeaderValue, body: Body) -> Result<Outgoing, ApiError> {
-        let body = self.receive(&head.headers, body).await?;
-        let mut headers = end_to_end(head.headers);
+    /// If the body is too large, breaks off or arrives too slowly, or too many bytes are arriving.
+    async fn outgoing(&self, request: Request<Body>, tenant: &HeaderValue) -> Result<Outgoing, ApiError> {
+        let (method, mut headers) = (request.method().clone(), end_to_end(request.headers().clone()));
+        let target = request.uri().path_and_query().map_or("/", |target| target.as_str()).to_owned();
+        let body = receive(request, &self.0.options, &self.0.bytes_in_flight).await?.into();
         for name in [header::AUTHORIZATION, header::ORIGIN, header::EXPECT, header::HOST] {
             headers.remove(name);
         }
@@ -161,31 +154,6 @@ impl Gateway {
             let id = format!("req-{}", refrain::store::hex::encode(&bits));
             headers.extend(HeaderValue::from_str(&id).ok().map(|id| (REQUEST_ID, id)));
         }
-        let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        Ok(Outgoing { method: head.method, target, headers, body })
-    }
-
-    /// The bytes of a body, within the gateway's limits on bytes and time.
-    async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-        let (limit, time) = (self.0.options.max_body, self.0.options.body_timeout);
-        let too_large = || {
-            let message = format!("the body may have {limit} bytes");
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("too_large")
-        };
-        let length =
-            headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|length| length > limit as u64) {
-            return Err(too_large());
-        }
-        let received = tokio::time::timeout(time, http_body_util::Limited::new(body, limit).collect()).await;
-        let late = |_| {
-            let message = format!("the body did not arrive within {time:?}");
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
-        };
-        match received.map_err(late)? {
-            Ok(body) => Ok(body.to_bytes()),
-            Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-            Err(error) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))),
-        }
+        Ok(Outgoing { method, target, headers, body })
     }
 }

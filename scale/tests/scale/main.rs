@@ -4,6 +4,7 @@ mod answers;
 #[cfg(feature = "dynamo")]
 mod dynamo;
 mod failures;
+mod figures;
 mod harness;
 mod logs;
 mod object_store;

@@ -34,7 +34,8 @@ pub(crate) async fn send_all(client: &Client, requests: Vec<Value>, at_once: usi
 
 pub(crate) async fn each_chunk_is_stored_once(plane: &Plane) {
     const DOCUMENTS: usize = 40;
-    let workers = Workers::start(plane, 4, &["--simulate", "prefill=3000,decode=2000,bytes=64"]);
+    let workers =
+        Workers::start(plane, 4, &["--simulate", "prefill=3000,decode=2000,bytes=64,latency=0.001"]);
     let gateway = plane.gateway(&workers.refs(), &[]);
     let client = Client::of(&gateway.url);
     client.workers(4).await;

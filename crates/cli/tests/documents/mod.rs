@@ -183,7 +183,7 @@ fn documents_are_shared_through_the_object_store() {
     let in_folder = |folder: &str, words: &[&str]| {
         let folder = home.path(folder).to_str().unwrap().to_owned();
         // A busy machine may be slow.
-        let patient = ["--remote-timeout", "60s"];
+        let patient = ["--remote-timeout", "60s", "--remote-policy", "fetch"];
         let more = ["--model", &model, "--remote", &remote, "--store", &folder, "--prefix", "none"];
         home.run(&[words, &more, &patient].concat())
     };

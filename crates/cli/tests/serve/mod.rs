@@ -204,7 +204,7 @@ fn whoever_waits_for_an_object_store_holds_up_nobody_else() {
         ("AWS_ACCESS_KEY_ID", "x"),
         ("AWS_SECRET_ACCESS_KEY", "y"),
     ];
-    let remote = ["--remote", "s3://chunks/refrain", "--remote-timeout", "4s"];
+    let remote = ["--remote", "s3://chunks/refrain", "--remote-timeout", "4s", "--remote-policy", "fetch"];
     let server = Server::start_in(Home::new(), &remote, &environment);
     let mut stream = server.connect();
     let body = r#"{"messages":[{"role":"user","content":"Tell me of the sea."}],"max_tokens":1500,"min_tokens":1500,"stream":true}"#;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, ContextLayer, ContextTensors};
 use refrain_kernels::{Dtype, Floats, KvBuffer, KvRows, copy_range};
@@ -122,6 +123,8 @@ pub(crate) struct IsolatedRun {
     run: LayerRun,
     /// Rows of a layer that one step computes at most.
     most: usize,
+    /// Time that computing has taken.
+    took: Duration,
     layers: IsolatedLayers,
 }
 
@@ -174,23 +177,25 @@ impl IsolatedRun {
             queries: tokens.device().floats(0),
         };
         let most = engine.settings().ubatch;
-        Ok(IsolatedRun { tokens, layer: 0, run: LayerRun::default(), most, layers })
+        Ok(IsolatedRun { tokens, layer: 0, run: LayerRun::default(), most, took: Duration::ZERO, layers })
     }
 
     /// Computes a layer, or a part of a long one; true once there is none left.
     pub(crate) fn advance(&mut self, statistics: &[&dyn ChunkStatistics]) -> Result<bool> {
-        let layers = self.tokens.decoder.shape().layers;
+        let (layers, started) = (self.tokens.decoder.shape().layers, Instant::now());
         if self.layer < layers {
             self.layers.made.resize(statistics.len(), AuxTensors::default());
             let mut observed = ObservedLayers { layers: &mut self.layers, statistics };
             let done = self.run.advance(self.layer, &mut self.tokens, &mut observed, self.most)?;
             self.layer += usize::from(done);
         }
+        self.took += started.elapsed();
         Ok(self.layer == layers)
     }
 
     /// Keys before RoPE and values of each layer, and the statistics.
     pub(crate) fn finish(self, engine: &Engine) -> (Vec<LayerKv>, Vec<AuxTensors>) {
+        engine.prefill_rate().learn(self.tokens.positions.len(), self.took);
         engine.buffers().release(self.tokens);
         (self.layers.kv, self.layers.made)
     }

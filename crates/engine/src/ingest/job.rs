@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_store::{ChunkId, ChunkKey, KvQuantization, PutOutcome};
+use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome, WantedChunk};
 use serde::Serialize;
 
 use super::chunk_prefill::ChunkPrefill;
@@ -89,7 +89,7 @@ struct MissingChunk {
 #[derive(Debug)]
 enum Stage {
     /// The object store is asked for chunks.
-    Fetch(Background<()>),
+    Fetch(Background<Fetched>),
     /// The store is asked which chunks it has.
     Look,
     /// A chunk is computed.
@@ -114,9 +114,9 @@ impl Ingest {
             tokens: chunks.iter().map(|(_, chunk)| chunk.tokens.len()).sum(),
             ..IngestReport::default()
         };
-        let ids = chunks.iter().map(|(id, _)| id.clone()).collect();
+        let wanted = chunks.iter().map(|(id, chunk)| engine.wanted(id.clone(), &chunk.left)).collect();
         let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
-        let stage = engine.prefetch_chunks(ids, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
+        let stage = engine.prefetch_chunks(wanted, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
             removed_before: engine.store().removed(),
             evicted_before: engine.store().evicted(),
@@ -247,6 +247,9 @@ impl Ingest {
             }
             self.report.keys.push(id.key());
             if !complete && seen.insert(id.key()) {
+                if store.is_late(id) {
+                    store.count_race(false);
+                }
                 self.report.summarised += usize::from(stored);
                 self.progress.total += engine.prefilled_tokens(id);
                 let (id, left) = (id.clone(), chunk.left.clone());
@@ -401,25 +404,30 @@ impl Engine {
         prompt.system_reusable && !prompt.system.is_empty()
     }
 
-    /// Has the store fetch chunks that it shares with others and lacks, and those of the shared namespace, on another thread. The
-    /// work ends when it is known which of them come, or, where they are to be `whole`, when these are there. None where there
-    /// is no object store.
+    /// A chunk as the object store is asked for it: also in the shared namespace, with the time that computing it behind what is `left` of it
+    /// is expected to take.
+    pub(crate) fn wanted(&self, id: ChunkId, left: &[u32]) -> WantedChunk {
+        let compute = self.prefill_rate().time_of(left.len() + self.prefilled_tokens(&id));
+        WantedChunk { ids: [id.clone()].into_iter().chain(self.shared(&id)).collect(), compute }
+    }
+
+    /// Has the store fetch chunks that it lacks, on another thread, unless computing them is expected to take less time. The work ends when it
+    /// is known which of them come, or, where they are to be `whole`, when these are there. None where there is no object store.
     pub(crate) fn prefetch_chunks(
         &self,
-        mut ids: Vec<ChunkId>,
+        wanted: Vec<WantedChunk>,
         kinds: Vec<String>,
         whole: bool,
-    ) -> Result<Option<Background<()>>> {
+    ) -> Result<Option<Background<Fetched>>> {
         let store = self.store().clone();
         if !store.fetches() {
             return Ok(None);
         }
-        let shared: Vec<ChunkId> = ids.iter().filter_map(|id| self.shared(id)).collect();
-        ids.extend(shared);
         let fetch = move || {
             let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-            store.prefetch(&ids.iter().collect::<Vec<_>>(), &kinds, whole);
-            ids.iter().for_each(|id| _ = store.is_in_flight(id));
+            let fetched = store.prefetch(&wanted, &kinds, whole);
+            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.is_in_flight(id));
+            fetched
         };
         Ok(Some(Background::spawn(fetch)?))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{ChunkSpan, FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
 use refrain_kv::{KvAllocator, Span};
-use refrain_store::KvQuantization;
+use refrain_store::{Fetched, KvQuantization};
 
 use super::capture::AttentionCapture;
 use super::context::PassContext;
@@ -95,7 +95,7 @@ enum Stage {
     /// The prefix cache is asked for the beginning of the prompt, and the object store for chunks.
     Start,
     /// The object store is asked for chunks.
-    Fetch(Background<()>, Opening),
+    Fetch(Background<Fetched>, Opening),
     /// Parts of the prompt are opened, and repaired where they are missing or broken.
     Open(Opening),
     /// The method decides on its first pass.
@@ -156,7 +156,7 @@ impl PrefillJob {
         }
         let opening = Opening::new(engine, &self.prompt, self.max_rope_position);
         let kinds = method.statistics().iter().map(|of| of.kind()).collect();
-        Ok(match engine.prefetch_chunks(opening.ids(engine, &self.prompt), kinds, false)? {
+        Ok(match engine.prefetch_chunks(opening.wanted(engine, &self.prompt), kinds, false)? {
             Some(fetch) => Stage::Fetch(fetch, opening),
             None => Stage::Open(opening),
         })
@@ -167,10 +167,11 @@ impl PrefillJob {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start => self.stage = self.first_stage()?,
             Stage::Fetch(mut fetch, opening) => {
-                if fetch.poll().is_none() {
+                let Some(fetched) = fetch.poll() else {
                     self.stage = Stage::Fetch(fetch, opening);
                     return Ok(Advance::Waiting);
-                }
+                };
+                self.reused.unfetched += fetched.passed_over;
                 self.stage = Stage::Open(opening);
             }
             Stage::Open(mut opening) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
 use refrain_kv::{AuxTensors, Span};
-use refrain_store::{Chunk, ChunkId, ChunkReader};
+use refrain_store::{Chunk, ChunkId, ChunkReader, WantedChunk};
 
 use super::stats::LoadStats;
 use crate::Result;
@@ -41,6 +41,8 @@ pub(crate) struct ReusedSegments {
     pub(crate) system_cached: bool,
     /// Parts that were prefilled alone for this request.
     pub(crate) prefilled: usize,
+    /// Parts that were computed because the object store was expected to take longer, or did.
+    pub(crate) unfetched: usize,
     /// Bytes of keys and values that were brought in, and the time of all threads.
     pub(crate) load: LoadStats,
     /// Bytes read from the folder by attempts that ended with a broken segment.
@@ -57,6 +59,7 @@ impl ReusedSegments {
             chunk_cached: vec![cached; chunks],
             system_cached: cached,
             prefilled: 0,
+            unfetched: 0,
             load: LoadStats::default(),
             read_before: 0,
             waited: Duration::ZERO,
@@ -90,6 +93,45 @@ struct Part {
     before: Option<Segment>,
 }
 
+/// A part that is prefilled alone.
+#[derive(Debug)]
+struct Computing {
+    part: Part,
+    chunk: Option<Box<ChunkPrefill>>,
+    /// The part's identities under which it is on its way from the object store: computing it and fetching it race.
+    late: Vec<ChunkId>,
+}
+
+impl Computing {
+    /// Computes a layer; gives the part once it is computed, or has come.
+    fn advance(
+        &mut self,
+        engine: &Engine,
+        method: &dyn FusionMethod,
+        reused: &mut ReusedSegments,
+    ) -> Result<Option<Found>> {
+        let (store, statistics) = (engine.store(), wanted(method, self.part.chunk));
+        for id in self.late.extract_if(.., |id| !store.is_late(id)) {
+            if let Some(found) = find_exactly(engine, &id, &statistics)? {
+                store.count_race(true);
+                return Ok(Some(found));
+            }
+        }
+        let Some(mut chunk) = self.chunk.take() else { return Ok(None) };
+        if !chunk.advance(&statistics)? {
+            self.chunk = Some(chunk);
+            return Ok(None);
+        }
+        let (chunk, statistics, _) = chunk.finish(&statistics)?;
+        reused.prefilled += 1;
+        if !self.late.is_empty() {
+            store.count_race(false);
+            reused.unfetched += 1;
+        }
+        Ok(Some(Found { reader: Arc::new(chunk.into()), statistics, statistics_read: 0, computed: true }))
+    }
+}
+
 /// A part that the store has, or that was computed.
 struct Found {
     reader: Arc<ChunkReader>,
@@ -104,7 +146,7 @@ pub(crate) struct Opening {
     parts: VecDeque<Part>,
     segments: Vec<Segment>,
     /// A part that is prefilled alone.
-    computing: Option<(Part, Box<ChunkPrefill>)>,
+    computing: Option<Computing>,
     /// A part that is read whole.
     reading: Option<(Part, Segment, Background<Option<Chunk>>)>,
 }
@@ -137,9 +179,13 @@ impl Opening {
         Opening { parts, segments: Vec::new(), computing: None, reading: None }
     }
 
-    /// Identities of the parts in the store.
-    pub(crate) fn ids(&self, engine: &Engine, prompt: &Prompt) -> Vec<ChunkId> {
-        self.parts.iter().map(|part| part_id(engine, prompt, part.chunk)).collect()
+    /// The parts as the object store is asked for them.
+    pub(crate) fn wanted(&self, engine: &Engine, prompt: &Prompt) -> Vec<WantedChunk> {
+        let wanted = |part: &Part| {
+            let left = part.chunk.map_or(&[][..], |index| &prompt.chunks[index].left);
+            engine.wanted(part_id(engine, prompt, part.chunk), left)
+        };
+        self.parts.iter().map(wanted).collect()
     }
 
     /// Opens parts up to the next that takes time. A part that is missing or broken is prefilled again, or, by setting, left to
@@ -151,17 +197,12 @@ impl Opening {
         method: &dyn FusionMethod,
         reused: &mut ReusedSegments,
     ) -> Result<Advance> {
-        if let Some((part, mut chunk)) = self.computing.take() {
-            let statistics = wanted(method, part.chunk);
-            if !chunk.advance(&statistics)? {
-                self.computing = Some((part, chunk));
+        if let Some(mut computing) = self.computing.take() {
+            let Some(found) = computing.advance(engine, method, reused)? else {
+                self.computing = Some(computing);
                 return Ok(Advance::Progress);
-            }
-            let (chunk, statistics, _) = chunk.finish(&statistics)?;
-            reused.prefilled += 1;
-            let reader = Arc::new(chunk.into());
-            let found = Found { reader, statistics, statistics_read: 0, computed: true };
-            self.add(engine, prompt, part, found, reused);
+            };
+            self.add(engine, prompt, computing.part, found, reused);
         }
         if let Some((part, segment, mut reading)) = self.reading.take() {
             let started = Instant::now();
@@ -238,7 +279,7 @@ impl Opening {
         let chunk = match chunk {
             Some(chunk) => Some(chunk),
             // The chunk may stand in the prompt twice, and have been repaired further up.
-            None => engine.store().get(segment.reader.id())?,
+            None => engine.store().reader_at_hand(segment.reader.id())?.and_then(|reader| reader.chunk()),
         };
         let Some(chunk) = chunk else {
             reused.set_cached(part.chunk, false);
@@ -253,6 +294,7 @@ impl Opening {
 
     /// Begins to compute a part, unless it is to be computed within the prompt. With `observed`, statistics are made of it.
     fn compute(&mut self, engine: &Engine, prompt: &Prompt, part: Part, observed: bool) -> Result<()> {
+        let id = part_id(engine, prompt, part.chunk);
         let (left, label) = match part.chunk {
             None => (Vec::new(), SYSTEM_LABEL.to_owned()),
             Some(index) if engine.settings().repair => {
@@ -260,8 +302,10 @@ impl Opening {
             }
             Some(_) => return Ok(()),
         };
-        let chunk = ChunkPrefill::start(engine, part_id(engine, prompt, part.chunk), &left, label, observed)?;
-        self.computing = Some((part, Box::new(chunk)));
+        let ids = engine.shared(&id).into_iter().chain([id.clone()]);
+        let late = ids.filter(|id| engine.store().is_late(id)).collect();
+        let chunk = Some(Box::new(ChunkPrefill::start(engine, id, &left, label, observed)?));
+        self.computing = Some(Computing { part, chunk, late });
         Ok(())
     }
 
@@ -317,11 +361,11 @@ fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) 
     let (store, mut statistics, mut statistics_read) = (engine.store(), Vec::new(), 0);
     for of in wanted {
         let held = store.has_aux_tensors_in_memory(id, &of.kind());
-        let Some(found) = store.aux_tensors(id, &of.kind())? else { return Ok(None) };
+        let Some(found) = store.aux_tensors_at_hand(id, &of.kind())? else { return Ok(None) };
         statistics_read += if held { 0 } else { found.bytes() as u64 };
         statistics.push(found);
     }
-    let reader = store.reader(id)?.map(Arc::new);
+    let reader = store.reader_at_hand(id)?.map(Arc::new);
     Ok(reader.map(|reader| Found { reader, statistics, statistics_read, computed: false }))
 }
 

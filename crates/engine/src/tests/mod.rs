@@ -5,9 +5,12 @@ mod batch;
 mod documents;
 mod drift;
 mod eviction;
+mod fetch_or_compute;
 mod fidelity;
 mod golden;
 mod grammar;
+#[path = "../../../../tests/common/held_objects.rs"]
+mod held_objects;
 mod identity;
 mod left;
 mod loading;

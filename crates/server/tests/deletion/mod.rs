@@ -1,5 +1,7 @@
 //! A removed document leaves no byte: not in the server's folder, and not in the bucket that machines share.
 
+#[path = "../../../../tests/common/moto.rs"]
+mod moto;
 pub(crate) mod s3;
 
 use std::collections::HashSet;

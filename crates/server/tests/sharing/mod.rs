@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use refrain::store::{Limits, RemoteOptions, Store};
+use refrain::store::{FetchPolicy, Limits, RemoteOptions, Store};
 use refrain_server::{App, Options, router};
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -15,7 +15,7 @@ use super::{MODEL, ask, chat, engine, metrics_of, post, value};
 fn store(folder: &Path, library: &Path) -> Store {
     let mut options = RemoteOptions::new(format!("file://{}", library.display()));
     // A busy machine may be slow.
-    options.timeout = Duration::from_secs(60);
+    (options.timeout, options.policy) = (Duration::from_secs(60), FetchPolicy::Fetch);
     Store::open_shared(folder, Limits::memory(1 << 26), &options).unwrap()
 }
 
@@ -68,6 +68,9 @@ async fn metrics_tell_what_goes_to_the_object_store_and_comes_from_it() {
             ("broken", stats.broken),
             ("replaced", stats.replaced),
             ("already_there", stats.already_there),
+            ("passed_over", stats.passed_over),
+            ("races_won", stats.races_won),
+            ("races_lost", stats.races_lost),
             ("pending", stats.pending),
         ];
         for (name, value) in told {

@@ -14,11 +14,10 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::known_objects::KnownObjects;
+use super::link::{Link, MAX_CONCURRENT};
 use super::stats::{Counters, RemoteStats};
 use crate::Problem;
 
-/// Objects that are fetched at once.
-pub(super) const MAX_CONCURRENT: usize = 8;
 /// How long a failed object store is left alone at first, and at most.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -42,6 +41,7 @@ pub(super) struct Client {
     pub(super) stuck: Mutex<Option<String>>,
     pub(super) counters: Counters,
     pub(super) known: KnownObjects,
+    pub(super) link: Link,
     pub(super) wake: Notify,
     /// [`MAX_CONCURRENT`] of them.
     pub(super) turns: Semaphore,
@@ -88,6 +88,7 @@ impl Client {
             stuck: Mutex::default(),
             counters: Counters::default(),
             known: KnownObjects::default(),
+            link: Link::new(),
             wake: Notify::new(),
             turns: Semaphore::new(MAX_CONCURRENT),
             uploading: AsyncMutex::default(),

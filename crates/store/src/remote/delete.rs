@@ -6,7 +6,8 @@ use futures_util::{StreamExt, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 
-use super::client::{Client, Failure, MAX_CONCURRENT};
+use super::client::{Client, Failure};
+use super::link::MAX_CONCURRENT;
 use crate::ChunkKey;
 
 impl Client {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectMeta, UpdateVersion};
@@ -74,13 +75,20 @@ impl Client {
     async fn get(&self, name: &str, sink: &mut dyn ObjectSink) -> Result<ObjectMeta, Failure> {
         let broken = self.known.broken(name).and_then(|version| version.e_tag);
         let options = GetOptions::new().with_if_none_match(broken);
-        let found = self.within(self.timeout, self.objects.get_opts(&self.path(name), options)).await?;
+        let asked = Instant::now();
+        self.link.ask(asked);
+        let found = self.within(self.timeout, self.objects.get_opts(&self.path(name), options)).await;
+        self.link.answered(asked, Instant::now(), !matches!(found, Err(Failure::Failed(_))));
+        let found = found?;
         let (meta, most) = (found.meta.clone(), sink.most());
         let take = |piece: &[u8]| {
+            self.link.came(piece.len(), Instant::now());
             sink.take(meta.size, piece).map_err(|problem| Failure::Broken(problem, version(&meta)))
         };
-        let size = self.receive(found, most, take).await?;
-        Ok(ObjectMeta { size, ..meta })
+        self.link.begin(Instant::now());
+        let size = self.receive(found, most, take).await;
+        self.link.end(Instant::now());
+        Ok(ObjectMeta { size: size?, ..meta })
     }
 
     /// Hands over the bytes of an object as they come, in the time that `most` of them may take, and gives their number. The size that the

@@ -7,11 +7,12 @@ use std::sync::mpsc::channel;
 use std::time::SystemTime;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use object_store::{ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutMode};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
-use super::client::{Client, Failure, MAX_CONCURRENT};
+use super::client::{Client, Failure};
+use super::link::MAX_CONCURRENT;
 use super::options::RemoteOptions;
 use crate::{Result, StoreError};
 
@@ -169,16 +170,7 @@ impl Objects {
     /// If the object store does not answer, or refuses.
     pub fn create(&self, name: &str, bytes: Vec<u8>) -> Result<Option<WrittenObject>> {
         let (client, path) = (self.client.clone(), self.client.path(name));
-        self.wait(async move {
-            let payload = PutPayload::from(bytes);
-            match client.put(&path, payload.clone(), PutMode::Create).await {
-                Err(Failure::Conflict) => Ok(None),
-                // Of several that do so at once, the last one writes.
-                Err(Failure::Unsupported) if client.is_there(&path).await? => Ok(None),
-                Err(Failure::Unsupported) => client.put(&path, payload, PutMode::Overwrite).await.map(Some),
-                done => done.map(Some),
-            }
-        })
+        self.wait(async move { client.create(&path, bytes.into()).await })
     }
 
     /// Deletes an object, if it is there.

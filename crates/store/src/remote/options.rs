@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,38 @@ use crate::{Result, StoreError};
 /// The client's own limit to a request.
 const LONGEST_REQUEST: &str = "1 hour";
 
+/// Whether chunks that the object store may have are fetched from it or computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FetchPolicy {
+    /// What is expected to take less time, by the rates that the machine has measured; a fetch that is late races the computation.
+    #[default]
+    Auto,
+    /// They are fetched, and computed only if they do not come.
+    Fetch,
+    /// They are computed.
+    Compute,
+}
+
+/// A name that is none of `auto`, `fetch` and `compute`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy {0:?}: use auto, fetch or compute")]
+#[non_exhaustive]
+pub struct UnknownFetchPolicy(pub String);
+
+impl FromStr for FetchPolicy {
+    type Err = UnknownFetchPolicy;
+
+    fn from_str(s: &str) -> std::result::Result<FetchPolicy, UnknownFetchPolicy> {
+        match s {
+            "auto" => Ok(FetchPolicy::Auto),
+            "fetch" => Ok(FetchPolicy::Fetch),
+            "compute" => Ok(FetchPolicy::Compute),
+            _ => Err(UnknownFetchPolicy(s.to_owned())),
+        }
+    }
+}
+
 /// Where chunks are shared.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -24,6 +57,8 @@ pub struct RemoteOptions {
     pub options: Vec<(String, String)>,
     /// How long it may be silent before it counts as failed.
     pub timeout: Duration,
+    /// Whether its chunks are fetched or computed.
+    pub policy: FetchPolicy,
     /// An object store that is open already. The URL then gives the prefix by its path, and is not opened.
     pub objects: Option<Arc<dyn ObjectStore>>,
 }
@@ -35,7 +70,8 @@ impl RemoteOptions {
         let text =
             |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
         let options = std::env::vars_os().filter_map(text).filter(|(name, _)| ours(name)).collect();
-        RemoteOptions { url: url.into(), options, timeout: Duration::from_secs(2), objects: None }
+        let (url, policy) = (url.into(), FetchPolicy::Auto);
+        RemoteOptions { url, options, timeout: Duration::from_secs(2), policy, objects: None }
     }
 
     /// The object store, and the prefix of all names in it. Whether it answers is not asked.

@@ -28,6 +28,12 @@ pub struct RemoteStats {
     pub broken: u64,
     /// Broken objects that were replaced by whole ones.
     pub replaced: u64,
+    /// Chunks that were not asked for because computing them was expected to take less time.
+    pub passed_over: u64,
+    /// Chunks that came later than expected, and before they were computed beside that.
+    pub races_won: u64,
+    /// Chunks that came later than expected, and were computed first.
+    pub races_lost: u64,
     /// Chunks that are still to be brought there.
     pub pending: u64,
     /// Why it last failed, if it has not answered since.
@@ -49,6 +55,9 @@ pub(super) struct Counters {
     pub(super) skipped: AtomicU64,
     pub(super) broken: AtomicU64,
     pub(super) replaced: AtomicU64,
+    pub(super) passed_over: AtomicU64,
+    pub(super) races_won: AtomicU64,
+    pub(super) races_lost: AtomicU64,
 }
 
 impl Counters {
@@ -64,6 +73,9 @@ impl Counters {
             skipped: self.skipped.load(Relaxed),
             broken: self.broken.load(Relaxed),
             replaced: self.replaced.load(Relaxed),
+            passed_over: self.passed_over.load(Relaxed),
+            races_won: self.races_won.load(Relaxed),
+            races_lost: self.races_lost.load(Relaxed),
             pending: 0,
             down: None,
             stuck: None,

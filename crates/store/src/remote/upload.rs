@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use object_store::path::Path as ObjectPath;
 use object_store::{PutMode, PutOptions, PutPayload, UpdateVersion};
@@ -16,6 +17,10 @@ use super::client::{Client, FIRST_PAUSE, Failure, LONGEST_PAUSE};
 use super::objects::WrittenObject;
 use crate::disk::Disk;
 use crate::{ChunkKey, Result};
+
+/// How often an object is created again after a conflict that leaves nothing there, and the pause before.
+const MAX_CONFLICTS: usize = 3;
+const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Brings what the index notes to the object store, until the store is closed.
 pub(super) async fn send_all(client: Arc<Client>, disk: Weak<Disk>) {
@@ -91,7 +96,9 @@ impl Client {
             Some(broken) => self.replace(&path, broken, payload.clone()).await?,
             None => false,
         };
-        let created = !replaced && self.create(&path, payload).await?;
+        // Megabytes are not sent to be refused. The condition decides where another machine writes in between.
+        let created =
+            !replaced && !self.is_there(&path).await? && self.create(&path, payload).await?.is_some();
         self.known.found_whole(name);
         let counters = &self.counters;
         counters.replaced.fetch_add(replaced.into(), Relaxed);
@@ -119,17 +126,27 @@ impl Client {
         }
     }
 
-    /// Writes an object where there is none, and says whether there was none.
-    async fn create(&self, path: &ObjectPath, payload: PutPayload) -> Result<bool, Failure> {
-        // Megabytes are not sent to be refused. The condition decides where another machine writes in between.
-        if self.is_there(path).await? {
-            return Ok(false);
-        }
-        match self.put(path, payload.clone(), PutMode::Create).await {
-            Err(Failure::Unsupported) => self.put(path, payload, PutMode::Overwrite).await.map(|_| true),
-            // A deletion under way conflicts as well, and leaves nothing there.
-            Err(Failure::Conflict) if self.is_there(path).await? => Ok(false),
-            done => done.map(|_| true),
+    /// Writes an object where there is none; none is written where there is one. Of several machines that do so at once one writes, or, where the
+    /// object store has no conditional requests, the last.
+    pub(super) async fn create(
+        &self,
+        path: &ObjectPath,
+        payload: PutPayload,
+    ) -> Result<Option<WrittenObject>, Failure> {
+        let mut conflicts = 0;
+        loop {
+            match self.put(path, payload.clone(), PutMode::Create).await {
+                Err(Failure::Conflict | Failure::Unsupported) if self.is_there(path).await? => {
+                    return Ok(None);
+                }
+                // Another machine's request that is still under way conflicts as well, and may be a deletion.
+                Err(Failure::Conflict) if conflicts < MAX_CONFLICTS => conflicts += 1,
+                Err(Failure::Unsupported) => {
+                    return self.put(path, payload, PutMode::Overwrite).await.map(Some);
+                }
+                done => return done.map(Some),
+            }
+            sleep(CONFLICT_PAUSE).await;
         }
     }
 

@@ -64,10 +64,23 @@ impl Store {
         let found = self.local_aux_tensors(&name);
         #[cfg(feature = "remote")]
         if found.is_none() && self.0.remote.is_some() {
-            self.prefetch(&[id], &[kind], false);
+            self.prefetch(&[id.into()], &[kind], false);
             return Ok(self.local_aux_tensors(&name));
         }
         Ok(found)
+    }
+
+    /// [`Store::aux_tensors`] of what [`Store::prefetch`] has brought: nothing is asked of the object store.
+    ///
+    /// # Errors
+    /// If no chunk can have this identity: it is empty or too large.
+    ///
+    /// # Panics
+    /// If it is no kind.
+    pub fn aux_tensors_at_hand(&self, id: &ChunkId, kind: &str) -> Result<Option<Arc<AuxTensors>>> {
+        let name = name(id, kind);
+        id.layout()?;
+        Ok(self.local_aux_tensors(&name))
     }
 
     /// The aux tensors from memory or disk.

@@ -1,17 +1,21 @@
 //! Chunks that several machines share.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::Store;
 use super::receiver::Receiver;
 use crate::disk::{Disk, Origin};
 use crate::folder::{name, open_aux_file};
-use crate::remote::{ObjectSink, Objects, Remote};
+use crate::remote::{Choice, Missing, ObjectSink, Objects, Remote};
 use crate::tiers::{InFlightChunk, Tiers};
-use crate::{ChunkId, ChunkKey, ChunkReader, Limits, Problem, RemoteOptions, RemoteStats, Result, aux_file};
+use crate::{
+    ChunkId, ChunkKey, ChunkReader, Fetched, Limits, Problem, RemoteOptions, RemoteStats, Result,
+    WantedChunk, aux_file,
+};
 
 /// Most bytes of an aux tensors file that are fetched.
 const MAX_AUX_BYTES: u64 = 1 << 30;
@@ -47,39 +51,70 @@ impl Store {
         Store(Arc::new(Tiers::new(Some(disk), Some(remote), 64 << 20)))
     }
 
-    /// Has the chunks that neither memory nor the folder has fetched, several at once, with their aux tensors of these kinds, and
-    /// says how many chunks are asked for, or, if it is to wait until they are `whole`, have come. Without that
-    /// [`Store::reader`] reads a chunk while it comes. Where there is no object store, or it does not answer, none does.
+    /// Has chunks fetched that neither memory nor the folder has, several at once, with their aux tensors of these kinds, unless they are
+    /// expected to be computed in less time. Without `whole` this returns when aux tensors are there, and readers read chunks while they
+    /// come; with it, when chunks are there too; in either case when they are late. Where there is no object store, or it does not answer,
+    /// none comes.
     ///
     /// # Panics
     /// If one is no kind.
-    pub fn prefetch(&self, ids: &[&ChunkId], kinds: &[&str], whole: bool) -> usize {
-        let Some(remote) = &self.0.remote else { return 0 };
-        let (mut chunks, mut aux) = (BTreeMap::new(), Vec::new());
-        for id in ids.iter().filter(|id| id.layout().is_ok()) {
-            let key = id.key();
-            if chunks.contains_key(&key) {
-                continue;
-            }
-            if !self.contains(id) {
-                chunks.insert(key, self.receive(remote, id, key));
-            }
-            for kind in kinds.iter().filter(|kind| !self.has_aux_tensors(id, kind)) {
-                let gate = Arc::new(InFlightChunk::default());
-                let (store, id, kind) = (Arc::downgrade(&self.0), (*id).clone(), (*kind).to_owned());
-                let object = name(&key, Some(&kind));
-                let removals = self.0.removals();
-                let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
-                remote.fetch(object, Box::new(sink));
-                aux.push(gate);
+    pub fn prefetch(&self, wanted: &[WantedChunk], kinds: &[&str], whole: bool) -> Fetched {
+        let Some(remote) = &self.0.remote else { return Fetched::default() };
+        let (missing, mut chunks) = self.missing(wanted, kinds);
+        let now = Instant::now();
+        let (asked, deadline) = match remote.choose(all_of(&missing), now) {
+            Choice::Fetch(deadline) => (missing.len(), deadline),
+            // What is fetched to measure is late at once.
+            Choice::Compute { measure } => (missing.len().min(measure.into()), Some(now)),
+        };
+        let mut aux = Vec::new();
+        for object in missing[..asked].iter().flat_map(|chunk| &chunk.objects) {
+            match object.kind {
+                None => chunks.push(self.receive(remote, object.id, deadline)),
+                Some(kind) => aux.push(self.receive_kind(remote, object.id, kind, deadline)),
             }
         }
-        aux.iter().for_each(|aux| aux.wait());
-        let came = |chunk: &&Arc<InFlightChunk>| {
-            chunk.wait();
-            chunk.chunk().is_some()
-        };
-        if whole { chunks.values().filter(came).count() } else { chunks.len() }
+        aux.iter().for_each(|aux| aux.wait(aux.deadline));
+        if whole {
+            chunks.iter().for_each(|chunk| chunk.wait(chunk.deadline));
+            chunks.retain(|chunk| chunk.chunk(chunk.deadline).is_some());
+        }
+        Fetched { chunks: chunks.len(), passed_over: missing.len() - asked }
+    }
+
+    /// Those of the chunks of which something is neither here nor on its way, and those that are on their way.
+    fn missing<'a>(
+        &self,
+        wanted: &'a [WantedChunk],
+        kinds: &[&'a str],
+    ) -> (Vec<MissingChunk<'a>>, Vec<Arc<InFlightChunk>>) {
+        let (mut seen, mut missing, mut coming) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for WantedChunk { ids, compute } in wanted {
+            let is_here =
+                |id: &ChunkId| self.contains(id) && kinds.iter().all(|kind| self.has_aux_tensors(id, kind));
+            if ids.iter().any(is_here) {
+                continue;
+            }
+            let mut objects = Vec::new();
+            for id in ids.iter().filter(|id| id.layout().is_ok()) {
+                let key = id.key();
+                if !seen.insert(key) {
+                    continue;
+                }
+                let in_flight = self.in_flight().get(&key).cloned();
+                let comes = in_flight.is_some();
+                coming.extend(in_flight);
+                if !comes && !self.contains(id) {
+                    objects.push(MissingObject { id, kind: None });
+                }
+                let lacks = |kind: &&&str| !self.has_aux_tensors(id, kind);
+                objects.extend(kinds.iter().filter(lacks).map(|kind| MissingObject { id, kind: Some(kind) }));
+            }
+            if !objects.is_empty() {
+                missing.push(MissingChunk { objects, compute: *compute });
+            }
+        }
+        (missing, coming)
     }
 
     /// Further objects of the object store, below the prefix of the chunks; none where there is no object store.
@@ -92,29 +127,65 @@ impl Store {
         self.0.remote.is_some()
     }
 
-    /// Whether the chunk is on its way, with a header that fits, so that [`Store::reader`] reads it while it comes.
+    /// Whether the chunk is on its way, with a header that fits, and not late, so that [`Store::reader_at_hand`] reads it while it comes.
     pub fn is_in_flight(&self, id: &ChunkId) -> bool {
-        self.reader_in_flight(&id.key()).is_some()
+        self.reader_in_flight(&id.key(), false).is_some()
+    }
+
+    /// Whether the chunk is on its way and late: computing it may be quicker than waiting for it.
+    pub fn is_late(&self, id: &ChunkId) -> bool {
+        let in_flight = self.in_flight().get(&id.key()).cloned();
+        in_flight.is_some_and(|in_flight| in_flight.is_late())
+    }
+
+    /// Counts a late chunk that came before it was computed, if its fetch has `won`, or that was computed before it came.
+    pub fn count_race(&self, won: bool) {
+        if let Some(remote) = &self.0.remote {
+            remote.count_race(won);
+        }
     }
 
     /// The chunk as it comes, fetched for the first to ask.
-    fn receive(&self, remote: &Remote, id: &ChunkId, key: ChunkKey) -> Arc<InFlightChunk> {
+    fn receive(&self, remote: &Remote, id: &ChunkId, deadline: Option<Instant>) -> Arc<InFlightChunk> {
+        let key = id.key();
         let in_flight = match self.in_flight().entry(key) {
             Entry::Occupied(known) => return known.get().clone(),
-            Entry::Vacant(new) => new.insert(Arc::default()).clone(),
+            Entry::Vacant(new) => new.insert(Arc::new(InFlightChunk::until(deadline))).clone(),
         };
-        remote.fetch(name(&key, None), Box::new(Receiver::new(&self.0, id.clone(), in_flight.clone())));
+        let sink = Receiver::new(&self.0, id.clone(), in_flight.clone());
+        remote.fetch(name(&key, None), id.bytes(), Box::new(sink));
         in_flight
+    }
+
+    /// Aux tensors as they come.
+    fn receive_kind(
+        &self,
+        remote: &Remote,
+        id: &ChunkId,
+        kind: &str,
+        deadline: Option<Instant>,
+    ) -> Arc<InFlightChunk> {
+        let gate = Arc::new(InFlightChunk::until(deadline));
+        let (object, removals) = (name(&id.key(), Some(kind)), self.0.removals());
+        let (store, id, kind) = (Arc::downgrade(&self.0), id.clone(), kind.to_owned());
+        let sink = AuxReceiver { store, id, kind, removals, bytes: Vec::new(), gate: gate.clone() };
+        // How many bytes they have is not known here.
+        remote.fetch(object, 0, Box::new(sink));
+        gate
     }
 
     fn in_flight(&self) -> MutexGuard<'_, BTreeMap<ChunkKey, Arc<InFlightChunk>>> {
         self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader of a chunk that is coming.
-    pub(super) fn reader_in_flight(&self, key: &ChunkKey) -> Option<ChunkReader> {
+    /// A reader of a chunk that is coming; a patient one waits for it even when it is late.
+    pub(super) fn reader_in_flight(&self, key: &ChunkKey, is_patient: bool) -> Option<ChunkReader> {
         let in_flight = self.in_flight().get(key).cloned()?;
-        Some(ChunkReader::in_flight(in_flight.header()?, in_flight))
+        if !is_patient && in_flight.is_late() {
+            return None;
+        }
+        let until = in_flight.deadline.filter(|_| !is_patient);
+        Some(ChunkReader::in_flight(in_flight.header(until)?, in_flight, until))
     }
 
     /// Keeps aux tensors that came, unless a chunk was removed since there were `removals`.
@@ -141,6 +212,46 @@ impl Store {
         let pending = self.0.disk.as_ref().and_then(|disk| disk.pending().ok());
         let pending = pending.map_or(0, |pending| pending.len() as u64);
         Some(RemoteStats { pending, ..remote.stats() })
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// A request to the object store was answered at that time, after this latency.
+    pub(crate) fn has_measured(&self, latency: Duration, at: Instant) {
+        self.0.remote.as_ref().unwrap().has_measured(latency, at);
+    }
+
+    /// Number of chunks that are on their way.
+    pub(crate) fn chunks_in_flight(&self) -> usize {
+        self.in_flight().len()
+    }
+}
+
+/// A chunk of which something is neither here nor on its way.
+struct MissingChunk<'a> {
+    objects: Vec<MissingObject<'a>>,
+    /// Time that computing it takes; none where it is not known.
+    compute: Option<Duration>,
+}
+
+/// The object of a chunk, or of its aux tensors of a kind.
+struct MissingObject<'a> {
+    id: &'a ChunkId,
+    kind: Option<&'a str>,
+}
+
+/// The objects and bytes of chunks together. A chunk that is looked for under several names has one of them.
+fn all_of(missing: &[MissingChunk<'_>]) -> Missing {
+    let bytes = |chunk: &MissingChunk<'_>| {
+        let mut chunks = chunk.objects.iter().filter(|object| object.kind.is_none());
+        chunks.next().map_or(0, |object| object.id.bytes())
+    };
+    Missing {
+        chunks: missing.len(),
+        objects: missing.iter().map(|chunk| chunk.objects.len()).sum(),
+        bytes: missing.iter().map(bytes).sum(),
+        compute: missing.iter().map(|chunk| chunk.compute).sum(),
     }
 }
 

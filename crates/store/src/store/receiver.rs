@@ -93,7 +93,7 @@ impl ObjectSink for Receiver {
         }
         let Some(store) = self.store.upgrade() else { return Ok(()) };
         // It may have been deleted meanwhile: it is read from here, and not kept.
-        if let Some(chunk) = self.in_flight.chunk().filter(|_| store.removals() == self.removals) {
+        if let Some(chunk) = self.in_flight.chunk(None).filter(|_| store.removals() == self.removals) {
             let expires = store.disk.as_ref().map_or(0, |disk| disk.expiry_now());
             // Where it cannot be written it serves from memory.
             let _ = store.write(|disk| disk.write_chunk(&chunk, Origin::Remote).map(Some));

@@ -159,7 +159,7 @@ fn a_chunk_that_is_fetched_while_it_is_deleted_is_not_kept() {
     let (folder, second) = library.machine();
     library.slow(|config| config.wait_get_per_call = Duration::from_millis(200));
     thread::scope(|scope| {
-        let fetched = scope.spawn(|| second.prefetch(&[chunk.id()], &["one"], true));
+        let fetched = scope.spawn(|| second.prefetch(&[chunk.id().into()], &["one"], true));
         thread::sleep(Duration::from_millis(100));
         second.delete(&[chunk.key()]).unwrap();
         fetched.join().unwrap();

@@ -1,7 +1,7 @@
 //! An object store in memory that a test can have refuse, and come before.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ struct Inner {
     objects: InMemory,
     /// Whether conditional requests are refused, as by an object store that has none.
     unconditional: AtomicBool,
+    /// So many of the next creating PUTs conflict with another machine's request, which leaves nothing there.
+    conflicts: AtomicUsize,
     /// What another machine does right before the next PUT: it writes these bytes there, or deletes what is there.
     before_put: Mutex<Option<Option<Vec<u8>>>>,
 }
@@ -35,6 +37,11 @@ struct Inner {
 impl Library {
     pub(super) fn refuse_conditions(&self) {
         self.0.unconditional.store(true, Relaxed);
+    }
+
+    /// So many creating PUTs conflict with a request of another machine that leaves nothing there.
+    pub(super) fn conflict(&self, times: usize) {
+        self.0.conflicts.store(times, Relaxed);
     }
 
     /// Another machine writes these bytes right before the next PUT, to the same name.
@@ -98,6 +105,10 @@ impl ObjectStore for Library {
     async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         if self.0.unconditional.load(Relaxed) && options.mode != PutMode::Overwrite {
             return Err(Error::NotImplemented { operation: "PUT".into(), implementer: "library".into() });
+        }
+        let left = |conflicts: usize| conflicts.checked_sub(1).filter(|_| options.mode == PutMode::Create);
+        if self.0.conflicts.fetch_update(Relaxed, Relaxed, left).is_ok() {
+            return Err(Error::AlreadyExists { path: path.to_string(), source: "409".into() });
         }
         let before = self.0.before_put.lock().unwrap().take();
         match before {

@@ -6,7 +6,12 @@ mod chunk_file;
 mod crash;
 #[cfg(feature = "remote")]
 mod delete;
+#[cfg(feature = "remote")]
+mod fetch_or_compute;
 mod full_disk;
+#[cfg(feature = "remote")]
+#[path = "../../../../tests/common/held_objects.rs"]
+mod held_objects;
 mod id;
 mod kv_quant;
 #[cfg(feature = "remote")]

@@ -68,6 +68,24 @@ fn an_object_that_appears_meanwhile_stays() {
     assert_eq!(library.read(&object(&chunk.key())).unwrap(), other);
 }
 
+/// A deletion under way conflicts with a request that creates, and leaves nothing there.
+#[test]
+fn a_conflict_that_leaves_nothing_there_is_tried_again() {
+    let (library, chunk) = (Library::default(), numbered(1, 3));
+    let (_folder, store) = library.machine();
+    library.conflict(2);
+    store.put(chunk.clone()).unwrap();
+    sent(&store);
+    assert_eq!((stats(&store).sent, found_there(&store), stats(&store).stuck), (1, false, None));
+    let objects = store.objects().unwrap();
+    library.conflict(2);
+    assert!(objects.create("one", b"1".to_vec()).unwrap().is_some());
+    assert!(objects.create("one", b"2".to_vec()).unwrap().is_none());
+    library.conflict(100);
+    let error = objects.create("two", b"1".to_vec()).unwrap_err();
+    assert!(error.to_string().contains("at the same time"), "{error}");
+}
+
 #[test]
 fn a_broken_object_is_replaced_once_its_chunk_was_computed() {
     let (library, chunk) = (Library::default(), numbered(1, 3));

@@ -1,14 +1,18 @@
 //! A chunk on its way from the object store: a layer can be used while later ones still travel.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::chunk::Chunk;
 use crate::chunk_file::Header;
 use crate::layer::Layer;
 
-/// The part of a chunk that has arrived. A reader that needs more waits, within the time limits of its request.
+/// The part of a chunk that has arrived. A reader that needs more waits: until a time of its own, or until nothing comes any more, within
+/// the time limits of the request to the object store.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightChunk {
+    /// When the chunk is late: computing it takes less time than waiting on.
+    pub(crate) deadline: Option<Instant>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -23,6 +27,19 @@ pub(crate) struct State {
 }
 
 impl InFlightChunk {
+    pub(crate) fn until(deadline: Option<Instant>) -> InFlightChunk {
+        InFlightChunk { deadline, ..InFlightChunk::default() }
+    }
+
+    /// Whether the chunk is late, and not all of it has come.
+    pub(crate) fn is_late(&self) -> bool {
+        let has_come = |state: &State| {
+            state.is_over
+                || state.header.as_ref().is_some_and(|header| state.layers.len() == header.id.layers)
+        };
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now()) && !has_come(&self.state())
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -32,25 +49,32 @@ impl InFlightChunk {
         self.changed.notify_all();
     }
 
-    /// Waits for something, or for the end.
-    fn wait_for<T>(&self, what: impl Fn(&State) -> Option<T>) -> Option<T> {
+    /// Waits for something, for the end, or until that time.
+    fn wait_for<T>(&self, until: Option<Instant>, what: impl Fn(&State) -> Option<T>) -> Option<T> {
         let wait = |state: &mut State| !state.is_over && what(state).is_none();
-        what(&self.changed.wait_while(self.state(), wait).unwrap_or_else(PoisonError::into_inner))
+        let Some(until) = until else {
+            return what(
+                &self.changed.wait_while(self.state(), wait).unwrap_or_else(PoisonError::into_inner),
+            );
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.state(), left, wait);
+        what(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// Identity of the chunk; none if it does not come.
-    pub(crate) fn header(&self) -> Option<Arc<Header>> {
-        self.wait_for(|state| state.header.clone())
+    pub(crate) fn header(&self, until: Option<Instant>) -> Option<Arc<Header>> {
+        self.wait_for(until, |state| state.header.clone())
     }
 
     /// A layer as it lies at rest, verified; none if it does not come.
-    pub(crate) fn layer(&self, layer: usize) -> Option<Layer> {
-        self.wait_for(|state| state.layers.get(layer).cloned())
+    pub(crate) fn layer(&self, layer: usize, until: Option<Instant>) -> Option<Layer> {
+        self.wait_for(until, |state| state.layers.get(layer).cloned())
     }
 
     /// Waits until nothing comes any more.
-    pub(crate) fn wait(&self) {
-        self.wait_for(|_| None::<()>);
+    pub(crate) fn wait(&self, until: Option<Instant>) {
+        self.wait_for(until, |_| None::<()>);
     }
 
     /// Says so.
@@ -59,9 +83,9 @@ impl InFlightChunk {
     }
 
     /// The chunk, once all of it is there.
-    pub(crate) fn chunk(&self) -> Option<Chunk> {
-        let header = self.header()?;
-        let layers = (0..header.id.layers).map(|layer| self.layer(layer)).collect::<Option<_>>()?;
+    pub(crate) fn chunk(&self, until: Option<Instant>) -> Option<Chunk> {
+        let header = self.header(until)?;
+        let layers = (0..header.id.layers).map(|layer| self.layer(layer, until)).collect::<Option<_>>()?;
         Chunk::from_parts(header.id.clone(), header.provenance.clone(), layers).ok()
     }
 }

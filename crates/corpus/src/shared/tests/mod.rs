@@ -2,6 +2,8 @@
 
 mod away;
 mod garbage;
+#[path = "../../../../../tests/common/moto.rs"]
+mod moto;
 mod objects;
 mod replicas;
 mod s3;

@@ -4,15 +4,15 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use refrain_store::{Limits, RemoteOptions, Store};
 
 use super::away::{changes_wait_for_the_object_store, try_sync};
+use super::moto::{Moto, settings};
 use super::replicas::{all_agree_after_races, both_put_the_same, what_one_machine_changes_is_changed_on_all};
 use super::{Bucket, Machine};
 use crate::conformance::{self, list, put, sync};
@@ -22,8 +22,8 @@ use crate::shared::SharedDocuments;
 use crate::shared::objects::{ChangesObject, change_name, encode};
 
 struct S3 {
-    server: Child,
-    server_port: u16,
+    /// Alive as long as the test.
+    _moto: Moto,
     proxy_port: u16,
     network: Arc<Network>,
 }
@@ -37,47 +37,22 @@ struct Network {
     forbidden: Mutex<Option<String>>,
 }
 
-impl Drop for S3 {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
 /// A folder of the server's bucket.
 struct Prefix<'a>(&'a S3, String);
 
 impl Bucket for Prefix<'_> {
     fn options(&self) -> RemoteOptions {
-        self.0.options(self.0.proxy_port, &self.1)
+        self.0.options(&self.1)
     }
 }
 
 impl S3 {
     /// A server with a bucket; none where moto is not installed.
     fn start() -> Option<S3> {
-        let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let has_moto =
-            Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
-        if !has_moto.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
-            return None;
-        }
-        let server_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Command::new(&python)
-            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &server_port.to_string()])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let moto = Moto::start("documents")?;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let proxy_port = listener.local_addr().unwrap().port();
-        let s3 = S3 { server, server_port, proxy_port, network: Arc::default() };
-        let began = Instant::now();
-        while TcpStream::connect(("127.0.0.1", server_port)).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(60), "moto does not start");
-            thread::sleep(Duration::from_millis(50));
-        }
+        let (server_port, proxy_port) = (moto.port, listener.local_addr().unwrap().port());
+        let s3 = S3 { _moto: moto, proxy_port, network: Arc::default() };
         let network = s3.network.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -85,33 +60,12 @@ impl S3 {
                 thread::spawn(move || network.pass(&client, server_port));
             }
         });
-        s3.make_bucket();
         Some(s3)
     }
 
-    fn make_bucket(&self) {
-        use std::io::{Read as _, Write as _};
-        let mut server = TcpStream::connect(("127.0.0.1", self.server_port)).unwrap();
-        server
-            .write_all(b"PUT /documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            .unwrap();
-        let mut answer = String::new();
-        server.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
-    }
-
-    fn options(&self, port: u16, prefix: &str) -> RemoteOptions {
+    fn options(&self, prefix: &str) -> RemoteOptions {
         let mut options = RemoteOptions::new(format!("s3://documents/{prefix}"));
-        let endpoint = format!("http://127.0.0.1:{port}");
-        options.options = [
-            ("AWS_ENDPOINT", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into();
+        options.options = settings(self.proxy_port);
         options.timeout = Duration::from_secs(5);
         options
     }
@@ -160,7 +114,7 @@ fn documents_are_shared_over_s3() {
     let (kept, count) = (RefCell::new(Vec::new()), RefCell::new(0));
     conformance::check(&|quota| {
         *count.borrow_mut() += 1;
-        let options = s3.options(s3.proxy_port, &format!("battery/{}", count.borrow()));
+        let options = s3.options(&format!("battery/{}", count.borrow()));
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open_shared(folder.path(), Limits::memory(0), &options).unwrap();
         let documents = SharedDocuments::open(None, quota, store.objects().unwrap()).unwrap();
