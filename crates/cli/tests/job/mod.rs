@@ -3,6 +3,8 @@
 mod eval;
 mod fleet;
 mod killed;
+#[path = "../../../../tests/common/moto.rs"]
+mod moto;
 mod prune;
 
 use std::collections::BTreeSet;
