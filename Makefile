@@ -38,7 +38,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden crash package clean
+.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -151,6 +151,9 @@ load: build ## 64 clients at once for a minute, with chats, ingests and tools; s
 	$(REFRAIN) pull $(MODEL)
 	$(REFRAIN) bench serve --model $(MODEL) --methods drift --clients 64 --seconds 60s --per-request 0-3 \
 	    --leave 0.2 --ingest 0.1 --tools 0.1 $(LOAD_ARGS)
+
+job-test: setup .python-tests/installed ## Ingest 2,000 documents by four runners, each killed every 3 seconds, with a real S3 server on loopback (minutes)
+	PYTHONPATH="$(abspath .python-tests):$$PYTHONPATH" cargo test -p refrain-cli --test cli -- --ignored --nocapture two_thousand_documents
 
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
 	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture

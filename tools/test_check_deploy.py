@@ -27,7 +27,7 @@ FAULTS = [
     ("values.schema.json", '"mode": {"enum": ["plain", "fleet", "job"]}', '"mode": {"type": "string"}', "takes the values"),
     ("values.yaml", "startupSeconds: 600", "startupSeconds: 0", "startupSeconds"),
     ("README.md", "| `engine.drainSeconds` |", "| engine.drainSeconds |", "does not tell of engine.drainSeconds"),
-    ("ci/fleet-values.yaml", "mode: fleet", "mode: fleet\nengine: {options: {left-tokens: 3}}", "worker has no option --left-tokens"),
+    ("ci/fleet-values.yaml", "mode: fleet", "mode: fleet\nengine: {options: {ubatch-sizes: 3}}", "worker has no option --ubatch-sizes"),
 ]
 
 

@@ -28,11 +28,11 @@ sys.exit(there.wait())
 
 # The statuses of its runs, one a line of a file a host; `wait` waits for a signal.
 REFRAIN = """#!/usr/bin/env bash
+trap 'echo "$HOST: stopped" >> "$LOG"; exit 130' TERM
 echo "$HOST: $*" >> "$LOG"
 status=$(head -n 1 "$STATUSES/$HOST")
 sed -i 1d "$STATUSES/$HOST"
 if [ "$status" = wait ]; then
-    trap 'echo "$HOST: stopped" >> "$LOG"; exit 130' TERM
     for _ in $(seq 600); do sleep 0.1; done
 fi
 exit "$status"

@@ -22,7 +22,13 @@ impl Drop for Moto {
 
 impl Moto {
     /// Starts a server; none, saying so, where moto is not installed.
+    #[allow(dead_code, reason = "some tests read the log")]
     pub(crate) fn start(bucket: &'static str) -> Option<Moto> {
+        Moto::start_with_log(bucket, Stdio::null())
+    }
+
+    /// Starts a server that writes a line to `log` for each request.
+    pub(crate) fn start_with_log(bucket: &'static str, log: Stdio) -> Option<Moto> {
         let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let has_moto =
             Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
@@ -34,7 +40,7 @@ impl Moto {
         let server = Command::new(&python)
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let moto = Moto { server, port, bucket };

@@ -30,6 +30,8 @@ pub(crate) use job::{
     Status as JobStatus,
 };
 pub(crate) use serve::{Key, Serve};
+#[cfg(feature = "remote")]
+pub(crate) use store::Prune;
 pub(crate) use store::{Keep, Kept, Store};
 pub(crate) use tune::Tune;
 

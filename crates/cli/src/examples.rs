@@ -187,6 +187,17 @@ Examples:
 Requests are OpenAI's, with `documents` (`\"search\"`, or a list of {id} and {title, text}) and `refrain` (method and evict, as
 text or as objects with their options) beside them; /openapi.json describes all of it.";
 
+#[cfg(feature = "remote")]
+pub(crate) const STORE_PRUNE: &str = "\
+Examples:
+  refrain store prune --remote s3://library/chunks
+  refrain store prune --remote s3://library/chunks --unused 90d --delete
+
+Run it once a day, with --delete, on one machine. A chunk that a document of any namespace names stays, however old it is. The others count from when they were last \
+written: object stores do not tell when something was read. Each run notes what is old enough, and --delete deletes what an earlier run noted \
+before the time of grace, and which no document names still. A chunk that is needed again is prefilled again.";
+
+#[cfg(feature = "remote")]
 pub(crate) const JOB: &str = "\
 Examples:
   refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
@@ -197,6 +208,7 @@ A job is a prefix of an object store, or a folder that machines share. `plan` wr
 started by whatever starts programs, claim and do them. No service is needed beside the object store. Everything may be done again: \
 a job that was stopped goes on with `run`, and a runner that dies costs the time until its shard is taken over.";
 
+#[cfg(feature = "remote")]
 pub(crate) const JOB_PLAN_INGEST: &str = "\
 Examples:
   refrain job plan ingest docs/ --remote s3://library/chunks --job s3://library/jobs/docs
@@ -206,6 +218,7 @@ Examples:
 The model is not loaded; its tokenizer counts. Model, precision, types, chunk sizes, prefix, method, namespace and version are kept with the \
 job, and runners take them from there. Documents that are the same are planned once.";
 
+#[cfg(feature = "remote")]
 pub(crate) const JOB_PLAN_EVAL: &str = "\
 Examples:
   refrain job plan eval matrix.toml --data data/ --job s3://library/jobs/matrix
@@ -215,6 +228,7 @@ Examples:
 
 A matrix is that of `refrain eval run`. Samples are kept with the job, so that runners need the models and no data.";
 
+#[cfg(feature = "remote")]
 pub(crate) const JOB_RUN: &str = "\
 Examples:
   refrain job run --job s3://library/jobs/docs
@@ -225,6 +239,7 @@ way, and give its shard back at once. A document or sample that fails is tried a
 The exit status is 0 where all is done, 3 where all is done but what is listed as failed, 130 where the runner was stopped, \
 and 1 where it could not go on. Runners need the same version of the program, and may have other CPUs.";
 
+#[cfg(feature = "remote")]
 pub(crate) const JOB_STATUS: &str = "\
 Examples:
   refrain job status --job s3://library/jobs/docs
@@ -233,6 +248,7 @@ Examples:
 
 Times are between the clocks of the runners, the object store and this machine: they are for people, and no runner goes by them.";
 
+#[cfg(feature = "remote")]
 pub(crate) const JOB_RESULTS: &str = "\
 Examples:
   refrain job results --job s3://library/jobs/matrix --out matrix

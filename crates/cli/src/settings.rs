@@ -1,6 +1,7 @@
 //! The resolved options: folders, engine, store, methods.
 
 use std::cell::OnceCell;
+#[cfg(feature = "remote")]
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,9 +38,20 @@ pub(crate) struct Context {
     /// Whether the most tokens of an answer were given, and not left at their default.
     pub(crate) max_tokens_given: bool,
     /// The options that the command line or the environment gives.
+    #[cfg(feature = "remote")]
     given: BTreeSet<String>,
     /// The method and prefix that `auto` stands for, once they are asked for.
     choice: OnceCell<Choice>,
+}
+
+/// The options that the command line or the environment gives.
+#[cfg(feature = "remote")]
+fn given(matches: &ArgMatches) -> BTreeSet<String> {
+    let is_given = |id: &&clap::Id| {
+        let source = matches.value_source(id.as_str());
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    matches.ids().filter(is_given).map(|id| id.as_str().to_owned()).collect()
 }
 
 impl Context {
@@ -59,13 +71,11 @@ impl Context {
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
         let max_tokens_given =
             max_tokens && matches.value_source("max_tokens") != Some(ValueSource::DefaultValue);
-        let is_given = |id: &&clap::Id| {
-            let source = matches.value_source(id.as_str());
-            matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
-        };
-        let given = matches.ids().filter(is_given).map(|id| id.as_str().to_owned()).collect();
+        #[cfg(feature = "remote")]
+        let given = given(matches);
         let data_folder = data_folder();
         Ok(Context {
+            #[cfg(feature = "remote")]
             given,
             json,
             console,

@@ -1,6 +1,8 @@
 //! `refrain store`: lists, shows, verifies, pins and removes stored chunks.
 
 mod archive;
+#[cfg(feature = "remote")]
+mod prune;
 mod selection;
 
 use std::collections::BTreeMap;
@@ -25,8 +27,15 @@ use self::selection::keys;
 
 /// `refrain store`
 pub(crate) fn run(context: &Context, command: &Command) -> Result<()> {
+    // The object store alone is looked at.
+    #[cfg(feature = "remote")]
+    if let Command::Prune(args) = command {
+        return prune::run(context, args);
+    }
     let store = context.open_store()?;
     let outcome = match command {
+        #[cfg(feature = "remote")]
+        Command::Prune(_) => Ok(()),
         Command::Stats => stats(context, &store),
         Command::Ls { all } => list(context, &store, *all),
         Command::Show { key } => show(context, &store, key),

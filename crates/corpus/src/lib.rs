@@ -38,7 +38,7 @@ pub use local::LocalDocuments;
 pub use open::open_documents;
 pub use search::Hit;
 #[cfg(feature = "remote")]
-pub use shared::{SharedDocuments, check_shareable};
+pub use shared::{Collector, GarbageOptions, GarbageReport, SharedDocuments, check_shareable};
 pub use sources::{Source, SourceChunk, SourceFinder};
 pub use sync_thread::SyncThread;
 pub use tables::{StoredDocument, document_id};

@@ -141,6 +141,8 @@ impl<'a> IngestWork<'a> {
     ) -> Result<Vec<&'d Document>, Undone> {
         let mut missing = documents.to_vec();
         loop {
+            // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
+            self.wait_for_pending(0, LONGEST_WAIT, control)?;
             // Looked at before, so that what is not there then is not on its way either.
             let pending = self.pending();
             let mut there = self.are_shared(&missing)?.into_iter();
@@ -148,8 +150,6 @@ impl<'a> IngestWork<'a> {
             if missing.is_empty() || pending == 0 {
                 return Ok(missing);
             }
-            // Other programs may add chunks to the same folder all the time, so that its waiting chunks need not end.
-            self.wait_for_pending(pending / 2, LONGEST_WAIT, control)?;
         }
     }
 

@@ -146,7 +146,7 @@ impl Runner<'_> {
     fn wait(&mut self) {
         (self.progress.shard, self.progress.weight, self.progress.of) = (None, 0, 0);
         (self.tell)(self.progress);
-        let pause = (self.options.claim_timeout / 10).clamp(SHORTEST_POLL, LONGEST_POLL);
+        let pause = (self.options.claim_timeout / 5).clamp(SHORTEST_POLL, LONGEST_POLL);
         let began = Instant::now();
         while began.elapsed() < pause && !self.stop.load(Relaxed) {
             std::thread::sleep(SHORTEST_POLL);

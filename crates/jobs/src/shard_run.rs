@@ -21,7 +21,7 @@ use crate::{Error, Result};
 const MAX_REASON: usize = 4000;
 const MAX_NAME: usize = 200;
 /// Items of which is asked together whether they were done before.
-const ASKED: usize = 8;
+const ASKED: usize = 4;
 
 /// The work on a claimed shard.
 pub(crate) struct ShardRun<'a> {

@@ -3,8 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "remote")]
+use clap::Args;
 use clap::{Subcommand, ValueHint};
 
+#[cfg(feature = "remote")]
+use crate::examples;
 use refrain::quantities::parse_duration;
 
 #[derive(Debug, Subcommand)]
@@ -39,6 +43,10 @@ pub(crate) enum Store {
     Verify,
     /// Remove expired chunks, chunks over the limits, and files that interrupted programs have left
     Gc,
+    /// Delete from the object store of --remote what no document names and nobody has written for long; without --delete, note and show it
+    #[cfg(feature = "remote")]
+    #[command(after_help = examples::STORE_PRUNE)]
+    Prune(Prune),
     /// Keep chunks whatever room is needed, and say until when
     Pin {
         /// Keys, or their first digits
@@ -75,6 +83,20 @@ pub(crate) enum Store {
         #[arg(long)]
         namespaces: bool,
     },
+}
+
+#[cfg(feature = "remote")]
+#[derive(Debug, Args)]
+pub(crate) struct Prune {
+    /// Time since a chunk was written, by whatever machine, before which it stays
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = parse_duration)]
+    pub(crate) unused: Duration,
+    /// Time between the noting of a chunk and its deletion: what a document comes to name meanwhile stays
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
+    pub(crate) grace: Duration,
+    /// Delete what was noted long enough ago
+    #[arg(long)]
+    pub(crate) delete: bool,
 }
 
 /// How long chunks stay.

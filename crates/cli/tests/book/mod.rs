@@ -22,6 +22,7 @@ const CHAPTERS: &[(&str, Option<&str>)] = &[
     ("docs/book/src/serve.md", None),
     ("docs/book/src/share.md", None),
     ("docs/book/src/evaluate.md", None),
+    ("docs/book/src/jobs.md", None),
     ("docs/book/src/add-a-method.md", None),
     ("docs/book/src/python.md", None),
 ];
@@ -30,6 +31,7 @@ const CHAPTERS: &[(&str, Option<&str>)] = &[
 const NOT_RUN: &[(&str, &str)] = &[
     ("docs/book/src/add-a-method.md", "compiles the project's tests, among which this one is"),
     ("docs/book/src/evaluate.md", "needs the benchmarks' data, and hours"),
+    ("docs/book/src/jobs.md", "needs machines to be started on"),
     ("docs/book/src/python.md", "the Python module's own tests run it"),
     ("docs/book/src/share.md", "needs a bucket and its credentials"),
     ("docs/book/src/start.md", "builds the program, which the tests have already"),
@@ -51,6 +53,8 @@ prefixes = "averaged"
 [eval.run]
 max-tokens = 4
 time-budget = "10s"
+[job.plan.eval]
+max-tokens = 4
 "#;
 
 /// The functions that a chapter's script calls. They are a file of their own, since a failure names the line of the script.
@@ -114,6 +118,11 @@ fn share() {
 #[test]
 fn evaluate() {
     run("docs/book/src/evaluate.md");
+}
+
+#[test]
+fn jobs() {
+    run("docs/book/src/jobs.md");
 }
 
 #[test]

@@ -1,16 +1,15 @@
 //! Machines of a test that share an object store: a folder, or a real S3 server (moto, from the Python package index).
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 
+use super::moto::Moto;
 use super::*;
 
 /// Machines that share an object store, each with a home of its own.
 pub(super) struct Fleet {
     pub(super) homes: Vec<Home>,
     pub(super) job: String,
-    environment: Vec<(&'static str, String)>,
+    environment: Vec<(String, String)>,
 }
 
 /// The end of a job whose runners were killed.
@@ -22,7 +21,7 @@ pub(super) struct Killed {
 }
 
 impl Fleet {
-    pub(super) fn new(machines: usize, job: String, environment: Vec<(&'static str, String)>) -> Fleet {
+    pub(super) fn new(machines: usize, job: String, environment: Vec<(String, String)>) -> Fleet {
         Fleet { homes: (0..machines).map(|_| Home::new()).collect(), job, environment }
     }
 
@@ -55,7 +54,11 @@ impl Fleet {
         let (mut kills, began) = (0, Instant::now());
         let mut last = Instant::now();
         let status = 'done: loop {
-            assert!(began.elapsed() < longest, "the job does not end; {kills} runners were killed");
+            assert!(
+                began.elapsed() < longest,
+                "{kills} were killed: {}",
+                self.json(&["job", "status", "--job", &self.job])
+            );
             std::thread::sleep(Duration::from_millis(20));
             if last.elapsed() > life / machines as u32 {
                 runners[kills % machines].kill().unwrap();
@@ -79,69 +82,25 @@ impl Fleet {
 
 /// An S3 server with an empty bucket, and a log of its requests.
 pub(super) struct S3 {
-    server: Child,
-    port: u16,
+    server: Moto,
     home: Home,
-}
-
-impl Drop for S3 {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
 }
 
 impl S3 {
     /// Starts one; none where moto is not installed.
     pub(super) fn start() -> Option<S3> {
-        let python = std::env::var("REFRAIN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let has_moto =
-            Command::new(&python).args(["-c", "import moto.server"]).stderr(Stdio::null()).status();
-        if !has_moto.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: {python} has no moto (pip install 'moto[server]', or REFRAIN_PYTHON)");
-            return None;
-        }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let home = Home::new();
-        let server = Command::new(&python)
-            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
-            .stdout(Stdio::null())
-            .stderr(File::create(home.path("log")).unwrap())
-            .spawn()
-            .unwrap();
-        let mut s3 = S3 { server, port, home };
-        wait_for(&mut s3.server, || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        s3.request("PUT", "/bucket");
-        Some(s3)
+        let log = File::create(home.path("log")).unwrap();
+        Some(S3 { server: Moto::start_with_log("bucket", log.into())?, home })
     }
 
-    /// The answer to a request; moto asks for no signature.
-    fn request(&self, method: &str, path: &str) -> String {
-        let mut server = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-        );
-        server.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        server.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 2"), "{answer}");
-        answer
-    }
-
-    pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
-        let fixed = [
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_ACCESS_KEY_ID", "x"),
-            ("AWS_SECRET_ACCESS_KEY", "x"),
-            ("AWS_REGION", "us-east-1"),
-        ];
-        let fixed = fixed.map(|(name, value)| (name, value.to_owned())).into_iter();
-        fixed.chain([("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port))]).collect()
+    pub(super) fn environment(&self) -> Vec<(String, String)> {
+        moto::settings(self.server.port)
     }
 
     /// The content of an object of the bucket, as JSON.
     pub(super) fn json(&self, name: &str) -> Value {
-        let answer = self.request("GET", &format!("/bucket/{name}"));
+        let answer = String::from_utf8(self.server.request("GET", &format!("/{name}"))).unwrap();
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
@@ -150,10 +109,8 @@ impl S3 {
         let mut names = BTreeSet::new();
         let mut after = String::new();
         loop {
-            let listed = self.request(
-                "GET",
-                &format!("/bucket?list-type=2&max-keys=1000&prefix={folder}/&start-after={after}"),
-            );
+            let page = format!("?list-type=2&max-keys=1000&prefix={folder}/&start-after={after}");
+            let listed = String::from_utf8(self.server.request("GET", &page)).unwrap();
             let keys = listed.split("<Key>").skip(1).filter_map(|part| part.split_once("</Key>"));
             let keys: Vec<&str> = keys.map(|(key, _)| key).collect();
             let Some(last) = keys.last() else { return names };

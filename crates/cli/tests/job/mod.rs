@@ -3,6 +3,9 @@
 mod eval;
 mod fleet;
 mod killed;
+#[path = "../../../../tests/common/moto.rs"]
+mod moto;
+mod prune;
 
 use std::collections::BTreeSet;
 use std::process::Child;
@@ -12,16 +15,30 @@ use super::*;
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/llama");
 
+/// A text of several chunks.
+const CHAINS: [&str; 4] = [
+    "# Wax\n\nA chain is waxed in a pot that holds two hundred grams, and hangs until it is dry to the touch.\n\n",
+    "# Oil\n\nOil is put on each link by itself, from the inside, and what is too much is wiped off after an hour.\n\n",
+    "# Wear\n\nA chain that is longer by half a percent takes the sprockets with it when it is left on for longer.\n\n",
+    "# Dust\n\nDust and oil make a paste that grinds; where it is dusty, wax is the better of the two by far.\n\n",
+];
+
 /// The URL of a folder of a home.
 fn url(home: &Home, name: &str) -> String {
     format!("file://{}", home.path(name).display())
 }
 
-/// Writes a file of documents, and gives its path.
+/// Writes a file of documents of three sentences, and gives its path.
 fn passages(home: &Home, number: usize) -> String {
-    let line = |n: usize| json!({ "title": format!("Bearing {n}"), "text": format!("Bearing {n} runs {n}00 km before it is greased. ").repeat(3) });
-    let lines: Vec<String> = (0..number).map(|n| format!("{}\n", line(n))).collect();
-    home.write("passages.jsonl", lines.concat()).to_str().unwrap().to_owned()
+    documents(home, number, 3)
+}
+
+/// Writes a file of documents of so many sentences, and gives its path.
+fn documents(home: &Home, number: usize, sentences: usize) -> String {
+    let text = |n: usize| format!("Bearing {n} runs {n}00 km before it is greased. ").repeat(sentences);
+    let line = |n: usize| format!("{}\n", json!({ "title": format!("Bearing {n}"), "text": text(n) }));
+    let lines: String = (0..number).map(line).collect();
+    home.write("passages.jsonl", lines).to_str().unwrap().to_owned()
 }
 
 const SETTINGS: [&str; 8] =

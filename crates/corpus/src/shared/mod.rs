@@ -9,6 +9,7 @@
 //! neither order nor loss of these objects matters. Once in a while each machine compares all names with its replica.
 
 mod follow;
+mod garbage;
 mod listing;
 mod look;
 mod objects;
@@ -26,6 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use refrain_store::{ChunkKey, Objects};
 
+pub use self::garbage::{Collector, GarbageOptions, GarbageReport};
 pub use self::objects::check_shareable;
 use self::objects::{Place, is_id, place_of};
 use crate::cut::NewDocument;

@@ -47,6 +47,8 @@ impl Drop for OwnRuntime {
 pub struct ListedObject {
     /// Its name.
     pub name: String,
+    /// Its bytes.
+    pub size: u64,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
     /// Its entity tag, which another content does not have; none if the object store gives none.
@@ -210,8 +212,8 @@ impl Objects {
                 };
                 if let Some(parts) = object.location.prefix_match(&client.prefix) {
                     let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
-                    let (written, e_tag) = (object.last_modified.into(), object.e_tag);
-                    found.push(ListedObject { name, written, e_tag });
+                    let (size, written) = (object.size, object.last_modified.into());
+                    found.push(ListedObject { name, size, written, e_tag: object.e_tag });
                 }
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));

@@ -1,6 +1,7 @@
 //! Shared documents over object stores in memory, in a folder, and over S3.
 
 mod away;
+mod garbage;
 #[path = "../../../../../tests/common/moto.rs"]
 mod moto;
 mod objects;
