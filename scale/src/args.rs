@@ -10,7 +10,7 @@ use refrain::AUTO;
 use refrain::engine::{Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision};
 use refrain::quantities::{Quota, SyncInterval, parse_duration, parse_size, parse_tokens};
-use refrain::store::{KvQuantization, NamespaceKey};
+use refrain::store::{FetchPolicy, KvQuantization, NamespaceKey};
 
 use crate::simulated::Simulation;
 
@@ -140,6 +140,10 @@ pub(crate) struct Worker {
     /// How long the object store may be silent before it is left alone for a while
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration, env = "REFRAIN_REMOTE_TIMEOUT")]
     pub(crate) remote_timeout: Duration,
+    /// Whether chunks that the object store may have are fetched or computed: auto takes what is expected to be faster by measured rates,
+    /// and computes a chunk that comes late. A simulated worker decides by the rates that it is given
+    #[arg(long, value_name = "POLICY", default_value = "auto", env = "REFRAIN_REMOTE_POLICY")]
+    pub(crate) remote_policy: FetchPolicy,
     /// Most bytes of chunks held in memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_MEMORY")]
     pub(crate) memory: u64,

@@ -10,7 +10,7 @@ use refrain::engine::{Engine, Instructions, Prefix};
 use refrain::eviction::POLICIES;
 use refrain::fusion::METHODS;
 use refrain::quantities::Quota;
-use refrain::store::{Limits, RemoteOptions, Store};
+use refrain::store::{FetchPolicy, Limits, RemoteOptions, Store};
 use refrain::{AUTO, EngineOptions, Settings, choice, fingerprint, folders};
 use refrain_server::{App, Listener, Options, router};
 
@@ -126,6 +126,8 @@ fn store(args: &args::Worker) -> refrain::store::Result<Store> {
     let Some(url) = &args.remote else { return Store::open(&args.store, limits) };
     let mut options = RemoteOptions::new(url);
     options.timeout = args.remote_timeout;
+    // The simulation asks for those chunks alone that its rates have fetched.
+    options.policy = if args.simulate.is_some() { FetchPolicy::Fetch } else { args.remote_policy };
     Store::open_shared(&args.store, limits, &options)
 }
 

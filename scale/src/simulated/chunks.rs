@@ -72,7 +72,7 @@ pub(super) fn bring(
     let fetched_bytes = || store.remote_stats().map_or(0, |stats| stats.fetched_bytes);
     let (mut sources, before) = (Sources::default(), fetched_bytes());
     if fetches {
-        store.prefetch(&missing.iter().collect::<Vec<_>>(), &[], true);
+        store.prefetch(&missing.iter().map(Into::into).collect::<Vec<_>>(), &[], true);
     }
     for id in missing {
         match fetches && store.get(&id)?.is_some() {
@@ -102,7 +102,7 @@ pub(super) fn store(store: &Store, prefilled: Vec<ChunkId>) -> Result<(), StoreE
 
 #[cfg(test)]
 mod tests {
-    use refrain::store::{Limits, RemoteOptions};
+    use refrain::store::{FetchPolicy, Limits, RemoteOptions};
 
     use super::*;
 
@@ -110,7 +110,8 @@ mod tests {
     fn what_is_missing_is_fetched_or_prefilled_by_what_is_sooner() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("library")).unwrap();
-        let options = RemoteOptions::new(format!("file://{}/library", folder.path().display()));
+        let mut options = RemoteOptions::new(format!("file://{}/library", folder.path().display()));
+        options.policy = FetchPolicy::Fetch;
         let machine = |name: &str| {
             Store::open_shared(folder.path().join(name), Limits::memory(1 << 20), &options).unwrap()
         };
