@@ -134,7 +134,7 @@ scale-test: setup ## Test workers and gateways as processes on loopback: failure
 	$(SCALE_TEST) -- --test-threads 2
 	$(SCALE_TEST) --test scale -- --ignored --skip figures --test-threads 1 --nocapture
 
-scale-figures: setup ## Times, shares and costs of 1 to 8 simulated workers beside those of refrain-sim for the same requests (seven minutes once built; SIM_ARGS changes scale/figures.toml)
+scale-figures: setup ## Times, shares and costs of 1 to 8 simulated workers beside those of refrain-sim for the same requests (twelve minutes once built; SIM_ARGS changes scale/figures.toml)
 	@scale/setup
 	cargo build --locked --profile $(SCALE_PROFILE) -p refrain-sim
 	REFRAIN_SIM=$(SCALE_SIM) REFRAIN_SIM_ARGS="$(SIM_ARGS)" && export REFRAIN_SIM REFRAIN_SIM_ARGS && \
