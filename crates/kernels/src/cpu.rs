@@ -70,6 +70,15 @@ impl Cpu {
         self.level.amx()
     }
 
+    /// Whether products of bytes (VNNI) are the fastest of this instruction set: they are about twice as fast as those of `bf16` pairs, but
+    /// slower than those of tiles.
+    pub(crate) fn has_fast_byte_products(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.level.avx512().is_some_and(|features| features.vnni().is_some() && features.amx().is_none());
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Whether each row of a product is computed as if it were alone.
     pub(crate) fn is_batch_invariant(&self) -> bool {
         self.batch_invariant

@@ -18,10 +18,11 @@ use crate::simd::{Kernel, PANEL, STRIP, Simd, Tile, load_part, store_part, strip
 const STEP_BLOCK: usize = 288;
 /// Panels that share a block of activations while it is in the second-level cache.
 const CHUNK: usize = 8;
-/// Most rows that are multiplied one by one with quantised blocks as they are stored.
+/// Most rows that are multiplied with quantised blocks as they are stored, where the CPU has no products of bytes that are faster than
+/// those of `bf16`.
 const Q8_ROWS: usize = 4;
-/// Most rows of a task where each is multiplied as if it were alone: a panel is read once for all of them.
-const BATCH_INVARIANT_ROWS: usize = 64;
+/// Most rows of a task with quantised blocks as they are stored: a block stays in registers while they pass.
+const Q8_TASK_ROWS: usize = 64;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
 
@@ -38,7 +39,7 @@ pub(super) enum MatmulPath {
     /// Tiles of 16 × 32 `bf16`.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
-    /// Quantised blocks as they are stored, row by row.
+    /// Quantised blocks as they are stored, by activations of 8 bits. A row's bits do not depend on the other rows.
     Q8Rows,
     /// Strips of rows, weights of 16 or 32 outputs a vector.
     Vector,
@@ -60,9 +61,10 @@ pub(super) struct Blocking {
 
 impl Blocking {
     pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
-        if w.precision == Precision::Q8 && (m <= Q8_ROWS || cpu.is_batch_invariant()) {
+        let bytes = m <= Q8_ROWS || cpu.is_batch_invariant() || cpu.has_fast_byte_products();
+        if w.precision == Precision::Q8 && bytes {
             let words = w.inputs.div_ceil(BLOCK) * X_WORDS;
-            let rows = m.clamp(Q8_ROWS, BATCH_INVARIANT_ROWS);
+            let rows = m.clamp(Q8_ROWS, Q8_TASK_ROWS);
             return Blocking { path: MatmulPath::Q8Rows, strip: rows, words, rows, steps: w.steps() };
         }
         // Blocks are unpacked once for all rows of a task.

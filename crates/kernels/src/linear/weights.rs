@@ -13,8 +13,8 @@ pub enum Precision {
     F32,
     /// `bf16` weights by `bf16` activations, summed in `f32`.
     Bf16,
-    /// Weights in blocks of 32 with a scale: 8 bits, or 4 bits with a minimum if the source has such blocks. Products of
-    /// more than four rows multiply them as `bf16`; products of fewer rows round activations to 8 bits in blocks of 32.
+    /// Weights in blocks of 32 with a scale: 8 bits, or 4 bits with a minimum if the source has such blocks. Products round activations to
+    /// 8 bits in blocks of 32; without VNNI, and with AMX, products of more than four rows multiply the weights as `bf16`.
     Q8,
 }
 

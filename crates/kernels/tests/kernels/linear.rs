@@ -1,7 +1,7 @@
 use std::f64::consts::FRAC_2_PI;
 use std::ops::Range;
 
-use refrain_kernels::{Activation, Cpu, Linear, Precision, Q4Block, WeightRows, bf16, f16};
+use refrain_kernels::{Activation, Cpu, Isa, Linear, Precision, Q4Block, WeightRows, bf16, f16};
 
 use crate::{Rng, assert_close, bits, cpus};
 
@@ -164,7 +164,12 @@ fn many_rows_go_in_several_rounds() {
     }
 }
 
-/// Activations as a few rows of them are rounded: to signed bytes in blocks of 32.
+/// Whether products of blocks of more than four rows are products of bytes, too.
+fn multiplies_bytes(cpu: &Cpu) -> bool {
+    matches!(cpu.isa(), Isa::Avx512Vnni | Isa::Avx512Bf16)
+}
+
+/// Activations as products of bytes round them: to signed bytes in blocks of 32.
 fn bytes(x: &[f32], inputs: usize) -> Vec<f32> {
     let block = |x: &[f32]| {
         let scale = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
@@ -203,13 +208,10 @@ fn blocks_agree_with_a_plain_loop() {
             let (nibbles, w) = blocks(&mut rng, outputs, inputs, four_bits);
             let x = rng.floats(m * inputs);
             let bias = (m % 2 == 1).then(|| rng.floats(outputs));
-            let few = m <= 4;
-            let should = if few {
-                reference(Precision::F32, &w, bias.as_deref(), &bytes(&x, inputs), inputs)
-            } else {
-                reference(Precision::Bf16, &w, bias.as_deref(), &x, inputs)
-            };
+            let as_bytes = reference(Precision::F32, &w, bias.as_deref(), &bytes(&x, inputs), inputs);
+            let as_bf16 = reference(Precision::Bf16, &w, bias.as_deref(), &x, inputs);
             for cpu in cpus(2) {
+                let should = if m <= 4 || multiplies_bytes(&cpu) { &as_bytes } else { &as_bf16 };
                 let each = inputs.div_ceil(32);
                 let rows = |o: usize, out: &mut [Q4Block]| {
                     out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
@@ -221,7 +223,7 @@ fn blocks_agree_with_a_plain_loop() {
                 let mut y = vec![f32::NAN; m * outputs];
                 cpu.linear(&linear, &x, &mut y);
                 let what = format!("{m}x{inputs}x{outputs}, four bits {four_bits}, {:?}", cpu.isa());
-                assert_close(&y, &should, 3.0 * tolerance(inputs), &what);
+                assert_close(&y, should, 3.0 * tolerance(inputs), &what);
                 let mut added = vec![1.0; m * outputs];
                 cpu.linear_add(&linear, &x, &mut added);
                 let one_more: Vec<f64> = should.iter().map(|y| y + 1.0).collect();
@@ -231,9 +233,30 @@ fn blocks_agree_with_a_plain_loop() {
                     let linear = Linear::pack_gate_up(&cpu, Precision::Q8, width, inputs, bias.clone(), rows);
                     let mut y = vec![f32::NAN; m * width];
                     cpu.linear_gated(&linear.unwrap(), Activation::Silu, &x, &mut y);
-                    let should = gate(Activation::Silu, &should, width);
+                    let should = gate(Activation::Silu, should, width);
                     assert_close(&y, &should, 50.0 * tolerance(inputs), &what);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_bytes_does_not_depend_on_its_company() {
+    let mut rng = Rng::new(6);
+    for (m, inputs, outputs) in [(37, 1300, 200), (200, 576, 96)] {
+        let (x, (_, w)) = (rng.floats(m * inputs), blocks(&mut rng, outputs, inputs, false));
+        for cpu in cpus(2).into_iter().filter(multiplies_bytes) {
+            let linear = pack(&cpu, Precision::Q8, &w, inputs, Some(rng.floats(outputs)));
+            let run = |rows: Range<usize>| {
+                let mut y = vec![0.0; rows.len() * outputs];
+                cpu.linear(&linear, &x[rows.start * inputs..rows.end * inputs], &mut y);
+                bits(&y)
+            };
+            let all = run(0..m);
+            for rows in [0..1, 11..14, 3..8, 20..m, m - 1..m] {
+                let of = rows.start * outputs..rows.end * outputs;
+                assert!(run(rows.clone()) == all[of], "{m}x{inputs}x{outputs} {:?} rows {rows:?}", cpu.isa());
             }
         }
     }
