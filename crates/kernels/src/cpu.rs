@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::isa::{Isa, IsaError};
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::features::Amx;
+use crate::simd::features::{Amx, Bf16};
 use crate::simd::{Kernel, Level};
 
 /// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
@@ -70,11 +70,23 @@ impl Cpu {
         self.level.amx()
     }
 
+    /// BF16, if the instruction set in use multiplies pairs with it.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn fast_pairs(&self) -> Option<Bf16> {
+        match self.level {
+            Level::Avx512Dots(simd) => simd.features().bf16(),
+            _ => None,
+        }
+    }
+
     /// Whether products of bytes (VNNI) are the fastest of this instruction set: they are about twice as fast as those of `bf16` pairs, but
     /// slower than those of tiles.
     pub(crate) fn has_fast_byte_products(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.level.avx512().is_some_and(|features| features.vnni().is_some() && features.amx().is_none());
+        return self
+            .level
+            .avx512()
+            .is_some_and(|features| features.vnni().is_some() && features.amx().is_none());
         #[cfg(not(target_arch = "x86_64"))]
         false
     }

@@ -8,9 +8,10 @@ use crate::disjoint::DisjointMut;
 use crate::isa::Isa;
 use crate::pages;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::amx::{self, Tiles};
+use crate::simd::amx::Tiles;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Amx;
+use crate::simd::pair_tiles::{SIDE, TILE};
 use crate::simd::{Kernel, Simd};
 
 /// Duration of the measurement of a peak.
@@ -228,7 +229,7 @@ impl Kernel for Sum<'_> {
 #[cfg(target_arch = "x86_64")]
 fn multiply_tiles(amx: Amx, rounds: usize) -> f64 {
     // ±1 in turns: zeros would take less power than a product does.
-    let operand = black_box([0xbf80_3f80_u32; amx::TILE]);
+    let operand = black_box([0xbf80_3f80_u32; TILE]);
     let tiles = Tiles::configure(amx);
     // SAFETY: the registers are configured, and a tile is as large as the operand. There is at least one round.
     unsafe {
@@ -257,7 +258,7 @@ fn multiply_tiles(amx: Amx, rounds: usize) -> f64 {
         );
     }
     drop(tiles);
-    (rounds.max(1) * 4 * amx::SIDE * amx::SIDE * 2 * amx::SIDE * 2) as f64
+    (rounds.max(1) * 4 * SIDE * SIDE * 2 * SIDE * 2) as f64
 }
 
 #[cfg(test)]

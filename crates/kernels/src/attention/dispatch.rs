@@ -4,11 +4,11 @@ use half::{bf16, f16};
 
 use super::decode::{self, DecodeSegment, SegmentWeights};
 use super::flash::{FlashBlock, FlashSegment, MergeSegments};
+#[cfg(target_arch = "x86_64")]
+use super::flash_pairs;
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::workspace::ROUNDS;
-#[cfg(target_arch = "x86_64")]
-use super::{flash_amx, input::TILE_ROWS};
 use crate::buffer::Slice;
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
@@ -16,7 +16,7 @@ use crate::linear::Precision;
 use crate::scratch;
 use crate::simd::Elem;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{KEYS, features::Amx};
+use crate::simd::{KEYS, pair_tiles::PairTiles};
 
 /// Optional outputs of an attention beside its values.
 #[derive(Debug, Default)]
@@ -104,12 +104,13 @@ impl Cpu {
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         #[cfg(target_arch = "x86_64")]
-        if let Some(amx) = self.amx()
-            && a.precision != Precision::F32
-            && rows >= TILE_ROWS
-            && shape.group <= flash_amx::MOST_HEADS
-        {
-            return self.attend_amx(amx, a, k, v, out, lse);
+        if a.is_worth_tiles() && shape.group <= flash_pairs::MOST_HEADS {
+            if let Some(amx) = self.amx() {
+                return self.attend_pairs(amx, a, k, v, out, lse);
+            }
+            if let Some(bf16) = self.fast_pairs() {
+                return self.attend_pairs(bf16, a, k, v, out, lse);
+            }
         }
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
@@ -185,11 +186,11 @@ impl Cpu {
         });
     }
 
-    /// [`Cpu::attend`] with AMX: keys and values are packed as tiles once, then the blocks of rows go over them.
+    /// [`Cpu::attend`] in `bf16`: keys and values are packed as tiles of pairs once, then the blocks of rows go over them.
     #[cfg(target_arch = "x86_64")]
-    fn attend_amx<E: Elem>(
+    fn attend_pairs<E: Elem, T: PairTiles>(
         &self,
-        amx: Amx,
+        token: T,
         a: &Attention,
         k: &[E],
         v: &[E],
@@ -208,8 +209,8 @@ impl Cpu {
             // SAFETY: tile `t` belongs to task `t`.
             let out = unsafe { shared.part(t * words..(t + 1) * words) };
             let slots = first..(first + KEYS).min(end);
-            self.run(flash_amx::PackKeysValues {
-                amx,
+            self.run(flash_pairs::PackKeysValues {
+                token,
                 shape,
                 k: shape.head(k, g),
                 v: shape.head(v, g),
@@ -217,7 +218,7 @@ impl Cpu {
                 out,
             });
         });
-        let each = flash_amx::block_rows(&shape, rows, self.threads());
+        let each = flash_pairs::block_rows(&shape, rows, self.threads());
         let blocks = rows.div_ceil(each);
         let out = &DisjointMut::new(out);
         // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
@@ -225,7 +226,7 @@ impl Cpu {
             let (g, b) = (t / blocks, blocks - 1 - t % blocks);
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
-            self.run(flash_amx::FlashBlockAmx { amx, a, packed, first: start, block, out, lse });
+            self.run(flash_pairs::FlashBlockPairs { token, a, packed, first: start, block, out, lse });
         });
     }
 }

@@ -8,10 +8,8 @@ use half::{bf16, f16};
 use super::attention_mass::{Normalizer, write_transposed};
 use super::flash::mask;
 #[cfg(target_arch = "x86_64")]
-use super::from_lse_amx;
+use super::from_lse_pairs;
 use super::input::Attention;
-#[cfg(target_arch = "x86_64")]
-use super::input::TILE_ROWS;
 use super::key_tiles;
 use super::query_blocks::QueryBlock;
 use super::shape::AttentionShape;
@@ -19,11 +17,9 @@ use super::workspace::{BUFFERS, PACKED_KEYS, split_off_front};
 use crate::buffer::Slice;
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
-#[cfg(target_arch = "x86_64")]
-use crate::linear::Precision;
 use crate::scratch::{self, ScratchGuard};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::features::Amx;
+use crate::simd::pair_tiles::PairTiles;
 use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, Tile, strip_width};
 
 /// Query rows of a task of [`Cpu::column_weights_from_lse`], about.
@@ -77,12 +73,6 @@ impl Cpu {
         }
     }
 
-    /// The tile registers, if tiles multiply.
-    #[cfg(target_arch = "x86_64")]
-    fn tiles_for(&self, a: &Attention) -> Option<Amx> {
-        self.amx().filter(|_| a.precision != Precision::F32 && a.visible.len() >= TILE_ROWS)
-    }
-
     fn mass_from_lse<E: Elem>(
         &self,
         a: &Attention,
@@ -92,16 +82,21 @@ impl Cpu {
         sums: &mut [f32],
     ) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(amx) = self.tiles_for(a) {
-            return self.mass_amx(amx, a, k, lse, slots, sums);
+        if a.is_worth_tiles() {
+            if let Some(amx) = self.amx() {
+                return self.mass_of_pairs(amx, a, k, lse, slots, sums);
+            }
+            if let Some(bf16) = self.fast_pairs() {
+                return self.mass_of_pairs(bf16, a, k, lse, slots, sums);
+            }
         }
         self.mass(a, k, slots, Normalizer::Lse(lse), sums);
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn mass_amx<E: Elem>(
+    fn mass_of_pairs<E: Elem, T: PairTiles>(
         &self,
-        amx: Amx,
+        token: T,
         a: &Attention,
         k: &[E],
         lse: &[f32],
@@ -110,24 +105,30 @@ impl Cpu {
     ) {
         let shape = a.shape();
         // Tiles begin at the first slot. Columns past the last slot are summed and left out of the result.
-        let (tiles, words) = (slots.len().div_ceil(KEYS), from_lse_amx::tile_words(&shape));
+        let (tiles, words) = (slots.len().div_ceil(KEYS), from_lse_pairs::tile_words(&shape));
         let packed = self.pack_keys(shape.kv_heads * tiles, words, &|t, out| {
             let (g, first) = (t / tiles, slots.start + t % tiles * KEYS);
-            let slots = from_lse_amx::SlotSet::Range(first..(first + KEYS).min(slots.end));
-            self.run(from_lse_amx::PackKeys { amx, shape, k: shape.head(k, g), slots, out });
+            let slots = from_lse_pairs::SlotSet::Range(first..(first + KEYS).min(slots.end));
+            self.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, g), slots, out });
         });
-        let (rows, each) = (a.visible.len(), from_lse_amx::block_rows(&shape));
+        let (rows, each) = (a.visible.len(), from_lse_pairs::block_rows(&shape));
         self.sum_blocks(shape, rows, each, tiles * KEYS, sums, &|block, sums| {
             let packed = &packed.as_u32()[block.g * tiles * words..(block.g + 1) * tiles * words];
-            from_lse_amx::AttentionMassAmx { amx, a, lse, packed, first: slots.start, block, sums }.run();
+            from_lse_pairs::AttentionMassPairs { token, a, lse, packed, first: slots.start, block, sums }
+                .run();
         });
     }
 
     fn column_weights<E: Elem>(&self, a: &Attention, k: &[E], lse: &[f32], slots: &[u32], out: &mut [f32]) {
         let (shape, out) = (a.shape(), &DisjointMut::new(out));
         #[cfg(target_arch = "x86_64")]
-        if let Some(amx) = self.tiles_for(a) {
-            return self.column_weights_amx(amx, a, k, lse, slots, out);
+        if a.is_worth_tiles() {
+            if let Some(amx) = self.amx() {
+                return self.column_weights_of_pairs(amx, a, k, lse, slots, out);
+            }
+            if let Some(bf16) = self.fast_pairs() {
+                return self.column_weights_of_pairs(bf16, a, k, lse, slots, out);
+            }
         }
         let (tiles, words) = (slots.len().div_ceil(KEYS), shape.head_dim * KEYS);
         let packed = self.pack_keys(shape.kv_heads * tiles, words, &|t, out| {
@@ -141,9 +142,9 @@ impl Cpu {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn column_weights_amx<E: Elem>(
+    fn column_weights_of_pairs<E: Elem, T: PairTiles>(
         &self,
-        amx: Amx,
+        token: T,
         a: &Attention,
         k: &[E],
         lse: &[f32],
@@ -151,14 +152,14 @@ impl Cpu {
         out: &DisjointMut<f32>,
     ) {
         let shape = a.shape();
-        let (tiles, words) = (slots.len().div_ceil(KEYS), from_lse_amx::tile_words(&shape));
+        let (tiles, words) = (slots.len().div_ceil(KEYS), from_lse_pairs::tile_words(&shape));
         let packed = self.pack_keys(shape.kv_heads * tiles, words, &|t, out| {
-            let slots = from_lse_amx::SlotSet::List(nth_tile(slots, t % tiles));
-            self.run(from_lse_amx::PackKeys { amx, shape, k: shape.head(k, t / tiles), slots, out });
+            let slots = from_lse_pairs::SlotSet::List(nth_tile(slots, t % tiles));
+            self.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, t / tiles), slots, out });
         });
         let packed = &packed.as_u32()[..shape.kv_heads * tiles * words];
         self.for_row_blocks(a, slots.len(), &|rows| {
-            from_lse_amx::ColumnWeightsAmx { amx, a, lse, packed, slots, rows, out }.run();
+            from_lse_pairs::ColumnWeightsPairs { token, a, lse, packed, slots, rows, out }.run();
         });
     }
 

@@ -4,9 +4,9 @@ use super::shape::AttentionShape;
 use crate::buffer::Slice;
 use crate::linear::Precision;
 
-/// Rows from which on packing keys and values as tiles of AMX is worth its time.
+/// Rows from which on packing keys and values as tiles of pairs is worth its time.
 #[cfg(target_arch = "x86_64")]
-pub(super) const TILE_ROWS: usize = 16;
+const TILE_ROWS: usize = 16;
 
 /// Attention of rows over cached keys.
 ///
@@ -64,6 +64,12 @@ impl Attention<'_> {
         );
         let within = |(start, end): &(u32, u32)| start <= end && *end as usize <= capacity;
         assert!(visible.iter().all(within), "rows see slots below the capacity");
+    }
+
+    /// Whether keys and values may be rounded to `bf16`, and are worth packing as tiles of pairs.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn is_worth_tiles(&self) -> bool {
+        self.precision != Precision::F32 && self.visible.len() >= TILE_ROWS
     }
 
     pub(super) fn shape(&self) -> AttentionShape {

@@ -1,8 +1,8 @@
 //! Attention over cached keys, and the scores, weights and sums of weights that methods need of it.
 //!
 //! `input` states the problem and `query_blocks` how its rows are taken in blocks. `flash` computes blocks of rows over
-//! tiles of keys, `flash_amx` with AMX, and `decode` a few rows; `dispatch` chooses between them. `attention_mass`,
-//! `concat_logits` and `from_lse` (with AMX: `from_lse_amx`) compute scores and weights without values. `merge` joins attention over two sets
+//! tiles of keys, `flash_pairs` over tiles of `bf16` pairs, and `decode` a few rows; `dispatch` chooses between them. `attention_mass`,
+//! `concat_logits` and `from_lse` (over tiles of pairs: `from_lse_pairs`) compute scores and weights without values. `merge` joins attention over two sets
 //! of keys.
 
 mod attention_mass;
@@ -11,10 +11,10 @@ mod decode;
 mod dispatch;
 mod flash;
 #[cfg(target_arch = "x86_64")]
-mod flash_amx;
+mod flash_pairs;
 mod from_lse;
 #[cfg(target_arch = "x86_64")]
-mod from_lse_amx;
+mod from_lse_pairs;
 mod gumbel;
 mod input;
 mod key_tiles;

@@ -1,8 +1,8 @@
 //! Packing of activations as tiles of AMX, and the sizes of its tasks.
 
 use crate::simd::PANEL;
-use crate::simd::amx::{SIDE, TILE};
 use crate::simd::features::Amx;
+use crate::simd::pair_tiles::{PairTiles as _, SIDE, TILE};
 
 /// Most steps of one part of a sum.
 const MOST_STEPS: usize = 48 * STEPS;

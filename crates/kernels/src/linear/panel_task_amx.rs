@@ -8,8 +8,9 @@ use super::pack_amx::{STEPS, STRIP};
 use super::panel_task::{Epilogue, PanelTask, UNPACKED};
 use super::weights::Precision;
 use crate::scratch;
-use crate::simd::amx::{SIDE, Square, Tiles};
+use crate::simd::amx::Tiles;
 use crate::simd::features::Amx;
+use crate::simd::pair_tiles::{PairUnit as _, SIDE, Square};
 use crate::simd::{PANEL, Simd};
 
 impl PanelTask<'_> {

@@ -78,6 +78,13 @@ impl Features {
     }
 }
 
+impl Bf16 {
+    /// The features that come with BF16.
+    pub(crate) fn features(self) -> Features {
+        Features { vnni: None, bf16: Some(self), amx: None }
+    }
+}
+
 impl Amx {
     /// The features that come with AMX.
     pub(crate) fn features(self) -> Features {

@@ -14,6 +14,8 @@ mod elem;
 pub(crate) mod features;
 mod level;
 mod microkernel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod pair_tiles;
 mod portable;
 mod tile;
 mod vector;

@@ -1,4 +1,4 @@
-//! Online softmax with AMX: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and maxima and sums need no
+//! Online softmax over tiles of `bf16` pairs, with AMX or `vdpbf16ps`: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and maxima and sums need no
 //! operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
 //!
 //! As in [`super::flash`], a query takes in the tiles of keys that it sees, aligned to absolute slots, in ascending order,
@@ -17,8 +17,7 @@ use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
-use crate::simd::amx::{SIDE, TILE, Tiles};
-use crate::simd::features::Amx;
+use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, TILE};
 use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
 
 /// Queries of a block.
@@ -60,8 +59,8 @@ pub(super) fn block_rows(shape: &AttentionShape, rows: usize, threads: usize) ->
 
 /// Rounds one tile of stored keys and values of a KV head and packs them as tiles: keys in four rows of 16, values
 /// transposed in two of 32.
-pub(super) struct PackKeysValues<'a, E> {
-    pub(super) amx: Amx,
+pub(super) struct PackKeysValues<'a, E, T> {
+    pub(super) token: T,
     pub(super) shape: AttentionShape,
     /// The head's keys and values, capacity × head_dim.
     pub(super) k: &'a [E],
@@ -71,12 +70,12 @@ pub(super) struct PackKeysValues<'a, E> {
     pub(super) out: &'a mut [u32],
 }
 
-impl<E: Elem> Kernel for PackKeysValues<'_, E> {
+impl<E: Elem, T: PairTiles> Kernel for PackKeysValues<'_, E, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let PackKeysValues { amx, shape, k, v, slots, out } = self;
+        let PackKeysValues { token, shape, k, v, slots, out } = self;
         let (d, padded, first) = (shape.head_dim, shape.padded, slots.start / KEYS * KEYS);
         let mut scratch = scratch::borrow(&BUFFERS, KEYS * padded + 2 * TILE);
         let mut floats = scratch.as_f32_mut();
@@ -86,7 +85,7 @@ impl<E: Elem> Kernel for PackKeysValues<'_, E> {
         key_tiles::rows(simd, k, d, first, slots.clone(), padded, rows);
         for (t, row) in rows.chunks_exact(padded).enumerate() {
             let strip = &mut keys_out[t / SIDE * shape.deep() * TILE..][..shape.deep() * TILE];
-            amx.round_row(&row[..d], 1.0, strip, t % SIDE);
+            token.round_row(&row[..d], 1.0, strip, t % SIDE);
         }
         key_tiles::rows(simd, v, d, first, slots, padded, rows);
         for (half, rows) in rows.chunks_exact(2 * SIDE * padded).enumerate() {
@@ -94,18 +93,18 @@ impl<E: Elem> Kernel for PackKeysValues<'_, E> {
                 for (pair, rows) in rows.chunks_exact(2 * padded).enumerate() {
                     let (even, odd) = (&rows[high * SIDE..][..SIDE], &rows[padded + high * SIDE..][..SIDE]);
                     let words = &mut square[pair * SIDE..][..SIDE];
-                    amx.round_pairs(even, odd, words);
+                    token.round_pairs(even, odd, words);
                 }
                 let out = &mut values_out[(half * shape.high() + high) * TILE..][..TILE];
-                amx.transpose(square, out, SIDE);
+                token.transpose(square, out, SIDE);
             }
         }
     }
 }
 
 /// Computes a block over all its keys.
-pub(super) struct FlashBlockAmx<'a> {
-    pub(super) amx: Amx,
+pub(super) struct FlashBlockPairs<'a, T> {
+    pub(super) token: T,
     pub(super) a: &'a Attention<'a>,
     /// The KV head's packed tiles.
     pub(super) packed: &'a [u32],
@@ -135,8 +134,12 @@ struct QueryGroup<'a> {
 
 impl<'a> QueryGroup<'a> {
     /// Queries `queries` of the block, times scale.
-    fn new(whole: &FlashBlockAmx, queries: Range<usize>, floats: &mut &'a mut [f32]) -> QueryGroup<'a> {
-        let FlashBlockAmx { amx, a, block, .. } = whole;
+    fn new<T: PairTiles>(
+        whole: &FlashBlockPairs<T>,
+        queries: Range<usize>,
+        floats: &mut &'a mut [f32],
+    ) -> QueryGroup<'a> {
+        let FlashBlockPairs { token, a, block, .. } = whole;
         let (shape, n) = (block.shape, queries.len());
         let o = split_off_front(floats, shape.high() * TILE);
         o.fill(0.0);
@@ -161,9 +164,9 @@ impl<'a> QueryGroup<'a> {
                 let query = &a.q[block.at(i)..][..shape.head_dim];
                 let part = &query[deep * 2 * SIDE..query.len().min((deep + 1) * 2 * SIDE)];
                 let factor = a.scale * LOG2_E;
-                amx.round_row(part, factor, &mut square, lane);
+                token.round_row(part, factor, &mut square, lane);
             }
-            amx.transpose(&square, q, SIDE);
+            token.transpose(&square, q, SIDE);
         }
         QueryGroup { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
     }
@@ -224,8 +227,8 @@ impl<'a> QueryGroup<'a> {
 
     /// Writes the normalised queries `queries` of the block.
     #[inline(always)]
-    fn finish<S: Simd>(&self, simd: S, whole: &FlashBlockAmx, queries: Range<usize>) {
-        let FlashBlockAmx { amx, block, out, lse, .. } = whole;
+    fn finish<S: Simd, T: PairTiles>(&self, simd: S, whole: &FlashBlockPairs<T>, queries: Range<usize>) {
+        let FlashBlockPairs { token, block, out, lse, .. } = whole;
         let d = block.shape.head_dim;
         for (lane, i) in queries.clone().enumerate() {
             let Some(lse) = lse else { break };
@@ -235,7 +238,7 @@ impl<'a> QueryGroup<'a> {
         }
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
-            amx.transpose(bytemuck::cast_slice(o), &mut square, SIDE);
+            token.transpose(bytemuck::cast_slice(o), &mut square, SIDE);
             for (lane, i) in queries.clone().enumerate() {
                 let at = block.at(i) + high * SIDE;
                 let n = SIDE.min(d - high * SIDE);
@@ -267,7 +270,7 @@ fn exp2(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-impl Kernel for FlashBlockAmx<'_> {
+impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -282,12 +285,12 @@ impl Kernel for FlashBlockAmx<'_> {
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
         let mut groups: [Option<QueryGroup>; MOST_GROUPS] =
             from_fn(|g| (g < count).then(|| QueryGroup::new(&self, queries(g), &mut floats)));
-        let tiles = Tiles::configure(self.amx);
+        let unit = self.token.unit();
         let span = self.block.span(self.a.visible, 0..n);
         let (deep, high) = (shape.deep(), shape.high());
         let tile = |first: usize| &self.packed[(first - self.first) / KEYS * shape.tile_words()..];
         let last = span.end.div_ceil(KEYS) * KEYS;
-        // The next pair of a tile and a group that sees some of its slots. Its scores are computed by the tile unit while
+        // The next pair of a tile and a group that sees some of its slots. Its scores are computed by the tile unit, if there is one, while
         // the softmax of the pair before is computed.
         let next = |groups: &[Option<QueryGroup>], mut first: usize, mut g: usize| {
             while first < last {
@@ -303,7 +306,7 @@ impl Kernel for FlashBlockAmx<'_> {
             let Some(group) = group else { return };
             let k = &tile(first)[..KEYS / SIDE * deep * TILE];
             // SAFETY: keys, queries and scores are as long as the tiles.
-            unsafe { tiles.scores(k.as_ptr(), group.q.as_ptr(), deep, s[..KEYS * SIDE].as_mut_ptr()) };
+            unsafe { unit.scores(k.as_ptr(), group.q.as_ptr(), deep, s[..KEYS * SIDE].as_mut_ptr()) };
         };
         let mut now = next(&groups, span.start / KEYS * KEYS, 0);
         if let Some((first, g)) = now {
@@ -317,14 +320,14 @@ impl Kernel for FlashBlockAmx<'_> {
             }
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
-            // SAFETY: the token of AMX proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
+            // SAFETY: the token proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
             unsafe {
                 group.softmax_tile(s[turn], first, p);
-                tiles.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+                unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
             }
             turn = 1 - turn;
         }
-        drop(tiles);
+        drop(unit);
         for (g, group) in groups.iter().flatten().enumerate() {
             group.finish(simd, &self, queries(g));
         }

@@ -1,4 +1,4 @@
-//! Weights from given log-sum-exps with AMX: S = Q · Kᵀ, 32 queries × 32 keys, so that a vector holds one query's scores
+//! Weights from given log-sum-exps over tiles of `bf16` pairs, with AMX or `vdpbf16ps`: S = Q · Kᵀ, 32 queries × 32 keys, so that a vector holds one query's scores
 //! and the mass of keys is summed lane by lane.
 //!
 //! The product prepares the exponentials: queries are scaled, and sums start, such that the result is
@@ -16,8 +16,7 @@ use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
-use crate::simd::amx::{SIDE, Square, TILE, Tiles};
-use crate::simd::features::Amx;
+use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, Square, TILE};
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// QueryTiles, and keys, of a product.
@@ -50,8 +49,8 @@ pub(super) enum SlotSet<'a> {
 }
 
 /// Rounds the keys of a KV head's slots and packs them as two panels: pairs of elements × 32 keys.
-pub(super) struct PackKeys<'a, E> {
-    pub(super) amx: Amx,
+pub(super) struct PackKeys<'a, E, T> {
+    pub(super) token: T,
     pub(super) shape: AttentionShape,
     /// The head's keys, capacity × head_dim.
     pub(super) k: &'a [E],
@@ -59,12 +58,12 @@ pub(super) struct PackKeys<'a, E> {
     pub(super) out: &'a mut [u32],
 }
 
-impl<E: Elem> Kernel for PackKeys<'_, E> {
+impl<E: Elem, T: PairTiles> Kernel for PackKeys<'_, E, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let PackKeys { amx, shape, k, slots, out } = self;
+        let PackKeys { token, shape, k, slots, out } = self;
         let (d, deep, padded) = (shape.head_dim, shape.deep(), shape.padded);
         let mut scratch = scratch::borrow(&BUFFERS, KEYS * padded + deep * TILE);
         let mut floats = scratch.as_f32_mut();
@@ -76,12 +75,12 @@ impl<E: Elem> Kernel for PackKeys<'_, E> {
         }
         for (part, rows) in rows.chunks_exact(SIDE * padded).enumerate() {
             for (t, row) in rows.chunks_exact(padded).enumerate() {
-                amx.round_row(&row[..d], 1.0, strip, t);
+                token.round_row(&row[..d], 1.0, strip, t);
             }
             for (b, square) in strip.chunks_exact(TILE).enumerate() {
                 let at = (part / 2 * deep + b) * 2 * TILE + part % 2 * SIDE;
                 let out = &mut out[at..][..2 * TILE - SIDE];
-                amx.transpose(square, out, WIDE);
+                token.transpose(square, out, WIDE);
             }
         }
     }
@@ -115,8 +114,8 @@ impl<'a> QueryTiles<'a> {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    fn new(
-        amx: Amx,
+    fn new<T: PairTiles>(
+        token: T,
         a: &Attention,
         lse: &[f32],
         block: &QueryBlock,
@@ -142,7 +141,7 @@ impl<'a> QueryTiles<'a> {
                 let to = &mut q[i / SIDE * deep * TILE..][..deep * TILE];
                 let start = _mm512_set1_ps((BIAS - lse * LOG2_E) * ONE);
                 let starts = starts[i * WIDE..][..WIDE].as_mut_ptr();
-                amx.round_row(query, a.scale * LOG2_E * ONE, to, i % SIDE);
+                token.round_row(query, a.scale * LOG2_E * ONE, to, i % SIDE);
                 // SAFETY: there are 32 floats.
                 unsafe {
                     _mm512_storeu_ps(starts, start);
@@ -178,13 +177,13 @@ impl<'a> QueryTiles<'a> {
     }
 
     /// s (32 × 32) = scores of the 32 queries `c` with a panel of keys.
-    fn multiply(&self, tiles: &Tiles, c: usize, panel: &[u32], s: &mut [f32]) {
+    fn multiply<U: PairUnit>(&self, unit: &U, c: usize, panel: &[u32], s: &mut [f32]) {
         let each = self.deep * TILE;
         let (q, starts) = (&self.q[c * 2 * each..][..2 * each], &self.starts[c * SCORES..][..SCORES]);
         let (panel, s) = (panel[..2 * each].as_ptr(), s[..SCORES].as_mut_ptr());
         let to = Square { c: s, stride: 4 * WIDE, from: starts.as_ptr(), from_stride: 4 * WIDE };
         // SAFETY: the slices are as long as the tiles.
-        unsafe { tiles.product_32([q.as_ptr(), q.as_ptr().wrapping_add(each)], panel, self.deep, to) };
+        unsafe { unit.product_32([q.as_ptr(), q.as_ptr().wrapping_add(each)], panel, self.deep, to) };
     }
 
     /// The slots, of 16, that query `i` of the 32 queries `c` sees.
@@ -215,8 +214,8 @@ fn exp2(x: __m512) -> (__m512, __m512) {
 }
 
 /// Adds the weights that a block's queries give to the slots from `first` on to the sums of the slots.
-pub(super) struct AttentionMassAmx<'a> {
-    pub(super) amx: Amx,
+pub(super) struct AttentionMassPairs<'a, T> {
+    pub(super) token: T,
     pub(super) a: &'a Attention<'a>,
     pub(super) lse: &'a [f32],
     /// The KV head's packed keys.
@@ -227,7 +226,7 @@ pub(super) struct AttentionMassAmx<'a> {
     pub(super) sums: &'a mut [f32],
 }
 
-impl AttentionMassAmx<'_> {
+impl<T: PairTiles> AttentionMassPairs<'_, T> {
     pub(super) fn run(self) {
         // SAFETY: the token proves that the instructions are there.
         unsafe { self.add_blocks() }
@@ -235,14 +234,14 @@ impl AttentionMassAmx<'_> {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     fn add_blocks(self) {
-        let AttentionMassAmx { amx, a, lse, packed, first, block, sums } = self;
+        let AttentionMassPairs { token, a, lse, packed, first, block, sums } = self;
         let mut scratch = scratch::borrow(&BUFFERS, QueryTiles::words(&block) + 2 * SCORES);
         let mut floats = scratch.as_f32_mut();
         let mut s = [split_off_front(&mut floats, SCORES), split_off_front(&mut floats, SCORES)];
-        let queries = QueryTiles::new(amx, a, lse, &block, &mut floats);
-        let tiles = Tiles::configure(amx);
+        let queries = QueryTiles::new(token, a, lse, &block, &mut floats);
+        let unit = token.unit();
         let span = block.span(a.visible, 0..block.queries());
-        // Exponentials of one product are computed while the tile unit computes the next.
+        // Exponentials of one product are computed while the tile unit, if there is one, computes the next.
         let mut before = None;
         let panels = packed.chunks_exact(2 * queries.deep * TILE).zip(sums.chunks_exact_mut(WIDE));
         for (p, (panel, sums)) in panels.enumerate() {
@@ -253,7 +252,7 @@ impl AttentionMassAmx<'_> {
             for c in 0..QueryTiles::count(&block) {
                 let visibility = queries.visibility(c, first, first + WIDE - 1);
                 if visibility.any != 0 {
-                    queries.multiply(&tiles, c, panel, s[0]);
+                    queries.multiply(&unit, c, panel, s[0]);
                     if let Some((c, visibility)) = before.replace((c, visibility)) {
                         add(&queries, c, visibility, first, s[1], sums);
                     }
@@ -300,8 +299,8 @@ fn add(queries: &QueryTiles, c: usize, visibility: Visibility, first: usize, s: 
 }
 
 /// Weights of some rows for gathered slots.
-pub(super) struct ColumnWeightsAmx<'a> {
-    pub(super) amx: Amx,
+pub(super) struct ColumnWeightsPairs<'a, T> {
+    pub(super) token: T,
     pub(super) a: &'a Attention<'a>,
     pub(super) lse: &'a [f32],
     /// Prepared keys of the slots, for each KV head.
@@ -311,7 +310,7 @@ pub(super) struct ColumnWeightsAmx<'a> {
     pub(super) out: &'a DisjointMut<'a, f32>,
 }
 
-impl ColumnWeightsAmx<'_> {
+impl<T: PairTiles> ColumnWeightsPairs<'_, T> {
     pub(super) fn run(self) {
         // SAFETY: the token proves that the instructions are there.
         unsafe { self.write_weights() }
@@ -319,7 +318,7 @@ impl ColumnWeightsAmx<'_> {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     fn write_weights(self) {
-        let ColumnWeightsAmx { amx, a, lse, packed, slots, rows, out } = self;
+        let ColumnWeightsPairs { token, a, lse, packed, slots, rows, out } = self;
         let (shape, n) = (a.shape(), slots.len().next_multiple_of(WIDE));
         let words = QueryTiles::words(&QueryBlock { shape, g: 0, rows: rows.clone() });
         let mut scratch = scratch::borrow(&BUFFERS, words + SCORES + rows.len() * n);
@@ -327,22 +326,22 @@ impl ColumnWeightsAmx<'_> {
         let (s, sums) = (split_off_front(&mut floats, SCORES), split_off_front(&mut floats, rows.len() * n));
         sums.fill(0.0);
         let head = slots.len().div_ceil(KEYS) * tile_words(&shape);
-        let tiles = Tiles::configure(amx);
+        let unit = token.unit();
         for (g, packed) in packed.chunks_exact(head.max(1)).enumerate() {
             let (block, mut floats) = (QueryBlock { shape, g, rows: rows.clone() }, &mut *floats);
-            let queries = QueryTiles::new(amx, a, lse, &block, &mut floats);
+            let queries = QueryTiles::new(token, a, lse, &block, &mut floats);
             let panels = packed.chunks_exact(2 * queries.deep * TILE);
             for (p, (panel, slots)) in panels.zip(slots.chunks(WIDE)).enumerate() {
                 let (first, last) = (slots[0] as usize, slots[slots.len() - 1] as usize);
                 for c in 0..QueryTiles::count(&block) {
                     if queries.visibility(c, first, last).any != 0 {
-                        queries.multiply(&tiles, c, panel, s);
+                        queries.multiply(&unit, c, panel, s);
                         add_apart(&queries, &block, c, slots, s, &mut sums[p * WIDE..], n);
                     }
                 }
             }
         }
-        drop(tiles);
+        drop(unit);
         write_transposed(sums, n, slots.len(), rows, a.visible.len(), out);
     }
 }
