@@ -105,7 +105,8 @@ impl Drop for Tiles {
     }
 }
 
-impl PairTiles for Amx {
+// SAFETY: the token of AMX proves AVX-512 BF16, too.
+unsafe impl PairTiles for Amx {
     type Unit = Tiles;
 
     fn features(self) -> Features {

@@ -25,8 +25,11 @@ pub(crate) struct Square {
     pub(crate) from_stride: usize,
 }
 
-/// A token of instructions that multiply tiles of pairs. It proves AVX-512 BF16, too.
-pub(crate) trait PairTiles: Copy + Send + Sync {
+/// A token of instructions that multiply tiles of pairs.
+///
+/// # Safety
+/// A value may exist only where the process may use AVX-512 BF16 and what [`Features`] stands for.
+pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
     /// What a thread holds while it multiplies.
     type Unit: PairUnit;
 
@@ -92,7 +95,8 @@ pub(crate) trait PairUnit {
     unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, o: *mut f32);
 }
 
-impl PairTiles for Bf16 {
+// SAFETY: the token is made where BF16 and the features beside it were found.
+unsafe impl PairTiles for Bf16 {
     type Unit = Bf16;
 
     fn features(self) -> Features {
