@@ -1,9 +1,11 @@
 //! Aligned memory, and scratch that a thread keeps between calls.
 
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::thread::LocalKey;
 
+use crate::disjoint::DisjointMut;
 use crate::pages;
 
 /// One cache line.
@@ -26,6 +28,31 @@ impl AlignedVec {
         let mut lines = Vec::with_capacity(words.div_ceil(16));
         pages::advise_huge_pages(lines.spare_capacity_mut());
         lines.resize(words.div_ceil(16), Line([0; 16]));
+        AlignedVec(lines)
+    }
+
+    /// At least `words` zeros, written by the tasks that `parallel` runs: the system clears fresh pages where they are first written.
+    ///
+    /// # Safety
+    /// `parallel`, given a number of tasks, must run each of them to its end.
+    pub(crate) unsafe fn zeros_in_parts(
+        words: usize,
+        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+    ) -> AlignedVec {
+        /// Lines of a part: 4 MiB.
+        const PART: usize = 1 << 16;
+        let count = words.div_ceil(16);
+        let mut lines: Vec<Line> = Vec::with_capacity(count);
+        let room = &mut lines.spare_capacity_mut()[..count];
+        pages::advise_huge_pages(room);
+        let shared = DisjointMut::new(room);
+        parallel(count.div_ceil(PART), &|part| {
+            // SAFETY: part `part` belongs to this task.
+            let part = unsafe { shared.part(part * PART..((part + 1) * PART).min(count)) };
+            part.fill(MaybeUninit::new(Line([0; 16])));
+        });
+        // SAFETY: every part of the room was written.
+        unsafe { lines.set_len(count) };
         AlignedVec(lines)
     }
 

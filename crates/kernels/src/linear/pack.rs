@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use half::bf16;
 
-use super::quant_blocks::{BLOCK, BlockFormat, Q4Block, pack_q4, pack_q8};
+use super::quant_blocks::{BLOCK, BlockFormat, PackQ8, Q4Block, pack_q4};
 use super::weights::{Linear, Precision};
 use crate::convert;
 use crate::cpu::Cpu;
@@ -112,7 +112,9 @@ fn pack<E: Send>(
         Linear { precision, outputs, inputs, bias: None, gate_up, format, words: AlignedVec::default() };
     linear.bias = bias.map(|b| (0..outputs).map(|o| linear.row_of(o, rows).map_or(0.0, |r| b[r])).collect());
     let panel = linear.panel_words();
-    let mut packed = AlignedVec::zeros(outputs.div_ceil(PANEL) * panel);
+    let words = outputs.div_ceil(PANEL) * panel;
+    // SAFETY: `parallel` runs all tasks, or panics.
+    let mut packed = unsafe { AlignedVec::zeros_in_parts(words, |parts, zero| cpu.parallel(parts, zero)) };
     let failed = Mutex::new(None);
     let words = DisjointMut::new(packed.as_u32_mut());
     cpu.parallel(outputs.div_ceil(PANEL), &|p| {
@@ -120,7 +122,7 @@ fn pack<E: Send>(
         let dst = unsafe { words.part(p * panel..(p + 1) * panel) };
         let packed = match source {
             WeightRows::F32(row) if precision != Precision::Q8 => pack_panel(&linear, p, rows, dst, row),
-            source => pack_blocks(&linear, p, rows, dst, source),
+            source => pack_blocks(cpu, &linear, p, rows, dst, source),
         };
         if let Err(e) = packed {
             failed.lock().expect("no panic under this lock").get_or_insert(e);
@@ -134,6 +136,7 @@ fn pack<E: Send>(
 
 /// Packs up to 32 rows of weights into panel `p` of blocks.
 fn pack_blocks<E>(
+    cpu: &Cpu,
     linear: &Linear,
     p: usize,
     rows: usize,
@@ -147,7 +150,7 @@ fn pack_blocks<E>(
         match source {
             WeightRows::F32(write) => {
                 write(row, &mut values)?;
-                pack_q8(&values, lane, dst);
+                cpu.run(PackQ8 { row: &values, lane, panel: &mut *dst });
             }
             WeightRows::Q4(write) => {
                 write(row, &mut nibbles)?;

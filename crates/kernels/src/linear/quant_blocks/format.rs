@@ -64,26 +64,9 @@ impl BlockFormat {
 }
 
 /// Writes the `f16` of output `lane` in row `row` (0: scales, 1: minima) of a block.
-fn set_f16(block: &mut [u32], row: usize, lane: usize, x: f32) {
+pub(super) fn set_f16(block: &mut [u32], row: usize, lane: usize, x: f32) {
     let halves: &mut [u16] = bytemuck::cast_slice_mut(&mut block[row * HALVES..(row + 1) * HALVES]);
     halves[lane] = f16::from_f32(x).to_bits();
-}
-
-/// Rounds a row of weights to bytes and packs it as output `lane` of a panel.
-pub(in crate::linear) fn pack_q8(row: &[f32], lane: usize, panel: &mut [u32]) {
-    for (x, block) in row.chunks(BLOCK).zip(panel.chunks_exact_mut(BlockFormat::Q8.words())) {
-        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let scale = f16::from_f32(largest / 127.0).to_f32();
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        set_f16(block, 0, lane, scale);
-        for (t, word) in block[HALVES..].iter_mut().skip(lane).step_by(PANEL).enumerate() {
-            let byte = |i: usize| {
-                let x = x.get(4 * t + i).copied().unwrap_or(0.0);
-                ((x * inverse).round_ties_even().clamp(-127.0, 127.0) as i32 + 128) as u8
-            };
-            *word = u32::from_le_bytes([0, 1, 2, 3].map(byte));
-        }
-    }
 }
 
 /// Packs a row of blocks as output `lane` of a panel.

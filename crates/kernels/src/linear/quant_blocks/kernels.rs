@@ -4,7 +4,7 @@ use half::f16;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
+use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS, set_f16};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Features;
 use crate::simd::{Kernel, PANEL, Simd};
@@ -88,6 +88,64 @@ fn unpack_quad(
     }
 }
 
+/// The largest magnitude of a block.
+#[inline(always)]
+fn largest<S: Simd>(simd: S, values: &[f32; BLOCK]) -> f32 {
+    let mut largest = simd.splat(0.0);
+    for i in (0..BLOCK).step_by(S::LANES) {
+        // SAFETY: there are 32 elements, a multiple of the lanes.
+        let v = unsafe { simd.load(values.as_ptr().add(i)) };
+        largest = simd.max(simd.max(v, simd.sub(simd.splat(0.0), v)), largest);
+    }
+    simd.largest(largest)
+}
+
+/// The block's values times `inverse`, each rounded to the nearest integer.
+#[inline(always)]
+fn rounded<S: Simd>(simd: S, values: &[f32; BLOCK], inverse: f32) -> [f32; BLOCK] {
+    let mut rounded = [0.0; BLOCK];
+    for i in (0..BLOCK).step_by(S::LANES) {
+        // SAFETY: both have 32 elements, a multiple of the lanes.
+        unsafe {
+            let v = simd.mul(simd.load(values.as_ptr().add(i)), simd.splat(inverse));
+            simd.store(rounded.as_mut_ptr().add(i), simd.round(v));
+        }
+    }
+    rounded
+}
+
+/// Rounds a row of weights to bytes and packs it as output `lane` of a panel.
+pub(in crate::linear) struct PackQ8<'a> {
+    pub(in crate::linear) row: &'a [f32],
+    pub(in crate::linear) lane: usize,
+    pub(in crate::linear) panel: &'a mut [u32],
+}
+
+impl Kernel for PackQ8<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let PackQ8 { row, lane, panel } = self;
+        for (x, block) in row.chunks(BLOCK).zip(panel.chunks_exact_mut(BlockFormat::Q8.words())) {
+            let mut values = [0.0f32; BLOCK];
+            values[..x.len()].copy_from_slice(x);
+            let scale = f16::from_f32(largest(simd, &values) / 127.0).to_f32();
+            set_f16(block, 0, lane, scale);
+            let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
+            // The scale is rounded, so that a quotient may be above 127.
+            let mut bytes = [0u8; BLOCK];
+            for (byte, rounded) in bytes.iter_mut().zip(rounded) {
+                *byte = (rounded.clamp(-127.0, 127.0) as i32 + 128) as u8;
+            }
+            let words = block[HALVES..].iter_mut().skip(lane).step_by(PANEL);
+            for (word, quad) in words.zip(bytes.as_chunks::<4>().0) {
+                *word = u32::from_le_bytes(*quad);
+            }
+        }
+    }
+}
+
 /// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
 pub(in crate::linear) struct QuantizeRow<'a> {
     pub(in crate::linear) x: &'a [f32],
@@ -106,22 +164,8 @@ impl Kernel for QuantizeRow<'_> {
         for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
-            let mut rounded = [0.0f32; BLOCK];
-            // SAFETY: both have 32 elements, a multiple of the lanes.
-            let scale = unsafe {
-                let mut largest = simd.splat(0.0);
-                for i in (0..BLOCK).step_by(S::LANES) {
-                    let v = simd.load(values.as_ptr().add(i));
-                    largest = simd.max(simd.max(v, simd.sub(simd.splat(0.0), v)), largest);
-                }
-                let scale = simd.largest(largest) / 127.0;
-                let inverse = simd.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-                for i in (0..BLOCK).step_by(S::LANES) {
-                    let v = simd.round(simd.mul(simd.load(values.as_ptr().add(i)), inverse));
-                    simd.store(rounded.as_mut_ptr().add(i), v);
-                }
-                scale
-            };
+            let scale = largest(simd, &values) / 127.0;
+            let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
             // Integers in −127 ..= 127; a NaN becomes 0. Loops, since closures would be compiled apart, without the
             // instruction set.
             let (mut q, mut sum) = ([0i8; BLOCK], 0);
