@@ -11,6 +11,7 @@ use crate::pages;
 use crate::simd::amx::Tiles;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Amx;
+#[cfg(target_arch = "x86_64")]
 use crate::simd::pair_tiles::{SIDE, TILE};
 use crate::simd::{Kernel, Simd};
 

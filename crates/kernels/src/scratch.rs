@@ -25,10 +25,8 @@ impl AlignedVec {
 
     /// At least `words` zeros.
     pub(crate) fn zeros(words: usize) -> AlignedVec {
-        let mut lines = Vec::with_capacity(words.div_ceil(16));
-        pages::advise_huge_pages(lines.spare_capacity_mut());
-        lines.resize(words.div_ceil(16), Line([0; 16]));
-        AlignedVec(lines)
+        // SAFETY: the loop runs all tasks.
+        unsafe { AlignedVec::zeros_in_parts(words, |parts, zero| (0..parts).for_each(zero)) }
     }
 
     /// At least `words` zeros, written by the tasks that `parallel` runs: the system clears fresh pages where they are first written.

@@ -1,5 +1,5 @@
-//! Online softmax over tiles of `bf16` pairs, with AMX or `vdpbf16ps`: Sᵀ = K · Qᵀ, so that a vector holds one key's scores for 16 queries and maxima and sums need no
-//! operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
+//! Online softmax over tiles of `bf16` pairs, with AMX or `vdpbf16ps`: Sᵀ = K · Qᵀ, so that a vector holds one key's scores
+//! for 16 queries and maxima and sums need no operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
 //!
 //! As in [`super::flash`], a query takes in the tiles of keys that it sees, aligned to absolute slots, in ascending order,
 //! and a tile that it does not see changes nothing. So a query's result does not depend on the other queries.
@@ -290,8 +290,8 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
         let (deep, high) = (shape.deep(), shape.high());
         let tile = |first: usize| &self.packed[(first - self.first) / KEYS * shape.tile_words()..];
         let last = span.end.div_ceil(KEYS) * KEYS;
-        // The next pair of a tile and a group that sees some of its slots. Its scores are computed by the tile unit, if there is one, while
-        // the softmax of the pair before is computed.
+        // The next pair of a tile and a group that sees some of its slots. AMX computes its scores while the softmax of the pair
+        // before is computed.
         let next = |groups: &[Option<QueryGroup>], mut first: usize, mut g: usize| {
             while first < last {
                 match &groups[g] {

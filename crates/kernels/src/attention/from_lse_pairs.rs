@@ -241,7 +241,7 @@ impl<T: PairTiles> AttentionMassPairs<'_, T> {
         let queries = QueryTiles::new(token, a, lse, &block, &mut floats);
         let unit = token.unit();
         let span = block.span(a.visible, 0..block.queries());
-        // Exponentials of one product are computed while the tile unit, if there is one, computes the next.
+        // Exponentials of one product are computed while AMX computes the next.
         let mut before = None;
         let panels = packed.chunks_exact(2 * queries.deep * TILE).zip(sums.chunks_exact_mut(WIDE));
         for (p, (panel, sums)) in panels.enumerate() {

@@ -30,7 +30,7 @@ pub(crate) struct Square {
 /// # Safety
 /// A value may exist only where the process may use AVX-512 BF16 and what [`Features`] stands for.
 pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
-    /// What a thread holds while it multiplies.
+    /// The state of a thread that multiplies tiles, such as configured registers.
     type Unit: PairUnit;
 
     /// The features that come with the token, BF16 among them.
@@ -73,7 +73,7 @@ pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
     }
 }
 
-/// Products of tiles, on the thread that holds it.
+/// Products of tiles by one thread.
 pub(crate) trait PairUnit {
     /// C (32 × 32) = initial values + A · B. `a`: two columns of tiles of A, one of 16 rows below the other, each
     /// `blocks` tiles in a row. `b`: `blocks` × 16 rows of 32 words.
