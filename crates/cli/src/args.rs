@@ -139,6 +139,12 @@ pub(crate) struct Global {
     /// bf16)
     #[arg(long, global = true, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
     pub(crate) compute: Compute,
+    /// Keep packed weights in a file beside the model, as large as they are in memory, from which later starts read them: `false` packs
+    /// them at each start
+    #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+          require_equals = true, default_value = "true", default_missing_value = "true",
+          hide_possible_values = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
+    pub(crate) keep_packed: bool,
     /// Use only chunks that were computed with the same precision and kernels (AVX2, AVX-512, AMX, …), where answers must not differ in a bit
     /// by which machine computed a chunk first. Commands that share chunks need the same
     #[arg(long, global = true, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,

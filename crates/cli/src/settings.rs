@@ -172,6 +172,7 @@ impl Context {
         let settings = Settings {
             threads: self.global.threads,
             precision: self.global.compute.0,
+            keep_packed: self.global.keep_packed,
             kv: self.global.kv,
             store_dtype: self.global.store_dtype,
             ubatch: self.global.ubatch_size as usize,

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use refrain_fusion::{FusionMethod, Vanilla};
 use refrain_kernels::{Cpu, Device, Dtype, Precision};
 use refrain_kv::Span;
-use refrain_model::{ChatTemplate, Decoder, ModelFiles, Specials, Tokenizer, ToolCallFormat};
+use refrain_model::{ChatTemplate, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat};
 use refrain_store::{KvQuantization, Store};
 
 use crate::forward::BufferPool;
@@ -23,6 +23,8 @@ pub struct Settings {
     pub threads: usize,
     /// How weights are kept and multiplied; none for what the model's files come nearest to.
     pub precision: Option<Precision>,
+    /// Whether packed weights are kept in a file beside the model, from which later starts read them ([`PackedWeights`]).
+    pub keep_packed: bool,
     /// Type of cached keys and values.
     pub kv: Dtype,
     /// How documents' keys and values lie in the store.
@@ -51,6 +53,7 @@ impl Default for Settings {
         Settings {
             threads: 0,
             precision: None,
+            keep_packed: false,
             kv: Dtype::F16,
             store_dtype: KvQuantization::Exact,
             ubatch: 2048,
@@ -125,7 +128,11 @@ impl Engine {
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        let decoder = Decoder::load(files, device, precision, progress)?;
+        let kept = settings
+            .keep_packed
+            .then(|| PackedWeights::beside(&files, fingerprint, precision, &**device))
+            .flatten();
+        let decoder = Decoder::load(files, device, precision, kept.as_ref(), progress)?;
         Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
     }
 

@@ -11,7 +11,7 @@ use crate::device::{
     PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
-use crate::linear::Linear;
+use crate::linear::{Linear, PACKED_LAYOUT, PackedPanels};
 use crate::ops::softmax;
 use crate::row_ops::mean;
 
@@ -145,6 +145,14 @@ impl Device for Cpu {
         let packed = Linear::pack_gate_up(self, m.precision, m.outputs / 2, m.inputs, m.bias, m.rows)?;
         let bytes = packed.bytes();
         Ok(PackedLinear::new(packed, bytes))
+    }
+
+    fn packed_layout(&self) -> Option<&'static str> {
+        Some(PACKED_LAYOUT)
+    }
+
+    fn packed_panels<'a>(&self, weights: &'a PackedLinear) -> Option<PackedPanels<'a>> {
+        Some(linear(weights).panels())
     }
 
     fn project_qkv(

@@ -26,28 +26,33 @@ impl AlignedVec {
     /// At least `words` zeros.
     pub(crate) fn zeros(words: usize) -> AlignedVec {
         // SAFETY: the loop runs all tasks.
-        unsafe { AlignedVec::zeros_in_parts(words, |parts, zero| (0..parts).for_each(zero)) }
+        unsafe { AlignedVec::in_parts(1, words, |parts, f| (0..parts).for_each(f), &|_, _| ()) }
     }
 
-    /// At least `words` zeros, written by the tasks that `parallel` runs: the system clears fresh pages where they are first written.
+    /// `parts` parts of `words` words, rounded up to whole cache lines: each is cleared and given to `write` by one of the tasks that
+    /// `parallel` runs, so that all threads share what the system does at the first write to a page.
     ///
     /// # Safety
     /// `parallel`, given a number of tasks, must run each of them to its end.
-    pub(crate) unsafe fn zeros_in_parts(
+    pub(crate) unsafe fn in_parts(
+        parts: usize,
         words: usize,
         parallel: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+        write: &(dyn Fn(usize, &mut [u32]) + Sync),
     ) -> AlignedVec {
-        /// Lines of a part: 4 MiB.
-        const PART: usize = 1 << 16;
-        let count = words.div_ceil(16);
+        let (part_lines, count) = (words.div_ceil(16), parts * words.div_ceil(16));
         let mut lines: Vec<Line> = Vec::with_capacity(count);
         let room = &mut lines.spare_capacity_mut()[..count];
         pages::advise_huge_pages(room);
         let shared = DisjointMut::new(room);
-        parallel(count.div_ceil(PART), &|part| {
+        parallel(parts, &|part| {
             // SAFETY: part `part` belongs to this task.
-            let part = unsafe { shared.part(part * PART..((part + 1) * PART).min(count)) };
-            part.fill(MaybeUninit::new(Line([0; 16])));
+            let room = unsafe { shared.part(part * part_lines..(part + 1) * part_lines) };
+            room.fill(MaybeUninit::new(Line([0; 16])));
+            // SAFETY: these lines were just written; a line is sixteen words without padding.
+            let cleared =
+                unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), part_lines * 16) };
+            write(part, cleared);
         });
         // SAFETY: every part of the room was written.
         unsafe { lines.set_len(count) };

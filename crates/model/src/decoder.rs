@@ -15,6 +15,7 @@ use refrain_kv::{RopeTables, Ropes, Shape};
 use crate::config::{BranchNorms, Config, ExpertSpec, QkNorm};
 use crate::error::Result;
 use crate::files::ModelFiles;
+use crate::packed::{PackedMatrix, PackedReader, PackedWeights, PackedWriter};
 use crate::rope;
 use crate::weights::{Matrix, Weights};
 
@@ -95,7 +96,8 @@ impl Workspace {
 }
 
 impl Decoder {
-    /// Packs a model's weights. `progress(done, total)` is called after every layer, in layers.
+    /// Packs a model's weights, or reads them from where they are `kept`: packed ones are put there. `progress(done, total)` is called after
+    /// every layer, in layers.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape than the configuration says, or an unsupported type.
@@ -103,25 +105,25 @@ impl Decoder {
         files: ModelFiles,
         device: &Arc<dyn Device>,
         precision: Precision,
+        kept: Option<&PackedWeights>,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Decoder> {
         let (config, weights) = (files.config(), files.weights());
-        let pack = Pack { config, weights, device: &**device, precision };
-        let mut layers = Vec::with_capacity(config.num_layers());
-        for index in 0..config.num_layers() {
-            layers.push(pack.layer(index)?);
-            // The file and its packed weights are never in memory together.
-            weights.release_pages();
-            progress(index + 1, config.num_layers());
-        }
         let norm = weights.vector("model.norm.weight", config.hidden)?;
-        let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
-            "lm_head.weight"
-        } else {
-            EMBEDDINGS
+        let pack = Pack { config, weights, device: &**device, precision, reader: None, writer: None };
+        let read = kept.and_then(PackedWeights::open).and_then(|reader| {
+            // A damaged file is made again.
+            Pack { reader: Some(&reader), ..pack }.all(&mut progress).ok()
+        });
+        let (layers, head) = match read {
+            Some(packed) => packed,
+            None => {
+                let writer = kept.and_then(PackedWeights::create);
+                let packed = Pack { writer: writer.as_ref(), ..pack }.all(&mut progress)?;
+                writer.into_iter().for_each(PackedWriter::finish);
+                packed
+            }
         };
-        let head = pack.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
-        weights.release_pages();
         Ok(Decoder {
             device: device.clone(),
             each: device.batch_invariant(),
@@ -264,9 +266,37 @@ struct Pack<'a> {
     weights: &'a Weights,
     device: &'a dyn Device,
     precision: Precision,
+    /// Where packed weights are taken from.
+    reader: Option<&'a PackedReader>,
+    /// Where packed weights are put.
+    writer: Option<&'a PackedWriter>,
 }
 
 impl Pack<'_> {
+    /// All layers, and the output projection.
+    fn all(&self, progress: &mut impl FnMut(usize, usize)) -> Result<(Vec<Layer>, PackedLinear)> {
+        let Pack { config, weights, .. } = *self;
+        // A file and what is taken from it are never in memory together.
+        let release_pages = || {
+            weights.release_pages();
+            self.reader.into_iter().for_each(PackedReader::release_pages);
+        };
+        let mut layers = Vec::with_capacity(config.num_layers());
+        for index in 0..config.num_layers() {
+            layers.push(self.layer(index)?);
+            release_pages();
+            progress(index + 1, config.num_layers());
+        }
+        let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
+            "lm_head.weight"
+        } else {
+            EMBEDDINGS
+        };
+        let head = self.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
+        release_pages();
+        Ok((layers, head))
+    }
+
     fn layer(&self, index: usize) -> Result<Layer> {
         let Config { hidden, heads, kv_heads, head_dim, intermediate, .. } = *self.config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
@@ -337,14 +367,29 @@ impl Pack<'_> {
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
     fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
-        let stacked = Stacked::new(self.weights, parts, inputs)?;
-        stacked.pack(self.precision, inputs, |matrix| self.device.pack(matrix))
+        self.packed(parts, inputs, |matrix| self.device.pack(matrix))
     }
 
     /// Packs the matrices of a gated MLP: gates and, below them, what they open.
     fn gated(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
-        let stacked = Stacked::new(self.weights, parts, inputs)?;
-        stacked.pack(self.precision, inputs, |matrix| self.device.pack_gate_up(matrix))
+        self.packed(parts, inputs, |matrix| self.device.pack_gate_up(matrix))
+    }
+
+    fn packed(
+        &self,
+        parts: &[(String, usize)],
+        inputs: usize,
+        pack: impl FnOnce(WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>,
+    ) -> Result<PackedLinear> {
+        let (stacked, name) = (Stacked::new(self.weights, parts, inputs)?, &parts[0].0);
+        let kept = self.reader.map(|reader| reader.matrix(name)).transpose()?;
+        let packed = stacked.pack(self.precision, inputs, kept, pack)?;
+        if let Some(writer) = self.writer
+            && let Some(panels) = self.device.packed_panels(&packed)
+        {
+            writer.add(name, &panels);
+        }
+        Ok(packed)
     }
 }
 
@@ -372,11 +417,13 @@ impl<'a> Stacked<'a> {
         Ok(Stacked { matrices, outputs, bias: biased.then_some(bias) })
     }
 
-    /// Gives the rows to `pack`, as blocks of four bits where the precision keeps them and all matrices have them.
+    /// Gives the rows to `pack`: packed ones where they are `kept`, else blocks of four bits where the precision keeps them and all matrices
+    /// have them.
     fn pack(
         &self,
         precision: Precision,
         inputs: usize,
+        kept: Option<PackedMatrix<'_>>,
         pack: impl FnOnce(WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>,
     ) -> Result<PackedLinear> {
         let failed = OnceLock::new();
@@ -399,7 +446,10 @@ impl<'a> Stacked<'a> {
             let (matrix, row) = find(row);
             or_stop(matrix.row(row, out))
         };
+        let panels =
+            |p: usize, out: &mut [u32]| or_stop(kept.as_ref().map_or(Ok(()), |kept| kept.panel(p, out)));
         let rows = match precision {
+            _ if let Some(kept) = &kept => WeightRows::Panels { write: &panels, four_bits: kept.four_bits() },
             Precision::Q8 if self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) => {
                 WeightRows::Q4(&nibbles)
             }

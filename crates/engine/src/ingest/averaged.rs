@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use refrain_store::ChunkId;
 
-use super::prefilled_prefix::AveragedPrefixes;
+use super::prefilled_prefix::{AveragedPrefixes, PrefilledPrefix};
 use crate::Result;
 use crate::engine::Engine;
 
@@ -29,7 +29,7 @@ const FILLERS: [&str; 2] = [
 ];
 
 impl Engine {
-    /// The tokens before chunks with each filler behind them, prefilled.
+    /// The tokens before chunks with each filler behind them.
     pub(crate) fn averaged_prefixes(&self) -> Result<AveragedPrefixes> {
         let (before, mut all) = (self.before_chunks(), Vec::new());
         let (most, mut prefixes) = (self.decoder().config().context / 4, Vec::new());
@@ -37,7 +37,7 @@ impl Engine {
             let filler = self.tokenize(filler)?;
             let tokens = [before.as_slice(), &filler[..filler.len().min(most)]].concat();
             all.extend([tokens.as_slice(), &[u32::MAX]].concat());
-            prefixes.push(Arc::new(self.prefilled(&tokens)?));
+            prefixes.push(Arc::new(PrefilledPrefix::new(tokens)));
         }
         Ok(AveragedPrefixes { prefixes, digest: ChunkId::digest(&all) })
     }

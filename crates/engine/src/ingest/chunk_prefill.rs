@@ -159,6 +159,9 @@ impl IsolatedRun {
         prefix: Option<Arc<PrefilledPrefix>>,
         dtype: Dtype,
     ) -> Result<IsolatedRun> {
+        if let Some(prefix) = &prefix {
+            prefix.prefill(|tokens| engine.prefilled(tokens))?;
+        }
         let decoder = engine.decoder_arc();
         let (shape, tables) = (decoder.shape(), decoder.rope_tables(ids.len(), ids.len()));
         let mut tokens = engine.buffers().acquire(decoder, dtype);
@@ -218,7 +221,7 @@ impl LayerAttention for ObservedLayers<'_> {
         let most = self.statistics.iter().map(own).max().unwrap_or(0);
         copy_range(device, &tokens.work.q, (rows - most) * width..rows * width, queries);
         if let Some(prefix) = prefix {
-            let (of_prefix, (k, v)) = (prefix.tokens.len(), &prefix.layers[layer]);
+            let (of_prefix, (k, v)) = (prefix.tokens.len(), prefix.layer(layer));
             let rows = (KvRows::Host(k.as_slice()), KvRows::Host(v.as_slice()));
             let rotary = tables.layer(layer).slice(0, of_prefix);
             let own: Vec<u32> = (0..of_prefix as u32).collect();

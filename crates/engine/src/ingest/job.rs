@@ -160,7 +160,7 @@ impl Ingest {
             }
             Stage::Next => {
                 let Some(chunk) = self.missing.pop_front() else { return Ok(Advance::Done) };
-                let prefix = self.prefix_of(&chunk)?;
+                let prefix = self.prefix_of(&chunk);
                 let MissingChunk { id, left, label, stored } = chunk;
                 let chunk = match prefix {
                     Some(_) => ChunkPrefill::behind(&self.engine, id, &left, label, prefix)?,
@@ -198,11 +198,11 @@ impl Ingest {
         }
     }
 
-    /// The prefilled tokens that a chunk goes on behind, where they are more than the engine's prefix: all of its document before it,
+    /// The prefix that a chunk goes on behind, where it is more than the engine's prefix: all of its document before it,
     /// or, at the beginning of a document in one piece, BOS.
-    fn prefix_of(&mut self, chunk: &MissingChunk) -> Result<Option<Arc<PrefilledPrefix>>> {
+    fn prefix_of(&mut self, chunk: &MissingChunk) -> Option<Arc<PrefilledPrefix>> {
         if let Some(carried) = self.carried.take() {
-            return Ok(Some(carried));
+            return Some(carried);
         }
         let goes_on = self.missing.front().is_some_and(|next| !next.left.is_empty());
         let bos = self.engine.before_chunks();
@@ -212,9 +212,9 @@ impl Ingest {
             || self.engine.prefix().is_some()
             || bos.is_empty()
         {
-            return Ok(None);
+            return None;
         }
-        Ok(Some(Arc::new(self.engine.prefilled(&bos)?)))
+        Some(Arc::new(PrefilledPrefix::new(bos)))
     }
 
     /// Whether a chunk's rows may stand before the next chunk of its document: a quantised store keeps other rows than those that were

@@ -1,23 +1,54 @@
-//! Tokens after their prefill, for chunks that follow them.
+//! Tokens that stand before a chunk, with their keys and values.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use refrain_kernels::{Buffer, Slice};
 use refrain_store::{Chunk, ChunkId};
 
+use crate::Result;
+
 /// Keys before RoPE and values of a layer, each `tokens × Hkv × d`.
 pub(crate) type LayerKv = (Buffer, Buffer);
 
-/// The prefix of an engine, or all that stands before a chunk, prefilled.
+/// The prefix of an engine, or all that stands before a chunk. It is prefilled when the first chunk is computed behind it, since an
+/// engine whose chunks are all stored does not need it.
 #[derive(Debug)]
 pub(crate) struct PrefilledPrefix {
     pub(crate) tokens: Vec<u32>,
     pub(crate) digest: [u8; 32],
     /// Keys before RoPE and values of each layer, `tokens × Hkv × d` each.
-    pub(crate) layers: Vec<LayerKv>,
+    layers: OnceLock<Vec<LayerKv>>,
 }
 
 impl PrefilledPrefix {
+    /// Tokens from position 0 on.
+    pub(crate) fn new(tokens: Vec<u32>) -> PrefilledPrefix {
+        PrefilledPrefix { digest: ChunkId::digest(&tokens), tokens, layers: OnceLock::new() }
+    }
+
+    /// Takes the keys and values of its tokens from `prefilled`, unless they are there.
+    pub(crate) fn prefill(&self, prefilled: impl FnOnce(&[u32]) -> Result<Vec<LayerKv>>) -> Result<()> {
+        if self.layers.get().is_none() {
+            // Another thread may be faster: both have the same bits.
+            let _ = self.layers.set(prefilled(&self.tokens)?);
+        }
+        Ok(())
+    }
+
+    /// Whether the keys and values are there.
+    #[cfg(test)]
+    pub(crate) fn is_prefilled(&self) -> bool {
+        self.layers.get().is_some()
+    }
+
+    /// Keys before RoPE and values of a layer.
+    ///
+    /// # Panics
+    /// Before [`PrefilledPrefix::prefill`].
+    pub(crate) fn layer(&self, layer: usize) -> &LayerKv {
+        &self.layers.get().expect("the prefix of a run is prefilled when the run starts")[layer]
+    }
+
     /// A prefix, and the chunk that was prefilled right behind it.
     pub(crate) fn with(prefix: Option<&PrefilledPrefix>, chunk: &Chunk) -> PrefilledPrefix {
         let before = prefix.map_or(&[][..], |prefix| prefix.tokens.as_slice());
@@ -32,11 +63,11 @@ impl PrefilledPrefix {
             joined
         };
         let layer = |layer: usize| {
-            let (before, own) = (prefix.map(|prefix| &prefix.layers[layer]), chunk.layer(layer));
+            let (before, own) = (prefix.map(|prefix| prefix.layer(layer)), chunk.layer(layer));
             (join(before.map(|(k, _)| k), own.k()), join(before.map(|(_, v)| v), own.v()))
         };
-        let layers = (0..chunk.layers()).map(layer).collect();
-        PrefilledPrefix { digest: ChunkId::digest(&tokens), tokens, layers }
+        let layers: Vec<_> = (0..chunk.layers()).map(layer).collect();
+        PrefilledPrefix { layers: OnceLock::from(layers), ..PrefilledPrefix::new(tokens) }
     }
 }
 

@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use refrain_store::ChunkId;
-
 use super::chunk_prefill::IsolatedRun;
-use super::prefilled_prefix::PrefilledPrefix;
+use super::prefilled_prefix::{LayerKv, PrefilledPrefix};
 use crate::engine::{Engine, Settings};
 use crate::prompt::{Instructions, PromptChunk};
 use crate::{Error, Result};
@@ -97,16 +95,16 @@ impl Engine {
     }
 
     /// An engine that shares everything with this one, whose chunks are prefilled behind `prefix` (BOS included, where the model has
-    /// one); they have nothing to do with chunks prefilled behind another. The prefix is prefilled here, once.
+    /// one); they have nothing to do with chunks prefilled behind another. The prefix is prefilled once, with the first chunk.
     ///
     /// # Errors
-    /// If a token has no embedding, or the prefix takes more than half of the model's context.
+    /// If the prefix takes more than half of the model's context.
     pub fn behind(&self, prefix: &[u32]) -> Result<Engine> {
         if prefix.is_empty() || self.tokenizer().bos().is_some_and(|bos| prefix == [bos]) {
             return Ok(self.with_prefixes(None, None, self.settings().clone()));
         }
         let settings = self.settings_behind(prefix.len())?;
-        Ok(self.with_prefixes(Some(Arc::new(self.prefilled(prefix)?)), None, settings))
+        Ok(self.with_prefixes(Some(Arc::new(PrefilledPrefix::new(prefix.to_vec()))), None, settings))
     }
 
     /// An engine that shares everything with this one, whose chunks are the mean of prefills behind its prefix and each of several
@@ -130,15 +128,11 @@ impl Engine {
         Ok(Settings { chunk_tokens, ..self.settings().clone() })
     }
 
-    /// Tokens with their keys and values, from position 0.
-    pub(crate) fn prefilled(&self, tokens: &[u32]) -> Result<PrefilledPrefix> {
+    /// Keys before RoPE and values of each layer, of tokens from position 0 on.
+    pub(crate) fn prefilled(&self, tokens: &[u32]) -> Result<Vec<LayerKv>> {
         let mut run = IsolatedRun::start(self, tokens, 0, None, self.settings().kv)?;
         while !run.advance(&[])? {}
-        Ok(PrefilledPrefix {
-            tokens: tokens.to_vec(),
-            digest: ChunkId::digest(tokens),
-            layers: run.finish(self).0,
-        })
+        Ok(run.finish(self).0)
     }
 
     /// Tokens that stand before every chunk while it is prefilled.

@@ -61,7 +61,7 @@ impl Engine {
             Oracle::Chosen => self.chosen_rows(prompt, method)?,
             Oracle::Keys | Oracle::Values => (0..prompt.len() as u32).collect(),
         };
-        let exact = self.prefilled(&prompt.ids())?.layers;
+        let exact = self.prefilled(&prompt.ids())?;
         let bytes = exact.iter().map(|(k, v)| k.bytes() + v.bytes()).sum::<usize>();
         let engine = self.with_store(Store::in_memory(4 * bytes as u64));
         let width = self.decoder().shape().width();

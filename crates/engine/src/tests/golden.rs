@@ -91,7 +91,7 @@ fn whole(decoder: &Arc<Decoder>, cache: &mut FullCache, ids: &[u32], tables: &Ro
 
 fn decoder(path: &std::path::Path) -> Arc<Decoder> {
     let files = ModelFiles::open(path).unwrap();
-    Arc::new(Decoder::load(files, &device(), Precision::F32, |_, _| ()).unwrap())
+    Arc::new(Decoder::load(files, &device(), Precision::F32, None, |_, _| ()).unwrap())
 }
 
 #[test]

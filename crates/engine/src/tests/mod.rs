@@ -109,7 +109,7 @@ fn with_tokenizer(folder: &std::path::Path, name: &str, settings: Settings) -> E
     let files = |folder: PathBuf| ModelFiles::open(folder).unwrap();
     let tokenizer = Tokenizer::open(&files(folder.to_owned())).unwrap();
     let precision = settings.precision.unwrap_or(Precision::Bf16);
-    let decoder = Decoder::load(files(tiny(name)), &device(), precision, |_, _| ()).unwrap();
+    let decoder = Decoder::load(files(tiny(name)), &device(), precision, None, |_, _| ()).unwrap();
     Engine::new(decoder, tokenizer, None, Store::in_memory(1 << 30), settings, [0; 32]).unwrap()
 }
 

@@ -61,6 +61,19 @@ fn no_token_of_the_exact_chunk_is_recomputed() {
 }
 
 #[test]
+fn a_prefix_is_prefilled_for_the_first_chunk_that_is_computed_behind_it() {
+    let engine = tiny_engine("llama", exact(Dtype::F16));
+    let prompt = random_prompt(&engine, 7, &[50, 30], 9, 3);
+    let behind = engine.behind(&prompt.system).unwrap();
+    assert!(!behind.prefix().unwrap().is_prefilled());
+    behind.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
+    assert!(behind.prefix().unwrap().is_prefilled());
+    let later = engine.behind(&prompt.system).unwrap();
+    later.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
+    assert!(!later.prefix().unwrap().is_prefilled(), "all chunks were stored");
+}
+
+#[test]
 fn chunks_behind_different_prefixes_are_different_chunks_and_the_account_counts_foreign_ones() {
     let engine = tiny_engine("llama", exact(Dtype::F16));
     let prompt = random_prompt(&engine, 7, &[50, 30], 9, 3);

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
+use crate::linear::PackedPanels;
 
 pub use inputs::{
     CacheHeads, CachedAttention, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp, Norm,
@@ -92,6 +93,17 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If a row cannot be had.
     fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>;
+
+    /// Name of the layout of [`Device::packed_panels`], which is another where packed bits may be others. None for a device whose packed
+    /// weights nobody else can use.
+    fn packed_layout(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The words of packed weights, from which [`Device::pack`] makes them again; none without a [`Device::packed_layout`].
+    fn packed_panels<'a>(&self, _weights: &'a PackedLinear) -> Option<PackedPanels<'a>> {
+        None
+    }
 
     /// \[q | k | v\] = norm(x) · Wᵀ + b, of x itself where `norm` is none; then q and k are normed where `qk_norms` are given. `k` and
     /// `v`, m × `kv_width`, are rounded to their type and only grow.

@@ -13,6 +13,7 @@ mod panel_task_amx;
 mod quant_blocks;
 mod weights;
 
-pub use pack::{WeightRows, WriteRow};
+pub use pack::{PackedPanels, WeightRows, WriteRow};
 pub use quant_blocks::Q4Block;
+pub(crate) use weights::PACKED_LAYOUT;
 pub use weights::{Activation, Linear, Precision, UnknownPrecision};

@@ -9,7 +9,6 @@ use super::quant_blocks::{BLOCK, BlockFormat, PackQ8, Q4Block, pack_q4};
 use super::weights::{Linear, Precision};
 use crate::convert;
 use crate::cpu::Cpu;
-use crate::disjoint::DisjointMut;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::{Kernel, PANEL, Simd};
 
@@ -24,12 +23,31 @@ const QUAD: usize = 4;
 /// A function that writes a row of a matrix, given its index, as `T`s.
 pub type WriteRow<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 
-/// The rows of a weight matrix. Each is asked for once, in any order, by several threads.
+/// The rows of a weight matrix, or what an earlier packing made of them. Each row or panel is asked for once, in any order, by several
+/// threads.
 pub enum WeightRows<'a, E> {
     /// Writes row `o` as `inputs` numbers.
     F32(WriteRow<'a, f32, E>),
     /// Writes row `o` as ⌈inputs / 32⌉ blocks of four bits, which [`Precision::Q8`] stores unchanged.
     Q4(WriteRow<'a, Q4Block, E>),
+    /// Writes panel `p` of [`PackedPanels`] of this layout.
+    Panels {
+        /// Writes all words of a panel.
+        write: WriteRow<'a, u32, E>,
+        /// Whether its blocks are of four bits.
+        four_bits: bool,
+    },
+}
+
+/// Packed weights as words, for a file from which they are taken again as [`WeightRows::Panels`].
+#[derive(Clone, Copy, Debug)]
+pub struct PackedPanels<'a> {
+    /// Panel after panel.
+    pub words: &'a [u32],
+    /// Words of a panel.
+    pub panel_words: usize,
+    /// Whether their blocks are of four bits.
+    pub four_bits: bool,
 }
 
 impl<E> Clone for WeightRows<'_, E> {
@@ -79,6 +97,18 @@ impl Linear {
         pack(cpu, precision, 2 * width, inputs, bias, Some(width), rows)
     }
 
+    /// The packed words.
+    pub fn panels(&self) -> PackedPanels<'_> {
+        let (panel_words, four_bits) = (self.panel_words(), self.format == BlockFormat::Q4);
+        let words = &self.words.as_u32()[..self.outputs.div_ceil(PANEL) * panel_words];
+        PackedPanels { words, panel_words, four_bits }
+    }
+
+    /// The outputs of panel `p` that have a row, as lane and row.
+    fn lanes(&self, p: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        (0..PANEL).filter_map(move |lane| Some((lane, self.row_of(p * PANEL + lane, rows)?)))
+    }
+
     /// The row of a packed output; none for the outputs past the last that fill a panel.
     fn row_of(&self, output: usize, rows: usize) -> Option<usize> {
         let Some(width) = self.gate_up else { return (output < rows).then_some(output) };
@@ -100,8 +130,8 @@ fn pack<E: Send>(
     assert!(inputs > 0, "a product needs inputs");
     assert!(bias.as_ref().is_none_or(|b| b.len() == rows), "one bias for each output");
     let format = match source {
-        WeightRows::F32(_) => BlockFormat::Q8,
-        WeightRows::Q4(_) => BlockFormat::Q4,
+        WeightRows::F32(_) | WeightRows::Panels { four_bits: false, .. } => BlockFormat::Q8,
+        WeightRows::Q4(_) | WeightRows::Panels { four_bits: true, .. } => BlockFormat::Q4,
     };
     assert!(
         precision == Precision::Q8 || format == BlockFormat::Q8,
@@ -111,54 +141,62 @@ fn pack<E: Send>(
     let mut linear =
         Linear { precision, outputs, inputs, bias: None, gate_up, format, words: AlignedVec::default() };
     linear.bias = bias.map(|b| (0..outputs).map(|o| linear.row_of(o, rows).map_or(0.0, |r| b[r])).collect());
-    let panel = linear.panel_words();
-    let words = outputs.div_ceil(PANEL) * panel;
-    // SAFETY: `parallel` runs all tasks, or panics.
-    let mut packed = unsafe { AlignedVec::zeros_in_parts(words, |parts, zero| cpu.parallel(parts, zero)) };
+    let (panels, panel_words) = (outputs.div_ceil(PANEL), linear.panel_words());
+    debug_assert_eq!(panel_words % 16, 0, "a panel is whole cache lines");
     let failed = Mutex::new(None);
-    let words = DisjointMut::new(packed.as_u32_mut());
-    cpu.parallel(outputs.div_ceil(PANEL), &|p| {
-        // SAFETY: panel `p` belongs to task `p`.
-        let dst = unsafe { words.part(p * panel..(p + 1) * panel) };
+    let write = |p: usize, dst: &mut [u32]| {
         let packed = match source {
-            WeightRows::F32(row) if precision != Precision::Q8 => pack_panel(&linear, p, rows, dst, row),
-            source => pack_blocks(cpu, &linear, p, rows, dst, source),
+            WeightRows::Panels { write, .. } => write(p, dst),
+            WeightRows::Q4(row) => pack_q4_blocks(&linear, p, rows, dst, row),
+            WeightRows::F32(row) if precision == Precision::Q8 => {
+                pack_q8_blocks(cpu, &linear, p, rows, dst, row)
+            }
+            WeightRows::F32(row) => pack_panel(&linear, p, rows, dst, row),
         };
         if let Err(e) = packed {
             failed.lock().expect("no panic under this lock").get_or_insert(e);
         }
-    });
+    };
+    // SAFETY: `parallel` runs all tasks, or panics.
+    let words =
+        unsafe { AlignedVec::in_parts(panels, panel_words, |parts, f| cpu.parallel(parts, f), &write) };
     match failed.into_inner().expect("no panic under this lock") {
         Some(e) => Err(e),
-        None => Ok(Linear { words: packed, ..linear }),
+        None => Ok(Linear { words, ..linear }),
     }
 }
 
-/// Packs up to 32 rows of weights into panel `p` of blocks.
-fn pack_blocks<E>(
+/// Packs up to 32 rows of weights into panel `p` of blocks of eight bits.
+fn pack_q8_blocks<E>(
     cpu: &Cpu,
     linear: &Linear,
     p: usize,
     rows: usize,
     dst: &mut [u32],
-    source: WeightRows<E>,
+    row: WriteRow<f32, E>,
 ) -> Result<(), E> {
     let mut values = vec![0.0; linear.inputs];
+    linear.lanes(p, rows).try_for_each(|(lane, of)| {
+        row(of, &mut values)?;
+        cpu.run(PackQ8 { row: &values, lane, panel: &mut *dst });
+        Ok(())
+    })
+}
+
+/// Packs up to 32 rows of blocks of four bits into panel `p`.
+fn pack_q4_blocks<E>(
+    linear: &Linear,
+    p: usize,
+    rows: usize,
+    dst: &mut [u32],
+    row: WriteRow<Q4Block, E>,
+) -> Result<(), E> {
     let mut nibbles = vec![Q4Block::default(); linear.inputs.div_ceil(BLOCK)];
-    for lane in 0..PANEL {
-        let Some(row) = linear.row_of(p * PANEL + lane, rows) else { continue };
-        match source {
-            WeightRows::F32(write) => {
-                write(row, &mut values)?;
-                cpu.run(PackQ8 { row: &values, lane, panel: &mut *dst });
-            }
-            WeightRows::Q4(write) => {
-                write(row, &mut nibbles)?;
-                pack_q4(&nibbles, lane, dst);
-            }
-        }
-    }
-    Ok(())
+    linear.lanes(p, rows).try_for_each(|(lane, of)| {
+        row(of, &mut nibbles)?;
+        pack_q4(&nibbles, lane, dst);
+        Ok(())
+    })
 }
 
 /// Packs up to 32 rows of weights into panel `p`.

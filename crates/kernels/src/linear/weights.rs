@@ -74,6 +74,10 @@ impl FromStr for Precision {
     }
 }
 
+/// Name of the layout of packed weights in files. A change of the packing must change it: files of an older one are made again then.
+pub(crate) const PACKED_LAYOUT: &str =
+    if cfg!(target_endian = "little") { "panels-1" } else { "panels-1-big-endian" };
+
 /// Prepacked weights of `y = x · Wᵀ + b`.
 ///
 /// Weights are packed in panels of 32 outputs, independent of the instruction set. A panel holds, input after input, the

@@ -98,6 +98,7 @@ pub(super) fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavail
                 let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
                 w.iter_mut().zip(weights).for_each(|(w, weight)| *w = weight);
             }
+            WeightRows::Panels { .. } => panic!("the reference device has no packed layout"),
         }
     }
     let (b, bytes) = (bias.clone().unwrap_or(vec![0.0; *outputs]), 4 * w.len());

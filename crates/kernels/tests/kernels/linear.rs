@@ -299,3 +299,79 @@ fn no_rows_are_no_work() {
     assert_eq!((linear.outputs(), linear.inputs(), linear.precision()), (2, 4, Precision::F32));
     assert!(linear.bytes() >= 32);
 }
+
+/// FNV-1a of words.
+fn digest(words: &[u32]) -> u64 {
+    words
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ u64::from(*word)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Files keep packed weights under the name of their layout: other bits need another name (`PACKED_LAYOUT`).
+#[test]
+fn packed_bits_are_those_of_their_layout() {
+    const INPUTS: usize = 70;
+    let mut rng = Rng::new(31);
+    let w = rng.floats(96 * INPUTS);
+    let q4: Vec<Q4Block> = (0..96 * 3)
+        .map(|_| Q4Block {
+            scale: rng.float(),
+            min: rng.float(),
+            q: std::array::from_fn(|_| rng.below(16) as u8),
+        })
+        .collect();
+    let floats = |row: usize, out: &mut [f32]| -> Result<(), ()> {
+        out.copy_from_slice(&w[row * INPUTS..(row + 1) * INPUTS]);
+        Ok(())
+    };
+    let blocks = |row: usize, out: &mut [Q4Block]| -> Result<(), ()> {
+        out.copy_from_slice(&q4[row * 3..(row + 1) * 3]);
+        Ok(())
+    };
+    for cpu in cpus(2) {
+        let mut digests = Vec::new();
+        for (precision, rows) in [
+            (Precision::F32, WeightRows::F32(&floats)),
+            (Precision::Bf16, WeightRows::F32(&floats)),
+            (Precision::Q8, WeightRows::F32(&floats)),
+            (Precision::Q8, WeightRows::Q4(&blocks)),
+        ] {
+            let plain = |rows: WeightRows<()>| Linear::pack(&cpu, precision, 83, INPUTS, None, rows).unwrap();
+            let gated =
+                |rows: WeightRows<()>| Linear::pack_gate_up(&cpu, precision, 45, INPUTS, None, rows).unwrap();
+            for pack in [&plain as &dyn Fn(WeightRows<()>) -> Linear, &gated] {
+                let packed = pack(rows);
+                let panels = packed.panels();
+                digests.push(digest(panels.words));
+                let copy = |p: usize, out: &mut [u32]| -> Result<(), ()> {
+                    out.copy_from_slice(&panels.words[p * panels.panel_words..][..panels.panel_words]);
+                    Ok(())
+                };
+                let again = pack(WeightRows::Panels { write: &copy, four_bits: panels.four_bits });
+                assert!(again.panels().words == panels.words, "{precision} {:?}", cpu.isa());
+                let x = Rng::new(32).floats(3 * INPUTS);
+                let [mut y, mut z] = [(); 2].map(|()| vec![0.0; 3 * packed.outputs()]);
+                if packed.outputs() == 45 {
+                    cpu.linear_gated(&packed, Activation::Silu, &x, &mut y);
+                    cpu.linear_gated(&again, Activation::Silu, &x, &mut z);
+                } else {
+                    cpu.linear(&packed, &x, &mut y);
+                    cpu.linear(&again, &x, &mut z);
+                }
+                assert_eq!(y, z, "{precision} {:?}", cpu.isa());
+            }
+        }
+        assert_eq!(digests, PACKED_DIGESTS, "{:?}", cpu.isa());
+    }
+}
+
+const PACKED_DIGESTS: [u64; 8] = [
+    8_056_039_997_769_124_715,
+    277_978_514_139_866_467,
+    1_858_504_565_849_955_173,
+    3_017_314_587_086_599_182,
+    8_792_252_593_959_587_829,
+    14_031_992_114_212_226_287,
+    17_286_702_697_757_825_969,
+    17_553_068_751_260_346_787,
+];
