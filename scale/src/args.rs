@@ -166,6 +166,9 @@ pub(crate) struct Worker {
     /// How weights are kept and multiplied: bf16, q8 or f32 [default: the nearest to the model's files]
     #[arg(long, value_name = "TYPE", env = "REFRAIN_COMPUTE")]
     pub(crate) compute: Option<Precision>,
+    /// Keep packed weights in a file beside the model, from which later starts read them
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true, env = "REFRAIN_KEEP_PACKED")]
+    pub(crate) keep_packed: bool,
     /// Use only chunks that were computed with the same precision and kernels, where answers must not differ in a bit by which worker
     /// computed a chunk first
     #[arg(long, env = "REFRAIN_STRICT_NUMERICS")]
