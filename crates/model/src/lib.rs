@@ -8,6 +8,7 @@ mod error;
 mod files;
 mod fingerprint;
 mod gguf;
+mod layers;
 mod map;
 mod names;
 mod packed;

@@ -1,7 +1,7 @@
 //! The file of packed weights beside a model, from which later starts read them instead of packing them again.
 //!
-//! It has the panels of each matrix one after another, each with the XXH3-64 of its bytes behind it, then an index (JSON) and its length
-//! in eight bytes. The index names the layout of the device, the model's fingerprint and the precision: a file of others is replaced.
+//! It has the panels of each matrix one after another, each with the XXH3-64 of its bytes behind it, then an index (JSON), the XXH3-64 of its bytes
+//! and its length in eight bytes. The index names the layout of the device, the model's fingerprint and the precision: a file of others is replaced.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const LEAST_MODEL: usize = 32 << 20;
 const MAX_INDEX: usize = 16 << 20;
 /// A file that is being written, and was not written to for so long, is of a program that was stopped.
 const ABANDONED: Duration = Duration::from_secs(600);
-/// Bytes of a panel's hash, and of the length of the index.
+/// Bytes of a hash, and of the length of the index.
 const WORD: usize = 8;
 
 /// The place of a model's packed weights, and what they must be of.
@@ -34,7 +34,7 @@ pub struct PackedWeights {
     of: Identity,
 }
 
-/// What packed weights depend on.
+/// Packed weights of equal identity have equal bits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     layout: String,
@@ -84,10 +84,15 @@ impl PackedWeights {
     pub(crate) fn open(&self) -> Option<PackedReader> {
         let bytes = FileBytes::map(&self.path).ok()?;
         let (rest, length) = bytes.split_last_chunk::<WORD>()?;
+        let (rest, hash) = rest.split_last_chunk::<WORD>()?;
         let length =
             usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MAX_INDEX)?;
         let panels = rest.len().checked_sub(length)?;
-        let Index { of, matrices } = serde_json::from_slice(&rest[panels..]).ok()?;
+        let index = &rest[panels..];
+        if XxHash3_64::oneshot(index).to_le_bytes() != *hash {
+            return None;
+        }
+        let Index { of, matrices } = serde_json::from_slice(index).ok()?;
         (of == self.of).then(|| PackedReader { path: self.path.clone(), bytes, panels, matrices })
     }
 
@@ -174,7 +179,7 @@ impl PackedMatrix<'_> {
     /// If there is no such panel of this length, or its bytes are not those that were written.
     pub(crate) fn panel(&self, p: usize, out: &mut [u32]) -> Result<()> {
         let Place { offset, panels, panel_words, .. } = self.place;
-        let bytes = panel_words * size_of::<u32>();
+        let bytes = size_of_val(out);
         let found = (p < panels && out.len() == panel_words)
             .then(|| offset.checked_add(p.checked_mul(bytes + WORD)?))
             .flatten()
@@ -234,6 +239,7 @@ impl PackedWriter {
         let mut put = || -> io::Result<()> {
             let index = serde_json::to_vec(index)?;
             file.write_all(&index)?;
+            file.write_all(&XxHash3_64::oneshot(&index).to_le_bytes())?;
             file.write_all(&(index.len() as u64).to_le_bytes())?;
             file.flush()?;
             std::fs::rename(&self.part, &self.path)
