@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 
-use bytes::BytesMut;
 use safetensors::tensor::TensorInfo;
 
 use crate::block_digests::Blocks;
@@ -16,7 +15,8 @@ use crate::header::{Entries, Raw, bad_value, encode, trouble};
 use crate::hex;
 use crate::id::{VERSIONS, WITH_NUMERICS};
 use crate::kv_quant::Layout;
-use crate::layer::{Layer, room};
+use crate::layer::Layer;
+use crate::rooms::{Room, new_rooms};
 use crate::{Chunk, ChunkId, KvQuantization, Problem};
 
 /// Value of the `format` entry.
@@ -179,7 +179,7 @@ fn checksum_name(layer: usize) -> String {
 
 /// Reads what follows the header, verifying each layer while it is in the CPU's cache.
 pub(crate) fn read_layers(header: Header, reader: &mut dyn Read) -> Result<Chunk, Problem> {
-    let rooms = room(header.layout.layer, header.id.layers).into_iter().enumerate();
+    let rooms = new_rooms(header.layout.layer, header.id.layers).into_iter().enumerate();
     let data = rooms.map(|(layer, room)| next_layer(&header, reader, layer, room));
     let data = data.collect::<Result<_, _>>()?;
     let Header { id, provenance, .. } = header;
@@ -191,10 +191,11 @@ fn next_layer(
     header: &Header,
     reader: &mut dyn Read,
     layer: usize,
-    mut room: BytesMut,
+    mut room: Room,
 ) -> Result<Layer, Problem> {
     let before = (room.len() * layer) as u64;
-    reader.read_exact(&mut room).map_err(|error| trouble(&error, header.bytes() as u64, before))?;
+    let bytes = room.next(room.len());
+    reader.read_exact(bytes).map_err(|error| trouble(&error, header.bytes() as u64, before))?;
     check_all(header, layer, Layer::new(header.id.dtype, room))
 }
 
@@ -214,7 +215,7 @@ pub(crate) fn read_runs(
     (file, start): (&File, u64),
     layer: usize,
     runs: &[Range<usize>],
-    room: Option<BytesMut>,
+    room: Option<Room>,
 ) -> Result<Layer, Problem> {
     let from = header.layout.layer * layer;
     let mut parts: Vec<(u64, usize)> = Vec::with_capacity(2 * runs.len());
@@ -249,6 +250,6 @@ fn check_layer(header: &Header, layer: usize, data: &Layer) -> Result<(), Proble
 
 /// Reads what follows the header and verifies it, layers and blocks, a layer at a time.
 pub(crate) fn verify_layers(header: &Header, reader: &mut dyn Read) -> Result<(), Problem> {
-    let room = || room(header.layout.layer, 1).pop().unwrap_or_default();
-    (0..header.id.layers).try_for_each(|layer| next_layer(header, reader, layer, room()).map(drop))
+    let mut layers = 0..header.id.layers;
+    layers.try_for_each(|layer| next_layer(header, reader, layer, Room::new(header.layout.layer)).map(drop))
 }

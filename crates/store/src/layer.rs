@@ -6,10 +6,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
-use refrain_kernels::{Buffer, Dtype, Slice, advise_huge_pages};
+use bytes::Bytes;
+use refrain_kernels::{Buffer, Dtype, Slice};
 
 use crate::kv_quant::Layout;
+use crate::rooms::{Origin, Room};
 
 /// Keys before RoPE and values of one layer of a chunk. Immutable; clones share the memory.
 #[derive(Clone)]
@@ -23,33 +24,10 @@ struct Inner {
 }
 
 enum Data {
-    /// Keys, then values, equally many, from a multiple of [`ALIGN`] in memory on; or what lies at rest.
-    Bytes(Bytes),
+    /// Keys, then values, equally many, aligned for every element type; or what lies at rest.
+    Bytes(Bytes, Origin),
     /// Keys, then values, that were decoded.
     Decoded(Buffer),
-}
-
-/// Every element type can be read where it lies, and no two layers share a cache line.
-const ALIGN: usize = 64;
-
-/// Memory for `layers` layers of `len` bytes each, all zeros, taken from the system at once: in huge pages where it is
-/// large, since memory taken page by page costs several times as much as filling it.
-pub(crate) fn room(len: usize, layers: usize) -> Vec<BytesMut> {
-    let stride = len.next_multiple_of(ALIGN);
-    let mut rest = BytesMut::zeroed(stride * layers + ALIGN);
-    advise_huge_pages(&rest);
-    let _ = rest.split_to(rest.as_ptr().addr().wrapping_neg() % ALIGN);
-    let mut next = || {
-        let mut layer = rest.split_to(stride);
-        layer.truncate(len);
-        layer
-    };
-    (0..layers).map(|_| next()).collect()
-}
-
-/// Memory for one layer of `len` bytes.
-fn single(len: usize) -> BytesMut {
-    room(len, 1).pop().unwrap_or_default()
 }
 
 impl Layer {
@@ -84,17 +62,16 @@ impl Layer {
 
     /// Copies parts of `len` bytes in all.
     fn join<'a>(dtype: Dtype, len: usize, parts: impl Iterator<Item = &'a [u8]>) -> Layer {
-        let mut bytes = single(len);
-        let mut rest = &mut bytes[..];
-        for part in parts {
-            rest.split_off_mut(..part.len()).expect("as many bytes as were said").copy_from_slice(part);
-        }
-        Layer::new(dtype, bytes)
+        let mut room = Room::new(len);
+        parts.for_each(|part| room.extend(part));
+        Layer::new(dtype, room)
     }
 
-    /// The memory that [`room`] has given, filled.
-    pub(crate) fn new(dtype: Dtype, bytes: BytesMut) -> Layer {
-        Layer(Arc::new(Inner { dtype, stored_bytes: bytes.len(), data: Data::Bytes(bytes.freeze()) }))
+    /// A layer of what was written into `room`, which is full.
+    pub(crate) fn new(dtype: Dtype, room: Room) -> Layer {
+        debug_assert_eq!(room.left(), 0);
+        let (bytes, origin) = room.finish();
+        Layer(Arc::new(Inner { dtype, stored_bytes: bytes.len(), data: Data::Bytes(bytes, origin) }))
     }
 
     /// Reads parts of a file, each an offset and a number of bytes, one after the other; into `room`, if it is given.
@@ -102,15 +79,14 @@ impl Layer {
         file: &File,
         dtype: Dtype,
         parts: &[(u64, usize)],
-        room: Option<BytesMut>,
+        room: Option<Room>,
     ) -> io::Result<Layer> {
         let len = parts.iter().map(|(_, len)| len).sum();
-        let mut bytes = room.filter(|room| room.len() == len).unwrap_or_else(|| single(len));
-        let mut rest = &mut bytes[..];
+        let mut room = room.filter(|room| room.len() == len).unwrap_or_else(|| Room::new(len));
         for (offset, len) in parts {
-            read_at(file, rest.split_off_mut(..*len).expect("their sum"), *offset)?;
+            read_at(file, room.next(*len), *offset)?;
         }
-        Ok(Layer::new(dtype, bytes))
+        Ok(Layer::new(dtype, room))
     }
 
     /// Keys before RoPE: tokens × KV heads × head size.
@@ -136,7 +112,7 @@ impl Layer {
     /// Keys, then values; or what lies at rest.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0.data {
-            Data::Bytes(bytes) => bytes,
+            Data::Bytes(bytes, _) => bytes,
             Data::Decoded(buffer) => buffer.as_slice().as_bytes(),
         }
     }
@@ -144,6 +120,14 @@ impl Layer {
     fn slice<'a>(&self, bytes: &'a [u8]) -> Slice<'a> {
         // The middle of a layer is a whole number of elements away from its aligned start.
         Slice::from_bytes(self.0.dtype, bytes).expect("aligned, whole elements")
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Data::Bytes(bytes, origin) = &mut self.data {
+            origin.put(std::mem::take(bytes));
+        }
     }
 }
 

@@ -36,6 +36,7 @@ mod namespace;
 mod reader;
 #[cfg(feature = "remote")]
 mod remote;
+mod rooms;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes of chunks in memory, besides those in use. Aux tensors may take a sixteenth of it on top.
+    /// Bytes of chunks in memory, besides those in use. Aux tensors may take a sixteenth of it on top, and memory that
+    /// chunks have left, for those that are read next, an eighth.
     pub memory: u64,
     /// Bytes of chunk and aux tensors files in the folder. The least recently used chunks go first, and pinned ones never.
     pub disk: u64,

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Seek;
-use std::mem;
 use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
@@ -11,13 +10,12 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 #[cfg(feature = "remote")]
 use std::time::Instant;
 
-use bytes::BytesMut;
-
 use crate::block_digests::within;
 use crate::chunk::weight;
 use crate::chunk_file::{Header, check_quickly, read_runs};
 use crate::kv_quant::{GROUP, Layout};
-use crate::layer::{Layer, room};
+use crate::layer::Layer;
+use crate::rooms::Room;
 #[cfg(feature = "remote")]
 use crate::tiers::InFlightChunk;
 use crate::tiers::{MemoryEntry, OpenFile, Tiers};
@@ -54,7 +52,7 @@ struct Disk {
     /// The chunk as it was read; without the data if the chunk is too large for the store's memory anyway.
     layers: Vec<OnceLock<Option<Layer>>>,
     /// Memory for the layers that are kept, from when the first is read until each is.
-    rooms: OnceLock<Mutex<Vec<BytesMut>>>,
+    rooms: OnceLock<Mutex<Vec<Option<Room>>>>,
     keep: bool,
     missing: AtomicUsize,
     /// Completed once the file was found broken or gone, and has been removed and told.
@@ -232,15 +230,18 @@ impl Disk {
     /// Reads and verifies a layer.
     fn whole(&self, layer: usize) -> Option<Layer> {
         let tokens = 0..self.header.id.tokens.len();
-        let room = self.keep.then(|| self.room(layer));
+        let room = self.room(layer);
         self.read(layer, slice::from_ref(&tokens), room, |data| check_quickly(&self.header, layer, data))
     }
 
-    /// Memory for a layer; less than that if somebody else has it.
-    fn room(&self, layer: usize) -> BytesMut {
-        let header = &self.header;
-        let rooms = self.rooms.get_or_init(|| Mutex::new(room(header.layout.layer, header.id.layers)));
-        mem::take(&mut rooms.lock().unwrap_or_else(PoisonError::into_inner)[layer])
+    /// Memory for a layer; none if somebody else has it.
+    fn room(&self, layer: usize) -> Option<Room> {
+        let (bytes, layers) = (self.header.layout.layer, self.header.id.layers);
+        if !self.keep {
+            return self.store.rooms.take(bytes, 1).pop();
+        }
+        let all = || Mutex::new(self.store.rooms.take(bytes, layers).into_iter().map(Some).collect());
+        self.rooms.get_or_init(all).lock().unwrap_or_else(PoisonError::into_inner)[layer].take()
     }
 
     /// Reads and verifies the tokens `runs` of a layer, and sees to a file that is broken.
@@ -248,7 +249,7 @@ impl Disk {
         &self,
         layer: usize,
         runs: &[Range<usize>],
-        room: Option<BytesMut>,
+        room: Option<Room>,
         check: impl FnOnce(&Layer) -> Result<(), Problem>,
     ) -> Option<Layer> {
         if self.gone.is_completed() {

@@ -33,6 +33,7 @@ use crate::error::{Problem, Result};
 use crate::folder::{Folder, remove};
 use crate::info::{PutOutcome, Repair};
 use crate::key::ChunkKey;
+use crate::rooms::Rooms;
 
 /// Most repairs remembered until somebody asks for them.
 const REPAIRS: usize = 256;
@@ -42,11 +43,15 @@ const OPEN_FILES: usize = 256;
 const MAX_DELETED: usize = 1 << 20;
 /// Aux tensors in memory take at most this part of what chunks may take.
 const AUX_SHARE: u64 = 16;
+/// Memory of chunks that are gone takes at most this part of what chunks may take.
+const ROOMS_SHARE: u64 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Tiers {
     pub(crate) memory: Cache<ChunkKey, MemoryEntry, ByBytes>,
     pub(crate) aux_tensors: Cache<AuxName, Arc<AuxTensors>, ByBytes>,
+    /// Memory that chunks in `memory` have left.
+    pub(crate) rooms: Arc<Rooms>,
     pub(crate) disk: Option<Arc<Disk>>,
     #[cfg(feature = "remote")]
     pub(crate) remote: Option<crate::remote::Remote>,
@@ -92,6 +97,7 @@ impl Tiers {
             in_flight: Mutex::default(),
             memory: bounded(memory_bytes),
             aux_tensors: bounded(memory_bytes / AUX_SHARE),
+            rooms: Rooms::new(memory_bytes / ROOMS_SHARE),
             disk,
             counters: Counters::default(),
             repairs: Mutex::default(),

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, PoisonError, Weak};
 
-use bytes::BytesMut;
-
 use crate::chunk_file::{Header, MAX_HEADER, check_all};
 use crate::disk::Origin;
 use crate::header::length;
-use crate::layer::{Layer, room};
+use crate::layer::Layer;
 use crate::remote::ObjectSink;
+use crate::rooms::{Room, new_rooms};
 use crate::tiers::{InFlightChunk, MemoryEntry, Tiers};
 use crate::{ChunkId, ChunkKey, Problem};
 
@@ -22,15 +21,14 @@ pub(super) struct Receiver {
     removals: u64,
     /// Bytes before the first layer, until the header is whole.
     head: Vec<u8>,
-    /// Memory for the layers to come, the last first, and how much of the next one is filled.
-    rooms: Vec<BytesMut>,
-    filled: usize,
+    /// Memory for the layers to come, the last first.
+    rooms: Vec<Room>,
 }
 
 impl Receiver {
     pub(super) fn new(tiers: &Arc<Tiers>, id: ChunkId, in_flight: Arc<InFlightChunk>) -> Receiver {
         let (store, key, removals) = (Arc::downgrade(tiers), id.key(), tiers.removals());
-        Receiver { store, id, key, in_flight, removals, head: Vec::new(), rooms: Vec::new(), filled: 0 }
+        Receiver { store, id, key, in_flight, removals, head: Vec::new(), rooms: Vec::new() }
     }
 
     /// Reads the header, if it is whole, of an object of `size` bytes, and gives what follows it.
@@ -43,7 +41,9 @@ impl Receiver {
         if let Some(field) = header.id.difference(&self.id) {
             return Err(Problem::Identity(field));
         }
-        self.rooms = room(header.layout.layer, header.id.layers);
+        let (bytes, layers) = (header.layout.layer, header.id.layers);
+        let rooms = self.store.upgrade().map(|store| store.rooms.clone());
+        self.rooms = rooms.map_or_else(|| new_rooms(bytes, layers), |rooms| rooms.take(bytes, layers));
         self.rooms.reverse();
         self.in_flight.change(|state| state.header = Some(Arc::new(header)));
         Ok(Some(rest))
@@ -56,13 +56,14 @@ impl Receiver {
                 let expected = header.bytes() as u64;
                 return Err(Problem::Length { expected, found: expected + bytes.len() as u64 });
             };
-            let (now, later) = bytes.split_at(bytes.len().min(next.len() - self.filled));
-            next[self.filled..self.filled + now.len()].copy_from_slice(now);
-            (self.filled, bytes) = (self.filled + now.len(), later);
-            if self.filled == next.len() {
-                self.filled = 0;
-                let data = self.rooms.pop().unwrap_or_default();
-                let data = check_all(header, layer, Layer::new(header.id.dtype, data))?;
+            let (now, later) = bytes.split_at(bytes.len().min(next.left()));
+            next.extend(now);
+            bytes = later;
+            if next.left() == 0
+                && let Some(room) = self.rooms.pop()
+            {
+                let data = Layer::new(header.id.dtype, room);
+                let data = check_all(header, layer, data)?;
                 self.in_flight.change(|state| state.layers.push(data));
             }
         }
