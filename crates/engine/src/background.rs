@@ -1,4 +1,4 @@
-//! Work that may wait for an object store, on a thread of its own.
+//! Work that may wait for a disk or an object store, on a thread of its own.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
@@ -15,17 +15,20 @@ pub(crate) struct Background<T> {
 }
 
 impl<T: Send + 'static> Background<T> {
-    /// Starts `work`.
+    /// Starts `work` on a thread of this name.
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(crate) fn spawn(work: impl FnOnce() -> T + Send + 'static) -> std::io::Result<Background<T>> {
+    pub(crate) fn spawn(
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<Background<T>> {
         let (outbox, inbox) = channel();
         let work = move || {
             // The receiver is gone where the work is not wanted any more.
             let _ = outbox.send(work());
         };
-        let thread = thread::Builder::new().name("fetch".to_owned()).spawn(work)?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work)?;
         Ok(Background { inbox, thread: Some(thread) })
     }
 

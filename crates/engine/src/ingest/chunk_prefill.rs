@@ -84,16 +84,39 @@ impl ChunkPrefill {
         Ok(false)
     }
 
-    /// Puts the computed chunk into the store, with its statistics.
-    pub(crate) fn finish(self, statistics: &[&dyn ChunkStatistics]) -> Result<ComputedChunk> {
+    /// The computed rows; the prefill's buffers are free again.
+    pub(crate) fn finish(self) -> PrefilledChunk {
         let ChunkPrefill { engine, id, label, run, mut done, .. } = self;
         done.push(run.finish(&engine));
+        PrefilledChunk { engine, id, label, done }
+    }
+}
+
+/// A chunk whose layers have all been computed.
+#[derive(Debug)]
+pub(crate) struct PrefilledChunk {
+    engine: Engine,
+    id: ChunkId,
+    label: String,
+    /// Layers and statistics of each prefill that the chunk is the mean of.
+    done: Vec<(Vec<LayerKv>, Vec<AuxTensors>)>,
+}
+
+impl PrefilledChunk {
+    /// Identity of the chunk.
+    pub(crate) fn id(&self) -> &ChunkId {
+        &self.id
+    }
+
+    /// Puts the chunk into the store, with its statistics, which are of these kinds.
+    pub(crate) fn store(self, kinds: &[String]) -> Result<ComputedChunk> {
+        let PrefilledChunk { engine, id, label, done } = self;
         let (prefills, mut made): (Vec<_>, Vec<_>) = done.into_iter().unzip();
         let made = made.swap_remove(0);
         let chunk = Chunk::new(id, &label, mean(prefills))?.with_numerics(engine.numerics());
         let mut outcome = engine.store().put(chunk.clone())?;
-        for (of, statistics) in statistics.iter().zip(&made) {
-            let put = engine.store().put_aux_tensors(chunk.id(), &of.kind(), statistics.clone())?;
+        for (kind, statistics) in kinds.iter().zip(&made) {
+            let put = engine.store().put_aux_tensors(chunk.id(), kind, statistics.clone())?;
             if let failed @ PutOutcome::NotStored { .. } = put {
                 outcome = failed;
             }

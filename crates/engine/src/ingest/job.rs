@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
-use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome, WantedChunk};
+use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome};
 use serde::Serialize;
 
-use super::chunk_prefill::ChunkPrefill;
+use super::chunk_prefill::{ChunkPrefill, ComputedChunk, PrefilledChunk};
 use super::prefilled_prefix::PrefilledPrefix;
 use crate::Result;
 use crate::advance::Advance;
 use crate::background::Background;
 use crate::engine::Engine;
-use crate::prompt::{Document, Prompt, PromptChunk};
+use crate::prompt::PromptChunk;
 
 /// Result of an ingest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -64,6 +64,8 @@ pub struct Ingest {
     methods: Vec<Arc<dyn FusionMethod>>,
     stage: Stage,
     missing: VecDeque<MissingChunk>,
+    /// The chunk that was computed last, while it is stored.
+    storing: Option<StoringChunk>,
     /// All that stands before the next missing chunk, prefilled: the document's chunks before it were computed just now.
     carried: Option<Arc<PrefilledPrefix>>,
     progress: IngestProgress,
@@ -86,6 +88,17 @@ struct MissingChunk {
     stored: bool,
 }
 
+/// A chunk on its way to the store, which hashes and writes it while the next one is computed.
+#[derive(Debug)]
+struct StoringChunk {
+    work: Background<Result<ComputedChunk>>,
+    /// Whether it is stored and lacked statistics only.
+    stored: bool,
+    /// Whether the next chunk goes on behind it, and what it went on behind itself.
+    follows: bool,
+    prefix: Option<Arc<PrefilledPrefix>>,
+}
+
 #[derive(Debug)]
 enum Stage {
     /// The object store is asked for chunks.
@@ -94,6 +107,8 @@ enum Stage {
     Look,
     /// A chunk is computed.
     Compute(Box<ChunkPrefill>, bool),
+    /// A chunk was computed, behind a prefix, and is stored once the one before it is.
+    Store(PrefilledChunk, Option<Arc<PrefilledPrefix>>, bool),
     /// The next chunk is due.
     Next,
 }
@@ -101,7 +116,7 @@ enum Stage {
 impl Ingest {
     /// An ingest of chunks of `documents` documents, with their identities. Where it is not to have chunks `whole`, those that come
     /// from an object store are not waited for: they are read while they come.
-    fn start(
+    pub(super) fn start(
         engine: &Engine,
         chunks: Vec<(ChunkId, PromptChunk)>,
         documents: usize,
@@ -115,7 +130,7 @@ impl Ingest {
             ..IngestReport::default()
         };
         let wanted = chunks.iter().map(|(id, chunk)| engine.wanted(id.clone(), &chunk.left)).collect();
-        let kinds = statistics_of(&methods).iter().map(|of| of.kind()).collect();
+        let kinds = kinds_of(&methods);
         let stage = engine.prefetch_chunks(wanted, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
             removed_before: engine.store().removed(),
@@ -125,6 +140,7 @@ impl Ingest {
             methods,
             stage,
             missing: VecDeque::new(),
+            storing: None,
             carried: None,
             progress: IngestProgress { total: 0, done: 0 },
             told: None,
@@ -159,6 +175,11 @@ impl Ingest {
                 Ok(Advance::Progress)
             }
             Stage::Next => {
+                let awaited =
+                    self.storing.as_ref().is_some_and(|last| last.follows || self.missing.is_empty());
+                if awaited {
+                    return Ok(if self.poll_storing()? { Advance::Progress } else { Advance::Waiting });
+                }
                 let Some(chunk) = self.missing.pop_front() else { return Ok(Advance::Done) };
                 let prefix = self.prefix_of(&chunk);
                 let MissingChunk { id, left, label, stored } = chunk;
@@ -179,23 +200,45 @@ impl Ingest {
                     return Ok(Advance::Progress);
                 }
                 let prefix = chunk.prefix();
-                let (chunk, made, outcome) = chunk.finish(&statistics)?;
+                self.stage = Stage::Store(chunk.finish(), prefix, stored);
+                Ok(Advance::Progress)
+            }
+            Stage::Store(chunk, prefix, stored) => {
+                if !self.poll_storing()? {
+                    self.stage = Stage::Store(chunk, prefix, stored);
+                    return Ok(Advance::Waiting);
+                }
                 let before = prefix.as_ref().map_or(&[][..], |prefix| prefix.tokens.as_slice());
                 let follows = self.carries()
                     && self.missing.front().is_some_and(|next| {
                         let wanted = [&self.engine.before_chunks(), next.left.as_slice()].concat();
                         !next.left.is_empty() && wanted == [before, &chunk.id().tokens].concat()
                     });
-                self.carried = follows.then(|| Arc::new(PrefilledPrefix::with(prefix.as_deref(), &chunk)));
-                self.report.bytes += if stored { 0 } else { chunk.bytes() as u64 };
-                self.report.bytes += made.iter().map(|statistics| statistics.bytes() as u64).sum::<u64>();
-                if let PutOutcome::NotStored { error } = outcome {
-                    self.report.not_stored.get_or_insert(error.to_string());
-                }
-                self.progress.done += self.engine.prefilled_tokens(chunk.id());
+                let kinds = kinds_of(&self.methods);
+                let work = Background::spawn("store", move || chunk.store(&kinds))?;
+                self.storing = Some(StoringChunk { work, stored, follows, prefix });
                 Ok(Advance::Progress)
             }
         }
+    }
+
+    /// Whether no chunk is being stored any more. One that has been is counted.
+    fn poll_storing(&mut self) -> Result<bool> {
+        let Some(mut storing) = self.storing.take() else { return Ok(true) };
+        let Some(done) = storing.work.poll() else {
+            self.storing = Some(storing);
+            return Ok(false);
+        };
+        let (chunk, made, outcome) = done?;
+        let StoringChunk { stored, follows, prefix, .. } = storing;
+        self.carried = follows.then(|| Arc::new(PrefilledPrefix::with(prefix.as_deref(), &chunk)));
+        self.report.bytes += if stored { 0 } else { chunk.bytes() as u64 };
+        self.report.bytes += made.iter().map(|statistics| statistics.bytes() as u64).sum::<u64>();
+        if let PutOutcome::NotStored { error } = outcome {
+            self.report.not_stored.get_or_insert(error.to_string());
+        }
+        self.progress.done += self.engine.prefilled_tokens(chunk.id());
+        Ok(true)
     }
 
     /// The prefix that a chunk goes on behind, where it is more than the engine's prefix: all of its document before it,
@@ -262,7 +305,7 @@ impl Ingest {
     }
 
     /// Does all of it, and tells `progress` after every chunk.
-    fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
+    pub(super) fn run(mut self, mut progress: impl FnMut(IngestProgress)) -> Result<IngestReport> {
         loop {
             let advance = self.advance()?;
             if let Some(now) = self.new_progress() {
@@ -286,151 +329,8 @@ pub(crate) fn statistics_of(methods: &[Arc<dyn FusionMethod>]) -> Vec<&dyn Chunk
     all
 }
 
-impl Engine {
-    /// Computes and stores every chunk of the documents that the store does not have.
-    ///
-    /// # Errors
-    /// If a text cannot be tokenised or the store cannot be read. A full disk is no error: the report says so.
-    pub fn ingest(
-        &self,
-        documents: &[Document],
-        progress: impl FnMut(IngestProgress),
-    ) -> Result<IngestReport> {
-        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
-        Ingest::start(self, self.named_in(&prompt), documents.len(), Vec::new(), true)?.run(progress)
-    }
-
-    /// Computes and stores what a method reuses of the documents. For a method with statistics, documents are prefilled whole,
-    /// and its statistics are kept beside each. Documents that the store has already only get statistics.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn ingest_for(
-        &self,
-        documents: &[Document],
-        method: &Arc<dyn FusionMethod>,
-        progress: impl FnMut(IngestProgress),
-    ) -> Result<IngestReport> {
-        self.start_ingest(documents, method)?.run(progress)
-    }
-
-    /// [`Engine::ingest_for`] on the way to an answer over documents that are cut into chunks: chunks that come from an object store are not
-    /// waited for, but read while they come.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn ingest_to_answer(
-        &self,
-        chunks: &[PromptChunk],
-        method: &Arc<dyn FusionMethod>,
-        progress: impl FnMut(IngestProgress),
-    ) -> Result<IngestReport> {
-        // The documents are those of the answer's prompt, in their order.
-        let prompt = Prompt { system: self.before_chunks(), chunks: chunks.to_vec(), ..Prompt::default() };
-        self.start_ingest_of(&prompt, method, false)?.run(progress)
-    }
-
-    /// Begins [`Engine::ingest_for`], to be done step by step.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn start_ingest(&self, documents: &[Document], method: &Arc<dyn FusionMethod>) -> Result<Ingest> {
-        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
-        self.start_ingest_of(&prompt, method, true)
-    }
-
-    fn start_ingest_of(
-        &self,
-        prompt: &Prompt,
-        method: &Arc<dyn FusionMethod>,
-        whole: bool,
-    ) -> Result<Ingest> {
-        let documents = prompt.chunks.chunk_by(|a, b| a.document == b.document).count();
-        let methods = if method.statistics().is_empty() { Vec::new() } else { vec![method.clone()] };
-        Ingest::start(self, self.stored_for(prompt, method), documents, methods, whole)
-    }
-
-    /// The chunks that a method reuses of a prompt, with their identities: whole documents where it keeps statistics of them.
-    pub(super) fn stored_for(
-        &self,
-        prompt: &Prompt,
-        method: &Arc<dyn FusionMethod>,
-    ) -> Vec<(ChunkId, PromptChunk)> {
-        self.stored_in(prompt, !method.statistics().is_empty())
-    }
-
-    /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
-    /// statistics for the methods that keep some, and its chunks for the others. A chunk that both need is computed once.
-    ///
-    /// # Errors
-    /// As for [`Engine::ingest`].
-    pub fn ingest_prompt(&self, prompt: &Prompt, methods: &[Arc<dyn FusionMethod>]) -> Result<()> {
-        if !methods.iter().any(|method| method.reuses()) {
-            return Ok(());
-        }
-        self.ingest_system(prompt)?;
-        if !statistics_of(methods).is_empty() {
-            let contexts = self.named_in(&prompt.contexts(self.longest_context()));
-            Ingest::start(self, contexts, 0, methods.to_vec(), true)?.run(|_| ())?;
-        }
-        if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {
-            Ingest::start(self, self.named_in(prompt), 0, Vec::new(), true)?.run(|_| ())?;
-        }
-        Ok(())
-    }
-
-    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it themselves;
-    /// done before, it is no part of the first answer's time.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
-        if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
-            let mut chunk = ChunkPrefill::start(
-                self,
-                self.system_id(&prompt.system),
-                &[],
-                SYSTEM_LABEL.to_owned(),
-                false,
-            )?;
-            while !chunk.advance(&[])? {}
-            chunk.finish(&[])?;
-        }
-        Ok(())
-    }
-
-    /// Whether the system part of a prompt is kept in the store.
-    pub(crate) fn keeps_system(&self, prompt: &Prompt) -> bool {
-        prompt.system_reusable && !prompt.system.is_empty()
-    }
-
-    /// A chunk as the object store is asked for it: also in the shared namespace, with the time that computing it behind what is `left` of it
-    /// is expected to take.
-    pub(crate) fn wanted(&self, id: ChunkId, left: &[u32]) -> WantedChunk {
-        let compute = self.prefill_rate().time_of(left.len() + self.prefilled_tokens(&id));
-        WantedChunk { ids: [id.clone()].into_iter().chain(self.shared(&id)).collect(), compute }
-    }
-
-    /// Has the store fetch chunks that it lacks, on another thread, unless computing them is expected to take less time. The work ends when it
-    /// is known which of them come, or, where they are to be `whole`, when these are there. None where there is no object store.
-    pub(crate) fn prefetch_chunks(
-        &self,
-        wanted: Vec<WantedChunk>,
-        kinds: Vec<String>,
-        whole: bool,
-    ) -> Result<Option<Background<Fetched>>> {
-        let store = self.store().clone();
-        if !store.fetches() {
-            return Ok(None);
-        }
-        let fetch = move || {
-            let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-            let fetched = store.prefetch(&wanted, &kinds, whole);
-            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.is_in_flight(id));
-            fetched
-        };
-        Ok(Some(Background::spawn(fetch)?))
-    }
+fn kinds_of(methods: &[Arc<dyn FusionMethod>]) -> Vec<String> {
+    statistics_of(methods).iter().map(|of| of.kind()).collect()
 }
 
 /// Label of a system part in the store.

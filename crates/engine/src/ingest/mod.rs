@@ -7,6 +7,7 @@ mod identity;
 mod job;
 mod prefilled_prefix;
 mod prefix;
+mod requests;
 mod shared;
 
 pub(crate) use chunk_prefill::ChunkPrefill;

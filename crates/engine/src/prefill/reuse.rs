@@ -122,7 +122,8 @@ impl Computing {
             self.chunk = Some(chunk);
             return Ok(None);
         }
-        let (chunk, statistics, _) = chunk.finish(&statistics)?;
+        let kinds: Vec<String> = statistics.iter().map(|of| of.kind()).collect();
+        let (chunk, statistics, _) = chunk.finish().store(&kinds)?;
         reused.prefilled += 1;
         if !self.late.is_empty() {
             store.count_race(false);
@@ -225,7 +226,7 @@ impl Opening {
             };
             if engine.store().fetches() {
                 let reader = segment.reader.clone();
-                let reading = Background::spawn(move || reader.chunk())?;
+                let reading = Background::spawn("read", move || reader.chunk())?;
                 self.reading = Some((part, segment, reading));
             } else {
                 let started = Instant::now();

@@ -205,7 +205,8 @@ impl Engine {
     fn compute_chunk(&self, id: ChunkId, label: &str, statistics: &[&dyn ChunkStatistics]) {
         let mut chunk = ChunkPrefill::start(self, id, &[], label.to_owned(), !statistics.is_empty()).unwrap();
         while !chunk.advance(statistics).unwrap() {}
-        chunk.finish(statistics).unwrap();
+        let kinds: Vec<String> = statistics.iter().map(|of| of.kind()).collect();
+        chunk.finish().store(&kinds).unwrap();
     }
 }
 

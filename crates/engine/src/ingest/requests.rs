@@ -1,0 +1,160 @@
+//! What the engine is asked to ingest: documents, or what methods reuse of a prompt.
+
+use std::sync::Arc;
+
+use refrain_fusion::FusionMethod;
+use refrain_store::{ChunkId, Fetched, WantedChunk};
+
+use super::chunk_prefill::ChunkPrefill;
+use super::job::{Ingest, IngestProgress, IngestReport, SYSTEM_LABEL, statistics_of};
+use crate::Result;
+use crate::background::Background;
+use crate::engine::Engine;
+use crate::prompt::{Document, Prompt, PromptChunk};
+
+impl Engine {
+    /// Computes and stores every chunk of the documents that the store does not have.
+    ///
+    /// # Errors
+    /// If a text cannot be tokenised or the store cannot be read. A full disk is no error: the report says so.
+    pub fn ingest(
+        &self,
+        documents: &[Document],
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        Ingest::start(self, self.named_in(&prompt), documents.len(), Vec::new(), true)?.run(progress)
+    }
+
+    /// Computes and stores what a method reuses of the documents. For a method with statistics, documents are prefilled whole,
+    /// and its statistics are kept beside each. Documents that the store has already only get statistics.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_for(
+        &self,
+        documents: &[Document],
+        method: &Arc<dyn FusionMethod>,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        self.start_ingest(documents, method)?.run(progress)
+    }
+
+    /// [`Engine::ingest_for`] on the way to an answer over documents that are cut into chunks: chunks that come from an object store are not
+    /// waited for, but read while they come.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_to_answer(
+        &self,
+        chunks: &[PromptChunk],
+        method: &Arc<dyn FusionMethod>,
+        progress: impl FnMut(IngestProgress),
+    ) -> Result<IngestReport> {
+        // The documents are those of the answer's prompt, in their order.
+        let prompt = Prompt { system: self.before_chunks(), chunks: chunks.to_vec(), ..Prompt::default() };
+        self.start_ingest_of(&prompt, method, false)?.run(progress)
+    }
+
+    /// Begins [`Engine::ingest_for`], to be done step by step.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn start_ingest(&self, documents: &[Document], method: &Arc<dyn FusionMethod>) -> Result<Ingest> {
+        let prompt = Prompt { chunks: self.chunks(documents)?, ..Prompt::default() };
+        self.start_ingest_of(&prompt, method, true)
+    }
+
+    fn start_ingest_of(
+        &self,
+        prompt: &Prompt,
+        method: &Arc<dyn FusionMethod>,
+        whole: bool,
+    ) -> Result<Ingest> {
+        let documents = prompt.chunks.chunk_by(|a, b| a.document == b.document).count();
+        let methods = if method.statistics().is_empty() { Vec::new() } else { vec![method.clone()] };
+        Ingest::start(self, self.stored_for(prompt, method), documents, methods, whole)
+    }
+
+    /// The chunks that a method reuses of a prompt, with their identities: whole documents where it keeps statistics of them.
+    pub(super) fn stored_for(
+        &self,
+        prompt: &Prompt,
+        method: &Arc<dyn FusionMethod>,
+    ) -> Vec<(ChunkId, PromptChunk)> {
+        self.stored_in(prompt, !method.statistics().is_empty())
+    }
+
+    /// Computes and stores what methods reuse of a prompt and the store does not have: its system part, its documents with
+    /// statistics for the methods that keep some, and its chunks for the others. A chunk that both need is computed once.
+    ///
+    /// # Errors
+    /// As for [`Engine::ingest`].
+    pub fn ingest_prompt(&self, prompt: &Prompt, methods: &[Arc<dyn FusionMethod>]) -> Result<()> {
+        if !methods.iter().any(|method| method.reuses()) {
+            return Ok(());
+        }
+        self.ingest_system(prompt)?;
+        if !statistics_of(methods).is_empty() {
+            let contexts = self.named_in(&prompt.contexts(self.longest_context()));
+            Ingest::start(self, contexts, 0, methods.to_vec(), true)?.run(|_| ())?;
+        }
+        if methods.iter().any(|method| method.reuses() && method.statistics().is_empty()) {
+            Ingest::start(self, self.named_in(prompt), 0, Vec::new(), true)?.run(|_| ())?;
+        }
+        Ok(())
+    }
+
+    /// Prefills and stores the system part of a prompt, if it is to be kept and is not in the store. Answers do it themselves;
+    /// done before, it is no part of the first answer's time.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn ingest_system(&self, prompt: &Prompt) -> Result<()> {
+        if self.keeps_system(prompt) && !self.store().contains(&self.system_id(&prompt.system)) {
+            let mut chunk = ChunkPrefill::start(
+                self,
+                self.system_id(&prompt.system),
+                &[],
+                SYSTEM_LABEL.to_owned(),
+                false,
+            )?;
+            while !chunk.advance(&[])? {}
+            chunk.finish().store(&[])?;
+        }
+        Ok(())
+    }
+
+    /// Whether the system part of a prompt is kept in the store.
+    pub(crate) fn keeps_system(&self, prompt: &Prompt) -> bool {
+        prompt.system_reusable && !prompt.system.is_empty()
+    }
+
+    /// A chunk as the object store is asked for it: also in the shared namespace, with the time that computing it behind what is `left` of it
+    /// is expected to take.
+    pub(crate) fn wanted(&self, id: ChunkId, left: &[u32]) -> WantedChunk {
+        let compute = self.prefill_rate().time_of(left.len() + self.prefilled_tokens(&id));
+        WantedChunk { ids: [id.clone()].into_iter().chain(self.shared(&id)).collect(), compute }
+    }
+
+    /// Has the store fetch chunks that it lacks, on another thread, unless computing them is expected to take less time. The work ends when it
+    /// is known which of them come, or, where they are to be `whole`, when these are there. None where there is no object store.
+    pub(crate) fn prefetch_chunks(
+        &self,
+        wanted: Vec<WantedChunk>,
+        kinds: Vec<String>,
+        whole: bool,
+    ) -> Result<Option<Background<Fetched>>> {
+        let store = self.store().clone();
+        if !store.fetches() {
+            return Ok(None);
+        }
+        let fetch = move || {
+            let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+            let fetched = store.prefetch(&wanted, &kinds, whole);
+            wanted.iter().flat_map(|chunk| &chunk.ids).for_each(|id| _ = store.is_in_flight(id));
+            fetched
+        };
+        Ok(Some(Background::spawn("fetch", fetch)?))
+    }
+}
