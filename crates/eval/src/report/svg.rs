@@ -163,7 +163,9 @@ impl Plot {
         for series in &self.series {
             series.draw(&mut out, &x, &y);
         }
-        for point in points().filter(|point| !point.label.is_empty()) {
+        let labelled =
+            self.series.iter().flat_map(|series| series.points.iter().map(|p| (series.colour(), p)));
+        for (colour, point) in labelled.filter(|(_, point)| !point.label.is_empty()) {
             let place = [x.at(point.x), y.at(point.y)];
             let [left, top, right, bottom] = labels.place(place, &cut(&point.label, LONGEST));
             let near = place.map(|p| p.round());
@@ -171,7 +173,8 @@ impl Plot {
             if (ends[0] - place[0]).hypot(ends[1] - place[1]) > 12.0 {
                 line(&mut out, [place[0], place[1], ends[0], ends[1]], "leader");
             }
-            text(&mut out, [left, bottom - 3.0], "small", &cut(&point.label, LONGEST));
+            let class = format!("small f{colour}");
+            text(&mut out, [left, bottom - 3.0], &class, &cut(&point.label, LONGEST));
         }
         Some(picture(WIDTH, HEIGHT, &self.title, &self.words(), &out))
     }
@@ -210,9 +213,14 @@ impl Plot {
 }
 
 impl Series {
-    fn draw(&self, out: &mut String, x: &Scale, y: &Scale) {
+    /// Number of the colour of its line, points and label.
+    fn colour(&self) -> usize {
         // 0 is one alone.
-        let colour = if self.style == 0 { 0 } else { 1 + (self.style - 1) % (STYLES - 1) };
+        if self.style == 0 { 0 } else { 1 + (self.style - 1) % (STYLES - 1) }
+    }
+
+    fn draw(&self, out: &mut String, x: &Scale, y: &Scale) {
+        let colour = self.colour();
         if self.joined {
             let points = self.points.iter().map(|point| format!("{:.1},{:.1}", x.at(point.x), y.at(point.y)));
             let points = points.collect::<Vec<_>>().join(" ");
