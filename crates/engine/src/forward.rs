@@ -242,17 +242,18 @@ pub(crate) fn attention<'a>(
     }
 }
 
-/// Attention of some rows of the active tokens over a layer's cache, as their masks say.
+/// Attention of some rows of the active tokens over a layer's cache, as their masks say, with the rows' log-sum-exps if they are wanted.
 pub(crate) fn attend_rows(
     layer: usize,
     tokens: &mut ActiveTokens,
     cache: (&LayerCache, usize),
     rows: Range<usize>,
+    lse: Option<&mut Floats>,
 ) {
     let decoder = tokens.decoder.clone();
     let (queries, visible) = ((&tokens.work.q, rows.start), &tokens.visible[rows]);
     let attention = attention(&decoder, layer, cache, queries, visible);
-    decoder.device().attention(&attention, &mut tokens.work.attended, None);
+    decoder.device().attention(&attention, &mut tokens.work.attended, lse);
 }
 
 /// Number of keys that tokens see together.

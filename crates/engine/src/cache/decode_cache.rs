@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use refrain_kernels::{Device, Dtype, Floats, KvRows, Rotary};
+use refrain_kernels::{Device, Dtype, Floats, KvRows, Precision, Rotary};
 use refrain_kv::{KvBufferPool, KvCache, LayerCache, MemoryMeter, RopeTables};
 use refrain_model::Decoder;
 
@@ -11,8 +11,13 @@ pub(crate) trait DecodeCache: Debug + Send {
     /// Slots of a head in the cache that each layer of the prompt is computed in.
     fn prompt_capacity(&self) -> usize;
 
-    /// Looks at the prompt's keys and values of a layer, all of them in place, before its tokens attend. Layers come in
-    /// ascending order.
+    /// Whether the cache wants the log-sum-exps of the prompt's rows at a layer: it then looks at the layer after its attention, if
+    /// all rows attend.
+    fn wants_lse(&self, _layer: usize) -> bool {
+        false
+    }
+
+    /// Looks at the prompt's keys and values of a layer, all of them in place. Layers come in ascending order.
     fn observe_prompt(&mut self, _layer: usize, _prompt: &PromptLayer<'_>, _meter: &MemoryMeter) {}
 
     /// Takes over the prompt's keys and values of a layer after its attention. Memory that is not kept comes back.
@@ -65,7 +70,7 @@ pub(crate) trait DecodeCache: Debug + Send {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// One layer of a prompt before attention.
+/// One layer of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptLayer<'a> {
     /// Keys and values of the prompt's tokens that are kept, slot = index among them.
@@ -79,6 +84,8 @@ pub(crate) struct PromptLayer<'a> {
     pub(crate) visible: &'a [(u32, u32)],
     /// Positions of the kept tokens, where these are a part of the prompt.
     pub(crate) origins: Option<&'a [u32]>,
+    /// Log-sum-exps of all rows of `q`, `rows × H`, and the precision that the layer's attention has had, where it has been computed.
+    pub(crate) lse: Option<(&'a Floats, Precision)>,
 }
 
 /// One projected token of a decoding step.

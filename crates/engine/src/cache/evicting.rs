@@ -203,6 +203,10 @@ impl DecodeCache for EvictingCache {
         self.prompt.len()
     }
 
+    fn wants_lse(&self, layer: usize) -> bool {
+        self.watches(layer) == AttentionNeeds::Sums
+    }
+
     fn observe_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
         self.take_prompt(layer, prompt, meter);
     }

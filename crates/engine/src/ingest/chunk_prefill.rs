@@ -272,6 +272,6 @@ impl LayerAttention for ObservedLayers<'_> {
     }
 
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
-        attend_rows(layer, tokens, (&self.layers.cache, self.layers.slots), rows);
+        attend_rows(layer, tokens, (&self.layers.cache, self.layers.slots), rows, None);
     }
 }

@@ -77,7 +77,7 @@ impl PassLayers {
         if final_pass && last {
             self.stats.final_rows.clone_from(&tokens.positions);
             self.set_mask(layer, tokens, &[]);
-            self.observe_prompt(layer, tokens, &cache);
+            self.observe_prompt(layer, tokens, &cache, false);
             if self.retrieval.is_none() {
                 tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
             }
@@ -85,10 +85,15 @@ impl PassLayers {
         let before = std::mem::take(&mut self.stats.final_rows);
         self.set_mask(layer, tokens, &before);
         self.stats.final_rows = before;
+        let mut observed_after = false;
         if final_pass && !last {
-            self.observe_prompt(layer, tokens, &cache);
+            let wants_lse = self.answer.as_mut().is_some_and(|answer| answer.as_cache().wants_lse(layer));
+            observed_after = wants_lse && self.retrieval.is_none();
+            if !observed_after {
+                self.observe_prompt(layer, tokens, &cache, false);
+            }
         }
-        let attending = AttendingLayer { cache, projected };
+        let attending = AttendingLayer { cache, observed_after, projected };
         let Some(retrieval) = &mut self.retrieval else {
             self.attending = Some(attending);
             return Ok(Flow::Attend);
@@ -120,7 +125,10 @@ impl PassLayers {
 
     /// Counts a layer whose tokens have attended to `keys` keys, and hands its cache on.
     fn leave(&mut self, layer: usize, tokens: &ActiveTokens, attending: AttendingLayer, keys: usize) {
-        let AttendingLayer { cache, projected } = attending;
+        let AttendingLayer { cache, observed_after, projected } = attending;
+        if observed_after {
+            self.observe_prompt(layer, tokens, &cache, true);
+        }
         self.stats.count_layer(tokens.decoder.config(), projected, tokens.positions.len(), keys);
         match &mut self.answer {
             Some(answer) if self.plan.probe.is_none() => {
@@ -141,8 +149,9 @@ impl PassLayers {
         }
     }
 
-    /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there.
-    pub(super) fn observe_prompt(&mut self, layer: usize, tokens: &ActiveTokens, cache: &LayerCache) {
+    /// Shows the answer's cache the prompt's keys and values of a layer, and the tokens that were computed there, before or after they have
+    /// attended.
+    fn observe_prompt(&mut self, layer: usize, tokens: &ActiveTokens, cache: &LayerCache, attended: bool) {
         let prompt = PromptLayer {
             whole: cache,
             q: &tokens.work.q,
@@ -150,6 +159,7 @@ impl PassLayers {
             rows: &tokens.positions,
             visible: &tokens.visible,
             origins: None,
+            lse: attended.then(|| (&self.lse, tokens.decoder.precision())),
         };
         if let Some(answer) = &mut self.answer {
             answer.as_cache().observe_prompt(layer, &prompt, self.context.allocator.meter());
@@ -238,8 +248,10 @@ impl LayerAttention for PassLayers {
     }
 
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
-        if let Some(AttendingLayer { cache, .. }) = &self.attending {
-            attend_rows(layer, tokens, (cache, self.prompt_capacity()), rows);
+        let capacity = self.prompt_capacity();
+        if let Some(AttendingLayer { cache, observed_after, .. }) = &self.attending {
+            let lse = observed_after.then_some(&mut self.lse);
+            attend_rows(layer, tokens, (cache, capacity), rows, lse);
         }
     }
 

@@ -69,6 +69,8 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct AttendingLayer {
     pub(super) cache: LayerCache,
+    /// Whether the answer's cache looks at the layer once its rows have attended.
+    pub(super) observed_after: bool,
     /// Tokens that were projected.
     pub(super) projected: usize,
 }
@@ -88,6 +90,8 @@ pub(crate) struct PassLayers {
     pub(super) carried: Vec<LayerCache>,
     pub(super) retrieval: Option<BlockRetrieval>,
     pub(super) q_pre_rope: Floats,
+    /// Log-sum-exps of the rows of `attending`, if the answer's cache wants them.
+    pub(super) lse: Floats,
     /// The layer whose rows attend part by part.
     pub(super) attending: Option<AttendingLayer>,
     /// The layer to be computed next.

@@ -79,6 +79,7 @@ impl PassRun {
             retrieval: None,
             attending: None,
             q_pre_rope: decoder.device().floats(0),
+            lse: decoder.device().floats(0),
             ready: None,
             stats: PrefillStats {
                 ambiguous_cases: plan.ambiguous_cases,

@@ -328,6 +328,7 @@ impl SelectedLayers {
             rows: &rows,
             visible: &tokens.visible[first..],
             origins: origins.as_deref(),
+            lse: None,
         };
         answer.observe_prompt(layer, &prompt, context.allocator.meter());
     }
@@ -349,7 +350,7 @@ fn set_mask(tokens: &mut ActiveTokens, slots: &SlotMap, window: Option<usize>) {
 /// Attention of some of the active tokens, or of none. `work.attended` has the length of `work.q`.
 fn attend(tokens: &mut ActiveTokens, layer: usize, cache: &LayerCache, slots: usize, rows: Range<usize>) {
     if !rows.is_empty() {
-        attend_rows(layer, tokens, (cache, slots), rows);
+        attend_rows(layer, tokens, (cache, slots), rows, None);
     }
 }
 

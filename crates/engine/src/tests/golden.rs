@@ -75,7 +75,7 @@ impl LayerAttention for Causal<'_> {
     }
 
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
-        attend_rows(layer, tokens, (self.0.kv.layer(layer), self.0.kv.capacity()), rows);
+        attend_rows(layer, tokens, (self.0.kv.layer(layer), self.0.kv.capacity()), rows, None);
     }
 }
 

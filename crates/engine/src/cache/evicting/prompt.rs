@@ -101,7 +101,7 @@ impl EvictingCache {
         let (mut weights, mut queries) = (Vec::new(), Vec::new());
         for from in (first..positions.len()).step_by(each) {
             let to = (from + each).min(positions.len());
-            // For what it says of weights: in `f32`, values not read.
+            // Values are not read. Where the layer has not attended, weights are computed in `f32`.
             let attention = CachedAttention {
                 q,
                 first_row: first_row + from,
@@ -137,7 +137,13 @@ impl EvictingCache {
                 }
                 _ => {
                     weights.resize(view.heads * n, 0.0);
-                    device.attention_mass(&attention, 0..n, &mut weights);
+                    match prompt.lse {
+                        Some((lse, precision)) => {
+                            let attention = CachedAttention { precision, ..attention };
+                            device.attention_mass_from_lse(&attention, lse, 0..n, &mut weights);
+                        }
+                        None => device.attention_mass(&attention, 0..n, &mut weights),
+                    }
                 }
             }
             let seen: Vec<u32> = visible[from..to].iter().map(|(from, to)| to - from).collect();

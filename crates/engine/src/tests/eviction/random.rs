@@ -60,8 +60,15 @@ impl Given {
         let rows: Vec<u32> = (0..n as u32).collect();
         let visible: Vec<(u32, u32)> = (1..=n as u32).map(|end| (0, end)).collect();
         let q = upload(&**device, &self.q[..n * heads * head_dim]);
-        let prompt =
-            PromptLayer { whole: &cache, q: &q, first_row: 0, rows: &rows, visible: &visible, origins: None };
+        let prompt = PromptLayer {
+            whole: &cache,
+            q: &q,
+            first_row: 0,
+            rows: &rows,
+            visible: &visible,
+            origins: None,
+            lse: None,
+        };
         bounded.observe_prompt(0, &prompt, &MemoryMeter::default());
         Ok(bounded)
     }
