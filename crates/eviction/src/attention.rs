@@ -31,6 +31,17 @@ pub enum AttentionNeeds {
     },
 }
 
+impl AttentionNeeds {
+    /// Whether the sums over the prompt's rows are those of the weights that attention itself has: without noise, at temperature 1.
+    pub fn sums_attention(&self) -> bool {
+        match self {
+            AttentionNeeds::Sums => true,
+            AttentionNeeds::NoisySums { seed, tau } => seed.is_none() && tau.at(0) == 1.0,
+            _ => false,
+        }
+    }
+}
+
 /// A temperature that rises with every step of decoding: `min(start + step·i, end)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tau {

@@ -204,7 +204,7 @@ impl DecodeCache for EvictingCache {
     }
 
     fn wants_lse(&self, layer: usize) -> bool {
-        self.watches(layer) == AttentionNeeds::Sums
+        self.watches(layer).sums_attention()
     }
 
     fn observe_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
