@@ -108,7 +108,7 @@ enum Stage {
     /// A chunk is computed.
     Compute(Box<ChunkPrefill>, bool),
     /// A chunk was computed, behind a prefix, and is stored once the one before it is.
-    Store(PrefilledChunk, Option<Arc<PrefilledPrefix>>, bool),
+    Store(Box<PrefilledChunk>, Option<Arc<PrefilledPrefix>>, bool),
     /// The next chunk is due.
     Next,
 }
@@ -200,7 +200,7 @@ impl Ingest {
                     return Ok(Advance::Progress);
                 }
                 let prefix = chunk.prefix();
-                self.stage = Stage::Store(chunk.finish(), prefix, stored);
+                self.stage = Stage::Store(Box::new(chunk.finish()), prefix, stored);
                 Ok(Advance::Progress)
             }
             Stage::Store(chunk, prefix, stored) => {
