@@ -340,6 +340,17 @@ impl Both<'_> {
                 [&out[..], &lse[2 * HEADS..]].concat()
             })
         });
+        self.agree("attention of some rows after others", |d| {
+            self.with_attention(d, |a| {
+                let (mut out, mut lse) = (upload(d, &vec![0.5; a.q.len()]), d.floats(0));
+                let (mut first_row, most) = (a.first_row, self.rows.div_ceil(2));
+                for visible in a.visible.chunks(most) {
+                    d.attention(&CachedAttention { first_row, visible, ..*a }, &mut out, Some(&mut lse));
+                    first_row += visible.len();
+                }
+                [&download(d, &out)[2 * width..], &download(d, &lse)[2 * HEADS..]].concat()
+            })
+        });
         self.agree("attention_with_weights", |d| {
             self.with_attention(d, |a| {
                 let (one, mut out) = ([(0, 120)], upload(d, &vec![0.5; a.q.len()]));

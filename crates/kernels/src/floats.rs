@@ -17,7 +17,7 @@ impl CpuFloats {
         CpuFloats { words: AlignedVec::new(), len: 0 }
     }
 
-    /// Sets the length. What the elements are then is left open.
+    /// Sets the length. Elements are left open unless it has been the length already.
     pub(crate) fn resize(&mut self, len: usize) {
         self.words.reserve(len);
         self.len = len;

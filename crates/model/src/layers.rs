@@ -88,7 +88,7 @@ impl Pack<'_> {
         let vector = |part: &str, len| self.weights.vector(&name(part), len);
         let norm = |part: &str| vector(&format!("{part}_layernorm.weight"), hidden);
         let post_norms = || -> Result<_> { Ok([norm("post_attention")?, norm("post_feedforward")?]) };
-        // What Hugging Face calls the norm after attention is the MLP's where branches have no norms after them.
+        // Hugging Face's norm after attention is the MLP's where branches have no norms after them.
         let (attention_norm, mlp_norm, post_norms) = match spec.norms {
             BranchNorms::Pre => (Some(norm("input")?), Some(norm("post_attention")?), None),
             BranchNorms::PrePost => {

@@ -28,7 +28,7 @@ pub(crate) struct Room {
     origin: Origin,
 }
 
-/// Where the memory of a layer goes once nobody uses the layer.
+/// The rooms that get the memory of a layer back once nobody uses the layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     rooms: Weak<Rooms>,

@@ -130,7 +130,7 @@ impl Ingest {
             ..IngestReport::default()
         };
         let wanted = chunks.iter().map(|(id, chunk)| engine.wanted(id.clone(), &chunk.left)).collect();
-        let kinds = kinds_of(&methods);
+        let kinds = kinds_of(&statistics_of(&methods));
         let stage = engine.prefetch_chunks(wanted, kinds, whole)?.map_or(Stage::Look, Stage::Fetch);
         Ok(Ingest {
             removed_before: engine.store().removed(),
@@ -214,7 +214,7 @@ impl Ingest {
                         let wanted = [&self.engine.before_chunks(), next.left.as_slice()].concat();
                         !next.left.is_empty() && wanted == [before, &chunk.id().tokens].concat()
                     });
-                let kinds = kinds_of(&self.methods);
+                let kinds = kinds_of(&statistics_of(&self.methods));
                 let work = Background::spawn("store", move || chunk.store(&kinds))?;
                 self.storing = Some(StoringChunk { work, stored, follows, prefix });
                 Ok(Advance::Progress)
@@ -329,8 +329,9 @@ pub(crate) fn statistics_of(methods: &[Arc<dyn FusionMethod>]) -> Vec<&dyn Chunk
     all
 }
 
-fn kinds_of(methods: &[Arc<dyn FusionMethod>]) -> Vec<String> {
-    statistics_of(methods).iter().map(|of| of.kind()).collect()
+/// Names of kinds of statistics.
+pub(crate) fn kinds_of(statistics: &[&dyn ChunkStatistics]) -> Vec<String> {
+    statistics.iter().map(|of| of.kind()).collect()
 }
 
 /// Label of a system part in the store.

@@ -13,7 +13,7 @@ mod shared;
 pub(crate) use chunk_prefill::ChunkPrefill;
 #[cfg(test)]
 pub(crate) use chunk_prefill::IsolatedRun;
-pub(crate) use job::SYSTEM_LABEL;
 pub use job::{Ingest, IngestProgress, IngestReport, rate};
+pub(crate) use job::{SYSTEM_LABEL, kinds_of};
 pub(crate) use prefilled_prefix::{AveragedPrefixes, PrefilledPrefix};
 pub use prefix::Prefix;

@@ -1,4 +1,4 @@
-//! What the engine is asked to ingest: documents, or what methods reuse of a prompt.
+//! Requests to ingest documents, or the parts of a prompt that methods reuse.
 
 use std::sync::Arc;
 

@@ -20,6 +20,7 @@ use crate::advance::Advance;
 use crate::background::Background;
 use crate::cache::{EvictingCache, SequenceCache};
 use crate::engine::Engine;
+use crate::ingest::kinds_of;
 use crate::prefix_cache::PrefixRoot;
 use crate::prompt::{Prompt, PromptChunk};
 
@@ -155,7 +156,7 @@ impl PrefillJob {
             return Ok(Stage::Plan);
         }
         let opening = Opening::new(engine, &self.prompt, self.max_rope_position);
-        let kinds = method.statistics().iter().map(|of| of.kind()).collect();
+        let kinds = kinds_of(&method.statistics());
         Ok(match engine.prefetch_chunks(opening.wanted(engine, &self.prompt), kinds, false)? {
             Some(fetch) => Stage::Fetch(fetch, opening),
             None => Stage::Open(opening),

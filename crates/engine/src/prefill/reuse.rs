@@ -13,7 +13,7 @@ use crate::Result;
 use crate::advance::Advance;
 use crate::background::Background;
 use crate::engine::Engine;
-use crate::ingest::{ChunkPrefill, SYSTEM_LABEL};
+use crate::ingest::{ChunkPrefill, SYSTEM_LABEL, kinds_of};
 use crate::prompt::Prompt;
 
 /// A part of the prompt whose keys and values are in the store, or were computed for it just now.
@@ -122,8 +122,7 @@ impl Computing {
             self.chunk = Some(chunk);
             return Ok(None);
         }
-        let kinds: Vec<String> = statistics.iter().map(|of| of.kind()).collect();
-        let (chunk, statistics, _) = chunk.finish().store(&kinds)?;
+        let (chunk, statistics, _) = chunk.finish().store(&kinds_of(&statistics))?;
         reused.prefilled += 1;
         if !self.late.is_empty() {
             store.count_race(false);

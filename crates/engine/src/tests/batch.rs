@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use refrain_eviction::{Eviction, POLICIES};
-use refrain_fusion::{FusionMethod, METHODS};
+use refrain_fusion::{FusionMethod, METHODS, Vanilla};
 use refrain_kernels::{Dtype, Precision};
 
 use super::{SMOLLM2, engine, exact, random_prompt, real, small, tiny, tiny_engine};
@@ -181,6 +181,31 @@ fn parts_of_a_layer_are_the_layer() {
             assert_eq!((&whole.0, &whole.1), (&parts.0, &parts.1), "{}", entry.name);
             let splits = ["vanilla", "a3", "cache_blend"].contains(&entry.name);
             assert!(!splits || parts.2 >= whole.2 + 10, "{}: {} and {} steps", entry.name, whole.2, parts.2);
+        }
+    }
+}
+
+/// Weights that a policy sums over a layer that was computed part by part are those of the layer.
+#[test]
+fn policies_see_all_parts_of_a_layer() {
+    for kv in [Dtype::F32, Dtype::F16] {
+        let whole = engine(&tiny("llama"), exact(kv));
+        let parts = engine(&tiny("llama"), Settings { ubatch: 24, ..exact(kv) });
+        let prompt = random_prompt(&whole, 6, &[70, 41, 90], 9, 17);
+        for policy in ["h2o:capacity=40,recent=10", "keyformer:capacity=40,noise=false"] {
+            let eviction = POLICIES.parse(policy).unwrap();
+            let of = |engine: &Engine| {
+                let sampling = Sampling { max_tokens: 6, logprobs: Some(1), ..Sampling::default() };
+                let request = GenerateRequest {
+                    eviction: eviction.clone(),
+                    ignore_eos: true,
+                    ..GenerateRequest::new(Arc::new(Vanilla), sampling)
+                };
+                let mut likely = Vec::new();
+                let answer = engine.answer(&prompt, &request, |event| note(&mut likely, event)).unwrap();
+                (answer.tokens, likely)
+            };
+            assert_eq!(of(&whole), of(&parts), "{policy}");
         }
     }
 }

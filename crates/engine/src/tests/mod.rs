@@ -34,7 +34,7 @@ use refrain_store::{ChunkId, Store};
 
 use crate::cache::{BlockSparseCache, EvictingCache, FullCache};
 use crate::decode::{DecodeWorkspace, extend};
-use crate::ingest::{ChunkPrefill, IsolatedRun};
+use crate::ingest::{ChunkPrefill, IsolatedRun, kinds_of};
 use crate::prefill::{AttentionCapture, PrefillJob, PrefillRequest, Prefilled};
 use crate::{Engine, Prompt, PromptChunk, Result, Settings};
 
@@ -205,8 +205,7 @@ impl Engine {
     fn compute_chunk(&self, id: ChunkId, label: &str, statistics: &[&dyn ChunkStatistics]) {
         let mut chunk = ChunkPrefill::start(self, id, &[], label.to_owned(), !statistics.is_empty()).unwrap();
         while !chunk.advance(statistics).unwrap() {}
-        let kinds: Vec<String> = statistics.iter().map(|of| of.kind()).collect();
-        chunk.finish().store(&kinds).unwrap();
+        chunk.finish().store(&kinds_of(statistics)).unwrap();
     }
 }
 

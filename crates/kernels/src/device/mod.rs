@@ -204,7 +204,7 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// out = softmax(scale · q · kᵀ) · v, of which `out` has as many rows as `q`. `lse`, resized to the same rows × heads,
     /// gets the logarithm of the softmax's sum of each row and head over the slots that it sees. Rows that do not attend are
-    /// left alone in `out` and open in `lse`.
+    /// left alone in `out`, and in an `lse` that has this length already; otherwise they are open there.
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>);
 
     /// Attention of a single row, and the weights that it gives to each slot, summed over the heads of a group;
