@@ -150,6 +150,10 @@ impl ActiveTokens {
     /// prompt.
     pub(crate) fn embed(&mut self, ids: &[u32], positions: Vec<u32>, table: &RopeTables) -> Result<()> {
         self.positions = positions;
+        // The rows of a pass that has ended with fewer of them lie in `spare`.
+        if self.spare.len() > self.hidden.len() {
+            std::mem::swap(&mut self.hidden, &mut self.spare);
+        }
         self.decoder.embed(self.positions.iter().map(|p| ids[*p as usize]), &mut self.hidden)?;
         table.gather(&self.positions, &mut self.rotary);
         Ok(())

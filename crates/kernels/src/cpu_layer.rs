@@ -13,6 +13,8 @@ use crate::simd::Elem;
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
 const BLOCK_ROWS: usize = 512;
+/// Bytes of the widest of these results, at most: rows of a wide network are fewer, since each thread has a block of its own.
+const BLOCK_BYTES: usize = 6 << 20;
 /// With fewer rows for each thread, the threads share the work of each step.
 const MIN_ROWS_PER_THREAD: usize = 128;
 /// Rows at a time when threads share the work of each step.
@@ -44,7 +46,11 @@ impl Cpu {
         let attn_out = &attn_out[rows.start * attn_width..rows.end * attn_width];
         let chosen = &mut x[rows.start * hidden..rows.end * hidden];
         let x = DisjointMut::new(chosen);
-        self.by_blocks(rows.len(), &|r| {
+        let widest = match tail.mlp {
+            Mlp::Dense(mlp) => mlp.gate_up.storage::<Linear>().outputs(),
+            Mlp::Experts(_) => hidden,
+        };
+        self.by_blocks(rows.len(), widest, &|r| {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
             let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
@@ -64,17 +70,19 @@ impl Cpu {
         }
     }
 
-    /// Calls `f` for blocks of rows. If there are enough rows, each thread takes a block at a time through all steps, so
-    /// that intermediate results stay in its caches; otherwise the threads share the work of each step.
-    fn by_blocks(&self, rows: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    /// Calls `f` for blocks of rows, whose intermediate results have at most `widest` elements a row. If there are enough rows, each thread
+    /// takes a block at a time through all steps, so that intermediate results stay in its caches; otherwise the threads share the work
+    /// of each step.
+    fn by_blocks(&self, rows: usize, widest: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
         let threads = self.threads();
         if rows < MIN_ROWS_PER_THREAD * threads {
             return (0..rows)
                 .step_by(SHARED_ROWS)
                 .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
         }
-        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
-        let each = rows.div_ceil(blocks).next_multiple_of(32);
+        let most = (BLOCK_BYTES / (4 * widest.max(1))).clamp(MIN_ROWS_PER_THREAD, BLOCK_ROWS);
+        let blocks = rows.div_ceil(most).next_multiple_of(threads);
+        let each = rows.div_ceil(blocks);
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
     }
 
@@ -117,7 +125,7 @@ impl Cpu {
         let q_width = q.len() / rows.max(1);
         let kv_width = (width - q_width) / 2;
         let (q, k, v) = (DisjointMut::new(q), DisjointMut::new(k), DisjointMut::new(v));
-        self.by_blocks(rows, &|r| {
+        self.by_blocks(rows, width, &|r| {
             let mut wide = scratch::borrow(&WIDE, r.len() * width);
             let qkv = &mut wide.as_f32_mut()[..r.len() * width];
             self.normed(&x[r.start * hidden..r.end * hidden], norm, |normed| self.linear(w, normed, qkv));

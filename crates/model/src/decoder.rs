@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{
     Device, Dtype, Experts, Floats, KvBuffer, LayerTail, Mlp, Norm, PackedLinear, Precision, QkNorms,
+    release_free_memory,
 };
 use refrain_kv::{RopeTables, Ropes, Shape};
 
@@ -17,6 +18,10 @@ use crate::files::ModelFiles;
 use crate::layers::{EMBEDDINGS, Layer, Mixture, Pack};
 use crate::packed::{PackedWeights, PackedWriter};
 use crate::rope;
+use crate::weights::Weights;
+
+/// Embeddings that are read before their pages of the mapped file are given back.
+const RELEASED_ROWS: usize = 256;
 
 /// A loaded model on a device.
 #[derive(Debug)]
@@ -24,7 +29,8 @@ pub struct Decoder {
     device: Arc<dyn Device>,
     /// The device, computing each row as if it were alone.
     each: Arc<dyn Device>,
-    files: ModelFiles,
+    config: Config,
+    weights: Weights,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: PackedLinear,
@@ -93,10 +99,16 @@ impl Decoder {
                 packed
             }
         };
+        let config = config.clone();
+        let mut weights = files.into_weights();
+        // Tokenizer and chat template have been made of it by now.
+        weights.forget_metadata();
+        release_free_memory();
         Ok(Decoder {
             device: device.clone(),
             each: device.batch_invariant(),
-            files,
+            config,
+            weights,
             layers,
             norm,
             head,
@@ -107,7 +119,7 @@ impl Decoder {
 
     /// The resolved configuration.
     pub fn config(&self) -> &Config {
-        self.files.config()
+        &self.config
     }
 
     /// The device that it computes on.
@@ -162,10 +174,14 @@ impl Decoder {
     /// # Errors
     /// If an id has no row.
     pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut Floats) -> Result<()> {
-        let table = self.files.weights().matrix(EMBEDDINGS)?;
+        let table = self.weights.matrix(EMBEDDINGS)?;
         let (rows, mut ids, mut found) = (ids.len(), ids, Ok(()));
         let scale = self.config().embedding_scale;
-        let mut row = |_, x: &mut [f32]| {
+        let mut row = |i: usize, x: &mut [f32]| {
+            // A prompt's rows lie in thousands of pages, which would stay with the program; reading one again costs a microsecond.
+            if (i + 1).is_multiple_of(RELEASED_ROWS) {
+                self.weights.release_pages();
+            }
             if let (Some(id), Ok(())) = (ids.next(), &found) {
                 found = table.row(id as usize, x);
                 if scale != 1.0 {

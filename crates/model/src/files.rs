@@ -73,6 +73,11 @@ impl ModelFiles {
         &self.weights
     }
 
+    /// The weights alone.
+    pub(crate) fn into_weights(self) -> Weights {
+        self.weights
+    }
+
     /// The GGUF file with its metadata (tokenizer, chat template), if the model is one.
     #[must_use]
     pub fn gguf(&self) -> Option<&Gguf> {

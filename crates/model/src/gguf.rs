@@ -142,6 +142,11 @@ impl Gguf {
         Ok((info, dtype, &self.files[info.file][info.range.clone()]))
     }
 
+    /// Drops all metadata, of which a vocabulary is tens of megabytes in small pieces.
+    pub(crate) fn forget_metadata(&mut self) {
+        self.metadata.clear();
+    }
+
     /// Gives the resident pages of the file back to the system (a hint): reading goes on working, from the
     /// disk.
     pub fn advise_done(&self) {

@@ -135,6 +135,13 @@ impl Weights {
         }
     }
 
+    /// Drops the metadata of a GGUF file, which weights are read without.
+    pub(crate) fn forget_metadata(&mut self) {
+        if let Source::Gguf { gguf, .. } = &mut self.source {
+            gguf.forget_metadata();
+        }
+    }
+
     /// Gives the resident pages of the files back to the system (a hint), once the weights are packed.
     /// Reading goes on working, from the disk.
     pub fn release_pages(&self) {

@@ -20,6 +20,13 @@ use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, strip_width};
 
 /// Most sums that are kept apart. It does not depend on the number of threads, so that the order of sums never changes.
 const SUMS: usize = 32;
+/// Scores of a block that are kept until their divisors are known, about.
+const KEPT: usize = 1 << 20;
+
+/// At most `each` rows, fewer where there are many slots, so that a block's scores stay in the caches.
+fn kept_rows(shape: &AttentionShape, each: usize, slots: usize) -> usize {
+    each.min((KEPT / (shape.group * slots.max(1))).max(STRIP))
+}
 
 impl Cpu {
     /// Attention mass of each slot.
@@ -83,7 +90,7 @@ impl Cpu {
 
     fn weights<E: Elem>(&self, a: &Attention, k: &[E], slots: Range<usize>, w: &mut [f32]) {
         let (shape, rows, n) = (a.shape(), a.visible.len(), slots.len());
-        let each = shape.block_rows(rows, self.threads());
+        let each = kept_rows(&shape, shape.block_rows(rows, self.threads()), n);
         let blocks = rows.div_ceil(each);
         w.fill(0.0);
         let shared = DisjointMut::new(w);
@@ -117,7 +124,7 @@ impl Cpu {
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         // Not chosen by the number of threads, which must not change a sum.
-        let each = shape.block_rows(rows, SUMS / 2);
+        let each = kept_rows(&shape, shape.block_rows(rows, SUMS / 2), slots.len());
         self.sum_blocks(shape, rows, each, slots.len(), s, &|block, sums| {
             let slots = slots.clone();
             self.run(AddMass { a, k, block, slots, normalizer, apart: false, sums });
@@ -215,6 +222,11 @@ struct Buffers<'a> {
     total: &'a mut [f32],
     /// Sums of a tile of slots.
     tile: &'a mut [f32],
+    /// Scores of each query row, masked and noisy, over the tiles from `origin` on, `kept_len` each: the probabilities need the divisors,
+    /// which are known once all scores are. Empty where divisors are given.
+    kept: &'a mut [f32],
+    kept_len: usize,
+    origin: usize,
 }
 
 impl<E: Elem> Kernel for AddMass<'_, E> {
@@ -225,31 +237,43 @@ impl<E: Elem> Kernel for AddMass<'_, E> {
         let AddMass { a, k, ref block, ref slots, normalizer, apart, .. } = self;
         let (block, slots) = (block.clone(), slots.clone());
         let (d, padded, n) = (block.shape.head_dim, block.shape.padded, block.strips() * STRIP);
-        let mut scratch = scratch::borrow(&BUFFERS, n * (d + 2) + KEYS * (STRIP + padded + d + 1));
+        let span = block.span(a.visible, 0..block.queries());
+        let start = span.start.max(slots.start);
+        let origin = start / KEYS * KEYS;
+        let kept_len = match normalizer {
+            Normalizer::Softmax(_) => span.end.saturating_sub(origin).next_multiple_of(KEYS),
+            Normalizer::Lse(_) => 0,
+        };
+        let len = n * (d + 2 + kept_len) + KEYS * (STRIP + padded + d + 1);
+        let mut scratch = scratch::borrow(&BUFFERS, len);
         let mut floats = scratch.as_f32_mut();
         let p = split_off_front(&mut floats, STRIP * KEYS);
         let rows = split_off_front(&mut floats, KEYS * padded);
         let keys = split_off_front(&mut floats, KEYS * d);
         let tile = split_off_front(&mut floats, KEYS);
-        let mut work =
-            Buffers { p, max: split_off_front(&mut floats, n), total: split_off_front(&mut floats, n), tile };
+        let (max, total) = (split_off_front(&mut floats, n), split_off_front(&mut floats, n));
         let q = split_off_front(&mut floats, n * d);
+        let kept = split_off_front(&mut floats, n * kept_len);
+        let mut work = Buffers { p, max, total, tile, kept, kept_len, origin };
         block.pack(a, a.scale * LOG2_E, q);
         let (given, noise) = normalizer.start(&block, work.max, work.total);
-        let span = block.span(a.visible, 0..block.queries());
-        let start = span.start.max(slots.start);
-        // The first pass sums up the divisors, unless they are given; the second pass adds the probabilities.
+        // The first pass computes scores and divisors, unless these are given; the second adds the probabilities.
         for (last, end) in [(false, if given { 0 } else { span.end }), (true, span.end.min(slots.end))] {
-            for first in (start / KEYS * KEYS..end).step_by(KEYS) {
-                let tile = first.max(start)..(first + KEYS).min(span.end);
-                key_tiles::rows(simd, block.shape.head(k, block.g), d, first, tile, padded, rows);
-                key_tiles::transpose(simd, rows, padded, d, keys);
+            let scored = given || !last;
+            for first in (origin..end).step_by(KEYS) {
+                if scored {
+                    let tile = first.max(start)..(first + KEYS).min(span.end);
+                    key_tiles::rows(simd, block.shape.head(k, block.g), d, first, tile, padded, rows);
+                    key_tiles::transpose(simd, rows, padded, d, keys);
+                }
                 work.tile.fill(0.0);
                 for (s, q) in q.chunks_exact(STRIP * d).enumerate() {
                     let queries = block.strip(s);
                     let any = block.span(a.visible, queries.clone());
                     if any.start < first + KEYS && first < any.end {
-                        key_tiles::scores(simd, d, keys, q, strip_width(queries.len()), work.p);
+                        if scored {
+                            key_tiles::scores(simd, d, keys, q, strip_width(queries.len()), work.p);
+                        }
                         self.add_strip(simd, queries, first, last, noise, &mut work);
                     }
                 }
@@ -282,16 +306,29 @@ impl<E> AddMass<'_, E> {
             if seen.start >= seen.end.min(KEYS) {
                 continue;
             }
-            if let Some(noise) = noise {
-                noise.add(block, i, first, p);
-            }
+            let kept = match work.kept_len {
+                0 => None,
+                len => Some(&mut work.kept[i * len + first - work.origin..][..KEYS]),
+            };
             if !last {
+                if let Some(noise) = noise {
+                    noise.add(block, i, first, p);
+                }
                 let largest = largest(simd, p, seen);
                 (work.max[i], work.total[i]) = sum_tile(simd, p, work.max[i], work.total[i], largest);
+                if let Some(kept) = kept {
+                    kept.copy_from_slice(p);
+                }
                 continue;
             }
-            mask(simd, p, seen);
-            add_probabilities(simd, p, work.max[i], work.total[i], work.tile);
+            let scores = match kept {
+                Some(kept) => kept,
+                None => {
+                    mask(simd, p, seen);
+                    p
+                }
+            };
+            add_probabilities(simd, scores, work.max[i], work.total[i], work.tile);
             if self.apart {
                 let sums = &mut self.sums[(block.row(i) - block.rows.start) * slots.len()..][..slots.len()];
                 add_tile(work.tile, first, slots, sums);
