@@ -1,0 +1,89 @@
+//! The seam under the CUDA device: memory, copies and launches, by CUDA's driver or by the emulator.
+
+use std::fmt;
+
+/// What a driver says of a call that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverError(pub String);
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+/// Blocks of a launch, and the threads of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks in x, y and z.
+    pub blocks: [u32; 3],
+    /// Threads of a block, in x; at most 1024.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a, M> {
+    /// A pointer: memory from this byte on.
+    Memory(&'a M, usize),
+    /// A pointer to nothing.
+    Null,
+    /// A number of 32 bits.
+    U32(u32),
+    /// A number of 64 bits, as a size or a seed.
+    U64(u64),
+    /// A number of 32 bits.
+    F32(f32),
+}
+
+/// A GPU with one queue of work, or what plays it.
+///
+/// Calls are queued in the order in which they come; [`Driver::read`] and [`Driver::wait`] return when all before them is done. Memory that is dropped is freed after all
+/// that was queued before.
+pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Memory of the GPU, of a fixed length, aligned to 256 bytes.
+    type Memory: fmt::Debug + Send + Sync + 'static;
+
+    /// Name of the processor.
+    fn name(&self) -> String;
+
+    /// Bytes of memory, and how many of them are free.
+    fn memory(&self) -> (u64, u64);
+
+    /// Memory of `bytes` bytes, whose content is left open.
+    ///
+    /// # Errors
+    /// If there is not as much.
+    fn alloc(&self, bytes: usize) -> Result<Self::Memory, DriverError>;
+
+    /// Makes `bytes` bytes from `at` on zeros.
+    fn zero(&self, memory: &Self::Memory, at: usize, bytes: usize);
+
+    /// Copies from the host to where `at` begins; returns when `from` may change.
+    fn write(&self, memory: &Self::Memory, at: usize, from: &[u8]);
+
+    /// Copies bytes from `at` on to the host.
+    ///
+    /// # Errors
+    /// If this call, or any queued before it, has failed: the first of these.
+    fn read(&self, memory: &Self::Memory, at: usize, to: &mut [u8]) -> Result<(), DriverError>;
+
+    /// Copies bytes between places that do not overlap.
+    fn copy(&self, from: &Self::Memory, from_at: usize, to: &Self::Memory, to_at: usize, bytes: usize);
+
+    /// Runs a kernel. A launch that fails is told by the next [`Driver::read`] or [`Driver::wait`].
+    fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg<'_, Self::Memory>]);
+
+    /// Waits for all that was queued.
+    ///
+    /// # Errors
+    /// The first error since the driver was opened.
+    fn wait(&self) -> Result<(), DriverError>;
+
+    /// The same GPU with a queue of its own. Each of its launches waits for what this queue holds when it is called; its copies from the host wait for nothing of this queue.
+    fn beside(&self) -> Self;
+}
