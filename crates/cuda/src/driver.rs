@@ -26,7 +26,7 @@ pub struct Grid {
 }
 
 /// An argument of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Arg<'a, M> {
     /// A pointer: memory from this byte on.
     Memory(&'a M, usize),
@@ -39,6 +39,15 @@ pub enum Arg<'a, M> {
     /// A number of 32 bits.
     F32(f32),
 }
+
+// Not derived: memory itself need not be one that is copied.
+impl<M> Clone for Arg<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Arg<'_, M> {}
 
 /// A GPU with one queue of work, or what plays it.
 ///

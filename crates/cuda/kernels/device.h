@@ -1,0 +1,148 @@
+// What kernels use of a GPU: PTX under nvcc, the emulator (emulator.h) under any other compiler.
+//
+// Kernels are written against the names of this file alone, so that the sources that run on a GPU are those that tests run on the CPU.
+// Nothing of CUDA's headers is included.
+#pragma once
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Two and four words, as they lie in memory.
+struct Pair {
+    u32 x, y;
+};
+struct alignas(16) Quad {
+    u32 x, y, z, w;
+};
+
+#ifdef __CUDACC__
+
+#define DEVICE __device__ __forceinline__
+// A kernel: the most threads of a block, its name, its parameters in parentheses.
+#define KERNEL(threads, name, parameters) extern "C" __global__ void __launch_bounds__(threads) name parameters
+#define UNROLL _Pragma("unroll")
+
+// Dynamic shared memory of the block.
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+// Returns when all threads of the block have come here.
+DEVICE void block_barrier() { __syncthreads(); }
+
+DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
+DEVICE u32 bits_of_float(float x) { return __float_as_uint(x); }
+
+DEVICE float f16_to_f32(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+DEVICE u16 f32_to_f16(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+DEVICE u16 f32_to_bf16(float x) {
+    u16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+// Two numbers rounded into one word, the first in its lower half.
+DEVICE u32 pack_f16(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// 2^x, to about 2 ulp.
+DEVICE float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// x of the lane whose index differs in the bits of `mask`. All lanes of the warp take part.
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Copies 16 bytes to shared memory without waiting; zeros where not `live`. Both addresses are multiples of 16.
+DEVICE void copy_async(void* to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0)
+                 : "memory");
+}
+// Makes a group of this thread's copies since the last group.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Returns when at most N groups of this thread are under way.
+template <int N> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Four 8 × 8 matrices of 16 bits from shared memory: lane l gives the address of row l % 8 of matrix l / 8.
+template <bool TRANSPOSED> DEVICE void load_matrices(u32 (&r)[4], const void* row) {
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address(row))
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address(row))
+                     : "memory");
+}
+
+// c (16 × 8, f32) += a (16 × 16) · b (16 × 8), each in the fragments of mma.sync.m16n8k16.
+DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#else
+#include "emulator.h"
+#endif
+
+DEVICE float minus_infinity() { return float_of_bits(0xff800000); }
+
+// Element types of tensors: how one is stored, read and rounded to, ties to even.
+struct F32 {
+    typedef float Stored;
+    static DEVICE float widen(float x) { return x; }
+    static DEVICE float narrow(float x) { return x; }
+};
+struct F16 {
+    typedef u16 Stored;
+    static DEVICE float widen(u16 x) { return f16_to_f32(x); }
+    static DEVICE u16 narrow(float x) { return f32_to_f16(x); }
+    static DEVICE u32 pack(float low, float high) { return pack_f16(low, high); }
+    static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
+};
+struct Bf16 {
+    typedef u16 Stored;
+    static DEVICE float widen(u16 x) { return float_of_bits((u32)x << 16); }
+    static DEVICE u16 narrow(float x) { return f32_to_bf16(x); }
+    static DEVICE u32 pack(float low, float high) { return pack_bf16(low, high); }
+    static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
+};
+
+// The sum and the maximum of a number over a warp, the same in each lane.
+DEVICE float warp_sum(float x) {
+    UNROLL for (int mask = 16; mask; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+DEVICE float warp_max(float x) {
+    UNROLL for (int mask = 16; mask; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// The index of this thread in a grid of one dimension.
+DEVICE size_t thread_index() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }

@@ -1,0 +1,262 @@
+//! Attention: the choice of a kernel, and the log-sum-exps that statistics begin with.
+
+use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, KvBuffer, Precision};
+
+use super::CudaDevice;
+use super::launch::{assert_one_type, for_dtype, size};
+use super::tensors::{Block, floats, kv_block};
+use crate::driver::{Arg, Driver};
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+/// Slots of a tile of plain kernels.
+pub(super) const TILE: usize = 32;
+/// Entries, rows by heads of a group, of a block of plain kernels.
+pub(super) const ENTRIES: usize = 16;
+/// Entries of a block of tensor-core kernels.
+const TENSOR_ENTRIES: usize = 64;
+/// Blocks that fill a GPU. Where there are fewer, the keys of each are shared out.
+const BLOCKS: usize = 256;
+/// Slots that a piece of keys has at least.
+const PIECE: usize = 256;
+
+/// The kernel on tensor cores for keys of a type and a head dimension.
+fn tensor_kernel(dtype: Dtype, head_dim: usize) -> Option<&'static str> {
+    Some(match (dtype, head_dim) {
+        (Dtype::F16, 64) => "tensor_attention_f16_64",
+        (Dtype::F16, 80) => "tensor_attention_f16_80",
+        (Dtype::F16, 96) => "tensor_attention_f16_96",
+        (Dtype::F16, 128) => "tensor_attention_f16_128",
+        (Dtype::F16, 256) => "tensor_attention_f16_256",
+        (Dtype::Bf16, 64) => "tensor_attention_bf16_64",
+        (Dtype::Bf16, 80) => "tensor_attention_bf16_80",
+        (Dtype::Bf16, 96) => "tensor_attention_bf16_96",
+        (Dtype::Bf16, 128) => "tensor_attention_bf16_128",
+        (Dtype::Bf16, 256) => "tensor_attention_bf16_256",
+        _ => return None,
+    })
+}
+
+/// Bytes of shared memory of a block on tensor cores: queries, and two stages of keys and values.
+fn tensor_shared(head_dim: usize) -> usize {
+    let (chunks, slots) = (head_dim / 8, if head_dim > 128 { 32 } else { 64 });
+    let stride = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 };
+    (TENSOR_ENTRIES + 4 * slots) * stride * 16
+}
+
+/// Floats from one row of a plain kernel's tile to the next.
+pub(super) fn tile_stride(head_dim: usize) -> usize {
+    head_dim | 1
+}
+
+/// An attention's arguments in the GPU's memory. `a` may be of some rows of `q`.
+pub(super) struct Problem<'a, D: Driver> {
+    q: Arg<'a, D::Memory>,
+    k: &'a KvBuffer,
+    visible: Block<D>,
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+    capacity: usize,
+    head_dim: usize,
+    scale: f32,
+}
+
+impl<'a, D: Driver> Problem<'a, D> {
+    pub(super) fn new(device: &CudaDevice<D>, a: &CachedAttention<'a>) -> Problem<'a, D> {
+        let CachedAttention { heads, kv_heads, head_dim, capacity, scale, k, .. } = *a;
+        let rows = a.visible.len();
+        assert!(heads.is_multiple_of(kv_heads), "KV heads divide heads");
+        assert_eq!(k.len(), kv_heads * capacity * head_dim, "k is kv_heads × capacity × head_dim");
+        assert!((a.first_row + rows) * a.width() <= a.q.len(), "rows lie inside of q");
+        let in_cache = |(from, to): &(u32, u32)| from <= to && *to as usize <= capacity;
+        assert!(a.visible.iter().all(in_cache), "rows see slots below {capacity}");
+        Problem {
+            q: floats::<D>(a.q).arg(4 * a.first_row * a.width()),
+            k,
+            visible: device.visible(a.visible),
+            rows,
+            heads,
+            kv_heads,
+            capacity,
+            head_dim,
+            scale,
+        }
+    }
+
+    /// The parameters that plain kernels share, with those of one kernel.
+    pub(super) fn args<const N: usize>(&'a self, own: [Arg<'a, D::Memory>; N]) -> Vec<Arg<'a, D::Memory>> {
+        let mut args = vec![
+            self.q,
+            kv_block::<D>(self.k).arg(0),
+            self.visible.arg(0),
+            size(self.rows),
+            size(self.heads),
+            size(self.kv_heads),
+            size(self.capacity),
+            size(self.head_dim),
+            Arg::F32(self.scale),
+        ];
+        args.extend(own);
+        args
+    }
+
+    /// Blocks of entries of a KV head.
+    fn entry_blocks(&self, each: usize) -> usize {
+        (self.rows * self.heads / self.kv_heads).div_ceil(each)
+    }
+}
+
+/// Noise in the GPU's memory.
+pub(super) struct NoiseTables<D: Driver> {
+    query_positions: Block<D>,
+    key_positions: Block<D>,
+    seed: Option<u64>,
+    temperature: f32,
+}
+
+impl<D: Driver> NoiseTables<D> {
+    pub(super) fn new(device: &CudaDevice<D>, noise: &GumbelNoise<'_>, a: &CachedAttention<'_>) -> Self {
+        assert!(noise.temperature > 0.0, "the temperature is above 0");
+        assert_eq!(noise.query_positions.len(), a.visible.len(), "one position a row");
+        let slots = a.kv_heads * a.capacity;
+        assert_eq!(noise.key_positions.len(), slots, "one position for each KV head and slot");
+        NoiseTables {
+            query_positions: device.block_of(noise.query_positions),
+            key_positions: device.block_of(noise.key_positions),
+            seed: noise.seed,
+            temperature: noise.temperature,
+        }
+    }
+
+    pub(super) fn args(&self) -> [Arg<'_, D::Memory>; 5] {
+        [
+            self.query_positions.arg(0),
+            self.key_positions.arg(0),
+            Arg::U64(self.seed.unwrap_or_default()),
+            Arg::U32(u32::from(self.seed.is_some())),
+            Arg::F32(self.temperature),
+        ]
+    }
+}
+
+impl<D: Driver> CudaDevice<D> {
+    pub(super) fn visible(&self, visible: &[(u32, u32)]) -> Block<D> {
+        self.block_of(&visible.iter().map(|(from, to)| [*from, *to]).collect::<Vec<[u32; 2]>>())
+    }
+
+    /// Writes lse (rows × heads) over the slots that rows see from `first_slot` on.
+    pub(super) fn log_sum_exp(
+        &self,
+        problem: &Problem<'_, D>,
+        noise: Option<&NoiseTables<D>>,
+        first_slot: usize,
+        lse: Arg<'_, D::Memory>,
+    ) {
+        let (d, dtype) = (problem.head_dim, problem.k.dtype());
+        let shared = 4 * (TILE * tile_stride(d) + ENTRIES * d + 2 * ENTRIES * 32);
+        let grid = [problem.entry_blocks(ENTRIES), problem.kv_heads, 1];
+        let mut args = problem.args([lse, size(first_slot)]);
+        let kernel = match noise {
+            None => for_dtype!(dtype, "log_sum_exp"),
+            Some(noise) => {
+                args.extend(noise.args());
+                for_dtype!(dtype, "noisy_log_sum_exp")
+            }
+        };
+        self.launch(kernel, grid, THREADS, shared, &args);
+    }
+
+    pub(super) fn attend(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
+        assert_eq!(out.len(), a.q.len(), "out has the rows of q");
+        assert_one_type(a.k.dtype(), a.v.dtype());
+        assert_eq!(a.k.len(), a.v.len(), "there are as many values as keys");
+        let problem = Problem::new(self, a);
+        let out = floats::<D>(out).arg(4 * a.first_row * a.width());
+        let lse = lse.map(|lse| self.resized(lse, a.q.len() / a.head_dim));
+        let lse = lse.map(|lse| lse.arg(4 * a.first_row * a.heads));
+        let kernel = tensor_kernel(a.k.dtype(), a.head_dim).filter(|_| a.precision != Precision::F32);
+        match kernel {
+            Some(kernel) => self.attend_on_tensor_cores(kernel, &problem, a, out, lse),
+            None => self.attend_plainly(&problem, a.v, out, lse),
+        }
+    }
+
+    fn attend_plainly(
+        &self,
+        problem: &Problem<'_, D>,
+        v: &KvBuffer,
+        out: Arg<'_, D::Memory>,
+        lse: Option<Arg<'_, D::Memory>>,
+    ) {
+        let scratch;
+        let lse = match lse {
+            Some(lse) => lse,
+            None => {
+                scratch = self.block(4 * problem.rows * problem.heads);
+                scratch.arg(0)
+            }
+        };
+        self.log_sum_exp(problem, None, 0, lse);
+        let d = problem.head_dim;
+        let shared = 4 * (2 * TILE * tile_stride(d) + 2 * ENTRIES * d + ENTRIES * TILE + 3 * ENTRIES);
+        let grid = [problem.entry_blocks(ENTRIES), problem.kv_heads, 1];
+        let args = problem.args([kv_block::<D>(v).arg(0), lse, out]);
+        self.launch(for_dtype!(v.dtype(), "weigh_values"), grid, THREADS, shared, &args);
+    }
+
+    fn attend_on_tensor_cores(
+        &self,
+        kernel: &'static str,
+        problem: &Problem<'_, D>,
+        a: &CachedAttention<'_>,
+        out: Arg<'_, D::Memory>,
+        lse: Option<Arg<'_, D::Memory>>,
+    ) {
+        let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
+        let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
+        let blocks = problem.entry_blocks(TENSOR_ENTRIES) * a.kv_heads;
+        let pieces = (BLOCKS / blocks.max(1)).min((to - from) / PIECE).max(1);
+        let launch = |out, lse| {
+            let args = [
+                problem.q,
+                kv_block::<D>(a.k).arg(0),
+                kv_block::<D>(a.v).arg(0),
+                problem.visible.arg(0),
+                out,
+                lse,
+                size(problem.rows),
+                size(a.heads),
+                size(a.kv_heads),
+                size(a.capacity),
+                Arg::F32(a.scale),
+            ];
+            let grid = [problem.entry_blocks(TENSOR_ENTRIES), a.kv_heads, pieces];
+            self.launch(kernel, grid, THREADS, tensor_shared(a.head_dim), &args);
+        };
+        if pieces == 1 {
+            return launch(out, lse.unwrap_or(Arg::Null));
+        }
+        let entries = problem.rows * a.heads;
+        let (parts, sums) = (self.block(4 * pieces * entries * a.head_dim), self.block(4 * pieces * entries));
+        launch(parts.arg(0), sums.arg(0));
+        let (lse, d) = (lse.unwrap_or(Arg::Null), a.head_dim);
+        let args = [parts.arg(0), sums.arg(0), out, lse, size(pieces), size(entries), size(d)];
+        self.launch_each("merge_pieces", entries * d, &args);
+    }
+
+    pub(super) fn merge(
+        &self,
+        first: usize,
+        out: &mut Floats,
+        lse: &mut Floats,
+        other: &Floats,
+        other_lse: &Floats,
+    ) {
+        let (d, entries) = (out.len() / lse.len().max(1), other_lse.len());
+        assert!(first + entries <= lse.len() && other.len() == entries * d, "entries lie inside of the sums");
+        let (out, lse) = (floats::<D>(out).arg(4 * first * d), floats::<D>(lse).arg(4 * first));
+        let args = [out, lse, floats::<D>(other).arg(0), floats::<D>(other_lse).arg(0), size(d)];
+        self.launch("merge_attention", [entries, 1, 1], 32, 0, &args);
+    }
+}

@@ -1,0 +1,89 @@
+//! Launches of kernels.
+
+use refrain_kernels::Dtype;
+
+use super::CudaDevice;
+use crate::driver::{Arg, Driver, Grid};
+
+/// Threads of a block of kernels whose threads are independent.
+const THREADS: u32 = 256;
+
+/// The name of a kernel that there is for each element type.
+macro_rules! for_dtype {
+    ($dtype:expr, $name:literal) => {
+        match $dtype {
+            refrain_kernels::Dtype::F32 => concat!($name, "_f32"),
+            refrain_kernels::Dtype::F16 => concat!($name, "_f16"),
+            refrain_kernels::Dtype::Bf16 => concat!($name, "_bf16"),
+        }
+    };
+}
+
+/// The name of a kernel that moves elements of 16 or 32 bits.
+macro_rules! for_size {
+    ($dtype:expr, $name:literal) => {
+        if $dtype.size() == 2 { concat!($name, "_16") } else { concat!($name, "_32") }
+    };
+}
+
+pub(super) use {for_dtype, for_size};
+
+/// A size as kernels take it.
+///
+/// # Panics
+/// If it is of more than 32 bits.
+pub(super) fn size<M>(x: usize) -> Arg<'static, M> {
+    Arg::U32(narrow(x))
+}
+
+pub(super) fn narrow(x: usize) -> u32 {
+    u32::try_from(x).unwrap_or_else(|_| panic!("a size of {x} is too large for a kernel"))
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// Runs a kernel of a thread for each of `count` elements.
+    pub(super) fn launch_each(&self, kernel: &'static str, count: usize, args: &[Arg<'_, D::Memory>]) {
+        self.launch(kernel, [count.div_ceil(THREADS as usize), 1, 1], THREADS, 0, args);
+    }
+
+    /// Runs a kernel, unless the grid is empty. `shared` counts bytes of shared memory of a block.
+    pub(super) fn launch(
+        &self,
+        kernel: &'static str,
+        blocks: [usize; 3],
+        threads: u32,
+        shared: usize,
+        args: &[Arg<'_, D::Memory>],
+    ) {
+        if blocks.contains(&0) {
+            return;
+        }
+        let grid = Grid { blocks: blocks.map(narrow), threads, shared: narrow(shared) };
+        self.driver.launch(kernel, grid, args);
+    }
+
+    /// Memory, whose content is left open.
+    ///
+    /// # Panics
+    /// If there is not as much.
+    pub(super) fn alloc(&self, bytes: usize) -> D::Memory {
+        self.driver.alloc(bytes).unwrap_or_else(|error| {
+            panic!("{}: allocating {bytes} bytes: {error}", self.driver.name());
+        })
+    }
+
+    /// Waits for what a call has queued where other threads are to use its result.
+    ///
+    /// # Panics
+    /// If that has failed.
+    pub(super) fn settle(&self) {
+        if self.is_beside {
+            self.driver.wait().unwrap_or_else(|error| panic!("{}: waiting: {error}", self.driver.name()));
+        }
+    }
+}
+
+/// Whether two types of keys and values are one.
+pub(super) fn assert_one_type(a: Dtype, b: Dtype) {
+    assert_eq!(a, b, "keys and values of one call are of one type");
+}

@@ -1,0 +1,278 @@
+//! The steps of a layer: norms, products, and what joins the residual stream.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use refrain_kernels::{Dtype, Floats, GatedMlp, KvBuffer, LayerTail, Mlp, Norm, QkNorms};
+
+use super::CudaDevice;
+use super::launch::{for_dtype, narrow, size};
+use super::linear::{Epilogue, Input, Linear};
+use super::tensors::{Block, floats, kv_block};
+use crate::driver::{Arg, Driver};
+
+/// Rows that go through the steps of a layer at a time: they bound the memory of what lies between.
+const BLOCK_ROWS: usize = 8192;
+/// Weights of norms that are kept in the GPU's memory at most.
+const MAX_NORMS: usize = 4096;
+
+/// Rows somewhere in a GPU's memory, in `f32`.
+pub(super) struct Rows<'a, M> {
+    pub(super) at: Arg<'a, M>,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+}
+
+impl<M> Clone for Rows<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Rows<'_, M> {}
+
+/// Rows of a tensor.
+pub(super) fn rows_of<D: Driver>(x: &Floats, width: usize, rows: Range<usize>) -> Rows<'_, D::Memory> {
+    assert!(rows.end * width <= x.len(), "rows lie inside of the tensor");
+    Rows { at: floats::<D>(x).arg(4 * rows.start * width), rows: rows.len(), width }
+}
+
+/// The range in parts of at most [`BLOCK_ROWS`].
+pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(BLOCK_ROWS).map(move |first| first..(first + BLOCK_ROWS).min(end))
+}
+
+/// Threads of a block that norms a row.
+fn norm_threads(width: usize) -> u32 {
+    narrow((width / 8).next_multiple_of(32).clamp(32, 256))
+}
+
+/// Where the result of a norm or a rounding goes: a type, and elements from one row to the next.
+pub(super) struct Target<'a, M> {
+    pub(super) at: Arg<'a, M>,
+    pub(super) dtype: Dtype,
+    pub(super) stride: usize,
+}
+
+impl<M> Clone for Target<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Target<'_, M> {}
+
+impl<D: Driver> CudaDevice<D> {
+    /// The weights of a norm in the GPU's memory. Those of a model stay where they are in the host's, and so they are kept.
+    fn norm_weight(&self, norm: Norm<'_>) -> Arc<Block<D>> {
+        let key = (norm.weight.as_ptr().addr(), norm.weight.len());
+        let mut kept = self.norm_weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, block)) = kept.get(&key).filter(|(weight, _)| weight == norm.weight) {
+            return block.clone();
+        }
+        if kept.len() >= MAX_NORMS {
+            kept.clear();
+        }
+        let block = Arc::new(self.block_of(norm.weight));
+        kept.insert(key, (norm.weight.to_vec(), block.clone()));
+        block
+    }
+
+    /// Norms segments of rows, each as wide as the norm's weights. Rows of `x` are `stride` elements apart; zeros fill the rows of `to`
+    /// where a row is one segment.
+    fn norm_into(&self, x: Rows<'_, D::Memory>, stride: usize, norm: Norm<'_>, to: Target<'_, D::Memory>) {
+        let (width, weight) = (norm.weight.len(), self.norm_weight(norm));
+        assert!(x.width.is_multiple_of(width), "rows are whole segments of a norm");
+        let segments = x.width / width;
+        let filled = if segments == 1 { to.stride } else { width };
+        let args = [
+            x.at,
+            size(stride),
+            weight.arg(0),
+            to.at,
+            size(to.stride),
+            size(segments),
+            size(width),
+            size(filled),
+            Arg::F32(norm.eps),
+        ];
+        let (kernel, blocks) = (for_dtype!(to.dtype, "rms_norm"), [x.rows * segments, 1, 1]);
+        self.launch(kernel, blocks, norm_threads(width), 32, &args);
+    }
+
+    /// Rounds rows that are `stride` elements apart; zeros fill the rows of `to`.
+    pub(super) fn round_into(&self, x: Rows<'_, D::Memory>, stride: usize, to: Target<'_, D::Memory>) {
+        let args = [x.at, size(stride), to.at, size(to.stride), size(x.rows), size(x.width)];
+        self.launch_each(for_dtype!(to.dtype, "round_rows"), x.rows * to.stride, &args);
+    }
+
+    /// Norms or rounds rows, whichever is asked for.
+    fn put(&self, x: Rows<'_, D::Memory>, stride: usize, norm: Option<Norm<'_>>, to: Target<'_, D::Memory>) {
+        match norm {
+            Some(norm) => self.norm_into(x, stride, norm, to),
+            None => self.round_into(x, stride, to),
+        }
+    }
+
+    /// Calls `then` with rows, normed where a norm is given, as a product with `w` takes them.
+    pub(super) fn with_input<T>(
+        &self,
+        x: Rows<'_, D::Memory>,
+        norm: Option<Norm<'_>>,
+        w: &Linear<D>,
+        then: impl FnOnce(&Input<'_, D::Memory>) -> T,
+    ) -> T {
+        assert_eq!(x.width, w.inputs(), "rows are as wide as the weights' inputs");
+        let rows = x.rows;
+        if w.is_f32 && norm.is_none() {
+            return then(&Input { rows, at: x.at });
+        }
+        let block = self.block(rows * w.input_stride() * w.element());
+        let dtype = if w.is_f32 { Dtype::F32 } else { Dtype::Bf16 };
+        self.put(x, x.width, norm, Target { at: block.arg(0), dtype, stride: w.input_stride() });
+        then(&Input { rows, at: block.arg(0) })
+    }
+
+    /// The result of a product, in `f32`, rows × outputs.
+    pub(super) fn stored_product(&self, w: &Linear<D>, input: &Input<'_, D::Memory>) -> Block<D> {
+        let out = self.block(4 * input.rows * w.outputs());
+        self.product(w, input, Epilogue::Store, out.arg(0));
+        out
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn project(
+        &self,
+        x: &Floats,
+        norm: Option<Norm<'_>>,
+        w: &Linear<D>,
+        qk_norms: Option<QkNorms<'_>>,
+        kv_width: usize,
+        q: &mut Floats,
+        kv: [&mut KvBuffer; 2],
+    ) {
+        let (hidden, width) = (w.inputs(), w.outputs());
+        let (all, q_width) = (x.len() / hidden, width - 2 * kv_width);
+        assert_eq!(x.len(), all * hidden, "x is rows of the weights' inputs");
+        let q = self.resized(q, all * q_width);
+        let [k, v] = kv.map(|kv| {
+            if kv.len() < all * kv_width {
+                *kv = self.zeroed_kv(kv.dtype(), all * kv_width);
+            }
+            &*kv
+        });
+        for rows in blocks(0..all) {
+            let wide = self.with_input(rows_of::<D>(x, hidden, rows.clone()), norm, w, |input| {
+                self.stored_product(w, input)
+            });
+            let columns = |at: usize, width: usize| Rows {
+                at: wide.arg(4 * at.min(wide.bytes() / 4)),
+                rows: rows.len(),
+                width,
+            };
+            let to_kv =
+                |kv: &KvBuffer| kv_block::<D>(kv).bytes().min(rows.start * kv_width * kv.dtype().size());
+            let q_at = q.arg(4 * rows.start * q_width);
+            let to_q = Target { at: q_at, dtype: Dtype::F32, stride: q_width };
+            self.put(columns(0, q_width), width, qk_norms.map(|norms| norms.q), to_q);
+            for (kv, at, norm) in [(k, q_width, qk_norms.map(|norms| norms.k)), (v, q_width + kv_width, None)]
+            {
+                let to = Target { at: kv_block::<D>(kv).arg(to_kv(kv)), dtype: kv.dtype(), stride: kv_width };
+                self.put(columns(at, kv_width), width, norm, to);
+            }
+        }
+    }
+
+    /// x += post(input · Wᵀ + b)
+    fn add_branch(
+        &self,
+        w: &Linear<D>,
+        input: &Input<'_, D::Memory>,
+        post: Option<Norm<'_>>,
+        x: Rows<'_, D::Memory>,
+    ) {
+        if post.is_none() {
+            return self.product(w, input, Epilogue::Add, x.at);
+        }
+        let branch = self.stored_product(w, input);
+        self.add_normed(&branch, post, x);
+    }
+
+    /// x += post(branch)
+    pub(super) fn add_normed(&self, branch: &Block<D>, post: Option<Norm<'_>>, x: Rows<'_, D::Memory>) {
+        let Some(norm) = post else {
+            let count = x.rows * x.width;
+            return self.launch_each("add", count, &[x.at, branch.arg(0), Arg::U64(count as u64)]);
+        };
+        assert_eq!(norm.weight.len(), x.width, "a post-norm norms whole rows");
+        let (weight, width) = (self.norm_weight(norm), size(x.width));
+        let args =
+            [branch.arg(0), width, weight.arg(0), x.at, width, size(1), width, width, Arg::F32(norm.eps)];
+        self.launch("rms_norm_add", [x.rows, 1, 1], norm_threads(x.width), 32, &args);
+    }
+
+    /// The rows between the two products of a network, as the second takes them.
+    pub(super) fn gated(
+        &self,
+        mlp: &GatedMlp,
+        tail: &LayerTail<'_>,
+        input: &Input<'_, D::Memory>,
+    ) -> Block<D> {
+        let gate_up = mlp.gate_up.storage::<Linear<D>>();
+        let down = mlp.down.storage::<Linear<D>>();
+        assert_eq!(gate_up.is_f32, down.is_f32, "the weights of a network are of one type");
+        assert_eq!(gate_up.outputs(), down.inputs(), "the down projection takes what the gates give");
+        let stride = gate_up.output_stride();
+        let active = self.block(input.rows * stride * gate_up.element());
+        if stride != gate_up.outputs() {
+            self.zero(&active, 0, active.bytes());
+        }
+        self.product(gate_up, input, Epilogue::Gate(tail.activation), active.arg(0));
+        active
+    }
+
+    pub(super) fn finish_layer(
+        &self,
+        attn_out: &Floats,
+        tail: &LayerTail<'_>,
+        rows: Range<usize>,
+        x: &mut Floats,
+    ) {
+        let output = tail.output.storage::<Linear<D>>();
+        let (hidden, attn_width) = (output.outputs(), output.inputs());
+        assert_eq!(attn_out.len() / attn_width, x.len() / hidden, "attn_out has as many rows as x");
+        for rows in blocks(rows) {
+            let x = rows_of::<D>(x, hidden, rows.clone());
+            self.with_input(rows_of::<D>(attn_out, attn_width, rows), None, output, |input| {
+                self.add_branch(output, input, tail.attention_post_norm, x);
+            });
+            match tail.mlp {
+                Mlp::Dense(mlp) => {
+                    let gate_up = mlp.gate_up.storage::<Linear<D>>();
+                    let active =
+                        self.with_input(x, tail.mlp_norm, gate_up, |input| self.gated(mlp, tail, input));
+                    let input = Input { rows: x.rows, at: active.arg(0) };
+                    self.add_branch(mlp.down.storage(), &input, tail.mlp_post_norm, x);
+                }
+                Mlp::Experts(experts) => self.add_experts(experts, tail, x),
+            }
+        }
+    }
+
+    /// Rows in `f32`, normed where a norm is given.
+    pub(super) fn normed_rows(&self, x: Rows<'_, D::Memory>, norm: Option<Norm<'_>>) -> Block<D> {
+        let out = self.block(4 * x.rows * x.width);
+        self.put(x, x.width, norm, Target { at: out.arg(0), dtype: Dtype::F32, stride: x.width });
+        out
+    }
+
+    pub(super) fn read_logits(&self, x: &Floats, norm: Norm<'_>, w: &Linear<D>, out: &mut Vec<f32>) {
+        let rows = x.len() / w.inputs();
+        let logits = self.with_input(rows_of::<D>(x, w.inputs(), 0..rows), Some(norm), w, |input| {
+            self.stored_product(w, input)
+        });
+        out.resize(rows * w.outputs(), 0.0);
+        self.read(&logits, 0, out);
+    }
+}

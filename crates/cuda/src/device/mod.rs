@@ -1,0 +1,371 @@
+//! The CUDA device: what each call of the interface launches.
+
+mod attention;
+mod caches;
+mod experts;
+mod launch;
+mod layers;
+mod linear;
+mod statistics;
+mod tensors;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use refrain_kernels::{
+    Buffer, CacheHeads, CachedAttention, Cpu, Device, Distance, Dtype, Floats, GumbelNoise, HeadKeys,
+    IsaError, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, Slice,
+    WeightMatrix,
+};
+
+use crate::driver::Driver;
+use launch::{for_size, size};
+use linear::rows_of_weights;
+use tensors::{Block, floats, kv_block};
+
+/// Weights of norms in the GPU's memory, by their address and length in the host's, with what they were.
+type NormWeights<D> = Mutex<HashMap<(usize, usize), (Vec<f32>, Arc<Block<D>>)>>;
+
+/// A GPU as a device.
+///
+/// Weights of [`Precision::F32`](refrain_kernels::Precision::F32) are `f32`, all others `bf16`; products round activations to the weights' type and
+/// sum in `f32`. The bits of a row never depend on the rows beside it in a product: each element is one ascending sum.
+pub struct CudaDevice<D: Driver> {
+    driver: D,
+    /// The queue of the thread that computes; `driver` itself unless the device is one beside it.
+    home: D,
+    is_beside: bool,
+    cpu: Cpu,
+    norm_weights: Arc<NormWeights<D>>,
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// The GPU behind `driver`, with `threads` threads of the host, as in [`Cpu::new`], for what is done there.
+    ///
+    /// # Errors
+    /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
+    pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
+        let (cpu, home) = (Cpu::new(threads)?, driver.clone());
+        Ok(CudaDevice { driver, home, is_beside: false, cpu, norm_weights: Arc::default() })
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+}
+
+impl<D: Driver> Clone for CudaDevice<D> {
+    fn clone(&self) -> CudaDevice<D> {
+        CudaDevice {
+            driver: self.driver.clone(),
+            home: self.home.clone(),
+            is_beside: self.is_beside,
+            cpu: self.cpu.clone(),
+            norm_weights: self.norm_weights.clone(),
+        }
+    }
+}
+
+impl<D: Driver> std::fmt::Debug for CudaDevice<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.driver.name())
+    }
+}
+
+impl<D: Driver> Device for CudaDevice<D> {
+    fn name(&self) -> String {
+        self.driver.name()
+    }
+
+    fn threads(&self) -> usize {
+        self.cpu.threads()
+    }
+
+    fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        self.cpu.parallel(tasks, f);
+    }
+
+    fn batch_invariant(&self) -> Arc<dyn Device> {
+        Arc::new(self.clone())
+    }
+
+    fn beside(&self) -> Arc<dyn Device> {
+        Arc::new(CudaDevice {
+            driver: self.driver.beside(),
+            home: self.home.clone(),
+            is_beside: true,
+            cpu: self.cpu.single_threaded(),
+            norm_weights: Arc::default(),
+        })
+    }
+
+    fn floats(&self, len: usize) -> Floats {
+        let x = self.new_floats(len);
+        self.settle();
+        x
+    }
+
+    fn resize(&self, x: &mut Floats, len: usize) {
+        self.resized(x, len);
+        self.settle();
+    }
+
+    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
+        let mut values = vec![0.0; rows * width];
+        values.chunks_exact_mut(width.max(1)).enumerate().for_each(|(index, values)| row(index, values));
+        let block = self.resized(x, values.len());
+        self.write(block, 0, bytemuck::cast_slice(&values));
+        self.settle();
+    }
+
+    fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
+        assert!(from + out.len() <= x.len(), "elements lie inside of the tensor");
+        self.read(floats(x), 4 * from, out);
+    }
+
+    fn copy(&self, x: &Floats, from: Range<usize>, to: &mut Floats, at: usize) {
+        self.copy_floats(x, from, to, at);
+        self.settle();
+    }
+
+    fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
+        assert!(
+            rows.iter().all(|row| (*row as usize + 1) * width <= x.len()),
+            "rows lie inside of the tensor"
+        );
+        let (indices, count) = (self.block_of(rows), rows.len() * width);
+        let out = self.resized(out, count);
+        let args = [floats::<D>(x).arg(0), indices.arg(0), out.arg(0), size(rows.len()), size(width)];
+        self.launch_each("gather_rows_32", count, &args);
+        self.settle();
+    }
+
+    fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
+        let kv = self.zeroed_kv(dtype, len);
+        self.settle();
+        kv
+    }
+
+    fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
+        self.set_kv_len(kv, len);
+        self.settle();
+    }
+
+    fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
+        self.read_kv(kv, range)
+    }
+
+    fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {
+        self.copy_kv_elements(kv, from, to, at);
+        self.settle();
+    }
+
+    fn copy_kv_within(&self, kv: &mut KvBuffer, from: Range<usize>, to: usize) {
+        self.move_kv_elements(kv, from, to);
+        self.settle();
+    }
+
+    fn pack(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        rows_of_weights(self, &matrix, false)
+    }
+
+    fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
+        rows_of_weights(self, &matrix, true)
+    }
+
+    fn project_qkv(
+        &self,
+        x: &Floats,
+        norm: Option<Norm<'_>>,
+        w: &PackedLinear,
+        qk_norms: Option<QkNorms<'_>>,
+        kv_width: usize,
+        q: &mut Floats,
+        k: &mut KvBuffer,
+        v: &mut KvBuffer,
+    ) {
+        self.project(x, norm, w.storage(), qk_norms, kv_width, q, [k, v]);
+        self.settle();
+    }
+
+    fn attn_output_and_mlp(
+        &self,
+        attn_out: &Floats,
+        tail: &LayerTail<'_>,
+        rows: Range<usize>,
+        x: &mut Floats,
+    ) {
+        self.finish_layer(attn_out, tail, rows, x);
+        self.settle();
+    }
+
+    fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
+        self.read_logits(x, norm, w.storage(), out);
+    }
+
+    fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
+        self.rotate_rows(x, heads, head_dim, rotary);
+        self.settle();
+    }
+
+    fn place(
+        &self,
+        rows: KvRows<'_>,
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        cache: &mut KvBuffer,
+    ) {
+        self.place_rows(rows, heads, rotary, slots, cache);
+        self.settle();
+    }
+
+    fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
+        assert!(
+            rows.iter().all(|row| (*row as usize + 1) * width <= kv.len()),
+            "rows lie inside of the tensor"
+        );
+        let (indices, out) = (self.block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
+        let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
+        let args = [from, indices.arg(0), to, size(rows.len()), size(width)];
+        self.launch_each(for_size!(kv.dtype(), "gather_rows"), out.len(), &args);
+        self.settle();
+        out
+    }
+
+    fn gather_slots(
+        &self,
+        cache: &KvBuffer,
+        head_dim: usize,
+        from: usize,
+        kept: &[u32],
+        copies: usize,
+        to: usize,
+    ) -> KvBuffer {
+        let gathered = self.gather_cache_slots(cache, head_dim, from, kept, copies, to);
+        self.settle();
+        gathered
+    }
+
+    fn rotate_slots(
+        &self,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        capacity: usize,
+        slots: &[u32],
+        rotary: Rotary<'_>,
+    ) -> KvBuffer {
+        let rotated = self.rotated_slots(cache, heads, capacity, slots, rotary);
+        self.settle();
+        rotated
+    }
+
+    fn sum_changes(
+        &self,
+        fresh: &KvBuffer,
+        cache: &KvBuffer,
+        heads: CacheHeads,
+        pairs: &[(usize, u32)],
+        rotary: Rotary<'_>,
+    ) -> Vec<f32> {
+        self.summed_changes(fresh, cache, heads, pairs, rotary)
+    }
+
+    fn add_row(
+        &self,
+        row: &[f32],
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: Range<usize>,
+        cache: &mut KvBuffer,
+    ) {
+        self.add_row_to_slots(row, heads, rotary, slots, cache);
+        self.settle();
+    }
+
+    fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
+        self.attend(a, out, lse);
+        self.settle();
+    }
+
+    fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
+        assert_eq!(a.visible.len(), 1, "there is one row");
+        self.attend(a, out, None);
+        self.read_row_weights(a, 0..a.visible[0].1 as usize, weights);
+    }
+
+    fn merge_attention(
+        &self,
+        first: usize,
+        out: &mut Floats,
+        lse: &mut Floats,
+        other: &Floats,
+        other_lse: &Floats,
+    ) {
+        self.merge(first, out, lse, other, other_lse);
+        self.settle();
+    }
+
+    fn mean_row(&self, x: &Floats, width: usize, rows: Range<usize>) -> Vec<f32> {
+        self.read_mean_row(x, width, rows)
+    }
+
+    fn row_distances(
+        &self,
+        fresh: &KvBuffer,
+        cached: Slice<'_>,
+        width: usize,
+        pairs: &[(usize, usize)],
+        distance: Distance,
+    ) -> Vec<f32> {
+        self.read_row_distances(fresh, cached, width, pairs, distance)
+    }
+
+    fn attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        self.read_mass(a, None, None, slots, sums);
+    }
+
+    fn noisy_attention_mass(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        noise: &GumbelNoise<'_>,
+        sums: &mut [f32],
+    ) {
+        self.read_mass(a, None, Some(noise), slots, sums);
+    }
+
+    fn concat_attention_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
+        self.read_concat_mass(a, slots, sums);
+    }
+
+    fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
+        self.read_row_weights(a, slots, weights);
+    }
+
+    fn attention_mass_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        self.read_mass(a, Some(lse), None, slots, sums);
+    }
+
+    fn column_weights_from_lse(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: &Floats,
+        slots: &[u32],
+        weights: &mut [f32],
+    ) {
+        self.read_column_weights(a, lse, slots, weights);
+    }
+
+    fn concat_logits(&self, q: &[f32], keys: HeadKeys<'_>, scale: f32, z: &mut [f32]) {
+        self.read_concat_logits(q, keys, scale, z);
+    }
+}

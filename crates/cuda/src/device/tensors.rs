@@ -1,0 +1,183 @@
+//! Tensors in a GPU's memory, and copies of them.
+
+use std::ops::Range;
+
+use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, Slice};
+
+use super::CudaDevice;
+use crate::driver::{Arg, Driver};
+
+/// Memory of a tensor, which may be none.
+pub(super) struct Block<D: Driver> {
+    /// The queue on which the memory is cloned: that of the thread that computes.
+    home: D,
+    memory: Option<D::Memory>,
+    bytes: usize,
+}
+
+impl<D: Driver> Block<D> {
+    /// The address of a byte.
+    pub(super) fn arg(&self, at: usize) -> Arg<'_, D::Memory> {
+        assert!(at <= self.bytes, "a tensor of {} bytes has no byte {at}", self.bytes);
+        self.memory.as_ref().map_or(Arg::Null, |memory| Arg::Memory(memory, at))
+    }
+
+    /// Bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl<D: Driver> Clone for Block<D> {
+    fn clone(&self) -> Block<D> {
+        let memory = self.memory.as_ref().map(|memory| {
+            let copy = self.home.alloc(self.bytes).unwrap_or_else(|error| {
+                panic!("{}: a copy of {} bytes: {error}", self.home.name(), self.bytes)
+            });
+            self.home.copy(memory, 0, &copy, 0, self.bytes);
+            copy
+        });
+        Block { home: self.home.clone(), memory, bytes: self.bytes }
+    }
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// Memory whose content is left open.
+    pub(super) fn block(&self, bytes: usize) -> Block<D> {
+        let memory = (bytes > 0).then(|| self.alloc(bytes));
+        Block { home: self.home.clone(), memory, bytes }
+    }
+
+    /// Memory that holds these numbers.
+    pub(super) fn block_of<T: bytemuck::NoUninit>(&self, numbers: &[T]) -> Block<D> {
+        let block = self.block(size_of_val(numbers));
+        self.write(&block, 0, bytemuck::cast_slice(numbers));
+        block
+    }
+
+    pub(super) fn write(&self, block: &Block<D>, at: usize, from: &[u8]) {
+        if let (Some(memory), false) = (&block.memory, from.is_empty()) {
+            self.driver.write(memory, at, from);
+        }
+    }
+
+    pub(super) fn zero(&self, block: &Block<D>, at: usize, bytes: usize) {
+        if let (Some(memory), true) = (&block.memory, bytes > 0) {
+            self.driver.zero(memory, at, bytes);
+        }
+    }
+
+    /// Copies numbers from a byte on to the host, when all before is done.
+    ///
+    /// # Panics
+    /// If that has failed.
+    pub(super) fn read<T: bytemuck::Pod>(&self, block: &Block<D>, at: usize, to: &mut [T]) {
+        let Some(memory) = block.memory.as_ref().filter(|_| !to.is_empty()) else { return };
+        let bytes = size_of_val(to);
+        let done = self.driver.read(memory, at, bytemuck::cast_slice_mut(to));
+        done.unwrap_or_else(|error| {
+            panic!("{}: reading {bytes} bytes: {error}", self.driver.name());
+        });
+    }
+
+    fn copy_bytes(&self, from: &Block<D>, range: Range<usize>, to: &Block<D>, at: usize) {
+        assert!(range.end <= from.bytes && at + range.len() <= to.bytes, "copies lie inside of tensors");
+        if let (Some(from), Some(to), false) = (&from.memory, &to.memory, range.is_empty()) {
+            self.driver.copy(from, range.start, to, at, range.len());
+        }
+    }
+
+    // Activations.
+
+    pub(super) fn new_floats(&self, len: usize) -> Floats {
+        Floats::new(self.block(4 * len), len)
+    }
+
+    /// The storage, made `len` long. Elements are left open unless it has been the length already.
+    pub(super) fn resized<'x>(&self, x: &'x mut Floats, len: usize) -> &'x Block<D> {
+        let (block, x_len) = x.storage_mut::<Block<D>>();
+        if block.bytes < 4 * len {
+            *block = self.block(4 * len);
+        }
+        *x_len = len;
+        block
+    }
+
+    pub(super) fn copy_floats(&self, x: &Floats, from: Range<usize>, to: &mut Floats, at: usize) {
+        assert!(from.end <= x.len() && at + from.len() <= to.len(), "copies lie inside of tensors");
+        let bytes = 4 * from.start..4 * from.end;
+        self.copy_bytes(floats(x), bytes, floats(to), 4 * at);
+    }
+
+    // Keys and values.
+
+    /// Keys or values whose elements are left open.
+    pub(super) fn open_kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
+        KvBuffer::new(self.block(len * dtype.size()), dtype, len, len)
+    }
+
+    pub(super) fn zeroed_kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
+        let kv = self.open_kv(dtype, len);
+        self.zero(kv_block(&kv), 0, len * dtype.size());
+        kv
+    }
+
+    pub(super) fn set_kv_len(&self, kv: &mut KvBuffer, len: usize) {
+        let (old, size) = (kv.len(), kv.dtype().size());
+        if len > kv.capacity() {
+            let grown = self.block(len * size);
+            self.copy_bytes(kv_block(kv), 0..old * size, &grown, 0);
+            *kv.storage_mut::<Block<D>>() = grown;
+        }
+        if len > old {
+            self.zero(kv_block(kv), old * size, (len - old) * size);
+        }
+        let capacity = kv_block::<D>(kv).bytes / size;
+        kv.set_len(len, capacity);
+    }
+
+    pub(super) fn read_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
+        assert!(range.end <= kv.len(), "elements lie inside of the tensor");
+        let mut buffer = Buffer::zeros(kv.dtype(), range.len());
+        let (block, at) = (kv_block(kv), range.start * kv.dtype().size());
+        match &mut buffer {
+            Buffer::F32(to) => self.read(block, at, to),
+            Buffer::F16(to) => self.read(block, at, to),
+            Buffer::Bf16(to) => self.read(block, at, to),
+        }
+        buffer
+    }
+
+    pub(super) fn copy_kv_elements(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {
+        assert_eq!(kv.dtype(), to.dtype(), "keys and values are copied to those of their type");
+        assert!(from.end <= kv.len() && at + from.len() <= to.len(), "copies lie inside of tensors");
+        let size = kv.dtype().size();
+        self.copy_bytes(kv_block(kv), from.start * size..from.end * size, kv_block(to), at * size);
+    }
+
+    pub(super) fn move_kv_elements(&self, kv: &mut KvBuffer, from: Range<usize>, to: usize) {
+        assert!(from.end <= kv.len() && to + from.len() <= kv.len(), "copies lie inside of the tensor");
+        let size = kv.dtype().size();
+        let (block, bytes) = (kv_block(kv), from.start * size..from.end * size);
+        if from.start.abs_diff(to) >= from.len() {
+            return self.copy_bytes(block, bytes, block, to * size);
+        }
+        // Places that overlap go by way of a third.
+        let between = self.block(bytes.len());
+        self.copy_bytes(block, bytes.clone(), &between, 0);
+        self.copy_bytes(&between, 0..bytes.len(), block, to * size);
+    }
+
+    /// Elements of the host in the GPU's memory.
+    pub(super) fn block_of_slice(&self, slice: Slice<'_>) -> Block<D> {
+        self.block_of(slice.as_bytes())
+    }
+}
+
+pub(super) fn floats<D: Driver>(x: &Floats) -> &Block<D> {
+    x.storage()
+}
+
+pub(super) fn kv_block<D: Driver>(kv: &KvBuffer) -> &Block<D> {
+    kv.storage()
+}

@@ -1,0 +1,198 @@
+//! A driver that runs the kernels on emulated threads of the CPU.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::{Arg, Driver, DriverError, Grid};
+
+/// Bytes that allocations may have together.
+const MEMORY: u64 = 16 << 30;
+/// Bytes of an error's text, as `emulated.cpp` has them.
+const ERROR_BYTES: usize = 512;
+
+unsafe extern "C" {
+    fn emulator_alloc(bytes: usize) -> *mut c_void;
+    fn emulator_free(memory: *mut c_void, bytes: usize);
+    #[allow(clippy::too_many_arguments)]
+    fn emulator_launch(
+        name: *const c_char,
+        blocks: *const u32,
+        threads: u32,
+        shared: u32,
+        seed: u64,
+        launch: u64,
+        sizes: *const usize,
+        arguments: *mut *mut c_void,
+        count: usize,
+        error: *mut c_char,
+    ) -> i32;
+}
+
+/// Kernels on emulated threads. Everything is done when a call returns.
+///
+/// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for.
+#[derive(Clone, Debug)]
+pub struct Emulated {
+    seed: u64,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    launches: AtomicU64,
+    allocated: AtomicU64,
+    failed: Mutex<Option<DriverError>>,
+}
+
+impl Emulated {
+    /// Emulated threads whose order follows from `seed`.
+    pub fn new(seed: u64) -> Emulated {
+        Emulated { seed, state: Arc::default() }
+    }
+
+    /// Kernels launched so far, by this driver and those beside it.
+    pub fn launches(&self) -> u64 {
+        self.state.launches.load(Ordering::Relaxed)
+    }
+}
+
+/// Memory of the host that ends, but for less than 16 bytes, at a page that may not be touched. Its bytes begin as NaNs.
+///
+/// It is aligned to 16 bytes, not to the 256 of a GPU, so that accesses past the end are found.
+#[derive(Debug)]
+pub struct EmulatedMemory {
+    at: NonNull<u8>,
+    bytes: usize,
+    state: Arc<State>,
+}
+
+// SAFETY: the memory belongs to this value alone; a tensor that is written is borrowed mutably by the call that writes it.
+unsafe impl Send for EmulatedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for EmulatedMemory {}
+
+impl Drop for EmulatedMemory {
+    fn drop(&mut self) {
+        // SAFETY: `emulator_alloc` gave this memory for as many bytes.
+        unsafe { emulator_free(self.at.as_ptr().cast(), self.bytes) }
+        self.state.allocated.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl EmulatedMemory {
+    /// The address of bytes that lie inside.
+    ///
+    /// # Panics
+    /// If they do not.
+    fn bytes_at(&self, at: usize, bytes: usize) -> *mut u8 {
+        let end = at.checked_add(bytes).filter(|end| *end <= self.bytes);
+        assert!(end.is_some(), "{bytes} bytes from {at} on lie outside of memory of {} bytes", self.bytes);
+        // SAFETY: `at` is at most the length.
+        unsafe { self.at.as_ptr().add(at) }
+    }
+}
+
+impl Driver for Emulated {
+    type Memory = EmulatedMemory;
+
+    fn name(&self) -> String {
+        "emulated CUDA".to_owned()
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (MEMORY, MEMORY.saturating_sub(self.state.allocated.load(Ordering::Relaxed)))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<EmulatedMemory, DriverError> {
+        let refused = || DriverError(format!("out of memory: {bytes} bytes"));
+        let allocated = self.state.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+        // SAFETY: any number of bytes may be asked for.
+        let at = if allocated + bytes as u64 > MEMORY {
+            None
+        } else {
+            NonNull::new(unsafe { emulator_alloc(bytes) }.cast())
+        };
+        let Some(at) = at else {
+            self.state.allocated.fetch_sub(bytes as u64, Ordering::Relaxed);
+            return Err(refused());
+        };
+        Ok(EmulatedMemory { at, bytes, state: self.state.clone() })
+    }
+
+    fn zero(&self, memory: &EmulatedMemory, at: usize, bytes: usize) {
+        // SAFETY: the bytes lie inside, and nobody reads them meanwhile.
+        unsafe { memory.bytes_at(at, bytes).write_bytes(0, bytes) }
+    }
+
+    fn write(&self, memory: &EmulatedMemory, at: usize, from: &[u8]) {
+        // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
+        unsafe { memory.bytes_at(at, from.len()).copy_from(from.as_ptr(), from.len()) }
+    }
+
+    fn read(&self, memory: &EmulatedMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
+        self.wait()?;
+        // SAFETY: the bytes lie inside, and nobody writes them meanwhile.
+        to.copy_from_slice(unsafe { slice::from_raw_parts(memory.bytes_at(at, to.len()), to.len()) });
+        Ok(())
+    }
+
+    fn copy(&self, from: &EmulatedMemory, from_at: usize, to: &EmulatedMemory, to_at: usize, bytes: usize) {
+        let (from, to) = (from.bytes_at(from_at, bytes), to.bytes_at(to_at, bytes));
+        assert!(from.addr().abs_diff(to.addr()) >= bytes, "copies do not overlap");
+        // SAFETY: both lie inside of their memory and do not overlap.
+        unsafe { to.copy_from_nonoverlapping(from, bytes) }
+    }
+
+    fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg<'_, EmulatedMemory>]) {
+        // Eight bytes an argument, of which a kernel reads as many as it has; numbers are little-endian.
+        let (mut values, sizes): (Vec<u64>, Vec<usize>) = args
+            .iter()
+            .map(|arg| match arg {
+                Arg::Memory(memory, at) => (memory.bytes_at(*at, 0).addr() as u64, 8),
+                Arg::Null => (0, 8),
+                Arg::U32(x) => (u64::from(*x), 4),
+                Arg::U64(x) => (*x, 8),
+                Arg::F32(x) => (u64::from(x.to_bits()), 4),
+            })
+            .unzip();
+        let mut arguments: Vec<*mut c_void> =
+            values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let name = CString::new(kernel).unwrap_or_default();
+        let mut error = [0u8; ERROR_BYTES];
+        let launch = self.state.launches.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the emulator asserts that number and sizes of arguments are the kernel's; memory that they point to lives as long
+        // as `args`, and accesses past its end are caught.
+        let refused = unsafe {
+            emulator_launch(
+                name.as_ptr(),
+                grid.blocks.as_ptr(),
+                grid.threads,
+                grid.shared,
+                self.seed,
+                launch,
+                sizes.as_ptr(),
+                arguments.as_mut_ptr(),
+                arguments.len(),
+                error.as_mut_ptr().cast(),
+            )
+        };
+        if refused != 0 {
+            let text = error.split(|byte| *byte == 0).next().unwrap_or_default();
+            let what = DriverError(format!("{kernel} {grid:?}: {}", String::from_utf8_lossy(text)));
+            let mut failed = self.state.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            failed.get_or_insert(what);
+        }
+    }
+
+    fn wait(&self) -> Result<(), DriverError> {
+        let failed = self.state.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn beside(&self) -> Emulated {
+        self.clone()
+    }
+}
