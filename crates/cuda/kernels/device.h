@@ -9,7 +9,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // Two and four words, as they lie in memory.
-struct Pair {
+struct alignas(8) Pair {
     u32 x, y;
 };
 struct alignas(16) Quad {
@@ -21,7 +21,9 @@ struct alignas(16) Quad {
 #define DEVICE __device__ __forceinline__
 // A kernel: the most threads of a block, its name, its parameters in parentheses.
 #define KERNEL(threads, name, parameters) extern "C" __global__ void __launch_bounds__(threads) name parameters
-#define UNROLL _Pragma("unroll")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL PRAGMA(unroll)
+#define UNROLL_BY(times) PRAGMA(unroll times)
 
 // Dynamic shared memory of the block.
 extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -68,6 +70,9 @@ DEVICE float fast_exp2(float x) {
 
 // x of the lane whose index differs in the bits of `mask`. All lanes of the warp take part.
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+// Whether x holds in any lane. All lanes of the warp take part.
+DEVICE bool any_lane(bool x) { return __any_sync(~0u, x); }
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 

@@ -58,7 +58,6 @@ struct Workplace {
     std::vector<char*> stacks; // not in use
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    std::vector<u32> order;
     std::vector<char*> owned;
     char* shared = guarded(whole_pages(MOST_SHARED));
     sigjmp_buf after_fault;
@@ -74,7 +73,9 @@ struct Workplace {
         return random;
     }
 };
-static thread_local Workplace workplace;
+static thread_local Workplace workplace_of_thread;
+// The same, of the launch that runs: a plain pointer, which costs no check at each use.
+static thread_local Workplace* workplace;
 static thread_local sigjmp_buf* after_fault = nullptr;
 
 void fail(const char* format, ...) {
@@ -121,10 +122,10 @@ static void resume(u32 index) {
     now.thread = {index, 0, 0};
     fiber.sleeps_on = nullptr;
     if (!fiber.started) {
-        auto& stacks = workplace.stacks;
+        auto& stacks = workplace->stacks;
         if (stacks.empty()) {
             stacks.push_back(guarded(STACK));
-            workplace.owned.push_back(stacks.back());
+            workplace->owned.push_back(stacks.back());
         }
         fiber.stack = stacks.back();
         stacks.pop_back();
@@ -135,12 +136,12 @@ static void resume(u32 index) {
         fiber.stack_pointer = top;
     }
     emulator_switch(&now.scheduler, fiber.stack_pointer);
-    if (fiber.done) workplace.stacks.push_back(fiber.stack);
+    if (fiber.done) workplace->stacks.push_back(fiber.stack);
 }
 
 // Lets each lane of a warp run until it sleeps; whether any did.
 static bool run_lanes(u32 warp) {
-    u32 random = (u32)workplace.next(), lane = random % 32, stride = random >> 5 | 1;
+    u32 random = (u32)workplace->next(), lane = random % 32, stride = random >> 5 | 1;
     bool ran = false;
     for (u32 i = 0; i < 32 && !now.failed; i++, lane = (lane + stride) % 32) {
         Fiber& fiber = now.fibers[warp * 32 + lane];
@@ -152,20 +153,20 @@ static bool run_lanes(u32 warp) {
 }
 
 static void run_block(u32 threads) {
-    workplace.warps.resize(threads / 32);
-    for (auto& warp : workplace.warps) warp.generation = warp.arrived = 0;
-    for (auto& fiber : workplace.fibers) {
+    workplace->warps.resize(threads / 32);
+    for (auto& warp : workplace->warps) warp.generation = warp.arrived = 0;
+    for (auto& fiber : workplace->fibers) {
         fiber.sleeps_on = nullptr;
         fiber.started = fiber.done = false;
         fiber.groups.clear();
         fiber.open.clear();
     }
-    now.warps = workplace.warps.data();
+    now.warps = workplace->warps.data();
     now.generation = now.arrived = 0;
     for (u32 warps = threads / 32; !now.failed;) {
         // A warp that can run, and how far it runs ahead of the others.
         const u32 ahead[] = {1, 8, ~0u};
-        u32 first = workplace.next() % warps, budget = ahead[workplace.next() % 3];
+        u32 first = workplace->next() % warps, budget = ahead[workplace->next() % 3];
         bool ran = false;
         for (u32 i = 0; i < warps && !ran && !now.failed; i++)
             while (budget && run_lanes((first + i) % warps)) {
@@ -174,7 +175,7 @@ static void run_block(u32 threads) {
             }
         if (ran) continue;
         for (u32 i = 0; i < threads && !now.failed; i++)
-            if (!workplace.fibers[i].done) {
+            if (!workplace->fibers[i].done) {
                 now.failed = true;
                 snprintf(now.error, ERROR, "block %u,%u,%u: thread %u waits for threads that never come", now.block.x, now.block.y,
                          now.block.z, i);
@@ -185,11 +186,11 @@ static void run_block(u32 threads) {
 
 static int run_grid(u32 threads, u32 shared) {
     // Locals that change would be lost by the jump back from a fault.
-    if (sigsetjmp(workplace.after_fault, 1)) {
+    if (sigsetjmp(workplace->after_fault, 1)) {
         after_fault = nullptr;
         now.failed = true;
     } else {
-        after_fault = &workplace.after_fault;
+        after_fault = &workplace->after_fault;
         for (now.block.z = 0; now.block.z < now.grid.z && !now.failed; now.block.z++)
             for (now.block.y = 0; now.block.y < now.grid.y && !now.failed; now.block.y++)
                 for (now.block.x = 0; now.block.x < now.grid.x && !now.failed; now.block.x++) {
@@ -198,7 +199,7 @@ static int run_grid(u32 threads, u32 shared) {
                 }
         after_fault = nullptr;
     }
-    if (now.failed) workplace.stacks = workplace.owned; // fibers that will not come back are forgotten
+    if (now.failed) workplace->stacks = workplace->owned; // fibers that will not come back are forgotten
     return now.failed;
 }
 
@@ -236,13 +237,14 @@ int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared
     if (shared > MOST_SHARED) return refuse("a block asks for more shared memory than there is");
     if (kernel->sizes != std::vector<size_t>(sizes, sizes + count)) return refuse("the arguments are not those of the kernel");
     size_t rounded = (shared + 15) / 16 * 16;
-    workplace.fibers.resize(threads);
-    workplace.random = (seed * 0x9e3779b97f4a7c15ull ^ (launch + 1) * 0xbf58476d1ce4e5b9ull) | 1;
+    workplace = &workplace_of_thread;
+    workplace->fibers.resize(threads);
+    workplace->random = (seed * 0x9e3779b97f4a7c15ull ^ (launch + 1) * 0xbf58476d1ce4e5b9ull) | 1;
     now = {};
-    now.shared = (unsigned char*)workplace.shared + whole_pages(MOST_SHARED) - rounded;
+    now.shared = (unsigned char*)workplace->shared + whole_pages(MOST_SHARED) - rounded;
     now.block_size = {threads, 1, 1};
     now.grid = {blocks[0], blocks[1], blocks[2]};
-    now.fibers = workplace.fibers.data();
+    now.fibers = workplace->fibers.data();
     now.copies_land_at_once = seed % 2;
     now.kernel = kernel->call;
     now.arguments = arguments;

@@ -17,6 +17,7 @@
 
 #define DEVICE inline
 #define UNROLL
+#define UNROLL_BY(times)
 #define KERNEL(threads, name, parameters)                                                            \
     static void name parameters;                                                                     \
     static emulator::Registered registered_##name(#name, threads, emulator::Signature<decltype(&name)>::sizes(), \
@@ -193,6 +194,18 @@ inline float shuffle_xor(float x, int mask) {
         for (u32 i = 0; i < 32; i++) warp.words[i][0] = warp.in[i][0];
     });
     return float_of_bits(warp.words[lane ^ mask][0]);
+}
+
+inline bool any_lane(bool x) {
+    emulator::Warp& warp = emulator::warp();
+    u32 lane = threadIdx.x % 32;
+    warp.in[lane][0] = x;
+    emulator::meet(warp, "vote", [&] {
+        u32 any = 0;
+        for (u32 i = 0; i < 32; i++) any |= warp.in[i][0];
+        for (u32 i = 0; i < 32; i++) warp.words[i][0] = any;
+    });
+    return warp.words[lane][0];
 }
 
 inline void copy_async(void* to, const void* from, bool live) {

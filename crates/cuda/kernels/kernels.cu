@@ -7,4 +7,5 @@
 #include "entries.h"
 #include "plain_attention.cu"
 #include "tensor_attention.cu"
+#include "tensor_mass.cu"
 #include "mass.cu"

@@ -31,22 +31,24 @@ DEVICE void finish(typename Out::Stored* out, u32 stride, u32 row, u32 column, u
     if (both) at[1] = Out::narrow(E == ADD ? Out::widen(at[1]) + second : second);
 }
 
-// In f32: tiles of 64 × 64, 16 inputs at a time; a thread has 4 × 4 elements.
-template <Epilogue E>
+// In f32: tiles of ROWS × 64, 16 inputs at a time; a thread has 4 × 4 elements.
+template <Epilogue E, u32 ROWS>
 DEVICE void product_f32(const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride) {
-    constexpr u32 TILE = 64, DEPTH = 16;
-    float(*tile_x)[TILE + 4] = (float(*)[TILE + 4])shared_memory;
-    float(*tile_w)[TILE + 4] = tile_x + DEPTH;
-    const u32 first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
+    constexpr u32 COLUMNS = 64, DEPTH = 16, BLOCK = ROWS / 4 * 16;
+    float(*tile_w)[COLUMNS + 4] = (float(*)[COLUMNS + 4])shared_memory;
+    float(*tile_x)[ROWS + 4] = (float(*)[ROWS + 4])(tile_w + DEPTH);
+    const u32 first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     const u32 own_row = threadIdx.x / 16 * 4, own_column = threadIdx.x % 16 * 4;
     const bool live = first_row + own_row < rows && first_column + own_column < outputs;
     float sums[4][4] = {};
     for (u32 input = 0; input < inputs; input += DEPTH) {
-        for (u32 at = threadIdx.x; at < TILE * DEPTH; at += 256) {
-            const u32 i = at % DEPTH, line = at / DEPTH;
-            const bool inside = input + i < inputs;
-            tile_x[i][line] = inside && first_row + line < rows ? x[(size_t)(first_row + line) * inputs + input + i] : 0;
-            tile_w[i][line] = inside && first_column + line < outputs ? w[(size_t)(first_column + line) * inputs + input + i] : 0;
+        for (u32 at = threadIdx.x; at < ROWS * DEPTH; at += BLOCK) {
+            const u32 i = at % DEPTH, row = first_row + at / DEPTH;
+            tile_x[i][at / DEPTH] = input + i < inputs && row < rows ? x[(size_t)row * inputs + input + i] : 0;
+        }
+        for (u32 at = threadIdx.x; at < COLUMNS * DEPTH; at += BLOCK) {
+            const u32 i = at % DEPTH, column = first_column + at / DEPTH;
+            tile_w[i][at / DEPTH] = input + i < inputs && column < outputs ? w[(size_t)column * inputs + input + i] : 0;
         }
         block_barrier();
         if (live)
@@ -61,15 +63,19 @@ DEVICE void product_f32(const float* x, const float* w, const float* bias, float
             if (row < rows && column < outputs) finish<E, F32>(out, stride, row, column, outputs, bias, sums[r][c], sums[r][c + 1]);
         }
 }
-#define PRODUCT_F32(name, E)                                                                                                          \
-    KERNEL(256, name,                                                                                                                 \
+#define PRODUCT_F32(suffix, E)                                                                                                        \
+    KERNEL(256, product_f32_##suffix,                                                                                                 \
            (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {          \
-        product_f32<E>(x, w, bias, out, rows, outputs, inputs, stride);                                                               \
+        product_f32<E, 64>(x, w, bias, out, rows, outputs, inputs, stride);                                                           \
+    }                                                                                                                                 \
+    KERNEL(32, product_f32_few_##suffix,                                                                                              \
+           (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {          \
+        product_f32<E, 8>(x, w, bias, out, rows, outputs, inputs, stride);                                                            \
     }
-PRODUCT_F32(product_f32_store, STORE)
-PRODUCT_F32(product_f32_add, ADD)
-PRODUCT_F32(product_f32_silu, GATE_SILU)
-PRODUCT_F32(product_f32_gelu, GATE_GELU)
+PRODUCT_F32(store, STORE)
+PRODUCT_F32(add, ADD)
+PRODUCT_F32(silu, GATE_SILU)
+PRODUCT_F32(gelu, GATE_GELU)
 
 // Where 16 bytes of a row of a tile of 64 inputs lie: shifted by the row, so that eight rows of one column fall in all banks.
 DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 8 + (chunk ^ (row & 7)); }

@@ -38,6 +38,7 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
         all_from = seen.x > all_from ? seen.x : all_from;
         all_to = seen.y < all_to ? seen.y : all_to;
     }
+    to = to > from ? to : from;
     const u32 whole_first = from / N, whole = (to + N - 1) / N - whole_first, each = (whole + gridDim.z - 1) / gridDim.z;
     const u32 first_tile = whole_first + blockIdx.z * each;
     const u32 tiles = first_tile + each < whole_first + whole ? first_tile + each : whole_first + whole;

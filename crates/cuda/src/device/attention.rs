@@ -1,6 +1,6 @@
 //! Attention: the choice of a kernel, and the log-sum-exps that statistics begin with.
 
-use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, KvBuffer, Precision};
+use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer};
 
 use super::CudaDevice;
 use super::launch::{assert_one_type, for_dtype, size};
@@ -20,28 +20,38 @@ const BLOCKS: usize = 256;
 /// Slots that a piece of keys has at least.
 const PIECE: usize = 256;
 
-/// The kernel on tensor cores for keys of a type and a head dimension.
-fn tensor_kernel(dtype: Dtype, head_dim: usize) -> Option<&'static str> {
-    Some(match (dtype, head_dim) {
-        (Dtype::F16, 64) => "tensor_attention_f16_64",
-        (Dtype::F16, 80) => "tensor_attention_f16_80",
-        (Dtype::F16, 96) => "tensor_attention_f16_96",
-        (Dtype::F16, 128) => "tensor_attention_f16_128",
-        (Dtype::F16, 256) => "tensor_attention_f16_256",
-        (Dtype::Bf16, 64) => "tensor_attention_bf16_64",
-        (Dtype::Bf16, 80) => "tensor_attention_bf16_80",
-        (Dtype::Bf16, 96) => "tensor_attention_bf16_96",
-        (Dtype::Bf16, 128) => "tensor_attention_bf16_128",
-        (Dtype::Bf16, 256) => "tensor_attention_bf16_256",
-        _ => return None,
-    })
+/// The kernel on tensor cores for keys of a type and a head dimension, where there is one.
+macro_rules! for_tensor_cores {
+    ($a:expr, $name:literal) => {
+        match ($a.k.dtype(), $a.head_dim) {
+            _ if $a.precision == refrain_kernels::Precision::F32 => None,
+            (refrain_kernels::Dtype::F16, 64) => Some(concat!($name, "_f16_64")),
+            (refrain_kernels::Dtype::F16, 80) => Some(concat!($name, "_f16_80")),
+            (refrain_kernels::Dtype::F16, 96) => Some(concat!($name, "_f16_96")),
+            (refrain_kernels::Dtype::F16, 128) => Some(concat!($name, "_f16_128")),
+            (refrain_kernels::Dtype::F16, 256) => Some(concat!($name, "_f16_256")),
+            (refrain_kernels::Dtype::Bf16, 64) => Some(concat!($name, "_bf16_64")),
+            (refrain_kernels::Dtype::Bf16, 80) => Some(concat!($name, "_bf16_80")),
+            (refrain_kernels::Dtype::Bf16, 96) => Some(concat!($name, "_bf16_96")),
+            (refrain_kernels::Dtype::Bf16, 128) => Some(concat!($name, "_bf16_128")),
+            (refrain_kernels::Dtype::Bf16, 256) => Some(concat!($name, "_bf16_256")),
+            _ => None,
+        }
+    };
 }
 
-/// Bytes of shared memory of a block on tensor cores: queries, and two stages of keys and values.
-fn tensor_shared(head_dim: usize) -> usize {
-    let (chunks, slots) = (head_dim / 8, if head_dim > 128 { 32 } else { 64 });
+pub(super) use for_tensor_cores;
+
+/// Slots of a tile on tensor cores.
+pub(super) fn tensor_tile(head_dim: usize) -> usize {
+    if head_dim > 128 { 32 } else { 64 }
+}
+
+/// Bytes of rows of keys, values or queries in shared memory on tensor cores.
+pub(super) fn tensor_bytes(rows: usize, head_dim: usize) -> usize {
+    let chunks = head_dim / 8;
     let stride = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 };
-    (TENSOR_ENTRIES + 4 * slots) * stride * 16
+    rows * stride * 16
 }
 
 /// Floats from one row of a plain kernel's tile to the next.
@@ -175,8 +185,7 @@ impl<D: Driver> CudaDevice<D> {
         let out = floats::<D>(out).arg(4 * a.first_row * a.width());
         let lse = lse.map(|lse| self.resized(lse, a.q.len() / a.head_dim));
         let lse = lse.map(|lse| lse.arg(4 * a.first_row * a.heads));
-        let kernel = tensor_kernel(a.k.dtype(), a.head_dim).filter(|_| a.precision != Precision::F32);
-        match kernel {
+        match for_tensor_cores!(a, "tensor_attention") {
             Some(kernel) => self.attend_on_tensor_cores(kernel, &problem, a, out, lse),
             None => self.attend_plainly(&problem, a.v, out, lse),
         }
@@ -216,7 +225,7 @@ impl<D: Driver> CudaDevice<D> {
         let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
         let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
         let blocks = problem.entry_blocks(TENSOR_ENTRIES) * a.kv_heads;
-        let pieces = (BLOCKS / blocks.max(1)).min((to - from) / PIECE).max(1);
+        let pieces = (BLOCKS / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1);
         let launch = |out, lse| {
             let args = [
                 problem.q,
@@ -232,7 +241,9 @@ impl<D: Driver> CudaDevice<D> {
                 Arg::F32(a.scale),
             ];
             let grid = [problem.entry_blocks(TENSOR_ENTRIES), a.kv_heads, pieces];
-            self.launch(kernel, grid, THREADS, tensor_shared(a.head_dim), &args);
+            // Queries, and two stages of keys and values.
+            let shared = tensor_bytes(TENSOR_ENTRIES + 4 * tensor_tile(a.head_dim), a.head_dim);
+            self.launch(kernel, grid, THREADS, shared, &args);
         };
         if pieces == 1 {
             return launch(out, lse.unwrap_or(Arg::Null));

@@ -5,8 +5,8 @@ use refrain_kernels::Dtype;
 use super::CudaDevice;
 use crate::driver::{Arg, Driver, Grid};
 
-/// Threads of a block of kernels whose threads are independent.
-const THREADS: u32 = 256;
+/// Threads of a block of kernels whose threads are independent, at most.
+const THREADS: usize = 256;
 
 /// The name of a kernel that there is for each element type.
 macro_rules! for_dtype {
@@ -43,7 +43,8 @@ pub(super) fn narrow(x: usize) -> u32 {
 impl<D: Driver> CudaDevice<D> {
     /// Runs a kernel of a thread for each of `count` elements.
     pub(super) fn launch_each(&self, kernel: &'static str, count: usize, args: &[Arg<'_, D::Memory>]) {
-        self.launch(kernel, [count.div_ceil(THREADS as usize), 1, 1], THREADS, 0, args);
+        let threads = count.next_multiple_of(32).min(THREADS);
+        self.launch(kernel, [count.div_ceil(THREADS), 1, 1], narrow(threads), 0, args);
     }
 
     /// Runs a kernel, unless the grid is empty. `shared` counts bytes of shared memory of a block.

@@ -24,6 +24,8 @@ const TILE: usize = 128;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
 const TILE_F32: usize = 64;
 const DEPTH_F32: usize = 16;
+/// Rows of a tile of a product of few rows in `f32`.
+const FEW_ROWS_F32: usize = 8;
 
 /// W (rows × inputs) and its bias. Rows of gates alternate with those of what they open.
 pub(super) struct Linear<D: Driver> {
@@ -192,8 +194,11 @@ impl<D: Driver> CudaDevice<D> {
             };
         }
         if w.is_f32 {
-            let blocks = [w.rows.div_ceil(TILE_F32), rows.div_ceil(TILE_F32), 1];
-            self.launch(kernel!("product_f32_"), blocks, 256, 2 * DEPTH_F32 * (TILE_F32 + 4) * 4, &args);
+            let few = rows <= FEW_ROWS;
+            let (tile, threads) = if few { (FEW_ROWS_F32, 32) } else { (TILE_F32, 256) };
+            let kernel = if few { kernel!("product_f32_few_") } else { kernel!("product_f32_") };
+            let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
+            self.launch(kernel, [w.rows.div_ceil(TILE_F32), rows.div_ceil(tile), 1], threads, shared, &args);
         } else if rows <= FEW_ROWS {
             let (columns, stages) = (32, 6);
             let shared = stages * (FEW_ROWS + columns) * DEPTH * 2;

@@ -5,8 +5,10 @@ use std::ops::Range;
 use refrain_kernels::{CachedAttention, Floats, GumbelNoise, HeadKeys, KvBuffer};
 
 use super::CudaDevice;
-use super::attention::{ENTRIES, NoiseTables, Problem, THREADS, TILE, tile_stride};
-use super::launch::{for_dtype, size};
+use super::attention::{
+    ENTRIES, NoiseTables, Problem, THREADS, TILE, for_tensor_cores, tensor_bytes, tensor_tile, tile_stride,
+};
+use super::launch::{for_dtype, narrow, size};
 use super::tensors::{Block, floats, kv_block};
 use crate::driver::{Arg, Driver};
 
@@ -34,13 +36,17 @@ impl<D: Driver> CudaDevice<D> {
         if a.visible.is_empty() {
             return sums.fill(0.0);
         }
-        let problem = Problem::new(self, a);
-        let noise = noise.map(|noise| NoiseTables::new(self, noise, a));
-        let scratch;
+        let kernel = for_tensor_cores!(a, "tensor_mass").filter(|_| noise.is_none());
+        let (problem, noise) = (Problem::new(self, a), noise.map(|noise| NoiseTables::new(self, noise, a)));
+        let (scratch, tensor_sums);
         let lse = match lse {
             Some(lse) => {
                 assert_eq!(lse.len(), a.q.len() / a.head_dim, "one sum for each row of q and head");
                 floats::<D>(lse).arg(4 * a.first_row * a.heads)
+            }
+            None if kernel.is_some() => {
+                tensor_sums = self.attention_sums(a, slots.start);
+                floats::<D>(&tensor_sums).arg(4 * a.first_row * a.heads)
             }
             None => {
                 scratch = self.block(4 * a.visible.len() * a.heads);
@@ -50,16 +56,33 @@ impl<D: Driver> CudaDevice<D> {
         };
         let (out, dtype) = (self.block(4 * sums.len()), a.k.dtype());
         let mut args = problem.args([lse, out.arg(0), size(slots.start), size(slots.len())]);
-        let kernel = match &noise {
-            None => for_dtype!(dtype, "attention_mass"),
-            Some(noise) => {
-                args.extend(noise.args());
-                for_dtype!(dtype, "noisy_attention_mass")
+        match (kernel, &noise) {
+            (Some(kernel), _) => {
+                let tile = tensor_tile(a.head_dim);
+                let shared = tensor_bytes(tile, a.head_dim) + 4 * 4 * tile;
+                self.launch(kernel, [slots.len().div_ceil(tile), a.kv_heads, 1], THREADS, shared, &args);
             }
-        };
-        let grid = [slots.len().div_ceil(TILE), a.kv_heads, 1];
-        self.launch(kernel, grid, THREADS, tile_bytes(a.head_dim) + 4 * 4 * 32, &args);
+            (None, noise) => {
+                args.extend(noise.iter().flat_map(|noise| noise.args()));
+                let kernel = match noise {
+                    None => for_dtype!(dtype, "attention_mass"),
+                    Some(_) => for_dtype!(dtype, "noisy_attention_mass"),
+                };
+                let grid = [slots.len().div_ceil(TILE), a.kv_heads, 1];
+                self.launch(kernel, grid, THREADS, tile_bytes(a.head_dim) + 4 * 4 * 32, &args);
+            }
+        }
         self.read(&out, 0, sums);
+    }
+
+    /// The log-sum-exps of an attention over what rows see from `first_slot` on, rows of q × heads, on tensor cores. Its output is dropped.
+    fn attention_sums(&self, a: &CachedAttention<'_>, first_slot: usize) -> Floats {
+        let first = narrow(first_slot);
+        let visible: Vec<(u32, u32)> =
+            a.visible.iter().map(|(from, to)| ((*from).max(first), (*to).max(first))).collect();
+        let (mut out, mut lse) = (self.new_floats(a.q.len()), self.new_floats(0));
+        self.attend(&CachedAttention { visible: &visible, v: a.k, ..*a }, &mut out, Some(&mut lse));
+        lse
     }
 
     pub(super) fn read_row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
