@@ -45,8 +45,8 @@ fn tiny(name: &str) -> PathBuf {
 
 /// A real model's file, if it was fetched; says so if not.
 fn real(file: &str) -> Option<PathBuf> {
-    if device().name() == ReferenceDevice.name() {
-        eprintln!("skipped: real models take hours of plain loops");
+    if std::env::var_os("REFRAIN_TEST_DEVICE").is_some() {
+        eprintln!("skipped: real models take hours of plain loops and of emulated threads");
         return None;
     }
     let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).or_else(|| {
@@ -72,11 +72,16 @@ fn exact(kv: Dtype) -> Settings {
     Settings { precision: Some(Precision::F32), kv, ..small() }
 }
 
-/// The device of the tests: the CPU, or the reference device where `REFRAIN_TEST_DEVICE=reference`.
+/// The device of the tests: the CPU, or with `REFRAIN_TEST_DEVICE` the reference device (`reference`) or the CUDA device over
+/// emulated threads (`cuda`, with the feature `emulate`).
 fn device() -> Arc<dyn Device> {
     match std::env::var("REFRAIN_TEST_DEVICE").as_deref() {
         Ok("reference") => Arc::new(ReferenceDevice),
-        Ok(other) => panic!("REFRAIN_TEST_DEVICE={other}: there is `reference`"),
+        #[cfg(feature = "emulate")]
+        Ok("cuda") => Arc::new(refrain_cuda::CudaDevice::new(refrain_cuda::Emulated::new(1), 0).unwrap()),
+        Ok(other) => {
+            panic!("REFRAIN_TEST_DEVICE={other}: there is `reference`, and `cuda` with the feature `emulate`")
+        }
         Err(_) => Arc::new(Cpu::new(0).unwrap()),
     }
 }
