@@ -2,9 +2,10 @@
 
 use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer};
 
-use super::CudaDevice;
+use super::block::Block;
+use super::context::CudaDevice;
 use super::launch::{assert_one_type, for_dtype, size};
-use super::tensors::{Block, floats, kv_block};
+use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
 /// Threads of a block.

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use refrain_kernels::{CacheHeads, Distance, Floats, KvBuffer, KvRows, Rotary, Slice};
 
-use super::CudaDevice;
+use super::block::Block;
+use super::context::CudaDevice;
 use super::launch::{assert_one_type, for_dtype, for_size, narrow, size};
 use super::layers::rows_of;
-use super::tensors::{Block, floats, kv_block};
+use super::tensors::{floats, kv_block};
 use crate::driver::Driver;
 
 /// Tables of a rotation in the GPU's memory.

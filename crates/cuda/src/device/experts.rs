@@ -2,7 +2,7 @@
 
 use refrain_kernels::{Experts, LayerTail};
 
-use super::CudaDevice;
+use super::context::CudaDevice;
 use super::launch::{narrow, size};
 use super::layers::Rows;
 use super::linear::{Epilogue, Input, Linear};

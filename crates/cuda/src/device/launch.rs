@@ -2,7 +2,7 @@
 
 use refrain_kernels::Dtype;
 
-use super::CudaDevice;
+use super::context::CudaDevice;
 use crate::driver::{Arg, Driver, Grid};
 
 /// Threads of a block of kernels whose threads are independent, at most.

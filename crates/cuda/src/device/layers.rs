@@ -5,10 +5,11 @@ use std::sync::{Arc, PoisonError};
 
 use refrain_kernels::{Dtype, Floats, GatedMlp, KvBuffer, LayerTail, Mlp, Norm, QkNorms};
 
-use super::CudaDevice;
+use super::block::Block;
+use super::context::CudaDevice;
 use super::launch::{for_dtype, narrow, size};
 use super::linear::{Epilogue, Input, Linear};
-use super::tensors::{Block, floats, kv_block};
+use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
 /// Rows that go through the steps of a layer at a time: they bound the memory of what lies between.

@@ -8,9 +8,9 @@ use refrain_kernels::{
     Activation, PackedLinear, Precision, Q4Block, RowUnavailable, WeightMatrix, WeightRows,
 };
 
-use super::CudaDevice;
+use super::block::Block;
+use super::context::CudaDevice;
 use super::launch::size;
-use super::tensors::Block;
 use crate::driver::{Arg, Driver};
 
 /// Rows of weights that a thread of the host prepares at a time.

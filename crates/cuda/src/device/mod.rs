@@ -1,7 +1,9 @@
 //! The CUDA device: what each call of the interface launches.
 
 mod attention;
+mod block;
 mod caches;
+mod context;
 mod experts;
 mod launch;
 mod layers;
@@ -9,70 +11,20 @@ mod linear;
 mod statistics;
 mod tensors;
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Cpu, Device, Distance, Dtype, Floats, GumbelNoise, HeadKeys,
-    IsaError, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, Slice,
-    WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, Distance, Dtype, Floats, GumbelNoise, HeadKeys, KvBuffer,
+    KvRows, LayerTail, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
 use launch::{for_size, size};
 use linear::rows_of_weights;
-use tensors::{Block, floats, kv_block};
+use tensors::{floats, kv_block};
 
-/// Weights of norms in the GPU's memory, by their address and length in the host's, with what they were.
-type NormWeights<D> = Mutex<HashMap<(usize, usize), (Vec<f32>, Arc<Block<D>>)>>;
-
-/// A GPU as a device.
-///
-/// Weights of [`Precision::F32`](refrain_kernels::Precision::F32) are `f32`, all others `bf16`; products round activations to the weights' type and
-/// sum in `f32`. The bits of a row never depend on the rows beside it in a product: each element is one ascending sum.
-pub struct CudaDevice<D: Driver> {
-    driver: D,
-    /// The queue of the thread that computes; `driver` itself unless the device is one beside it.
-    home: D,
-    is_beside: bool,
-    cpu: Cpu,
-    norm_weights: Arc<NormWeights<D>>,
-}
-
-impl<D: Driver> CudaDevice<D> {
-    /// The GPU behind `driver`, with `threads` threads of the host, as in [`Cpu::new`], for what is done there.
-    ///
-    /// # Errors
-    /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
-    pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
-        let (cpu, home) = (Cpu::new(threads)?, driver.clone());
-        Ok(CudaDevice { driver, home, is_beside: false, cpu, norm_weights: Arc::default() })
-    }
-
-    /// The driver.
-    pub fn driver(&self) -> &D {
-        &self.driver
-    }
-}
-
-impl<D: Driver> Clone for CudaDevice<D> {
-    fn clone(&self) -> CudaDevice<D> {
-        CudaDevice {
-            driver: self.driver.clone(),
-            home: self.home.clone(),
-            is_beside: self.is_beside,
-            cpu: self.cpu.clone(),
-            norm_weights: self.norm_weights.clone(),
-        }
-    }
-}
-
-impl<D: Driver> std::fmt::Debug for CudaDevice<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.driver.name())
-    }
-}
+pub use context::CudaDevice;
 
 impl<D: Driver> Device for CudaDevice<D> {
     fn name(&self) -> String {
@@ -92,13 +44,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn beside(&self) -> Arc<dyn Device> {
-        Arc::new(CudaDevice {
-            driver: self.driver.beside(),
-            home: self.home.clone(),
-            is_beside: true,
-            cpu: self.cpu.single_threaded(),
-            norm_weights: Arc::default(),
-        })
+        Arc::new(self.to_beside())
     }
 
     fn floats(&self, len: usize) -> Floats {

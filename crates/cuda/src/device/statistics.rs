@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use refrain_kernels::{CachedAttention, Floats, GumbelNoise, HeadKeys, KvBuffer};
 
-use super::CudaDevice;
 use super::attention::{
     ENTRIES, NoiseTables, Problem, THREADS, TILE, for_tensor_cores, tensor_bytes, tensor_tile, tile_stride,
 };
+use super::block::Block;
+use super::context::CudaDevice;
 use super::launch::{for_dtype, narrow, size};
-use super::tensors::{Block, floats, kv_block};
+use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
 /// Concatenated logits that are held at once.

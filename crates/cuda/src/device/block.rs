@@ -1,0 +1,37 @@
+//! Memory of tensors.
+
+use crate::driver::{Arg, Driver};
+
+/// Memory of a tensor, which may be none.
+pub(super) struct Block<D: Driver> {
+    /// The queue on which the memory is cloned: that of the thread that computes.
+    pub(super) home: D,
+    pub(super) memory: Option<D::Memory>,
+    pub(super) bytes: usize,
+}
+
+impl<D: Driver> Block<D> {
+    /// The address of a byte.
+    pub(super) fn arg(&self, at: usize) -> Arg<'_, D::Memory> {
+        assert!(at <= self.bytes, "a tensor of {} bytes has no byte {at}", self.bytes);
+        self.memory.as_ref().map_or(Arg::Null, |memory| Arg::Memory(memory, at))
+    }
+
+    /// Bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl<D: Driver> Clone for Block<D> {
+    fn clone(&self) -> Block<D> {
+        let memory = self.memory.as_ref().map(|memory| {
+            let copy = self.home.alloc(self.bytes).unwrap_or_else(|error| {
+                panic!("{}: a copy of {} bytes: {error}", self.home.name(), self.bytes)
+            });
+            self.home.copy(memory, 0, &copy, 0, self.bytes);
+            copy
+        });
+        Block { home: self.home.clone(), memory, bytes: self.bytes }
+    }
+}

@@ -1,0 +1,70 @@
+//! What a CUDA device consists of.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use refrain_kernels::{Cpu, IsaError};
+
+use super::block::Block;
+use crate::driver::Driver;
+
+/// Weights of norms in the GPU's memory, by their address and length in the host's, with what they were.
+pub(super) type NormWeights<D> = Mutex<HashMap<(usize, usize), (Vec<f32>, Arc<Block<D>>)>>;
+
+/// A GPU as a device.
+///
+/// Weights of [`Precision::F32`](refrain_kernels::Precision::F32) are `f32`, all others `bf16`; products round activations to the weights' type and
+/// sum in `f32`. The bits of a row never depend on the rows beside it in a product: each element is one ascending sum.
+pub struct CudaDevice<D: Driver> {
+    pub(super) driver: D,
+    /// The queue of the thread that computes; `driver` itself unless the device is one beside it.
+    pub(super) home: D,
+    pub(super) is_beside: bool,
+    pub(super) cpu: Cpu,
+    pub(super) norm_weights: Arc<NormWeights<D>>,
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// The GPU behind `driver`, with `threads` threads of the host, as in [`Cpu::new`], for what is done there.
+    ///
+    /// # Errors
+    /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
+    pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
+        let (cpu, home) = (Cpu::new(threads)?, driver.clone());
+        Ok(CudaDevice { driver, home, is_beside: false, cpu, norm_weights: Arc::default() })
+    }
+
+    /// This device with a queue of its own, for a thread beside the one that computes.
+    pub(super) fn to_beside(&self) -> CudaDevice<D> {
+        CudaDevice {
+            driver: self.driver.beside(),
+            home: self.home.clone(),
+            is_beside: true,
+            cpu: self.cpu.single_threaded(),
+            norm_weights: Arc::default(),
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+}
+
+impl<D: Driver> Clone for CudaDevice<D> {
+    fn clone(&self) -> CudaDevice<D> {
+        CudaDevice {
+            driver: self.driver.clone(),
+            home: self.home.clone(),
+            is_beside: self.is_beside,
+            cpu: self.cpu.clone(),
+            norm_weights: self.norm_weights.clone(),
+        }
+    }
+}
+
+impl<D: Driver> std::fmt::Debug for CudaDevice<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.driver.name())
+    }
+}
