@@ -28,6 +28,7 @@ COMMA := ,
 SPACE := $(subst ,, )
 CRASHES ?= 1000
 PACKAGE_ARGS ?=
+CUDA_ARGS ?=
 LOAD_ARGS ?=
 FUZZ_TARGET ?= gguf
 FUZZ_SECONDS ?= 60
@@ -38,7 +39,7 @@ MODELS ?= $(or $(REFRAIN_MODELS),$(HOME)/.cache/refrain/models)
 GOLDEN_MODELS ?= smollm2-135m qwen2.5-coder-0.5b
 GOLDEN_FILES ?= $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf $(MODELS)/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
-.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash package clean
+.PHONY: help setup build demo test test-python wheel book scale scale-test scale-figures scale-check check check-deploy bench bench-ttft eval-small load fuzz golden job-test crash cuda package clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +156,9 @@ load: build ## 64 clients at once for a minute, with chats, ingests and tools; s
 job-test: setup .python-tests/installed ## Ingest 2,000 documents by four runners, each killed every 3 seconds, with a real S3 server on loopback (minutes)
 	PYTHONPATH="$(abspath .python-tests):$$PYTHONPATH" cargo test -p refrain-cli --test cli -- --ignored --nocapture two_thousand_documents
 
+cuda: ## Compile the kernels of GPUs again, which the program carries (fetches NVIDIA's compiler, 101 MB; needs no GPU)
+	tools/cuda-kernels $(CUDA_ARGS)
+
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost
 	REFRAIN_CRASHES=$(CRASHES) cargo test --release -p refrain-store --lib tests::crash -- --nocapture
 
@@ -163,6 +167,7 @@ check: setup ## Format, lints, docs, links, dependencies, import rule and style;
 	python3 -m unittest discover --quiet --start-directory tools
 	tools/check-imports
 	tools/check-style
+	tools/check-cuda
 	tools/check-links
 	tools/check-deploy
 	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings

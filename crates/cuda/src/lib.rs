@@ -8,8 +8,15 @@ mod driver;
 #[cfg(feature = "emulate")]
 #[allow(unsafe_code)]
 mod emulated;
+#[cfg(any(target_os = "linux", target_os = "windows"))]
+#[allow(unsafe_code)]
+mod nvidia;
+mod open;
 
 pub use device::CudaDevice;
 pub use driver::{Arg, Driver, DriverError, Grid};
 #[cfg(feature = "emulate")]
 pub use emulated::{Emulated, EmulatedMemory};
+#[cfg(any(target_os = "linux", target_os = "windows"))]
+pub use nvidia::{Nvidia, NvidiaDevice, NvidiaMemory};
+pub use open::open;

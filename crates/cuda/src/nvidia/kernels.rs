@@ -1,0 +1,119 @@
+//! The compiled kernels that the program carries.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::result::{function, launch_kernel, module};
+use cudarc::driver::sys;
+
+use super::call::{Describe, error};
+use super::context::Context;
+use crate::driver::{DriverError, Grid};
+
+/// Machine code of sm_80 and sm_90, and PTX for what comes after: `make cuda` writes it.
+static FATBIN: &Aligned<[u8]> = &Aligned { bytes: *include_bytes!("../../kernels.fatbin") };
+
+/// Bytes at an address as the driver wants it.
+#[repr(C, align(64))]
+struct Aligned<B: ?Sized> {
+    bytes: B,
+}
+
+/// The kernels, loaded into a context, by their names.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+    /// Most bytes of shared memory that a block may have.
+    shared_limit: c_int,
+    functions: Mutex<HashMap<&'static str, Function>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Function(sys::CUfunction);
+
+// SAFETY: handles of the driver may be used by any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Kernels {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+
+impl Kernels {
+    /// Loads the kernels. Those of GPUs that came after the program are compiled from PTX meanwhile.
+    pub(super) fn load(context: &Arc<Context>) -> Result<Kernels, DriverError> {
+        context.bind()?;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared_limit = context.attribute(attribute, "asking for the GPU's shared memory")?;
+        let image: *const c_void = FATBIN.bytes.as_ptr().cast();
+        // SAFETY: the image is whole, and stays where it is.
+        let module = unsafe { module::load_data(image) }.describe("loading the kernels")?;
+        Ok(Kernels { context: context.clone(), module, shared_limit, functions: Mutex::default() })
+    }
+
+    /// Launches a kernel in a stream. The context is current. `arguments` are eight bytes each, of which the kernel reads as many as its
+    /// parameter has: the lower ones.
+    pub(super) fn launch(
+        &self,
+        name: &'static str,
+        grid: Grid,
+        stream: sys::CUstream,
+        arguments: &mut [u64],
+    ) -> Result<(), DriverError> {
+        const { assert!(cfg!(target_endian = "little"), "the lower bytes of an argument come first") };
+        let function = self.function(name)?;
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
+        let [x, y, z] = grid.blocks;
+        // SAFETY: the function is of this module; that the arguments are its own, and their memory large enough, is up to those that launch
+        // it, which the emulator checks.
+        unsafe {
+            launch_kernel(function.0, (x, y, z), (grid.threads, 1, 1), grid.shared, stream, &mut pointers)
+        }
+        .map_err(|failed| {
+            let Grid { threads, shared, .. } = grid;
+            let shape =
+                format!("{x} × {y} × {z} blocks of {threads} threads and {shared} bytes of shared memory");
+            error(&format!("launching {name} with {shape}"), failed)
+        })
+    }
+
+    /// A kernel by its name.
+    fn function(&self, name: &'static str) -> Result<Function, DriverError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(name) {
+            return Ok(*function);
+        }
+        let function = self.find(name)?;
+        functions.insert(name, function);
+        Ok(function)
+    }
+
+    /// Finds a kernel, and lets its blocks have all shared memory that the GPU has for one: without that, 48 KiB are the most.
+    fn find(&self, name: &'static str) -> Result<Function, DriverError> {
+        let text = CString::new(name).map_err(|_| DriverError(format!("{name:?} is no name of a kernel")))?;
+        // SAFETY: the module is loaded.
+        let function = unsafe { module::get_function(self.module, text) }
+            .describe(&format!("finding the kernel {name}"))?;
+        let own = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of this module.
+        let own = unsafe { function::get_function_attribute(function, own) }
+            .describe(&format!("asking for the shared memory of {name}"))?;
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: as above.
+        unsafe { function::set_function_attribute(function, most, self.shared_limit - own) }
+            .describe(&format!("setting the shared memory of {name}"))?;
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // Nobody is left to be told of an error.
+        let _ = self.context.bind();
+        // SAFETY: the module is loaded, and nothing launches from it any more.
+        let _ = unsafe { module::unload(self.module) };
+    }
+}

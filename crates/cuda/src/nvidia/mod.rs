@@ -1,0 +1,240 @@
+//! The driver of NVIDIA's GPUs, through its library, which is looked for at run time.
+//!
+//! Work is queued in streams. Memory is allocated and freed in their order; pieces that several streams use are freed in the order of all of
+//! them. No toolkit is needed, neither to build nor to run: the program carries its kernels in compiled form.
+
+mod call;
+mod context;
+mod gpu;
+mod kernels;
+mod staging;
+mod stream;
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+
+use crate::driver::{Arg, Driver, DriverError, Grid};
+use call::{Describe, error};
+use context::Context;
+use gpu::{Gpu, Queue};
+
+pub use context::NvidiaDevice;
+pub use gpu::NvidiaMemory;
+
+/// The least version of CUDA that a driver has to support, as the driver counts: that of the compiler of the kernels.
+const LEAST_CUDA: c_int = 13000;
+/// The first driver that supports it.
+const LEAST_DRIVER: u32 = 580;
+/// The least compute capability that the kernels are compiled for.
+const LEAST_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
+
+/// An NVIDIA GPU.
+#[derive(Clone, Debug)]
+pub struct Nvidia {
+    queue: Arc<Queue>,
+    /// The queue that launches wait for.
+    followed: Option<Arc<Queue>>,
+    device: Arc<NvidiaDevice>,
+}
+
+impl Nvidia {
+    /// Opens a GPU by its index among those that the driver shows.
+    ///
+    /// # Errors
+    /// If there is no driver, no such GPU, or either is too old for the kernels; the error says which.
+    pub fn open(index: usize) -> Result<Nvidia, DriverError> {
+        let devices = Nvidia::devices()?;
+        let Some(device) = devices.get(index) else { return Err(no_such_gpu(index, &devices)) };
+        check_version(driver_version()?)?;
+        check_capability(device)?;
+        let (handle, device) = NvidiaDevice::of(index)?;
+        let gpu = Arc::new(Gpu::open(Context::open(handle)?)?);
+        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu)?), followed: None, device: Arc::new(device) })
+    }
+
+    /// All GPUs that the driver shows.
+    ///
+    /// # Errors
+    /// If there is no driver or no GPU.
+    pub fn devices() -> Result<Vec<NvidiaDevice>, DriverError> {
+        // SAFETY: this loads the library, whose name is that of NVIDIA's driver, and runs what it does as it is loaded.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DriverError("NVIDIA's driver is not installed: there is no libcuda.so.1".to_owned()));
+        }
+        let none = || DriverError("there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it".to_owned());
+        result::init().map_err(|failed| match failed.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => none(),
+            _ => error("starting NVIDIA's driver", failed),
+        })?;
+        let count = result::device::get_count().describe("counting GPUs")?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if count == 0 {
+            return Err(none());
+        }
+        (0..count).map(|index| NvidiaDevice::of(index).map(|(_, device)| device)).collect()
+    }
+
+    /// Runs a call in the GPU's context behind what the followed queue holds. If it fails, its error is kept.
+    fn run(&self, call: impl FnOnce(&Queue) -> Result<(), DriverError>) {
+        self.queue.gpu.context.run(|| {
+            self.follow()?;
+            call(&self.queue)
+        });
+    }
+
+    /// Has what is queued next wait for what the followed queue holds.
+    fn follow(&self) -> Result<(), DriverError> {
+        self.followed.as_ref().map_or(Ok(()), |followed| self.queue.stream.wait_for(&followed.stream))
+    }
+
+    /// Waits for the queue. The first error of all is the one that is told.
+    fn settle(&self) -> Result<(), DriverError> {
+        let context = &self.queue.gpu.context;
+        match context.bind().and_then(|()| self.queue.stream.synchronize()) {
+            Ok(()) => context.check(),
+            Err(error) => Err(context.keep(error)),
+        }
+    }
+}
+
+impl Driver for Nvidia {
+    type Memory = NvidiaMemory;
+
+    fn name(&self) -> String {
+        self.device.name.clone()
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        self.queue.gpu.context.memory().unwrap_or((self.device.memory, 0))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
+        self.queue.alloc(bytes)
+    }
+
+    fn zero(&self, memory: &NvidiaMemory, at: usize, bytes: usize) {
+        let address = memory.address(at, bytes);
+        if bytes > 0 {
+            self.run(|queue| {
+                queue.uses(memory)?;
+                // SAFETY: the bytes lie inside of the memory.
+                unsafe { result::memset_d8_async(address, 0, bytes, queue.stream.raw()) }.describe("zeroing")
+            });
+        }
+    }
+
+    fn write(&self, memory: &NvidiaMemory, at: usize, from: &[u8]) {
+        let address = memory.address(at, from.len());
+        self.queue.gpu.context.run(|| {
+            self.queue.uses(memory)?;
+            self.queue.stream.write(address, from)
+        });
+    }
+
+    fn read(&self, memory: &NvidiaMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
+        let address = memory.address(at, to.len());
+        if !to.is_empty() {
+            self.run(|queue| {
+                queue.uses(memory)?;
+                // SAFETY: the bytes lie inside of the memory; `to` is borrowed until the copy is waited for, below.
+                unsafe { result::memcpy_dtoh_async(to, address, queue.stream.raw()) }
+                    .describe("copying from the GPU")
+            });
+        }
+        self.settle()
+    }
+
+    fn copy(&self, from: &NvidiaMemory, from_at: usize, to: &NvidiaMemory, to_at: usize, bytes: usize) {
+        let (from_address, to_address) = (from.address(from_at, bytes), to.address(to_at, bytes));
+        if bytes > 0 {
+            self.run(|queue| {
+                queue.uses(from)?;
+                queue.uses(to)?;
+                // SAFETY: both places lie inside of their memory.
+                unsafe { result::memcpy_dtod_async(to_address, from_address, bytes, queue.stream.raw()) }
+                    .describe("copying on the GPU")
+            });
+        }
+    }
+
+    fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg<'_, NvidiaMemory>]) {
+        self.run(|queue| {
+            let mut arguments = Vec::with_capacity(args.len());
+            for arg in args {
+                arguments.push(match *arg {
+                    Arg::Memory(memory, at) => {
+                        queue.uses(memory)?;
+                        memory.address(at, 0)
+                    }
+                    Arg::Null => 0,
+                    Arg::U32(number) => number.into(),
+                    Arg::U64(number) => number,
+                    Arg::F32(number) => number.to_bits().into(),
+                });
+            }
+            queue.gpu.kernels.launch(kernel, grid, queue.stream.raw(), &mut arguments)
+        });
+    }
+
+    fn wait(&self) -> Result<(), DriverError> {
+        self.settle()
+    }
+
+    fn beside(&self) -> Nvidia {
+        // Without a stream of its own it shares this one, whose order is a stricter one.
+        Queue::new(&self.queue.gpu).map_or_else(
+            |_| self.clone(),
+            |queue| Nvidia {
+                queue: Arc::new(queue),
+                followed: Some(self.queue.clone()),
+                device: self.device.clone(),
+            },
+        )
+    }
+}
+
+/// The version of CUDA that the driver supports, as it counts: 13000 for 13.0.
+fn driver_version() -> Result<c_int, DriverError> {
+    let mut version = 0;
+    // SAFETY: the version is written where it may be.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.describe("asking for the driver's version")?;
+    Ok(version)
+}
+
+fn check_version(version: c_int) -> Result<(), DriverError> {
+    if version >= LEAST_CUDA {
+        return Ok(());
+    }
+    let shown = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
+    Err(DriverError(format!(
+        "NVIDIA's driver supports CUDA {}, and the kernels need {}: driver {LEAST_DRIVER} or later",
+        shown(version),
+        shown(LEAST_CUDA)
+    )))
+}
+
+fn check_capability(device: &NvidiaDevice) -> Result<(), DriverError> {
+    if device.compute_capability >= LEAST_COMPUTE_CAPABILITY {
+        return Ok(());
+    }
+    let shown = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    Err(DriverError(format!(
+        "GPU {}, {}, has compute capability {}, and the kernels need {} (Ampere) or later",
+        device.index,
+        device.name,
+        shown(device.compute_capability),
+        shown(LEAST_COMPUTE_CAPABILITY)
+    )))
+}
+
+fn no_such_gpu(index: usize, devices: &[NvidiaDevice]) -> DriverError {
+    let names: Vec<String> =
+        devices.iter().map(|device| format!("{} ({})", device.index, device.name)).collect();
+    DriverError(format!("there is no GPU {index}; there are {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests;

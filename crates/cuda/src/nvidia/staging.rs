@@ -1,0 +1,118 @@
+//! Memory of the host that a GPU can read while the CPU goes on.
+
+use std::ptr::NonNull;
+use std::slice;
+
+use cudarc::driver::result::{event, free_host, malloc_host, memcpy_htod_async};
+use cudarc::driver::sys;
+
+use super::call::Describe;
+use crate::driver::DriverError;
+
+/// Bytes of a segment.
+const SEGMENT: usize = 4 << 20;
+/// Segments of a stream.
+const SEGMENTS: usize = 4;
+/// Copies begin at multiples of this.
+const ALIGNMENT: usize = 64;
+
+/// Pinned memory, from which copies are under way until its event is reached.
+#[derive(Debug)]
+struct Segment {
+    memory: NonNull<u8>,
+    /// Recorded behind the last copy from it.
+    left: sys::CUevent,
+}
+
+/// A ring of segments, through which a stream copies from the host: what is to be copied may change once it lies here.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    segments: Vec<Segment>,
+    current: usize,
+    /// Bytes of the current segment that are taken.
+    taken: usize,
+}
+
+// SAFETY: memory and events may be used by any thread.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    /// Queues a copy in a stream, always the same; its context is current.
+    pub(super) fn write(
+        &mut self,
+        stream: sys::CUstream,
+        to: sys::CUdeviceptr,
+        from: &[u8],
+    ) -> Result<(), DriverError> {
+        let mut copied = 0;
+        while copied < from.len() {
+            if self.taken == SEGMENT {
+                self.leave_segment(stream)?;
+            }
+            let Some(memory) = self.segment() else {
+                // SAFETY: from memory that is not pinned, a copy returns when it has read all of it.
+                return unsafe { memcpy_htod_async(to + copied as u64, &from[copied..], stream) }
+                    .describe("copying to the GPU");
+            };
+            let bytes = (from.len() - copied).min(SEGMENT - self.taken);
+            // SAFETY: the bytes lie inside of the segment, and no copy from them is under way, or ever was since the segment was entered.
+            let staged = unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(self.taken), bytes) };
+            staged.copy_from_slice(&from[copied..copied + bytes]);
+            // SAFETY: these bytes are left alone until the event of their segment is reached.
+            unsafe { memcpy_htod_async(to + copied as u64, staged, stream) }
+                .describe("copying to the GPU")?;
+            copied += bytes;
+            self.taken = (self.taken + bytes).next_multiple_of(ALIGNMENT);
+        }
+        Ok(())
+    }
+
+    /// The current segment's memory; none if the system refuses to pin as much.
+    fn segment(&mut self) -> Option<NonNull<u8>> {
+        if self.current == self.segments.len() {
+            self.segments.push(Segment::new()?);
+        }
+        Some(self.segments[self.current].memory)
+    }
+
+    /// Goes on to the next segment, when all copies from it are done.
+    fn leave_segment(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
+        if let Some(segment) = self.segments.get(self.current) {
+            // SAFETY: event and stream are alive.
+            unsafe { event::record(segment.left, stream) }.describe("marking copies to the GPU")?;
+        }
+        self.current = (self.current + 1) % SEGMENTS;
+        if let Some(segment) = self.segments.get(self.current) {
+            // SAFETY: the event is alive; it was recorded when the segment was left.
+            unsafe { event::synchronize(segment.left) }.describe("waiting for copies to the GPU")?;
+        }
+        self.taken = 0;
+        Ok(())
+    }
+
+    /// Frees all. No copy may be under way.
+    pub(super) fn free(&mut self) {
+        for segment in self.segments.drain(..) {
+            // SAFETY: both were made by `Segment::new`; nobody is left to be told of an error.
+            let _ = unsafe { event::destroy(segment.left) };
+            // SAFETY: as above.
+            let _ = unsafe { free_host(segment.memory.as_ptr().cast()) };
+        }
+        (self.current, self.taken) = (0, 0);
+    }
+}
+
+impl Segment {
+    fn new() -> Option<Segment> {
+        // SAFETY: the memory is written before it is read.
+        let memory = unsafe { malloc_host(SEGMENT, sys::CU_MEMHOSTALLOC_PORTABLE) }.ok()?;
+        match event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING) {
+            Ok(left) => Some(Segment { memory: NonNull::new(memory.cast())?, left }),
+            Err(_) => {
+                // SAFETY: the memory has just been made.
+                let _ = unsafe { free_host(memory) };
+                None
+            }
+        }
+    }
+}

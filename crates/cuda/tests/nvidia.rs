@@ -1,0 +1,229 @@
+//! The driver of NVIDIA's GPUs over a library of the same names as CUDA's, `nvidia/libcuda.cpp`, which does what is queued as late and in as
+//! adverse an order as it may. It has a few kernels of its own.
+#![cfg(target_os = "linux")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use refrain_cuda::{Arg, Driver, Grid, Nvidia, NvidiaMemory};
+
+const CHILD: &str = "REFRAIN_TEST_FAKE_CUDA";
+
+/// Compiles the library into a folder of its own; none without a C++ compiler.
+fn library() -> Option<tempfile::TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nvidia/libcuda.cpp");
+    let compiler = std::env::var_os("CXX").map_or_else(|| PathBuf::from("c++"), PathBuf::from);
+    let ran = Command::new(compiler)
+        .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", "-o"])
+        .args([&folder.path().join("libcuda.so.1"), &source])
+        .output();
+    match ran {
+        Err(error) => {
+            println!("skipped: there is no C++ compiler: {error}");
+            None
+        }
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(folder)
+        }
+    }
+}
+
+/// Runs the body of the test of this name in processes that find the library, one for each of the settings.
+fn with_library(name: &str, settings: &[&[(&str, &str)]], body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        return body();
+    }
+    let Some(folder) = library() else { return };
+    for setting in settings {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .env("LD_LIBRARY_PATH", folder.path())
+            .envs(setting.iter().copied())
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && out.contains("1 passed"), "{setting:?}\n{out}\n{err}");
+    }
+}
+
+const SEEDS: [&[(&str, &str)]; 8] = [
+    &[("FAKE_CUDA_SEED", "1")],
+    &[("FAKE_CUDA_SEED", "2")],
+    &[("FAKE_CUDA_SEED", "3")],
+    &[("FAKE_CUDA_SEED", "4")],
+    &[("FAKE_CUDA_SEED", "5")],
+    &[("FAKE_CUDA_SEED", "6"), ("FAKE_CUDA_PINNED", "0")],
+    &[("FAKE_CUDA_SEED", "7"), ("FAKE_CUDA_PINNED", "1")],
+    &[("FAKE_CUDA_SEED", "8"), ("FAKE_CUDA_PINNED", "3")],
+];
+
+/// to\[i\] = from\[i\] + value
+fn add(driver: &Nvidia, to: &NvidiaMemory, from: &NvidiaMemory, value: u32, count: u32) {
+    let grid = Grid { blocks: [count.div_ceil(256), 1, 1], threads: 256, shared: 0 };
+    let args = [Arg::Memory(to, 0), Arg::Memory(from, 0), Arg::U32(value), Arg::U32(count)];
+    driver.launch("add_32", grid, &args);
+}
+
+fn words(driver: &Nvidia, memory: &NvidiaMemory, count: usize) -> Vec<u32> {
+    let mut bytes = vec![0; 4 * count];
+    driver.read(memory, 0, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+}
+
+fn bytes_of(words: impl Iterator<Item = u32>) -> Vec<u8> {
+    words.flat_map(u32::to_le_bytes).collect()
+}
+
+#[test]
+fn work_is_done_in_order() {
+    with_library("work_is_done_in_order", &SEEDS, || {
+        let driver = Nvidia::open(0).unwrap();
+        assert_eq!(driver.name(), "Fake 0");
+        assert_eq!(driver.memory(), (1 << 30, 3 << 20));
+        // More than all segments of pinned memory together, and what is written changes at once.
+        let count = 7 << 20;
+        let memory = driver.alloc(4 * count).unwrap();
+        let mut from = bytes_of(0..count as u32);
+        driver.write(&memory, 0, &from);
+        from.fill(7);
+        driver.write(&memory, 4 * (count - 1), &from[..4]);
+        from.fill(9);
+        let other = driver.alloc(4 * count).unwrap();
+        add(&driver, &other, &memory, 5, count as u32);
+        drop(memory);
+        driver.zero(&other, 8, 4);
+        driver.copy(&other, 4, &other, 16, 4);
+        let mut wanted: Vec<u32> = (5..count as u32 + 5).collect();
+        (wanted[2], wanted[4], wanted[count - 1]) = (0, 6, 0x0707_0707 + 5);
+        assert_eq!(words(&driver, &other, count), wanted);
+        for round in 0..2000u32 {
+            driver.write(&other, 4 * round as usize, &round.to_le_bytes());
+        }
+        assert_eq!(words(&driver, &other, 2000), (0..2000).collect::<Vec<_>>());
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn arguments_and_shapes_arrive() {
+    with_library("arguments_and_shapes_arrive", &[&[]], || {
+        let driver = Nvidia::open(0).unwrap();
+        let memory = driver.alloc(64).unwrap();
+        let args = [Arg::Memory(&memory, 32), Arg::Null, Arg::U64(1 << 40), Arg::F32(1.25)];
+        driver.launch("tell", Grid { blocks: [3, 2, 1], threads: 128, shared: 200 << 10 }, &args);
+        let mut told = [0; 32];
+        driver.read(&memory, 32, &mut told).unwrap();
+        let told: Vec<_> = told.chunks_exact(8).map(|x| u64::from_le_bytes(x.try_into().unwrap())).collect();
+        assert_eq!(told, [0, 1 << 40, 10, 30201]);
+    });
+}
+
+#[test]
+fn a_queue_beside_waits_for_the_other_and_frees_in_order() {
+    with_library("a_queue_beside_waits_for_the_other_and_frees_in_order", &SEEDS, || {
+        let driver = Nvidia::open(0).unwrap();
+        let count = 1000;
+        for round in 0..50 {
+            let [a, b] = [(); 2].map(|()| driver.alloc(4 * count).unwrap());
+            driver.write(&a, 0, &bytes_of(round..round + count as u32));
+            add(&driver, &b, &a, 1, count as u32);
+            let beside = driver.beside();
+            // Memory of the one queue is used by the other, which may not see it before it is there.
+            let c = beside.alloc(4 * count).unwrap();
+            add(&beside, &c, &b, 1, count as u32);
+            add(&beside, &c, &c, 1, count as u32);
+            drop(a);
+            drop(b);
+            let d = beside.alloc(4 * count).unwrap();
+            beside.copy(&c, 0, &d, 0, 4 * count);
+            drop(c);
+            beside.wait().unwrap();
+            add(&driver, &d, &d, 1, count as u32);
+            assert_eq!(words(&driver, &d, count), (round + 4..round + 4 + count as u32).collect::<Vec<_>>());
+            // Memory of a queue that is gone.
+            drop(beside);
+            let e = driver.beside().alloc(4).unwrap();
+            driver.write(&e, 0, &[1, 0, 0, 0]);
+            assert_eq!(words(&driver, &e, 1), [1]);
+        }
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn many_threads_have_queues() {
+    with_library("many_threads_have_queues", &SEEDS[..2], || {
+        let driver = Nvidia::open(0).unwrap();
+        let shared = driver.alloc(4).unwrap();
+        driver.write(&shared, 0, &[5, 0, 0, 0]);
+        // More queues at once than there are streams: some share.
+        thread::scope(|scope| {
+            for index in 0..80u32 {
+                let (beside, shared) = (driver.beside(), &shared);
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let own = beside.alloc(4).unwrap();
+                        add(&beside, &own, shared, 100 * index + round, 1);
+                        assert_eq!(words(&beside, &own, 1), [5 + 100 * index + round]);
+                    }
+                });
+            }
+        });
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn the_first_error_is_kept() {
+    with_library("the_first_error_is_kept", &[&[]], || {
+        let driver = Nvidia::open(0).unwrap();
+        let grid = Grid { blocks: [1; 3], threads: 32, shared: 0 };
+        let error = driver.alloc(2 << 30).unwrap_err().to_string();
+        assert!(error.starts_with("allocating 2147483648 bytes: out of memory"), "{error}");
+        driver.wait().unwrap();
+        driver.launch("no_such_kernel", grid, &[]);
+        let first = driver.wait().unwrap_err();
+        assert!(first.to_string().starts_with("finding the kernel no_such_kernel: not found"), "{first}");
+        driver.launch("crash", grid, &[]);
+        let memory = driver.alloc(4).unwrap();
+        assert_eq!(driver.read(&memory, 0, &mut [0; 4]).unwrap_err(), first);
+        assert_eq!(driver.beside().wait().unwrap_err(), first);
+
+        let other = Nvidia::open(0).unwrap();
+        other.launch("crash", grid, &[]);
+        let error = other.wait().unwrap_err().to_string();
+        assert!(error.starts_with("waiting for the GPU: an illegal address"), "{error}");
+    });
+}
+
+#[test]
+fn bytes_outside_of_memory_are_refused() {
+    with_library("bytes_outside_of_memory_are_refused", &[&[]], || {
+        let driver = Nvidia::open(0).unwrap();
+        let memory = driver.alloc(16).unwrap();
+        driver.zero(&memory, 8, 8);
+        let outside = AssertUnwindSafe(|| driver.zero(&memory, 8, 9));
+        let refused = catch_unwind(outside).unwrap_err();
+        assert!(refused.downcast_ref::<String>().unwrap().contains("lie outside of memory"));
+    });
+}
+
+#[test]
+fn what_is_missing_is_told() {
+    let settings: [&[(&str, &str)]; 4] = [
+        &[("FAKE_CUDA_DEVICES", "0"), ("WANTED", "there is no NVIDIA GPU")],
+        &[("FAKE_CUDA_DEVICES", "2"), ("WANTED", "there is no GPU 5; there are 0 (Fake 0), 1 (Fake 1)")],
+        &[("FAKE_CUDA_DEVICES", "6"), ("FAKE_CUDA_VERSION", "12080"), ("WANTED", "supports CUDA 12.8")],
+        &[("FAKE_CUDA_DEVICES", "6"), ("FAKE_CUDA_CAPABILITY", "75"), ("WANTED", "GPU 5, Fake 5, has compute capability 7.5")],
+    ];
+    with_library("what_is_missing_is_told", &settings, || {
+        let error = Nvidia::open(5).unwrap_err().to_string();
+        assert!(error.contains(&std::env::var("WANTED").unwrap()), "{error}");
+    });
+}
