@@ -125,6 +125,7 @@ class Engine:
         method: str = "auto",
         prefix: str | None = None,
         system: str | None = None,
+        device: str = "cpu",
         threads: int = 0,
         memory: int = 1073741824,
         disk: int | None = None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use refrain::AUTO;
-use refrain::engine::{Instructions, Prefix};
+use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision};
 use refrain::quantities::{Quota, SyncInterval, parse_duration, parse_size, parse_tokens};
 use refrain::store::{FetchPolicy, KvQuantization, NamespaceKey};
@@ -160,6 +160,10 @@ pub(crate) struct Worker {
     /// machine, where gateways find them at one worker alone
     #[arg(long, value_name = "TIME", default_value = "5s", env = "REFRAIN_SYNC_INTERVAL")]
     pub(crate) sync_interval: SyncInterval,
+    /// What computes: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or auto. cuda is experimental: built and tested under emulation,
+    /// never run on a GPU
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", env = "REFRAIN_DEVICE")]
+    pub(crate) device: DeviceChoice,
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0, env = "REFRAIN_THREADS")]
     pub(crate) threads: usize,

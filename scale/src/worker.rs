@@ -133,6 +133,7 @@ fn store(args: &args::Worker) -> refrain::store::Result<Store> {
 
 fn engine(args: &args::Worker, store: Store, around: &Instructions) -> Result<Engine> {
     let settings = Settings {
+        device: args.device,
         threads: args.threads,
         precision: args.compute,
         keep_packed: args.keep_packed,
@@ -196,7 +197,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");
         std::fs::write(&key, "ab".repeat(32)).unwrap();
-        let text = "refrain-scale worker --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
+        let text = "refrain-scale worker --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
                     --keep-packed=false --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
                     --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9";
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");
@@ -217,6 +218,7 @@ mod tests {
         let settings = engine.settings();
         assert_eq!((settings.ubatch, settings.left_tokens, settings.strict_numerics), (32, 7, true));
         assert!(!settings.keep_packed);
+        assert_eq!(settings.device, refrain::DeviceChoice::Auto);
         let limits = limits(&args);
         assert_eq!((limits.quota, limits.time_to_live), (1024, Some(std::time::Duration::from_secs(7200))));
         assert_eq!(name(&args), model);

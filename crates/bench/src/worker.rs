@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use refrain_engine::{Engine, Settings};
+use refrain_engine::{DeviceChoice, Engine, Settings};
 use refrain_kernels::{Dtype, Precision};
 use refrain_model::Specials;
 use refrain_store::Store;
@@ -17,6 +17,9 @@ use serde_json::{Value, json};
 pub(crate) struct Options {
     /// GGUF file or Hugging Face folder
     model: PathBuf,
+    /// What computes: cpu, cuda, cuda:N or auto
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -44,6 +47,7 @@ enum Command {
 /// Replies to commands up to the end of the input. The reply to a command that fails is its error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let settings = Settings {
+        device: options.device,
         threads: options.threads,
         precision: options.compute,
         kv: options.kv,

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
-use refrain::engine::{Instructions, Prefix};
+use refrain::engine::{DeviceChoice, Instructions, Prefix};
 use refrain::kernels::{Dtype, Precision, UnknownPrecision};
 use refrain::store::KvQuantization;
 
@@ -132,6 +132,10 @@ pub(crate) struct Global {
     /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
     #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) ttl: Option<Duration>,
+    /// What computes: cpu, cuda (an NVIDIA GPU, by its index where it is not the first: cuda:1), or auto (the first GPU where there is one
+    /// that can, else the CPU). cuda is experimental: built and tested under emulation, never run on a GPU
+    #[arg(long, global = true, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, hide_short_help = true)]
+    pub(crate) device: DeviceChoice,
     /// Threads; 0 for one a core
     #[arg(long, global = true, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub(crate) threads: usize,

@@ -170,6 +170,7 @@ impl Context {
 
     pub(crate) fn engine_on(&self, store: Store, around: &Instructions) -> Result<Engine> {
         let settings = Settings {
+            device: self.global.device,
             threads: self.global.threads,
             precision: self.global.compute.0,
             keep_packed: self.global.keep_packed,

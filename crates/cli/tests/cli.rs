@@ -2,6 +2,7 @@
 
 mod bench;
 mod book;
+mod device;
 mod documents;
 mod eval;
 mod eviction;

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use refrain_fusion::{FusionMethod, Vanilla};
-use refrain_kernels::{Cpu, Device, Dtype, Precision};
+use refrain_kernels::{Device, Dtype, Precision};
 use refrain_kv::Span;
 use refrain_model::{ChatTemplate, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat};
 use refrain_store::{KvQuantization, Store};
 
+use crate::device_choice::DeviceChoice;
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
 use crate::prefill_rate::PrefillRate;
@@ -19,6 +20,8 @@ use crate::{Error, Result};
 /// How an engine computes and keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// What computes.
+    pub device: DeviceChoice,
     /// Threads; 0 for one a core.
     pub threads: usize,
     /// How weights are kept and multiplied; none for what the model's files come nearest to.
@@ -51,6 +54,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
+            device: DeviceChoice::Cpu,
             threads: 0,
             precision: None,
             keep_packed: false,
@@ -97,22 +101,22 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens a GGUF file or a Hugging Face folder on the CPU. `progress(done, total)` is called as large files are hashed for
+    /// Opens a GGUF file or a Hugging Face folder on [`Settings::device`]. `progress(done, total)` is called as large files are hashed for
     /// the first time, and then as weights are packed.
     ///
     /// # Errors
-    /// If the model's files are missing, truncated or unsupported, or the chunk size is 0.
+    /// If the device is not there or cannot compute, the model's files are missing, truncated or unsupported, or the chunk size is 0.
     pub fn open(
         path: &Path,
         store: Store,
         settings: Settings,
         progress: impl FnMut(usize, usize),
     ) -> Result<Engine> {
-        let cpu: Arc<dyn Device> = Arc::new(Cpu::new(settings.threads)?);
-        Engine::open_on(&cpu, path, store, settings, progress)
+        let device = settings.device.open(settings.threads)?;
+        Engine::open_on(&device, path, store, settings, progress)
     }
 
-    /// [`Engine::open`] on any device. [`Settings::threads`] is not used.
+    /// [`Engine::open`] on any device. Neither [`Settings::device`] nor [`Settings::threads`] is used.
     ///
     /// # Errors
     /// As for [`Engine::open`].

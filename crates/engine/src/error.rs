@@ -13,6 +13,14 @@ pub enum Error {
     /// The instruction set that the environment asks for.
     #[error(transparent)]
     Isa(#[from] refrain_kernels::IsaError),
+    /// A device that is not there or cannot compute.
+    #[error("cannot compute on {device}: {reason}")]
+    Device {
+        /// The device that was chosen, as `cuda:1`.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
     /// The fusion method or its options.
     #[error(transparent)]
     Fusion(#[from] refrain_fusion::Error),

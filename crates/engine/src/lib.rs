@@ -7,6 +7,7 @@ mod advance;
 mod background;
 mod cache;
 mod decode;
+mod device_choice;
 mod engine;
 mod error;
 mod explanation;
@@ -30,6 +31,7 @@ mod tests;
 
 pub use advance::Advance;
 pub use decode::{DecodeWorkspace, decode_step};
+pub use device_choice::{DeviceChoice, UnknownDevice};
 pub use engine::{Engine, Settings, identity};
 pub use error::{Error, Result};
 pub use explanation::{AttendedToken, Explanation, ShadedChunk};

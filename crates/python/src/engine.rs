@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use refrain::engine::Advance;
+use refrain::engine::{Advance, DeviceChoice, UnknownDevice};
 use refrain::fusion::FusionMethod;
 use refrain::model::Message;
 use refrain::store::Limits;
@@ -25,6 +25,7 @@ use crate::error::{RefrainError, raise};
 /// method: method of questions that name none; `auto` is the one that is safe for the model.
 /// prefix: `none`, `bos`, `system`, `averaged` or `text:FILE`; else the one that is safe for the model.
 /// system: system message of the prompts to come.
+/// device: `cpu`, `cuda` (an NVIDIA GPU; `cuda:1` is the second; experimental: built and tested under emulation, never run on a GPU), or `auto`.
 /// threads: 0 for one a core.
 /// memory, disk: most bytes of chunks in memory and in the folder.
 /// models: folder of models that are known by name.
@@ -40,8 +41,8 @@ pub(crate) struct Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (
-        model, store = None, *, method = "auto", prefix = None, system = None, threads = 0, memory = 1_073_741_824, disk = None,
-        chunk_tokens = None, models = None,
+        model, store = None, *, method = "auto", prefix = None, system = None, device = "cpu", threads = 0, memory = 1_073_741_824,
+        disk = None, chunk_tokens = None, models = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -51,6 +52,7 @@ impl Engine {
         method: &str,
         prefix: Option<&str>,
         system: Option<String>,
+        device: &str,
         threads: usize,
         memory: u64,
         disk: Option<u64>,
@@ -59,7 +61,9 @@ impl Engine {
     ) -> PyResult<Engine> {
         let mut limits = Limits::memory(memory);
         limits.disk = disk.unwrap_or(limits.disk);
-        let mut settings = refrain::Settings { threads, ..refrain::Settings::default() };
+        let device: DeviceChoice =
+            device.parse().map_err(|error: UnknownDevice| PyValueError::new_err(error.to_string()))?;
+        let mut settings = refrain::Settings { device, threads, ..refrain::Settings::default() };
         settings.chunk_tokens = chunk_tokens.unwrap_or(settings.chunk_tokens);
         let instructions =
             refrain::Instructions { system: system.clone(), ..refrain::Instructions::default() };

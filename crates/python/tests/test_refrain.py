@@ -175,6 +175,10 @@ def test_errors_are_exceptions_with_a_remedy(engine, documents, tmp_path):
         engine.ask("why " * 5000)
     with pytest.raises(ValueError, match="averaged"):
         refrain.Engine(MODEL, store=tmp_path, prefix="avergaed")
+    with pytest.raises(ValueError, match="use cpu, cuda, cuda:N"):
+        refrain.Engine(MODEL, store=tmp_path, device="gpu")
+    with pytest.raises(refrain.RefrainError, match="cannot compute on cuda:99: "):
+        refrain.Engine(MODEL, store=tmp_path, device="cuda:99")
 
 
 def test_other_threads_run_while_it_computes(engine, documents):

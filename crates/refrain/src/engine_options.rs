@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use refrain_engine::{Engine, Instructions, Prefix, Settings};
+use refrain_engine::{DeviceChoice, Engine, Instructions, Prefix, Settings};
 use refrain_fusion::METHODS;
 use refrain_store::{Limits, Store};
 
@@ -86,9 +86,15 @@ impl<'a> EngineOptions<'a> {
         EngineOptions { limits, ..self }
     }
 
-    /// Threads, precision, types and sizes.
+    /// Device, threads, precision, types and sizes.
     pub fn settings(self, settings: Settings) -> Self {
         EngineOptions { settings, ..self }
+    }
+
+    /// What computes; else the CPU, or what the settings say.
+    pub fn device(mut self, device: DeviceChoice) -> Self {
+        self.settings.device = device;
+        self
     }
 
     /// The texts around the documents of the prompts to come, of which a prefix `system` or `averaged` takes the system part.
@@ -129,7 +135,7 @@ impl<'a> EngineOptions<'a> {
     /// Opens model and store.
     ///
     /// # Errors
-    /// If the model is not known, missing, broken or unsupported, the store cannot be opened, or a method, prefix or calibration that was
+    /// If the device is not there, the model is not known, missing, broken or unsupported, the store cannot be opened, or a method, prefix or calibration that was
     /// given cannot be used.
     pub fn open(self) -> Result<Engine> {
         let folder = match &self.store {

@@ -64,6 +64,9 @@ impl Error {
                 Some(format!("known names are {known}; others are paths or hf:ORG/NAME"))
             }
             Error::NotFetched { name, .. } => Some(format!("run: refrain pull {name}")),
+            Error::Engine(refrain_engine::Error::Device { .. }) => {
+                Some("the device cpu needs neither a GPU nor a driver".to_owned())
+            }
             Error::Home { .. } => Some("give the folder".to_owned()),
             _ => None,
         }

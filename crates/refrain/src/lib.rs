@@ -41,9 +41,9 @@ pub use models::{KNOWN, KnownModel, known_names, resolve};
 pub use question::Question;
 pub use refrain_corpus::{Found, Library};
 pub use refrain_engine::{
-    Answer, Comparison, Document, Engine, FinishReason, GenerateRequest, IngestProgress, IngestReport,
-    Instructions, Prefix, Prompt, PromptChunk, RequestStats, Sampling, Settings, StructuredOutput, Token,
-    TokenStream,
+    Answer, Comparison, DeviceChoice, Document, Engine, FinishReason, GenerateRequest, IngestProgress,
+    IngestReport, Instructions, Prefix, Prompt, PromptChunk, RequestStats, Sampling, Settings,
+    StructuredOutput, Token, TokenStream,
 };
 pub use {
     refrain_corpus as corpus, refrain_documents as documents, refrain_engine as engine,
