@@ -11,10 +11,9 @@ use crate::driver::DriverError;
 /// # Errors
 /// If there is no driver, no such GPU, or either is too old for the kernels; the error says which.
 #[cfg(any(target_os = "linux", target_os = "windows"))]
-pub fn open(index: usize, _threads: usize) -> Result<Arc<dyn Device>, DriverError> {
-    let nvidia = crate::Nvidia::open(index)?;
-    let name = crate::Driver::name(&nvidia);
-    Err(DriverError(format!("{name} is there, but this build has no device for it")))
+pub fn open(index: usize, threads: usize) -> Result<Arc<dyn Device>, DriverError> {
+    let device = crate::CudaDevice::new(crate::Nvidia::open(index)?, threads);
+    Ok(Arc::new(device.map_err(|error| DriverError(error.to_string()))?))
 }
 
 /// A GPU as a device.
