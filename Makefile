@@ -18,8 +18,9 @@ EVAL_TIME_BUDGET ?= 45m
 EVAL_MODELS ?= smollm2-135m qwen2.5-coder-$(if $(LARGE),1.5b,0.5b)
 EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
-# Checked and tested with all that the program can be built with.
-FEATURES := --features refrain-cli/otlp
+# Checked and tested with all that the program can be built with, and where the emulator of GPUs runs, with that.
+EMULATED := $(filter x86_64,$(shell uname -m))
+FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate)
 # The engine's tests where nextest is not there to pick them of all that was built; the program is among the packages for its features.
 ENGINE_TESTS := --package refrain-engine --package refrain-cli $(FEATURES) --lib
 # The program that tests were built with.
@@ -62,7 +63,7 @@ demo: build ## Fetch a model, ingest examples/docs, ask three questions with van
 # Instruction sets beside the best one under which the engine's tests run again.
 TEST_ISAS := $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2) portable
 
-test: setup ## Run all tests, the engine's on the reference device and under each instruction set too (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
+test: setup ## Run all tests, the engine's on the reference device, on emulated GPU threads and under each instruction set too (real-model tests fetch SmolLM2-135M unless REFRAIN_OFFLINE is set)
 	cargo test --workspace $(FEATURES) --no-run
 	@if [ -n "$$REFRAIN_OFFLINE" ]; then \
 	    echo 'REFRAIN_OFFLINE is set: tests on a real model skip where it is not there yet'; \
@@ -80,6 +81,7 @@ test: setup ## Run all tests, the engine's on the reference device and under eac
 	cargo test --workspace $(FEATURES) --doc; \
 	$(MAKE) test-python; \
 	REFRAIN_TEST_DEVICE=reference engine; \
+	$(if $(EMULATED),REFRAIN_TEST_DEVICE=cuda engine;) \
 	for isa in $(TEST_ISAS); do REFRAIN_CPU=$$isa engine; done
 
 # The Python module as its wheel lays it out, built with what tests were built with.
