@@ -144,8 +144,13 @@ fn a_queue_beside_waits_for_the_other_and_frees_in_order() {
             beside.copy(&c, 0, &d, 0, 4 * count);
             drop(c);
             beside.wait().unwrap();
-            add(&driver, &d, &d, 1, count as u32);
-            assert_eq!(words(&driver, &d, count), (round + 4..round + 4 + count as u32).collect::<Vec<_>>());
+            // By now both have used it, so that nothing but the launch itself makes it wait.
+            driver.zero(&d, 0, 4);
+            add(&beside, &d, &d, 1, count as u32);
+            beside.wait().unwrap();
+            let mut wanted: Vec<u32> = (round + 4..round + 4 + count as u32).collect();
+            wanted[0] = 1;
+            assert_eq!(words(&driver, &d, count), wanted);
             // Memory of a queue that is gone.
             drop(beside);
             let e = driver.beside().alloc(4).unwrap();
@@ -220,7 +225,11 @@ fn what_is_missing_is_told() {
         &[("FAKE_CUDA_DEVICES", "0"), ("WANTED", "there is no NVIDIA GPU")],
         &[("FAKE_CUDA_DEVICES", "2"), ("WANTED", "there is no GPU 5; there are 0 (Fake 0), 1 (Fake 1)")],
         &[("FAKE_CUDA_DEVICES", "6"), ("FAKE_CUDA_VERSION", "12080"), ("WANTED", "supports CUDA 12.8")],
-        &[("FAKE_CUDA_DEVICES", "6"), ("FAKE_CUDA_CAPABILITY", "75"), ("WANTED", "GPU 5, Fake 5, has compute capability 7.5")],
+        &[
+            ("FAKE_CUDA_DEVICES", "6"),
+            ("FAKE_CUDA_CAPABILITY", "75"),
+            ("WANTED", "GPU 5, Fake 5, has compute capability 7.5"),
+        ],
     ];
     with_library("what_is_missing_is_told", &settings, || {
         let error = Nvidia::open(5).unwrap_err().to_string();
