@@ -40,8 +40,10 @@ pub struct Emulated {
     state: Arc<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// Bytes of memory.
+    memory: u64,
     launches: AtomicU64,
     allocated: AtomicU64,
     failed: Mutex<Option<DriverError>>,
@@ -50,7 +52,13 @@ struct State {
 impl Emulated {
     /// Emulated threads whose order follows from `seed`.
     pub fn new(seed: u64) -> Emulated {
-        Emulated { seed, state: Arc::default() }
+        Emulated::with_memory(seed, MEMORY)
+    }
+
+    /// Emulated threads with this many bytes of memory.
+    pub fn with_memory(seed: u64, memory: u64) -> Emulated {
+        let (launches, allocated, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
+        Emulated { seed, state: Arc::new(State { memory, launches, allocated, failed }) }
     }
 
     /// Kernels launched so far, by this driver and those beside it.
@@ -103,14 +111,15 @@ impl Driver for Emulated {
     }
 
     fn memory(&self) -> (u64, u64) {
-        (MEMORY, MEMORY.saturating_sub(self.state.allocated.load(Ordering::Relaxed)))
+        let State { memory, allocated, .. } = &*self.state;
+        (*memory, memory.saturating_sub(allocated.load(Ordering::Relaxed)))
     }
 
     fn alloc(&self, bytes: usize) -> Result<EmulatedMemory, DriverError> {
         let refused = || DriverError(format!("out of memory: {bytes} bytes"));
         let allocated = self.state.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: any number of bytes may be asked for.
-        let at = if allocated + bytes as u64 > MEMORY {
+        let at = if allocated + bytes as u64 > self.state.memory {
             None
         } else {
             NonNull::new(unsafe { emulator_alloc(bytes) }.cast())

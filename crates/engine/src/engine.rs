@@ -132,6 +132,14 @@ impl Engine {
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
+        if let Some(memory) = device.memory_for(files.config().product_weights(), precision)
+            && memory.needed > memory.free
+        {
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            let (needed, free) = (mib(memory.needed), mib(memory.free));
+            let reason = format!("the model's weights take {needed} MiB there, and {free} MiB are free");
+            return Err(Error::Device { device: device.name(), reason });
+        }
         let kept = settings
             .keep_packed
             .then(|| PackedWeights::beside(&files, fingerprint, precision, &**device))

@@ -16,9 +16,9 @@ pub enum Error {
     /// A device that is not there or cannot compute.
     #[error("cannot compute on {device}: {reason}")]
     Device {
-        /// The device that was chosen, as `cuda:1`.
+        /// The device that was chosen, as `cuda:1`, or its name.
         device: String,
-        /// What is missing.
+        /// What is missing there.
         reason: String,
     },
     /// The fusion method or its options.

@@ -115,6 +115,19 @@ impl Config {
         self.layers.len()
     }
 
+    /// Weights of all products: attention, networks and the output projection.
+    pub fn product_weights(&self) -> u64 {
+        let Config { hidden, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
+        let attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
+        let layer = |layer: &LayerSpec| match layer.experts {
+            None => attention + 3 * hidden * intermediate,
+            Some(ExpertSpec { count, intermediate, .. }) => {
+                attention + count * hidden * (3 * intermediate + 1)
+            }
+        };
+        (self.layers.iter().map(layer).sum::<usize>() + hidden * vocab) as u64
+    }
+
     /// The configuration as canonical bytes: JSON with the fields in their declared order. Equal
     /// configurations give equal bytes, and whatever changes a model's results changes them; they go into the
     /// model's fingerprint.

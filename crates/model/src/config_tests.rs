@@ -436,6 +436,8 @@ fn real_gguf_files_resolve() {
             (config.head_dim, config.vocab, config.context, config.ropes[0].theta),
             (64, 49152, 8192, 1e5)
         );
+        // Of 134,515,008 parameters, 61 vectors of norms are no product's.
+        assert_eq!(config.product_weights(), 134_515_008 - 61 * 576);
         assert!(config.tied_embeddings && !config.attention_bias);
         assert!(config.eos.contains(&2), "{:?}", config.eos);
     }

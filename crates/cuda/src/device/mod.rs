@@ -15,8 +15,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, Distance, Dtype, Floats, GumbelNoise, HeadKeys, KvBuffer,
-    KvRows, LayerTail, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, DeviceMemory, Distance, Dtype, Floats, GumbelNoise,
+    HeadKeys, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, Precision, QkNorms, Rotary, RowUnavailable,
+    Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -45,6 +46,11 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn beside(&self) -> Arc<dyn Device> {
         Arc::new(self.to_beside())
+    }
+
+    fn memory_for(&self, weights: u64, precision: Precision) -> Option<DeviceMemory> {
+        let bytes = if precision == Precision::F32 { 4 } else { 2 };
+        Some(DeviceMemory { needed: bytes * weights, free: self.driver.memory().1 })
     }
 
     fn floats(&self, len: usize) -> Floats {

@@ -279,3 +279,14 @@ fn layers_of_a_first_pass_are_not_read_again() {
         assert_eq!(bytes(&drift), bytes(&pie), "first pass up to {to}");
     }
 }
+
+#[test]
+#[cfg(feature = "emulate")]
+fn a_model_that_does_not_fit_into_a_gpu_is_refused_with_the_numbers() {
+    let gpu = refrain_cuda::Emulated::with_memory(1, 20_000);
+    let device: Arc<dyn Device> = Arc::new(refrain_cuda::CudaDevice::new(gpu, 1).unwrap());
+    let opened = Engine::open_on(&device, &tiny("llama"), Store::in_memory(1 << 20), small(), |_, _| ());
+    let error = opened.unwrap_err().to_string();
+    assert!(error.starts_with("cannot compute on emulated CUDA: the model's weights take"), "{error}");
+    assert!(error.ends_with("MiB there, and 1 MiB are free"), "{error}");
+}

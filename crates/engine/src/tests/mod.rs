@@ -21,6 +21,8 @@ mod retrieval;
 mod sparse;
 mod speculation;
 mod store;
+#[cfg(feature = "emulate")]
+mod tensor_cores;
 
 use std::path::PathBuf;
 use std::sync::Arc;

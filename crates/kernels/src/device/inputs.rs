@@ -4,6 +4,15 @@ use super::tensors::{Floats, KvBuffer, PackedLinear};
 use crate::buffer::Slice;
 use crate::linear::{Activation, Precision, WeightRows};
 
+/// Bytes of a device's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes that are asked about.
+    pub needed: u64,
+    /// Bytes that are free.
+    pub free: u64,
+}
+
 /// A row of weights cannot be had: packing stops, and the caller, who gave the rows, knows why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowUnavailable;

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
-use crate::linear::PackedPanels;
+use crate::linear::{PackedPanels, Precision};
 
 pub use inputs::{
-    CacheHeads, CachedAttention, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp, Norm,
-    QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp,
+    Norm, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -46,6 +46,12 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn beside(&self) -> Arc<dyn Device>;
 
     // Memory.
+
+    /// The bytes that `weights` packed weights take in the device's own memory, and those that are free there. None for a device that
+    /// computes in the host's memory.
+    fn memory_for(&self, _weights: u64, _precision: Precision) -> Option<DeviceMemory> {
+        None
+    }
 
     /// Activations whose elements are left open.
     fn floats(&self, len: usize) -> Floats;
