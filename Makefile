@@ -18,8 +18,8 @@ EVAL_TIME_BUDGET ?= 45m
 EVAL_MODELS ?= smollm2-135m qwen2.5-coder-$(if $(LARGE),1.5b,0.5b)
 EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
-# Checked and tested with all that the program can be built with, and where the emulator of GPUs runs, with that.
-EMULATED := $(filter x86_64,$(shell uname -m))
+# Features that are checked and tested: all of the program, and the emulated GPU, which needs Linux on x86-64.
+EMULATED := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate)
 # The engine's tests where nextest is not there to pick them of all that was built; the program is among the packages for its features.
 ENGINE_TESTS := --package refrain-engine --package refrain-cli $(FEATURES) --lib
@@ -158,7 +158,7 @@ load: build ## 64 clients at once for a minute, with chats, ingests and tools; s
 job-test: setup .python-tests/installed ## Ingest 2,000 documents by four runners, each killed every 3 seconds, with a real S3 server on loopback (minutes)
 	PYTHONPATH="$(abspath .python-tests):$$PYTHONPATH" cargo test -p refrain-cli --test cli -- --ignored --nocapture two_thousand_documents
 
-cuda: ## Compile the kernels of GPUs again, which the program carries (fetches NVIDIA's compiler, 101 MB; needs no GPU)
+cuda: ## Compile the GPU kernels that the program carries (fetches NVIDIA's compiler, 101 MB; needs no GPU)
 	tools/cuda-kernels $(CUDA_ARGS)
 
 crash: setup ## Kill processes at a thousand moments while they store, evict and tidy up (CRASHES), and look for what is lost

@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifndef __x86_64__
-#error "The emulator switches stacks in x86-64 assembly alone."
+#if !defined(__x86_64__) || !defined(__linux__)
+#error "The emulator switches stacks in assembly for Linux on x86-64 alone."
 #endif
 
 namespace emulator {

@@ -51,9 +51,9 @@ template <class T> DEVICE void row_weights(const Attention<T>& a, const float* l
     }
 }
 
-// weights (count × rows) = Σ over all heads of exp(score − lse), of the slots slots[0..count], one of them a block in y.
+// weights (count × rows) = Σ over all heads of exp(score − lse), of the slots slots[0..count], one of them a block in x.
 template <class T> DEVICE void column_weights(const Attention<T>& a, const float* lse, const u32* slots, float* weights) {
-    const u32 row = blockIdx.x * THREADS + threadIdx.x, slot = slots[blockIdx.y];
+    const u32 row = blockIdx.y * THREADS + threadIdx.x, slot = slots[blockIdx.x];
     if (row >= a.rows) return;
     const Pair seen = a.visible[row];
     float sum = 0;
@@ -65,7 +65,7 @@ template <class T> DEVICE void column_weights(const Attention<T>& a, const float
             for (u32 i = 0; i < a.d; i++) score += a.q[index * a.d + i] * T::widen(key[i]);
             sum += expf(a.scale * score - lse[index]);
         }
-    weights[(size_t)blockIdx.y * a.rows + row] = sum;
+    weights[(size_t)blockIdx.x * a.rows + row] = sum;
 }
 
 // z (rows × count) = scale · Σ over all heads of q · k, of the slots first .. first + count, whoever sees them. A block has a tile of slots and 16 rows.

@@ -64,6 +64,7 @@ template <class T> DEVICE void weigh_values(const Attention<T>& a, const typenam
     u32* to = from + ENTRIES;
     const EntryBlock block = entry_block(a, 0);
     const size_t head = (size_t)block.g * a.capacity * d;
+    if (block.from >= block.to) return; // no row sees a slot, and their results are open
     load_queries(queries, a, block);
     for (u32 at = threadIdx.x; at < ENTRIES * d; at += THREADS) results[at] = 0;
     if (threadIdx.x < ENTRIES) {

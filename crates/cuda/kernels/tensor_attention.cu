@@ -32,13 +32,15 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
     bool gaps = false;
     for (u32 row = first_row; row <= last_row; row++) {
         const Pair seen = visible[row];
-        gaps |= to && (seen.x > to || seen.y < from);
-        from = seen.x < from ? seen.x : from;
-        to = seen.y > to ? seen.y : to;
+        if (seen.x < seen.y) {
+            gaps |= to && (seen.x > to || seen.y < from);
+            from = seen.x < from ? seen.x : from;
+            to = seen.y > to ? seen.y : to;
+        }
         all_from = seen.x > all_from ? seen.x : all_from;
         all_to = seen.y < all_to ? seen.y : all_to;
     }
-    to = to > from ? to : from;
+    from = to ? from : 0; // a block of rows that see nothing
     const u32 whole_first = from / N, whole = (to + N - 1) / N - whole_first, each = (whole + gridDim.z - 1) / gridDim.z;
     const u32 first_tile = whole_first + blockIdx.z * each;
     const u32 tiles = first_tile + each < whole_first + whole ? first_tile + each : whole_first + whole;

@@ -223,7 +223,10 @@ fn bytes_outside_of_memory_are_refused() {
 fn what_is_missing_is_told() {
     let settings: [&[(&str, &str)]; 4] = [
         &[("FAKE_CUDA_DEVICES", "0"), ("WANTED", "there is no NVIDIA GPU")],
-        &[("FAKE_CUDA_DEVICES", "2"), ("WANTED", "there is no GPU 5; there are 0 (Fake 0), 1 (Fake 1)")],
+        &[
+            ("FAKE_CUDA_DEVICES", "2"),
+            ("WANTED", "there is no GPU 5; the GPUs here are 0: Fake 0, 1: Fake 1"),
+        ],
         &[("FAKE_CUDA_DEVICES", "6"), ("FAKE_CUDA_VERSION", "12080"), ("WANTED", "supports CUDA 12.8")],
         &[
             ("FAKE_CUDA_DEVICES", "6"),

@@ -105,15 +105,24 @@ impl Engine {
     /// the first time, and then as weights are packed.
     ///
     /// # Errors
-    /// If the device is not there or cannot compute, the model's files are missing, truncated or unsupported, or the chunk size is 0.
+    /// If the device is not there, cannot compute or has too little memory (with [`DeviceChoice::Auto`] the CPU computes then), the model's
+    /// files are missing, truncated or unsupported, or the chunk size is 0.
     pub fn open(
         path: &Path,
         store: Store,
         settings: Settings,
-        progress: impl FnMut(usize, usize),
+        mut progress: impl FnMut(usize, usize),
     ) -> Result<Engine> {
-        let device = settings.device.open(settings.threads)?;
-        Engine::open_on(&device, path, store, settings, progress)
+        let open = |choice: DeviceChoice, progress: &mut dyn FnMut(usize, usize)| {
+            let device = choice.open(settings.threads)?;
+            Engine::open_on(&device, path, store.clone(), settings.clone(), progress)
+        };
+        match open(settings.device, &mut progress) {
+            Err(Error::Device { .. }) if settings.device == DeviceChoice::Auto => {
+                open(DeviceChoice::Cpu, &mut progress)
+            }
+            opened => opened,
+        }
     }
 
     /// [`Engine::open`] on any device. Neither [`Settings::device`] nor [`Settings::threads`] is used.
@@ -128,10 +137,8 @@ impl Engine {
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
-        let tokenizer = Tokenizer::open(&files)?;
-        let template = ChatTemplate::open(&files)?;
-        let fingerprint = files.fingerprint(&mut progress);
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
+        let precision = device.kept_precision(precision);
         if let Some(memory) = device.memory_for(files.config().product_weights(), precision)
             && memory.needed > memory.free
         {
@@ -140,6 +147,9 @@ impl Engine {
             let reason = format!("the model's weights take {needed} MiB there, and {free} MiB are free");
             return Err(Error::Device { device: device.name(), reason });
         }
+        let tokenizer = Tokenizer::open(&files)?;
+        let template = ChatTemplate::open(&files)?;
+        let fingerprint = files.fingerprint(&mut progress);
         let kept = settings
             .keep_packed
             .then(|| PackedWeights::beside(&files, fingerprint, precision, &**device))

@@ -13,7 +13,8 @@ use crate::simd::Elem;
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
 const BLOCK_ROWS: usize = 512;
-/// Bytes of the widest of these results, at most: rows of a wide network are fewer, since each thread has a block of its own.
+/// Bytes of the widest of these results, about: blocks of a wide network have fewer rows, down to [`MIN_ROWS_PER_THREAD`], since each thread
+/// has one of its own.
 const BLOCK_BYTES: usize = 6 << 20;
 /// With fewer rows for each thread, the threads share the work of each step.
 const MIN_ROWS_PER_THREAD: usize = 128;
@@ -80,9 +81,7 @@ impl Cpu {
                 .step_by(SHARED_ROWS)
                 .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
         }
-        let most = (BLOCK_BYTES / (4 * widest.max(1))).clamp(MIN_ROWS_PER_THREAD, BLOCK_ROWS);
-        let blocks = rows.div_ceil(most).next_multiple_of(threads);
-        let each = rows.div_ceil(blocks);
+        let each = block_rows(rows, widest, threads);
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
     }
 
@@ -168,5 +167,28 @@ impl Cpu {
         let normed = &mut normed.as_f32_mut()[..x.len()];
         self.rms_norm(x, norm.weight, norm.eps, normed);
         then(normed);
+    }
+}
+
+/// Rows of each block, of equal ones as many as the threads share out evenly.
+fn block_rows(rows: usize, widest: usize, threads: usize) -> usize {
+    let most = (BLOCK_BYTES / (4 * widest.max(1))).clamp(MIN_ROWS_PER_THREAD, BLOCK_ROWS);
+    rows.div_ceil(rows.div_ceil(most).next_multiple_of(threads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::block_rows;
+
+    #[test]
+    fn blocks_are_equal_and_small_where_the_network_is_wide() {
+        // Two blocks of a prompt of 350 rows; 4,096 rows in blocks of a thread's cache.
+        assert_eq!((block_rows(350, 1536, 2), block_rows(4096, 1536, 2)), (175, 512));
+        // 18,944 floats a row are 75 KiB: 128 rows at least. 8,960 are 35 KiB: 175 rows would be 6 MiB.
+        assert_eq!((block_rows(4096, 18_944, 2), block_rows(4096, 8960, 2)), (128, 171));
+        for (rows, threads) in [(256, 2), (999, 3), (4097, 16)] {
+            let each = block_rows(rows, 4864, threads);
+            assert!(each <= 323 && rows.div_ceil(each).is_multiple_of(threads), "{rows}, {threads}: {each}");
+        }
     }
 }

@@ -115,17 +115,19 @@ impl Config {
         self.layers.len()
     }
 
-    /// Weights of all products: attention, networks and the output projection.
+    /// Weights of all products: attention, networks and the output projection. Files may give any widths: the number ends at its maximum.
     pub fn product_weights(&self) -> u64 {
+        let product = |factors: &[usize]| factors.iter().fold(1u64, |all, n| all.saturating_mul(*n as u64));
         let Config { hidden, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
-        let attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
+        let attention = product(&[2 * hidden, head_dim, heads + kv_heads]);
         let layer = |layer: &LayerSpec| match layer.experts {
-            None => attention + 3 * hidden * intermediate,
-            Some(ExpertSpec { count, intermediate, .. }) => {
-                attention + count * hidden * (3 * intermediate + 1)
-            }
+            None => product(&[3, hidden, intermediate]),
+            Some(ExpertSpec { count, intermediate, .. }) => product(&[count, hidden, 3 * intermediate + 1]),
         };
-        (self.layers.iter().map(layer).sum::<usize>() + hidden * vocab) as u64
+        let layers = self.layers.iter().map(layer);
+        layers.fold(product(&[hidden, vocab]), |all, network| {
+            all.saturating_add(attention).saturating_add(network)
+        })
     }
 
     /// The configuration as canonical bytes: JSON with the fields in their declared order. Equal

@@ -424,6 +424,11 @@ fn tiny_models_of_every_family_are_read() {
             }
         }
         assert_eq!(config.tied_embeddings, !weights.has("lm_head.weight"));
+        if path.ends_with("qwen3_moe") {
+            // The output projection, attention, 8 experts of two layers with their routers, and the network of the one between.
+            let (attention, experts, network) = (3 * 2 * 48 * 16 * 6, 2 * 8 * 48 * (3 * 32 + 1), 3 * 48 * 64);
+            assert_eq!(config.product_weights(), 256 * 48 + attention + experts + network);
+        }
     }
 }
 

@@ -65,7 +65,7 @@ impl Error {
             }
             Error::NotFetched { name, .. } => Some(format!("run: refrain pull {name}")),
             Error::Engine(refrain_engine::Error::Device { .. }) => {
-                Some("the device cpu needs neither a GPU nor a driver".to_owned())
+                Some("--device cpu needs neither a GPU nor a driver".to_owned())
             }
             Error::Home { .. } => Some("give the folder".to_owned()),
             _ => None,

@@ -33,7 +33,7 @@ fn cuda_says_what_is_missing() {
     let home = Home::new();
     for (device, more) in [("cuda", "cannot compute on cuda: "), ("cuda:3", "cannot compute on cuda:3: ")] {
         let ran = home.run(&[&ASK[..], &["--device", device]].concat());
-        let ran = ran.failed(1, &[more, "NVIDIA", "the device cpu needs neither a GPU nor a driver"]);
+        let ran = ran.failed(1, &[more, "NVIDIA", "--device cpu needs neither a GPU nor a driver"]);
         assert_eq!(ran.out, "");
     }
     home.run(&["serve", "--model", TINY, "--port", "0", "--device", "cuda"])

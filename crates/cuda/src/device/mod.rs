@@ -48,9 +48,13 @@ impl<D: Driver> Device for CudaDevice<D> {
         Arc::new(self.to_beside())
     }
 
+    fn kept_precision(&self, wanted: Precision) -> Precision {
+        if wanted == Precision::F32 { wanted } else { Precision::Bf16 }
+    }
+
     fn memory_for(&self, weights: u64, precision: Precision) -> Option<DeviceMemory> {
         let bytes = if precision == Precision::F32 { 4 } else { 2 };
-        Some(DeviceMemory { needed: bytes * weights, free: self.driver.memory().1 })
+        Some(DeviceMemory { needed: weights.saturating_mul(bytes), free: self.driver.memory().1 })
     }
 
     fn floats(&self, len: usize) -> Floats {

@@ -117,7 +117,7 @@ impl<D: Driver> CudaDevice<D> {
         let (problem, indices) = (Problem::new(self, a), self.block_of(slots));
         let (lse, out) = (floats::<D>(lse).arg(4 * a.first_row * a.heads), self.block(4 * weights.len()));
         let args = problem.args([lse, indices.arg(0), out.arg(0)]);
-        let grid = [rows.div_ceil(THREADS as usize), slots.len(), 1];
+        let grid = [slots.len(), rows.div_ceil(THREADS as usize), 1];
         self.launch(for_dtype!(a.k.dtype(), "column_weights"), grid, THREADS, 0, &args);
         self.read(&out, 0, weights);
     }

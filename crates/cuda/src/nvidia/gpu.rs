@@ -18,10 +18,11 @@ const MOST_STREAMS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Gpu {
     pub(super) context: Arc<Context>,
-    pub(super) kernels: Kernels,
     streams: Mutex<Streams>,
-    /// Where memory is freed that several streams have used: it waits for them, so that none of them waits for another.
+    /// Stream that frees memory which several streams have used: it waits for all of them, so that none of them waits for another.
     reclaim: Stream,
+    /// Dropped behind the streams, which wait for the kernels that they hold.
+    pub(super) kernels: Kernels,
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +36,7 @@ impl Gpu {
     pub(super) fn open(context: Context) -> Result<Gpu, DriverError> {
         let context = Arc::new(context);
         let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context)?);
-        Ok(Gpu { context, kernels, streams: Mutex::default(), reclaim })
+        Ok(Gpu { context, streams: Mutex::default(), reclaim, kernels })
     }
 
     fn streams(&self) -> MutexGuard<'_, Streams> {

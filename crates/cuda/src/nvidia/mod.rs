@@ -108,7 +108,8 @@ impl Driver for Nvidia {
     }
 
     fn memory(&self) -> (u64, u64) {
-        self.queue.gpu.context.memory().unwrap_or((self.device.memory, 0))
+        // A GPU that does not tell is asked again by each allocation.
+        self.queue.gpu.context.memory().unwrap_or((self.device.memory, self.device.memory))
     }
 
     fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
@@ -232,8 +233,8 @@ fn check_capability(device: &NvidiaDevice) -> Result<(), DriverError> {
 
 fn no_such_gpu(index: usize, devices: &[NvidiaDevice]) -> DriverError {
     let names: Vec<String> =
-        devices.iter().map(|device| format!("{} ({})", device.index, device.name)).collect();
-    DriverError(format!("there is no GPU {index}; there are {}", names.join(", ")))
+        devices.iter().map(|device| format!("{}: {}", device.index, device.name)).collect();
+    DriverError(format!("there is no GPU {index}; the GPUs here are {}", names.join(", ")))
 }
 
 #[cfg(test)]

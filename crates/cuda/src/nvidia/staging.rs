@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::slice;
 
-use cudarc::driver::result::{event, free_host, malloc_host, memcpy_htod_async};
+use cudarc::driver::result::{event, free_host, malloc_host, memcpy_htod_async, stream};
 use cudarc::driver::sys;
 
 use super::call::Describe;
@@ -50,9 +50,11 @@ impl Staging {
                 self.leave_segment(stream)?;
             }
             let Some(memory) = self.segment() else {
-                // SAFETY: from memory that is not pinned, a copy returns when it has read all of it.
-                return unsafe { memcpy_htod_async(to + copied as u64, &from[copied..], stream) }
-                    .describe("copying to the GPU");
+                // SAFETY: the bytes are borrowed until the copy is waited for.
+                unsafe { memcpy_htod_async(to + copied as u64, &from[copied..], stream) }
+                    .describe("copying to the GPU")?;
+                // SAFETY: the stream is alive.
+                return unsafe { stream::synchronize(stream) }.describe("copying to the GPU");
             };
             let bytes = (from.len() - copied).min(SEGMENT - self.taken);
             // SAFETY: the bytes lie inside of the segment, and no copy from them is under way, or ever was since the segment was entered.

@@ -19,7 +19,7 @@ fn errors_say_what_is_missing() {
     assert!(check_capability(&hopper).is_ok());
     assert_eq!(
         no_such_gpu(2, &[hopper, turing]).to_string(),
-        "there is no GPU 2; there are 0 (NVIDIA H100), 1 (Tesla T4)"
+        "there is no GPU 2; the GPUs here are 0: NVIDIA H100, 1: Tesla T4"
     );
 }
 

@@ -48,7 +48,7 @@ fn tiny(name: &str) -> PathBuf {
 /// A real model's file, if it was fetched; says so if not.
 fn real(file: &str) -> Option<PathBuf> {
     if std::env::var_os("REFRAIN_TEST_DEVICE").is_some() {
-        eprintln!("skipped: real models take hours of plain loops and of emulated threads");
+        eprintln!("skipped: real models take hours on the reference device and on emulated threads");
         return None;
     }
     let folder = std::env::var_os("REFRAIN_MODELS").map(PathBuf::from).or_else(|| {

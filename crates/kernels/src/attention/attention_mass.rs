@@ -20,12 +20,12 @@ use crate::simd::{Elem, KEYS, Kernel, STRIP, Simd, strip_width};
 
 /// Most sums that are kept apart. It does not depend on the number of threads, so that the order of sums never changes.
 const SUMS: usize = 32;
-/// Scores of a block that are kept until their divisors are known, about.
+/// Most scores of a block that are kept until their divisors are known, about: 4 MiB a thread.
 const KEPT: usize = 1 << 20;
 
 /// At most `each` rows, fewer where there are many slots, so that a block's scores stay in the caches.
 fn kept_rows(shape: &AttentionShape, each: usize, slots: usize) -> usize {
-    each.min((KEPT / (shape.group * slots.max(1))).max(STRIP))
+    each.min((KEPT / (shape.group * slots.max(1))).max(STRIP.div_ceil(shape.group)))
 }
 
 impl Cpu {
@@ -124,7 +124,11 @@ impl Cpu {
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         // Not chosen by the number of threads, which must not change a sum.
-        let each = kept_rows(&shape, shape.block_rows(rows, SUMS / 2), slots.len());
+        let each = shape.block_rows(rows, SUMS / 2);
+        let each = match normalizer {
+            Normalizer::Softmax(_) => kept_rows(&shape, each, slots.len()),
+            Normalizer::Lse(_) => each,
+        };
         self.sum_blocks(shape, rows, each, slots.len(), s, &|block, sums| {
             let slots = slots.clone();
             self.run(AddMass { a, k, block, slots, normalizer, apart: false, sums });
@@ -222,10 +226,12 @@ struct Buffers<'a> {
     total: &'a mut [f32],
     /// Sums of a tile of slots.
     tile: &'a mut [f32],
-    /// Scores of each query row, masked and noisy, over the tiles from `origin` on, `kept_len` each: the probabilities need the divisors,
-    /// which are known once all scores are. Empty where divisors are given.
+    /// Scores of each query row, masked and noisy: the probabilities need the divisors, which are known once all scores are. Empty where
+    /// divisors are given.
     kept: &'a mut [f32],
+    /// Scores that are kept of a query row, whole tiles.
     kept_len: usize,
+    /// Slot of the first of them.
     origin: usize,
 }
 
@@ -239,9 +245,12 @@ impl<E: Elem> Kernel for AddMass<'_, E> {
         let (d, padded, n) = (block.shape.head_dim, block.shape.padded, block.strips() * STRIP);
         let span = block.span(a.visible, 0..block.queries());
         let start = span.start.max(slots.start);
+        if start >= span.end {
+            return;
+        }
         let origin = start / KEYS * KEYS;
         let kept_len = match normalizer {
-            Normalizer::Softmax(_) => span.end.saturating_sub(origin).next_multiple_of(KEYS),
+            Normalizer::Softmax(_) => span.end.min(slots.end).saturating_sub(origin).next_multiple_of(KEYS),
             Normalizer::Lse(_) => 0,
         };
         let len = n * (d + 2 + kept_len) + KEYS * (STRIP + padded + d + 1);
@@ -306,10 +315,9 @@ impl<E> AddMass<'_, E> {
             if seen.start >= seen.end.min(KEYS) {
                 continue;
             }
-            let kept = match work.kept_len {
-                0 => None,
-                len => Some(&mut work.kept[i * len + first - work.origin..][..KEYS]),
-            };
+            // Slots past those that are asked for count in the divisors alone.
+            let is_kept = first - work.origin < work.kept_len;
+            let kept = is_kept.then(|| &mut work.kept[i * work.kept_len + first - work.origin..][..KEYS]);
             if !last {
                 if let Some(noise) = noise {
                     noise.add(block, i, first, p);

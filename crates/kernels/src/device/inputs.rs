@@ -4,10 +4,10 @@ use super::tensors::{Floats, KvBuffer, PackedLinear};
 use crate::buffer::Slice;
 use crate::linear::{Activation, Precision, WeightRows};
 
-/// Bytes of a device's own memory.
+/// Memory that weights need on a device with memory of its own, and what is free there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that are asked about.
+    /// Bytes of the weights.
     pub needed: u64,
     /// Bytes that are free.
     pub free: u64,

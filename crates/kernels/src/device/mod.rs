@@ -47,6 +47,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
 
     // Memory.
 
+    /// The precision in which this device keeps and multiplies weights where another may be wanted.
+    fn kept_precision(&self, wanted: Precision) -> Precision {
+        wanted
+    }
+
     /// The bytes that `weights` packed weights take in the device's own memory, and those that are free there. None for a device that
     /// computes in the host's memory.
     fn memory_for(&self, _weights: u64, _precision: Precision) -> Option<DeviceMemory> {

@@ -225,6 +225,10 @@ fn probabilities_summed_over_rows_and_heads() {
         ((4, 1, 24), 400, causal(90, 390, 120), 130..350),
         ((6, 2, 80), 200, causal(200, 200, usize::MAX), 77..200),
         ((2, 2, 16), 100, vec![(0, 10), (50, 100), (3, 64)], 40..60),
+        // A row that sees none of the slots, a few slots of a long span, and so many that blocks have fewer rows.
+        ((2, 2, 16), 100, vec![(0, 10)], 40..60),
+        ((4, 1, 16), 3000, causal(60, 3000, usize::MAX), 100..130),
+        ((32, 1, 8), 12_000, causal(20, 12_000, usize::MAX), 0..12_000),
     ];
     for (i, (shape, capacity, visible, slots)) in cases.into_iter().enumerate() {
         let case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
