@@ -160,7 +160,7 @@ pub(crate) struct Worker {
     /// machine, where gateways find them at one worker alone
     #[arg(long, value_name = "TIME", default_value = "5s", env = "REFRAIN_SYNC_INTERVAL")]
     pub(crate) sync_interval: SyncInterval,
-    /// What computes: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or auto. cuda is experimental: built and tested under emulation,
+    /// Device that computes: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or auto. cuda is experimental: built and tested under emulation,
     /// never run on a GPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu", env = "REFRAIN_DEVICE")]
     pub(crate) device: DeviceChoice,

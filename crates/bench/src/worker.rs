@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub(crate) struct Options {
     /// GGUF file or Hugging Face folder
     model: PathBuf,
-    /// What computes: cpu, cuda, cuda:N or auto
+    /// Device that computes: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Threads; 0 for one a core

@@ -132,7 +132,7 @@ pub(crate) struct Global {
     /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
     #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) ttl: Option<Duration>,
-    /// What computes: cpu, cuda (an NVIDIA GPU, by its index where it is not the first: cuda:1), or auto (the first GPU that can compute the
+    /// Device that computes: cpu, cuda (an NVIDIA GPU, by its index where it is not the first: cuda:1), or auto (the first GPU that can compute the
     /// model, else the CPU). cuda is experimental: built and tested under emulation, never run on a GPU
     #[arg(long, global = true, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, hide_short_help = true)]
     pub(crate) device: DeviceChoice,

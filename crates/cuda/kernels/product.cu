@@ -5,7 +5,7 @@
 #pragma once
 #include "device.h"
 
-// What becomes of a product: stored, added to what is there, or, of gates and what they open in alternating columns, their product.
+// The last step of a product: it is stored, added to what is there, or, of gate and up projection in alternating columns, activated and multiplied.
 enum Epilogue { STORE, ADD, GATE_SILU, GATE_GELU };
 
 DEVICE float activate(float x, bool gelu) {

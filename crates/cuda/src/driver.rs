@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a driver says of a call that failed.
+/// The text of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError(pub String);
 
@@ -49,7 +49,7 @@ impl<M> Clone for Arg<'_, M> {
 
 impl<M> Copy for Arg<'_, M> {}
 
-/// A GPU with one queue of work, or what plays it.
+/// A GPU with one queue of work, or an emulator of one.
 ///
 /// Calls are queued in the order in which they come; [`Driver::read`] and [`Driver::wait`] return when all before them is done. Memory that is dropped is freed after all
 /// that was queued before.
@@ -93,6 +93,7 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// The first error since the driver was opened.
     fn wait(&self) -> Result<(), DriverError>;
 
-    /// The same GPU with a queue of its own. Each of its launches waits for what this queue holds when it is called; its copies from the host wait for nothing of this queue.
+    /// The same GPU with a queue of its own. Each of its launches waits for what this queue holds when it is called. Its
+    /// copies from the host do not: they go to memory that this queue does not use yet.
     fn beside(&self) -> Self;
 }

@@ -1,4 +1,4 @@
-//! What the device does beside computing: copies of tensors, a device for another thread, errors.
+//! The device's calls beside computing: copies of tensors, a device for another thread, errors.
 #![cfg(feature = "emulate")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ fn device() -> CudaDevice<Emulated> {
     CudaDevice::new(Emulated::new(1), 1).unwrap()
 }
 
-/// What a call panics with.
+/// The message of a call's panic.
 fn panic_of(f: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("the call panics");
     panic.downcast_ref::<String>().cloned().unwrap_or_default()

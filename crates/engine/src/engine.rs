@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// How an engine computes and keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// What computes.
+    /// The device that computes.
     pub device: DeviceChoice,
     /// Threads; 0 for one a core.
     pub threads: usize,

@@ -45,6 +45,7 @@ mod peak;
 #[allow(unsafe_code)]
 mod pool;
 mod reference;
+mod routing;
 #[allow(unsafe_code)]
 mod row_changes;
 #[allow(unsafe_code)]
@@ -70,4 +71,5 @@ pub use linear::{
 pub use ops::softmax;
 pub use pages::{advise_huge_pages, release_free_memory};
 pub use reference::ReferenceDevice;
+pub use routing::{Route, Routing};
 pub use row_ops::{argmin_before, max_assign, mean, replace_row_in_sums, round_to_f16};

@@ -91,7 +91,7 @@ impl<'a> EngineOptions<'a> {
         EngineOptions { settings, ..self }
     }
 
-    /// What computes; else the CPU, or what the settings say.
+    /// The device that computes; else the CPU, or the device of the settings.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.settings.device = device;
         self

@@ -4,7 +4,7 @@ use crate::driver::{Arg, Driver};
 
 /// Memory of a tensor, which may be none.
 pub(super) struct Block<D: Driver> {
-    /// The queue on which the memory is cloned: that of the thread that computes.
+    /// The computing thread's queue, on which the memory is cloned.
     pub(super) home: D,
     pub(super) memory: Option<D::Memory>,
     pub(super) bytes: usize,

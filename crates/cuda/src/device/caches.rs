@@ -1,4 +1,4 @@
-//! What is done to keys and values beside attention: rotation, placing, gathering, comparing.
+//! Calls on keys and values beside attention: rotation, placing, gathering, comparing.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use refrain_kernels::{CacheHeads, Distance, Floats, KvBuffer, KvRows, Rotary, Sl
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{assert_one_type, for_dtype, for_size, narrow, size};
+use super::launch::{assert_one_type, assert_rows, for_dtype, for_size, narrow, size};
 use super::layers::rows_of;
 use super::tensors::{floats, kv_block};
 use crate::driver::Driver;
@@ -159,10 +159,7 @@ impl<D: Driver> CudaDevice<D> {
         let (rows, slots): (Vec<u32>, Vec<u32>) =
             pairs.iter().map(|(row, slot)| (narrow(*row), *slot)).unzip();
         assert_slots(&slots, capacity);
-        assert!(
-            rows.iter().all(|row| (*row as usize + 1) * width <= fresh.len()),
-            "rows lie inside of the tensor"
-        );
+        assert_rows(&rows, width, fresh.len());
         let Tables { cos, sin, half } = self.tables(rotary, pairs.len(), d);
         let (rows, slots, sums) = (self.block_of(&rows), self.block_of(&slots), self.block(4 * width));
         let args = [
@@ -180,9 +177,7 @@ impl<D: Driver> CudaDevice<D> {
             size(capacity),
         ];
         self.launch_each(for_dtype!(cache.dtype(), "sum_changes"), kv_heads * (d - half), &args);
-        let mut out = vec![0.0; width];
-        self.read(&sums, 0, &mut out);
-        out
+        self.read_floats(&sums)
     }
 
     pub(super) fn add_row_to_slots(
@@ -219,9 +214,7 @@ impl<D: Driver> CudaDevice<D> {
         let mean = self.block(4 * width);
         let args = [rows_of::<D>(x, width, rows.clone()).at, mean.arg(0), size(rows.len()), size(width)];
         self.launch_each("mean_row", width, &args);
-        let mut out = vec![0.0; width];
-        self.read(&mean, 0, &mut out);
-        out
+        self.read_floats(&mean)
     }
 
     pub(super) fn read_row_distances(
@@ -234,12 +227,9 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Vec<f32> {
         assert_one_type(fresh.dtype(), cached.dtype());
         let rows: Vec<u32> = pairs.iter().map(|(row, _)| narrow(*row)).collect();
-        assert!(
-            rows.iter().all(|row| (*row as usize + 1) * width <= fresh.len()),
-            "rows lie inside of the tensor"
-        );
+        assert_rows(&rows, width, fresh.len());
         let row = |(_, row): &(usize, usize)| cached.range(row * width..(row + 1) * width).as_bytes();
-        let cached: Vec<u8> = pairs.iter().flat_map(row).copied().collect();
+        let cached = pairs.iter().map(row).collect::<Vec<&[u8]>>().concat();
         let (rows, cached, distances) =
             (self.block_of(&rows), self.block_of(&cached), self.block(4 * pairs.len()));
         let args = [
@@ -251,8 +241,6 @@ impl<D: Driver> CudaDevice<D> {
             size(usize::from(distance == Distance::L1)),
         ];
         self.launch(for_dtype!(fresh.dtype(), "row_distances"), [pairs.len(), 1, 1], 32, 0, &args);
-        let mut out = vec![0.0; pairs.len()];
-        self.read(&distances, 0, &mut out);
-        out
+        self.read_floats(&distances)
     }
 }

@@ -1,4 +1,4 @@
-//! What a CUDA device consists of.
+//! The parts of a CUDA device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -84,7 +84,12 @@ impl<D: Driver> CudaDevice<D> {
     }
 }
 
-/// Whether two types of keys and values are one.
+/// Asserts that rows of `width` lie inside of a tensor of `len` elements.
+pub(super) fn assert_rows(rows: &[u32], width: usize, len: usize) {
+    assert!(rows.iter().all(|row| (*row as usize + 1) * width <= len), "rows lie inside of the tensor");
+}
+
+/// Asserts that two types of keys and values are one.
 pub(super) fn assert_one_type(a: Dtype, b: Dtype) {
     assert_eq!(a, b, "keys and values of one call are of one type");
 }

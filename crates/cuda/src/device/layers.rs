@@ -49,7 +49,7 @@ fn norm_threads(width: usize) -> u32 {
     narrow((width / 8).next_multiple_of(32).clamp(32, 256))
 }
 
-/// Where the result of a norm or a rounding goes: a type, and elements from one row to the next.
+/// The destination of a norm or a rounding: memory, a type, and the elements from one row to the next.
 pub(super) struct Target<'a, M> {
     pub(super) at: Arg<'a, M>,
     pub(super) dtype: Dtype,

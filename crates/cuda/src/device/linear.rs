@@ -4,9 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, vec::HalfFloatVecExt};
-use refrain_kernels::{
-    Activation, PackedLinear, Precision, Q4Block, RowUnavailable, WeightMatrix, WeightRows,
-};
+use refrain_kernels::{Activation, PackedLinear, Precision, RowUnavailable, WeightMatrix};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -27,7 +25,7 @@ const DEPTH_F32: usize = 16;
 /// Rows of a tile of a product of few rows in `f32`.
 const FEW_ROWS_F32: usize = 8;
 
-/// W (rows × inputs) and its bias. Rows of gates alternate with those of what they open.
+/// W (rows × inputs) and its bias. Of gate and up projections a row of the gate is followed by the row of the up projection.
 pub(super) struct Linear<D: Driver> {
     weights: Block<D>,
     bias: Block<D>,
@@ -43,7 +41,7 @@ pub(super) struct Input<'a, M> {
     pub(super) at: Arg<'a, M>,
 }
 
-/// What becomes of a product.
+/// The last step of a product: where its result goes.
 #[derive(Clone, Copy)]
 pub(super) enum Epilogue {
     /// It is stored.
@@ -114,7 +112,7 @@ pub(super) fn rows_of_weights<D: Driver>(
         let range = first..(first + STRIPE).min(*rows);
         let mut values = vec![0.0; range.len() * linear.input_stride()];
         for (row, values) in range.zip(values.chunks_exact_mut(linear.input_stride())) {
-            if let Err(unavailable) = write_row(source, source_row(row), &mut values[..*inputs]) {
+            if let Err(unavailable) = source.write_f32(source_row(row), &mut values[..*inputs]) {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(unavailable);
                 return;
             }
@@ -137,24 +135,6 @@ pub(super) fn rows_of_weights<D: Driver>(
             let bytes = linear.weights.bytes() + linear.bias.bytes();
             Ok(PackedLinear::new(linear, bytes))
         }
-    }
-}
-
-fn write_row(
-    source: &WeightRows<'_, RowUnavailable>,
-    row: usize,
-    values: &mut [f32],
-) -> Result<(), RowUnavailable> {
-    match source {
-        WeightRows::F32(write) => write(row, values),
-        WeightRows::Q4(write) => {
-            let mut blocks = vec![Q4Block::default(); values.len().div_ceil(Q4Block::default().q.len())];
-            write(row, &mut blocks)?;
-            let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
-            values.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight);
-            Ok(())
-        }
-        WeightRows::Panels { .. } => panic!("the CUDA device has no packed layout of files"),
     }
 }
 

@@ -21,7 +21,7 @@ use refrain_kernels::{
 };
 
 use crate::driver::Driver;
-use launch::{for_size, size};
+use launch::{assert_rows, for_size, size};
 use linear::rows_of_weights;
 use tensors::{floats, kv_block};
 
@@ -87,10 +87,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
-        assert!(
-            rows.iter().all(|row| (*row as usize + 1) * width <= x.len()),
-            "rows lie inside of the tensor"
-        );
+        assert_rows(rows, width, x.len());
         let (indices, count) = (self.block_of(rows), rows.len() * width);
         let out = self.resized(out, count);
         let args = [floats::<D>(x).arg(0), indices.arg(0), out.arg(0), size(rows.len()), size(width)];
@@ -179,10 +176,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
-        assert!(
-            rows.iter().all(|row| (*row as usize + 1) * width <= kv.len()),
-            "rows lie inside of the tensor"
-        );
+        assert_rows(rows, width, kv.len());
         let (indices, out) = (self.block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
         let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
         let args = [from, indices.arg(0), to, size(rows.len()), size(width)];

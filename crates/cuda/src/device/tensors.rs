@@ -47,6 +47,16 @@ impl<D: Driver> CudaDevice<D> {
         });
     }
 
+    /// All numbers of a block, when all before is done.
+    ///
+    /// # Panics
+    /// If that has failed.
+    pub(super) fn read_floats(&self, block: &Block<D>) -> Vec<f32> {
+        let mut out = vec![0.0; block.bytes() / 4];
+        self.read(block, 0, &mut out);
+        out
+    }
+
     fn copy_bytes(&self, from: &Block<D>, range: Range<usize>, to: &Block<D>, at: usize) {
         assert!(range.end <= from.bytes && at + range.len() <= to.bytes, "copies lie inside of tensors");
         if let (Some(from), Some(to), false) = (&from.memory, &to.memory, range.is_empty()) {

@@ -101,7 +101,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Nobody is left to be told of an error.
+        // An error has no receiver: the last user is gone.
         let _ = self.bind();
         if !self.pool.is_null() {
             // SAFETY: all memory of the pool has been freed, since each piece of it holds this context.
@@ -136,7 +136,7 @@ fn pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool, DriverError> {
     Ok(pool)
 }
 
-/// What is known of a GPU before it is opened.
+/// The properties of a GPU that the driver tells before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvidiaDevice {
     /// Index among the GPUs that the driver shows.

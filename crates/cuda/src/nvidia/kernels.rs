@@ -111,7 +111,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // Nobody is left to be told of an error.
+        // An error has no receiver: the last user is gone.
         let _ = self.context.bind();
         // SAFETY: the module is loaded, and nothing launches from it any more.
         let _ = unsafe { module::unload(self.module) };

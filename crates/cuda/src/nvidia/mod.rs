@@ -185,7 +185,7 @@ impl Driver for Nvidia {
     }
 
     fn beside(&self) -> Nvidia {
-        // Without a stream of its own it shares this one, whose order is a stricter one.
+        // If all streams are taken, it shares this one: its calls then wait for more than they must.
         Queue::new(&self.queue.gpu).map_or_else(
             |_| self.clone(),
             |queue| Nvidia {

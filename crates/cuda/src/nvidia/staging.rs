@@ -57,7 +57,7 @@ impl Staging {
                 return unsafe { stream::synchronize(stream) }.describe("copying to the GPU");
             };
             let bytes = (from.len() - copied).min(SEGMENT - self.taken);
-            // SAFETY: the bytes lie inside of the segment, and no copy from them is under way, or ever was since the segment was entered.
+            // SAFETY: the bytes lie inside of the segment, and no copy has read them since the segment was entered.
             let staged = unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(self.taken), bytes) };
             staged.copy_from_slice(&from[copied..copied + bytes]);
             // SAFETY: these bytes are left alone until the event of their segment is reached.
@@ -95,7 +95,7 @@ impl Staging {
     /// Frees all. No copy may be under way.
     pub(super) fn free(&mut self) {
         for segment in self.segments.drain(..) {
-            // SAFETY: both were made by `Segment::new`; nobody is left to be told of an error.
+            // SAFETY: both were made by `Segment::new`; an error has no receiver.
             let _ = unsafe { event::destroy(segment.left) };
             // SAFETY: as above.
             let _ = unsafe { free_host(segment.memory.as_ptr().cast()) };

@@ -15,7 +15,7 @@ use crate::driver::DriverError;
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
-    /// Where other streams wait for this one.
+    /// The event that other streams wait for.
     marker: Mutex<Marker>,
     staging: Mutex<Staging>,
 }
@@ -82,7 +82,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Nobody is left to be told of an error.
+        // An error has no receiver: the last user is gone.
         let _ = self.context.bind();
         let _ = self.synchronize();
         self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).free();

@@ -58,6 +58,29 @@ impl<E> Clone for WeightRows<'_, E> {
 
 impl<E> Copy for WeightRows<'_, E> {}
 
+impl<E> WeightRows<'_, E> {
+    /// Writes row `o` as numbers, for a device that packs in its own way.
+    ///
+    /// # Errors
+    /// If the row cannot be had.
+    ///
+    /// # Panics
+    /// If there are panels, which only a device with their layout asks for.
+    pub fn write_f32(&self, o: usize, values: &mut [f32]) -> Result<(), E> {
+        match self {
+            WeightRows::F32(write) => write(o, values),
+            WeightRows::Q4(write) => {
+                let mut blocks = vec![Q4Block::default(); values.len().div_ceil(BLOCK)];
+                write(o, &mut blocks)?;
+                let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
+                values.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight);
+                Ok(())
+            }
+            WeightRows::Panels { .. } => panic!("panels are for devices with their layout"),
+        }
+    }
+}
+
 impl Linear {
     /// Packs W (outputs × inputs, row-major). The whole matrix is never held in `f32`.
     ///

@@ -1,7 +1,7 @@
 //! Products, norms and rotation of the reference device.
 
 use crate::device::{Experts, GatedMlp, Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix};
-use crate::linear::{Activation, WeightRows};
+use crate::linear::Activation;
 
 /// W (outputs × inputs) and b; gates first, then what they open.
 pub(super) struct Weights {
@@ -90,16 +90,7 @@ pub(super) fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavail
     let WeightMatrix { outputs, inputs, bias, rows, .. } = matrix;
     let mut w = vec![0.0; outputs * inputs];
     for (row, w) in w.chunks_exact_mut(*inputs).enumerate() {
-        match rows {
-            WeightRows::F32(write) => write(row, w)?,
-            WeightRows::Q4(write) => {
-                let mut blocks = vec![Default::default(); inputs.div_ceil(32)];
-                write(row, &mut blocks)?;
-                let weights = blocks.iter().flat_map(|b| b.q.map(|q| b.scale * f32::from(q) + b.min));
-                w.iter_mut().zip(weights).for_each(|(w, weight)| *w = weight);
-            }
-            WeightRows::Panels { .. } => panic!("the reference device has no packed layout"),
-        }
+        rows.write_f32(row, w)?;
     }
     let (b, bytes) = (bias.clone().unwrap_or(vec![0.0; *outputs]), 4 * w.len());
     Ok(PackedLinear::new(Weights { w, b, inputs: *inputs }, bytes))
