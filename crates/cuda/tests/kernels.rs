@@ -358,7 +358,8 @@ fn a_layer_in_bf16_is_that_of_f32_but_for_rounding() {
                 mlp_post_norm: None,
             };
             let mut x = upload(&device, &random(rows * hidden, 27));
-            device.attn_output_and_mlp(&upload(&device, &random(rows * wide, 28)), &tail, 0..rows, &mut x);
+            let attended = upload(&device, &random(rows * wide, 28));
+            device.attn_output_and_mlp((&attended, 0), &tail, 0..rows, &mut x);
             download(&device, &x)
         };
         let (rounded, exact) = (layer(Precision::Bf16), layer(Precision::F32));

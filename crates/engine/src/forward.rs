@@ -42,6 +42,19 @@ pub(crate) enum Flow {
 /// Attention of one layer: it takes projected queries, keys and values, none of them rotated, and leaves the attention's output
 /// of the tokens that go on.
 pub(crate) trait LayerAttention {
+    /// Whether rows may go through all steps of a layer before those behind them are projected: nothing looks at all queries, keys or values
+    /// at once. [`LayerAttention::attend_part`] is called then, and no other method.
+    fn goes_by_parts(&self, _layer: usize) -> bool {
+        false
+    }
+
+    /// Puts keys and values of `tokens.work`, which has those of the rows `rows` alone, in their places, and computes the rows' attention into
+    /// `tokens.work.attended`, from its first row on. Calls come in ascending order. Returns the rows that go on, none where no later layer
+    /// needs them. It may drop rows before, at the layer's end.
+    fn attend_part(&mut self, _layer: usize, _tokens: &mut ActiveTokens, rows: Range<usize>) -> Range<usize> {
+        rows
+    }
+
     /// Puts keys and values of `tokens.work` in their places. It may drop tokens that do not go on.
     fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow>;
 
@@ -58,6 +71,8 @@ pub(crate) trait LayerAttention {
 pub(crate) enum LayerRun {
     #[default]
     Project,
+    /// All steps of the rows from this one on are due, some rows at a time.
+    Parts(usize),
     /// Attention of the rows from this one on is due.
     Attend(usize),
     /// The output projection and the feed-forward network of the rows from this one on are due.
@@ -74,14 +89,36 @@ impl LayerRun {
         attention: &mut dyn LayerAttention,
         most: usize,
     ) -> Result<bool> {
-        let decoder = tokens.decoder.clone();
+        let (decoder, most) = (tokens.decoder.clone(), most.max(1));
         loop {
             let rows = tokens.hidden.len() / decoder.config().hidden;
-            let each = rows.div_ceil(rows.div_ceil(most.max(1)).max(1));
-            let part = |from: usize| from..(from + each).min(rows);
+            let part_of = |from: usize, most: usize| {
+                let each = rows.div_ceil(rows.div_ceil(most).max(1));
+                from..(from + each).min(rows)
+            };
+            let part = |from: usize| part_of(from, most);
+            let together = decoder.device().rows_together().min(most);
             match *self {
+                LayerRun::Project if rows > together && attention.goes_by_parts(layer) => {
+                    *self = LayerRun::Parts(0);
+                    continue;
+                }
+                LayerRun::Parts(from) => {
+                    let part = part_of(from, together);
+                    decoder.project(layer, &tokens.hidden, part.clone(), &mut tokens.work);
+                    let going_on = attention.attend_part(layer, tokens, part.clone());
+                    decoder.finish(layer, &mut tokens.hidden, going_on, (&tokens.work, 0));
+                    if part.end == rows {
+                        *self = LayerRun::Project;
+                        return Ok(true);
+                    }
+                    *self = LayerRun::Parts(part.end);
+                    if part.start / most == part.end / most {
+                        continue;
+                    }
+                }
                 LayerRun::Project => {
-                    decoder.project(layer, &tokens.hidden, &mut tokens.work);
+                    decoder.project(layer, &tokens.hidden, 0..rows, &mut tokens.work);
                     *self = match attention.prepare(layer, tokens)? {
                         Flow::Attend => {
                             tokens.resize_attended();
@@ -103,7 +140,7 @@ impl LayerRun {
                 }
                 LayerRun::Finish(from) => {
                     let part = part(from);
-                    decoder.finish(layer, &mut tokens.hidden, &mut tokens.work, part.clone());
+                    decoder.finish(layer, &mut tokens.hidden, part.clone(), (&tokens.work, part.start));
                     let done = part.end == rows;
                     *self = if done { LayerRun::Project } else { LayerRun::Finish(part.end) };
                     if done {
@@ -170,18 +207,18 @@ impl ActiveTokens {
         self.decoder.device().resize(&mut self.work.attended, self.work.q.len());
     }
 
-    /// Rotates projected queries to the tokens' positions.
-    pub(crate) fn apply_rope(&mut self, layer: usize) {
+    /// Rotates the projected queries of the tokens `rows` to their positions.
+    pub(crate) fn apply_rope(&mut self, layer: usize, rows: Range<usize>) {
         let config = self.decoder.config();
-        let rotary = self.rotary.layer(layer).all();
+        let rotary = self.rotary.layer(layer).slice(rows.start, rows.end);
         self.decoder.device().rope(&mut self.work.q, config.heads, config.head_dim, rotary);
     }
 
-    /// Rotates projected keys and writes them and the values of all tokens into `cache`, at `slots`.
-    pub(crate) fn write_kv(&self, layer: usize, cache: &mut LayerCache, slots: &[u32]) {
+    /// Rotates the projected keys of the tokens `rows` and writes them and the values into `cache`, where slot = position.
+    pub(crate) fn write_kv(&self, layer: usize, cache: &mut LayerCache, rows: Range<usize>) {
         let fresh = (KvRows::Device(&self.work.k, 0), KvRows::Device(&self.work.v, 0));
-        let rotary = self.rotary.layer(layer).all();
-        cache.place(self.device(), self.decoder.shape(), fresh, rotary, slots);
+        let rotary = self.rotary.layer(layer).slice(rows.start, rows.end);
+        cache.place(self.device(), self.decoder.shape(), fresh, rotary, &self.positions[rows]);
     }
 
     /// Keeps the tokens at `kept` positions, a subset of the active ones, in hidden states and projected queries alike. `table`
@@ -204,6 +241,18 @@ impl ActiveTokens {
             std::mem::swap(x, &mut self.spare);
         }
         self.positions = kept;
+        table.gather(&self.positions, &mut self.rotary);
+    }
+
+    /// Keeps the last token alone, in hidden states and projected queries, which may be those of the last tokens.
+    pub(crate) fn keep_last(&mut self, table: &RopeTables) {
+        let widths = [self.q_width(), self.decoder.config().hidden];
+        for (x, width) in [&mut self.work.q, &mut self.hidden].into_iter().zip(widths) {
+            let last = (x.len() / width - 1) as u32;
+            self.decoder.device().gather_rows(x, width, &[last], &mut self.spare);
+            std::mem::swap(x, &mut self.spare);
+        }
+        self.positions = self.positions.split_off(self.positions.len() - 1);
         table.gather(&self.positions, &mut self.rotary);
     }
 

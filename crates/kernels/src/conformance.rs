@@ -171,9 +171,12 @@ impl Both<'_> {
                 let w = packed(d, q + 2 * kv, HIDDEN, false, 6);
                 // Longer than what is projected: it stays so.
                 let mut new = (d.floats(0), d.kv(self.dtype, 50 * kv), d.kv(self.dtype, 0));
-                d.project_qkv(&x(d), norm, &w, qk_norms, kv, &mut new.0, &mut new.1, &mut new.2);
-                assert_eq!((new.1.len(), new.2.len()), (50 * kv, self.rows * kv), "keys and values grow");
-                let sides = [&new.1, &new.2].map(|side| elements(d, side)[..self.rows * kv].to_vec());
+                let rows = self.rows / 3..self.rows;
+                let (x, count) = (x(d), rows.len());
+                d.project_qkv(&x, rows, norm, &w, qk_norms, kv, &mut new.0, &mut new.1, &mut new.2);
+                let lengths = (new.0.len(), new.1.len(), new.2.len());
+                assert_eq!(lengths, (count * q, 50 * kv, count * kv), "keys and values grow");
+                let sides = [&new.1, &new.2].map(|side| elements(d, side)[..count * kv].to_vec());
                 [download(d, &new.0), sides.concat()].concat()
             });
         }
@@ -209,7 +212,7 @@ impl Both<'_> {
                 };
                 let (mut x, attended) = (x(d), upload(d, &random(self.rows * q, 13)));
                 let (before, first) = (download(d, &x), self.rows / 3);
-                d.attn_output_and_mlp(&attended, &tail, first..self.rows, &mut x);
+                d.attn_output_and_mlp((&attended, first / 2), &tail, first..self.rows, &mut x);
                 let after = download(d, &x);
                 assert_eq!(after[..first * HIDDEN], before[..first * HIDDEN], "other rows stay");
                 after

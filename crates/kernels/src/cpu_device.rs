@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::attention::{self, Attention, AttentionOutputs, GumbelNoise};
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::cpu::Cpu;
+use crate::cpu_layer::BLOCK_ROWS;
 use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Norm,
     PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
@@ -79,6 +80,10 @@ impl Device for Cpu {
 
     fn batch_invariant(&self) -> Arc<dyn Device> {
         Arc::new(self.to_batch_invariant())
+    }
+
+    fn rows_together(&self) -> usize {
+        BLOCK_ROWS * Cpu::threads(self)
     }
 
     fn beside(&self) -> Arc<dyn Device> {
@@ -158,6 +163,7 @@ impl Device for Cpu {
     fn project_qkv(
         &self,
         x: &Floats,
+        rows: Range<usize>,
         norm: Option<Norm<'_>>,
         w: &PackedLinear,
         qk_norms: Option<QkNorms<'_>>,
@@ -168,8 +174,9 @@ impl Device for Cpu {
     ) {
         let (x, w) = (floats(x), linear(w));
         let width = w.outputs();
-        let (rows, q_width) = (x.len() / w.inputs(), width - 2 * kv_width);
-        assert_eq!(x.len(), rows * w.inputs(), "x is rows of the weights' inputs");
+        assert!(x.len().is_multiple_of(w.inputs()), "x is rows of the weights' inputs");
+        let x = &x[rows.start * w.inputs()..rows.end * w.inputs()];
+        let (rows, q_width) = (rows.len(), width - 2 * kv_width);
         let q = resized(q, rows * q_width);
         for buffer in [&mut *k, &mut *v] {
             if buffer.len() < rows * kv_width {
@@ -186,13 +193,12 @@ impl Device for Cpu {
 
     fn attn_output_and_mlp(
         &self,
-        attn_out: &Floats,
+        attn_out: (&Floats, usize),
         tail: &LayerTail<'_>,
         rows: Range<usize>,
         x: &mut Floats,
     ) {
-        let (attn_out, x) = (floats(attn_out), &mut floats_mut(x)[..]);
-        self.finish_layer(attn_out, tail, rows, x);
+        self.finish_layer((floats(attn_out.0), attn_out.1), tail, rows, floats_mut(x));
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {

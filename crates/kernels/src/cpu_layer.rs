@@ -12,7 +12,7 @@ use crate::scratch::{self, AlignedVec};
 use crate::simd::Elem;
 
 /// Rows that a thread takes through several steps: their intermediate results stay in its caches.
-const BLOCK_ROWS: usize = 512;
+pub(crate) const BLOCK_ROWS: usize = 512;
 /// Bytes of the widest of these results, about: blocks of a wide network have fewer rows, down to [`MIN_ROWS_PER_THREAD`], since each thread
 /// has one of its own.
 const BLOCK_BYTES: usize = 6 << 20;
@@ -34,17 +34,15 @@ impl Cpu {
     /// [`Device::attn_output_and_mlp`] on slices.
     pub(crate) fn finish_layer(
         &self,
-        attn_out: &[f32],
+        (attn_out, first): (&[f32], usize),
         tail: &LayerTail<'_>,
         rows: Range<usize>,
         x: &mut [f32],
     ) {
         let output = tail.output.storage::<Linear>();
         let (hidden, attn_width) = (output.outputs(), output.inputs());
-        let all = x.len() / hidden;
-        assert_eq!(x.len(), all * hidden, "x is rows of O's outputs");
-        assert_eq!(attn_out.len(), all * attn_width, "attn_out has as many rows as x");
-        let attn_out = &attn_out[rows.start * attn_width..rows.end * attn_width];
+        assert!(x.len().is_multiple_of(hidden), "x is rows of O's outputs");
+        let attn_out = &attn_out[first * attn_width..(first + rows.len()) * attn_width];
         let chosen = &mut x[rows.start * hidden..rows.end * hidden];
         let x = DisjointMut::new(chosen);
         let widest = match tail.mlp {

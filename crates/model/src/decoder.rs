@@ -42,7 +42,7 @@ pub struct Decoder {
 /// Buffers reused from layer to layer and step to step.
 #[derive(Debug)]
 pub struct Workspace {
-    /// Queries of the last projection, `m × H × d`.
+    /// Queries of the last projection, `m × H × d` for `m` rows.
     pub q: Floats,
     /// Its keys before RoPE, `m × Hkv × d`, rounded to the cache's type. Longer than that if `m` has shrunk.
     pub k: KvBuffer,
@@ -193,22 +193,29 @@ impl Decoder {
         found
     }
 
-    /// Queries, keys and values of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: queries and keys normed
+    /// Queries, keys and values of some rows of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: queries and keys normed
     /// where the layer norms them, nothing rotated.
-    pub fn project(&self, layer: usize, x: &Floats, work: &mut Workspace) {
+    pub fn project(&self, layer: usize, x: &Floats, rows: Range<usize>, work: &mut Workspace) {
         let kv_width = self.shape().width();
         let layer = &self.layers[layer];
         let norm = layer.attention_norm.as_ref().map(|norm| self.norm(norm));
         let qk_norms = layer.qk_norms.as_ref().map(|[q, k]| QkNorms { q: self.norm(q), k: self.norm(k) });
         let device = self.device_of(work.each);
-        device.project_qkv(x, norm, &layer.qkv, qk_norms, kv_width, &mut work.q, &mut work.k, &mut work.v);
+        let Workspace { q, k, v, .. } = work;
+        device.project_qkv(x, rows, norm, &layer.qkv, qk_norms, kv_width, q, k, v);
     }
 
     /// The rest of a layer after attention, in place, for some rows: `x += o(attended)`, `x += mlp(norm(x))`, with norms of what is added
     /// where the layer has them.
     ///
-    /// `x` is `m × D`; `work.attended` holds the attention's output, `m × H × d`.
-    pub fn finish(&self, layer: usize, x: &mut Floats, work: &mut Workspace, rows: Range<usize>) {
+    /// `x` is `m × D`; `attended` is the row of `work.attended`, the attention's output, that belongs to the first of `rows`.
+    pub fn finish(
+        &self,
+        layer: usize,
+        x: &mut Floats,
+        rows: Range<usize>,
+        (work, attended): (&Workspace, usize),
+    ) {
         let layer = &self.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
         let mlp = match &layer.mixture {
@@ -225,7 +232,7 @@ impl Decoder {
             activation: layer.activation,
             mlp_post_norm: post_norm(1),
         };
-        self.device_of(work.each).attn_output_and_mlp(&work.attended, &tail, rows, x);
+        self.device_of(work.each).attn_output_and_mlp((&work.attended, attended), &tail, rows, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.

@@ -26,9 +26,9 @@ fn logits(name: &str, precision: Precision, kept: Option<&PackedWeights>) -> Vec
     let (mut x, mut work) = (device.floats(0), Workspace::new(&*device, Dtype::F32));
     decoder.embed([1, 2, 3].into_iter(), &mut x).unwrap();
     for layer in 0..decoder.config().num_layers() {
-        decoder.project(layer, &x, &mut work);
+        decoder.project(layer, &x, 0..3, &mut work);
         copy_range(&*device, &work.q, 0..work.q.len(), &mut work.attended);
-        decoder.finish(layer, &mut x, &mut work, 0..3);
+        decoder.finish(layer, &mut x, 0..3, (&work, 0));
     }
     decoder.logits(&x, &mut work);
     work.logits.iter().map(|logit| logit.to_bits()).collect()

@@ -13,7 +13,7 @@ use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
 /// Rows that go through the steps of a layer at a time: they bound the memory of what lies between.
-const BLOCK_ROWS: usize = 8192;
+pub(super) const BLOCK_ROWS: usize = 8192;
 /// Weights of norms that are kept in the GPU's memory at most.
 const MAX_NORMS: usize = 4096;
 
@@ -145,7 +145,7 @@ impl<D: Driver> CudaDevice<D> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn project(
         &self,
-        x: &Floats,
+        (x, rows): (&Floats, Range<usize>),
         norm: Option<Norm<'_>>,
         w: &Linear<D>,
         qk_norms: Option<QkNorms<'_>>,
@@ -154,8 +154,8 @@ impl<D: Driver> CudaDevice<D> {
         kv: [&mut KvBuffer; 2],
     ) {
         let (hidden, width) = (w.inputs(), w.outputs());
-        let (all, q_width) = (x.len() / hidden, width - 2 * kv_width);
-        assert_eq!(x.len(), all * hidden, "x is rows of the weights' inputs");
+        assert!(x.len().is_multiple_of(hidden), "x is rows of the weights' inputs");
+        let (first, all, q_width) = (rows.start, rows.len(), width - 2 * kv_width);
         let q = self.resized(q, all * q_width);
         let [k, v] = kv.map(|kv| {
             if kv.len() < all * kv_width {
@@ -164,9 +164,8 @@ impl<D: Driver> CudaDevice<D> {
             &*kv
         });
         for rows in blocks(0..all) {
-            let wide = self.with_input(rows_of::<D>(x, hidden, rows.clone()), norm, w, |input| {
-                self.stored_product(w, input)
-            });
+            let of_x = rows_of::<D>(x, hidden, first + rows.start..first + rows.end);
+            let wide = self.with_input(of_x, norm, w, |input| self.stored_product(w, input));
             let columns = |at: usize, width: usize| Rows {
                 at: wide.arg(4 * at.min(wide.bytes() / 4)),
                 rows: rows.len(),
@@ -235,17 +234,17 @@ impl<D: Driver> CudaDevice<D> {
 
     pub(super) fn finish_layer(
         &self,
-        attn_out: &Floats,
+        (attn_out, first): (&Floats, usize),
         tail: &LayerTail<'_>,
         rows: Range<usize>,
         x: &mut Floats,
     ) {
         let output = tail.output.storage::<Linear<D>>();
-        let (hidden, attn_width) = (output.outputs(), output.inputs());
-        assert_eq!(attn_out.len() / attn_width, x.len() / hidden, "attn_out has as many rows as x");
+        let (hidden, attn_width, start) = (output.outputs(), output.inputs(), rows.start);
         for rows in blocks(rows) {
             let x = rows_of::<D>(x, hidden, rows.clone());
-            self.with_input(rows_of::<D>(attn_out, attn_width, rows), None, output, |input| {
+            let attended = first + rows.start - start..first + rows.end - start;
+            self.with_input(rows_of::<D>(attn_out, attn_width, attended), None, output, |input| {
                 self.add_branch(output, input, tail.attention_post_norm, x);
             });
             match tail.mlp {

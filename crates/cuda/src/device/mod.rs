@@ -22,6 +22,7 @@ use refrain_kernels::{
 
 use crate::driver::Driver;
 use launch::{assert_rows, for_size, size};
+use layers::BLOCK_ROWS;
 use linear::rows_of_weights;
 use tensors::{floats, kv_block};
 
@@ -42,6 +43,10 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn batch_invariant(&self) -> Arc<dyn Device> {
         Arc::new(self.clone())
+    }
+
+    fn rows_together(&self) -> usize {
+        BLOCK_ROWS
     }
 
     fn beside(&self) -> Arc<dyn Device> {
@@ -131,6 +136,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     fn project_qkv(
         &self,
         x: &Floats,
+        rows: Range<usize>,
         norm: Option<Norm<'_>>,
         w: &PackedLinear,
         qk_norms: Option<QkNorms<'_>>,
@@ -139,13 +145,13 @@ impl<D: Driver> Device for CudaDevice<D> {
         k: &mut KvBuffer,
         v: &mut KvBuffer,
     ) {
-        self.project(x, norm, w.storage(), qk_norms, kv_width, q, [k, v]);
+        self.project((x, rows), norm, w.storage(), qk_norms, kv_width, q, [k, v]);
         self.settle();
     }
 
     fn attn_output_and_mlp(
         &self,
-        attn_out: &Floats,
+        attn_out: (&Floats, usize),
         tail: &LayerTail<'_>,
         rows: Range<usize>,
         x: &mut Floats,

@@ -14,7 +14,7 @@ use super::selected::SelectedLayers;
 use super::stats::count_within;
 use crate::Result;
 use crate::cache::{PromptLayer, RetrievingTokens};
-use crate::forward::{ActiveTokens, Flow, LayerAttention, attend_rows, visible_keys};
+use crate::forward::{ActiveTokens, Flow, LayerAttention, attend_rows, attention, visible_keys};
 
 impl PassLayers {
     /// Lets each token see its slots at `layer`. `before` holds the tokens before the last layer shrank them, or nothing.
@@ -45,16 +45,13 @@ impl PassLayers {
             let q = &tokens.work.q;
             copy_range(tokens.device(), q, 0..q.len(), &mut self.q_pre_rope);
         }
-        tokens.apply_rope(layer);
-        self.correct(layer, tokens, &mut cache);
-        tokens.write_kv(layer, &mut cache, &tokens.positions);
         let projected = tokens.positions.len();
+        tokens.apply_rope(layer, 0..projected);
+        self.correct(layer, tokens, &mut cache);
+        tokens.write_kv(layer, &mut cache, 0..projected);
         let final_pass = self.plan.probe.is_none();
         if final_pass {
-            self.stats.document_rows.push(count_within(&tokens.positions, layout.documents()));
-            // Active tokens only shrink, so what the last layer reads from the cache is what any layer does.
-            let read = |s: &Segment| s.span.len() - count_within(&tokens.positions, s.span);
-            self.stats.cached_tokens = context.segments.iter().map(read).sum();
+            self.count_rows(tokens);
             let maps = self.retrieval.is_none() || context.capture != AttentionCapture::Maps;
             if maps && context.capture != AttentionCapture::Nothing {
                 let spans = (layout.documents(), layout.question);
@@ -79,7 +76,7 @@ impl PassLayers {
             self.set_mask(layer, tokens, &[]);
             self.observe_prompt(layer, tokens, &cache, false);
             if self.retrieval.is_none() {
-                tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+                tokens.keep_last(&context.tables);
             }
         }
         let before = std::mem::take(&mut self.stats.final_rows);
@@ -117,10 +114,19 @@ impl PassLayers {
             let mut attended = device.floats(0);
             device.gather_rows(&tokens.work.attended, tokens.q_width(), &[row], &mut attended);
             tokens.work.attended = attended;
-            tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+            tokens.keep_last(&context.tables);
         }
         self.leave(layer, tokens, attending, keys);
         Ok(Flow::Finish)
+    }
+
+    /// Counts the rows that the last pass computes of a layer, and those that it reads.
+    fn count_rows(&mut self, tokens: &ActiveTokens) {
+        let documents = count_within(&tokens.positions, self.context.inputs.layout.documents());
+        self.stats.document_rows.push(documents);
+        // Active tokens only shrink, so what the last layer reads from the cache is what any layer does.
+        let read = |s: &Segment| s.span.len() - count_within(&tokens.positions, s.span);
+        self.stats.cached_tokens = self.context.segments.iter().map(read).sum();
     }
 
     /// Counts a layer whose tokens have attended to `keys` keys, and hands its cache on.
@@ -190,7 +196,7 @@ impl PassLayers {
             self.stats.count_layer(config, projected, 0, 0);
             return Ok(Flow::Stop);
         }
-        tokens.apply_rope(layer);
+        tokens.apply_rope(layer, 0..projected);
         let merge = self.plan.merges.then_some(self.pass.as_ref());
         let Some(cache) = selected.layer_cache(&context, layer, tokens, merge) else {
             return Ok(Flow::Stop);
@@ -217,7 +223,7 @@ impl PassLayers {
         }
         let mut first = kept.attended;
         if last {
-            tokens.keep(vec![layout.len() as u32 - 1], &context.tables);
+            tokens.keep_last(&context.tables);
             tokens.resize_attended();
             selected.set_question_mask(layer, tokens);
             first = 0;
@@ -233,6 +239,57 @@ impl PassLayers {
 }
 
 impl LayerAttention for PassLayers {
+    fn goes_by_parts(&self, layer: usize) -> bool {
+        !matches!(self.source, Source::Selected(_))
+            && matches!(self.answer, Some(AnswerCache::Full(_)))
+            && self.context.capture == AttentionCapture::Nothing
+            && self.retrieval.is_none()
+            && self.plan.probe.is_none()
+            && self.plan.corrects.is_none()
+            && !self.plan.checks.contains_key(&layer)
+    }
+
+    fn attend_part(
+        &mut self,
+        layer: usize,
+        tokens: &mut ActiveTokens,
+        mut rows: Range<usize>,
+    ) -> Range<usize> {
+        if let Some(ready) = self.ready.take() {
+            let (cache, projected) = (ready.cache, tokens.positions.len());
+            self.attending = Some(AttendingLayer { cache, observed_after: false, projected });
+            self.count_rows(tokens);
+            self.set_mask(layer, tokens, &[]);
+        }
+        let Some(mut attending) = self.attending.take() else {
+            unreachable!("a layer is computed when its keys and values are there")
+        };
+        tokens.apply_rope(layer, rows.clone());
+        tokens.write_kv(layer, &mut attending.cache, rows.clone());
+        let (at_end, last) = (rows.end == attending.projected, layer + 1 == self.depth());
+        if last && !at_end {
+            self.attending = Some(attending);
+            return rows.end..rows.end;
+        }
+        if last {
+            self.stats.final_rows.clone_from(&tokens.positions);
+            tokens.visible.drain(..rows.end - 1);
+            tokens.keep_last(&self.context.tables);
+            rows = 0..1;
+        }
+        tokens.resize_attended();
+        let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible[rows.clone()]);
+        let cache = (&attending.cache, self.prompt_capacity());
+        let of_part = attention(&decoder, layer, cache, (&tokens.work.q, 0), visible);
+        decoder.device().attention(&of_part, &mut tokens.work.attended, None);
+        if at_end {
+            self.leave(layer, tokens, attending, visible_keys(&tokens.visible));
+        } else {
+            self.attending = Some(attending);
+        }
+        rows
+    }
+
     fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> Result<Flow> {
         match std::mem::replace(&mut self.source, Source::Empty) {
             Source::Selected(mut selected) => {

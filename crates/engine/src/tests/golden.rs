@@ -67,8 +67,9 @@ impl LayerAttention for Causal<'_> {
     fn prepare(&mut self, layer: usize, tokens: &mut ActiveTokens) -> crate::Result<Flow> {
         let (capacity, shape) = (self.0.kv.capacity(), tokens.decoder.shape());
         let mut cache = LayerCache::new(tokens.device(), shape, Dtype::F32, capacity);
-        tokens.apply_rope(layer);
-        tokens.write_kv(layer, &mut cache, &tokens.positions);
+        let rows = 0..tokens.positions.len();
+        tokens.apply_rope(layer, rows.clone());
+        tokens.write_kv(layer, &mut cache, rows);
         tokens.set_causal_mask(layer);
         self.0.kv.install(layer, cache);
         Ok(Flow::Attend)

@@ -55,7 +55,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
     let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
     decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
     for layer in 0..config.num_layers() {
-        decoder.project(layer, &x, &mut work);
+        decoder.project(layer, &x, 0..m, &mut work);
         let (q, k, v) =
             (download(device, &work.q), download_kv(device, &work.k), download_kv(device, &work.v));
         let mut received = vec![vec![0.0f64; m]; kv_heads];
@@ -131,7 +131,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
             start = end;
         }
         work.attended = upload(device, &attended);
-        decoder.finish(layer, &mut x, &mut work, 0..m);
+        decoder.finish(layer, &mut x, 0..m, (&work, 0));
     }
     decoder.logits(&x, &mut work);
     work.logits[(n - 1) * config.vocab..].to_vec()
@@ -237,7 +237,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let device = &**engine.decoder().device();
     let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
     engine.decoder().embed(ids.clone().into_iter(), &mut x).unwrap();
-    engine.decoder().project(0, &x, &mut work);
+    engine.decoder().project(0, &x, 0..ids.len(), &mut work);
     let rope = engine.decoder().ropes(ids.len()).layer(0).clone();
     let raw = download_kv(device, &work.k);
     let (mut q, mut k) = (download(device, &work.q), raw.clone());

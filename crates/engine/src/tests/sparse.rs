@@ -148,7 +148,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     for layer in 0..config.num_layers() {
         let rows: Vec<u32> = x.keys().copied().collect();
         buffer = upload(device, &x.values().flatten().copied().collect::<Vec<f32>>());
-        decoder.project(layer, &buffer, &mut work);
+        decoder.project(layer, &buffer, 0..rows.len(), &mut work);
         let (k, v) = (download_kv(device, &work.k), download_kv(device, &work.v));
         let q = download(device, &work.q);
         let computed = |t: u32| {
@@ -216,7 +216,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         }
         buffer = upload(device, &hidden);
         work.attended = upload(device, &attended);
-        decoder.finish(layer, &mut buffer, &mut work, 0..on.len());
+        decoder.finish(layer, &mut buffer, 0..on.len(), (&work, 0));
         x = on
             .iter()
             .zip(download(device, &buffer).chunks(config.hidden))

@@ -42,6 +42,10 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// requests computed with it.
     fn batch_invariant(&self) -> Arc<dyn Device>;
 
+    /// Rows of a prompt that go through the steps of a layer together, where those behind them can wait: few, for the sake of memory, and enough
+    /// for all threads.
+    fn rows_together(&self) -> usize;
+
     /// This device for a thread that works beside the computing one, whose threads it leaves alone.
     fn beside(&self) -> Arc<dyn Device>;
 
@@ -116,12 +120,13 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// \[q | k | v\] = norm(x) · Wᵀ + b, of x itself where `norm` is none; then q and k are normed where `qk_norms` are given. `k` and
-    /// `v`, m × `kv_width`, are rounded to their type and only grow.
+    /// \[q | k | v\] = norm(x) · Wᵀ + b for the m rows `rows` of x, of x itself where `norm` is none; then q and k are normed where `qk_norms`
+    /// are given. `q` gets m rows. `k` and `v`, m × `kv_width`, are rounded to their type and only grow.
     #[allow(clippy::too_many_arguments)]
     fn project_qkv(
         &self,
         x: &Floats,
+        rows: Range<usize>,
         norm: Option<Norm<'_>>,
         w: &PackedLinear,
         qk_norms: Option<QkNorms<'_>>,
@@ -131,10 +136,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         v: &mut KvBuffer,
     );
 
-    /// For the rows `rows`, x += post(attn_out · Oᵀ + b), then x += post(mlp(norm(x))); a norm that the layer lacks is the identity.
+    /// For the rows `rows` of x, x += post(attn_out · Oᵀ + b), then x += post(mlp(norm(x))); a norm that the layer lacks is the identity.
+    /// `attn_out` is a tensor and the row of it that belongs to the first of `rows`.
     fn attn_output_and_mlp(
         &self,
-        attn_out: &Floats,
+        attn_out: (&Floats, usize),
         tail: &LayerTail<'_>,
         rows: Range<usize>,
         x: &mut Floats,

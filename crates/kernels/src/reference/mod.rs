@@ -42,6 +42,10 @@ impl Device for ReferenceDevice {
         Arc::new(*self)
     }
 
+    fn rows_together(&self) -> usize {
+        5
+    }
+
     fn beside(&self) -> Arc<dyn Device> {
         Arc::new(*self)
     }
@@ -119,6 +123,7 @@ impl Device for ReferenceDevice {
     fn project_qkv(
         &self,
         x: &Floats,
+        rows: Range<usize>,
         norm: Option<Norm<'_>>,
         w: &PackedLinear,
         qk_norms: Option<QkNorms<'_>>,
@@ -127,8 +132,9 @@ impl Device for ReferenceDevice {
         k: &mut KvBuffer,
         v: &mut KvBuffer,
     ) {
-        let all = product(w, &normed(&values(x), norm));
-        let width = w.storage::<Weights>().b.len();
+        let Weights { b, inputs, .. } = w.storage::<Weights>();
+        let x = &values(x)[rows.start * inputs..rows.end * inputs];
+        let (all, width) = (product(w, &normed(x, norm)), b.len());
         let (mut new_q, mut new_k, mut new_v) = (Vec::new(), Vec::new(), Vec::new());
         for row in all.chunks_exact(width) {
             let (row_q, row_kv) = row.split_at(width - 2 * kv_width);
@@ -148,17 +154,17 @@ impl Device for ReferenceDevice {
 
     fn attn_output_and_mlp(
         &self,
-        attn_out: &Floats,
+        attn_out: (&Floats, usize),
         tail: &LayerTail<'_>,
         range: Range<usize>,
         x: &mut Floats,
     ) {
-        let (mut all, attn_out) = (values(x), values(attn_out));
+        let (mut all, (attn_out, first)) = (values(x), (values(attn_out.0), attn_out.1));
         let output = tail.output.storage::<Weights>();
         let (hidden, width) = (output.b.len(), output.inputs);
         let range_of = |width: usize| range.start * width..range.end * width;
         let mut rows = all[range_of(hidden)].to_vec();
-        let branch = product(tail.output, &attn_out[range_of(width)]);
+        let branch = product(tail.output, &attn_out[first * width..(first + range.len()) * width]);
         add_normed(&branch, tail.attention_post_norm, &mut rows);
         let input = normed(&rows, tail.mlp_norm);
         let branch = match tail.mlp {

@@ -148,7 +148,7 @@ fn steps(
     let (mut x, mut q) = (upload(cpu, start), cpu.floats(0));
     let (mut k, mut v) = (cpu.kv(dtype, 5), cpu.kv(dtype, 5));
     let heads = extra.then(|| layer.heads());
-    cpu.project_qkv(&x, Some(layer.norm()), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
+    cpu.project_qkv(&x, 0..rows, Some(layer.norm()), &layer.qkv, heads, KV, &mut q, &mut k, &mut v);
     let mut qkv = vec![0.0; rows * (Q + 2 * KV)];
     cpu.linear(layer.qkv.storage(), &normed(cpu, &layer.norm, start), &mut qkv);
     let part = |from, n, norm: &[f32]| match columns(&qkv, Q + 2 * KV, from, n) {
@@ -163,7 +163,7 @@ fn steps(
         let found = cpu.download_kv(found, 0..rows * KV);
         assert_eq!(found.as_slice().as_bytes(), should.as_slice().as_bytes(), "{what}: keys or values");
     }
-    cpu.attn_output_and_mlp(&q, &layer.tail(activation, extra), 0..rows, &mut x);
+    cpu.attn_output_and_mlp((&q, 0), &layer.tail(activation, extra), 0..rows, &mut x);
     let mut should = start.to_vec();
     let post = extra.then_some(&layer.norm[..]);
     add_branch(cpu, &layer.output, &queries, post, &mut should);
