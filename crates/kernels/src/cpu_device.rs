@@ -3,10 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::attention::{self, Attention, AttentionOutputs, GumbelNoise};
+use crate::attention::{self, Attention, GumbelNoise};
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::cpu::Cpu;
 use crate::cpu_layer::BLOCK_ROWS;
+use crate::cpu_tensors::{
+    attend, buffer, buffer_mut, floats, floats_mut, kv_buffer, linear, resized, rows_of, slices,
+};
 use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Norm,
     PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
@@ -18,52 +21,6 @@ use crate::row_ops::mean;
 
 /// Rows whose concatenated logits are held at once: they bound the memory of [`Device::concat_attention_mass`].
 const LOGIT_ROWS: usize = 64;
-
-fn floats(x: &Floats) -> &CpuFloats {
-    x.storage()
-}
-
-/// The storage, made `len` long.
-fn resized(x: &mut Floats, len: usize) -> &mut CpuFloats {
-    let (storage, x_len) = x.storage_mut::<CpuFloats>();
-    storage.resize(len);
-    *x_len = len;
-    storage
-}
-
-fn floats_mut(x: &mut Floats) -> &mut CpuFloats {
-    x.storage_mut().0
-}
-
-fn buffer(kv: &KvBuffer) -> &Buffer {
-    kv.storage()
-}
-
-fn buffer_mut(kv: &mut KvBuffer) -> &mut Buffer {
-    kv.storage_mut()
-}
-
-fn kv_buffer(buffer: Buffer) -> KvBuffer {
-    let (dtype, len, capacity) = (buffer.dtype(), buffer.len(), buffer.capacity());
-    KvBuffer::new(buffer, dtype, len, capacity)
-}
-
-fn linear(w: &PackedLinear) -> &Linear {
-    w.storage()
-}
-
-/// The rows that attend, on slices.
-fn slices<'a>(a: &CachedAttention<'a>) -> Attention<'a> {
-    let CachedAttention { heads, kv_heads, head_dim, capacity, visible, scale, precision, .. } = *a;
-    let q = &floats(a.q)[a.first_row * a.width()..(a.first_row + visible.len()) * a.width()];
-    let (k, v) = (buffer(a.k).as_slice(), buffer(a.v).as_slice());
-    Attention { q, k, v, heads, kv_heads, head_dim, capacity, visible, scale, precision }
-}
-
-/// Entries of the rows that attend, among those of all rows of `a.q`.
-fn rows_of<'l>(a: &CachedAttention<'_>, lse: &'l Floats) -> &'l [f32] {
-    &floats(lse)[a.first_row * a.heads..(a.first_row + a.visible.len()) * a.heads]
-}
 
 impl Device for Cpu {
     fn name(&self) -> String {
@@ -317,15 +274,17 @@ impl Device for Cpu {
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
-        assert_eq!(out.len(), a.q.len(), "out has the rows of q");
-        let rows = a.first_row..a.first_row + a.visible.len();
-        let out = &mut floats_mut(out)[rows.start * a.width()..rows.end * a.width()];
-        let lse = lse.map(|lse| {
-            let all = resized(lse, a.q.len() / a.width() * a.heads);
-            &mut all[rows.start * a.heads..rows.end * a.heads]
-        });
-        let outputs = AttentionOutputs { lse, ..AttentionOutputs::default() };
-        self.attention_with_outputs(&slices(a), out, outputs);
+        attend(self, a, out, lse, None);
+    }
+
+    fn attention_with_mass(
+        &self,
+        a: &CachedAttention<'_>,
+        out: &mut Floats,
+        lse: &mut Floats,
+        sums: &mut [f32],
+    ) {
+        attend(self, a, out, Some(lse), Some(sums));
     }
 
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {

@@ -27,6 +27,7 @@ mod cpu_device;
 mod cpu_experts;
 #[allow(unsafe_code)]
 mod cpu_layer;
+mod cpu_tensors;
 #[allow(unsafe_code)]
 mod dequantize;
 mod device;

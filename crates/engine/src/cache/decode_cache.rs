@@ -17,6 +17,11 @@ pub(crate) trait DecodeCache: Debug + Send {
         false
     }
 
+    /// Whether [`PromptLayer::mass`] is all that the cache wants of the log-sum-exps.
+    fn wants_mass(&self) -> bool {
+        false
+    }
+
     /// Looks at the prompt's keys and values of a layer, all of them in place. Layers come in ascending order.
     fn observe_prompt(&mut self, _layer: usize, _prompt: &PromptLayer<'_>, _meter: &MemoryMeter) {}
 
@@ -86,6 +91,8 @@ pub(crate) struct PromptLayer<'a> {
     pub(crate) origins: Option<&'a [u32]>,
     /// Log-sum-exps of all rows of `q`, `rows × H`, and the precision that the layer's attention has had, where it has been computed.
     pub(crate) lse: Option<(&'a Floats, Precision)>,
+    /// Attention mass that all rows have given to each slot of the prompt, `Hkv × slots`, where it was summed beside attention.
+    pub(crate) mass: Option<&'a [f32]>,
 }
 
 /// One projected token of a decoding step.

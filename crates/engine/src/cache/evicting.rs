@@ -207,6 +207,10 @@ impl DecodeCache for EvictingCache {
         self.watches(layer).sums_attention()
     }
 
+    fn wants_mass(&self) -> bool {
+        !self.eviction.per_query_head
+    }
+
     fn observe_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {
         self.take_prompt(layer, prompt, meter);
     }

@@ -89,6 +89,11 @@ impl PassLayers {
             if !observed_after {
                 self.observe_prompt(layer, tokens, &cache, false);
             }
+            let wants_mass =
+                observed_after && self.answer.as_mut().is_some_and(|answer| answer.as_cache().wants_mass());
+            self.mass.clear();
+            self.mass
+                .resize(if wants_mass { tokens.decoder.shape().kv_heads * layout.len() } else { 0 }, 0.0);
         }
         let attending = AttendingLayer { cache, observed_after, projected };
         let Some(retrieval) = &mut self.retrieval else {
@@ -134,6 +139,7 @@ impl PassLayers {
         let AttendingLayer { cache, observed_after, projected } = attending;
         if observed_after {
             self.observe_prompt(layer, tokens, &cache, true);
+            self.mass.clear();
         }
         self.stats.count_layer(tokens.decoder.config(), projected, tokens.positions.len(), keys);
         match &mut self.answer {
@@ -166,6 +172,7 @@ impl PassLayers {
             visible: &tokens.visible,
             origins: None,
             lse: attended.then(|| (&self.lse, tokens.decoder.precision())),
+            mass: (attended && !self.mass.is_empty()).then_some(&self.mass),
         };
         if let Some(answer) = &mut self.answer {
             answer.as_cache().observe_prompt(layer, &prompt, self.context.allocator.meter());
@@ -307,8 +314,15 @@ impl LayerAttention for PassLayers {
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
         let capacity = self.prompt_capacity();
         if let Some(AttendingLayer { cache, observed_after, .. }) = &self.attending {
-            let lse = observed_after.then_some(&mut self.lse);
-            attend_rows(layer, tokens, (cache, capacity), rows, lse);
+            if self.mass.is_empty() {
+                let lse = observed_after.then_some(&mut self.lse);
+                return attend_rows(layer, tokens, (cache, capacity), rows, lse);
+            }
+            let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible[rows.clone()]);
+            let queries = (&tokens.work.q, rows.start);
+            let a = attention(&decoder, layer, (cache, capacity), queries, visible);
+            let (out, lse) = (&mut tokens.work.attended, &mut self.lse);
+            decoder.device().attention_with_mass(&a, out, lse, &mut self.mass);
         }
     }
 

@@ -92,6 +92,8 @@ pub(crate) struct PassLayers {
     pub(super) q_pre_rope: Floats,
     /// Log-sum-exps of the rows of `attending`, if the answer's cache wants them.
     pub(super) lse: Floats,
+    /// Attention mass of the slots of `attending`, `Hkv × slots`, if the answer's cache wants it; else empty.
+    pub(super) mass: Vec<f32>,
     /// The layer whose rows attend part by part.
     pub(super) attending: Option<AttendingLayer>,
     /// The layer to be computed next.

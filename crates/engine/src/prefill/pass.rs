@@ -80,6 +80,7 @@ impl PassRun {
             attending: None,
             q_pre_rope: decoder.device().floats(0),
             lse: decoder.device().floats(0),
+            mass: Vec::new(),
             ready: None,
             stats: PrefillStats {
                 ambiguous_cases: plan.ambiguous_cases,

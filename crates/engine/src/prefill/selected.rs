@@ -329,6 +329,7 @@ impl SelectedLayers {
             visible: &tokens.visible[first..],
             origins: origins.as_deref(),
             lse: None,
+            mass: None,
         };
         answer.observe_prompt(layer, &prompt, context.allocator.meter());
     }

@@ -8,6 +8,8 @@ use super::flash::{FlashBlock, FlashSegment, MergeSegments};
 use super::flash_pairs;
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
+#[cfg(target_arch = "x86_64")]
+use super::workspace::PACKED_KEYS;
 use super::workspace::ROUNDS;
 use crate::buffer::Slice;
 use crate::cpu::Cpu;
@@ -18,16 +20,28 @@ use crate::simd::Elem;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{KEYS, pair_tiles::PairTiles};
 
+/// Blocks of each KV head that are computed before their attention mass is added up.
+#[cfg(target_arch = "x86_64")]
+const MASS_BLOCKS: usize = 16;
+
 /// Optional outputs of an attention beside its values.
 #[derive(Debug, Default)]
 pub struct AttentionOutputs<'a> {
     /// ln Σ_t exp(score) of each row and head over the slots that it sees; rows × heads.
     pub lse: Option<&'a mut [f32]>,
-    /// Attention mass that the last `w` rows give to each slot, `(w, sums)`: see [`Cpu::attention_mass`];
-    /// kv_heads × capacity.
-    pub attention_mass: Option<(usize, &'a mut [f32])>,
-    /// Logits of the last `w` rows with all heads concatenated, `(w, z)`: see [`Cpu::concat_logits`]; w × capacity.
-    pub concat_logits: Option<(usize, &'a mut [f32])>,
+    /// Sums to which the attention mass of each of the first slots is added, beyond which no row sees: kv_heads × slots. Sums\[g, t\] gets
+    /// Σ_r Σ_h softmax_t(score\[r, h, t\]) over the heads h of KV head g. Needs `lse`.
+    pub mass: Option<&'a mut [f32]>,
+}
+
+/// Outputs of [`Cpu::attend`] beside its values.
+#[derive(Default)]
+struct Beside<'a> {
+    lse: Option<&'a DisjointMut<'a, f32>>,
+    /// Sums of [`AttentionOutputs::mass`], where [`Cpu::computes_pairs`].
+    mass: Option<&'a mut [f32]>,
+    /// Weights of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
+    weights: Option<&'a mut [f32]>,
 }
 
 impl Cpu {
@@ -42,30 +56,27 @@ impl Cpu {
     /// [`Cpu::attention`] with further outputs.
     ///
     /// # Panics
-    /// As [`Cpu::attention`], and if an output is asked for of more rows than there are.
+    /// As [`Cpu::attention`], and if an output's length does not fit, or mass is asked for without `lse`.
     pub fn attention_with_outputs(&self, a: &Attention, out: &mut [f32], outputs: AttentionOutputs) {
         a.check();
         assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
-        let AttentionOutputs { lse, attention_mass, concat_logits } = outputs;
+        let AttentionOutputs { mut lse, mut mass } = outputs;
         assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
-        let lse = lse.map(DisjointMut::new);
+        assert!(mass.is_none() || lse.is_some(), "mass is asked for with lse");
+        let fused = self.computes_pairs(a);
+        let shared = lse.as_deref_mut().map(DisjointMut::new);
+        let beside =
+            Beside { lse: shared.as_ref(), mass: mass.as_deref_mut().filter(|_| fused), weights: None };
         match (a.k, a.v) {
-            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, lse.as_ref(), None),
-            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, lse.as_ref(), None),
-            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, lse.as_ref(), None),
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, beside),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, beside),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, beside),
             (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
         }
-        let last = |w: usize| {
-            let first = a.visible.len() - w;
-            let q = &a.q[first * a.heads * a.head_dim..];
-            Attention { q, visible: &a.visible[first..], ..*a }
-        };
-        if let Some((w, sums)) = attention_mass {
-            self.attention_mass(&last(w), 0..a.capacity, sums);
-        }
-        if let Some((w, z)) = concat_logits {
-            let Attention { q, heads, kv_heads, head_dim, k, capacity, scale, .. } = last(w);
-            self.concat_logits(q, heads, kv_heads, head_dim, k, capacity, 0..capacity, scale, z);
+        if let (Some(lse), Some(mass), false) = (lse, mass, fused) {
+            let mut more = vec![0.0; mass.len()];
+            self.attention_mass_from_lse(a, lse, 0..mass.len() / a.kv_heads, &mut more);
+            mass.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }
     }
 
@@ -84,34 +95,37 @@ impl Cpu {
             return self.row_weights(a, 0..end, weights);
         }
         assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
+        let beside = Beside { weights: Some(weights), ..Beside::default() };
         match (a.k, a.v) {
-            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, None, Some(weights)),
-            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, None, Some(weights)),
-            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, None, Some(weights)),
+            (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, beside),
+            (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, beside),
+            (Slice::Bf16(k), Slice::Bf16(v)) => self.attend::<bf16>(a, k, v, out, beside),
             (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
         }
     }
 
-    /// `weights` are those of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
-    fn attend<E: Elem>(
-        &self,
-        a: &Attention,
-        k: &[E],
-        v: &[E],
-        out: &mut [f32],
-        lse: Option<&DisjointMut<f32>>,
-        weights: Option<&mut [f32]>,
-    ) {
+    /// Whether the attention is computed over tiles of pairs.
+    fn computes_pairs(&self, a: &Attention) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let pairs = self.amx().is_some() || self.fast_pairs().is_some();
+        #[cfg(target_arch = "x86_64")]
+        return pairs && a.is_worth_tiles() && a.shape().group <= flash_pairs::MOST_HEADS;
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
+    fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32], beside: Beside) {
         let (shape, rows) = (a.shape(), a.visible.len());
         #[cfg(target_arch = "x86_64")]
-        if a.is_worth_tiles() && shape.group <= flash_pairs::MOST_HEADS {
+        if self.computes_pairs(a) {
             if let Some(amx) = self.amx() {
-                return self.attend_pairs(amx, a, k, v, out, lse);
+                return self.attend_pairs(amx, a, k, v, out, beside);
             }
             if let Some(bf16) = self.fast_pairs() {
-                return self.attend_pairs(bf16, a, k, v, out, lse);
+                return self.attend_pairs(bf16, a, k, v, out, beside);
             }
         }
+        let Beside { lse, weights, .. } = beside;
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
         let tasks = shape.kv_heads * blocks;
@@ -195,7 +209,7 @@ impl Cpu {
         k: &[E],
         v: &[E],
         out: &mut [f32],
-        lse: Option<&DisjointMut<f32>>,
+        Beside { lse, mass, .. }: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
@@ -222,11 +236,31 @@ impl Cpu {
         let blocks = rows.div_ceil(each);
         let out = &DisjointMut::new(out);
         // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
-        self.parallel(shape.kv_heads * blocks, &|t| {
-            let (g, b) = (t / blocks, blocks - 1 - t % blocks);
+        let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
-            self.run(flash_pairs::FlashBlockPairs { token, a, packed, first: start, block, out, lse });
-        });
+            self.run(flash_pairs::FlashBlockPairs { token, a, packed, first: start, block, out, lse, mass });
+        };
+        let Some(mass) = mass else {
+            return self.parallel(shape.kv_heads * blocks, &|t| {
+                compute(t / blocks, blocks - 1 - t % blocks, None);
+            });
+        };
+        // Some blocks at a time have sums of their own, which are added up in an order that no number of threads changes.
+        let slots = mass.len() / shape.kv_heads;
+        let mut scratch = scratch::borrow(&PACKED_KEYS, shape.kv_heads * MASS_BLOCKS * tiles * KEYS);
+        let partial = &mut scratch.as_f32_mut()[..shape.kv_heads * MASS_BLOCKS * tiles * KEYS];
+        for last in (1..=blocks).rev().step_by(MASS_BLOCKS) {
+            let (count, shared) = (last.min(MASS_BLOCKS), DisjointMut::new(partial));
+            self.parallel(shape.kv_heads * count, &|t| {
+                // SAFETY: part `t` belongs to task `t`.
+                let mass = unsafe { shared.part(t * tiles * KEYS..(t + 1) * tiles * KEYS) };
+                compute(t / count, last - 1 - t % count, Some(mass));
+            });
+            for (t, partial) in partial.chunks_exact(tiles * KEYS).take(shape.kv_heads * count).enumerate() {
+                let sums = &mut mass[t / count * slots..][start..end];
+                sums.iter_mut().zip(partial).for_each(|(sum, more)| *sum += more);
+            }
+        }
     }
 }

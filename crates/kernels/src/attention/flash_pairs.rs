@@ -11,6 +11,7 @@ use std::mem::transmute;
 use std::ops::Range;
 
 use super::input::Attention;
+use super::kept_weights::{self, ENTRY, KeptWeights};
 use super::key_tiles;
 use super::query_blocks::QueryBlock;
 use super::shape::AttentionShape;
@@ -113,6 +114,8 @@ pub(super) struct FlashBlockPairs<'a, T> {
     pub(super) block: QueryBlock,
     pub(super) out: &'a DisjointMut<'a, f32>,
     pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
+    /// The block's attention mass of each packed slot, if it is wanted.
+    pub(super) mass: Option<&'a mut [f32]>,
 }
 
 /// Sixteen queries.
@@ -225,6 +228,21 @@ impl<'a> QueryGroup<'a> {
         }
     }
 
+    /// The factor of each query's weights that are relative to the maxima `max`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    fn factors(&self, max: &[f32]) -> [f32; SIDE] {
+        let mut factors = [0.0; SIDE];
+        // SAFETY: there are 16 of each.
+        unsafe {
+            let sum = _mm512_loadu_ps(self.sum.as_ptr());
+            let seeing = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(sum, _mm512_setzero_ps());
+            let change =
+                _mm512_sub_ps(_mm512_loadu_ps(max[..SIDE].as_ptr()), _mm512_loadu_ps(self.max.as_ptr()));
+            _mm512_storeu_ps(factors.as_mut_ptr(), _mm512_maskz_div_ps(seeing, exp2(change), sum));
+        }
+        factors
+    }
+
     /// Writes the normalised queries `queries` of the block.
     #[inline(always)]
     fn finish<S: Simd, T: PairTiles>(&self, simd: S, whole: &FlashBlockPairs<T>, queries: Range<usize>) {
@@ -277,16 +295,20 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
     fn run<S: Simd>(self, simd: S) {
         let (shape, n) = (self.block.shape, self.block.queries());
         let count = n.div_ceil(SIDE);
-        let words = 2 * KEYS * SIDE + KEYS / 2 * SIDE + count * (shape.high() + shape.deep()) * TILE;
+        let span = self.block.span(self.a.visible, 0..n);
+        let tiles = (span.start / KEYS..span.end.div_ceil(KEYS)).len();
+        // Without mass, one entry is overwritten again and again.
+        let entries = if self.mass.is_some() { tiles * count } else { 1 };
+        let words = 2 * KEYS * SIDE + entries * ENTRY + count * (shape.high() + shape.deep()) * TILE;
         let mut scratch = scratch::borrow(&BUFFERS, words);
         let mut floats = scratch.as_f32_mut();
         let s = [split_off_front(&mut floats, KEYS * SIDE), split_off_front(&mut floats, KEYS * SIDE)];
-        let p: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(&mut floats, KEYS / 2 * SIDE));
+        let entries = bytemuck::cast_slice_mut(split_off_front(&mut floats, entries * ENTRY));
+        let mut kept = KeptWeights::new(entries);
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
         let mut groups: [Option<QueryGroup>; MOST_GROUPS] =
             from_fn(|g| (g < count).then(|| QueryGroup::new(&self, queries(g), &mut floats)));
         let unit = self.token.unit();
-        let span = self.block.span(self.a.visible, 0..n);
         let (deep, high) = (shape.deep(), shape.high());
         let tile = |first: usize| &self.packed[(first - self.first) / KEYS * shape.tile_words()..];
         let last = span.end.div_ceil(KEYS) * KEYS;
@@ -321,15 +343,33 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
             // SAFETY: the token proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
+            let p = kept.pairs();
             unsafe {
                 group.softmax_tile(s[turn], first, p);
                 unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+            }
+            if self.mass.is_some() {
+                kept.push(&group.max);
             }
             turn = 1 - turn;
         }
         drop(unit);
         for (g, group) in groups.iter().flatten().enumerate() {
             group.finish(simd, &self, queries(g));
+        }
+        let Some(mass) = self.mass else { return };
+        mass.fill(0.0);
+        let mut entries = kept.entries();
+        for first in (span.start / KEYS * KEYS..last).step_by(KEYS) {
+            let seeing = groups.iter().flatten().filter(|group| group.sees(first));
+            let (mut of_tile, mut seen) = ([(&[][..], [0.0; SIDE]); MOST_GROUPS], 0);
+            for (to, (group, entry)) in of_tile.iter_mut().zip(seeing.zip(&mut entries)) {
+                // SAFETY: the token proves AVX-512.
+                *to = (entry, unsafe { group.factors(kept_weights::maxima(entry)) });
+                seen += 1;
+            }
+            // SAFETY: as above.
+            unsafe { kept_weights::add_by_key(&of_tile[..seen], &mut mass[first - self.first..]) };
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Attention over cached keys, and the scores, weights and sums of weights that methods need of it.
 //!
 //! `input` states the problem and `query_blocks` how its rows are taken in blocks. `flash` computes blocks of rows over
-//! tiles of keys, `flash_pairs` over tiles of `bf16` pairs, and `decode` a few rows; `dispatch` chooses between them. `attention_mass`,
+//! tiles of keys, `flash_pairs` over tiles of `bf16` pairs (and the attention mass of what it computes: `kept_weights`), and `decode` a few rows;
+//! `dispatch` chooses between them. `attention_mass`,
 //! `concat_logits` and `from_lse` (over tiles of pairs: `from_lse_pairs`) compute scores and weights without values. `merge` joins attention over two sets
 //! of keys.
 
@@ -17,6 +18,8 @@ mod from_lse;
 mod from_lse_pairs;
 mod gumbel;
 mod input;
+#[cfg(target_arch = "x86_64")]
+mod kept_weights;
 mod key_tiles;
 mod merge;
 mod query_blocks;

@@ -224,6 +224,22 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// left alone in `out`, and in an `lse` that has this length already; otherwise they are open there.
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>);
 
+    /// [`Device::attention`], and the attention mass of each of the first slots, beyond which no row sees, added to `sums`, kv_heads × slots:
+    /// sums\[g, t\] gets Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of KV head g. A device with a kernel for both spares
+    /// the scores' second computation.
+    fn attention_with_mass(
+        &self,
+        a: &CachedAttention<'_>,
+        out: &mut Floats,
+        lse: &mut Floats,
+        sums: &mut [f32],
+    ) {
+        self.attention(a, out, Some(lse));
+        let mut more = vec![0.0; sums.len()];
+        self.attention_mass_from_lse(a, lse, 0..sums.len() / a.kv_heads, &mut more);
+        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+
     /// Attention of a single row, and the weights that it gives to each slot, summed over the heads of a group;
     /// weights: kv_heads × `visible[0].1`.
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]);

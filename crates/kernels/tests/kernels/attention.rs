@@ -253,6 +253,46 @@ fn probabilities_summed_over_rows_and_heads() {
     }
 }
 
+/// Sums of the weights that all rows give to each of the first slots.
+fn sums(case: &Case, slots: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; case.kv_heads * slots];
+    for r in 0..case.visible.len() {
+        for h in 0..case.heads {
+            let of_head = &mut sums[h / (case.heads / case.kv_heads) * slots..];
+            case.probabilities(r, h, 0).into_iter().for_each(|(t, p)| of_head[t] += p);
+        }
+    }
+    sums
+}
+
+#[test]
+fn mass_of_many_blocks_does_not_depend_on_threads() {
+    let mut rng = Rng::new(18);
+    // Windows, blocks of several waves, groups that end within a block, and rows that see little.
+    for (i, (shape, n, window)) in
+        [((9, 3, 64), 800, usize::MAX), ((12, 2, 128), 450, usize::MAX), ((4, 4, 80), 1300, 200)]
+            .into_iter()
+            .enumerate()
+    {
+        let mut case = Case::new(&mut rng, DTYPES[i], shape, n, causal(n - 20, n, window));
+        case.visible.iter_mut().step_by(9).for_each(|seen| seen.0 = seen.1 - 3);
+        case.precision = Precision::Bf16;
+        let should = sums(&case, n);
+        let of = |cpu: &Cpu| {
+            let (mut out, mut lse) = (vec![0.0; case.q.len()], vec![0.0; case.visible.len() * case.heads]);
+            let mut mass = vec![0.0; case.kv_heads * n];
+            let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass) };
+            cpu.attention_with_outputs(&case.all(), &mut out, report);
+            mass
+        };
+        for (one, three) in cpus(1).iter().zip(cpus(3)) {
+            let mass = of(one);
+            assert_close(&mass, &should, 1e-2, &format!("case {i} {:?}", one.isa()));
+            assert_eq!(bits(&of(&three)), bits(&mass), "case {i} {:?}: 3 threads", one.isa());
+        }
+    }
+}
+
 #[test]
 fn further_outputs_of_an_attention() {
     let mut rng = Rng::new(17);
@@ -272,30 +312,17 @@ fn further_outputs_of_an_attention() {
         for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
             case.precision = precision;
             for cpu in cpus(2) {
-                let (mut plain, mut out) = (case.run(&cpu, 0..rows), vec![f32::NAN; case.q.len()]);
-                let (w, mut lse) = (2, vec![f32::NAN; rows * case.heads]);
-                let (mut columns, mut logits) =
-                    (vec![f32::NAN; case.kv_heads * capacity], vec![f32::NAN; w * capacity]);
-                let report = AttentionOutputs {
-                    lse: Some(&mut lse),
-                    attention_mass: Some((w, &mut columns)),
-                    concat_logits: Some((w, &mut logits)),
-                };
+                let (plain, mut out) = (case.run(&cpu, 0..rows), vec![f32::NAN; case.q.len()]);
+                let slots = case.visible[rows - 1].1 as usize;
+                let (mut lse, mut mass) =
+                    (vec![f32::NAN; rows * case.heads], vec![1.0; case.kv_heads * slots]);
+                let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass) };
                 cpu.attention_with_outputs(&case.all(), &mut out, report);
                 let what = format!("{precision} {:?}", cpu.isa());
                 assert_eq!(bits(&out), bits(&plain), "{what}");
                 assert_close(&lse, &should, tolerance, &what);
-                let last = case.rows(rows - w..rows);
-                plain.resize(columns.len(), 0.0);
-                cpu.attention_mass(&last, 0..capacity, &mut plain);
-                assert_eq!(bits(&columns), bits(&plain), "{what}");
-                let total: f32 = columns.iter().sum();
-                assert!(
-                    (total - (w * case.heads) as f32).abs() < 1e-2,
-                    "{what}: probabilities sum to {total}"
-                );
-                let score: f64 = (0..case.heads).map(|h| case.score(rows - 1, h, 5)).sum();
-                assert_close(&logits[capacity + 5..][..1], &[score], 1e-5, &what);
+                mass.iter_mut().for_each(|sum| *sum -= 1.0);
+                assert_close(&mass, &sums(&case, slots), tolerance, &what);
             }
         }
     }

@@ -137,12 +137,13 @@ impl EvictingCache {
                 }
                 _ => {
                     weights.resize(view.heads * n, 0.0);
-                    match prompt.lse {
-                        Some((lse, precision)) => {
+                    match (prompt.mass, prompt.lse) {
+                        (Some(mass), _) => weights.copy_from_slice(mass),
+                        (None, Some((lse, precision))) => {
                             let attention = CachedAttention { precision, ..attention };
                             device.attention_mass_from_lse(&attention, lse, 0..n, &mut weights);
                         }
-                        None => device.attention_mass(&attention, 0..n, &mut weights),
+                        (None, None) => device.attention_mass(&attention, 0..n, &mut weights),
                     }
                 }
             }

@@ -68,6 +68,7 @@ impl Given {
             visible: &visible,
             origins: None,
             lse: None,
+            mass: None,
         };
         bounded.observe_prompt(0, &prompt, &MemoryMeter::default());
         Ok(bounded)

@@ -1,0 +1,92 @@
+//! Attention mass beside attention over tiles of pairs: the weights that a block's sweep over the keys computes are kept, relative to each
+//! query's maximum at that time. Once maxima and sums are known they are scaled and summed by key, so that neither products nor exponentials
+//! are computed again.
+
+use std::arch::x86_64::*;
+
+use crate::simd::KEYS;
+use crate::simd::pair_tiles::SIDE;
+
+/// Words of the pairs of one tile of keys and 16 queries.
+const PAIRS: usize = KEYS / 2 * SIDE;
+/// Words of these and of the queries' maxima.
+pub(super) const ENTRY: usize = PAIRS + SIDE;
+
+/// Weights of the tiles and groups of queries of a block, in the order of the sweep.
+pub(super) struct KeptWeights<'a> {
+    entries: &'a mut [u32],
+    used: usize,
+}
+
+impl<'a> KeptWeights<'a> {
+    pub(super) fn new(entries: &'a mut [u32]) -> KeptWeights<'a> {
+        KeptWeights { entries, used: 0 }
+    }
+
+    /// Room for the pairs of the next tile and group.
+    pub(super) fn pairs(&mut self) -> &mut [u32] {
+        &mut self.entries[self.used * ENTRY..][..PAIRS]
+    }
+
+    /// Takes note of the maxima that these pairs are relative to.
+    pub(super) fn push(&mut self, max: &[f32; SIDE]) {
+        let to = &mut self.entries[self.used * ENTRY + PAIRS..][..SIDE];
+        to.copy_from_slice(bytemuck::cast_slice(max));
+        self.used += 1;
+    }
+
+    /// All entries, in the order of the sweep.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &[u32]> {
+        self.entries[..self.used * ENTRY].chunks_exact(ENTRY)
+    }
+}
+
+/// The maxima that an entry's pairs are relative to.
+pub(super) fn maxima(entry: &[u32]) -> &[f32] {
+    bytemuck::cast_slice(&entry[PAIRS..])
+}
+
+/// Adds the weights of a tile, each times its query's factor, to the sums of the tile's 64 keys.
+#[target_feature(enable = "avx512f")]
+pub(super) fn add_by_key(entries: &[(&[u32], [f32; SIDE])], sums: &mut [f32]) {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+    for (keys, sums) in sums[..KEYS].chunks_exact_mut(SIDE).enumerate() {
+        let mut totals = [_mm512_setzero_ps(); SIDE];
+        for (entry, factors) in entries {
+            let pairs = &entry[keys * SIDE / 2 * SIDE..][..SIDE / 2 * SIDE];
+            // SAFETY: 16 floats, and 16 words in each of eight rows.
+            unsafe {
+                let factors = _mm512_loadu_ps(factors.as_ptr());
+                for (row, totals) in totals.chunks_exact_mut(2).enumerate() {
+                    let pair = _mm512_loadu_si512(pairs.as_ptr().add(row * SIDE).cast());
+                    let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair));
+                    let odd = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
+                    totals[0] = _mm512_fmadd_ps(even, factors, totals[0]);
+                    totals[1] = _mm512_fmadd_ps(odd, factors, totals[1]);
+                }
+            }
+        }
+        // SAFETY: 16 floats.
+        unsafe {
+            let sum = _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), lane_sums(totals));
+            _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+    }
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lane_sums(v: [__m512; SIDE]) -> __m512 {
+    let pairs =
+        |i: usize| _mm512_add_ps(_mm512_unpacklo_ps(v[i], v[i + 1]), _mm512_unpackhi_ps(v[i], v[i + 1]));
+    // Four vectors' sums in each 128 bits.
+    let fours = |i: usize| {
+        let (a, b) = (_mm512_castps_pd(pairs(i)), _mm512_castps_pd(pairs(i + 2)));
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+    };
+    let halves = |a: __m512, b: __m512| {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
+    };
+    halves(halves(fours(0), fours(4)), halves(fours(8), fours(12)))
+}
