@@ -1,5 +1,6 @@
 """Tests of gpu-check with programs that only print: what it runs, what it says, and when it fails."""
 
+import gzip
 import json
 import os
 import shutil
@@ -30,8 +31,7 @@ class GpuCheck(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         for name in ("conformance", "refrain", "refrain-bench"):
-            (self.folder / name).write_text(PROGRAM)
-            (self.folder / name).chmod(0o755)
+            (self.folder / f"{name}.gz").write_bytes(gzip.compress(PROGRAM.encode()))
         for name in ("gpu-check", "gpu_torch.py"):
             shutil.copy(TOOLS / name, self.folder)
 
@@ -58,7 +58,7 @@ class GpuCheck(unittest.TestCase):
             self.assertIn(words, ttft)
         self.assertIn("refrain-bench random-model llama-3-8b", "\n".join(calls))
         targets = calls[-1].split()
-        self.assertEqual([word for word in targets if word.startswith("--")], ["--kernels", "--ttft", "--decode", "--checks", "--json"])
+        self.assertEqual([word for word in targets if word.startswith("--")], ["--kernels", "--ttft", "--decode", "--decode", "--checks", "--json"])
 
     def test_small_shapes_are_of_emulated_threads(self):
         found, calls, _ = self.run_it(GPU_CHECK_TINY="1")

@@ -26,9 +26,9 @@ pub(crate) struct Options {
     /// JSON of `refrain bench ttft`
     #[arg(long, value_name = "FILE")]
     ttft: Option<PathBuf>,
-    /// JSON of `refrain bench decode`
+    /// JSON of `refrain bench decode`; may be given several times
     #[arg(long, value_name = "FILE")]
-    decode: Option<PathBuf>,
+    decode: Vec<PathBuf>,
     /// JSON of tools/gpu_torch.py
     #[arg(long, value_name = "FILE")]
     torch: Option<PathBuf>,
@@ -75,7 +75,8 @@ impl Row {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let kernels = read(&options.kernels)?;
     let read = |path: &Option<PathBuf>| path.as_deref().map_or(Ok(Value::Null), read);
-    let (ttft, decode, torch) = (read(&options.ttft)?, read(&options.decode)?, read(&options.torch)?);
+    let decode = options.decode.iter().map(|path| self::read(path)).collect::<Result<Vec<Value>>>()?;
+    let (ttft, torch) = (read(&options.ttft)?, read(&options.torch)?);
     let rows = rows(&kernels, &ttft, &decode, &torch);
     let device = kernels["about"]["device"].as_str().unwrap_or("the CPU");
     println!("{device}\n\n| what | measured | aimed at | |\n| --- | ---: | ---: | --- |");
@@ -116,7 +117,7 @@ fn results(report: &Value) -> impl Iterator<Item = &Value> {
     report["results"].as_array().into_iter().flatten()
 }
 
-fn rows(kernels: &Value, ttft: &Value, decode: &Value, torch: &Value) -> Vec<Row> {
+fn rows(kernels: &Value, ttft: &Value, decode: &[Value], torch: &Value) -> Vec<Row> {
     let peak = |name: &str| kernels["peaks"][name].as_f64().unwrap_or(f64::NAN);
     let device = kernels["about"]["device"].as_str().unwrap_or_default();
     let mut rows = Vec::new();
@@ -150,8 +151,8 @@ fn rows(kernels: &Value, ttft: &Value, decode: &Value, torch: &Value) -> Vec<Row
             _ => {}
         }
     }
-    for answer in results(decode) {
-        let about = &decode["about"];
+    for (about, answer) in decode.iter().flat_map(|report| results(report).map(|row| (&report["about"], row)))
+    {
         let number = |name: &str| about[name].as_f64().unwrap_or(f64::NAN);
         let bytes = number("weight_bytes") + number("token_bytes") * number("prompt_tokens");
         let policy = answer["policy"].as_str().unwrap_or_default();
@@ -210,7 +211,7 @@ mod tests {
             { "kernel": "attention", "shape": "1×2", "median_seconds": 1.0 },
             { "kernel": "attention", "shape": "other", "median_seconds": 1.0 },
         ] });
-        rows(&kernels, &ttft, &decode, &torch)
+        rows(&kernels, &ttft, &[decode], &torch)
     }
 
     fn of<'a>(rows: &'a [Row], what: &str) -> &'a Row {
@@ -249,7 +250,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_no_target_that_is_reached() {
         let ttft = json!({ "results": [{ "method": "vanilla", "length": 6144 }] });
-        let rows = rows(&Value::Null, &ttft, &Value::Null, &Value::Null);
+        let rows = rows(&Value::Null, &ttft, &[], &Value::Null);
         assert_eq!(of(&rows, "of the peak").reached, Some(false));
     }
 }
