@@ -221,7 +221,7 @@ def shown(value, unit):
 
 
 def markdown(rows, about, rounds):
-    machine = ", ".join(str(about[key]) for key in ("model", "cpu", "isa", "compute", "kv") if key in about)
+    machine = ", ".join(str(about[key]) for key in ("model", "device", "cpu", "isa", "compute", "kv") if about.get(key))
     lines = [
         f"Medians of {rounds} rounds, the two programs in turn ({machine}, {about.get('threads', '?')} threads).",
         "",

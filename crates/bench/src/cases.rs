@@ -80,7 +80,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// Fixed pseudo-random numbers from −1 to 1 (xorshift64).
-fn fill(n: usize) -> Vec<f32> {
+pub(crate) fn fill(n: usize) -> Vec<f32> {
     let mut s = 0x2545_f491_4f6c_dd1d_u64;
     let number = |_| {
         s ^= s << 13;
@@ -91,14 +91,14 @@ fn fill(n: usize) -> Vec<f32> {
     (0..n).map(number).collect()
 }
 
-fn buffer(dtype: Dtype, n: usize) -> Buffer {
+pub(crate) fn buffer(dtype: Dtype, n: usize) -> Buffer {
     let mut buffer = Buffer::zeros(dtype, n);
     buffer.write_f32(0, &fill(n));
     buffer
 }
 
 /// Cosines and sines of `tokens` × `half` angles: rotations, so that repeated calls do not shrink their operand.
-fn angles(tokens: usize, half: usize) -> [Vec<f32>; 2] {
+pub(crate) fn angles(tokens: usize, half: usize) -> [Vec<f32>; 2] {
     let angles = fill(tokens * half);
     [angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect()]
 }

@@ -8,11 +8,15 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use refrain_kernels::Cpu;
+use refrain_cuda::Peaks;
+use refrain_engine::DeviceChoice;
+use refrain_kernels::{Cpu, processors};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::cases::{Case, Group, Prepared, cases};
+use crate::gpu::{self, Effort, GpuRow};
+use crate::numbers::{microseconds, number};
 
 /// Least seconds of the calls of one run: as long as a round of the peaks, so that both share interruptions alike.
 const RUN: f64 = 1e-3;
@@ -27,13 +31,19 @@ const ROOM: u64 = 2 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
+    /// Device that is measured: cpu, cuda, cuda:N or auto. Of a GPU the calls of a layer of Llama 3 8B are
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
+    /// Small shapes, for emulated threads
+    #[arg(long, hide = true)]
+    tiny: bool,
     /// Threads; 0 for one a core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Least runs of each case
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Groups of kernels
+    /// Groups of kernels of the CPU
     #[arg(long, value_name = "GROUPS", value_delimiter = ',', default_value = "products,attention,ops")]
     only: Vec<Group>,
     /// Write all numbers as JSON, for tools/plot.py
@@ -164,6 +174,34 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         // A path that cannot be written fails before the measurements.
         std::fs::write(path, "").with_context(|| format!("cannot write {}", path.display()))?;
     }
+    match options.device {
+        DeviceChoice::Cpu => measure_cpu(options),
+        DeviceChoice::Cuda(index) => {
+            measure_gpu(options, &*refrain_cuda::open_measured(index, options.threads)?)
+        }
+        DeviceChoice::Auto => match refrain_cuda::open_measured(0, options.threads) {
+            Ok(gpu) => measure_gpu(options, &*gpu),
+            Err(_) => measure_cpu(options),
+        },
+    }
+}
+
+fn measure_gpu(options: &Options, device: &dyn Peaks) -> Result<()> {
+    let effort = if options.tiny { Effort::tiny() } else { Effort::whole(options.runs as usize) };
+    let each = |row: &GpuRow| eprintln!("{} {}", row.kernel, row.shape);
+    let (peaks, rows) = gpu::measure(device, &effort, each)?;
+    if let Some(path) = &options.json {
+        let threads = device.threads();
+        let (isa, device) = processors(device);
+        let about = json!({ "device": device, "cpu": cpu_name(), "threads": threads, "isa": isa, "runs": effort.runs });
+        let all = json!({ "about": about, "peaks": peaks, "results": rows });
+        std::fs::write(path, format!("{all:#}\n"))?;
+    }
+    print!("{}", gpu::markdown(device, &peaks, &rows, effort.runs));
+    Ok(())
+}
+
+fn measure_cpu(options: &Options) -> Result<()> {
     let free = free_memory().unwrap_or(u64::MAX);
     if free < ROOM / 2 {
         bail!("the peaks need 1 GiB of free memory: end other programs");
@@ -231,14 +269,6 @@ fn measure(cpu: &Cpu, operands: &mut Prepared, runs: usize) -> [f64; 2] {
     }
     times.sort_by(f64::total_cmp);
     [(times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0, times[0]]
-}
-
-fn microseconds(seconds: f64) -> String {
-    number(1e6 * seconds)
-}
-
-fn number(value: f64) -> String {
-    if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 /// The value of a line `NAME: VALUE` of a system file, where the system has it.

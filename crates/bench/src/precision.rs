@@ -34,17 +34,7 @@ pub(crate) struct Options {
 
 /// Prints a Markdown table of a row a precision.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut documents = Vec::new();
-    for path in &options.docs {
-        let read = refrain_documents::read_path(path);
-        if let Some(failure) = read.failures.first() {
-            anyhow::bail!("{failure}");
-        }
-        documents.extend(read.documents);
-    }
-    if documents.is_empty() {
-        documents = DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec();
-    }
+    let documents = documents(&options.docs)?;
     let text =
         options.questions.as_ref().map_or_else(|| Ok(QUESTIONS.to_owned()), std::fs::read_to_string)?;
     let questions: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -63,6 +53,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("{}", row(&engine, &found));
     }
     Ok(())
+}
+
+/// Documents of files and folders; the built-in ones if there are no paths.
+pub(crate) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
+    let mut documents = Vec::new();
+    for path in paths {
+        let read = refrain_documents::read_path(path);
+        if let Some(failure) = read.failures.first() {
+            anyhow::bail!("{failure}");
+        }
+        documents.extend(read.documents);
+    }
+    if documents.is_empty() {
+        documents = DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec();
+    }
+    Ok(documents)
 }
 
 fn open(options: &Options, precision: Precision) -> Result<Engine> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use refrain_engine::{DeviceChoice, Engine, Settings};
-use refrain_kernels::{Dtype, Precision};
+use refrain_kernels::{Dtype, Precision, processors};
 use refrain_model::Specials;
 use refrain_store::Store;
 use serde::Deserialize;
@@ -77,10 +77,12 @@ fn reply(engine: &Engine, line: &str) -> Result<Value> {
 
 fn info(engine: &Engine) -> Value {
     let (decoder, kv) = (engine.decoder(), engine.settings().kv);
+    let (isa, device) = processors(&**decoder.device());
     json!({
         "engine": "refrain",
         "version": format!("refrain {}", env!("CARGO_PKG_VERSION")),
-        "isa": decoder.device().name(),
+        "isa": isa,
+        "device": device,
         "threads": decoder.device().threads(),
         "compute": decoder.precision().to_string(),
         "kv": kv.to_string(),

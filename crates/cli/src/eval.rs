@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 use refrain::engine::{Engine, Instructions, Oracle, Prefix};
+use refrain::kernels::processors;
 use refrain::registry::append;
 use refrain::store::{KvQuantization, Store, hex};
 use refrain_eval::Judge;
@@ -329,6 +330,7 @@ pub(crate) fn about(
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
     let now = machine::now();
+    let (isa, processor) = processors(&**device);
     Ok(RunInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         command: machine::command(),
@@ -337,7 +339,8 @@ pub(crate) fn about(
         seconds: 0.0,
         machine: MachineInfo {
             cpu: machine::cpu_name(),
-            isa: device.name(),
+            isa,
+            device: processor,
             threads: device.threads(),
             memory: machine::all_memory().unwrap_or(0),
             os: machine::system(),

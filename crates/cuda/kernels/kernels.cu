@@ -9,3 +9,4 @@
 #include "tensor_attention.cu"
 #include "tensor_mass.cu"
 #include "mass.cu"
+#include "peak.cu"

@@ -75,6 +75,17 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Copies from the host to where `at` begins; returns when `from` may change.
     fn write(&self, memory: &Self::Memory, at: usize, from: &[u8]);
 
+    /// Least seconds of `runs` copies of `bytes` bytes from the host to the beginning of `memory`, from host memory that the GPU reads by itself.
+    ///
+    /// # Errors
+    /// If there is no such memory of the host, or this call or any queued before it has failed.
+    fn pinned_write_seconds(
+        &self,
+        memory: &Self::Memory,
+        bytes: usize,
+        runs: u32,
+    ) -> Result<f64, DriverError>;
+
     /// Copies bytes from `at` on to the host.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::driver::{Arg, Driver, DriverError, Grid};
 
@@ -139,6 +140,21 @@ impl Driver for Emulated {
     fn write(&self, memory: &EmulatedMemory, at: usize, from: &[u8]) {
         // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
         unsafe { memory.bytes_at(at, from.len()).copy_from(from.as_ptr(), from.len()) }
+    }
+
+    fn pinned_write_seconds(
+        &self,
+        memory: &EmulatedMemory,
+        bytes: usize,
+        runs: u32,
+    ) -> Result<f64, DriverError> {
+        let from = vec![0; bytes];
+        let seconds = (0..runs).map(|_| {
+            let start = Instant::now();
+            self.write(memory, 0, &from);
+            start.elapsed().as_secs_f64()
+        });
+        Ok(seconds.fold(f64::INFINITY, f64::min))
     }
 
     fn read(&self, memory: &EmulatedMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {

@@ -13,10 +13,10 @@ mod emulated;
 mod nvidia;
 mod open;
 
-pub use device::CudaDevice;
+pub use device::{CudaDevice, PeakWork, Peaks};
 pub use driver::{Arg, Driver, DriverError, Grid};
 #[cfg(feature = "emulate")]
 pub use emulated::{Emulated, EmulatedMemory};
 #[cfg(any(target_os = "linux", target_os = "windows"))]
 pub use nvidia::{Nvidia, NvidiaDevice, NvidiaMemory};
-pub use open::open;
+pub use open::{open, open_measured};

@@ -208,6 +208,29 @@ fn the_first_error_is_kept() {
 }
 
 #[test]
+fn the_bus_is_measured_from_pinned_memory() {
+    let settings: [&[(&str, &str)]; 2] = [&[], &[("FAKE_CUDA_PINNED", "0")]];
+    with_library("the_bus_is_measured_from_pinned_memory", &settings, || {
+        let driver = Nvidia::open(0).unwrap();
+        let memory = driver.alloc(4000).unwrap();
+        match driver.pinned_write_seconds(&memory, 4000, 3) {
+            Ok(seconds) => {
+                assert!(seconds > 0.0 && seconds < 1.0, "{seconds}");
+                assert_eq!(words(&driver, &memory, 1000), vec![0; 1000]);
+            }
+            Err(error) => {
+                assert_eq!(std::env::var("FAKE_CUDA_PINNED").as_deref(), Ok("0"));
+                assert!(
+                    error.to_string().starts_with("pinning 4000 bytes of the host: out of memory"),
+                    "{error}"
+                );
+            }
+        }
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
 fn bytes_outside_of_memory_are_refused() {
     with_library("bytes_outside_of_memory_are_refused", &[&[]], || {
         let driver = Nvidia::open(0).unwrap();

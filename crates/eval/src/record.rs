@@ -237,8 +237,11 @@ fn keep<T: Clone>(new: &mut Vec<T>, known: &[T], same: impl Fn(&T, &T) -> bool) 
 pub struct MachineInfo {
     /// Its processor.
     pub cpu: String,
-    /// Instructions that the kernels use.
+    /// Instructions that the CPU's kernels use. Of runs on a GPU that older versions made, the GPU's name.
     pub isa: String,
+    /// Processor that computed, where that is not the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Threads used.
     pub threads: usize,
     /// Bytes of memory.
@@ -253,6 +256,10 @@ impl MachineInfo {
         MachineInfo {
             cpu: joined(&self.cpu, &other.cpu, ", "),
             isa: joined(&self.isa, &other.isa, ", "),
+            device: match (&self.device, &other.device) {
+                (Some(device), Some(other)) => Some(joined(device, other, ", ")),
+                (device, other) => device.clone().or_else(|| other.clone()),
+            },
             os: joined(&self.os, &other.os, ", "),
             ..self.clone()
         }
@@ -328,5 +335,23 @@ impl TaskInfo {
 
     pub(crate) fn same_as(&self, other: &TaskInfo) -> bool {
         (&self.benchmark, &self.task, self.length) == (&other.benchmark, &other.task, other.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_of_older_reports_are_read_and_name_no_device() {
+        let old = r#"{"cpu":"A","isa":"amx","threads":2,"memory":1,"os":"L"}"#;
+        let old: MachineInfo = serde_json::from_str(old).unwrap();
+        assert_eq!((old.isa.as_str(), &old.device), ("amx", &None));
+        assert!(!serde_json::to_string(&old).unwrap().contains("device"));
+        let gpu = |name: &str| MachineInfo { device: Some(name.to_owned()), ..old.clone() };
+        assert_eq!(old.beside(&gpu("H100")).device, gpu("H100").device);
+        assert_eq!(gpu("H100").beside(&gpu("A100")).device, Some("H100, A100".to_owned()));
+        let again: MachineInfo = serde_json::from_str(&serde_json::to_string(&gpu("H100")).unwrap()).unwrap();
+        assert_eq!(again, gpu("H100"));
     }
 }

@@ -62,7 +62,7 @@ pub use cpu::Cpu;
 pub use device::{
     CacheHeads, CachedAttention, Device, DeviceMemory, Distance, Experts, Floats, GatedMlp, HeadKeys,
     KvBuffer, KvRows, LayerTail, Mlp, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, Storage,
-    WeightMatrix, copy_range, download, parallel_each, upload, upload_kv,
+    WeightMatrix, copy_range, download, parallel_each, processors, upload, upload_kv,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

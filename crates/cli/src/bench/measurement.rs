@@ -1,6 +1,6 @@
 //! Spread of repeated measurements, and the setup that every report names.
 
-use refrain::kernels::Device;
+use refrain::kernels::{Device, processors};
 use serde::Serialize;
 
 use crate::machine;
@@ -33,7 +33,11 @@ pub(super) struct Setup {
     pub(super) date: String,
     pub(super) cpu: String,
     pub(super) threads: usize,
+    /// Instruction set of the CPU's kernels.
     pub(super) isa: String,
+    /// Processor that computed, where that is not the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<String>,
     pub(super) runs: u32,
     pub(super) command: String,
     pub(super) version: &'static str,
@@ -41,11 +45,14 @@ pub(super) struct Setup {
 
 impl Setup {
     pub(super) fn new(device: &dyn Device, runs: u32) -> Setup {
+        let threads = device.threads();
+        let (isa, device) = processors(device);
         Setup {
             date: machine::today(),
             cpu: machine::cpu_name(),
-            threads: device.threads(),
-            isa: device.name(),
+            threads,
+            isa,
+            device,
             runs,
             command: machine::command(),
             version: env!("CARGO_PKG_VERSION"),
@@ -54,7 +61,8 @@ impl Setup {
 
     /// Date and machine in one line.
     pub(super) fn machine(&self) -> String {
-        format!("{}, {}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa)
+        let device = self.device.as_ref().map_or_else(String::new, |device| format!("{device}, "));
+        format!("{}, {device}{}, {}, {}", self.date, self.cpu, count(self.threads, "thread"), self.isa)
     }
 }
 

@@ -8,6 +8,7 @@ mod experts;
 mod launch;
 mod layers;
 mod linear;
+mod peak;
 mod statistics;
 mod tensors;
 
@@ -27,6 +28,7 @@ use linear::rows_of_weights;
 use tensors::{floats, kv_block};
 
 pub use context::CudaDevice;
+pub use peak::{PeakWork, Peaks};
 
 impl<D: Driver> Device for CudaDevice<D> {
     fn name(&self) -> String {

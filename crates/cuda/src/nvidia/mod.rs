@@ -3,6 +3,7 @@
 //! Work is queued in streams. Memory is allocated and freed in their order; pieces that several streams use are freed in the order of all of
 //! them. No toolkit is needed, neither to build nor to run: the program carries its kernels in compiled form.
 
+mod bus;
 mod call;
 mod context;
 mod gpu;
@@ -133,6 +134,16 @@ impl Driver for Nvidia {
             self.queue.uses(memory)?;
             self.queue.stream.write(address, from)
         });
+    }
+
+    fn pinned_write_seconds(
+        &self,
+        memory: &NvidiaMemory,
+        bytes: usize,
+        runs: u32,
+    ) -> Result<f64, DriverError> {
+        self.settle()?;
+        bus::write_seconds(&self.queue, memory, bytes, runs)
     }
 
     fn read(&self, memory: &NvidiaMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {

@@ -17,6 +17,8 @@ pub struct Agreement {
     pub kl: f64,
     /// `KL(exact ‖ other)` at the first position, which the answer's first token is chosen from; 0 of no position.
     pub kl_first: f64,
+    /// Greatest difference of a logit from the exact one, over the greatest exact one's absolute value.
+    pub apart: f64,
     /// Share of positions at which both have the same likeliest token.
     pub top1: f64,
     /// Positions compared.
@@ -38,8 +40,19 @@ impl Engine {
         let divergences: Vec<f64> = divergences.into_iter().filter_map(OnceLock::into_inner).collect();
         let kl = divergences.iter().sum::<f64>() / positions as f64;
         let kl_first = divergences.first().copied().unwrap_or(0.0);
-        Agreement { kl, kl_first, top1: same as f64 / positions as f64, positions }
+        let apart = apart(expected, logits);
+        Agreement { kl, kl_first, apart, top1: same as f64 / positions as f64, positions }
     }
+}
+
+/// The greatest difference of elements over the greatest absolute value of `p`. What is no number stays so.
+fn apart(p: &[f32], q: &[f32]) -> f64 {
+    let most = |values: &mut dyn Iterator<Item = f32>| {
+        values.fold(0.0f32, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most })
+    };
+    let greatest = most(&mut p.iter().copied());
+    let difference = most(&mut p.iter().zip(q).map(|(p, q)| p - q));
+    if difference == 0.0 { 0.0 } else { f64::from(difference) / f64::from(greatest) }
 }
 
 /// `KL(p ‖ q)` in nats of the softmax of two rows of logits.
@@ -61,6 +74,13 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn logits_are_apart_by_their_greatest_difference() {
+        assert_eq!(super::apart(&[1.0, -4.0, 2.0], &[1.5, -4.0, 1.0]), 0.25);
+        assert_eq!(super::apart(&[0.0, 0.0], &[0.0, 0.0]), 0.0);
+        assert!(super::apart(&[1.0, 2.0, 3.0], &[1.0, f32::NAN, 9.0]).is_nan());
+    }
+
     #[test]
     fn divergence_is_zero_for_shifted_logits_and_right_for_two_outcomes() {
         assert!(super::divergence(&[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]) < 1e-12);

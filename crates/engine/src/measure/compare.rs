@@ -60,7 +60,7 @@ impl Engine {
                 true => (vanilla.clone(), expected.clone()),
                 false => self.teacher_forced(prompt, method, eviction, &answer, max_seq_len)?,
             };
-            let Agreement { kl, kl_first, top1, positions } = self.agreement(&expected, &logits);
+            let Agreement { kl, kl_first, top1, positions, .. } = self.agreement(&expected, &logits);
             let speedup = vanilla.ttft / stats.ttft;
             rows.push(Comparison { method: name.clone(), speedup, stats, kl, kl_first, top1, positions });
         }

@@ -43,12 +43,16 @@ fn facts(data: &Data<'_>) -> Table {
     let finished = records.iter().map(|record| record.finished).filter(|time| *time > 0);
     let last = finished.max().map_or(String::new(), |time| format!(" to {}", utc(time)));
     let memory = Unit::Bytes.figure(machine.memory as f64);
+    let device = machine.device.as_ref().map_or_else(String::new, |device| format!("{device}, "));
     let threads = counted(machine.threads, "thread");
     let settings = about.settings.iter().map(|(name, value)| format!("{name}: {value}"));
     let facts = [
         ("Program", format!("refrain {}", about.version)),
         ("When", format!("{}{last}, {} of work", utc(about.started), duration(about.seconds))),
-        ("MachineInfo", format!("{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os)),
+        (
+            "MachineInfo",
+            format!("{device}{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os),
+        ),
         ("Samples", format!("{samples}, answered {} times; {failed} failed", records.len() - failed)),
         ("Seed", about.seed.to_string()),
         ("Settings", settings.collect::<Vec<_>>().join("; ")),

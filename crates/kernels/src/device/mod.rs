@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
+use crate::isa::Isa;
 use crate::linear::{PackedPanels, Precision};
 
 pub use inputs::{
@@ -316,6 +317,15 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn concat_logits(&self, q: &[f32], keys: HeadKeys<'_>, scale: f32, z: &mut [f32]);
 }
 
+/// The instruction set of the host's kernels, and the name of the device where it is another processor than the CPU.
+pub fn processors(device: &dyn Device) -> (String, Option<String>) {
+    let name = device.name();
+    match name.parse::<Isa>() {
+        Ok(_) => (name, None),
+        Err(_) => (Isa::selected().map_or_else(|_| String::new(), |isa| isa.to_string()), Some(name)),
+    }
+}
+
 /// Runs `f` on each of the items, as [`Device::parallel`] runs tasks.
 pub fn parallel_each<T: Send>(device: &dyn Device, items: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
     let items: Vec<Mutex<&mut T>> = items.iter_mut().map(Mutex::new).collect();
@@ -353,3 +363,6 @@ pub fn upload_kv(device: &dyn Device, values: Slice<'_>) -> KvBuffer {
     }
     kv
 }
+
+#[cfg(test)]
+mod tests;
