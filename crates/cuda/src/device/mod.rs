@@ -1,5 +1,6 @@
 //! The CUDA device: what each call of the interface launches.
 
+mod alloc;
 mod attention;
 mod block;
 mod caches;
@@ -15,9 +16,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, DeviceMemory, Distance, Dtype, Floats, GumbelNoise,
-    HeadKeys, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, Precision, QkNorms, Rotary, RowUnavailable,
-    Slice, WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, Floats,
+    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, Precision, QkNorms, Rotary,
+    RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -52,9 +53,13 @@ impl<D: Driver> Device for CudaDevice<D> {
         if wanted == Precision::F32 { wanted } else { Precision::Bf16 }
     }
 
-    fn memory_for(&self, weights: u64, precision: Precision) -> Option<DeviceMemory> {
-        let bytes = if precision == Precision::F32 { 4 } else { 2 };
-        Some(DeviceMemory { needed: weights.saturating_mul(bytes), free: self.driver.memory().1 })
+    fn memory(&self) -> Option<DeviceMemory> {
+        let (total, free) = self.driver.memory();
+        Some(DeviceMemory { total, free })
+    }
+
+    fn failure(&self) -> Option<DeviceFailure> {
+        self.driver.failure().map(|error| self.broken("computing", &error))
     }
 
     fn floats(&self, len: usize) -> Floats {
