@@ -20,7 +20,7 @@ EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
 # Features that are checked and tested: all of the program, and the emulated GPU, which needs Linux on x86-64.
 EMULATED := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
-FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate)
+FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate --features refrain-server/emulate)
 # The engine's tests where nextest is not there to pick them of all that was built; the program is among the packages for its features.
 ENGINE_TESTS := --package refrain-engine --package refrain-cli $(FEATURES) --lib
 # The program that tests were built with.
