@@ -128,7 +128,9 @@ fn a_prompt_takes_no_more_than_was_counted() {
             let (taken, counted) = measure(&engine, &gpu, shared(Vanilla), &POLICIES.parse(policy).unwrap());
             eprintln!("{policy}: {taken} of {counted}");
         }
+        let free = gpu.memory().1;
         let (taken, counted) = measure(&engine, &gpu, shared(Vanilla), Eviction::full());
+        assert_eq!(gpu.memory().1, free, "nothing is kept for the next prompt");
         assert!(counted < 2 * taken, "{taken} of {counted}");
     }
 }
