@@ -222,7 +222,7 @@ pub(crate) struct Worker {
     /// Most requests that wait; further ones are refused, and the gateway sends them to another worker
     #[arg(long, value_name = "N", default_value_t = 256, env = "REFRAIN_MAX_QUEUED_REQUESTS")]
     pub(crate) max_queued_requests: usize,
-    /// Most bytes of keys and values of all running sequences
+    /// Most bytes of keys and values of all running sequences; on a GPU no more than are free there
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, env = "REFRAIN_KV_CACHE_MEMORY_BYTES")]
     pub(crate) kv_cache_memory_bytes: u64,
     /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none

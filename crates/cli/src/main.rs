@@ -39,6 +39,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{ArgMatches, FromArgMatches};
+use refrain::engine::DeviceFailure;
 
 use crate::args::{Bench, Cli, Command, Eval};
 use crate::settings::Context;
@@ -49,7 +50,15 @@ fn main() -> ExitCode {
     let asked_json = given.iter().any(|word| word == "--json" || word == "--json=true");
     let (json, result) = match parse(&given) {
         Err(error) => (asked_json, Err(error)),
-        Ok((cli, matches)) => (cli.global.json, dispatch(cli, &matches)),
+        Ok((cli, matches)) => {
+            let json = cli.global.json;
+            // Steps of the engine tell a device's failure as an error; measurements call devices between them.
+            (
+                json,
+                DeviceFailure::catch(|| dispatch(cli, &matches))
+                    .unwrap_or_else(|failure| Err(failure.into())),
+            )
+        }
     };
     result.map_or_else(|error| output::report(&error, json), |()| ExitCode::SUCCESS)
 }

@@ -60,13 +60,16 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Name of the processor.
     fn name(&self) -> String;
 
-    /// Bytes of memory, and how many of them are free.
+    /// Bytes of memory, and how many of them are free once all that was queued is done.
     fn memory(&self) -> (u64, u64);
+
+    /// The first error of any call but [`Driver::alloc`] for want of memory, as far as it is known without waiting.
+    fn failure(&self) -> Option<DriverError>;
 
     /// Memory of `bytes` bytes, whose content is left open.
     ///
     /// # Errors
-    /// If there is not as much.
+    /// If there is not as much; the driver goes on then. Any other error is kept for [`Driver::failure`].
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, DriverError>;
 
     /// Makes `bytes` bytes from `at` on zeros.

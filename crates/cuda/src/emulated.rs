@@ -45,8 +45,12 @@ pub struct Emulated {
 struct State {
     /// Bytes of memory.
     memory: u64,
+    /// Bytes of the largest piece that is free.
+    largest: AtomicU64,
     launches: AtomicU64,
     allocated: AtomicU64,
+    /// Most bytes that were allocated at a time.
+    peak: AtomicU64,
     failed: Mutex<Option<DriverError>>,
 }
 
@@ -58,13 +62,38 @@ impl Emulated {
 
     /// Emulated threads with this many bytes of memory.
     pub fn with_memory(seed: u64, memory: u64) -> Emulated {
-        let (launches, allocated, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
-        Emulated { seed, state: Arc::new(State { memory, launches, allocated, failed }) }
+        let largest = AtomicU64::new(memory);
+        let [launches, allocated, peak] = [(); 3].map(|()| AtomicU64::new(0));
+        let state = State { memory, largest, launches, allocated, peak, failed: Mutex::default() };
+        Emulated { seed, state: Arc::new(state) }
     }
 
     /// Kernels launched so far, by this driver and those beside it.
     pub fn launches(&self) -> u64 {
         self.state.launches.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that were allocated at a time since the call before.
+    pub fn take_peak(&self) -> u64 {
+        let State { allocated, peak, .. } = &*self.state;
+        peak.swap(allocated.load(Ordering::Relaxed), Ordering::Relaxed)
+    }
+
+    /// Has memory be in pieces from now on, of which the largest that is free has so many bytes.
+    pub fn fragment(&self, largest: u64) {
+        self.state.largest.store(largest, Ordering::Relaxed);
+    }
+
+    /// Has an operation fail, and with it all that follow.
+    pub fn fail(&self, reason: &str) {
+        self.state.keep(DriverError(reason.to_owned()));
+    }
+}
+
+impl State {
+    /// Keeps the error of a call unless an earlier one is kept.
+    fn keep(&self, error: DriverError) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 }
 
@@ -116,11 +145,16 @@ impl Driver for Emulated {
         (*memory, memory.saturating_sub(allocated.load(Ordering::Relaxed)))
     }
 
+    fn failure(&self) -> Option<DriverError> {
+        self.state.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn alloc(&self, bytes: usize) -> Result<EmulatedMemory, DriverError> {
         let refused = || DriverError(format!("out of memory: {bytes} bytes"));
         let allocated = self.state.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: any number of bytes may be asked for.
-        let at = if allocated + bytes as u64 > self.state.memory {
+        let largest = self.state.largest.load(Ordering::Relaxed);
+        let at = if bytes as u64 > largest || allocated + bytes as u64 > self.state.memory {
             None
         } else {
             NonNull::new(unsafe { emulator_alloc(bytes) }.cast())
@@ -129,6 +163,7 @@ impl Driver for Emulated {
             self.state.allocated.fetch_sub(bytes as u64, Ordering::Relaxed);
             return Err(refused());
         };
+        self.state.peak.fetch_max(allocated + bytes as u64, Ordering::Relaxed);
         Ok(EmulatedMemory { at, bytes, state: self.state.clone() })
     }
 
@@ -207,14 +242,12 @@ impl Driver for Emulated {
         if refused != 0 {
             let text = error.split(|byte| *byte == 0).next().unwrap_or_default();
             let what = DriverError(format!("{kernel} {grid:?}: {}", String::from_utf8_lossy(text)));
-            let mut failed = self.state.failed.lock().unwrap_or_else(PoisonError::into_inner);
-            failed.get_or_insert(what);
+            self.state.keep(what);
         }
     }
 
     fn wait(&self) -> Result<(), DriverError> {
-        let failed = self.state.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.clone().map_or(Ok(()), Err)
+        self.failure().map_or(Ok(()), Err)
     }
 
     fn beside(&self) -> Emulated {

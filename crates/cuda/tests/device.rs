@@ -1,23 +1,15 @@
 //! The device's calls beside computing: copies of tensors, a device for another thread, errors.
 #![cfg(feature = "emulate")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use refrain_cuda::{Arg, CudaDevice, Driver, Emulated, Grid};
 use refrain_kernels::conformance::random;
 use refrain_kernels::{
-    CacheHeads, Device, Dtype, KvRows, Precision, Rotary, WeightMatrix, WeightRows, download, upload,
-    upload_kv,
+    CacheHeads, Device, DeviceFailure, DeviceMemory, Dtype, KvRows, Precision, Rotary, WeightMatrix,
+    WeightRows, download, upload, upload_kv,
 };
 
 fn device() -> CudaDevice<Emulated> {
     CudaDevice::new(Emulated::new(1), 1).unwrap()
-}
-
-/// The message of a call's panic.
-fn panic_of(f: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("the call panics");
-    panic.downcast_ref::<String>().cloned().unwrap_or_default()
 }
 
 #[test]
@@ -64,17 +56,39 @@ fn weights_other_than_f32_are_kept_in_bf16() {
 }
 
 #[test]
-fn an_error_of_the_driver_says_what_was_asked_of_which_device() {
+fn a_want_of_memory_is_told_with_the_numbers_and_passes() {
+    let device = CudaDevice::new(Emulated::with_memory(1, 1000), 1).unwrap();
+    assert_eq!(device.memory(), Some(DeviceMemory { total: 1000, free: 1000 }));
+    let mut x = device.floats(100);
+    let wanted =
+        |bytes, free| Err(DeviceFailure::OutOfMemory { device: "emulated CUDA".to_owned(), bytes, free });
+    assert_eq!(DeviceFailure::catch(|| drop(device.floats(200))), wanted(800, 600));
+    assert_eq!(DeviceFailure::catch(|| device.resize(&mut x, 200)), wanted(800, 600));
+    assert_eq!((x.len(), device.memory().unwrap().free), (100, 600), "the tensor is as it was");
+    let (kv, beside) = (device.kv(Dtype::F32, 100), device.beside());
+    assert_eq!(DeviceFailure::catch(|| drop(kv.clone())), wanted(400, 200));
+    assert_eq!(DeviceFailure::catch(|| drop(beside.floats(51))), wanted(204, 200));
+    let pool = || device.parallel(2, &|_| drop(device.floats(51)));
+    assert_eq!(DeviceFailure::catch(pool), wanted(204, 200));
+    drop(kv);
+    device.driver().fragment(500);
+    assert_eq!(DeviceFailure::catch(|| drop(device.floats(126))), wanted(504, 600));
+    assert_eq!(device.floats(125).len(), 125);
+    assert_eq!(device.failure(), None);
+}
+
+#[test]
+fn an_operation_that_failed_is_told_by_all_calls_that_wait() {
     let device = device();
-    let panic = panic_of(|| {
-        device.floats(1 << 36);
-    });
-    assert!(panic.contains("emulated CUDA: allocating 274877906944 bytes: out of memory"), "{panic}");
-    let x = upload(&device, &[1.0]);
+    let (x, beside) = (upload(&device, &[1.0]), device.beside());
     let grid = Grid { blocks: [1, 1, 1], threads: 32, shared: 0 };
     device.driver().launch("none", grid, &[Arg::U32(1)]);
-    let panic = panic_of(|| {
-        download(&device, &x);
-    });
-    assert!(panic.starts_with("emulated CUDA: reading 4 bytes: none"), "{panic}");
+    let told = |failure: DeviceFailure, what: &str| {
+        assert!(matches!(failure, DeviceFailure::Broken { .. }), "{failure:?}");
+        let start = format!("emulated CUDA has failed, and computes again after a restart: {what}: none");
+        assert!(failure.to_string().starts_with(&start), "{failure}");
+    };
+    told(device.failure().unwrap(), "computing");
+    told(DeviceFailure::catch(|| download(&device, &x)).unwrap_err(), "reading 4 bytes");
+    told(DeviceFailure::catch(|| drop(beside.floats(1))).unwrap_err(), "waiting");
 }

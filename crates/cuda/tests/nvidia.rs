@@ -192,9 +192,11 @@ fn the_first_error_is_kept() {
         let error = driver.alloc(2 << 30).unwrap_err().to_string();
         assert!(error.starts_with("allocating 2147483648 bytes: out of memory"), "{error}");
         driver.wait().unwrap();
+        assert_eq!(driver.failure(), None);
         driver.launch("no_such_kernel", grid, &[]);
         let first = driver.wait().unwrap_err();
         assert!(first.to_string().starts_with("finding the kernel no_such_kernel: not found"), "{first}");
+        assert_eq!(driver.failure(), Some(first.clone()));
         driver.launch("crash", grid, &[]);
         let memory = driver.alloc(4).unwrap();
         assert_eq!(driver.read(&memory, 0, &mut [0; 4]).unwrap_err(), first);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_kernels::{Device, KvRows, copy_range, parallel_each};
+use refrain_kernels::{Device, DeviceFailure, KvRows, copy_range, parallel_each};
 use refrain_model::Workspace;
 
 use crate::Result;
@@ -54,7 +54,7 @@ impl Runs {
 /// out right. Tokens are the same whatever other sequences are there, and whatever is proposed.
 ///
 /// # Errors
-/// If the model has no embedding of a token.
+/// If the model has no embedding of a token, or the device cannot do the step.
 ///
 /// # Panics
 /// If the sequences are not of one model.
@@ -125,22 +125,31 @@ fn extend_runs<'w>(
     active: &'w mut Option<ActiveTokens>,
 ) -> Result<&'w mut [f32]> {
     let Some(first) = caches.first() else { return Ok(&mut []) };
-    let decoder = first.decoder.clone();
+    let (decoder, dtype) = (first.decoder.clone(), first.cache.dtype());
     assert!(caches.iter().all(|cache| Arc::ptr_eq(&cache.decoder, &decoder)), "one model");
-    active.take_if(|active| !Arc::ptr_eq(&active.decoder, &decoder));
-    let dtype = first.cache.dtype();
-    let active = active.get_or_insert_with(|| ActiveTokens::new(&decoder, dtype));
-    active.work.each = true;
-    decoder.embed(runs.tokens.iter().copied(), &mut active.hidden)?;
+    let kept = active.take().filter(|active| Arc::ptr_eq(&active.decoder, &decoder));
+    let computed = DeviceFailure::catch(|| {
+        let mut tokens = kept.unwrap_or_else(|| ActiveTokens::new(&decoder, dtype));
+        compute_runs(caches, runs, &mut tokens).map(|()| tokens)
+    });
+    Ok(active.insert(computed??).work.logits.as_mut_slice())
+}
+
+/// Computes the tokens of each run, and the logits after each.
+fn compute_runs(caches: &mut [&mut SequenceCache], runs: &Runs, tokens: &mut ActiveTokens) -> Result<()> {
+    let decoder = tokens.decoder.clone();
+    tokens.work.each = true;
+    decoder.embed(runs.tokens.iter().copied(), &mut tokens.hidden)?;
     for (index, cache) in caches.iter_mut().enumerate() {
         cache.prepare(runs.of(index).len());
     }
     let mut step = DecodeStep { parallel: each_on_its_own_thread(caches, &**decoder.device()), caches, runs };
     for layer in 0..decoder.config().num_layers() {
-        forward(layer, active, &mut step)?;
+        forward(layer, tokens, &mut step)?;
     }
     caches.iter_mut().enumerate().for_each(|(index, cache)| cache.len += runs.of(index).len());
-    Ok(active.logits())
+    tokens.logits();
+    Ok(())
 }
 
 /// Whether threads take a sequence each, in place of sharing each sequence's attention.

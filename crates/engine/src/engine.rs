@@ -4,12 +4,15 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use refrain_fusion::{FusionMethod, Vanilla};
-use refrain_kernels::{Device, Dtype, Precision};
+use refrain_kernels::{Device, DeviceFailure, Dtype, Precision};
 use refrain_kv::Span;
-use refrain_model::{ChatTemplate, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat};
+use refrain_model::{
+    ChatTemplate, Config, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat,
+};
 use refrain_store::{KvQuantization, Store};
 
 use crate::device_choice::DeviceChoice;
+use crate::error::mib;
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
 use crate::prefill_rate::PrefillRate;
@@ -139,14 +142,7 @@ impl Engine {
         let files = ModelFiles::open(path)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
         let precision = device.kept_precision(precision);
-        if let Some(memory) = device.memory_for(files.config().product_weights(), precision)
-            && memory.needed > memory.free
-        {
-            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-            let (needed, free) = (mib(memory.needed), mib(memory.free));
-            let reason = format!("the model's weights take {needed} MiB there, and {free} MiB are free");
-            return Err(Error::Device { device: device.name(), reason });
-        }
+        check_weights(&**device, files.config(), precision)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
@@ -154,7 +150,9 @@ impl Engine {
             .keep_packed
             .then(|| PackedWeights::beside(&files, fingerprint, precision, &**device))
             .flatten();
-        let decoder = Decoder::load(files, device, precision, kept.as_ref(), progress)?;
+        let load = || Decoder::load(files, device, precision, kept.as_ref(), progress);
+        let decoder = DeviceFailure::catch(load)
+            .map_err(|failure| Error::Device { device: device.name(), reason: failure.to_string() })??;
         Engine::new(decoder, tokenizer, template, store, settings, fingerprint)
     }
 
@@ -177,6 +175,7 @@ impl Engine {
         settings.chunk_tokens = settings.chunk_tokens.min(context.saturating_sub(1).max(1));
         let fingerprint = identity(fingerprint, decoder.precision());
         let numerics = format!("{}-{}", decoder.precision(), decoder.device().name()).into();
+        let buffers = BufferPool::of(&**decoder.device());
         Ok(Engine {
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
@@ -190,7 +189,7 @@ impl Engine {
             default_method: Arc::new(Vanilla),
             prefix: None,
             averaged: None,
-            buffers: Arc::default(),
+            buffers: Arc::new(buffers),
             prefill_rate: Arc::default(),
             prefix_cache: Arc::new(PrefixCache::new(0)),
             grammars: Arc::default(),
@@ -364,6 +363,19 @@ impl Engine {
     pub(crate) fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode(text, Specials::Plain)?)
     }
+}
+
+/// Checks that a model's weights fit into the memory of a device that has its own, where blocks of bytes are kept as `bf16`.
+fn check_weights(device: &dyn Device, config: &Config, precision: Precision) -> Result<()> {
+    let Some(memory) = device.memory() else { return Ok(()) };
+    let bytes = if precision == Precision::F32 { 4 } else { 2 };
+    let needed = config.product_weights().saturating_mul(bytes);
+    if needed <= memory.free {
+        return Ok(());
+    }
+    let (needed, free) = (mib(needed), mib(memory.free));
+    let reason = format!("the model's weights take {needed} there, and {free} are free");
+    Err(Error::Device { device: device.name(), reason })
 }
 
 /// Identifies a model in the names of its chunks: weights, configuration, and the precision of computation.

@@ -21,6 +21,27 @@ pub enum Error {
         /// What is missing there.
         reason: String,
     },
+    /// A step that the device could not do: its memory has run out, or it has failed for good.
+    #[error(transparent)]
+    DeviceFailure(#[from] refrain_kernels::DeviceFailure),
+    /// A prompt, or a chunk, that is not begun since the device has too little memory for it.
+    #[error(
+        "{tokens} tokens need {} of {device}'s memory, {} of it for keys and values, and {} are free: \
+         give a shorter prompt or fewer documents, a lower --max-tokens, --kv of 16 bits, --evict with a capacity, or another --device",
+        mib(*kv + *activations), mib(*kv), mib(*free)
+    )]
+    DeviceMemory {
+        /// Name of the device.
+        device: String,
+        /// Tokens of the prompt or chunk, and of its answer.
+        tokens: usize,
+        /// Bytes of keys and values.
+        kv: u64,
+        /// Bytes of all else that the tokens take while they are computed.
+        activations: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// The fusion method or its options.
     #[error(transparent)]
     Fusion(#[from] refrain_fusion::Error),
@@ -104,6 +125,11 @@ pub enum Error {
         /// The values that are accepted.
         expected: &'static str,
     },
+}
+
+/// Bytes as people read them.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// Result with [`Error`].

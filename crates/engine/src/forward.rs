@@ -315,13 +315,21 @@ pub(crate) fn visible_keys(visible: &[(u32, u32)]) -> usize {
 }
 
 /// Memory of requests that are over, for the next one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct BufferPool {
     pub(crate) kv: Arc<KvBufferPool>,
     tokens: Mutex<Option<ActiveTokens>>,
+    /// Whether nothing is kept, since the device has a pool of its own.
+    is_off: bool,
 }
 
 impl BufferPool {
+    /// A pool for `device`, as in [`KvBufferPool::of`].
+    pub(crate) fn of(device: &dyn Device) -> BufferPool {
+        let kv = Arc::new(KvBufferPool::of(device));
+        BufferPool { kv, tokens: Mutex::default(), is_off: device.memory().is_some() }
+    }
+
     /// Active tokens in pooled memory, if there is some.
     pub(crate) fn acquire(&self, decoder: &Arc<Decoder>, dtype: Dtype) -> ActiveTokens {
         let pooled = self.tokens.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -332,6 +340,8 @@ impl BufferPool {
 
     /// Leaves memory to the next request.
     pub(crate) fn release(&self, tokens: ActiveTokens) {
-        *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+        if !self.is_off {
+            *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+        }
     }
 }

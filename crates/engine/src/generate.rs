@@ -54,7 +54,7 @@ impl Prefill {
     /// Does one step.
     ///
     /// # Errors
-    /// If the store cannot be read, or the method or policy refuses the prompt.
+    /// If the store cannot be read, the method or policy refuses the prompt, or the device cannot do the step. The prefill is over then.
     pub fn advance(&mut self) -> Result<Advance> {
         self.job.advance()
     }
@@ -107,7 +107,7 @@ impl Engine {
     /// Begins an answer: its prompt is computed step by step.
     ///
     /// # Errors
-    /// If the question is empty, the prompt does not fit the context, or the policy refuses it.
+    /// If the question is empty, the prompt does not fit the context or the device's memory, or the policy refuses it.
     pub fn prefill(&self, prompt: &Prompt, request: GenerateRequest) -> Result<Prefill> {
         let capture = if request.explain { AttentionCapture::Explain } else { AttentionCapture::Nothing };
         let steps = request.sampling.max_tokens;

@@ -56,7 +56,11 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::max_seq_len`].
     pub fn max_kv_bytes(&self, prompt: &Prompt, max_tokens: usize, eviction: &Eviction) -> Result<usize> {
-        let room = self.max_seq_len(prompt, max_tokens, eviction)?;
+        self.kv_bytes(prompt, self.max_seq_len(prompt, max_tokens, eviction)?, eviction)
+    }
+
+    /// [`Engine::max_kv_bytes`] of a prompt and its answer, of at most `room` tokens together.
+    pub(crate) fn kv_bytes(&self, prompt: &Prompt, room: usize, eviction: &Eviction) -> Result<usize> {
         let held = match eviction.policy.budget(&spans(prompt))? {
             Some(budget) if budget.decoding => budget.most.saturating_add(1).min(room),
             Some(budget) => budget.keep.min(prompt.len()) + room - prompt.len(),

@@ -101,9 +101,18 @@ impl LayerCache {
 
 /// Layers of caches that are no longer used, kept for those to come: fresh memory costs more than filling it.
 #[derive(Debug, Default)]
-pub struct KvBufferPool(Mutex<Vec<LayerCache>>);
+pub struct KvBufferPool {
+    layers: Mutex<Vec<LayerCache>>,
+    /// Whether nothing is kept.
+    is_off: bool,
+}
 
 impl KvBufferPool {
+    /// A pool for `device`. It keeps nothing where the device has memory of its own, and a pool of it: what is kept there counts as free.
+    pub fn of(device: &dyn Device) -> KvBufferPool {
+        KvBufferPool { is_off: device.memory().is_some(), ..KvBufferPool::default() }
+    }
+
     /// A layer for `capacity` tokens, in pooled memory if there is some that is large enough and at most twice as large. Its
     /// slots hold zeros or what they held before.
     pub fn acquire(&self, device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
@@ -129,13 +138,22 @@ impl KvBufferPool {
 
     /// Takes over the layers of a cache in place of all that the pool holds.
     pub fn replace(&self, cache: &mut KvCache) {
+        if self.is_off {
+            return cache.layers.clear();
+        }
         let mut pooled = self.layers();
         pooled.clear();
         pooled.append(&mut cache.layers);
     }
 
+    fn keep(&self, layer: LayerCache) {
+        if !self.is_off {
+            self.layers().push(layer);
+        }
+    }
+
     fn layers(&self) -> MutexGuard<'_, Vec<LayerCache>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -207,7 +225,7 @@ impl KvAllocator {
     /// Gives a layer back to the pool.
     pub fn release(&self, layer: LayerCache) {
         self.meter.subtract(layer.bytes());
-        self.pool.layers().push(layer);
+        self.pool.keep(layer);
     }
 
     /// The meter of the request.

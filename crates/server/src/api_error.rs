@@ -4,12 +4,15 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use refrain::corpus::Error as CorpusError;
-use refrain::engine::Error as EngineError;
+use refrain::engine::{DeviceFailure, Error as EngineError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 /// Seconds after which an incomplete removal, or a request for what only the object store can tell, can be sent again.
 const RETRY_OBJECT_STORE: u64 = 10;
+
+/// Seconds after which a request can be sent again that the device has no memory for.
+const RETRY_DEVICE: u64 = 5;
 
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
@@ -143,6 +146,20 @@ impl From<EngineError> for ApiError {
             EngineError::Fusion(_) | EngineError::Eviction(_) => ApiError::field("refrain", message),
             // The prompt decides whether the model accepts it: a chat template may refuse an order of roles.
             EngineError::Model(_) => ApiError::field("messages", message),
+            // Other requests, or other programs, may leave room in a while.
+            EngineError::DeviceMemory { .. }
+            | EngineError::DeviceFailure(DeviceFailure::OutOfMemory { .. }) => {
+                tracing::warn!(error = message, "the device has too little memory for a request");
+                ApiError {
+                    code: Some("device_out_of_memory"),
+                    retry_after: Some(RETRY_DEVICE),
+                    ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                }
+            }
+            EngineError::DeviceFailure(_) => {
+                tracing::error!(error = message, "the device has failed");
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("device_failed")
+            }
             error => ApiError::internal(&error),
         }
     }

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::api_error::{ApiError, Result};
 use crate::blocking::spawn_blocking;
 use crate::clock::unix_seconds;
+use crate::compute::MAX_INGESTS;
 use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
 use crate::metrics::Metrics;
@@ -58,6 +59,23 @@ impl Drop for ServerState {
     }
 }
 
+/// The limits of a server whose requests fit into the memory of the engine's device, where it has its own.
+///
+/// # Errors
+/// If no request would fit.
+fn within_device(engine: &Engine, limits: Limits) -> std::result::Result<Limits, Error> {
+    let decoded = limits.max_num_seqs.saturating_mul(1 + limits.num_speculative_tokens);
+    let Some(memory) = engine.request_memory(decoded, MAX_INGESTS)? else { return Ok(limits) };
+    let (asked, left) =
+        (limits.kv_cache_memory_bytes, usize::try_from(memory.requests).unwrap_or(usize::MAX));
+    if asked <= left {
+        tracing::info!("{memory}; --kv-cache-memory-bytes gives them {asked} bytes");
+        return Ok(limits);
+    }
+    tracing::warn!("{memory}, fewer than the {asked} bytes of --kv-cache-memory-bytes");
+    Ok(Limits { kv_cache_memory_bytes: left, ..limits })
+}
+
 /// A fusion method.
 pub(crate) type Method = Arc<dyn FusionMethod>;
 
@@ -85,6 +103,7 @@ impl App {
             .transpose()
             .map_err(Error::Thread)?;
         let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };
+        let limits = within_device(&engine, limits)?;
         let scheduler = Scheduler::start(limits, metrics.clone()).map_err(Error::Thread)?;
         let state = ServerState {
             engine,

@@ -19,7 +19,7 @@ use tracing::{Span, info_span};
 use crate::TEXT_LOG;
 use crate::api_error::{ApiError, Result};
 use crate::job::{Event, GenerateJob, Job, aborted, send_token};
-use crate::queue::{QueuedJob, Shared};
+use crate::queue::{JobBytes, QueuedJob, Shared};
 use crate::shares::Shares;
 
 /// While there are prompts to compute, a decode step is due after this many times its own duration: a quarter of the time goes
@@ -34,7 +34,7 @@ const NEWCOMER_SHARE: u32 = 12;
 const NEWCOMER: Duration = Duration::from_secs(1);
 
 /// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
-const MAX_INGESTS: usize = 4;
+pub(crate) const MAX_INGESTS: usize = 4;
 
 /// Time without work after which unused memory is given back to the system.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
@@ -63,8 +63,7 @@ struct RunningPrefill {
     started: Instant,
     /// Time that it was computed for.
     took: Duration,
-    /// Bytes that it will need.
-    kv_bytes: usize,
+    bytes: JobBytes,
     prefill_span: Span,
 }
 
@@ -135,9 +134,10 @@ impl Compute {
         !(self.prefills.is_empty() && self.ingests.is_empty() && self.sequences.is_empty())
     }
 
-    /// The key, and the bytes of keys and values, of every prefill and sequence under way.
+    /// The key, and the bytes of the memory for requests, of every prefill and sequence under way.
     fn held(&self) -> impl Iterator<Item = (&str, usize)> {
-        let prefills = self.prefills.iter().map(|prefill| (prefill.client.key.as_str(), prefill.kv_bytes));
+        let prefills =
+            self.prefills.iter().map(|prefill| (prefill.client.key.as_str(), prefill.bytes.most()));
         let sequences =
             self.sequences.iter().map(|sequence| (sequence.client.key.as_str(), sequence.kv_bytes));
         prefills.chain(sequences)
@@ -162,7 +162,7 @@ impl Compute {
 
     /// Begins a job.
     fn start(&mut self, queued: QueuedJob) {
-        let QueuedJob { engine, job, events, arrived, deadline, kv_bytes, span, queue_span } = queued;
+        let QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span } = queued;
         drop(queue_span);
         let key = engine.settings().namespace.clone();
         let (client, started) = (Client { key, events, deadline, span }, Instant::now());
@@ -190,7 +190,7 @@ impl Compute {
                         arrived,
                         started,
                         took: Duration::ZERO,
-                        kv_bytes,
+                        bytes,
                         prefill_span,
                     }),
                     Ok(Err(error)) => client.fail(error.into()),
@@ -252,7 +252,7 @@ impl Compute {
 
     /// A prefill at its end becomes a running sequence.
     fn first_token(&mut self, running: RunningPrefill) {
-        let RunningPrefill { client, prefill, arrived, started, kv_bytes, prefill_span, .. } = running;
+        let RunningPrefill { client, prefill, arrived, started, bytes, prefill_span, .. } = running;
         let finished = catch_unwind(AssertUnwindSafe(|| prefill.finish()));
         drop(prefill_span);
         let Ok(Some(sequence)) = finished else {
@@ -261,6 +261,7 @@ impl Compute {
         self.shared.metrics.first_token(arrived.elapsed(), sequence.stats());
         self.shared.count_prefill(started.elapsed(), sequence.stats());
         let decode_span = info_span!(parent: &client.span, "decode");
+        let kv_bytes = bytes.kv;
         self.sequences.push(RunningSequence { client, sequence, kv_bytes, last_token: None, decode_span });
     }
 
@@ -344,8 +345,8 @@ impl Compute {
             }
         }
         self.sequences = unfinished;
-        if step(&mut self.sequences, &mut self.workspace).is_err() {
-            self.step_alone();
+        if let Err(error) = step(&mut self.sequences, &mut self.workspace) {
+            self.step_alone(&error);
         }
         let took = started.elapsed();
         let each = took / self.sequences.len().max(1) as u32;
@@ -353,8 +354,8 @@ impl Compute {
         self.last_step = Some((Instant::now(), took));
     }
 
-    /// Decodes each running sequence alone, after a step of all of them has failed, so that one that cannot go on ends alone.
-    fn step_alone(&mut self) {
+    /// Decodes each running sequence alone, after a step of all of them has failed by `error`, so that one that cannot go on ends alone.
+    fn step_alone(&mut self, error: &ApiError) {
         tracing::error!("a step of {} sequences failed; each goes on alone", self.sequences.len());
         let goes_on = |mut running: RunningSequence| {
             self.workspace = DecodeWorkspace::default();
@@ -363,7 +364,7 @@ impl Compute {
             }
             let stepped = match running.sequence.undo_step() {
                 true => step(std::slice::from_mut(&mut running), &mut self.workspace),
-                false => Err(ApiError::internal(&"a step cannot be repeated")),
+                false => Err(error.clone()),
             };
             stepped.map_err(|error| running.client.fail(error)).is_ok().then_some(running)
         };

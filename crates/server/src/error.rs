@@ -13,6 +13,9 @@ pub enum Error {
     /// The stored documents cannot be opened or indexed.
     #[error(transparent)]
     Corpus(#[from] refrain::corpus::Error),
+    /// The device has too little memory for requests.
+    #[error(transparent)]
+    Engine(#[from] refrain::engine::Error),
     /// API keys are given without the secret from which their namespaces are derived.
     #[error("API keys need a namespace key")]
     NoNamespaceKey,

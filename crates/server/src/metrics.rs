@@ -15,6 +15,8 @@ use refrain::engine::{Engine, RequestStats};
 #[cfg(feature = "remote")]
 use refrain::store::RemoteStats;
 
+use crate::device_metrics::DeviceMetrics;
+
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -51,6 +53,7 @@ pub(crate) struct Metrics {
     accepted_tokens: Counter,
     store: StoreMetrics,
     documents: DocumentMetrics,
+    device: DeviceMetrics,
     memory: Gauge,
 }
 
@@ -355,6 +358,7 @@ impl Metrics {
             ),
             store,
             documents,
+            device: DeviceMetrics::register(&mut registry),
             memory,
             registry: Arc::new(registry),
         }
@@ -391,6 +395,7 @@ impl Metrics {
     /// All metrics in the text format of OpenMetrics.
     pub(crate) fn text(&self, engine: &Engine, corpus: &Corpus) -> String {
         self.documents.read(corpus);
+        self.device.read(&**engine.decoder().device());
         let (stats, own) = (engine.store().stats(), &self.store);
         for (gauge, value) in [
             (&own.memory_bytes, stats.memory_bytes),

@@ -18,7 +18,8 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// Most requests that wait.
     pub max_queued_requests: usize,
-    /// Most bytes of keys and values of all sequences that are being prefilled or decoded.
+    /// Most bytes of keys and values of all sequences that are being prefilled or decoded. On a device with memory of its own, prompts under
+    /// way count too, and what is free there bounds it.
     pub kv_cache_memory_bytes: usize,
     /// Most tokens of a request: of the documents to ingest, or of prompt and answer.
     pub max_tokens_per_request: usize,

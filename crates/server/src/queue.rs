@@ -16,6 +16,22 @@ use crate::job::{Event, Job, aborted};
 use crate::metrics::Metrics;
 use crate::options::Limits;
 
+/// Bytes that a job takes of the memory for requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JobBytes {
+    /// Keys and values, and what an eviction policy keeps beside them.
+    pub(crate) kv: usize,
+    /// What its prompt takes until its first token, on a device with memory of its own.
+    pub(crate) prompt: usize,
+}
+
+impl JobBytes {
+    /// Most bytes that it takes at a time.
+    pub(crate) fn most(self) -> usize {
+        self.kv.saturating_add(self.prompt)
+    }
+}
+
 /// A job in the queue.
 pub(crate) struct QueuedJob {
     pub(crate) engine: Engine,
@@ -23,8 +39,7 @@ pub(crate) struct QueuedJob {
     pub(crate) events: UnboundedSender<Event>,
     pub(crate) arrived: Instant,
     pub(crate) deadline: Instant,
-    /// Bytes that it will need.
-    pub(crate) kv_bytes: usize,
+    pub(crate) bytes: JobBytes,
     /// The span of the request.
     pub(crate) span: Span,
     /// The span of its time in the queue.
@@ -82,7 +97,7 @@ impl Shared {
         job: Job,
         events: UnboundedSender<Event>,
         timeout: Duration,
-        kv_bytes: usize,
+        bytes: JobBytes,
     ) -> Result<()> {
         let mut queue = self.queue();
         self.admit(&mut queue)?;
@@ -94,7 +109,7 @@ impl Shared {
         let (arrived, span) = (Instant::now(), Span::current());
         let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
         let deadline = arrived + timeout;
-        let queued = QueuedJob { engine, job, events, arrived, deadline, kv_bytes, span, queue_span };
+        let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
         queue.jobs.push_back(queued);
         self.metrics.waiting.set(queue.jobs.len() as i64);
         drop(queue);
@@ -163,7 +178,8 @@ impl Shared {
         let question = questions.min_by_key(|(_, job)| (used(job.key()), of_own(job)));
         let bytes: usize = held.iter().map(|(_, bytes)| bytes).sum();
         let fits = |job: &QueuedJob| {
-            held.len() < self.limits.max_num_seqs && bytes + job.kv_bytes <= self.limits.kv_cache_memory_bytes
+            held.len() < self.limits.max_num_seqs
+                && bytes + job.bytes.most() <= self.limits.kv_cache_memory_bytes
         };
         let question = question.filter(|(_, job)| fits(job)).map(|(index, _)| index);
         let ingest = queue.jobs.iter().position(is_ingest).filter(|_| may_ingest);

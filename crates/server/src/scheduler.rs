@@ -13,7 +13,7 @@ use crate::compute::Compute;
 use crate::job::{Event, Job};
 use crate::metrics::Metrics;
 use crate::options::Limits;
-use crate::queue::Shared;
+use crate::queue::{JobBytes, Shared};
 
 /// The queue and the compute thread. A clone is cheap and shares both.
 #[derive(Clone)]
@@ -54,21 +54,26 @@ impl Scheduler {
     ) -> Result<()> {
         let timeout = timeout.unwrap_or(self.0.limits.request_timeout);
         let limit = self.0.limits.kv_cache_memory_bytes;
-        let kv_bytes = match &job {
-            Job::Ingest(_) => 0,
+        let bytes = match &job {
+            Job::Ingest(_) => JobBytes::default(),
             Job::Generate(job) => {
                 self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
-                engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?
+                JobBytes {
+                    kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
+                    prompt: engine.prompt_bytes(&job.prompt, &job.eviction),
+                }
             }
         };
-        if kv_bytes > limit {
+        if bytes.most() > limit {
+            let JobBytes { kv, prompt } = bytes;
+            let prompt = if prompt > 0 { format!(" and {prompt} for its prompt") } else { String::new() };
             let message = format!(
-                "the request may need {kv_bytes} bytes of keys and values, and all requests together have {limit}: send less, \
+                "the request may need {kv} bytes of keys and values{prompt}, and all requests together have {limit}: send less, \
                  ask for a lower max_tokens, or bound the cache with refrain.evict"
             );
             return Err(ApiError::too_large(message));
         }
-        self.0.push(engine, job, events, timeout, kv_bytes)
+        self.0.push(engine, job, events, timeout, bytes)
     }
 
     /// Checks, before a request is tokenised, whether the queue takes it.

@@ -5,6 +5,8 @@ mod deletion;
 mod files;
 mod gateway;
 mod generation;
+#[cfg(feature = "emulate")]
+mod gpu;
 #[cfg(feature = "remote")]
 mod replicas;
 mod responses;

@@ -1,5 +1,6 @@
 //! Memory of tensors.
 
+use super::alloc::alloc;
 use crate::driver::{Arg, Driver};
 
 /// Memory of a tensor, which may be none.
@@ -26,9 +27,7 @@ impl<D: Driver> Block<D> {
 impl<D: Driver> Clone for Block<D> {
     fn clone(&self) -> Block<D> {
         let memory = self.memory.as_ref().map(|memory| {
-            let copy = self.home.alloc(self.bytes).unwrap_or_else(|error| {
-                panic!("{}: a copy of {} bytes: {error}", self.home.name(), self.bytes)
-            });
+            let copy = alloc(&self.home, self.bytes);
             self.home.copy(memory, 0, &copy, 0, self.bytes);
             copy
         });

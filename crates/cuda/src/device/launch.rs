@@ -1,9 +1,10 @@
 //! Launches of kernels.
 
-use refrain_kernels::Dtype;
+use refrain_kernels::{DeviceFailure, Dtype};
 
+use super::alloc::alloc;
 use super::context::CudaDevice;
-use crate::driver::{Arg, Driver, Grid};
+use crate::driver::{Arg, Driver, DriverError, Grid};
 
 /// Threads of a block of kernels whose threads are independent, at most.
 const THREADS: usize = 256;
@@ -66,20 +67,23 @@ impl<D: Driver> CudaDevice<D> {
     /// Memory, whose content is left open.
     ///
     /// # Panics
-    /// If there is not as much.
+    /// With a [`DeviceFailure`] if there is not as much.
     pub(super) fn alloc(&self, bytes: usize) -> D::Memory {
-        self.driver.alloc(bytes).unwrap_or_else(|error| {
-            panic!("{}: allocating {bytes} bytes: {error}", self.driver.name());
-        })
+        alloc(&self.driver, bytes)
+    }
+
+    /// The failure of a call, which was doing `what`.
+    pub(super) fn broken(&self, what: &str, error: &DriverError) -> DeviceFailure {
+        DeviceFailure::Broken { device: self.driver.name(), reason: format!("{what}: {error}") }
     }
 
     /// Waits for what a call has queued where other threads are to use its result.
     ///
     /// # Panics
-    /// If that has failed.
+    /// With a [`DeviceFailure`] if that has failed.
     pub(super) fn settle(&self) {
         if self.is_beside {
-            self.driver.wait().unwrap_or_else(|error| panic!("{}: waiting: {error}", self.driver.name()));
+            self.driver.wait().unwrap_or_else(|error| self.broken("waiting", &error).unwind());
         }
     }
 }

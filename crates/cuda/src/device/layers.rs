@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use refrain_kernels::{Dtype, Floats, GatedMlp, KvBuffer, LayerTail, Mlp, Norm, QkNorms};
+use refrain_kernels::{Dtype, Floats, GatedMlp, KvBuffer, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, QkNorms};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -12,8 +12,6 @@ use super::linear::{Epilogue, Input, Linear};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
-/// Rows that go through the steps of a layer at a time: they bound the memory of what lies between.
-pub(super) const BLOCK_ROWS: usize = 8192;
 /// Weights of norms that are kept in the GPU's memory at most.
 const MAX_NORMS: usize = 4096;
 
@@ -38,10 +36,10 @@ pub(super) fn rows_of<D: Driver>(x: &Floats, width: usize, rows: Range<usize>) -
     Rows { at: floats::<D>(x).arg(4 * rows.start * width), rows: rows.len(), width }
 }
 
-/// The range in parts of at most [`BLOCK_ROWS`].
+/// The range in parts of at most [`MAX_BLOCK_ROWS`].
 pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = rows.end;
-    rows.step_by(BLOCK_ROWS).map(move |first| first..(first + BLOCK_ROWS).min(end))
+    rows.step_by(MAX_BLOCK_ROWS).map(move |first| first..(first + MAX_BLOCK_ROWS).min(end))
 }
 
 /// Threads of a block that norms a row.

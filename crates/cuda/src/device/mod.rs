@@ -1,5 +1,6 @@
 //! The CUDA device: what each call of the interface launches.
 
+mod alloc;
 mod attention;
 mod block;
 mod caches;
@@ -16,14 +17,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, DeviceMemory, Distance, Dtype, Floats, GumbelNoise,
-    HeadKeys, KvBuffer, KvRows, LayerTail, Norm, PackedLinear, Precision, QkNorms, Rotary, RowUnavailable,
-    Slice, WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, Floats,
+    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, Precision,
+    QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
 use launch::{assert_rows, for_size, size};
-use layers::BLOCK_ROWS;
 use linear::rows_of_weights;
 use tensors::{floats, kv_block};
 
@@ -48,7 +48,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn rows_together(&self) -> usize {
-        BLOCK_ROWS
+        MAX_BLOCK_ROWS
     }
 
     fn beside(&self) -> Arc<dyn Device> {
@@ -59,9 +59,13 @@ impl<D: Driver> Device for CudaDevice<D> {
         if wanted == Precision::F32 { wanted } else { Precision::Bf16 }
     }
 
-    fn memory_for(&self, weights: u64, precision: Precision) -> Option<DeviceMemory> {
-        let bytes = if precision == Precision::F32 { 4 } else { 2 };
-        Some(DeviceMemory { needed: weights.saturating_mul(bytes), free: self.driver.memory().1 })
+    fn memory(&self) -> Option<DeviceMemory> {
+        let (total, free) = self.driver.memory();
+        Some(DeviceMemory { total, free })
+    }
+
+    fn failure(&self) -> Option<DeviceFailure> {
+        self.driver.failure().map(|error| self.broken("computing", &error))
     }
 
     fn floats(&self, len: usize) -> Floats {

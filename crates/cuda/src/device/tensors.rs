@@ -37,20 +37,18 @@ impl<D: Driver> CudaDevice<D> {
     /// Copies numbers from a byte on to the host, when all before is done.
     ///
     /// # Panics
-    /// If that has failed.
+    /// With a [`DeviceFailure`](refrain_kernels::DeviceFailure) if that has failed.
     pub(super) fn read<T: bytemuck::Pod>(&self, block: &Block<D>, at: usize, to: &mut [T]) {
         let Some(memory) = block.memory.as_ref().filter(|_| !to.is_empty()) else { return };
         let bytes = size_of_val(to);
         let done = self.driver.read(memory, at, bytemuck::cast_slice_mut(to));
-        done.unwrap_or_else(|error| {
-            panic!("{}: reading {bytes} bytes: {error}", self.driver.name());
-        });
+        done.unwrap_or_else(|error| self.broken(&format!("reading {bytes} bytes"), &error).unwind());
     }
 
     /// All numbers of a block, when all before is done.
     ///
     /// # Panics
-    /// If that has failed.
+    /// With a [`DeviceFailure`](refrain_kernels::DeviceFailure) if that has failed.
     pub(super) fn read_floats(&self, block: &Block<D>) -> Vec<f32> {
         let mut out = vec![0.0; block.bytes() / 4];
         self.read(block, 0, &mut out);

@@ -58,9 +58,10 @@ impl Context {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone().map_or(Ok(()), Err)
     }
 
-    /// Memory in the order of a stream. If the pool has none, all streams are waited for, so that what they are about to free is there.
+    /// Memory in the order of a stream. If the pool has none, all streams are waited for, so that what they are about to free is there. Any
+    /// error but a want of memory is kept.
     pub(super) fn alloc(&self, bytes: usize, stream: sys::CUstream) -> Result<sys::CUdeviceptr, DriverError> {
-        self.bind()?;
+        self.bind().map_err(|error| self.keep(error))?;
         // SAFETY: pool and stream live as long as the context.
         let alloc = || unsafe { mem_pool::alloc_async(self.pool, bytes, stream) };
         alloc()
@@ -73,7 +74,10 @@ impl Context {
                 unsafe { mem_pool::trim_to(self.pool, 0) }?;
                 alloc()
             })
-            .map_err(|failed| error(&format!("allocating {bytes} bytes"), failed))
+            .map_err(|failed| {
+                let told = error(&format!("allocating {bytes} bytes"), failed);
+                if failed.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY { told } else { self.keep(told) }
+            })
     }
 
     /// A property of the GPU.
@@ -82,9 +86,11 @@ impl Context {
         unsafe { device::get_attribute(self.device, which) }.describe(what)
     }
 
-    /// Bytes of memory, and how many of them are free, those that the pool holds and nobody uses included.
+    /// Bytes of memory, and how many of them are free, those that the pool holds and nobody uses included. All streams are waited for, so that
+    /// what they are about to free counts.
     pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
         self.bind()?;
+        ctx::synchronize().describe("waiting for the GPU")?;
         let (free, total) = mem_get_info().describe("asking for free memory")?;
         let read = |attribute| {
             let mut value = 0u64;

@@ -113,6 +113,10 @@ impl Driver for Nvidia {
         self.queue.gpu.context.memory().unwrap_or((self.device.memory, self.device.memory))
     }
 
+    fn failure(&self) -> Option<DriverError> {
+        self.queue.gpu.context.check().err()
+    }
+
     fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
         self.queue.alloc(bytes)
     }

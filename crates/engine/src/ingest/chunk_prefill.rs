@@ -185,10 +185,11 @@ impl IsolatedRun {
         if let Some(prefix) = &prefix {
             prefix.prefill(|tokens| engine.prefilled(tokens))?;
         }
+        let first = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
+        engine.check_chunk_memory(ids.len() - first, ids.len())?;
         let decoder = engine.decoder_arc();
         let (shape, tables) = (decoder.shape(), decoder.rope_tables(ids.len(), ids.len()));
         let mut tokens = engine.buffers().acquire(decoder, dtype);
-        let first = prefix.as_ref().map_or(0, |prefix| prefix.tokens.len());
         tokens.embed(ids, (first as u32..ids.len() as u32).collect(), &tables)?;
         let layers = IsolatedLayers {
             prefix,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{ChunkStatistics, FusionMethod};
+use refrain_kernels::DeviceFailure;
 use refrain_store::{ChunkId, ChunkKey, Fetched, KvQuantization, PutOutcome};
 use serde::Serialize;
 
@@ -159,8 +160,12 @@ impl Ingest {
     /// Does one step.
     ///
     /// # Errors
-    /// If the store cannot be read or a token has no embedding. A full disk is no error: the report says so.
+    /// If the store cannot be read, a token has no embedding, or the device cannot do the step. A full disk is no error: the report says so.
     pub fn advance(&mut self) -> Result<Advance> {
+        DeviceFailure::catch(|| self.step())?
+    }
+
+    fn step(&mut self) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Next) {
             Stage::Fetch(mut fetch) => {
                 if fetch.poll().is_none() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use refrain_eviction::{Eviction, PromptSpans};
 use refrain_fusion::{ChunkSpan, FusionMethod, ModelFacts, PrefillInputs, PromptLayout};
+use refrain_kernels::DeviceFailure;
 use refrain_kv::{KvAllocator, Span};
 use refrain_store::{Fetched, KvQuantization};
 
@@ -110,7 +111,7 @@ impl PrefillJob {
     /// Begins a prefill.
     ///
     /// # Errors
-    /// If the prompt does not fit the context, or the eviction policy refuses it.
+    /// If the prompt does not fit the context or the device's memory, or the eviction policy refuses it.
     pub(crate) fn start(engine: &Engine, prompt: &Prompt, request: PrefillRequest) -> Result<PrefillJob> {
         let method = request.method.as_ref();
         let max_rope_position = engine.max_rope_position(
@@ -119,6 +120,7 @@ impl PrefillJob {
             request.max_seq_len,
             method.keeps_all_tokens(),
         )?;
+        engine.check_prompt_memory(prompt, request.max_seq_len, &request.eviction)?;
         let prompt = match method.statistics().is_empty() {
             true => prompt.clone(),
             false => prompt.contexts(engine.longest_context()),
@@ -163,8 +165,12 @@ impl PrefillJob {
         })
     }
 
-    /// Does one step.
+    /// Does one step. After an error the job is over.
     pub(crate) fn advance(&mut self) -> Result<Advance> {
+        DeviceFailure::catch(|| self.step())?
+    }
+
+    fn step(&mut self) -> Result<Advance> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start => self.stage = self.first_stage()?,
             Stage::Fetch(mut fetch, opening) => {

@@ -150,6 +150,7 @@ impl PassRun {
                 Prefetched::Ready(ready) => self.layers.ready = Some(ready),
                 Prefetched::Waiting => return Ok(Step::Waiting),
                 Prefetched::Broken => return Ok(Step::Broken),
+                Prefetched::Failed(failure) => return Err(failure.into()),
             }
         }
         let started = Instant::now();

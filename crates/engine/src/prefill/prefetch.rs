@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use refrain_fusion::{KeyPositions, PassPlan};
-use refrain_kernels::{Device, Dtype, KvRows};
+use refrain_kernels::{Device, DeviceFailure, Dtype, KvRows};
 use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::Layer;
 
@@ -31,6 +31,19 @@ pub(crate) enum Prefetched {
     Waiting,
     /// A segment turned out broken.
     Broken,
+    /// The device could not bring the layer in.
+    Failed(DeviceFailure),
+}
+
+impl Prefetched {
+    /// The end of a layer's loading, which has none if a segment is broken.
+    fn of(loaded: Result<Option<PrefetchedLayer>, DeviceFailure>) -> Prefetched {
+        match loaded {
+            Ok(Some(ready)) => Prefetched::Ready(ready),
+            Ok(None) => Prefetched::Broken,
+            Err(failure) => Prefetched::Failed(failure),
+        }
+    }
 }
 
 /// More threads than this gain nothing: together they read faster than memory is written.
@@ -173,12 +186,12 @@ impl PrefetchJob {
                 if !self.wait_until(|progress| task <= progress.requested.saturating_add(self.sizes.ahead)) {
                     return;
                 }
-                let loaded = self.timed(|| self.load(task));
-                let sound = loaded.is_some();
+                let loaded = self.timed(|| DeviceFailure::catch(|| self.load(task)));
+                let sound = matches!(loaded, Ok(Some(_)));
                 self.progress().left -= 1;
                 self.changed.notify_all();
-                // The receiver is gone once a broken segment has ended the prefill.
-                if outbox.0.send(loaded.map(|layer| (task, layer))).is_err() || !sound {
+                // The receiver is gone once a broken segment or a failure has ended the prefill.
+                if outbox.0.send((task, Prefetched::of(loaded))).is_err() || !sound {
                     return;
                 }
             } else if task >= 2 * layers
@@ -201,8 +214,8 @@ impl PrefetchJob {
 /// A request for no layer any more.
 const ABANDONED: usize = usize::MAX;
 
-/// A layer's index and its keys and values; none if a segment is broken.
-type Message = Option<(usize, PrefetchedLayer)>;
+/// A layer's index, and how its loading ended.
+type Message = (usize, Prefetched);
 
 /// A loader's end of the channel. A loader that panics tells the computing thread, which would wait for its layer for ever.
 struct Outbox(Sender<Message>);
@@ -210,7 +223,7 @@ struct Outbox(Sender<Message>);
 impl Drop for Outbox {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = self.0.send(None);
+            let _ = self.0.send((ABANDONED, Prefetched::Broken));
         }
     }
 }
@@ -282,18 +295,16 @@ impl LayerPrefetcher {
     fn wait(&mut self, layer: usize) -> Prefetched {
         // Where no thread could be started this one loads.
         if self.loaders.is_empty() {
-            return match self.job.timed(|| self.job.load(layer)) {
-                Some(loaded) => Prefetched::Ready(loaded),
-                None => Prefetched::Broken,
-            };
+            return Prefetched::of(self.job.timed(|| DeviceFailure::catch(|| self.job.load(layer))));
         }
         loop {
             if let Some(ready) = self.early.remove(&layer) {
                 return Prefetched::Ready(ready);
             }
             match self.inbox.recv_timeout(PATIENCE) {
-                Ok(Some((arrived, ready))) => _ = self.early.insert(arrived, ready),
-                Ok(None) | Err(RecvTimeoutError::Disconnected) => return Prefetched::Broken,
+                Ok((arrived, Prefetched::Ready(ready))) => _ = self.early.insert(arrived, ready),
+                Ok((_, ended)) => return ended,
+                Err(RecvTimeoutError::Disconnected) => return Prefetched::Broken,
                 Err(RecvTimeoutError::Timeout) => return Prefetched::Waiting,
             }
         }

@@ -87,6 +87,11 @@ impl PrefixCache {
         PrefixCache { bound, state: Mutex::default() }
     }
 
+    /// Most bytes of keys and values that are kept.
+    pub(crate) fn bound(&self) -> usize {
+        self.bound
+    }
+
     pub(crate) fn is_on(&self) -> bool {
         self.bound > 0
     }

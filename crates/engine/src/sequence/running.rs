@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Instant;
 
 use refrain_eviction::Eviction;
+use refrain_kernels::DeviceFailure;
 
 use super::generator::Generator;
 use super::lookup::PromptLookup;
@@ -149,7 +150,9 @@ impl Sequence {
         let (Some(root), Some(kv)) = (&self.prefix, self.cache.cache.whole()) else { return };
         let tokens = self.lookup.tokens();
         let ids = &tokens[..self.cache.len.min(tokens.len())];
-        self.engine.prefix_cache().insert(&**self.cache.decoder.device(), root, ids, kv);
+        let device = &**self.cache.decoder.device();
+        // Where the device has no memory for it, nothing is kept. A device that has failed is told by the next step.
+        let _ = DeviceFailure::catch(|| self.engine.prefix_cache().insert(device, root, ids, kv));
     }
 
     /// The answer at its end.

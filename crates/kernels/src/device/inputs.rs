@@ -4,11 +4,11 @@ use super::tensors::{Floats, KvBuffer, PackedLinear};
 use crate::buffer::Slice;
 use crate::linear::{Activation, Precision, WeightRows};
 
-/// Memory that weights need on a device with memory of its own, and what is free there.
+/// Memory of a device of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes of the weights.
-    pub needed: u64,
+    /// All bytes.
+    pub total: u64,
     /// Bytes that are free.
     pub free: u64,
 }

@@ -4,6 +4,7 @@
 //! ([`Floats`], [`KvBuffer`], [`PackedLinear`]) hold storage of their device, of which the host knows the length alone; what
 //! the host is to see comes out of a method as a vector of the host's.
 
+mod failure;
 mod inputs;
 mod tensors;
 
@@ -16,18 +17,24 @@ use crate::buffer::{Buffer, Dtype, Slice};
 use crate::isa::Isa;
 use crate::linear::{PackedPanels, Precision};
 
+pub use failure::DeviceFailure;
 pub use inputs::{
     CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp,
     Norm, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
+/// Rows that a device with memory of its own takes at most through a product of a layer at a time: they bound the memory of what lies between
+/// a layer's steps.
+pub const MAX_BLOCK_ROWS: usize = 8192;
+
 /// All that is done to tensors. Calls may be queued; those that write to the host's memory wait for what they need.
 ///
 /// Sums are formed in `f32` at least. A result never depends on the number of threads.
 ///
 /// # Panics
-/// All methods panic if lengths or types do not fit, or a tensor is of another device.
+/// All methods panic if lengths or types do not fit, or a tensor is of another device. A call that a device cannot do, for want of memory
+/// or since an operation has failed, unwinds with a [`DeviceFailure`].
 pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Name of the kernels in use: an instruction set or a processor.
     fn name(&self) -> String;
@@ -57,9 +64,14 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         wanted
     }
 
-    /// The bytes that `weights` packed weights take in the device's own memory, and those that are free there. None for a device that
-    /// computes in the host's memory.
-    fn memory_for(&self, _weights: u64, _precision: Precision) -> Option<DeviceMemory> {
+    /// The device's own memory as it is now; none for a device that computes in the host's. Such a device keeps what is freed in a pool of
+    /// its own, which counts as free.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// The failure by which this device computes no more, if there was one. The call waits for nothing.
+    fn failure(&self) -> Option<DeviceFailure> {
         None
     }
 

@@ -56,8 +56,27 @@ pub(super) struct ModelListResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StatusResponse {
-    /// `ok`, `ready`, `syncing` or `stopping`.
+    /// `ok`, `ready`, `syncing`, `stopping` or `failed`.
     status: &'static str,
+    /// Why the device computes no more, if it has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl StatusResponse {
+    /// The status of a server whose device has failed for good.
+    fn of_failure(app: &App) -> Option<Response> {
+        let failure = app.state.engine.decoder().device().failure()?;
+        Some(StatusResponse { status: "failed", reason: Some(failure.to_string()) }.unavailable())
+    }
+
+    fn of(status: &'static str) -> StatusResponse {
+        StatusResponse { status, reason: None }
+    }
+
+    fn unavailable(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, axum::Json(self)).into_response()
+    }
 }
 
 fn model_response(app: &App) -> ModelResponse {
@@ -124,13 +143,16 @@ pub(super) async fn methods(State(app): State<App>) -> Response {
     axum::Json(value).into_response()
 }
 
-/// Whether the process answers.
+/// Whether the process answers, and can compute: if not, it is to be started again.
 #[utoipa::path(
     get, path = "/health", security(()),
-    responses((status = 200, description = "It does", body = StatusResponse)),
+    responses(
+        (status = 200, description = "It does", body = StatusResponse),
+        (status = 503, description = "The device that computes has failed for good", body = StatusResponse),
+    ),
 )]
-pub(super) async fn health() -> Response {
-    axum::Json(StatusResponse { status: "ok" }).into_response()
+pub(super) async fn health(State(app): State<App>) -> Response {
+    StatusResponse::of_failure(&app).unwrap_or_else(|| axum::Json(StatusResponse::of("ok")).into_response())
 }
 
 /// Whether the server takes requests.
@@ -138,16 +160,18 @@ pub(super) async fn health() -> Response {
     get, path = "/ready", security(()),
     responses(
         (status = 200, description = "It does", body = StatusResponse),
-        (status = 503, description = "It is shutting down, or has not yet compared its documents with those of other machines", body = StatusResponse),
+        (status = 503, description = "It is shutting down, has not yet compared its documents with those of other machines, or its device has failed", body = StatusResponse),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> Response {
-    let status = match (app.is_stopping(), app.state.corpus.is_synced()) {
-        (true, _) => "stopping",
-        (false, false) => "syncing",
-        (false, true) => return axum::Json(StatusResponse { status: "ready" }).into_response(),
-    };
-    (StatusCode::SERVICE_UNAVAILABLE, axum::Json(StatusResponse { status })).into_response()
+    if let Some(failed) = StatusResponse::of_failure(&app) {
+        return failed;
+    }
+    match (app.is_stopping(), app.state.corpus.is_synced()) {
+        (true, _) => StatusResponse::of("stopping").unavailable(),
+        (false, false) => StatusResponse::of("syncing").unavailable(),
+        (false, true) => axum::Json(StatusResponse::of("ready")).into_response(),
+    }
 }
 
 /// Metrics for Prometheus.

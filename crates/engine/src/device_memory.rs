@@ -1,0 +1,204 @@
+//! What an engine's work takes on a device with memory of its own: counted before it begins, so that what does not fit is refused.
+//!
+//! With hidden states of D elements, queries of Q = heads · head dim, keys of W = KV heads · head dim, networks of I and logits of V elements,
+//! c bytes of an activation as a product takes it (2, or 4 in `f32`) and s bytes of a cached element, the bytes are:
+//!
+//! | | |
+//! |---|---|
+//! | keys and values | [`Engine::max_kv_bytes`] |
+//! | a token under way | 4 · (D + max(D, Q) + 4 Q + heads) + 2 · W · s: hidden states and room to gather them, queries, these before rotation, attention's output and that of a report, log-sum-exps, fresh keys and values |
+//! | a step | the most of: c · D + 4 · (Q + 2 W) for each projected row (8192 at a time); c · (Q + D + I) + 8 · D for each row of `--ubatch-size` in a network, or what experts gather; attention in pieces; c · D + 4 · V for each row with logits |
+//!
+//! All rows of a prompt count as computed, though a method may reuse most of them.
+
+use std::fmt;
+
+use refrain_eviction::Eviction;
+use refrain_kernels::{MAX_BLOCK_ROWS, Precision};
+use refrain_model::{Config, LayerSpec};
+
+use crate::engine::Engine;
+use crate::error::mib;
+use crate::prompt::Prompt;
+use crate::{Error, Result};
+
+/// One part in so many of a device's memory is left alone: for reports of methods and policies, what loaders bring in, and memory that is free in
+/// pieces that are too small.
+const MARGIN: u64 = 20;
+/// Keys of a piece of attention, and most rows and heads of all pieces: where few rows see many keys, a GPU is filled by pieces of keys.
+const PIECE: usize = 256;
+const PIECES: usize = 256 * 64;
+
+/// The memory of a device with memory of its own that is there for requests, and what the rest of the free memory is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestMemory {
+    /// Name of the device.
+    pub device: String,
+    /// Bytes that are free, weights being in place.
+    pub free: u64,
+    /// Bytes of steps, of tokens that are decoded, and of chunks that are ingested.
+    pub steps: u64,
+    /// Bytes that the prefix cache may take.
+    pub prefix_cache: u64,
+    /// Bytes that are left alone.
+    pub margin: u64,
+    /// Bytes for requests: keys and values, and tokens of prompts under way.
+    pub requests: u64,
+}
+
+impl fmt::Display for RequestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RequestMemory { device, free, steps, prefix_cache, margin, requests } = self;
+        write!(
+            f,
+            "of {} that are free on {device}, steps take {}, the prefix cache {}, and {} stay free: {} are left for requests",
+            mib(*free),
+            mib(*steps),
+            mib(*prefix_cache),
+            mib(*margin),
+            mib(*requests)
+        )
+    }
+}
+
+impl Engine {
+    /// The memory for requests of a server that decodes at most `decoded` tokens a step and has at most `ingests` ingests under way. None for a
+    /// device that computes in the host's memory.
+    ///
+    /// # Errors
+    /// If a prompt of one chunk does not fit.
+    pub fn request_memory(&self, decoded: usize, ingests: usize) -> Result<Option<RequestMemory>> {
+        let device = self.decoder().device();
+        let Some(memory) = device.memory() else { return Ok(None) };
+        let (settings, config) = (self.settings(), self.decoder().config());
+        let left = if settings.left_tokens < config.context { settings.left_tokens } else { 0 };
+        let chunk = (self.before_chunks().len() + left + settings.chunk_tokens).min(config.context);
+        let decoding = self.token_bytes(decoded) + 8 * product(&[decoded, config.heads, config.head_dim]);
+        let steps = self.step_bytes(config.context, config.context, decoded) + decoding;
+        let steps = steps + ingests as u64 * (self.token_bytes(chunk) + self.layer_bytes(chunk));
+        let (prefix_cache, margin) = (self.prefix_cache().bound() as u64, memory.total / MARGIN);
+        let requests = memory.free.saturating_sub(steps).saturating_sub(prefix_cache).saturating_sub(margin);
+        let room =
+            RequestMemory { device: device.name(), free: memory.free, steps, prefix_cache, margin, requests };
+        let tokens = settings.chunk_tokens;
+        let least = self.token_bytes(tokens) + config.num_layers() as u64 * self.layer_bytes(tokens);
+        if requests >= least {
+            return Ok(Some(room));
+        }
+        let reason = format!(
+            "{room}, and a prompt of {tokens} tokens takes {}: lower --ubatch-size, --max-num-seqs or --prefix-cache-memory-bytes, or choose \
+             another --device",
+            mib(least)
+        );
+        Err(Error::Device { device: room.device, reason })
+    }
+
+    /// Bytes that a request takes while its prompt is computed, beside those of [`Engine::max_kv_bytes`], on a device with memory of its own; 0 on
+    /// others.
+    pub fn prompt_bytes(&self, prompt: &Prompt, eviction: &Eviction) -> usize {
+        let device = self.decoder().device();
+        if device.memory().is_none() {
+            return 0;
+        }
+        // Layers that are made for the time of their computation: where a policy bounds the cache, loaders bring in some ahead.
+        let is_whole = eviction.is_full() && !eviction.per_query_head;
+        let layers = 2 + if is_whole { 0 } else { device.threads() };
+        let layers = layers.min(self.decoder().config().num_layers()) as u64;
+        let bytes = self.token_bytes(prompt.len()) + layers * self.layer_bytes(prompt.len());
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free.
+    ///
+    /// # Errors
+    /// If they do not; those of the eviction policy.
+    pub(crate) fn check_prompt_memory(
+        &self,
+        prompt: &Prompt,
+        max_seq_len: usize,
+        eviction: &Eviction,
+    ) -> Result<()> {
+        if self.decoder().device().memory().is_none() {
+            return Ok(());
+        }
+        let (kv, activations) = self.memory_of_prompt(prompt, max_seq_len, eviction)?;
+        self.check_memory(max_seq_len, kv, activations)
+    }
+
+    /// Bytes of keys and values of a prompt and its answer, of at most `max_seq_len` tokens together, and of all else.
+    pub(crate) fn memory_of_prompt(
+        &self,
+        prompt: &Prompt,
+        max_seq_len: usize,
+        eviction: &Eviction,
+    ) -> Result<(u64, u64)> {
+        let step = self.step_bytes(prompt.len(), max_seq_len, 1);
+        let activations = (self.prompt_bytes(prompt, eviction) as u64).saturating_add(step);
+        Ok((self.kv_bytes(prompt, max_seq_len, eviction)? as u64, activations))
+    }
+
+    /// Checks that a chunk's prefill of so many rows fits, whose layer has `slots` slots a head.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub(crate) fn check_chunk_memory(&self, rows: usize, slots: usize) -> Result<()> {
+        let activations = self.token_bytes(rows) + self.step_bytes(rows, slots, 0);
+        self.check_memory(slots, self.layer_bytes(slots), activations)
+    }
+
+    fn check_memory(&self, tokens: usize, kv: u64, activations: u64) -> Result<()> {
+        let device = self.decoder().device();
+        match device.memory() {
+            Some(memory) if kv.saturating_add(activations) > memory.free => {
+                Err(Error::DeviceMemory { device: device.name(), tokens, kv, activations, free: memory.free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of keys and values of a layer's cache of so many slots a head.
+    fn layer_bytes(&self, slots: usize) -> u64 {
+        product(&[2 * self.settings().kv.size(), self.decoder().shape().width(), slots])
+    }
+
+    /// Bytes of tokens on their way through the layers.
+    fn token_bytes(&self, tokens: usize) -> u64 {
+        let Config { hidden, heads, head_dim, .. } = *self.decoder().config();
+        let queries = heads * head_dim;
+        let floats = hidden + hidden.max(queries) + 4 * queries + heads;
+        product(&[tokens, 4 * floats + 2 * self.decoder().shape().width() * self.settings().kv.size()])
+    }
+
+    /// Bytes of what lies between the products of a step over at most `rows` rows, which see at most `slots` keys, and `with_logits` of which get
+    /// logits.
+    fn step_bytes(&self, rows: usize, slots: usize, with_logits: usize) -> u64 {
+        let config = self.decoder().config();
+        let Config { hidden, heads, head_dim, vocab, .. } = *config;
+        let (queries, width) = (heads * head_dim, self.decoder().shape().width());
+        let rounded = if self.decoder().precision() == Precision::F32 { 4 } else { 2 };
+        let projected = rows.min(MAX_BLOCK_ROWS);
+        let finished = projected.min(self.settings().ubatch);
+        let pieces = (slots / PIECE).saturating_mul(finished * heads).min(PIECES);
+        let network = |layer: &LayerSpec| match &layer.experts {
+            None => rounded * (queries + hidden + config.intermediate) + 8 * hidden,
+            Some(experts) => {
+                4 * ((3 + experts.top_k) * hidden + experts.count)
+                    + rounded * (2 * hidden + experts.intermediate.max(queries))
+            }
+        };
+        let network = config.layers.iter().map(network).max().unwrap_or(0);
+        let steps = [
+            product(&[projected, rounded * hidden + 4 * (queries + 2 * width)]),
+            product(&[finished, network]),
+            product(&[finished, 4 * heads]) + product(&[pieces, 4 * (head_dim + 1)]),
+            product(&[with_logits, rounded * hidden + 4 * vocab]),
+        ];
+        steps.into_iter().max().unwrap_or(0)
+    }
+}
+
+/// A product that ends at its maximum: a model's file may give any sizes.
+fn product(factors: &[usize]) -> u64 {
+    factors.iter().fold(1, |all: u64, n| all.saturating_mul(*n as u64))
+}

@@ -1,0 +1,260 @@
+//! A device with memory of its own: what does not fit is refused, what runs out ends alone, and the numbers are those of what is done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_cuda::{CudaDevice, Driver as _, Emulated};
+use refrain_eviction::{Eviction, POLICIES};
+use refrain_fusion::{FusionMethod, METHODS, PassPlan, Pie, Vanilla};
+use refrain_kernels::{Device, DeviceFailure, Dtype};
+use refrain_kv::KvAllocator;
+use refrain_store::Store;
+
+use super::{exact, prefill, random_prompt, shared, tiny};
+use crate::decode::{DecodeWorkspace, decode_step};
+use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched};
+use crate::{Advance, Document, Engine, Error, GenerateRequest, Prompt, Sampling, Sequence, Settings};
+
+const MEMORY: u64 = 64 << 20;
+
+/// A tiny model on an emulated GPU, which the driver has others take memory of.
+fn on_gpu(store: Store, settings: Settings) -> (Engine, Emulated) {
+    let gpu = Emulated::with_memory(1, MEMORY);
+    let device: Arc<dyn Device> = Arc::new(CudaDevice::new(gpu.clone(), 1).unwrap());
+    (Engine::open_on(&device, &tiny("llama"), store, settings, |_, _| ()).unwrap(), gpu)
+}
+
+fn in_memory(settings: Settings) -> (Engine, Emulated) {
+    on_gpu(Store::in_memory(1 << 24), settings)
+}
+
+fn prompt(engine: &Engine) -> Prompt {
+    random_prompt(engine, 5, &[40, 33], 9, 11)
+}
+
+fn request(method: impl FusionMethod + 'static, tokens: usize) -> GenerateRequest {
+    GenerateRequest::new(shared(method), Sampling { max_tokens: tokens, ..Sampling::default() })
+}
+
+/// Takes all memory but so many bytes.
+fn take(gpu: &Emulated, left: u64) -> impl Drop + use<> {
+    gpu.alloc((gpu.memory().1 - left) as usize).unwrap()
+}
+
+fn sequence(engine: &Engine, prompt: &Prompt, tokens: usize) -> Sequence {
+    let mut prefill = engine.prefill(prompt, request(Vanilla, tokens)).unwrap();
+    while prefill.advance().unwrap() != Advance::Done {}
+    prefill.finish().unwrap()
+}
+
+fn document() -> Document {
+    Document { title: String::new(), text: "one two three four".to_owned() }
+}
+
+fn is_out_of_memory(error: &Error) -> bool {
+    matches!(error, Error::DeviceFailure(DeviceFailure::OutOfMemory { .. }))
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_refused_before_it_starts() {
+    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (prompt, launches) = (prompt(&engine), gpu.launches());
+    let others = take(&gpu, 60_000);
+    let error = engine.prefill(&prompt, request(Pie, 30)).unwrap_err();
+    let Error::DeviceMemory { ref device, tokens, kv, activations, free } = error else { panic!("{error}") };
+    assert_eq!((device.as_str(), tokens, free), ("emulated CUDA", prompt.len() + 30, 60_000));
+    let token_bytes = engine.decoder().shape().token_bytes(Dtype::F16);
+    assert_eq!(kv, (tokens * token_bytes) as u64);
+    let numbers = format!("{:.1} MiB", (kv + activations) as f64 / f64::from(1 << 20));
+    assert!(
+        error.to_string().contains(&numbers) && error.to_string().contains("0.1 MiB are free"),
+        "{error}"
+    );
+    let more = take(&gpu, 5000);
+    let error = engine.ingest(&[document()], |_| ()).unwrap_err();
+    assert!(matches!(error, Error::DeviceMemory { .. }), "{error}");
+    assert_eq!(gpu.launches(), launches, "nothing was begun");
+    drop((others, more));
+    engine.prefill(&prompt, request(Pie, 30)).unwrap().run().unwrap();
+}
+
+#[test]
+fn requests_have_what_weights_steps_and_the_prefix_cache_leave() {
+    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let memory = engine.request_memory(8, 4).unwrap().unwrap();
+    assert_eq!((memory.free, memory.margin, memory.prefix_cache), (gpu.memory().1, MEMORY / 20, 0));
+    assert_eq!(memory.requests, memory.free - memory.steps - memory.margin);
+    let cached = engine.with_prefix_cache(1 << 20);
+    assert_eq!(cached.request_memory(8, 4).unwrap().unwrap().requests, memory.requests - (1 << 20));
+    assert!(engine.request_memory(800, 4).unwrap().unwrap().requests < memory.requests);
+    let prompt = prompt(&engine);
+    assert!(engine.prompt_bytes(&prompt, Eviction::full()) > 0);
+    let _others = take(&gpu, memory.steps + memory.margin + 50_000);
+    let error = engine.request_memory(8, 4).unwrap_err().to_string();
+    assert!(error.starts_with("cannot compute on emulated CUDA: of "), "{error}");
+    assert!(error.contains("a prompt of 256 tokens takes") && error.contains("--ubatch-size"), "{error}");
+
+    let store = Store::in_memory(1 << 20);
+    let on_cpu = Engine::open(&tiny("llama"), store, exact(Dtype::F16), |_, _| ()).unwrap();
+    assert_eq!(on_cpu.request_memory(8, 4).unwrap(), None);
+    assert_eq!(on_cpu.prompt_bytes(&prompt, Eviction::full()), 0);
+}
+
+/// What is counted before a prompt bounds what it takes, whatever computes it.
+#[test]
+fn a_prompt_takes_no_more_than_was_counted() {
+    let measure = |engine: &Engine, gpu: &Emulated, method: Arc<dyn FusionMethod>, eviction: &Eviction| {
+        let prompt = random_prompt(engine, 5, &[140, 133], 29, 11);
+        let (_, before) = (gpu.take_peak(), MEMORY - gpu.memory().1);
+        let request = GenerateRequest {
+            eviction: eviction.clone(),
+            ..GenerateRequest::new(method, Sampling { max_tokens: 20, min_tokens: 20, ..Sampling::default() })
+        };
+        let answer = engine.answer(&prompt, &request, |_| true).unwrap();
+        assert_eq!(answer.tokens.len(), 20);
+        let (taken, room) = (gpu.take_peak() - before, prompt.len() + 20);
+        let counted = engine.memory_of_prompt(&prompt, room, eviction).unwrap();
+        let counted = counted.0 + counted.1;
+        assert!(taken <= counted, "{request:?} took {taken} of {counted}");
+        (taken, counted)
+    };
+    for settings in [exact(Dtype::F16), Settings { ubatch: 32, ..super::small() }] {
+        let (engine, gpu) = in_memory(settings);
+        for entry in METHODS.entries {
+            let (taken, counted) = measure(&engine, &gpu, entry.with([]).unwrap(), Eviction::full());
+            eprintln!("{}: {taken} of {counted}", entry.name);
+        }
+        for policy in ["streaming_llm:capacity=64", "snap_kv:capacity=64", "h2o:capacity=64"] {
+            let (taken, counted) = measure(&engine, &gpu, shared(Vanilla), &POLICIES.parse(policy).unwrap());
+            eprintln!("{policy}: {taken} of {counted}");
+        }
+        let free = gpu.memory().1;
+        let (taken, counted) = measure(&engine, &gpu, shared(Vanilla), Eviction::full());
+        assert_eq!(gpu.memory().1, free, "nothing is kept for the next prompt");
+        assert!(counted < 2 * taken, "{taken} of {counted}");
+    }
+}
+
+/// Nothing of a chunk is lost or made again for want of memory.
+#[test]
+fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || Store::open(folder.path(), 1 << 24).unwrap();
+    let (first, _gpu) = on_gpu(store(), exact(Dtype::F16));
+    let prompt = prompt(&first);
+    let expected = prefill(&first, &prompt, &Pie, prompt.len());
+    let (engine, gpu) = on_gpu(store(), exact(Dtype::F16));
+
+    let found = prefill(&engine, &prompt, &Pie, prompt.len());
+    let (decoder, dtype) = (engine.decoder(), Dtype::F16);
+    let (shape, device) = (decoder.shape(), decoder.device());
+    let sizes =
+        PrefetchSizes { shape, dtype, capacity: prompt.len(), first: 0, layers: shape.layers, ahead: 0 };
+    let others = take(&gpu, 100);
+    let mut prefetcher = LayerPrefetcher::start(
+        found.load.reused.segments.clone(),
+        &PassPlan::new(prompt.question_span().positions().collect()),
+        decoder.rope_tables(prompt.len(), prompt.len()),
+        sizes,
+        KvAllocator::new(device.clone(), Arc::default()),
+        &**device,
+    );
+    let started = Instant::now();
+    let polled = loop {
+        match prefetcher.poll(0) {
+            Prefetched::Waiting if started.elapsed() < Duration::from_secs(5) => {}
+            polled => break polled,
+        }
+    };
+    let Prefetched::Failed(failure) = polled else { panic!("{polled:?}") };
+    assert!(matches!(failure, DeviceFailure::OutOfMemory { free: 100, .. }), "{failure}");
+    drop((prefetcher, others, found));
+
+    let (engine, gpu) = on_gpu(store(), exact(Dtype::F16));
+    let mut begun = engine.prefill(&prompt, request(Pie, 1)).unwrap();
+    // Others take memory after the prompt was counted.
+    let others = take(&gpu, 20_000);
+    let error = loop {
+        match begun.advance() {
+            Ok(advance) => assert_ne!(advance, Advance::Done),
+            Err(error) => break error,
+        }
+    };
+    assert!(is_out_of_memory(&error), "{error}");
+    assert_eq!(begun.advance().unwrap(), Advance::Done, "the prefill is over");
+    drop((begun, others));
+    assert!(engine.store().take_repairs().is_empty());
+    let again = prefill(&engine, &prompt, &Pie, prompt.len());
+    assert_eq!((again.load.reused.prefilled, again.logits), (0, expected.logits));
+    assert_eq!(engine.store().verify(|_| ()).unwrap().whole, 3);
+}
+
+#[test]
+fn a_step_of_decoding_that_runs_out_of_memory_can_be_repeated() {
+    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let tokens = |fails: bool| {
+        let prompts = [prompt(&engine), random_prompt(&engine, 5, &[20], 7, 3)];
+        let mut sequences = prompts.each_ref().map(|prompt| sequence(&engine, prompt, 6));
+        let mut workspace = DecodeWorkspace::default();
+        let mut told = Vec::new();
+        for step in 0..5 {
+            for sequence in &mut sequences {
+                sequence.push_tokens(&mut |event| {
+                    told.extend(event.token);
+                    true
+                });
+            }
+            let [a, b] = &mut sequences;
+            if fails && step == 2 {
+                gpu.fragment(300);
+                let error = decode_step(&mut [a, b], &mut workspace).unwrap_err();
+                assert!(is_out_of_memory(&error), "{error}");
+                gpu.fragment(MEMORY);
+                assert!(a.undo_step() && b.undo_step());
+            }
+            decode_step(&mut [a, b], &mut workspace).unwrap();
+        }
+        told
+    };
+    assert_eq!(tokens(true), tokens(false));
+}
+
+#[test]
+fn a_prompt_without_room_in_the_prefix_cache_is_answered() {
+    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let engine = engine.with_prefix_cache(1 << 20);
+    let prompt = prompt(&engine);
+    let push = |mut sequence: Sequence| sequence.push_tokens(&mut |_| true);
+    let begun = sequence(&engine, &prompt, 6);
+    let others = take(&gpu, 100);
+    assert_eq!((push(begun), engine.prefix_cache_bytes()), (None, 0));
+    drop(others);
+    push(sequence(&engine, &prompt, 6));
+    assert!(engine.prefix_cache_bytes() > 0);
+}
+
+#[test]
+fn a_gpu_that_has_failed_is_told_by_every_request() {
+    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let prompt = prompt(&engine);
+    prefill(&engine, &prompt, &Pie, prompt.len());
+    gpu.fail("an illegal address");
+    for method in [shared(Pie), shared(Vanilla)] {
+        let request = GenerateRequest::new(method, Sampling::default());
+        let error = engine.answer(&prompt, &request, |_| true).unwrap_err();
+        assert!(matches!(&error, Error::DeviceFailure(DeviceFailure::Broken { .. })), "{error}");
+        assert!(error.to_string().contains("an illegal address"), "{error}");
+    }
+    assert!(engine.ingest(&[document()], |_| ()).is_err());
+    assert!(engine.store().take_repairs().is_empty());
+}
+
+#[test]
+fn weights_that_run_out_of_memory_are_told_as_such() {
+    let gpu = Emulated::with_memory(1, MEMORY);
+    gpu.fragment(1000);
+    let device: Arc<dyn Device> = Arc::new(CudaDevice::new(gpu, 1).unwrap());
+    let store = Store::in_memory(1 << 20);
+    let error = Engine::open_on(&device, &tiny("llama"), store, exact(Dtype::F16), |_, _| ()).unwrap_err();
+    assert!(matches!(&error, Error::Device { reason, .. } if reason.contains("out of memory")), "{error}");
+}
