@@ -72,16 +72,6 @@ impl<D: Driver> CudaDevice<D> {
             panic!("{}: allocating {bytes} bytes: {error}", self.driver.name());
         })
     }
-
-    /// Waits for what a call has queued where other threads are to use its result.
-    ///
-    /// # Panics
-    /// If that has failed.
-    pub(super) fn settle(&self) {
-        if self.is_beside {
-            self.driver.wait().unwrap_or_else(|error| panic!("{}: waiting: {error}", self.driver.name()));
-        }
-    }
 }
 
 /// Asserts that rows of `width` lie inside of a tensor of `len` elements.

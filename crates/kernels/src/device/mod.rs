@@ -42,8 +42,12 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// requests computed with it.
     fn batch_invariant(&self) -> Arc<dyn Device>;
 
-    /// This device for a thread that works beside the computing one, whose threads it leaves alone.
+    /// This device for a thread that works beside the computing one, whose threads it leaves alone. Its tensors are those of this device: a
+    /// call on a tensor comes after the calls before it on the same tensor, of either.
     fn beside(&self) -> Arc<dyn Device>;
+
+    /// Waits until the calls made here are done; those of a device beside this one are not waited for.
+    fn wait(&self) {}
 
     // Memory.
 
