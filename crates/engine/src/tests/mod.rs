@@ -2,6 +2,8 @@
 
 mod averaged;
 mod batch;
+#[cfg(feature = "emulate")]
+mod device_chunks;
 mod documents;
 mod drift;
 mod eviction;
