@@ -8,8 +8,8 @@ use cudarc::driver::sys;
 use super::call::Describe;
 use super::context::Context;
 use super::kernels::Kernels;
-use super::order::Uses;
 use super::stream::Stream;
+use super::uses::Uses;
 use crate::driver::DriverError;
 
 /// Most streams of a GPU: each has pinned memory of its own.

@@ -10,6 +10,7 @@ mod kernels;
 mod order;
 mod staging;
 mod stream;
+mod uses;
 
 use std::ffi::c_int;
 use std::sync::Arc;

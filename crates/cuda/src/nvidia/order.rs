@@ -8,13 +8,12 @@
 //! [`MARKS`] of them, so that a wait takes in fewer than [`EVERY`] pieces too many. The oldest event that is kept stands for all before it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::sys;
 
 use super::call::Describe;
-use super::stream::Stream;
 use crate::driver::DriverError;
 
 /// Pieces of work between two events of a stream.
@@ -22,7 +21,7 @@ const EVERY: u64 = 16;
 /// Most events of a stream.
 const MARKS: usize = 64;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -78,7 +77,12 @@ impl Pieces {
     }
 
     /// Has what is queued next in `waiting` wait for a piece of `stream`; returns up to which piece it waits then.
-    fn wait(&self, stream: sys::CUstream, piece: u64, waiting: sys::CUstream) -> Result<u64, DriverError> {
+    pub(super) fn wait(
+        &self,
+        stream: sys::CUstream,
+        piece: u64,
+        waiting: sys::CUstream,
+    ) -> Result<u64, DriverError> {
         // The wait is for the event as recorded last, so that nobody may record it in between.
         let mut queued = lock(&self.0);
         if queued.marks.back().is_none_or(|last| last.pieces < piece) {
@@ -104,56 +108,21 @@ impl Pieces {
 #[derive(Debug, Default)]
 pub(super) struct Awaited(Mutex<HashMap<usize, u64>>);
 
-/// The last piece of a stream that used some memory.
-#[derive(Debug)]
-struct Use {
-    stream: Arc<Stream>,
-    piece: u64,
-}
-
-/// The streams that have used some memory; the first one has allocated it.
-#[derive(Debug)]
-pub(super) struct Uses(Mutex<Vec<Use>>);
-
-impl Uses {
-    /// Memory that a piece of a stream allocates.
-    pub(super) fn new(stream: &Arc<Stream>, piece: u64) -> Uses {
-        Uses(Mutex::new(vec![Use { stream: stream.clone(), piece }]))
-    }
-
-    /// Has what is queued next in `waiting` wait for all other streams' uses.
-    pub(super) fn wait(&self, waiting: &Stream) -> Result<(), DriverError> {
-        lock(&self.0).iter().try_for_each(|last| waiting.wait_for(&last.stream, last.piece))
-    }
-
-    /// Notes that a piece of a stream uses the memory.
-    pub(super) fn note(&self, stream: &Arc<Stream>, piece: u64) {
-        let mut uses = lock(&self.0);
-        match uses.iter_mut().find(|last| Arc::ptr_eq(&last.stream, stream)) {
-            Some(last) => last.piece = last.piece.max(piece),
-            None => uses.push(Use { stream: stream.clone(), piece }),
-        }
-    }
-
-    /// The one stream that has used the memory; none if there are several.
-    pub(super) fn only_stream(&self) -> Option<Arc<Stream>> {
-        match &lock(&self.0)[..] {
-            [only] => Some(only.stream.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl Stream {
-    /// Has all that is queued from now on wait for a piece of work of another stream.
-    fn wait_for(&self, other: &Stream, piece: u64) -> Result<(), DriverError> {
-        if self.raw() == other.raw() {
+impl Awaited {
+    /// Has what is queued next in `waiting`, the stream of this value, wait for a piece of another, which has counted `pieces`.
+    pub(super) fn wait_for(
+        &self,
+        (other, pieces): (sys::CUstream, &Pieces),
+        piece: u64,
+        waiting: sys::CUstream,
+    ) -> Result<(), DriverError> {
+        if other == waiting {
             return Ok(());
         }
-        let mut awaited = lock(&self.awaited.0);
-        let known = awaited.entry(other.raw().addr()).or_default();
+        let mut awaited = lock(&self.0);
+        let known = awaited.entry(other.addr()).or_default();
         if *known < piece {
-            *known = other.pieces.wait(other.raw(), piece, self.raw())?;
+            *known = pieces.wait(other, piece, waiting)?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
     pub(super) pieces: Pieces,
-    pub(super) awaited: Awaited,
+    awaited: Awaited,
     staging: Mutex<Staging>,
 }
 
@@ -41,6 +41,11 @@ impl Stream {
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
+    }
+
+    /// Has all that is queued from now on wait for a piece of work of another stream.
+    pub(super) fn wait_for(&self, other: &Stream, piece: u64) -> Result<(), DriverError> {
+        self.awaited.wait_for((other.raw, &other.pieces), piece, self.raw)
     }
 
     /// Queues a copy from the host.

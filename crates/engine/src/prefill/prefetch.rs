@@ -9,12 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use refrain_fusion::{KeyPositions, PassPlan};
+use refrain_fusion::PassPlan;
 use refrain_kernels::{Device, Dtype};
 use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::Layer;
 
-use self::place::{Copies, Means, OnDevice};
+use self::place::{Means, Placement};
 use super::reuse::Segment;
 use super::stats::{LoadStats, SharedClock, count_within};
 use crate::device_chunks::DeviceChunks;
@@ -69,16 +69,12 @@ struct PrefetchJob {
     tokens: Vec<u32>,
     /// Layers at which the active tokens may shrink, with whether fresh rows are compared with cached ones there.
     checks: BTreeMap<usize, bool>,
-    key_positions: KeyPositions,
-    tables: Arc<RopeTables>,
+    placement: Placement,
     sizes: PrefetchSizes,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// None where the device keeps no chunks in its memory.
-    on_device: Option<OnDevice>,
     next: AtomicUsize,
     bytes: AtomicU64,
-    copies: Copies,
     clock: SharedClock,
 }
 
@@ -138,11 +134,12 @@ impl PrefetchJob {
             if self.compares(layer) {
                 let data = self.read(layer, segment)?;
                 if self.places(layer, segment) {
-                    self.place_from_host(means, layer, segment, &data, &mut cache);
+                    self.placement.place_from_host(means, layer, segment, &data, &mut cache);
                 }
                 cached.push(data);
             } else if self.places(layer, segment) {
-                self.bring(means, layer, index, &mut cache)?;
+                let read = || self.read(layer, segment);
+                self.placement.bring(means, layer, (index, segment), read, &mut cache)?;
             }
         }
         means.device.wait();
@@ -154,8 +151,7 @@ impl PrefetchJob {
     fn read_for_cache(&self, layer: usize) -> bool {
         let unused = |(index, s): &(usize, &Segment)| {
             let needed = self.places(layer, s) || self.compares(layer);
-            let came = self.on_device.as_ref().is_some_and(|on_device| on_device.had(*index));
-            !needed && !came && s.reader.would_be_kept()
+            !needed && !self.placement.had(*index) && s.reader.would_be_kept()
         };
         let mut unused = self.segments.iter().enumerate().filter(unused);
         unused.all(|(_, segment)| self.read(layer, segment).is_some())
@@ -230,20 +226,18 @@ impl LayerPrefetcher {
         (device, chunks): (&Arc<dyn Device>, &Arc<DeviceChunks>),
     ) -> LayerPrefetcher {
         let checks = plan.checks.iter().map(|(layer, needs)| (*layer, needs.deviation.is_some())).collect();
-        let on_device = chunks.is_on().then(|| OnDevice::new(chunks, &segments));
+        let placement =
+            Placement::new(&segments, (sizes.shape, plan.key_positions), tables, &**device, chunks);
         let job = Arc::new(PrefetchJob {
             segments,
             tokens: plan.tokens.clone(),
             checks,
-            key_positions: plan.key_positions,
-            tables,
+            placement,
             sizes,
             progress: Mutex::new(Progress { requested: sizes.first, left: sizes.layers - sizes.first }),
             changed: Condvar::new(),
-            on_device,
             next: AtomicUsize::new(sizes.first),
             bytes: AtomicU64::new(0),
-            copies: Copies::to(&**device),
             clock: SharedClock::default(),
         });
         let (outbox, inbox) = channel();
@@ -306,8 +300,8 @@ impl LayerPrefetcher {
         let (elapsed, busy) = job.clock.elapsed_and_summed();
         LoadStats {
             bytes: job.bytes.load(Relaxed),
-            copied: job.copies.copied(),
-            reused: job.copies.reused(),
+            copied: job.placement.copied(),
+            reused: job.placement.reused(),
             busy,
             hidden: elapsed.saturating_sub(self.waited),
         }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use refrain_fusion::KeyPositions;
 use refrain_kernels::{Device, KvRows};
-use refrain_kv::{KvAllocator, LayerCache};
+use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::{ChunkKey, Layer};
 
-use super::{PrefetchJob, Segment};
 use crate::device_chunks::{DeviceChunks, free_memory};
+use crate::prefill::reuse::Segment;
 
 /// A loading thread's device, with an allocator on it.
 #[derive(Debug)]
@@ -24,80 +24,95 @@ impl Means {
     }
 }
 
-/// Bytes that came to a device with a memory of its own, and bytes that were there.
+/// A segment that the cache of chunks in the device's memory may have.
 #[derive(Debug)]
-pub(super) struct Copies {
+struct Cached {
+    key: ChunkKey,
+    /// Whether a layer of it came from there.
+    had: AtomicBool,
+}
+
+/// How the segments of a pass are placed.
+#[derive(Debug)]
+pub(super) struct Placement {
+    shape: Shape,
+    key_positions: KeyPositions,
+    tables: Arc<RopeTables>,
+    chunks: Arc<DeviceChunks>,
+    /// Each segment; empty where the device keeps no chunks in its memory.
+    cached: Vec<Cached>,
     /// Whether the device has a memory of its own.
-    counts: bool,
+    copies: bool,
     copied: AtomicU64,
     reused: AtomicU64,
 }
 
-impl Copies {
-    pub(super) fn to(device: &dyn Device) -> Copies {
-        let (copied, reused) = (AtomicU64::new(0), AtomicU64::new(0));
-        Copies { counts: free_memory(device).is_some(), copied, reused }
+impl Placement {
+    /// `tables` have an entry for each position of the prompt.
+    pub(super) fn new(
+        segments: &[Segment],
+        (shape, key_positions): (Shape, KeyPositions),
+        tables: Arc<RopeTables>,
+        device: &dyn Device,
+        chunks: &Arc<DeviceChunks>,
+    ) -> Placement {
+        let cached =
+            |segment: &Segment| Cached { key: segment.reader.id().key(), had: AtomicBool::new(false) };
+        Placement {
+            shape,
+            key_positions,
+            tables,
+            chunks: chunks.clone(),
+            cached: segments.iter().filter(|_| chunks.is_on()).map(cached).collect(),
+            copies: free_memory(device).is_some(),
+            copied: AtomicU64::new(0),
+            reused: AtomicU64::new(0),
+        }
     }
 
-    fn count(&self, bytes: u64) {
-        self.copied.fetch_add(if self.counts { bytes } else { 0 }, Relaxed);
+    /// Whether a layer of the segment of this index came from the device's memory.
+    pub(super) fn had(&self, index: usize) -> bool {
+        self.cached.get(index).is_some_and(|cached| cached.had.load(Relaxed))
     }
 
+    /// Bytes that were copied to a device's own memory.
     pub(super) fn copied(&self) -> u64 {
         self.copied.load(Relaxed)
     }
 
+    /// Bytes that the device's own memory had.
     pub(super) fn reused(&self) -> u64 {
         self.reused.load(Relaxed)
     }
-}
 
-/// The segments as the cache of chunks in the device's memory knows them.
-#[derive(Debug)]
-pub(super) struct OnDevice {
-    chunks: Arc<DeviceChunks>,
-    /// Each segment's key, and whether the cache had a layer of it.
-    segments: Vec<(ChunkKey, AtomicBool)>,
-}
-
-impl OnDevice {
-    pub(super) fn new(chunks: &Arc<DeviceChunks>, segments: &[Segment]) -> OnDevice {
-        let known = |segment: &Segment| (segment.reader.id().key(), AtomicBool::new(false));
-        OnDevice { chunks: chunks.clone(), segments: segments.iter().map(known).collect() }
+    fn count(&self, bytes: u64) {
+        self.copied.fetch_add(if self.copies { bytes } else { 0 }, Relaxed);
     }
 
-    /// Whether the cache had a layer of a segment.
-    pub(super) fn had(&self, segment: usize) -> bool {
-        self.segments[segment].1.load(Relaxed)
-    }
-}
-
-impl PrefetchJob {
-    /// Reads and places the segment of an index at `layer`, unless the device's memory has it; none if it is broken.
+    /// Places the segment of an index at `layer`, and has it read unless the device's memory has it; none if it cannot be read.
     pub(super) fn bring(
         &self,
         means: &Means,
         layer: usize,
-        index: usize,
+        (index, segment): (usize, &Segment),
+        read: impl FnOnce() -> Option<Layer>,
         cache: &mut LayerCache,
     ) -> Option<()> {
-        let segment = &self.segments[index];
-        let known = self.on_device.as_ref().map(|on_device| (&on_device.chunks, &on_device.segments[index]));
-        if let Some((chunks, (key, had))) = known
-            && let Some(held) = chunks.get(*key, layer)
-        {
+        let chunks = &self.chunks;
+        let Some(Cached { key, had }) = self.cached.get(index) else {
+            self.place_from_host(means, layer, segment, &read()?, cache);
+            return Some(());
+        };
+        if let Some(held) = chunks.get(*key, layer) {
             had.store(true, Relaxed);
-            self.copies.reused.fetch_add(held.bytes(), Relaxed);
+            self.reused.fetch_add(held.bytes(), Relaxed);
             self.place(means, layer, segment, held.rows(), cache);
             return Some(());
         }
-        let data = self.read(layer, segment)?;
-        let keep = |(chunks, (key, _)): (&Arc<DeviceChunks>, &(ChunkKey, AtomicBool))| {
-            chunks.keep(&*means.device, (*key, layer), &data, segment.removals)
-        };
-        match known.and_then(keep) {
+        let data = read()?;
+        match chunks.keep(&*means.device, (*key, layer), &data, segment.removals) {
             Some(held) => {
-                self.copies.count(held.bytes());
+                self.count(held.bytes());
                 self.place(means, layer, segment, held.rows(), cache);
             }
             None => self.place_from_host(means, layer, segment, &data, cache),
@@ -105,7 +120,7 @@ impl PrefetchJob {
         Some(())
     }
 
-    /// [`PrefetchJob::place`] of what was read.
+    /// Places what was read of a segment at `layer`.
     pub(super) fn place_from_host(
         &self,
         means: &Means,
@@ -114,7 +129,7 @@ impl PrefetchJob {
         data: &Layer,
         cache: &mut LayerCache,
     ) {
-        self.copies.count(data.bytes() as u64);
+        self.count(data.bytes() as u64);
         self.place(means, layer, segment, (KvRows::Host(data.k()), KvRows::Host(data.v())), cache);
     }
 
@@ -133,6 +148,6 @@ impl PrefetchJob {
         } as usize;
         let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
         let slots: Vec<u32> = segment.span.positions().collect();
-        cache.place(&*means.device, self.sizes.shape, rows, rotary, &slots);
+        cache.place(&*means.device, self.shape, rows, rotary, &slots);
     }
 }
