@@ -14,6 +14,7 @@ mod blocking;
 mod body;
 mod clock;
 mod compute;
+mod device_metrics;
 mod error;
 mod gateway;
 mod ingest;
