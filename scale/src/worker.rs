@@ -137,6 +137,7 @@ fn engine(args: &args::Worker, store: Store, around: &Instructions) -> Result<En
         threads: args.threads,
         precision: args.compute,
         keep_packed: args.keep_packed,
+        device_chunk_bytes: args.device_cache,
         kv: args.kv,
         store_dtype: args.store_dtype,
         ubatch: args.ubatch_size as usize,
@@ -198,7 +199,7 @@ mod tests {
         let key = folder.path().join("key");
         std::fs::write(&key, "ab".repeat(32)).unwrap();
         let text = "refrain-scale worker --device=auto --threads=1 --ubatch-size=32 --left-tokens=7 --strict-numerics --chunk-tokens=64 \
-                    --keep-packed=false --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
+                    --keep-packed=false --device-cache=10 --quota=1KiB --ttl=2h --sync-interval=off --instruction=x --num-speculative-tokens=3 --kv-cache-memory-bytes=5 \
                     --document-quota=6 --max-documents-per-request=8 --max-tokens-per-request=9";
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny/llama");
         let paths = ["--model", model, "--store", folder.path().to_str().unwrap()];
@@ -218,6 +219,7 @@ mod tests {
         let settings = engine.settings();
         assert_eq!((settings.ubatch, settings.left_tokens, settings.strict_numerics), (32, 7, true));
         assert!(!settings.keep_packed);
+        assert_eq!(settings.device_chunk_bytes, 10);
         assert_eq!(settings.device, refrain::DeviceChoice::Auto);
         let limits = limits(&args);
         assert_eq!((limits.quota, limits.time_to_live), (1024, Some(std::time::Duration::from_secs(7200))));

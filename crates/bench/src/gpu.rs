@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use refrain_cuda::{PeakWork, Peaks};
-use refrain_kernels::Device;
+use refrain_kernels::{Device, DeviceFailure};
 use serde::Serialize;
 
 use crate::gpu_cases::{Call, GpuCase, Shapes, gpu_cases};
@@ -126,7 +126,7 @@ pub(crate) fn measure(
     let mut rows = Vec::new();
     for mut case in gpu_cases(&effort.shapes) {
         let prepare = std::mem::replace(&mut case.prepare, Box::new(|_| Box::new(|_| ())));
-        let mut call = prepare(device);
+        let mut call = DeviceFailure::catch(|| prepare(device))?;
         let row = GpuRow::new(&case, median(device, &mut call, effort)?, &peaks);
         each(&row);
         rows.push(row);
@@ -136,11 +136,13 @@ pub(crate) fn measure(
 
 /// Median seconds of a call over the runs. The first run warms up, and the next ones find how many calls a run takes.
 fn median(device: &dyn Peaks, call: &mut Call, effort: &Effort) -> Result<f64> {
-    let mut run = |calls: u32| -> Result<f64> {
-        let start = Instant::now();
-        (0..calls).for_each(|_| call(device));
-        device.wait()?;
-        Ok(start.elapsed().as_secs_f64())
+    let mut run = |calls: u32| {
+        DeviceFailure::catch(|| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| call(device));
+            device.wait();
+            start.elapsed().as_secs_f64()
+        })
     };
     run(1)?;
     let mut calls = 1;

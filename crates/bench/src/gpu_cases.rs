@@ -137,7 +137,17 @@ fn projection(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
         let mut turn = 0;
         Box::new(move |device| {
             let norm = Norm { weight: &norm, eps: 1e-5 };
-            device.project_qkv(&x, Some(norm), &weights[turn], None, kv_width, &mut q, &mut k, &mut v);
+            device.project_qkv(
+                &x,
+                0..rows,
+                Some(norm),
+                &weights[turn],
+                None,
+                kv_width,
+                &mut q,
+                &mut k,
+                &mut v,
+            );
             turn = (turn + 1) % weights.len();
         })
     };
@@ -177,7 +187,7 @@ fn output_and_mlp(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
                 activation: Activation::Silu,
                 mlp_post_norm: None,
             };
-            device.attn_output_and_mlp(&attended, &tail, 0..rows, &mut x);
+            device.attn_output_and_mlp((&attended, 0), &tail, 0..rows, &mut x);
             turn = (turn + 1) % all.len();
         })
     };

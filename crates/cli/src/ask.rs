@@ -275,6 +275,14 @@ pub(crate) fn stats_line(asked: &Method, policy: &Policy, stats: &RequestStats) 
             line.push_str(&format!(" ({} in less time than a fetch)", stats.unfetched_chunks));
         }
     }
+    if stats.device_bytes_copied + stats.device_bytes_reused > 0 {
+        line.push_str(&format!(
+            ", {} copied to {}, which had {}",
+            bytes(stats.device_bytes_copied),
+            stats.device,
+            bytes(stats.device_bytes_reused),
+        ));
+    }
     line.push_str(&format!("; TTFT {} ({} compute)", seconds(stats.ttft), seconds(stats.compute_ttft)));
     if let Some(tpot) = stats.tpot {
         line.push_str(&format!(", TPOT {} ({} tokens/s)", seconds(tpot), number(1.0 / tpot)));

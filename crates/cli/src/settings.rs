@@ -174,6 +174,7 @@ impl Context {
             threads: self.global.threads,
             precision: self.global.compute.0,
             keep_packed: self.global.keep_packed,
+            device_chunk_bytes: self.global.device_cache,
             kv: self.global.kv,
             store_dtype: self.global.store_dtype,
             ubatch: self.global.ubatch_size as usize,

@@ -51,8 +51,10 @@ impl<M> Copy for Arg<'_, M> {}
 
 /// A GPU with one queue of work, or an emulator of one.
 ///
-/// Calls are queued in the order in which they come; [`Driver::read`] and [`Driver::wait`] return when all before them is done. Memory that is dropped is freed after all
-/// that was queued before.
+/// Calls are queued in the order in which they come; [`Driver::read`] and [`Driver::wait`] return when all before them in the queue is done.
+/// Several queues of one GPU ([`Driver::beside`]) are ordered by memory alone: what a call does comes after what the calls before it did with
+/// the same memory, in whichever queue; all else may be done in any order, or at once. A call is before another if it has returned when the
+/// other begins. Memory that is dropped is freed after all that uses it.
 pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Memory of the GPU, of a fixed length, aligned to 256 bytes.
     type Memory: fmt::Debug + Send + Sync + 'static;
@@ -107,7 +109,6 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// The first error since the driver was opened.
     fn wait(&self) -> Result<(), DriverError>;
 
-    /// The same GPU with a queue of its own. Each of its launches waits for what this queue holds when it is called. Its
-    /// copies from the host do not: they go to memory that this queue does not use yet.
+    /// The same GPU with a queue of its own, which goes on while others are busy with other memory.
     fn beside(&self) -> Self;
 }

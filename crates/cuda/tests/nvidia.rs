@@ -144,7 +144,7 @@ fn a_queue_beside_waits_for_the_other_and_frees_in_order() {
             beside.copy(&c, 0, &d, 0, 4 * count);
             drop(c);
             beside.wait().unwrap();
-            // By now both have used it, so that nothing but the launch itself makes it wait.
+            // Both have used it before.
             driver.zero(&d, 0, 4);
             add(&beside, &d, &d, 1, count as u32);
             beside.wait().unwrap();
@@ -156,6 +156,75 @@ fn a_queue_beside_waits_for_the_other_and_frees_in_order() {
             let e = driver.beside().alloc(4).unwrap();
             driver.write(&e, 0, &[1, 0, 0, 0]);
             assert_eq!(words(&driver, &e, 1), [1]);
+        }
+        driver.wait().unwrap();
+    });
+}
+
+fn launch(driver: &Nvidia, kernel: &'static str) {
+    driver.launch(kernel, Grid { blocks: [1; 3], threads: 32, shared: 0 }, &[]);
+}
+
+#[test]
+fn a_queue_goes_on_while_another_is_busy_with_other_memory() {
+    with_library("a_queue_goes_on_while_another_is_busy_with_other_memory", &SEEDS, || {
+        let driver = Nvidia::open(0).unwrap();
+        let count = 100;
+        let [recycled, freed, busy] = [(); 3].map(|()| driver.alloc(4 * count).unwrap());
+        driver.write(&busy, 0, &bytes_of(0..count as u32));
+        add(&driver, &recycled, &busy, 1, count as u32);
+        add(&driver, &freed, &busy, 1, count as u32);
+        // An event lies behind the last use of the recycled memory.
+        (0..16).for_each(|_| add(&driver, &busy, &busy, 1, count as u32));
+        launch(&driver, "hold");
+        add(&driver, &busy, &busy, 1, count as u32);
+        drop(freed);
+
+        let [beside, third] = [(); 2].map(|()| driver.beside());
+        let own = beside.alloc(4 * count).unwrap();
+        for round in 1..40 {
+            beside.write(&recycled, 0, &bytes_of(round..round + count as u32));
+            add(&beside, &own, &recycled, 1, count as u32);
+            assert_eq!(words(&beside, &own, count), (round + 1..).take(count).collect::<Vec<_>>());
+        }
+        beside.wait().unwrap();
+        // The memory that the busy queue uses is waited for.
+        add(&beside, &own, &busy, 0, count as u32);
+        launch(&third, "release");
+        assert_eq!(words(&beside, &own, count), (17..).take(count).collect::<Vec<_>>());
+        driver.wait().unwrap();
+    });
+}
+
+/// As layers of a cache: loaders write them, the computing queue reads and changes them, and they go to loaders again, without a wait of the
+/// host. `idle` pieces of work lie between.
+fn recycle(driver: &Nvidia, rounds: u32, idle: u32) {
+    let (count, loaders) = (50, [(); 3].map(|()| driver.beside()));
+    let results = driver.alloc(4 * rounds as usize * count).unwrap();
+    let other = driver.alloc(4).unwrap();
+    driver.zero(&other, 0, 4);
+    let mut pooled: Vec<NvidiaMemory> = Vec::new();
+    for round in 0..rounds {
+        let loader = &loaders[round as usize % loaders.len()];
+        let layer = if pooled.len() > 1 { pooled.remove(0) } else { loader.alloc(4 * count).unwrap() };
+        loader.zero(&layer, 0, 4 * count);
+        loader.write(&layer, 0, &bytes_of(100 * round..100 * round + count as u32));
+        add(driver, &layer, &layer, 1, count as u32);
+        driver.copy(&layer, 0, &results, 4 * round as usize * count, 4 * count);
+        (0..idle).for_each(|_| add(driver, &other, &other, 1, 1));
+        pooled.push(layer);
+    }
+    let wanted = (0..rounds).flat_map(|round| (100 * round + 1..).take(count)).collect::<Vec<_>>();
+    assert_eq!(words(driver, &results, wanted.len()), wanted);
+    assert_eq!(words(driver, &other, 1), [rounds * idle]);
+}
+
+#[test]
+fn memory_goes_from_queue_to_queue() {
+    with_library("memory_goes_from_queue_to_queue", &SEEDS, || {
+        let driver = Nvidia::open(0).unwrap();
+        for (rounds, idle) in [(100, 0), (60, 7), (40, 16), (6, 700)] {
+            recycle(&driver, rounds, idle);
         }
         driver.wait().unwrap();
     });

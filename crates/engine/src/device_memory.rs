@@ -41,6 +41,8 @@ pub struct RequestMemory {
     pub steps: u64,
     /// Bytes that the prefix cache may take.
     pub prefix_cache: u64,
+    /// Bytes that chunks in the device's memory may take.
+    pub device_chunks: u64,
     /// Bytes that are left alone.
     pub margin: u64,
     /// Bytes for requests: keys and values, and tokens of prompts under way.
@@ -49,13 +51,14 @@ pub struct RequestMemory {
 
 impl fmt::Display for RequestMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RequestMemory { device, free, steps, prefix_cache, margin, requests } = self;
+        let RequestMemory { device, free, steps, prefix_cache, device_chunks, margin, requests } = self;
         write!(
             f,
-            "of {} that are free on {device}, steps take {}, the prefix cache {}, and {} stay free: {} are left for requests",
+            "of {} that are free on {device}, steps take {}, the prefix cache {}, the cache of chunks {}, and {} stay free: {} are left for requests",
             mib(*free),
             mib(*steps),
             mib(*prefix_cache),
+            mib(*device_chunks),
             mib(*margin),
             mib(*requests)
         )
@@ -77,10 +80,12 @@ impl Engine {
         let decoding = self.token_bytes(decoded) + 8 * product(&[decoded, config.heads, config.head_dim]);
         let steps = self.step_bytes(config.context, config.context, decoded) + decoding;
         let steps = steps + ingests as u64 * (self.token_bytes(chunk) + self.layer_bytes(chunk));
-        let (prefix_cache, margin) = (self.prefix_cache().bound() as u64, memory.total / MARGIN);
-        let requests = memory.free.saturating_sub(steps).saturating_sub(prefix_cache).saturating_sub(margin);
-        let room =
-            RequestMemory { device: device.name(), free: memory.free, steps, prefix_cache, margin, requests };
+        let (prefix_cache, device_chunks) =
+            (self.prefix_cache().bound() as u64, self.device_chunks().bound());
+        let (device, free, margin) = (device.name(), memory.free, memory.total / MARGIN);
+        let others = [steps, prefix_cache, device_chunks, margin];
+        let requests = others.into_iter().fold(free, u64::saturating_sub);
+        let room = RequestMemory { device, free, steps, prefix_cache, device_chunks, margin, requests };
         let tokens = settings.chunk_tokens;
         let least = self.token_bytes(tokens) + config.num_layers() as u64 * self.layer_bytes(tokens);
         if requests >= least {
@@ -147,14 +152,16 @@ impl Engine {
         self.check_memory(slots, self.layer_bytes(slots), activations)
     }
 
+    /// Chunks in the device's memory make room if they have to.
     fn check_memory(&self, tokens: usize, kv: u64, activations: u64) -> Result<()> {
         let device = self.decoder().device();
-        match device.memory() {
-            Some(memory) if kv.saturating_add(activations) > memory.free => {
-                Err(Error::DeviceMemory { device: device.name(), tokens, kv, activations, free: memory.free })
-            }
-            _ => Ok(()),
+        let short = || device.memory().filter(|memory| kv.saturating_add(activations) > memory.free);
+        if short().is_none() {
+            return Ok(());
         }
+        self.device_chunks().clear();
+        let Some(memory) = short() else { return Ok(()) };
+        Err(Error::DeviceMemory { device: device.name(), tokens, kv, activations, free: memory.free })
     }
 
     /// Bytes of keys and values of a layer's cache of so many slots a head.

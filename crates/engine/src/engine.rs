@@ -12,6 +12,7 @@ use refrain_model::{
 use refrain_store::{KvQuantization, Store};
 
 use crate::device_choice::DeviceChoice;
+use crate::device_chunks::{DeviceChunkStats, DeviceChunks};
 use crate::error::mib;
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
@@ -31,6 +32,9 @@ pub struct Settings {
     pub precision: Option<Precision>,
     /// Whether packed weights are kept in a file beside the model, from which later starts read them ([`PackedWeights`]).
     pub keep_packed: bool,
+    /// Most bytes of chunks that are kept in the memory of a device that has its own, so that those which many prompts use are copied there
+    /// once; 0 keeps none. A part of that memory stays free in any case.
+    pub device_chunk_bytes: u64,
     /// Type of cached keys and values.
     pub kv: Dtype,
     /// How documents' keys and values lie in the store.
@@ -61,6 +65,7 @@ impl Default for Settings {
             threads: 0,
             precision: None,
             keep_packed: false,
+            device_chunk_bytes: 1 << 30,
             kv: Dtype::F16,
             store_dtype: KvQuantization::Exact,
             ubatch: 2048,
@@ -95,6 +100,8 @@ pub struct Engine {
     /// The prefixes of whose prefills a chunk is the mean.
     averaged: Option<Arc<AveragedPrefixes>>,
     buffers: Arc<BufferPool>,
+    /// Chunks in the device's memory.
+    device_chunks: Arc<DeviceChunks>,
     /// The speed of prefills of chunks.
     prefill_rate: Arc<PrefillRate>,
     /// Keys and values of prompts and answers.
@@ -176,7 +183,9 @@ impl Engine {
         let fingerprint = identity(fingerprint, decoder.precision());
         let numerics = format!("{}-{}", decoder.precision(), decoder.device().name()).into();
         let buffers = BufferPool::of(&**decoder.device());
+        let device_chunks = DeviceChunks::new(&store, &**decoder.device(), settings.device_chunk_bytes);
         Ok(Engine {
+            device_chunks,
             decoder: Arc::new(decoder),
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
@@ -230,7 +239,8 @@ impl Engine {
     }
 
     pub(crate) fn with_store(&self, store: Store) -> Engine {
-        Engine { store, ..self.clone() }
+        let device_chunks = self.device_chunks.of_store(&store, &**self.decoder.device());
+        Engine { store, device_chunks, ..self.clone() }
     }
 
     pub(crate) fn with_prefixes(
@@ -265,6 +275,16 @@ impl Engine {
     /// Memory of requests that are over.
     pub(crate) fn buffers(&self) -> &BufferPool {
         &self.buffers
+    }
+
+    /// Chunks in the device's memory.
+    pub(crate) fn device_chunks(&self) -> &Arc<DeviceChunks> {
+        &self.device_chunks
+    }
+
+    /// The state of the cache of chunks in the device's memory.
+    pub fn device_chunk_stats(&self) -> DeviceChunkStats {
+        self.device_chunks.stats()
     }
 
     /// The speed of prefills of chunks.

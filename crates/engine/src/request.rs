@@ -17,6 +17,8 @@ use crate::sampling::{Grammar, Sampling};
 /// Counts and times of an answer, taken while it was made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RequestStats {
+    /// Name of the device that computed: the instruction set of a CPU, or a GPU.
+    pub device: String,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Those of document chunks.
@@ -67,9 +69,17 @@ pub struct RequestStats {
     pub bytes_read: u64,
     /// Bytes of keys and values that the document chunks of the prompt have in the store, as they lie at rest.
     pub document_bytes: u64,
-    /// Seconds that threads spent bringing them in (reading, verifying, rotating, placing), mostly beside the
+    /// Bytes of keys and values that were copied to the device's own memory; 0 on a CPU.
+    pub device_bytes_copied: u64,
+    /// Bytes of keys and values of chunks that the device's own memory had from earlier prompts; they count neither as loaded nor as copied.
+    pub device_bytes_reused: u64,
+    /// Seconds that threads spent bringing them in (reading, verifying, copying to a device, rotating, placing), mostly beside the
     /// computing; summed over those threads.
     pub load_seconds: f64,
+    /// Seconds in which threads brought them in and the computing thread did not wait: the part of loading that is hidden.
+    pub load_hidden_seconds: f64,
+    /// Seconds in which the computing thread did nothing but wait for loading: the part that is not hidden.
+    pub load_wait_seconds: f64,
     /// Seconds from the request to the first token, loading included.
     pub ttft: f64,
     /// `ttft` without the time in which the computing thread did nothing but wait for loading: opening files and reading their
@@ -196,6 +206,7 @@ impl RequestStats {
         let possible = documents * prefill.document_rows.len();
         let full = prefill.document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
         RequestStats {
+            device: engine.decoder().device().name(),
             prompt_tokens: prompt.len(),
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
@@ -236,7 +247,11 @@ impl RequestStats {
             unfetched_chunks: reused.unfetched,
             bytes_loaded: reused.load.bytes,
             bytes_read: reused.bytes_read(),
+            device_bytes_copied: reused.load.copied,
+            device_bytes_reused: reused.load.reused,
             load_seconds: reused.load.busy.as_secs_f64(),
+            load_hidden_seconds: reused.load.hidden.as_secs_f64(),
+            load_wait_seconds: reused.waited.as_secs_f64(),
             ..self
         }
     }

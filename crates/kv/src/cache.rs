@@ -215,6 +215,11 @@ impl KvAllocator {
         KvAllocator { device, pool, meter: Arc::default() }
     }
 
+    /// The same allocator for a thread that works on `device`, beside the computing one ([`Device::beside`]).
+    pub fn on(&self, device: &Arc<dyn Device>) -> KvAllocator {
+        KvAllocator { device: device.clone(), ..self.clone() }
+    }
+
     /// [`KvBufferPool::acquire`], counted.
     pub fn acquire(&self, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
         let layer = self.pool.acquire(&*self.device, shape, dtype, capacity);

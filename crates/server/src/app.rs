@@ -90,7 +90,7 @@ impl App {
         if !options.api_keys.is_empty() && options.namespace_key.is_none() {
             return Err(Error::NoNamespaceKey);
         }
-        let metrics = Metrics::new(engine.numerics());
+        let metrics = Metrics::new(engine.numerics(), &engine.decoder().device().name());
         let (folder, quota) = (options.folder.as_deref(), options.document_quota);
         let documents = match options.sync_interval {
             Some(_) => open_documents(engine.store(), folder, quota)?,

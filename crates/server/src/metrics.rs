@@ -51,9 +51,9 @@ pub(crate) struct Metrics {
     request_success: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
+    device: DeviceMetrics,
     store: StoreMetrics,
     documents: DocumentMetrics,
-    device: DeviceMetrics,
     memory: Gauge,
 }
 
@@ -136,11 +136,12 @@ impl DocumentMetrics {
 }
 
 impl Metrics {
-    /// `numerics` are those of the engine.
-    pub(crate) fn new(numerics: &str) -> Metrics {
+    /// Metrics of an engine of these numerics, on the device of this name.
+    pub(crate) fn new(numerics: &str, device: &str) -> Metrics {
         let mut registry = Registry::default();
         let engine = Info::new(vec![("numerics", numerics.to_owned())]);
         registry.register("refrain_engine", "Precision and kernels of the engine", engine);
+        let device = DeviceMetrics::register(&mut registry, device);
         macro_rules! metric {
             ($name:expr, $help:expr, $metric:expr) => {{
                 let metric = $metric;
@@ -356,9 +357,9 @@ impl Metrics {
                 "Proposed tokens that were right",
                 Counter::default()
             ),
+            device,
             store,
             documents,
-            device: DeviceMetrics::register(&mut registry),
             memory,
             registry: Arc::new(registry),
         }
@@ -375,6 +376,7 @@ impl Metrics {
         self.prefilled_chunks.inc_by(stats.prefilled_chunks as u64);
         self.unfetched_chunks.inc_by(stats.unfetched_chunks as u64);
         self.bytes_loaded.inc_by(stats.bytes_loaded);
+        self.device.first_token(stats);
     }
 
     /// Counts a request that was answered.
@@ -395,7 +397,7 @@ impl Metrics {
     /// All metrics in the text format of OpenMetrics.
     pub(crate) fn text(&self, engine: &Engine, corpus: &Corpus) -> String {
         self.documents.read(corpus);
-        self.device.read(&**engine.decoder().device());
+        self.device.read(engine);
         let (stats, own) = (engine.store().stats(), &self.store);
         for (gauge, value) in [
             (&own.memory_bytes, stats.memory_bytes),

@@ -449,6 +449,12 @@ async fn many_at_once_get_what_each_would_alone() {
     assert_eq!((number("request_success_total"), number("time_to_first_token_seconds_count")), (32.0, 32.0));
     assert_eq!((number("generation_tokens_total"), number("num_requests_waiting")), (tokens, 0.0));
     assert!(number("cached_tokens_total") > 0.0);
+    // A CPU has no memory of its own that anything is copied to.
+    assert!(
+        number("load_hidden_seconds_total") > 0.0 && number("load_wait_seconds_total") > 0.0,
+        "{metrics}"
+    );
+    assert_eq!((number("device_copied_bytes_total"), number("device_chunk_cache_bytes")), (0.0, 0.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -61,4 +61,5 @@ pub use remote::{
     FetchPolicy, ListedObject, Objects, RemoteOptions, RemoteStats, UnknownFetchPolicy, WrittenObject,
 };
 pub use store::Store;
+pub use tiers::ChunkCopies;
 pub use verify::{VerifyProgress, VerifyReport};

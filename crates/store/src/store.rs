@@ -21,7 +21,8 @@ use crate::limits::Limits;
 use crate::tiers::{MemoryEntry, Tiers};
 use crate::verify::verify;
 use crate::{
-    Chunk, ChunkId, ChunkKey, ChunkReader, GcReport, PutOutcome, Repair, Result, VerifyProgress, VerifyReport,
+    Chunk, ChunkCopies, ChunkId, ChunkKey, ChunkReader, GcReport, PutOutcome, Repair, Result, VerifyProgress,
+    VerifyReport,
 };
 #[cfg(not(feature = "remote"))]
 use crate::{Fetched, WantedChunk};
@@ -132,8 +133,23 @@ impl Store {
         self.0.repairs.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
     }
 
-    /// Forgets all chunks and aux tensors in memory; what is in the folder stays. Chunks in use stay whole.
+    /// Has copies of chunks told of chunks that are removed, as long as they are there.
+    ///
+    /// A copy of a chunk that is removed while it is made is told too early. So [`Store::removals`] is asked before the chunk is read; where it
+    /// differs after the copy is kept, the copy is to go.
+    pub fn tell_of_removals(&self, copies: &Arc<impl ChunkCopies + 'static>) {
+        let weak = Arc::downgrade(copies);
+        self.0.keepers.add(weak);
+    }
+
+    /// Removals of chunks since the store was opened.
+    pub fn removals(&self) -> u64 {
+        self.0.removals()
+    }
+
+    /// Forgets all chunks and aux tensors in memory, copies included; what is in the folder stays. Chunks in use stay whole.
     pub fn forget_memory(&self) {
+        self.0.keepers.each(|copies| copies.forget_all());
         self.0.memory.clear();
         self.0.aux_tensors.clear();
     }

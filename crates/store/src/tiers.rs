@@ -3,6 +3,7 @@
 //! Readers of chunks, and the receivers of chunks that are fetched, work on the tiers; [`Store`](crate::Store) is the
 //! interface above.
 
+mod copies;
 mod counters;
 #[cfg(feature = "remote")]
 mod in_flight;
@@ -21,6 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quick_cache::sync::Cache;
 use refrain_kv::AuxTensors;
 
+pub use self::copies::ChunkCopies;
+use self::copies::Keepers;
 use self::counters::Counters;
 #[cfg(feature = "remote")]
 pub(crate) use self::in_flight::InFlightChunk;
@@ -58,6 +61,8 @@ pub(crate) struct Tiers {
     /// Chunks that are on their way from there.
     #[cfg(feature = "remote")]
     pub(crate) in_flight: Mutex<BTreeMap<ChunkKey, Arc<InFlightChunk>>>,
+    /// Those who keep copies of chunks.
+    pub(crate) keepers: Keepers,
     pub(crate) counters: Counters,
     pub(crate) repairs: Mutex<VecDeque<Repair>>,
     /// Files that readers have open.
@@ -99,6 +104,7 @@ impl Tiers {
             aux_tensors: bounded(memory_bytes / AUX_SHARE),
             rooms: Rooms::new(memory_bytes / ROOMS_SHARE),
             disk,
+            keepers: Keepers::default(),
             counters: Counters::default(),
             repairs: Mutex::default(),
             open_files: Arc::default(),
@@ -168,6 +174,7 @@ impl Tiers {
     pub(crate) fn remove(&self, key: &ChunkKey) -> Result<bool> {
         // Counted first: who keeps the chunk hereafter sees it, and who kept it before is seen here.
         self.removals.fetch_add(1, SeqCst);
+        self.keepers.each(|copies| copies.forget(key));
         self.aux_tensors.retain(|(chunk, _), _| chunk != key);
         let in_memory = self.memory.remove(key).is_some();
         let on_disk = self.disk.as_ref().map_or(Ok(false), |disk| disk.remove(key))?;

@@ -19,7 +19,6 @@ pub struct CudaDevice<D: Driver> {
     pub(super) driver: D,
     /// The queue of the thread that computes; `driver` itself unless the device is one beside it.
     pub(super) home: D,
-    pub(super) is_beside: bool,
     pub(super) cpu: Cpu,
     pub(super) norm_weights: Arc<NormWeights<D>>,
 }
@@ -31,7 +30,7 @@ impl<D: Driver> CudaDevice<D> {
     /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
     pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
         let (cpu, home) = (Cpu::new(threads)?, driver.clone());
-        Ok(CudaDevice { driver, home, is_beside: false, cpu, norm_weights: Arc::default() })
+        Ok(CudaDevice { driver, home, cpu, norm_weights: Arc::default() })
     }
 
     /// This device with a queue of its own, for a thread beside the one that computes.
@@ -39,7 +38,6 @@ impl<D: Driver> CudaDevice<D> {
         CudaDevice {
             driver: self.driver.beside(),
             home: self.home.clone(),
-            is_beside: true,
             cpu: self.cpu.single_threaded(),
             norm_weights: Arc::default(),
         }
@@ -56,7 +54,6 @@ impl<D: Driver> Clone for CudaDevice<D> {
         CudaDevice {
             driver: self.driver.clone(),
             home: self.home.clone(),
-            is_beside: self.is_beside,
             cpu: self.cpu.clone(),
             norm_weights: self.norm_weights.clone(),
         }

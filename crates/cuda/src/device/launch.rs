@@ -76,16 +76,6 @@ impl<D: Driver> CudaDevice<D> {
     pub(super) fn broken(&self, what: &str, error: &DriverError) -> DeviceFailure {
         DeviceFailure::Broken { device: self.driver.name(), reason: format!("{what}: {error}") }
     }
-
-    /// Waits for what a call has queued where other threads are to use its result.
-    ///
-    /// # Panics
-    /// With a [`DeviceFailure`] if that has failed.
-    pub(super) fn settle(&self) {
-        if self.is_beside {
-            self.driver.wait().unwrap_or_else(|error| self.broken("waiting", &error).unwind());
-        }
-    }
 }
 
 /// Asserts that rows of `width` lie inside of a tensor of `len` elements.

@@ -128,7 +128,6 @@ pub(super) fn rows_of_weights<D: Driver>(
             );
         }
     });
-    device.settle();
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(unavailable) => Err(unavailable),
         None => {

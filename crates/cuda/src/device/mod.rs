@@ -55,6 +55,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         Arc::new(self.to_beside())
     }
 
+    fn wait(&self) {
+        self.driver.wait().unwrap_or_else(|error| self.broken("waiting", &error).unwind());
+    }
+
     fn kept_precision(&self, wanted: Precision) -> Precision {
         if wanted == Precision::F32 { wanted } else { Precision::Bf16 }
     }
@@ -69,14 +73,11 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn floats(&self, len: usize) -> Floats {
-        let x = self.new_floats(len);
-        self.settle();
-        x
+        self.new_floats(len)
     }
 
     fn resize(&self, x: &mut Floats, len: usize) {
         self.resized(x, len);
-        self.settle();
     }
 
     fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
@@ -84,7 +85,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         values.chunks_exact_mut(width.max(1)).enumerate().for_each(|(index, values)| row(index, values));
         let block = self.resized(x, values.len());
         self.write(block, 0, bytemuck::cast_slice(&values));
-        self.settle();
     }
 
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
@@ -94,7 +94,6 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn copy(&self, x: &Floats, from: Range<usize>, to: &mut Floats, at: usize) {
         self.copy_floats(x, from, to, at);
-        self.settle();
     }
 
     fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
@@ -103,18 +102,14 @@ impl<D: Driver> Device for CudaDevice<D> {
         let out = self.resized(out, count);
         let args = [floats::<D>(x).arg(0), indices.arg(0), out.arg(0), size(rows.len()), size(width)];
         self.launch_each("gather_rows_32", count, &args);
-        self.settle();
     }
 
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
-        let kv = self.zeroed_kv(dtype, len);
-        self.settle();
-        kv
+        self.zeroed_kv(dtype, len)
     }
 
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
         self.set_kv_len(kv, len);
-        self.settle();
     }
 
     fn download_kv(&self, kv: &KvBuffer, range: Range<usize>) -> Buffer {
@@ -123,12 +118,10 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn copy_kv(&self, kv: &KvBuffer, from: Range<usize>, to: &mut KvBuffer, at: usize) {
         self.copy_kv_elements(kv, from, to, at);
-        self.settle();
     }
 
     fn copy_kv_within(&self, kv: &mut KvBuffer, from: Range<usize>, to: usize) {
         self.move_kv_elements(kv, from, to);
-        self.settle();
     }
 
     fn pack(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
@@ -152,7 +145,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         v: &mut KvBuffer,
     ) {
         self.project((x, rows), norm, w.storage(), qk_norms, kv_width, q, [k, v]);
-        self.settle();
     }
 
     fn attn_output_and_mlp(
@@ -163,7 +155,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         x: &mut Floats,
     ) {
         self.finish_layer(attn_out, tail, rows, x);
-        self.settle();
     }
 
     fn logits(&self, x: &Floats, norm: Norm<'_>, w: &PackedLinear, out: &mut Vec<f32>) {
@@ -172,7 +163,6 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
         self.rotate_rows(x, heads, head_dim, rotary);
-        self.settle();
     }
 
     fn place(
@@ -184,7 +174,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         cache: &mut KvBuffer,
     ) {
         self.place_rows(rows, heads, rotary, slots, cache);
-        self.settle();
     }
 
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
@@ -193,7 +182,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
         let args = [from, indices.arg(0), to, size(rows.len()), size(width)];
         self.launch_each(for_size!(kv.dtype(), "gather_rows"), out.len(), &args);
-        self.settle();
         out
     }
 
@@ -206,9 +194,7 @@ impl<D: Driver> Device for CudaDevice<D> {
         copies: usize,
         to: usize,
     ) -> KvBuffer {
-        let gathered = self.gather_cache_slots(cache, head_dim, from, kept, copies, to);
-        self.settle();
-        gathered
+        self.gather_cache_slots(cache, head_dim, from, kept, copies, to)
     }
 
     fn rotate_slots(
@@ -219,9 +205,7 @@ impl<D: Driver> Device for CudaDevice<D> {
         slots: &[u32],
         rotary: Rotary<'_>,
     ) -> KvBuffer {
-        let rotated = self.rotated_slots(cache, heads, capacity, slots, rotary);
-        self.settle();
-        rotated
+        self.rotated_slots(cache, heads, capacity, slots, rotary)
     }
 
     fn sum_changes(
@@ -244,12 +228,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         cache: &mut KvBuffer,
     ) {
         self.add_row_to_slots(row, heads, rotary, slots, cache);
-        self.settle();
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
         self.attend(a, out, lse);
-        self.settle();
     }
 
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
@@ -267,7 +249,6 @@ impl<D: Driver> Device for CudaDevice<D> {
         other_lse: &Floats,
     ) {
         self.merge(first, out, lse, other, other_lse);
-        self.settle();
     }
 
     fn mean_row(&self, x: &Floats, width: usize, rows: Range<usize>) -> Vec<f32> {

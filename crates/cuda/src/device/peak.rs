@@ -55,12 +55,6 @@ pub trait Peaks: Device {
     /// # Errors
     /// As of [`Peaks::peak_bf16`]; if as much memory of the host cannot be pinned.
     fn peak_bus(&self, work: PeakWork) -> Result<f64, DriverError>;
-
-    /// Waits for all calls.
-    ///
-    /// # Errors
-    /// The first error of any call.
-    fn wait(&self) -> Result<(), DriverError>;
 }
 
 impl<D: Driver> Peaks for CudaDevice<D> {
@@ -86,10 +80,6 @@ impl<D: Driver> Peaks for CudaDevice<D> {
         let bytes = work.bytes / 4;
         let to = self.driver.alloc(bytes)?;
         Ok(bytes as f64 / self.driver.pinned_write_seconds(&to, bytes, work.runs)?)
-    }
-
-    fn wait(&self) -> Result<(), DriverError> {
-        self.driver.wait()
     }
 }
 

@@ -8,7 +8,7 @@ use cudarc::driver::result::{free_host, malloc_host, memcpy_htod_async};
 use cudarc::driver::sys;
 
 use super::call::Describe;
-use super::gpu::{NvidiaMemory, Queue};
+use super::stream::Stream;
 use crate::driver::DriverError;
 
 /// Pinned memory of the host.
@@ -21,15 +21,13 @@ impl Drop for Pinned {
     }
 }
 
-/// Least seconds of `runs` copies of `bytes` bytes to the beginning of `memory`, in the order of a queue, whose context is current.
+/// Least seconds of `runs` copies of `bytes` bytes to an address from which on there are as many, in a stream, whose context is current.
 pub(super) fn write_seconds(
-    queue: &Queue,
-    memory: &NvidiaMemory,
+    stream: &Stream,
+    to: sys::CUdeviceptr,
     bytes: usize,
     runs: u32,
 ) -> Result<f64, DriverError> {
-    let to = memory.address(0, bytes);
-    queue.uses(memory)?;
     // SAFETY: the memory is written before it is read.
     let pinned = unsafe { malloc_host(bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE) }
         .describe(&format!("pinning {bytes} bytes of the host"))?;
@@ -42,9 +40,9 @@ pub(super) fn write_seconds(
     for _ in 0..runs {
         let start = Instant::now();
         // SAFETY: the bytes lie inside of the memory, and those of the host stay until the copy is waited for.
-        let copied = unsafe { memcpy_htod_async(to, from, queue.stream.raw()) };
+        let copied = unsafe { memcpy_htod_async(to, from, stream.raw()) };
         // The copy is waited for even if it failed: the pinned memory is freed behind it.
-        let waited = queue.stream.synchronize();
+        let waited = stream.synchronize();
         copied.describe("copying to the GPU")?;
         waited?;
         least = least.min(start.elapsed().as_secs_f64());

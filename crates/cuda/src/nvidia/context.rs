@@ -1,6 +1,6 @@
 //! A GPU's context, its memory pool, and the first error of its calls.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -134,11 +134,16 @@ fn pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool, DriverError> {
     };
     // SAFETY: the properties are valid, and live until the call has returned.
     let pool = unsafe { mem_pool::create(&raw const properties) }.describe("making a pool of memory")?;
+    let set = |attribute, value: *mut c_void| {
+        // SAFETY: the values that are given are of the attributes' types.
+        unsafe { mem_pool::set_attribute(pool, attribute, value) }.describe("setting up the pool of memory")
+    };
     let mut threshold = u64::MAX;
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the threshold is of 64 bits.
-    unsafe { mem_pool::set_attribute(pool, attribute, ptr::from_mut(&mut threshold).cast()) }
-        .describe("setting up the pool of memory")?;
+    set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ptr::from_mut(&mut threshold).cast())?;
+    // A stream that allocates does not wait for another that is about to free: it gets other memory.
+    let mut waits: c_int = 0;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+    set(attribute, ptr::from_mut(&mut waits).cast())?;
     Ok(pool)
 }
 

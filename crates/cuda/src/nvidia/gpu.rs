@@ -1,6 +1,5 @@
 //! An open GPU: its context, its kernels, its streams and its memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::free_async;
@@ -10,9 +9,10 @@ use super::call::Describe;
 use super::context::Context;
 use super::kernels::Kernels;
 use super::stream::Stream;
+use super::uses::Uses;
 use crate::driver::DriverError;
 
-/// Most streams of a GPU: memory has a bit for each.
+/// Most streams of a GPU: each has pinned memory of its own.
 const MOST_STREAMS: usize = 64;
 
 #[derive(Debug)]
@@ -74,24 +74,22 @@ impl Queue {
     /// Memory of `bytes` bytes.
     pub(super) fn alloc(&self, bytes: usize) -> Result<NvidiaMemory, DriverError> {
         let address = self.gpu.context.alloc(bytes.max(1), self.stream.raw())?;
-        Ok(NvidiaMemory {
-            gpu: self.gpu.clone(),
-            home: self.stream.clone(),
-            address,
-            bytes,
-            users: AtomicU64::new(1 << self.index),
-        })
+        let piece = self.stream.pieces.count(self.stream.raw());
+        Ok(NvidiaMemory { gpu: self.gpu.clone(), address, bytes, uses: Uses::new(&self.stream, piece) })
     }
 
-    /// Notes that what is queued next uses memory. Memory of another stream is waited for at its first use: that stream may still be
-    /// about to allocate it.
-    pub(super) fn uses(&self, memory: &NvidiaMemory) -> Result<(), DriverError> {
-        let me = 1 << self.index;
-        if memory.users.load(Ordering::Acquire) & me == 0 {
-            self.stream.wait_for(&memory.home)?;
-            memory.users.fetch_or(me, Ordering::AcqRel);
-        }
-        Ok(())
+    /// Queues a piece of work that uses memory.
+    pub(super) fn run(
+        &self,
+        memory: &[&NvidiaMemory],
+        work: impl FnOnce(&Stream) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        memory.iter().try_for_each(|memory| memory.uses.wait(&self.stream))?;
+        let done = work(&self.stream);
+        // Of work that has failed a part may be queued.
+        let piece = self.stream.pieces.count(self.stream.raw());
+        memory.iter().for_each(|memory| memory.uses.note(&self.stream, piece));
+        done
     }
 }
 
@@ -105,12 +103,9 @@ impl Drop for Queue {
 #[derive(Debug)]
 pub struct NvidiaMemory {
     gpu: Arc<Gpu>,
-    /// The stream in whose order it was allocated.
-    home: Arc<Stream>,
     address: sys::CUdeviceptr,
     bytes: usize,
-    /// The streams that have used it, a bit each.
-    users: AtomicU64,
+    uses: Uses,
 }
 
 impl NvidiaMemory {
@@ -126,16 +121,9 @@ impl NvidiaMemory {
 
     /// Frees it in the order of all streams that have used it.
     fn free(&self) -> Result<(), DriverError> {
-        let users = self.users.load(Ordering::Acquire);
-        let stream = if users.is_power_of_two() {
-            &self.home
-        } else {
-            let used = self.gpu.streams().all.clone();
-            for stream in used.iter().enumerate().filter(|(index, _)| users >> index & 1 == 1) {
-                self.gpu.reclaim.wait_for(stream.1)?;
-            }
-            &self.gpu.reclaim
-        };
+        let only = self.uses.only_stream();
+        let stream = only.as_deref().unwrap_or(&self.gpu.reclaim);
+        self.uses.wait(stream)?;
         // SAFETY: it is freed once, and whatever uses it is queued before.
         unsafe { free_async(self.address, stream.raw()) }.describe("freeing memory")
     }

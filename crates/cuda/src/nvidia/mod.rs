@@ -1,15 +1,17 @@
 //! The driver of NVIDIA's GPUs, through its library, which is looked for at run time.
 //!
-//! Work is queued in streams. Memory is allocated and freed in their order; pieces that several streams use are freed in the order of all of
-//! them. No toolkit is needed, neither to build nor to run: the program carries its kernels in compiled form.
+//! Work is queued in streams, which wait for each other where they use the same memory (`order`). Memory is allocated and freed in their
+//! order. No toolkit is needed, neither to build nor to run: the program carries its kernels in compiled form.
 
 mod bus;
 mod call;
 mod context;
 mod gpu;
 mod kernels;
+mod order;
 mod staging;
 mod stream;
+mod uses;
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
 use context::Context;
 use gpu::{Gpu, Queue};
+use stream::Stream;
 
 pub use context::NvidiaDevice;
 pub use gpu::NvidiaMemory;
@@ -36,8 +39,6 @@ const LEAST_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 #[derive(Clone, Debug)]
 pub struct Nvidia {
     queue: Arc<Queue>,
-    /// The queue that launches wait for.
-    followed: Option<Arc<Queue>>,
     device: Arc<NvidiaDevice>,
 }
 
@@ -53,7 +54,7 @@ impl Nvidia {
         check_capability(device)?;
         let (handle, device) = NvidiaDevice::of(index)?;
         let gpu = Arc::new(Gpu::open(Context::open(handle)?)?);
-        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu)?), followed: None, device: Arc::new(device) })
+        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu)?), device: Arc::new(device) })
     }
 
     /// All GPUs that the driver shows.
@@ -78,17 +79,9 @@ impl Nvidia {
         (0..count).map(|index| NvidiaDevice::of(index).map(|(_, device)| device)).collect()
     }
 
-    /// Runs a call in the GPU's context behind what the followed queue holds. If it fails, its error is kept.
-    fn run(&self, call: impl FnOnce(&Queue) -> Result<(), DriverError>) {
-        self.queue.gpu.context.run(|| {
-            self.follow()?;
-            call(&self.queue)
-        });
-    }
-
-    /// Has what is queued next wait for what the followed queue holds.
-    fn follow(&self) -> Result<(), DriverError> {
-        self.followed.as_ref().map_or(Ok(()), |followed| self.queue.stream.wait_for(&followed.stream))
+    /// Queues a piece of work that uses memory. If it fails, its error is kept.
+    fn run(&self, memory: &[&NvidiaMemory], work: impl FnOnce(&Stream) -> Result<(), DriverError>) {
+        self.queue.gpu.context.run(|| self.queue.run(memory, work));
     }
 
     /// Waits for the queue. The first error of all is the one that is told.
@@ -124,20 +117,16 @@ impl Driver for Nvidia {
     fn zero(&self, memory: &NvidiaMemory, at: usize, bytes: usize) {
         let address = memory.address(at, bytes);
         if bytes > 0 {
-            self.run(|queue| {
-                queue.uses(memory)?;
+            self.run(&[memory], |stream| {
                 // SAFETY: the bytes lie inside of the memory.
-                unsafe { result::memset_d8_async(address, 0, bytes, queue.stream.raw()) }.describe("zeroing")
+                unsafe { result::memset_d8_async(address, 0, bytes, stream.raw()) }.describe("zeroing")
             });
         }
     }
 
     fn write(&self, memory: &NvidiaMemory, at: usize, from: &[u8]) {
         let address = memory.address(at, from.len());
-        self.queue.gpu.context.run(|| {
-            self.queue.uses(memory)?;
-            self.queue.stream.write(address, from)
-        });
+        self.run(&[memory], |stream| stream.write(address, from));
     }
 
     fn pinned_write_seconds(
@@ -147,16 +136,20 @@ impl Driver for Nvidia {
         runs: u32,
     ) -> Result<f64, DriverError> {
         self.settle()?;
-        bus::write_seconds(&self.queue, memory, bytes, runs)
+        let (to, mut least) = (memory.address(0, bytes), f64::INFINITY);
+        self.queue.run(&[memory], |stream| {
+            least = bus::write_seconds(stream, to, bytes, runs)?;
+            Ok(())
+        })?;
+        Ok(least)
     }
 
     fn read(&self, memory: &NvidiaMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
         let address = memory.address(at, to.len());
         if !to.is_empty() {
-            self.run(|queue| {
-                queue.uses(memory)?;
+            self.run(&[memory], |stream| {
                 // SAFETY: the bytes lie inside of the memory; `to` is borrowed until the copy is waited for, below.
-                unsafe { result::memcpy_dtoh_async(to, address, queue.stream.raw()) }
+                unsafe { result::memcpy_dtoh_async(to, address, stream.raw()) }
                     .describe("copying from the GPU")
             });
         }
@@ -166,33 +159,31 @@ impl Driver for Nvidia {
     fn copy(&self, from: &NvidiaMemory, from_at: usize, to: &NvidiaMemory, to_at: usize, bytes: usize) {
         let (from_address, to_address) = (from.address(from_at, bytes), to.address(to_at, bytes));
         if bytes > 0 {
-            self.run(|queue| {
-                queue.uses(from)?;
-                queue.uses(to)?;
+            self.run(&[from, to], |stream| {
                 // SAFETY: both places lie inside of their memory.
-                unsafe { result::memcpy_dtod_async(to_address, from_address, bytes, queue.stream.raw()) }
+                unsafe { result::memcpy_dtod_async(to_address, from_address, bytes, stream.raw()) }
                     .describe("copying on the GPU")
             });
         }
     }
 
     fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg<'_, NvidiaMemory>]) {
-        self.run(|queue| {
-            let mut arguments = Vec::with_capacity(args.len());
-            for arg in args {
-                arguments.push(match *arg {
-                    Arg::Memory(memory, at) => {
-                        queue.uses(memory)?;
-                        memory.address(at, 0)
-                    }
-                    Arg::Null => 0,
-                    Arg::U32(number) => number.into(),
-                    Arg::U64(number) => number,
-                    Arg::F32(number) => number.to_bits().into(),
-                });
-            }
-            queue.gpu.kernels.launch(kernel, grid, queue.stream.raw(), &mut arguments)
-        });
+        let mut memory = Vec::with_capacity(args.len());
+        let mut arguments = Vec::with_capacity(args.len());
+        for arg in args {
+            arguments.push(match *arg {
+                Arg::Memory(used, at) => {
+                    memory.push(used);
+                    used.address(at, 0)
+                }
+                Arg::Null => 0,
+                Arg::U32(number) => number.into(),
+                Arg::U64(number) => number,
+                Arg::F32(number) => number.to_bits().into(),
+            });
+        }
+        let kernels = &self.queue.gpu.kernels;
+        self.run(&memory, |stream| kernels.launch(kernel, grid, stream.raw(), &mut arguments));
     }
 
     fn wait(&self) -> Result<(), DriverError> {
@@ -201,14 +192,8 @@ impl Driver for Nvidia {
 
     fn beside(&self) -> Nvidia {
         // If all streams are taken, it shares this one: its calls then wait for more than they must.
-        Queue::new(&self.queue.gpu).map_or_else(
-            |_| self.clone(),
-            |queue| Nvidia {
-                queue: Arc::new(queue),
-                followed: Some(self.queue.clone()),
-                device: self.device.clone(),
-            },
-        )
+        let queue = Queue::new(&self.queue.gpu).map_or_else(|_| self.queue.clone(), Arc::new);
+        Nvidia { queue, device: self.device.clone() }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::result::{event, stream};
+use cudarc::driver::result::stream;
 use cudarc::driver::sys;
 
 use super::call::Describe;
 use super::context::Context;
+use super::order::{Awaited, Pieces};
 use super::staging::Staging;
 use crate::driver::DriverError;
 
@@ -15,57 +16,36 @@ use crate::driver::DriverError;
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
-    /// The event that other streams wait for.
-    marker: Mutex<Marker>,
+    pub(super) pieces: Pieces,
+    awaited: Awaited,
     staging: Mutex<Staging>,
 }
-
-#[derive(Debug)]
-struct Marker(sys::CUevent);
 
 // SAFETY: a stream may be used by any thread.
 unsafe impl Send for Stream {}
 // SAFETY: as above; the driver locks what it must.
 unsafe impl Sync for Stream {}
-// SAFETY: an event may be used by any thread.
-unsafe impl Send for Marker {}
 
 impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Stream, DriverError> {
         context.bind()?;
-        let marker =
-            event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).describe("making an event")?;
-        match stream::create(stream::StreamKind::NonBlocking).describe("making a stream") {
-            Ok(raw) => Ok(Stream {
-                context: context.clone(),
-                raw,
-                marker: Mutex::new(Marker(marker)),
-                staging: Mutex::default(),
-            }),
-            Err(error) => {
-                // SAFETY: the event has just been made.
-                let _ = unsafe { event::destroy(marker) };
-                Err(error)
-            }
-        }
+        let raw = stream::create(stream::StreamKind::NonBlocking).describe("making a stream")?;
+        Ok(Stream {
+            context: context.clone(),
+            raw,
+            pieces: Pieces::default(),
+            awaited: Awaited::default(),
+            staging: Mutex::default(),
+        })
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// Has all that is queued from now on wait for what another stream holds.
-    pub(super) fn wait_for(&self, other: &Stream) -> Result<(), DriverError> {
-        if self.raw == other.raw {
-            return Ok(());
-        }
-        // The wait is for the event as recorded last, so that nobody may record it in between.
-        let marker = other.marker.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: event and stream are alive.
-        unsafe { event::record(marker.0, other.raw) }.describe("marking a place in a stream")?;
-        // SAFETY: as above.
-        unsafe { stream::wait_event(self.raw, marker.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
-            .describe("waiting for a stream")
+    /// Has all that is queued from now on wait for a piece of work of another stream.
+    pub(super) fn wait_for(&self, other: &Stream, piece: u64) -> Result<(), DriverError> {
+        self.awaited.wait_for((other.raw, &other.pieces), piece, self.raw)
     }
 
     /// Queues a copy from the host.
@@ -86,9 +66,7 @@ impl Drop for Stream {
         let _ = self.context.bind();
         let _ = self.synchronize();
         self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).free();
-        let marker = self.marker.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the event is alive.
-        let _ = unsafe { event::destroy(marker.0) };
+        self.pieces.free();
         // SAFETY: the stream is alive.
         let _ = unsafe { stream::destroy(self.raw) };
     }

@@ -3,7 +3,8 @@
 //
 // Nothing queued is done before somebody waits; then the next piece of work is drawn among all streams that may go on. Memory is alive from
 // its stream's turn at allocating it to some stream's turn at freeing it, and an access outside of that is an illegal address. Copies read the
-// host's memory when they are done if it is pinned, and when they are queued if not. FAKE_CUDA_DEVICES, FAKE_CUDA_VERSION,
+// host's memory when they are done if it is pinned, and when they are queued if not. Where the pool may insert dependencies, memory waits for some
+// other that is about to be freed. The kernel "hold" keeps its stream until "release" was run in another. FAKE_CUDA_DEVICES, FAKE_CUDA_VERSION,
 // FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are) and FAKE_CUDA_SEED say what is played.
 #include <cstdint>
 #include <cstdio>
@@ -34,7 +35,7 @@ struct Work {
     std::function<void()> run;
 };
 struct Stream { std::deque<Work> queue; };
-struct Memory { std::vector<unsigned char> bytes; void* pool = nullptr; bool alive = false; bool freed = false; };
+struct Memory { std::vector<unsigned char> bytes; void* pool = nullptr; bool alive = false; bool freed = false; Event left; };
 struct Function { std::string name; u32 shared = 48 << 10; };
 
 static std::recursive_mutex lock;
@@ -42,6 +43,8 @@ static std::vector<Stream*> streams;
 static std::map<u64, Memory> memories;
 static std::map<u64, size_t> pinned;
 static u64 pieces_of_pinned = 0;
+static bool inserts_dependencies = true;
+static Event held;
 static u32 failed = OK;
 static u64 draws = 0;
 static thread_local void* current = nullptr;
@@ -115,7 +118,10 @@ CALL cuMemPoolDestroy(void* pool) {
     ENTER for (auto& memory : memories) if (memory.second.pool == pool && !memory.second.freed) fprintf(stderr, "fake driver: memory outlives its pool\n"), abort();
     return OK;
 }
-CALL cuMemPoolSetAttribute(void*, u32 attribute, void* value) { ENTER return attribute == 4 && *(u64*)value == ~0ull ? OK : INVALID_VALUE; }
+CALL cuMemPoolSetAttribute(void*, u32 attribute, void* value) {
+    ENTER if (attribute == 3) return inserts_dependencies = *(int*)value, OK;
+    return attribute == 4 && *(u64*)value == ~0ull ? OK : INVALID_VALUE;
+}
 CALL cuMemPoolGetAttribute(void*, u32 attribute, void* value) { ENTER return *(u64*)value = attribute == 5 ? 3 << 20 : attribute == 7 ? 1 << 20 : 0, OK; }
 CALL cuMemPoolTrimTo(void*, size_t) { ENTER return OK; }
 CALL cuMemGetInfo_v2(size_t* free, size_t* total) { ENTER return *free = 1 << 20, *total = 1 << 30, OK; }
@@ -126,6 +132,8 @@ CALL cuMemAllocFromPoolAsync(u64* address, size_t bytes, void* pool, void* strea
     next += (bytes + 511) / 256 * 256;
     memories[at].bytes.assign(bytes, 0xff);
     memories[at].pool = pool;
+    for (auto& memory : memories)
+        if (inserts_dependencies && memory.second.left.recorded > memory.second.left.reached) ((Stream*)stream)->queue.push_back({&memory.second.left, 1, {}});
     queue(stream, [at] { memories[at].alive = true; });
     return OK;
 }
@@ -133,8 +141,10 @@ CALL cuMemFreeAsync(u64 address, void* stream) {
     ENTER auto found = memories.find(address);
     if (found == memories.end() || found->second.freed) return INVALID_VALUE;
     found->second.freed = true;
+    found->second.left.recorded = 1;
     queue(stream, [address] {
         if (device(address, 0)) memories[address].alive = false;
+        memories[address].left.reached = 1;
     });
     return OK;
 }
@@ -208,7 +218,7 @@ CALL cuModuleLoadData(void** module, const void* image) {
 CALL cuModuleUnload(void*) { ENTER return OK; }
 CALL cuModuleGetFunction(void** function, void*, const char* name) {
     ENTER const std::string text = name;
-    if (text != "add_32" && text != "tell" && text != "crash") return NOT_FOUND;
+    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release") return NOT_FOUND;
     return *function = new Function{text}, OK;
 }
 CALL cuFuncGetAttribute(int* value, u32, void*) { ENTER return *value = 1024, OK; }
@@ -220,6 +230,8 @@ CALL cuLaunchKernel(void* function, u32 x, u32 y, u32 z, u32 threads, u32 ty, u3
     ENTER const Function& kernel = *(Function*)function;
     if (!x || !y || !z || !threads || ty != 1 || tz != 1 || shared > kernel.shared) return INVALID_VALUE;
     if (kernel.name == "crash") queue(stream, [] { if (!failed) failed = ILLEGAL_ADDRESS; });
+    if (kernel.name == "hold") ((Stream*)stream)->queue.push_back({&held, ++held.recorded, {}});
+    if (kernel.name == "release") queue(stream, [] { held.reached = held.recorded; });
     if (kernel.name == "add_32") { // to[i] = from[i] + value
         const u64 to = *(u64*)arguments[0], from = *(u64*)arguments[1];
         const u32 value = *(u32*)arguments[2], count = *(u32*)arguments[3];

@@ -58,8 +58,8 @@ impl BackgroundLoad {
     /// Counts what was read since the prefill ended. Loaders that are not done go on by themselves.
     pub(crate) fn finish(self) -> ReusedSegments {
         let BackgroundLoad { mut reused, prefetcher } = self;
-        if let Some(prefetcher) = prefetcher {
-            reused.load = prefetcher.since(reused.load);
+        if let Some(mut prefetcher) = prefetcher {
+            reused.load = reused.load + prefetcher.count();
         }
         reused
     }
@@ -68,7 +68,7 @@ impl BackgroundLoad {
     pub(crate) fn join(&mut self) {
         if let Some(mut prefetcher) = self.prefetcher.take() {
             prefetcher.join();
-            self.reused.load = prefetcher.since(self.reused.load);
+            self.reused.load = self.reused.load + prefetcher.count();
         }
     }
 }
@@ -230,9 +230,7 @@ impl PrefillJob {
 
     /// Counts the loading of a pass.
     fn count(&mut self, run: &mut PassRun) {
-        let load = run.layers.count_load();
-        self.reused.load.bytes += load.bytes;
-        self.reused.load.busy += load.busy;
+        self.reused.load = self.reused.load + run.layers.count_load();
         self.reused.waited += run.layers.total_waited();
     }
 

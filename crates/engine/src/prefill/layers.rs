@@ -148,8 +148,8 @@ impl PassLayers {
                 &self.plan,
                 context.tables.clone(),
                 sizes,
-                context.allocator.clone(),
-                &**decoder.device(),
+                &context.allocator,
+                (decoder.device(), engine.device_chunks()),
             ));
         }
         self.answer = Some(answer);
@@ -185,7 +185,7 @@ impl PassLayers {
         matches!(&self.source, Source::Selected(selected) if selected.is_broken())
     }
 
-    /// Bytes and time of loading so far.
+    /// What was loaded since the last call.
     pub(crate) fn count_load(&mut self) -> LoadStats {
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.count(),

@@ -1,5 +1,7 @@
 //! Loading beside computing: while one layer is computed, later ones are read, verified, rotated and placed.
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,13 +9,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use refrain_fusion::{KeyPositions, PassPlan};
-use refrain_kernels::{Device, DeviceFailure, Dtype, KvRows};
+use refrain_fusion::PassPlan;
+use refrain_kernels::{Device, DeviceFailure, Dtype};
 use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::Layer;
 
+use self::place::{Means, Placement};
 use super::reuse::Segment;
-use super::stats::{LoadStats, count_within};
+use super::stats::{LoadStats, SharedClock, count_within};
+use crate::device_chunks::DeviceChunks;
 
 /// A layer of the prompt's cache with all reused keys and values in place.
 #[derive(Debug)]
@@ -69,7 +73,8 @@ pub(crate) struct PrefetchSizes {
 
 /// One pass's loading, shared by its loader threads, each of which takes the next layer.
 ///
-/// A layer of the cache belongs to one loader until it is handed to the computing thread, so nothing is locked.
+/// A layer of the cache belongs to one loader until it is handed to the computing thread, so nothing is locked. Each loader has a device of its own
+/// beside the computing one, whose queue holds the loader up only where both use the same memory.
 #[derive(Debug)]
 struct PrefetchJob {
     segments: Arc<[Segment]>,
@@ -77,17 +82,13 @@ struct PrefetchJob {
     tokens: Vec<u32>,
     /// Layers at which the active tokens may shrink, with whether fresh rows are compared with cached ones there.
     checks: BTreeMap<usize, bool>,
-    key_positions: KeyPositions,
-    tables: Arc<RopeTables>,
+    placement: Placement,
     sizes: PrefetchSizes,
-    allocator: KvAllocator,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// The device for one thread beside the computing one, which would run alone while the pool is taken.
-    device: Arc<dyn Device>,
     next: AtomicUsize,
     bytes: AtomicU64,
-    nanoseconds: AtomicU64,
+    clock: SharedClock,
 }
 
 /// The state that loaders and the computing thread wait for.
@@ -138,47 +139,40 @@ impl PrefetchJob {
     }
 
     /// Brings in a layer; none if a segment is broken.
-    fn load(&self, layer: usize) -> Option<PrefetchedLayer> {
+    fn load(&self, means: &Means, layer: usize) -> Option<PrefetchedLayer> {
         let PrefetchSizes { shape, dtype, capacity, .. } = self.sizes;
-        let mut cache = self.allocator.acquire(shape, dtype, capacity);
+        let mut cache = means.allocator.acquire(shape, dtype, capacity);
         let mut cached = Vec::new();
-        for segment in self.segments.iter() {
-            let (places, compares) = (self.places(layer, segment), self.compares(layer));
-            if !places && !compares {
-                continue;
+        for (index, segment) in self.segments.iter().enumerate() {
+            if self.compares(layer) {
+                let data = self.read(layer, segment)?;
+                if self.places(layer, segment) {
+                    self.placement.place_from_host(means, layer, segment, &data, &mut cache);
+                }
+                cached.push(data);
+            } else if self.places(layer, segment) {
+                let read = || self.read(layer, segment);
+                self.placement.bring(means, layer, (index, segment), read, &mut cache)?;
             }
-            let data = self.read(layer, segment)?;
-            if places {
-                self.place(layer, segment, &data, &mut cache);
-            }
-            cached.extend(compares.then_some(data));
         }
+        means.device.wait();
         Some(PrefetchedLayer { cache, cached })
     }
 
-    /// Rotates and places the keys and values of a segment at `layer`.
-    fn place(&self, layer: usize, segment: &Segment, data: &Layer, cache: &mut LayerCache) {
-        let from = match self.key_positions {
-            KeyPositions::Global => segment.span.start,
-            KeyPositions::ChunkLocal => segment.first_position,
-        } as usize;
-        let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
-        let slots: Vec<u32> = segment.span.positions().collect();
-        let rows = (KvRows::Host(data.k()), KvRows::Host(data.v()));
-        cache.place(&*self.device, self.sizes.shape, rows, rotary, &slots);
-    }
-
     /// Reads the segments that the pass does not need of a layer: the store keeps a chunk in memory only if it was read and
-    /// verified whole. The prefill does not wait for it.
+    /// verified whole, and so none of which a layer came from the device's memory. The prefill does not wait for it.
     fn read_for_cache(&self, layer: usize) -> bool {
-        let unused =
-            |s: &&Segment| !self.places(layer, s) && !self.compares(layer) && s.reader.would_be_kept();
-        self.segments.iter().filter(unused).all(|segment| self.read(layer, segment).is_some())
+        let unused = |(index, s): &(usize, &Segment)| {
+            let needed = self.places(layer, s) || self.compares(layer);
+            !needed && !self.placement.had(*index) && s.reader.would_be_kept()
+        };
+        let mut unused = self.segments.iter().enumerate().filter(unused);
+        unused.all(|(_, segment)| self.read(layer, segment).is_some())
     }
 
     /// One loader thread: the next layer until there is none, then what no layer needed. That comes after all layers are loaded: a broken
     /// segment that the pass does not need must not break one that it needs.
-    fn work(&self, outbox: &Outbox) {
+    fn work(&self, means: &Means, outbox: &Outbox) {
         let layers = self.sizes.layers;
         loop {
             let task = self.next.fetch_add(1, Relaxed);
@@ -186,7 +180,7 @@ impl PrefetchJob {
                 if !self.wait_until(|progress| task <= progress.requested.saturating_add(self.sizes.ahead)) {
                     return;
                 }
-                let loaded = self.timed(|| DeviceFailure::catch(|| self.load(task)));
+                let loaded = self.clock.timed(|| DeviceFailure::catch(|| self.load(means, task)));
                 let sound = matches!(loaded, Ok(Some(_)));
                 self.progress().left -= 1;
                 self.changed.notify_all();
@@ -196,18 +190,11 @@ impl PrefetchJob {
                 }
             } else if task >= 2 * layers
                 || !self.wait_until(|progress| progress.left == 0)
-                || !self.timed(|| self.read_for_cache(task - layers))
+                || !self.clock.timed(|| self.read_for_cache(task - layers))
             {
                 return;
             }
         }
-    }
-
-    fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
-        let started = Instant::now();
-        let done = work();
-        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
-        done
     }
 }
 
@@ -232,6 +219,8 @@ impl Drop for Outbox {
 #[derive(Debug)]
 pub(crate) struct LayerPrefetcher {
     job: Arc<PrefetchJob>,
+    /// The computing thread's own means.
+    means: Means,
     inbox: Receiver<Message>,
     loaders: Vec<JoinHandle<()>>,
     early: BTreeMap<usize, PrefetchedLayer>,
@@ -246,35 +235,35 @@ impl LayerPrefetcher {
         plan: &PassPlan,
         tables: Arc<RopeTables>,
         sizes: PrefetchSizes,
-        allocator: KvAllocator,
-        device: &dyn Device,
+        allocator: &KvAllocator,
+        (device, chunks): (&Arc<dyn Device>, &Arc<DeviceChunks>),
     ) -> LayerPrefetcher {
         let checks = plan.checks.iter().map(|(layer, needs)| (*layer, needs.deviation.is_some())).collect();
+        let placement = Placement::new(&segments, (sizes.shape, plan.key_positions), tables, chunks);
         let job = Arc::new(PrefetchJob {
             segments,
             tokens: plan.tokens.clone(),
             checks,
-            key_positions: plan.key_positions,
-            tables,
+            placement,
             sizes,
-            allocator,
             progress: Mutex::new(Progress { requested: sizes.first, left: sizes.layers - sizes.first }),
             changed: Condvar::new(),
-            device: device.beside(),
             next: AtomicUsize::new(sizes.first),
             bytes: AtomicU64::new(0),
-            nanoseconds: AtomicU64::new(0),
+            clock: SharedClock::default(),
         });
         let (outbox, inbox) = channel();
         let spawn = |i: usize| {
             let (job, outbox) = (job.clone(), Outbox(outbox.clone()));
-            Builder::new().name(format!("load-{i}")).spawn(move || job.work(&outbox)).ok()
+            let means = Means::new(device.beside(), allocator);
+            Builder::new().name(format!("load-{i}")).spawn(move || job.work(&means, &outbox)).ok()
         };
         let loaders = (0..device.threads().min(MAX_LOADERS).min(sizes.layers - sizes.first))
             .filter_map(spawn)
             .collect();
         LayerPrefetcher {
             job,
+            means: Means::new(device.clone(), allocator),
             inbox,
             loaders,
             early: BTreeMap::new(),
@@ -295,7 +284,8 @@ impl LayerPrefetcher {
     fn wait(&mut self, layer: usize) -> Prefetched {
         // Where no thread could be started this one loads.
         if self.loaders.is_empty() {
-            return Prefetched::of(self.job.timed(|| DeviceFailure::catch(|| self.job.load(layer))));
+            let load = || DeviceFailure::catch(|| self.job.load(&self.means, layer));
+            return Prefetched::of(self.job.clock.timed(load));
         }
         loop {
             if let Some(ready) = self.early.remove(&layer) {
@@ -315,27 +305,24 @@ impl LayerPrefetcher {
         self.waited
     }
 
-    /// Bytes loaded so far, and the time that it took.
-    pub(crate) fn stats(&self) -> LoadStats {
+    /// What was loaded so far, and the time that it took.
+    fn stats(&self) -> LoadStats {
+        let job = &self.job;
+        let (elapsed, busy) = job.clock.elapsed_and_summed();
         LoadStats {
-            bytes: self.job.bytes.load(Relaxed),
-            busy: Duration::from_nanos(self.job.nanoseconds.load(Relaxed)),
+            bytes: job.bytes.load(Relaxed),
+            copied: job.placement.copied(),
+            reused: job.placement.reused(),
+            busy,
+            hidden: elapsed.saturating_sub(self.waited),
         }
     }
 
-    /// `total` with what was loaded since the last call of [`LayerPrefetcher::count`].
-    pub(crate) fn since(&self, total: LoadStats) -> LoadStats {
-        let all = self.stats();
-        LoadStats {
-            bytes: total.bytes + all.bytes - self.counted.bytes,
-            busy: total.busy + (all.busy - self.counted.busy),
-        }
-    }
-
-    /// Bytes and time so far, which later calls of [`LayerPrefetcher::since`] leave out.
+    /// What was loaded since the last call.
     pub(crate) fn count(&mut self) -> LoadStats {
-        self.counted = self.stats();
-        self.counted
+        let all = self.stats();
+        let counted = std::mem::replace(&mut self.counted, all);
+        all.since(&counted)
     }
 
     /// Waits until the loaders have ended.

@@ -31,6 +31,8 @@ pub(crate) struct Segment {
     pub(crate) computed: bool,
     /// Position of its first token when it was prefilled.
     pub(crate) first_position: u32,
+    /// Removals from the store before it was opened.
+    pub(crate) removals: u64,
 }
 
 /// Cached parts of a prompt, brought in for one answer.
@@ -144,6 +146,8 @@ struct Found {
 #[derive(Debug)]
 pub(crate) struct Opening {
     parts: VecDeque<Part>,
+    /// Removals from the store before any part was opened.
+    removals: u64,
     segments: Vec<Segment>,
     /// A part that is prefilled alone.
     computing: Option<Computing>,
@@ -162,7 +166,8 @@ impl Opening {
         let chunks = prompt.chunk_spans().into_iter().enumerate();
         let chunks = chunks.map(|(index, span)| Part { chunk: Some(index), span, before: None });
         let parts = system.into_iter().chain(chunks).collect();
-        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+        let removals = engine.store().removals();
+        Opening { parts, removals, segments: Vec::new(), computing: None, reading: None }
     }
 
     /// The segments of an attempt that met a broken one: each is read whole into memory, so that the next attempt cannot break.
@@ -176,7 +181,8 @@ impl Opening {
             before: Some(segment.clone()),
         };
         let parts = segments.iter().map(part).collect();
-        Opening { parts, segments: Vec::new(), computing: None, reading: None }
+        let removals = segments.iter().map(|segment| segment.removals).min().unwrap_or(0);
+        Opening { parts, removals, segments: Vec::new(), computing: None, reading: None }
     }
 
     /// The parts as the object store is asked for them.
@@ -332,6 +338,7 @@ impl Opening {
             statistics_read,
             computed,
             first_position,
+            removals: self.removals,
         });
     }
 }

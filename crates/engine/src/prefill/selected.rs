@@ -171,12 +171,14 @@ impl SelectedLayers {
         self.needed = SlotMap::new(self.needed.spans().iter().chain(slots.spans()).copied());
         let dtype = context.engine.settings().kv;
         let mut cache = context.allocator.acquire(shape, dtype, slots.len());
+        let copies = context.engine.device_chunks().is_apart();
         for loaded in self.spans[layer].iter() {
             let rotary =
                 context.tables.layer(layer).slice(loaded.span.range().start, loaded.span.range().end);
             let first = slots.before(loaded.span.start);
             let slots: Vec<u32> = (first..first + loaded.span.len() as u32).collect();
             let (k, v) = loaded.kv(shape.width());
+            self.load.copied += if copies { (k.as_bytes().len() + v.as_bytes().len()) as u64 } else { 0 };
             cache.place(device, shape, (KvRows::Host(k), KvRows::Host(v)), rotary, &slots);
         }
         self.write(context, layer, tokens, merge, &mut cache);

@@ -1,6 +1,7 @@
 //! Counts and times of a prefill, taken while it runs.
 
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use refrain_kv::Span;
 use refrain_model::Config;
@@ -58,12 +59,89 @@ impl PrefillStats {
     }
 }
 
-/// Bytes brought in from the store, and the time that it took.
+/// Keys and values that were brought in, and the time that it took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LoadStats {
+    /// Bytes from the store.
     pub(crate) bytes: u64,
+    /// Bytes copied to the device's own memory.
+    pub(crate) copied: u64,
+    /// Bytes that the device's memory had.
+    pub(crate) reused: u64,
     /// Summed over threads.
     pub(crate) busy: Duration,
+    /// Time in which some thread loaded while the computing thread did not wait for it.
+    pub(crate) hidden: Duration,
+}
+
+impl LoadStats {
+    /// What was added since `before`.
+    pub(crate) fn since(&self, before: &LoadStats) -> LoadStats {
+        LoadStats {
+            bytes: self.bytes - before.bytes,
+            copied: self.copied - before.copied,
+            reused: self.reused - before.reused,
+            busy: self.busy - before.busy,
+            hidden: self.hidden.saturating_sub(before.hidden),
+        }
+    }
+}
+
+impl std::ops::Add for LoadStats {
+    type Output = LoadStats;
+
+    fn add(self, other: LoadStats) -> LoadStats {
+        LoadStats {
+            bytes: self.bytes + other.bytes,
+            copied: self.copied + other.copied,
+            reused: self.reused + other.reused,
+            busy: self.busy + other.busy,
+            hidden: self.hidden + other.hidden,
+        }
+    }
+}
+
+/// The time in which at least one of some threads works.
+#[derive(Debug, Default)]
+pub(crate) struct SharedClock(Mutex<Working>);
+
+#[derive(Debug, Default)]
+struct Working {
+    threads: usize,
+    /// When the first of them began.
+    since: Option<Instant>,
+    /// Of all threads before, and the sum over all threads.
+    elapsed: Duration,
+    summed: Duration,
+}
+
+impl SharedClock {
+    /// Takes the time of a thread's work.
+    pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        let mut working = lock();
+        working.threads += 1;
+        working.since.get_or_insert(started);
+        drop(working);
+        let done = work();
+        let mut working = lock();
+        working.threads -= 1;
+        working.summed += started.elapsed();
+        if working.threads == 0
+            && let Some(since) = working.since.take()
+        {
+            working.elapsed += since.elapsed();
+        }
+        done
+    }
+
+    /// Time in which some thread worked, up to now, and the time of all threads that are done.
+    pub(crate) fn elapsed_and_summed(&self) -> (Duration, Duration) {
+        let working = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = working.since.map_or(Duration::ZERO, |since| since.elapsed());
+        (working.elapsed + now, working.summed)
+    }
 }
 
 /// Floating point operations of a layer: queries, keys and values of `projected` tokens, and all the rest for `continuing` ones
@@ -78,4 +156,26 @@ fn operations(config: &Config, projected: usize, continuing: usize, keys: usize)
 pub(crate) fn count_within(positions: &[u32], span: Span) -> usize {
     let before = |bound: u32| positions.partition_point(|p| *p < bound);
     before(span.end) - before(span.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{scope, sleep};
+
+    use super::*;
+
+    #[test]
+    fn time_of_several_threads_counts_once() {
+        let (clock, time) = (SharedClock::default(), Duration::from_millis(60));
+        clock.timed(|| {
+            scope(|scope| {
+                _ = (0..3).map(|_| scope.spawn(|| clock.timed(|| sleep(time)))).collect::<Vec<_>>()
+            });
+        });
+        sleep(time);
+        clock.timed(|| ());
+        let (elapsed, summed) = clock.elapsed_and_summed();
+        assert!(time <= elapsed && 4 * time <= summed, "{elapsed:?} {summed:?}");
+        assert!(elapsed < summed / 2, "{elapsed:?} {summed:?}");
+    }
 }

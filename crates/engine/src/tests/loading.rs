@@ -208,8 +208,8 @@ fn a_loader_that_panics_is_told_and_not_waited_for() {
         &PassPlan::new(prompt.question_span().positions().collect()),
         decoder.rope_tables(prompt.len(), prompt.len()),
         sizes,
-        KvAllocator::new(device.clone(), Arc::default()),
-        &*device,
+        &KvAllocator::new(device.clone(), Arc::default()),
+        (&device, engine.device_chunks()),
     );
     let started = Instant::now();
     let polled = loop {

@@ -3,6 +3,8 @@
 mod averaged;
 mod batch;
 #[cfg(feature = "emulate")]
+mod device_chunks;
+#[cfg(feature = "emulate")]
 mod device_memory;
 mod documents;
 mod drift;

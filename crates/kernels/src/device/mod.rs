@@ -54,8 +54,12 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// for all threads.
     fn rows_together(&self) -> usize;
 
-    /// This device for a thread that works beside the computing one, whose threads it leaves alone.
+    /// This device for a thread that works beside the computing one, whose threads it leaves alone. Its tensors are those of this device: a
+    /// call on a tensor comes after the calls before it on the same tensor, of either.
     fn beside(&self) -> Arc<dyn Device>;
+
+    /// Waits until the calls made here are done; those of a device beside this one are not waited for.
+    fn wait(&self) {}
 
     // Memory.
 

@@ -92,4 +92,6 @@ async fn the_model_and_the_metrics_tell_the_numerics() {
     assert_eq!((&told["numerics"], &told["strict_numerics"]), (&json!(engine.numerics()), &json!(false)));
     let line = format!("refrain_engine_info{{numerics=\"{}\"}} 1\n", engine.numerics());
     assert!(metrics_of(&router).await.contains(&line), "{line}");
+    let line = format!("refrain_device_info{{name=\"{kernels}\"}} 1\n");
+    assert!(metrics_of(&router).await.contains(&line), "{line}");
 }

@@ -1,0 +1,207 @@
+//! Chunks in the memory of a device: layers that many prompts use are copied there once.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use refrain_kernels::{Device, DeviceFailure, KvBuffer, KvRows, upload_kv};
+use refrain_store::{ChunkCopies, ChunkKey, Layer, Store};
+
+/// The cache takes at most one part in so many of the memory that is free when it is made.
+const SHARE: u64 = 8;
+
+/// Keys before RoPE and values of a chunk at a layer.
+#[derive(Debug)]
+pub(crate) struct DeviceLayer {
+    k: KvBuffer,
+    v: KvBuffer,
+}
+
+impl DeviceLayer {
+    /// Copies a layer.
+    fn new(device: &dyn Device, layer: &Layer) -> DeviceLayer {
+        DeviceLayer { k: upload_kv(device, layer.k()), v: upload_kv(device, layer.v()) }
+    }
+
+    /// Keys and values, to be placed.
+    pub(crate) fn rows(&self) -> (KvRows<'_>, KvRows<'_>) {
+        (KvRows::Device(&self.k, 0), KvRows::Device(&self.v, 0))
+    }
+
+    /// Bytes of keys and values.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.k.bytes() + self.v.bytes()) as u64
+    }
+}
+
+/// A chunk and a layer.
+type Name = (ChunkKey, usize);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Layers, each with its last use.
+    layers: BTreeMap<Name, (Arc<DeviceLayer>, u64)>,
+    by_use: BTreeMap<u64, Name>,
+    bytes: u64,
+    uses: u64,
+}
+
+impl State {
+    /// Notes that a layer is used now.
+    fn touch(&mut self, name: Name) -> Option<Arc<DeviceLayer>> {
+        let (layer, used) = self.layers.get_mut(&name)?;
+        self.by_use.remove(used);
+        self.uses += 1;
+        *used = self.uses;
+        self.by_use.insert(self.uses, name);
+        Some(layer.clone())
+    }
+
+    fn remove(&mut self, name: &Name) {
+        if let Some((layer, used)) = self.layers.remove(name) {
+            self.by_use.remove(&used);
+            self.bytes -= layer.bytes();
+        }
+    }
+}
+
+/// Layers of chunks in a device's memory, within a bound of bytes. Those that were not used for longest go first.
+///
+/// Layers come in as the store has read and verified them. Whoever asks for one has a reader of its chunk: a chunk that the store does not
+/// have is not used. One that the store removes goes here as well.
+#[derive(Debug)]
+pub(crate) struct DeviceChunks {
+    store: Store,
+    /// Whether the device has memory of its own.
+    is_apart: bool,
+    bound: u64,
+    state: Mutex<State>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl DeviceChunks {
+    /// A cache of `bound` bytes at most, and an eighth of the memory that is free, of a store's chunks in `device`; of none where that computes
+    /// in the host's memory.
+    pub(crate) fn new(store: &Store, device: &dyn Device, bound: u64) -> Arc<DeviceChunks> {
+        let memory = device.memory();
+        let bound = memory.map_or(0, |memory| bound.min(memory.free / SHARE));
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (store, is_apart, state) = (store.clone(), memory.is_some(), Mutex::default());
+        let chunks = Arc::new(DeviceChunks { store, is_apart, bound, state, hits, misses });
+        if chunks.is_on() {
+            chunks.store.tell_of_removals(&chunks);
+        }
+        chunks
+    }
+
+    /// An empty cache of the same size for another store.
+    pub(crate) fn of_store(&self, store: &Store, device: &dyn Device) -> Arc<DeviceChunks> {
+        DeviceChunks::new(store, device, self.bound)
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.bound > 0
+    }
+
+    /// Whether what is loaded is copied to memory of the device's own.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
+    /// Bytes that it may hold.
+    pub(crate) fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A layer of a chunk, if it is here.
+    pub(crate) fn get(&self, key: ChunkKey, layer: usize) -> Option<Arc<DeviceLayer>> {
+        let found = self.state().touch((key, layer));
+        if found.is_some() { &self.hits } else { &self.misses }.fetch_add(1, Relaxed);
+        found
+    }
+
+    /// Copies a layer of a chunk to the device and keeps it, if there is room. There were so many `removals` from the store before the chunk
+    /// was opened.
+    pub(crate) fn keep(
+        &self,
+        device: &dyn Device,
+        (key, layer): Name,
+        data: &Layer,
+        removals: u64,
+    ) -> Option<Arc<DeviceLayer>> {
+        let bytes = data.bytes() as u64;
+        if bytes > self.bound {
+            return None;
+        }
+        let copied = match DeviceFailure::catch(|| DeviceLayer::new(device, data)) {
+            Ok(copied) => Arc::new(copied),
+            // Memory that requests need is not kept from them.
+            Err(DeviceFailure::OutOfMemory { .. }) => {
+                self.clear();
+                return None;
+            }
+            Err(broken) => broken.unwind(),
+        };
+        let mut state = self.state();
+        state.remove(&(key, layer));
+        while state.bytes + copied.bytes() > self.bound
+            && let Some((_, oldest)) = state.by_use.pop_first()
+        {
+            state.remove(&oldest);
+        }
+        state.bytes += copied.bytes();
+        state.layers.insert((key, layer), (copied.clone(), 0));
+        state.touch((key, layer));
+        drop(state);
+        if self.store.removals() != removals {
+            self.forget(&key);
+        }
+        Some(copied)
+    }
+
+    /// Drops all layers.
+    pub(crate) fn clear(&self) {
+        let mut state = self.state();
+        state.layers.clear();
+        state.by_use.clear();
+        state.bytes = 0;
+    }
+
+    /// Bytes that the cache holds, and how many layers were found and not found here.
+    pub(crate) fn stats(&self) -> DeviceChunkStats {
+        DeviceChunkStats {
+            bytes: self.state().bytes,
+            hits: self.hits.load(Relaxed),
+            misses: self.misses.load(Relaxed),
+        }
+    }
+}
+
+impl ChunkCopies for DeviceChunks {
+    fn forget(&self, key: &ChunkKey) {
+        let mut state = self.state();
+        let names: Vec<Name> =
+            state.layers.range((*key, 0)..=(*key, usize::MAX)).map(|(name, _)| *name).collect();
+        names.iter().for_each(|name| state.remove(name));
+    }
+
+    fn forget_all(&self) {
+        self.clear();
+    }
+}
+
+/// What an engine's cache of chunks in its device's memory holds and did since the engine was opened; all 0 on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceChunkStats {
+    /// Bytes of keys and values.
+    pub bytes: u64,
+    /// Layers of chunks that were found there.
+    pub hits: u64,
+    /// Layers of chunks that were not.
+    pub misses: u64,
+}
