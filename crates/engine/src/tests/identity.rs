@@ -49,7 +49,11 @@ fn accounts_are_counted() {
     for method in [shared(Pie), shared(FullReuse)] {
         let reuse = stats(method);
         assert_eq!((reuse.cached_tokens, reuse.recomputed_tokens, reuse.recompute_ratio), (105, 0, 0.0));
-        assert_eq!(reuse.bytes_loaded, 105 * engine.decoder().shape().token_bytes(Dtype::F16) as u64);
+        // A device with a memory of its own may have kept them there.
+        assert_eq!(
+            reuse.bytes_loaded + reuse.device_bytes_reused,
+            105 * engine.decoder().shape().token_bytes(Dtype::F16) as u64
+        );
     }
     let lego = stats(shared(LegoLink { window: 5, ..LegoLink::default() }));
     assert_eq!((lego.recomputed_tokens, lego.recompute_ratio, lego.full_layers), (20, 0.2, 0));
