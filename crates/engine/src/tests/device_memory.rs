@@ -24,6 +24,11 @@ fn on_gpu(store: Store, settings: Settings) -> (Engine, Emulated) {
     (Engine::open_on(&device, &tiny("llama"), store, settings, |_, _| ()).unwrap(), gpu)
 }
 
+/// Settings of an engine that keeps no chunks in the GPU's memory.
+fn without_chunks() -> Settings {
+    Settings { device_chunk_bytes: 0, ..exact(Dtype::F16) }
+}
+
 fn in_memory(settings: Settings) -> (Engine, Emulated) {
     on_gpu(Store::in_memory(1 << 24), settings)
 }
@@ -57,7 +62,7 @@ fn is_out_of_memory(error: &Error) -> bool {
 
 #[test]
 fn a_prompt_that_does_not_fit_is_refused_before_it_starts() {
-    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (engine, gpu) = in_memory(without_chunks());
     let (prompt, launches) = (prompt(&engine), gpu.launches());
     let others = take(&gpu, 60_000);
     let error = engine.prefill(&prompt, request(Pie, 30)).unwrap_err();
@@ -80,7 +85,7 @@ fn a_prompt_that_does_not_fit_is_refused_before_it_starts() {
 
 #[test]
 fn requests_have_what_weights_steps_and_the_prefix_cache_leave() {
-    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (engine, gpu) = in_memory(without_chunks());
     let memory = engine.request_memory(8, 4).unwrap().unwrap();
     assert_eq!((memory.free, memory.margin, memory.prefix_cache), (gpu.memory().1, MEMORY / 20, 0));
     assert_eq!(memory.requests, memory.free - memory.steps - memory.margin);
@@ -95,7 +100,7 @@ fn requests_have_what_weights_steps_and_the_prefix_cache_leave() {
     assert!(error.contains("a prompt of 256 tokens takes") && error.contains("--ubatch-size"), "{error}");
 
     let store = Store::in_memory(1 << 20);
-    let on_cpu = Engine::open(&tiny("llama"), store, exact(Dtype::F16), |_, _| ()).unwrap();
+    let on_cpu = Engine::open(&tiny("llama"), store, without_chunks(), |_, _| ()).unwrap();
     assert_eq!(on_cpu.request_memory(8, 4).unwrap(), None);
     assert_eq!(on_cpu.prompt_bytes(&prompt, Eviction::full()), 0);
 }
@@ -118,7 +123,7 @@ fn a_prompt_takes_no_more_than_was_counted() {
         assert!(taken <= counted, "{request:?} took {taken} of {counted}");
         (taken, counted)
     };
-    for settings in [exact(Dtype::F16), Settings { ubatch: 32, ..super::small() }] {
+    for settings in [without_chunks(), Settings { ubatch: 32, ..super::small() }] {
         let (engine, gpu) = in_memory(settings);
         for entry in METHODS.entries {
             let (taken, counted) = measure(&engine, &gpu, entry.with([]).unwrap(), Eviction::full());
@@ -135,15 +140,38 @@ fn a_prompt_takes_no_more_than_was_counted() {
     }
 }
 
+#[test]
+fn chunks_in_the_gpus_memory_are_counted_and_make_room_for_prompts() {
+    let (engine, gpu) = in_memory(Settings { device_chunk_bytes: 1 << 20, ..exact(Dtype::F16) });
+    let (memory, prompt) = (engine.request_memory(8, 4).unwrap().unwrap(), prompt(&engine));
+    assert_eq!(memory.device_chunks, 1 << 20);
+    assert_eq!(memory.requests, memory.free - memory.steps - memory.margin - (1 << 20));
+    engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
+    let held = engine.device_chunk_stats().bytes;
+    assert!(held > 0);
+    let (kv, activations) = engine.memory_of_prompt(&prompt, prompt.len() + 1, Eviction::full()).unwrap();
+    let others = take(&gpu, kv + activations - held / 2);
+    engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
+    drop(others);
+    // A layer that there is no memory for is not kept, and those that are go.
+    let found = prefill(&engine, &prompt, &Pie, prompt.len());
+    assert!(engine.device_chunk_stats().bytes > 0);
+    let reader = &found.load.reused.segments[0].reader;
+    gpu.fragment(100);
+    let (device, layer) = (engine.decoder().device(), reader.layer(0).unwrap());
+    assert!(engine.device_chunks().keep(&**device, (reader.id().key(), 0), &layer, 0).is_none());
+    assert_eq!(engine.device_chunk_stats().bytes, 0);
+}
+
 /// Nothing of a chunk is lost or made again for want of memory.
 #[test]
 fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
     let folder = tempfile::tempdir().unwrap();
     let store = || Store::open(folder.path(), 1 << 24).unwrap();
-    let (first, _gpu) = on_gpu(store(), exact(Dtype::F16));
+    let (first, _gpu) = on_gpu(store(), without_chunks());
     let prompt = prompt(&first);
     let expected = prefill(&first, &prompt, &Pie, prompt.len());
-    let (engine, gpu) = on_gpu(store(), exact(Dtype::F16));
+    let (engine, gpu) = on_gpu(store(), without_chunks());
 
     let found = prefill(&engine, &prompt, &Pie, prompt.len());
     let (decoder, dtype) = (engine.decoder(), Dtype::F16);
@@ -156,8 +184,8 @@ fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
         &PassPlan::new(prompt.question_span().positions().collect()),
         decoder.rope_tables(prompt.len(), prompt.len()),
         sizes,
-        KvAllocator::new(device.clone(), Arc::default()),
-        &**device,
+        &KvAllocator::new(device.clone(), Arc::default()),
+        (device, engine.device_chunks()),
     );
     let started = Instant::now();
     let polled = loop {
@@ -170,7 +198,7 @@ fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
     assert!(matches!(failure, DeviceFailure::OutOfMemory { free: 100, .. }), "{failure}");
     drop((prefetcher, others, found));
 
-    let (engine, gpu) = on_gpu(store(), exact(Dtype::F16));
+    let (engine, gpu) = on_gpu(store(), without_chunks());
     let mut begun = engine.prefill(&prompt, request(Pie, 1)).unwrap();
     // Others take memory after the prompt was counted.
     let others = take(&gpu, 20_000);
@@ -191,7 +219,7 @@ fn a_loader_that_runs_out_of_memory_leaves_the_chunk_in_the_store() {
 
 #[test]
 fn a_step_of_decoding_that_runs_out_of_memory_can_be_repeated() {
-    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (engine, gpu) = in_memory(without_chunks());
     let tokens = |fails: bool| {
         let prompts = [prompt(&engine), random_prompt(&engine, 5, &[20], 7, 3)];
         let mut sequences = prompts.each_ref().map(|prompt| sequence(&engine, prompt, 6));
@@ -221,7 +249,7 @@ fn a_step_of_decoding_that_runs_out_of_memory_can_be_repeated() {
 
 #[test]
 fn a_prompt_without_room_in_the_prefix_cache_is_answered() {
-    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (engine, gpu) = in_memory(without_chunks());
     let engine = engine.with_prefix_cache(1 << 20);
     let prompt = prompt(&engine);
     let push = |mut sequence: Sequence| sequence.push_tokens(&mut |_| true);
@@ -235,7 +263,7 @@ fn a_prompt_without_room_in_the_prefix_cache_is_answered() {
 
 #[test]
 fn a_gpu_that_has_failed_is_told_by_every_request() {
-    let (engine, gpu) = in_memory(exact(Dtype::F16));
+    let (engine, gpu) = in_memory(without_chunks());
     let prompt = prompt(&engine);
     prefill(&engine, &prompt, &Pie, prompt.len());
     gpu.fail("an illegal address");
@@ -255,6 +283,6 @@ fn weights_that_run_out_of_memory_are_told_as_such() {
     gpu.fragment(1000);
     let device: Arc<dyn Device> = Arc::new(CudaDevice::new(gpu, 1).unwrap());
     let store = Store::in_memory(1 << 20);
-    let error = Engine::open_on(&device, &tiny("llama"), store, exact(Dtype::F16), |_, _| ()).unwrap_err();
+    let error = Engine::open_on(&device, &tiny("llama"), store, without_chunks(), |_, _| ()).unwrap_err();
     assert!(matches!(&error, Error::Device { reason, .. } if reason.contains("out of memory")), "{error}");
 }
