@@ -90,5 +90,5 @@ fn an_operation_that_failed_is_told_by_all_calls_that_wait() {
     };
     told(device.failure().unwrap(), "computing");
     told(DeviceFailure::catch(|| download(&device, &x)).unwrap_err(), "reading 4 bytes");
-    told(DeviceFailure::catch(|| drop(beside.floats(1))).unwrap_err(), "waiting");
+    told(DeviceFailure::catch(|| beside.wait()).unwrap_err(), "waiting");
 }

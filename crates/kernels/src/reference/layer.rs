@@ -1,6 +1,6 @@
 //! Products, norms and rotation of the reference device.
 
-use crate::device::{Experts, GatedMlp, Norm, PackedLinear, Rotary, RowUnavailable, WeightMatrix};
+use crate::device::{Experts, GatedMlp, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix};
 use crate::linear::Activation;
 
 /// W (outputs × inputs) and b; gates first, then what they open.
@@ -84,6 +84,25 @@ pub(super) fn rotate(x: &mut [f32], head_dim: usize, rotary: Rotary<'_>, half: u
             head[i + half] = b * cos[i] + a * sin[i];
         }
     }
+}
+
+/// Queries, keys and values of normed rows.
+pub(super) fn projected(
+    w: &PackedLinear,
+    x: &[f32],
+    qk_norms: Option<QkNorms<'_>>,
+    kv_width: usize,
+) -> [Vec<f32>; 3] {
+    let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
+    let width = w.storage::<Weights>().b.len();
+    for row in product(w, x).chunks_exact(width) {
+        let (row_q, row_kv) = row.split_at(width - 2 * kv_width);
+        let (row_k, row_v) = row_kv.split_at(kv_width);
+        q.extend(normed(row_q, qk_norms.map(|norms| norms.q)));
+        k.extend(normed(row_k, qk_norms.map(|norms| norms.k)));
+        v.extend(row_v);
+    }
+    [q, k, v]
 }
 
 pub(super) fn pack(matrix: &WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {

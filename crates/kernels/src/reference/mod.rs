@@ -17,7 +17,7 @@ use crate::device::{
     CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Mlp, Norm,
     PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
-use layer::{Weights, add_normed, dot, gated_mlp, mixture, normed, pack, product, rotate};
+use layer::{Weights, add_normed, dot, gated_mlp, mixture, normed, pack, product, projected, rotate};
 use problem::{Problem, softmax};
 use tensors::{Back, floats_of, kv_values, new_kv, set, set_kv, values};
 
@@ -132,17 +132,9 @@ impl Device for ReferenceDevice {
         k: &mut KvBuffer,
         v: &mut KvBuffer,
     ) {
-        let Weights { b, inputs, .. } = w.storage::<Weights>();
-        let x = &values(x)[rows.start * inputs..rows.end * inputs];
-        let (all, width) = (product(w, &normed(x, norm)), b.len());
-        let (mut new_q, mut new_k, mut new_v) = (Vec::new(), Vec::new(), Vec::new());
-        for row in all.chunks_exact(width) {
-            let (row_q, row_kv) = row.split_at(width - 2 * kv_width);
-            let (row_k, row_v) = row_kv.split_at(kv_width);
-            new_q.extend(normed(row_q, qk_norms.map(|norms| norms.q)));
-            new_k.extend(normed(row_k, qk_norms.map(|norms| norms.k)));
-            new_v.extend(row_v);
-        }
+        let inputs = w.storage::<Weights>().inputs;
+        let x = normed(&values(x)[rows.start * inputs..rows.end * inputs], norm);
+        let [new_q, new_k, new_v] = projected(w, &x, qk_norms, kv_width);
         set(q, &new_q);
         for (kv, new) in [(k, new_k), (v, new_v)] {
             let mut all = kv_values(kv);
