@@ -67,7 +67,7 @@ impl State {
 
 /// Layers of chunks in a device's memory, within a bound of bytes. Those that were not used for longest go first.
 ///
-/// Layers come in as the store has read and verified them. Whoever asks for one has a reader of its chunk: a chunk that the store does not
+/// Layers come in as the store has read and verified them. A caller has a reader of the chunk: a chunk that the store does not
 /// have is not used. One that the store removes goes here as well.
 #[derive(Debug)]
 pub(crate) struct DeviceChunks {
@@ -195,7 +195,7 @@ impl ChunkCopies for DeviceChunks {
     }
 }
 
-/// What an engine's cache of chunks in its device's memory holds and did since the engine was opened; all 0 on the CPU.
+/// Contents and counts of an engine's cache of chunks in its device's memory, since the engine was opened; all 0 on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceChunkStats {
     /// Bytes of keys and values.

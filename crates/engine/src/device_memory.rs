@@ -1,4 +1,4 @@
-//! What an engine's work takes on a device with memory of its own: counted before it begins, so that what does not fit is refused.
+//! Memory of an engine's work on a device with memory of its own, counted before the work begins, so that it is refused if it does not fit.
 //!
 //! With hidden states of D elements, queries of Q = heads · head dim, keys of W = KV heads · head dim, networks of I and logits of V elements,
 //! c bytes of an activation as a product takes it (2, or 4 in `f32`) and s bytes of a cached element, the bytes are:

@@ -97,7 +97,7 @@ impl LayerRun {
                 from..(from + each).min(rows)
             };
             let part = |from: usize| part_of(from, most);
-            let together = decoder.device().rows_together().min(most);
+            let together = decoder.device().rows_together(tokens.q_width()).min(most);
             match *self {
                 LayerRun::Project if rows > together && attention.goes_by_parts(layer) => {
                     *self = LayerRun::Parts(0);

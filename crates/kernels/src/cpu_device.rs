@@ -21,6 +21,9 @@ use crate::row_ops::mean;
 
 /// Rows whose concatenated logits are held at once: they bound the memory of [`Device::concat_attention_mass`].
 const LOGIT_ROWS: usize = 64;
+/// Bytes of queries of rows that go through a layer together. Keys and values are packed again for the attention of each part, so that parts as
+/// small as all threads allow would cost 2 % of a small model's prefill.
+const PART_BYTES: usize = 6 << 20;
 
 impl Device for Cpu {
     fn name(&self) -> String {
@@ -39,8 +42,8 @@ impl Device for Cpu {
         Arc::new(self.to_batch_invariant())
     }
 
-    fn rows_together(&self) -> usize {
-        BLOCK_ROWS * Cpu::threads(self)
+    fn rows_together(&self, width: usize) -> usize {
+        (PART_BYTES / (4 * width.max(1))).max(BLOCK_ROWS * Cpu::threads(self))
     }
 
     fn beside(&self) -> Arc<dyn Device> {

@@ -21,7 +21,7 @@ use crate::options::Limits;
 pub(crate) struct JobBytes {
     /// Keys and values, and what an eviction policy keeps beside them.
     pub(crate) kv: usize,
-    /// What its prompt takes until its first token, on a device with memory of its own.
+    /// Memory of the prompt until its first token, on a device with memory of its own.
     pub(crate) prompt: usize,
 }
 

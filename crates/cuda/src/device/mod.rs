@@ -47,7 +47,7 @@ impl<D: Driver> Device for CudaDevice<D> {
         Arc::new(self.clone())
     }
 
-    fn rows_together(&self) -> usize {
+    fn rows_together(&self, _width: usize) -> usize {
         MAX_BLOCK_ROWS
     }
 

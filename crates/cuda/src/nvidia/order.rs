@@ -83,7 +83,7 @@ impl Pieces {
         piece: u64,
         waiting: sys::CUstream,
     ) -> Result<u64, DriverError> {
-        // The wait is for the event as recorded last, so that nobody may record it in between.
+        // The wait is for the event as recorded last, so that no other thread may record it in between.
         let mut queued = lock(&self.0);
         if queued.marks.back().is_none_or(|last| last.pieces < piece) {
             queued.mark(stream)?;

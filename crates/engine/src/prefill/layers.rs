@@ -185,7 +185,7 @@ impl PassLayers {
         matches!(&self.source, Source::Selected(selected) if selected.is_broken())
     }
 
-    /// What was loaded since the last call.
+    /// The loading since the last call.
     pub(crate) fn count_load(&mut self) -> LoadStats {
         match &mut self.source {
             Source::Prefetched(prefetcher) => prefetcher.count(),

@@ -305,7 +305,7 @@ impl LayerPrefetcher {
         self.waited
     }
 
-    /// What was loaded so far, and the time that it took.
+    /// The loading so far, and its time.
     fn stats(&self) -> LoadStats {
         let job = &self.job;
         let (elapsed, busy) = job.clock.elapsed_and_summed();
@@ -318,7 +318,7 @@ impl LayerPrefetcher {
         }
     }
 
-    /// What was loaded since the last call.
+    /// The loading since the last call.
     pub(crate) fn count(&mut self) -> LoadStats {
         let all = self.stats();
         let counted = std::mem::replace(&mut self.counted, all);

@@ -75,7 +75,7 @@ pub(crate) struct LoadStats {
 }
 
 impl LoadStats {
-    /// What was added since `before`.
+    /// The difference to `before`, an earlier count.
     pub(crate) fn since(&self, before: &LoadStats) -> LoadStats {
         LoadStats {
             bytes: self.bytes - before.bytes,

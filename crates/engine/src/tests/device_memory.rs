@@ -105,7 +105,7 @@ fn requests_have_what_weights_steps_and_the_prefix_cache_leave() {
     assert_eq!(on_cpu.prompt_bytes(&prompt, Eviction::full()), 0);
 }
 
-/// What is counted before a prompt bounds what it takes, whatever computes it.
+/// The count before a prompt bounds the memory that any method or policy takes for it.
 #[test]
 fn a_prompt_takes_no_more_than_was_counted() {
     let measure = |engine: &Engine, gpu: &Emulated, method: Arc<dyn FusionMethod>, eviction: &Eviction| {

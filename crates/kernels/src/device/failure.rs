@@ -36,7 +36,7 @@ impl DeviceFailure {
 
     /// The result of `step`, or the failure that a device's call in it unwound with. Panics go on.
     ///
-    /// What `step` has changed may be half done after a failure: the caller drops it, or sets it back.
+    /// Changes that `step` makes may be half done after a failure: the caller drops them, or sets them back.
     ///
     /// # Errors
     /// If a device could not do a call.

@@ -50,9 +50,9 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// requests computed with it.
     fn batch_invariant(&self) -> Arc<dyn Device>;
 
-    /// Rows of a prompt that go through the steps of a layer together, where those behind them can wait: few, for the sake of memory, and enough
-    /// for all threads.
-    fn rows_together(&self) -> usize;
+    /// Rows of a prompt that go through the steps of a layer together, where those behind them can wait and queries have `width` elements: few
+    /// where they are wide, for the sake of memory, and enough for all threads.
+    fn rows_together(&self, width: usize) -> usize;
 
     /// This device for a thread that works beside the computing one, whose threads it leaves alone. Its tensors are those of this device: a
     /// call on a tensor comes after the calls before it on the same tensor, of either.

@@ -42,7 +42,7 @@ impl Device for ReferenceDevice {
         Arc::new(*self)
     }
 
-    fn rows_together(&self) -> usize {
+    fn rows_together(&self, _width: usize) -> usize {
         5
     }
 
