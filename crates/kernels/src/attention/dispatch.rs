@@ -39,6 +39,7 @@ pub struct AttentionOutputs<'a> {
 struct Beside<'a> {
     lse: Option<&'a DisjointMut<'a, f32>>,
     /// Sums of [`AttentionOutputs::mass`], where [`Cpu::computes_pairs`].
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     mass: Option<&'a mut [f32]>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
     weights: Option<&'a mut [f32]>,
@@ -105,13 +106,16 @@ impl Cpu {
     }
 
     /// Whether the attention is computed over tiles of pairs.
+    #[cfg(target_arch = "x86_64")]
     fn computes_pairs(&self, a: &Attention) -> bool {
-        #[cfg(target_arch = "x86_64")]
         let pairs = self.amx().is_some() || self.fast_pairs().is_some();
-        #[cfg(target_arch = "x86_64")]
-        return pairs && a.is_worth_tiles() && a.shape().group <= flash_pairs::MOST_HEADS;
-        #[cfg(not(target_arch = "x86_64"))]
-        return false;
+        pairs && a.is_worth_tiles() && a.shape().group <= flash_pairs::MOST_HEADS
+    }
+
+    /// Tiles of pairs need AMX or AVX-512.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn computes_pairs(&self, _: &Attention) -> bool {
+        false
     }
 
     fn attend<E: Elem>(&self, a: &Attention, k: &[E], v: &[E], out: &mut [f32], beside: Beside) {
