@@ -109,6 +109,6 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// The first error since the driver was opened.
     fn wait(&self) -> Result<(), DriverError>;
 
-    /// The same GPU with a queue of its own, which goes on while others are busy with other memory.
+    /// A driver of this GPU with a queue of its own, which goes on while other queues are busy with other memory.
     fn beside(&self) -> Self;
 }

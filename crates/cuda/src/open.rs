@@ -20,7 +20,7 @@ pub fn open(index: usize, threads: usize) -> Result<Arc<dyn Device>, DriverError
 /// A GPU as [`open`] gives it, to be measured.
 ///
 /// # Errors
-/// As of [`open`].
+/// If there is no such GPU, or it cannot be used: those of [`open`].
 pub fn open_measured(index: usize, threads: usize) -> Result<Arc<dyn Peaks>, DriverError> {
     #[cfg(feature = "emulate")]
     if let Some(seed) = std::env::var_os("REFRAIN_EMULATED_GPU") {

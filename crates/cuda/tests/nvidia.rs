@@ -196,8 +196,8 @@ fn a_queue_goes_on_while_another_is_busy_with_other_memory() {
     });
 }
 
-/// As layers of a cache: loaders write them, the computing queue reads and changes them, and they go to loaders again, without a wait of the
-/// host. `idle` pieces of work lie between.
+/// Memory goes its way like layers of a cache: loaders write it, the computing queue reads and changes it, and loaders get it again. The host
+/// does not wait. `idle` pieces of work lie between.
 fn recycle(driver: &Nvidia, rounds: u32, idle: u32) {
     let (count, loaders) = (50, [(); 3].map(|()| driver.beside()));
     let results = driver.alloc(4 * rounds as usize * count).unwrap();

@@ -7,7 +7,7 @@ pub struct Route {
     pub expert: u32,
     /// The row.
     pub row: u32,
-    /// What the expert's result is multiplied with.
+    /// Factor of the expert's result.
     pub weight: f32,
 }
 

@@ -215,7 +215,8 @@ impl KvAllocator {
         KvAllocator { device, pool, meter: Arc::default() }
     }
 
-    /// The same allocator for a thread that works on `device`, beside the computing one ([`Device::beside`]).
+    /// An allocator on the pool and meter of this one, for a thread that works on `device`, which is beside the computing one
+    /// ([`Device::beside`]).
     pub fn on(&self, device: &Arc<dyn Device>) -> KvAllocator {
         KvAllocator { device: device.clone(), ..self.clone() }
     }

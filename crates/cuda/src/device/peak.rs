@@ -34,7 +34,7 @@ impl Default for PeakWork {
     }
 }
 
-/// A GPU that is measured: its peaks, and the end of what is queued.
+/// A GPU whose peaks can be measured.
 pub trait Peaks: Device {
     /// Most operations per second of products of `bf16` summed in `f32`, by the instruction that kernels use (`mma.sync`), with all operands in
     /// registers.
@@ -47,13 +47,13 @@ pub trait Peaks: Device {
     /// counts twice.
     ///
     /// # Errors
-    /// As of [`Peaks::peak_bf16`].
+    /// If memory is short, or a call of the driver fails.
     fn peak_memory(&self, work: PeakWork) -> Result<f64, DriverError>;
 
     /// Most bytes per second that come from pinned memory of the host.
     ///
     /// # Errors
-    /// As of [`Peaks::peak_bf16`]; if as much memory of the host cannot be pinned.
+    /// If memory is short, so much memory of the host cannot be pinned, or a call of the driver fails.
     fn peak_bus(&self, work: PeakWork) -> Result<f64, DriverError>;
 }
 

@@ -86,7 +86,7 @@ impl Queue {
     ) -> Result<(), DriverError> {
         memory.iter().try_for_each(|memory| memory.uses.wait(&self.stream))?;
         let done = work(&self.stream);
-        // Of work that has failed a part may be queued.
+        // A part of the work may be queued even if it has failed.
         let piece = self.stream.pieces.count(self.stream.raw());
         memory.iter().for_each(|memory| memory.uses.note(&self.stream, piece));
         done

@@ -70,7 +70,7 @@ impl Pieces {
         let mut queued = lock(&self.0);
         queued.pieces += 1;
         if queued.pieces.is_multiple_of(EVERY) {
-            // Where this fails, a wait records one.
+            // If no event can be recorded here, the next wait for this piece records one.
             let _ = queued.mark(stream);
         }
         queued.pieces

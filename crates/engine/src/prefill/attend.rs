@@ -91,9 +91,9 @@ impl PassLayers {
             }
             let wants_mass =
                 observed_after && self.answer.as_mut().is_some_and(|answer| answer.as_cache().wants_mass());
-            self.mass.clear();
-            self.mass
-                .resize(if wants_mass { tokens.decoder.shape().kv_heads * layout.len() } else { 0 }, 0.0);
+            if wants_mass {
+                self.mass.resize(tokens.decoder.shape().kv_heads * layout.len(), 0.0);
+            }
         }
         let attending = AttendingLayer { cache, observed_after, projected };
         let Some(retrieval) = &mut self.retrieval else {

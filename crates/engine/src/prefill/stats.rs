@@ -110,8 +110,9 @@ struct Working {
     threads: usize,
     /// When the first of them began.
     since: Option<Instant>,
-    /// Of all threads before, and the sum over all threads.
+    /// Time in which a thread worked, until `since`.
     elapsed: Duration,
+    /// Sum of all threads' times.
     summed: Duration,
 }
 

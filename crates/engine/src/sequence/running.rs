@@ -151,7 +151,7 @@ impl Sequence {
         let tokens = self.lookup.tokens();
         let ids = &tokens[..self.cache.len.min(tokens.len())];
         let device = &**self.cache.decoder.device();
-        // Where the device has no memory for it, nothing is kept. A device that has failed is told by the next step.
+        // The prefix cache keeps nothing if the device has no memory for it. The next step reports a device that has failed.
         let _ = DeviceFailure::catch(|| self.engine.prefix_cache().insert(device, root, ids, kv));
     }
 

@@ -35,7 +35,7 @@ fn bytes(engine: &Engine, tokens: usize) -> u64 {
     (tokens * engine.decoder().shape().token_bytes(KV)) as u64
 }
 
-/// Of a prefill: bytes from the store, copied, and found in the device's memory.
+/// Bytes that a prefill has read from the store, copied to the device, and found in the device's memory.
 fn loaded(prefilled: &Prefilled) -> (u64, u64, u64) {
     let load = prefilled.load.reused.load;
     (load.bytes, load.copied, load.reused)

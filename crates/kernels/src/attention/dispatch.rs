@@ -39,7 +39,6 @@ pub struct AttentionOutputs<'a> {
 struct Beside<'a> {
     lse: Option<&'a DisjointMut<'a, f32>>,
     /// Sums of [`AttentionOutputs::mass`], where [`Cpu::computes_pairs`].
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     mass: Option<&'a mut [f32]>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
     weights: Option<&'a mut [f32]>,
@@ -57,7 +56,7 @@ impl Cpu {
     /// [`Cpu::attention`] with further outputs.
     ///
     /// # Panics
-    /// As [`Cpu::attention`], and if an output's length does not fit, or mass is asked for without `lse`.
+    /// If the lengths of the arguments or of an output do not fit, or mass is asked for without `lse`.
     pub fn attention_with_outputs(&self, a: &Attention, out: &mut [f32], outputs: AttentionOutputs) {
         a.check();
         assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
@@ -129,7 +128,8 @@ impl Cpu {
                 return self.attend_pairs(bf16, a, k, v, out, beside);
             }
         }
-        let Beside { lse, weights, .. } = beside;
+        let Beside { lse, mass, weights } = beside;
+        assert!(mass.is_none(), "mass is summed over tiles of pairs");
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
         let tasks = shape.kv_heads * blocks;
