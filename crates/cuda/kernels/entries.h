@@ -25,7 +25,7 @@ template <class T> struct Attention {
     DEVICE size_t index(u32 g, u32 entry) const { return (size_t)(entry / group()) * heads + g * group() + entry % group(); }
 };
 
-// Gumbel noise of scores: g = −ln(−ln U), where U is a hash of the seed, the query head, the row's position and the slot's.
+// Gumbel noise of scores, drawn from a table of e^g: a hash of the seed, the query head and the row's position says where the row begins.
 struct NoNoise {
     DEVICE void start(u32, u32) {}
     DEVICE float apply(float score, size_t) const { return score; }
@@ -41,21 +41,22 @@ DEVICE u32 mix32(u32 x) { // MurmurHash3's finaliser
     return x ^ x >> 16;
 }
 struct Gumbel {
+    const float* logarithms;    // g of the table's 65,536 entries
     const u32* query_positions; // one a row
-    const u32* key_positions;   // kv_heads × capacity
+    const u32* key_positions;   // kv_heads × capacity; without them slots are positions
+    u32 capacity;
     u64 seed;
     u32 has_seed;
     float temperature;
-    u64 key;
+    u32 key;
 
     // Makes the key of a query head and a row.
-    DEVICE void start(u32 head, u32 row) { key = mix64(seed ^ mix64((u64)head << 32 | query_positions[row])); }
+    DEVICE void start(u32 head, u32 row) { key = (u32)mix64(seed ^ mix64((u64)head << 32 | query_positions[row])); }
     // (score + g) / τ, where `token` indexes the positions of keys. Without a seed there is no noise.
     DEVICE float apply(float score, size_t token) const {
         if (has_seed) {
-            const u32 hash = mix32(mix32(key_positions[token] ^ (u32)key) + (u32)(key >> 32));
-            const float uniform = ((hash >> 9) + 0.5f) * (1.0f / (1 << 23));
-            score -= logf(fmaxf(-logf(uniform), 1e-9f));
+            const u32 position = key_positions ? key_positions[token] : (u32)(token % capacity);
+            score += logarithms[(mix32(key + (position >> 16)) + position) & 0xffffu];
         }
         return score / temperature;
     }

@@ -102,11 +102,11 @@ template <class T> DEVICE void weigh_values(const Attention<T>& a, const typenam
 
 #define ATTENTION_PARAMETERS(T) \
     const float *q, const T::Stored *k, const Pair *visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, u32 d, float scale
-#define NOISE_PARAMETERS const u32 *query_positions, const u32 *key_positions, u64 seed, u32 has_seed, float temperature
+#define NOISE_PARAMETERS const float *logarithms, const u32 *query_positions, const u32 *key_positions, u64 seed, u32 has_seed, float temperature
 #define ATTENTION(T) \
     Attention<T> { q, k, visible, rows, heads, kv_heads, capacity, d, scale }
 #define NOISE \
-    Gumbel { query_positions, key_positions, seed, has_seed, temperature, 0 }
+    Gumbel { logarithms, query_positions, key_positions, capacity, seed, has_seed, temperature, 0 }
 
 #define PLAIN_ATTENTION(suffix, T)                                                                                        \
     KERNEL(128, log_sum_exp_##suffix, (ATTENTION_PARAMETERS(T), float* lse, u32 first_slot)) {                            \

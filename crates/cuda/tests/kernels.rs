@@ -386,23 +386,24 @@ fn noise_is_that_of_the_cpu() {
     let key_positions: Vec<u32> =
         (0..(kv_heads * capacity) as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
     let (seed, temperature) = (Some(0xfedc_ba98_7654_3210), 0.8);
-    let noise =
-        GumbelNoise { seed, temperature, query_positions: &query_positions, key_positions: &key_positions };
-    let mut sums = vec![0.0; kv_heads * capacity];
-    device.noisy_attention_mass(&a, 0..capacity, &noise, &mut sums);
-    let mut expected = vec![0f64; sums.len()];
-    for (row, (from, to)) in visible.iter().enumerate() {
-        for head in 0..heads {
-            let index = |slot: u32| head / (heads / kv_heads) * capacity + slot as usize;
-            let weight = |slot: u32| {
-                let uniform = f64::from(noise.uniform(head, row, index(slot)).unwrap());
-                (-(-uniform.ln()).ln() / f64::from(temperature)).exp()
-            };
-            let total: f64 = (*from..*to).map(weight).sum();
-            (*from..*to).for_each(|slot| expected[index(slot)] += weight(slot) / total);
+    for key_positions in [Some(&key_positions[..]), None] {
+        let noise = GumbelNoise { seed, temperature, query_positions: &query_positions, key_positions };
+        let mut sums = vec![0.0; kv_heads * capacity];
+        device.noisy_attention_mass(&a, 0..capacity, &noise, &mut sums);
+        let mut expected = vec![0f64; sums.len()];
+        for (row, (from, to)) in visible.iter().enumerate() {
+            for head in 0..heads {
+                let g = head / (heads / kv_heads);
+                let weight = |slot: u32| {
+                    let factor = noise.weight(head, row, (g, slot as usize), capacity).unwrap();
+                    f64::from(factor).powf(1.0 / f64::from(temperature))
+                };
+                let total: f64 = (*from..*to).map(weight).sum();
+                (*from..*to).for_each(|slot| expected[g * capacity + slot as usize] += weight(slot) / total);
+            }
         }
-    }
-    for (got, expected) in sums.iter().zip(expected) {
-        assert!((f64::from(*got) - expected).abs() < 1e-5, "{got} and not {expected}");
+        for (got, expected) in sums.iter().zip(expected) {
+            assert!((f64::from(*got) - expected).abs() < 1e-5, "{got} and not {expected}");
+        }
     }
 }

@@ -32,12 +32,13 @@ pub enum AttentionNeeds {
 }
 
 impl AttentionNeeds {
-    /// Whether the sums over the prompt's rows are those of the weights that attention itself has: without noise, at temperature 1.
-    pub fn sums_attention(&self) -> bool {
+    /// The seed of noise, if there is some, where the sums over the prompt's rows are of weights that attention itself has, or that noise
+    /// multiplies: at temperature 1.
+    pub fn sums_beside_attention(&self) -> Option<Option<u64>> {
         match self {
-            AttentionNeeds::Sums => true,
-            AttentionNeeds::NoisySums { seed, tau } => seed.is_none() && tau.at(0) == 1.0,
-            _ => false,
+            AttentionNeeds::Sums => Some(None),
+            AttentionNeeds::NoisySums { seed, tau } if tau.at(0) == 1.0 => Some(*seed),
+            _ => None,
         }
     }
 }

@@ -277,7 +277,7 @@ impl Device for Cpu {
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
-        attend(self, a, out, lse, None);
+        attend(self, a, out, lse, (None, None));
     }
 
     fn attention_with_mass(
@@ -285,9 +285,10 @@ impl Device for Cpu {
         a: &CachedAttention<'_>,
         out: &mut Floats,
         lse: &mut Floats,
+        noise: Option<&GumbelNoise<'_>>,
         sums: &mut [f32],
     ) {
-        attend(self, a, out, Some(lse), Some(sums));
+        attend(self, a, out, Some(lse), (Some(sums), noise));
     }
 
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {

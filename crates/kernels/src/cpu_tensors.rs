@@ -1,6 +1,6 @@
 //! The CPU's tensors as slices.
 
-use crate::attention::{Attention, AttentionOutputs};
+use crate::attention::{Attention, AttentionOutputs, GumbelNoise};
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::device::{CachedAttention, Floats, KvBuffer, PackedLinear};
@@ -53,13 +53,14 @@ pub(crate) fn rows_of<'l>(a: &CachedAttention<'_>, lse: &'l Floats) -> &'l [f32]
     &floats(lse)[a.first_row * a.heads..(a.first_row + a.visible.len()) * a.heads]
 }
 
-/// [`Device::attention`](crate::Device::attention), with the sums of [`Device::attention_with_mass`](crate::Device::attention_with_mass) if they are wanted.
+/// [`Device::attention`](crate::Device::attention), with the sums of [`Device::attention_with_mass`](crate::Device::attention_with_mass) and
+/// their noise if they are wanted.
 pub(crate) fn attend(
     cpu: &Cpu,
     a: &CachedAttention<'_>,
     out: &mut Floats,
     lse: Option<&mut Floats>,
-    mass: Option<&mut [f32]>,
+    (mass, noise): (Option<&mut [f32]>, Option<&GumbelNoise<'_>>),
 ) {
     assert_eq!(out.len(), a.q.len(), "out has the rows of q");
     let rows = a.first_row..a.first_row + a.visible.len();
@@ -68,5 +69,5 @@ pub(crate) fn attend(
         let all = resized(lse, a.q.len() / a.width() * a.heads);
         &mut all[rows.start * a.heads..rows.end * a.heads]
     });
-    cpu.attention_with_outputs(&slices(a), out, AttentionOutputs { lse, mass });
+    cpu.attention_with_outputs(&slices(a), out, AttentionOutputs { lse, mass, noise });
 }

@@ -56,7 +56,7 @@ mod scratch;
 #[allow(unsafe_code)]
 mod simd;
 
-pub use attention::{Attention, AttentionOutputs, GumbelNoise};
+pub use attention::{Attention, AttentionOutputs, GumbelNoise, gumbel_logarithms};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
 pub use device::{

@@ -1,6 +1,8 @@
 //! Attention: the choice of a kernel, and the log-sum-exps that statistics begin with.
 
-use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer};
+use std::sync::Arc;
+
+use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer, gumbel_logarithms};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -120,6 +122,7 @@ impl<'a, D: Driver> Problem<'a, D> {
 
 /// Noise in the GPU's memory.
 pub(super) struct NoiseTables<D: Driver> {
+    logarithms: Arc<Block<D>>,
     query_positions: Block<D>,
     key_positions: Block<D>,
     seed: Option<u64>,
@@ -130,18 +133,24 @@ impl<D: Driver> NoiseTables<D> {
     pub(super) fn new(device: &CudaDevice<D>, noise: &GumbelNoise<'_>, a: &CachedAttention<'_>) -> Self {
         assert!(noise.temperature > 0.0, "the temperature is above 0");
         assert_eq!(noise.query_positions.len(), a.visible.len(), "one position a row");
-        let slots = a.kv_heads * a.capacity;
-        assert_eq!(noise.key_positions.len(), slots, "one position for each KV head and slot");
+        let (slots, key_positions) = (a.kv_heads * a.capacity, noise.key_positions);
+        assert!(
+            key_positions.is_none_or(|positions| positions.len() == slots),
+            "one position for each KV head and slot"
+        );
+        let logarithms = device.noise.get_or_init(|| Arc::new(device.block_of(gumbel_logarithms())));
         NoiseTables {
+            logarithms: logarithms.clone(),
             query_positions: device.block_of(noise.query_positions),
-            key_positions: device.block_of(noise.key_positions),
+            key_positions: device.block_of(key_positions.unwrap_or_default()),
             seed: noise.seed,
             temperature: noise.temperature,
         }
     }
 
-    pub(super) fn args(&self) -> [Arg<'_, D::Memory>; 5] {
+    pub(super) fn args(&self) -> [Arg<'_, D::Memory>; 6] {
         [
+            self.logarithms.arg(0),
             self.query_positions.arg(0),
             self.key_positions.arg(0),
             Arg::U64(self.seed.unwrap_or_default()),

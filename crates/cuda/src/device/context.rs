@@ -1,7 +1,7 @@
 //! The parts of a CUDA device.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use refrain_kernels::{Cpu, IsaError};
 
@@ -21,6 +21,8 @@ pub struct CudaDevice<D: Driver> {
     pub(super) home: D,
     pub(super) cpu: Cpu,
     pub(super) norm_weights: Arc<NormWeights<D>>,
+    /// The table of Gumbel noise, once some was asked for.
+    pub(super) noise: Arc<OnceLock<Arc<Block<D>>>>,
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -30,7 +32,7 @@ impl<D: Driver> CudaDevice<D> {
     /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
     pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
         let (cpu, home) = (Cpu::new(threads)?, driver.clone());
-        Ok(CudaDevice { driver, home, cpu, norm_weights: Arc::default() })
+        Ok(CudaDevice { driver, home, cpu, norm_weights: Arc::default(), noise: Arc::default() })
     }
 
     /// This device with a queue of its own, for a thread beside the one that computes.
@@ -40,6 +42,7 @@ impl<D: Driver> CudaDevice<D> {
             home: self.home.clone(),
             cpu: self.cpu.single_threaded(),
             norm_weights: Arc::default(),
+            noise: Arc::default(),
         }
     }
 
@@ -56,6 +59,7 @@ impl<D: Driver> Clone for CudaDevice<D> {
             home: self.home.clone(),
             cpu: self.cpu.clone(),
             norm_weights: self.norm_weights.clone(),
+            noise: self.noise.clone(),
         }
     }
 }

@@ -11,15 +11,10 @@ pub(crate) trait DecodeCache: Debug + Send {
     /// Slots of a head in the cache that each layer of the prompt is computed in.
     fn prompt_capacity(&self) -> usize;
 
-    /// Whether the cache wants the log-sum-exps of the prompt's rows at a layer: it then looks at the layer after its attention, if
-    /// all rows attend.
-    fn wants_lse(&self, _layer: usize) -> bool {
-        false
-    }
-
-    /// Whether [`PromptLayer::mass`] is all that the cache wants of the log-sum-exps.
-    fn wants_mass(&self) -> bool {
-        false
+    /// What the cache wants the attention of the prompt's rows at a layer to report. If it wants something, and all rows attend, it looks
+    /// at the layer after its attention.
+    fn wanted_report(&self, _layer: usize) -> PromptReport {
+        PromptReport::Nothing
     }
 
     /// Looks at the prompt's keys and values of a layer, all of them in place. Layers come in ascending order.
@@ -91,8 +86,21 @@ pub(crate) struct PromptLayer<'a> {
     pub(crate) origins: Option<&'a [u32]>,
     /// Log-sum-exps of all rows of `q`, `rows × H`, and the precision that the layer's attention has had, where it has been computed.
     pub(crate) lse: Option<(&'a Floats, Precision)>,
-    /// Attention mass that all rows have given to each slot of the prompt, `Hkv × slots`, where it was summed beside attention.
+    /// Attention mass that all rows have given to each slot of the prompt, `Hkv × slots`, where it was summed beside attention; with
+    /// the noise of [`PromptReport::Mass`].
     pub(crate) mass: Option<&'a [f32]>,
+}
+
+/// A report that attention makes beside the values of a prompt's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PromptReport {
+    Nothing,
+    /// [`PromptLayer::lse`].
+    LogSumExps,
+    /// [`PromptLayer::mass`], of scores with noise of this seed if there is one.
+    Mass {
+        seed: Option<u64>,
+    },
 }
 
 /// One projected token of a decoding step.

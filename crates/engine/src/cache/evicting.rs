@@ -13,7 +13,7 @@ use refrain_kernels::{Device, Dtype, Floats, KvBuffer, KvRows, Rotary};
 use refrain_kv::{LayerCache, MemoryMeter, RopeTables, Ropes, Shape};
 use refrain_model::{Config, LayerSpec};
 
-use super::decode_cache::{DecodeCache, DecodeToken, PromptLayer};
+use super::decode_cache::{DecodeCache, DecodeToken, PromptLayer, PromptReport};
 
 /// The caches of one request's layers.
 #[derive(Debug)]
@@ -203,12 +203,13 @@ impl DecodeCache for EvictingCache {
         self.prompt.len()
     }
 
-    fn wants_lse(&self, layer: usize) -> bool {
-        self.watches(layer).sums_attention()
-    }
-
-    fn wants_mass(&self) -> bool {
-        !self.eviction.per_query_head
+    fn wanted_report(&self, layer: usize) -> PromptReport {
+        match self.watches(layer).sums_beside_attention() {
+            None => PromptReport::Nothing,
+            Some(seed) if !self.eviction.per_query_head => PromptReport::Mass { seed: of_layer(seed, layer) },
+            Some(None) => PromptReport::LogSumExps,
+            Some(Some(_)) => PromptReport::Nothing,
+        }
     }
 
     fn observe_prompt(&mut self, layer: usize, prompt: &PromptLayer<'_>, meter: &MemoryMeter) {

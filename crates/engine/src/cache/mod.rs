@@ -8,7 +8,7 @@ mod sequence_cache;
 mod slots;
 
 pub(crate) use block_sparse::{BlockRetrieval, BlockSparseCache, RetrievingTokens};
-pub(crate) use decode_cache::{DecodeCache, DecodeToken, PromptLayer};
+pub(crate) use decode_cache::{DecodeCache, DecodeToken, PromptLayer, PromptReport};
 pub(crate) use evicting::EvictingCache;
 #[cfg(test)]
 pub(crate) use evicting::RotatedToken;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use refrain_fusion::{Mask, PromptLayout};
-use refrain_kernels::copy_range;
+use refrain_kernels::{GumbelNoise, copy_range};
 use refrain_kv::LayerCache;
 
 use super::capture::AttentionCapture;
@@ -13,7 +13,7 @@ use super::reuse::Segment;
 use super::selected::SelectedLayers;
 use super::stats::count_within;
 use crate::Result;
-use crate::cache::{PromptLayer, RetrievingTokens};
+use crate::cache::{PromptLayer, PromptReport, RetrievingTokens};
 use crate::forward::{ActiveTokens, Flow, LayerAttention, attend_rows, attention, visible_keys};
 
 impl PassLayers {
@@ -82,20 +82,19 @@ impl PassLayers {
         let before = std::mem::take(&mut self.stats.final_rows);
         self.set_mask(layer, tokens, &before);
         self.stats.final_rows = before;
-        let mut observed_after = false;
+        let mut report = PromptReport::Nothing;
         if final_pass && !last {
-            let wants_lse = self.answer.as_mut().is_some_and(|answer| answer.as_cache().wants_lse(layer));
-            observed_after = wants_lse && self.retrieval.is_none();
-            if !observed_after {
+            if let Some(answer) = self.answer.as_mut().filter(|_| self.retrieval.is_none()) {
+                report = answer.as_cache().wanted_report(layer);
+            }
+            if report == PromptReport::Nothing {
                 self.observe_prompt(layer, tokens, &cache, false);
             }
-            let wants_mass =
-                observed_after && self.answer.as_mut().is_some_and(|answer| answer.as_cache().wants_mass());
-            if wants_mass {
+            if let PromptReport::Mass { .. } = report {
                 self.mass.resize(tokens.decoder.shape().kv_heads * layout.len(), 0.0);
             }
         }
-        let attending = AttendingLayer { cache, observed_after, projected };
+        let attending = AttendingLayer { cache, report, projected };
         let Some(retrieval) = &mut self.retrieval else {
             self.attending = Some(attending);
             return Ok(Flow::Attend);
@@ -136,8 +135,8 @@ impl PassLayers {
 
     /// Counts a layer whose tokens have attended to `keys` keys, and hands its cache on.
     fn leave(&mut self, layer: usize, tokens: &ActiveTokens, attending: AttendingLayer, keys: usize) {
-        let AttendingLayer { cache, observed_after, projected } = attending;
-        if observed_after {
+        let AttendingLayer { cache, report, projected } = attending;
+        if report != PromptReport::Nothing {
             self.observe_prompt(layer, tokens, &cache, true);
             self.mass.clear();
         }
@@ -264,7 +263,7 @@ impl LayerAttention for PassLayers {
     ) -> Range<usize> {
         if let Some(ready) = self.ready.take() {
             let (cache, projected) = (ready.cache, tokens.positions.len());
-            self.attending = Some(AttendingLayer { cache, observed_after: false, projected });
+            self.attending = Some(AttendingLayer { cache, report: PromptReport::Nothing, projected });
             self.count_rows(tokens);
             self.set_mask(layer, tokens, &[]);
         }
@@ -313,17 +312,17 @@ impl LayerAttention for PassLayers {
 
     fn attend(&mut self, layer: usize, tokens: &mut ActiveTokens, rows: Range<usize>) {
         let capacity = self.prompt_capacity();
-        if let Some(AttendingLayer { cache, observed_after, .. }) = &self.attending {
-            if self.mass.is_empty() {
-                let lse = observed_after.then_some(&mut self.lse);
-                return attend_rows(layer, tokens, (cache, capacity), rows, lse);
-            }
-            let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible[rows.clone()]);
-            let queries = (&tokens.work.q, rows.start);
-            let a = attention(&decoder, layer, (cache, capacity), queries, visible);
-            let (out, lse) = (&mut tokens.work.attended, &mut self.lse);
-            decoder.device().attention_with_mass(&a, out, lse, &mut self.mass);
-        }
+        let Some(AttendingLayer { cache, report, .. }) = &self.attending else { return };
+        let PromptReport::Mass { seed } = *report else {
+            let lse = (*report == PromptReport::LogSumExps).then_some(&mut self.lse);
+            return attend_rows(layer, tokens, (cache, capacity), rows, lse);
+        };
+        let (decoder, visible) = (tokens.decoder.clone(), &tokens.visible[rows.clone()]);
+        let a = attention(&decoder, layer, (cache, capacity), (&tokens.work.q, rows.start), visible);
+        let (out, lse) = (&mut tokens.work.attended, &mut self.lse);
+        let query_positions = &tokens.positions[rows];
+        let noise = GumbelNoise { seed, temperature: 1.0, query_positions, key_positions: None };
+        decoder.device().attention_with_mass(&a, out, lse, seed.map(|_| &noise), &mut self.mass);
     }
 
     fn attended(&mut self, layer: usize, tokens: &ActiveTokens) {

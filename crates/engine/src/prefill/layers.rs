@@ -11,7 +11,7 @@ use super::context::PassContext;
 use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer};
 use super::selected::SelectedLayers;
 use super::stats::{LoadStats, PrefillStats};
-use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache};
+use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache, PromptReport};
 use crate::prefix_cache::CachedPrefix;
 
 /// Keys and values that a probe leaves to the next pass.
@@ -69,8 +69,8 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct AttendingLayer {
     pub(super) cache: LayerCache,
-    /// Whether the answer's cache looks at the layer once its rows have attended.
-    pub(super) observed_after: bool,
+    /// What the rows report of their attention. If it is something, the answer's cache looks at the layer once they have attended.
+    pub(super) report: PromptReport,
     /// Tokens that were projected.
     pub(super) projected: usize,
 }

@@ -6,6 +6,7 @@ use super::decode::{self, DecodeSegment, SegmentWeights};
 use super::flash::{FlashBlock, FlashSegment, MergeSegments};
 #[cfg(target_arch = "x86_64")]
 use super::flash_pairs;
+use super::gumbel::GumbelNoise;
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 #[cfg(target_arch = "x86_64")]
@@ -32,14 +33,17 @@ pub struct AttentionOutputs<'a> {
     /// Sums to which the attention mass of each of the first slots is added, beyond which no row sees: kv_heads × slots. Sums\[g, t\] gets
     /// Σ_r Σ_h softmax_t(score\[r, h, t\]) over the heads h of KV head g. Needs `lse`.
     pub mass: Option<&'a mut [f32]>,
+    /// Noise of the scores whose weights `mass` sums, as in [`Cpu::noisy_attention_mass`]; values and `lse` have none.
+    pub noise: Option<&'a GumbelNoise<'a>>,
 }
 
 /// Outputs of [`Cpu::attend`] beside its values.
 #[derive(Default)]
 struct Beside<'a> {
     lse: Option<&'a DisjointMut<'a, f32>>,
-    /// Sums of [`AttentionOutputs::mass`], where [`Cpu::computes_pairs`].
+    /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
     mass: Option<&'a mut [f32]>,
+    noise: Option<&'a GumbelNoise<'a>>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
     weights: Option<&'a mut [f32]>,
 }
@@ -60,13 +64,14 @@ impl Cpu {
     pub fn attention_with_outputs(&self, a: &Attention, out: &mut [f32], outputs: AttentionOutputs) {
         a.check();
         assert_eq!(out.len(), a.q.len(), "out is rows × heads × head_dim");
-        let AttentionOutputs { mut lse, mut mass } = outputs;
+        let AttentionOutputs { mut lse, mut mass, noise } = outputs;
         assert!(lse.as_ref().is_none_or(|lse| lse.len() == a.visible.len() * a.heads), "lse is rows × heads");
         assert!(mass.is_none() || lse.is_some(), "mass is asked for with lse");
-        let fused = self.computes_pairs(a);
+        noise.iter().for_each(|noise| noise.check(a));
+        let fused = self.sums_pairs(a, noise);
         let shared = lse.as_deref_mut().map(DisjointMut::new);
-        let beside =
-            Beside { lse: shared.as_ref(), mass: mass.as_deref_mut().filter(|_| fused), weights: None };
+        let mass_beside = mass.as_deref_mut().filter(|_| fused);
+        let beside = Beside { lse: shared.as_ref(), mass: mass_beside, noise, weights: None };
         match (a.k, a.v) {
             (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, beside),
             (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, beside),
@@ -74,8 +79,11 @@ impl Cpu {
             (k, v) => panic!("keys are {}, values {}", k.dtype(), v.dtype()),
         }
         if let (Some(lse), Some(mass), false) = (lse, mass, fused) {
-            let mut more = vec![0.0; mass.len()];
-            self.attention_mass_from_lse(a, lse, 0..mass.len() / a.kv_heads, &mut more);
+            let (slots, mut more) = (0..mass.len() / a.kv_heads, vec![0.0; mass.len()]);
+            match noise {
+                Some(noise) => self.noisy_attention_mass(a, slots, noise, &mut more),
+                None => self.attention_mass_from_lse(a, lse, slots, &mut more),
+            }
             mass.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }
     }
@@ -111,9 +119,15 @@ impl Cpu {
         pairs && a.is_worth_tiles() && a.shape().group <= flash_pairs::MOST_HEADS
     }
 
+    /// Whether the weights of the attention are summed by key beside it, with noise if there is some.
+    #[cfg(target_arch = "x86_64")]
+    fn sums_pairs(&self, a: &Attention, noise: Option<&GumbelNoise>) -> bool {
+        self.computes_pairs(a) && noise.is_none_or(GumbelNoise::multiplies)
+    }
+
     /// Tiles of pairs need AMX or AVX-512.
     #[cfg(not(target_arch = "x86_64"))]
-    fn computes_pairs(&self, _: &Attention) -> bool {
+    fn sums_pairs(&self, _: &Attention, _: Option<&GumbelNoise>) -> bool {
         false
     }
 
@@ -128,7 +142,7 @@ impl Cpu {
                 return self.attend_pairs(bf16, a, k, v, out, beside);
             }
         }
-        let Beside { lse, mass, weights } = beside;
+        let Beside { lse, mass, weights, .. } = beside;
         assert!(mass.is_none(), "mass is summed over tiles of pairs");
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
@@ -213,7 +227,7 @@ impl Cpu {
         k: &[E],
         v: &[E],
         out: &mut [f32],
-        Beside { lse, mass, .. }: Beside,
+        Beside { lse, mass, noise, .. }: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
@@ -243,7 +257,18 @@ impl Cpu {
         let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
-            self.run(flash_pairs::FlashBlockPairs { token, a, packed, first: start, block, out, lse, mass });
+            let noise = noise.filter(|_| mass.is_some());
+            self.run(flash_pairs::FlashBlockPairs {
+                token,
+                a,
+                packed,
+                first: start,
+                block,
+                out,
+                lse,
+                mass,
+                noise,
+            });
         };
         let Some(mass) = mass else {
             return self.parallel(shape.kv_heads * blocks, &|t| {

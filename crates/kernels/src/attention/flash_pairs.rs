@@ -10,6 +10,7 @@ use std::f32::consts::LOG2_E;
 use std::mem::transmute;
 use std::ops::Range;
 
+use super::gumbel::{self, GumbelNoise};
 use super::input::Attention;
 use super::kept_weights::{self, ENTRY, KeptWeights};
 use super::key_tiles;
@@ -116,6 +117,8 @@ pub(super) struct FlashBlockPairs<'a, T> {
     pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
     /// The block's attention mass of each packed slot, if it is wanted.
     pub(super) mass: Option<&'a mut [f32]>,
+    /// Noise that multiplies the weights whose sums the mass is of.
+    pub(super) noise: Option<&'a GumbelNoise<'a>>,
 }
 
 /// Sixteen queries.
@@ -129,6 +132,9 @@ struct QueryGroup<'a> {
     /// Maxima and sums so far.
     max: [f32; SIDE],
     sum: [f32; SIDE],
+    /// Sums of noisy weights so far, and the hashes that their noise begins from.
+    noisy_sum: [f32; SIDE],
+    noise_keys: [u32; SIDE],
     /// Queries as tiles.
     q: &'a mut [u32],
     /// Weighted values so far, 16 · high × 16.
@@ -142,7 +148,7 @@ impl<'a> QueryGroup<'a> {
         queries: Range<usize>,
         floats: &mut &'a mut [f32],
     ) -> QueryGroup<'a> {
-        let FlashBlockPairs { token, a, block, .. } = whole;
+        let FlashBlockPairs { token, a, block, noise, .. } = whole;
         let (shape, n) = (block.shape, queries.len());
         let o = split_off_front(floats, shape.high() * TILE);
         o.fill(0.0);
@@ -171,7 +177,15 @@ impl<'a> QueryGroup<'a> {
             }
             token.transpose(&square, q, SIDE);
         }
-        QueryGroup { from, to, any, all, max: [LOWEST; SIDE], sum: [0.0; SIDE], q, o }
+        let mut noise_keys = [0; SIDE];
+        if let Some((noise, seed)) = noise.and_then(|noise| Some((noise, noise.seed?))) {
+            for (key, i) in noise_keys.iter_mut().zip(queries) {
+                let row = block.row(i);
+                *key = noise.key(seed, block.index(i) - row * shape.heads, row);
+            }
+        }
+        let (max, sum, noisy_sum) = ([LOWEST; SIDE], [0.0; SIDE], [0.0; SIDE]);
+        QueryGroup { from, to, any, all, max, sum, noisy_sum, noise_keys, q, o }
     }
 
     fn sees(&self, first: usize) -> bool {
@@ -228,13 +242,34 @@ impl<'a> QueryGroup<'a> {
         }
     }
 
-    /// The factor of each query's weights that are relative to the maxima `max`.
+    /// Multiplies the weights of a tile of keys from slot `first` on by their noise. `before` are the maxima that sums are relative to.
+    #[inline(always)]
+    fn add_noise<T: PairTiles>(&mut self, token: T, before: &[f32; SIDE], first: usize, pairs: &mut [u32]) {
+        const HALF: usize = KEYS / 2;
+        let (mut square, mut noise) = ([0u32; TILE], [0u32; KEYS / 2 * SIDE]);
+        for (half, noise) in noise.chunks_exact_mut(TILE).enumerate() {
+            for (row, key) in square.chunks_exact_mut(SIDE).zip(self.noise_keys) {
+                let entries = &gumbel::tile(key, first)[half * HALF..(half + 1) * HALF];
+                bytemuck::cast_slice_mut(row).copy_from_slice(entries);
+            }
+            token.transpose(&square, noise, SIDE);
+        }
+        for (lane, sum) in self.noisy_sum.iter_mut().enumerate() {
+            if before[lane] != self.max[lane] {
+                *sum *= (before[lane] - self.max[lane]).exp2();
+            }
+        }
+        // SAFETY: the token proves AVX-512 and BF16.
+        unsafe { kept_weights::multiply(pairs, &noise, &mut self.noisy_sum) };
+    }
+
+    /// The factor of each query's weights that are relative to the maxima `max` and have the sums `sum`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn factors(&self, max: &[f32]) -> [f32; SIDE] {
+    fn factors(&self, max: &[f32], sum: &[f32; SIDE]) -> [f32; SIDE] {
         let mut factors = [0.0; SIDE];
         // SAFETY: there are 16 of each.
         unsafe {
-            let sum = _mm512_loadu_ps(self.sum.as_ptr());
+            let sum = _mm512_loadu_ps(sum.as_ptr());
             let seeing = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(sum, _mm512_setzero_ps());
             let change =
                 _mm512_sub_ps(_mm512_loadu_ps(max[..SIDE].as_ptr()), _mm512_loadu_ps(self.max.as_ptr()));
@@ -342,11 +377,14 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
             }
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
+            let (p, before) = (kept.pairs(), group.max);
             // SAFETY: the token proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
-            let p = kept.pairs();
             unsafe {
                 group.softmax_tile(s[turn], first, p);
                 unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+            }
+            if self.noise.is_some() {
+                group.add_noise(self.token, &before, first, p);
             }
             if self.mass.is_some() {
                 kept.push(&group.max);
@@ -364,8 +402,9 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
             let seeing = groups.iter().flatten().filter(|group| group.sees(first));
             let (mut of_tile, mut seen) = ([(&[][..], [0.0; SIDE]); MOST_GROUPS], 0);
             for (to, (group, entry)) in of_tile.iter_mut().zip(seeing.zip(&mut entries)) {
+                let sum = if self.noise.is_some() { &group.noisy_sum } else { &group.sum };
                 // SAFETY: the token proves AVX-512.
-                *to = (entry, unsafe { group.factors(kept_weights::maxima(entry)) });
+                *to = (entry, unsafe { group.factors(kept_weights::maxima(entry), sum) });
                 seen += 1;
             }
             // SAFETY: as above.

@@ -1,12 +1,43 @@
 //! Gumbel noise for attention scores. The noise of a query head, row and token does not depend on the order of
 //! computation or on the number of threads.
+//!
+//! Noise is drawn from a table of 65,536 quantiles in random order: a hash of the seed, the query head and the row says where a row
+//! begins, and the tokens that follow one another take neighbouring entries. So the noise of a tile of keys is read at once. Entries are
+//! `e^g`, rounded to `bf16`, by which a softmax at temperature 1 multiplies its exponentials.
+
+use std::f32::consts::LOG2_E;
+use std::sync::LazyLock;
+
+use half::bf16;
 
 use super::input::Attention;
 use super::query_blocks::QueryBlock;
 use crate::simd::KEYS;
 
+/// Entries of the table.
+const ENTRIES: usize = 1 << 16;
+
+/// `e^g` of every entry, and of the first ones again behind the last, so that the entries of a tile of keys are neighbours.
+static WEIGHTS: LazyLock<Vec<bf16>> = LazyLock::new(|| {
+    let mut order: Vec<u32> = (0..ENTRIES as u32).collect();
+    order.sort_by_key(|i| mix32(*i));
+    let uniform = |i: &u32| (f64::from(*i) + 0.5) / ENTRIES as f64;
+    let mut weights: Vec<bf16> = order.iter().map(|i| bf16::from_f64(-1.0 / uniform(i).ln())).collect();
+    weights.extend_from_within(..KEYS);
+    weights
+});
+
+/// `g` of every entry.
+static LOGARITHMS: LazyLock<Vec<f32>> =
+    LazyLock::new(|| WEIGHTS[..ENTRIES].iter().map(|weight| weight.to_f32().ln()).collect());
+
+/// `g` of each entry of the table that Gumbel noise is drawn from, for devices that read it themselves.
+pub fn gumbel_logarithms() -> &'static [f32] {
+    &LOGARITHMS
+}
+
 /// Noise of a call of [`Cpu::noisy_attention_mass`](crate::Cpu::noisy_attention_mass): `g = −ln(−ln U)` is added to the
-/// logits, which are then divided by the temperature `τ`. `U` is a hash of seed, query head, row and token.
+/// logits, which are then divided by the temperature `τ`.
 #[derive(Clone, Copy, Debug)]
 pub struct GumbelNoise<'a> {
     /// Differs from run to run and from layer to layer. Without a seed there is no noise.
@@ -15,36 +46,48 @@ pub struct GumbelNoise<'a> {
     pub temperature: f32,
     /// Position of each row.
     pub query_positions: &'a [u32],
-    /// Position of the token in each slot, kv_heads × capacity.
-    pub key_positions: &'a [u32],
+    /// Position of the token in each slot, kv_heads × capacity. Without it slot `s` holds the token at position `s`.
+    pub key_positions: Option<&'a [u32]>,
 }
 
 impl GumbelNoise<'_> {
     pub(super) fn check(&self, a: &Attention) {
         assert!(self.temperature > 0.0, "the temperature is above 0");
         assert_eq!(self.query_positions.len(), a.visible.len(), "one position a row");
-        assert_eq!(
-            self.key_positions.len(),
-            a.kv_heads * a.capacity,
+        assert!(
+            self.key_positions.is_none_or(|positions| positions.len() == a.kv_heads * a.capacity),
             "one position for each KV head and slot"
         );
     }
 
-    /// `U` of query head `head` of row `row` and the token at index `token` of [`GumbelNoise::key_positions`]: above 0 and below
-    /// 1; none without a seed.
-    pub fn uniform(&self, head: usize, row: usize, token: usize) -> Option<f32> {
-        let (low, high) = self.keys(self.seed?, head, row);
-        Some(uniform(self.key_positions[token], low, high))
+    /// Whether noise only multiplies the exponentials, by entries that are neighbours where slots are.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn multiplies(&self) -> bool {
+        self.seed.is_some() && self.temperature == 1.0 && self.key_positions.is_none()
     }
 
-    /// Halves of the hash of a query head and a row.
-    fn keys(&self, seed: u64, head: usize, row: usize) -> (u32, u32) {
-        let key = mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row])));
-        (key as u32, (key >> 32) as u32)
+    /// `e^g` of query head `head` of row `row` and the token in a slot of a KV head's `capacity`; none without a seed.
+    pub fn weight(
+        &self,
+        head: usize,
+        row: usize,
+        (kv_head, slot): (usize, usize),
+        capacity: usize,
+    ) -> Option<f32> {
+        let position = match self.key_positions {
+            Some(positions) => positions[kv_head * capacity + slot],
+            None => slot as u32,
+        };
+        let key = self.key(self.seed?, head, row);
+        Some(WEIGHTS[entry(key, position)].to_f32())
     }
 
-    /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones. In base 2 the noise is
-    /// `−log₂(−log₂ U)`, but for a constant that softmax does not see.
+    /// The hash of a query head and a row.
+    pub(super) fn key(&self, seed: u64, head: usize, row: usize) -> u32 {
+        mix64(seed ^ mix64((head as u64) << 32 | u64::from(self.query_positions[row]))) as u32
+    }
+
+    /// Turns the base-2 scores of query row `i` with the slots from `first` on into noisy ones.
     #[inline(always)]
     pub(super) fn add(&self, block: &QueryBlock, i: usize, first: usize, scores: &mut [f32]) {
         let scale = 1.0 / self.temperature;
@@ -55,24 +98,32 @@ impl GumbelNoise<'_> {
             return;
         };
         let (shape, row) = (block.shape, block.row(i));
-        let head = block.index(i) - row * shape.heads;
-        let (low, high) = self.keys(seed, head, row);
-        let tokens = &self.key_positions[block.g * shape.capacity..(block.g + 1) * shape.capacity];
-        let mut positions = [0; KEYS];
-        let here = &tokens[first..(first + KEYS).min(tokens.len())];
-        positions[..here.len()].copy_from_slice(here);
+        let key = self.key(seed, block.index(i) - row * shape.heads, row);
+        let mut positions: [u32; KEYS] = std::array::from_fn(|slot| (first + slot) as u32);
+        if let Some(all) = self.key_positions {
+            let tokens = &all[block.g * shape.capacity..(block.g + 1) * shape.capacity];
+            let here = &tokens[first..(first + KEYS).min(tokens.len())];
+            positions[..here.len()].copy_from_slice(here);
+        }
+        let logarithms = &LOGARITHMS[..];
         for (score, position) in scores.iter_mut().zip(positions) {
-            let exponential = (-log2(uniform(position, low, high))).max(1e-9);
-            *score = (*score - log2(exponential)) * scale;
+            *score = (*score + logarithms[entry(key, position)] * LOG2_E) * scale;
         }
     }
 }
 
-/// Exact, and never 0 or 1.
+/// The entry of a token's position. Each 65,536 positions begin anew, so that no two tokens always share their noise.
 #[inline(always)]
-fn uniform(position: u32, low: u32, high: u32) -> f32 {
-    let hash = mix32(mix32(position ^ low).wrapping_add(high));
-    ((hash >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32)
+fn entry(key: u32, position: u32) -> usize {
+    (mix32(key.wrapping_add(position >> 16)).wrapping_add(position) as usize) % ENTRIES
+}
+
+/// `e^g` of the 64 slots from `first`, a multiple of 64, on, where [`GumbelNoise::multiplies`]; `key` is the row's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn tile(key: u32, first: usize) -> &'static [bf16] {
+    let from = entry(key, first as u32);
+    &WEIGHTS[from..from + KEYS]
 }
 
 /// The finaliser of SplitMix64.
@@ -90,37 +141,37 @@ fn mix32(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// log₂ x of a positive normal number, relative error about 1e-6 (Cephes' `logf` coefficients). Plain arithmetic, so that a
-/// loop of it becomes vectors.
-#[inline(always)]
-fn log2(x: f32) -> f32 {
-    // The mantissa between √½ and √2.
-    let exponent = (x.to_bits() as i32).wrapping_sub(0x3f35_04f3) >> 23;
-    let f = f32::from_bits((x.to_bits() as i32).wrapping_sub(exponent << 23) as u32) - 1.0;
-    let mut p = 7.037_683_6e-2;
-    for c in [
-        -1.151_461e-1,
-        1.167_699_9e-1,
-        -1.242_014_1e-1,
-        1.424_932_3e-1,
-        -1.666_805_8e-1,
-        2.000_071_5e-1,
-        -2.499_999_4e-1,
-        3.333_333e-1,
-    ] {
-        p = p * f + c;
-    }
-    let ln = f - 0.5 * f * f + f * f * f * p;
-    exponent as f32 + ln * std::f32::consts::LOG2_E
-}
-
 #[cfg(test)]
 mod tests {
+    use super::{ENTRIES, GumbelNoise, WEIGHTS, entry, tile};
+    use crate::simd::KEYS;
+
     #[test]
-    fn logarithms_are_right() {
-        for x in [1e-9f32, 3e-8, 0.1, 0.499, 0.706, 0.708, 0.999_999_94, 1.0, 1.5, 24.0] {
-            let (got, expected) = (f64::from(super::log2(x)), f64::from(x).log2());
-            assert!((got - expected).abs() <= 2e-6 * expected.abs(), "{x}: {got} {expected}");
+    fn entries_are_the_quantiles_of_a_gumbel_distribution() {
+        let mut weights: Vec<f64> = WEIGHTS[..ENTRIES].iter().map(|weight| weight.to_f64()).collect();
+        let mean = weights.iter().map(|weight| weight.ln()).sum::<f64>() / ENTRIES as f64;
+        assert!((mean - 0.577_2).abs() < 1e-3, "the mean is Euler's constant: {mean}");
+        // Neighbours have nothing in common.
+        let product: f64 = weights.windows(2).map(|w| (w[0].ln() - mean) * (w[1].ln() - mean)).sum();
+        assert!((product / ENTRIES as f64).abs() < 0.02, "{product}");
+        weights.sort_by(f64::total_cmp);
+        let median = weights[ENTRIES / 2];
+        assert!((median - 1.0 / 2f64.ln()).abs() < 0.01, "{median}");
+    }
+
+    #[test]
+    fn a_tile_is_the_noise_of_its_slots() {
+        let queries = [5, 70_000];
+        let noise =
+            GumbelNoise { seed: Some(9), temperature: 1.0, query_positions: &queries, key_positions: None };
+        for (row, first) in [(0, 0), (0, 65_472), (1, 65_536), (1, 1 << 20)] {
+            let key = noise.key(9, 3, row);
+            let expected: Vec<f32> =
+                (0..KEYS).filter_map(|i| noise.weight(3, row, (1, first + i), 1 << 21)).collect();
+            let tile: Vec<f32> = tile(key, first).iter().map(|weight| weight.to_f32()).collect();
+            assert_eq!(tile, expected, "row {row}, slots from {first} on");
         }
+        let key = (0..).find(|key| entry(*key, 0) == ENTRIES - 1).unwrap();
+        assert_eq!(tile(key, 0)[..2], [WEIGHTS[ENTRIES - 1], WEIGHTS[0]], "the table is a circle");
     }
 }

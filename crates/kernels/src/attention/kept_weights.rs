@@ -3,6 +3,8 @@
 //! are computed again.
 
 use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::mem::transmute;
 
 use crate::simd::KEYS;
 use crate::simd::pair_tiles::SIDE;
@@ -38,6 +40,31 @@ impl<'a> KeptWeights<'a> {
     /// All entries, in the order of the sweep.
     pub(super) fn entries(&self) -> impl Iterator<Item = &[u32]> {
         self.entries[..self.used * ENTRY].chunks_exact(ENTRY)
+    }
+}
+
+/// Multiplies the pairs of a tile by pairs of noise, 32 rows of 16 each, and adds the products to the queries' sums.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) fn multiply(pairs: &mut [u32], noise: &[u32], sums: &mut [f32; SIDE]) {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+    // Lane 2i of the result is lane i of the first vector's half words, lane 2i + 1 of the second's.
+    let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+    // SAFETY: rows have 16 words, the order 32 half words.
+    unsafe {
+        let order = _mm512_loadu_si512(order.as_ptr().cast());
+        let mut totals = [_mm512_loadu_ps(sums.as_ptr()), _mm512_setzero_ps()];
+        for (pairs, noise) in pairs.chunks_exact_mut(SIDE).zip(noise.chunks_exact(SIDE)) {
+            let (pair, by) =
+                (_mm512_loadu_si512(pairs.as_ptr().cast()), _mm512_loadu_si512(noise.as_ptr().cast()));
+            let even = |pair| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair));
+            let odd = |pair| _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
+            let (even, odd) = (_mm512_mul_ps(even(pair), even(by)), _mm512_mul_ps(odd(pair), odd(by)));
+            totals[0] = _mm512_add_ps(totals[0], even);
+            totals[1] = _mm512_add_ps(totals[1], odd);
+            let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+            _mm512_storeu_si512(pairs.as_mut_ptr().cast(), _mm512_permutexvar_epi16(order, words));
+        }
+        _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_add_ps(totals[0], totals[1]));
     }
 }
 

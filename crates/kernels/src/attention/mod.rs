@@ -27,6 +27,6 @@ mod shape;
 mod workspace;
 
 pub use dispatch::AttentionOutputs;
-pub use gumbel::GumbelNoise;
+pub use gumbel::{GumbelNoise, gumbel_logarithms};
 pub use input::Attention;
 pub(crate) use merge::merge;

@@ -94,7 +94,7 @@ impl Both<'_> {
                 seed,
                 temperature: 1.3,
                 query_positions: &query_positions,
-                key_positions: &key_positions,
+                key_positions: Some(&key_positions),
             };
             self.agree("noisy_attention_mass", |d| {
                 self.with_attention(d, |a| {
@@ -123,18 +123,26 @@ impl Both<'_> {
                 sums
             })
         });
-        self.agree("attention_with_mass", |d| {
-            self.with_attention(d, |a| {
-                let (mut out, mut lse) = (d.floats(a.q.len()), d.floats(0));
-                let end = a.visible.iter().map(|seen| seen.1 as usize).max().unwrap_or(0);
-                let mut sums = vec![0.5; KV_HEADS * end];
-                d.attention_with_mass(a, &mut out, &mut lse, &mut sums);
-                let rows = a.first_row..a.first_row + a.visible.len();
-                let of = |all: Vec<f32>, width: usize| all[rows.start * width..rows.end * width].to_vec();
-                let (lse, width) = (download(d, &lse), a.q.len() * HEADS / lse.len());
-                [sums, of(download(d, &out), width), of(lse, HEADS)].concat()
-            })
-        });
+        let noise = GumbelNoise {
+            seed: Some(5),
+            temperature: 1.0,
+            query_positions: &query_positions,
+            key_positions: None,
+        };
+        for noise in [None, Some(&noise)] {
+            self.agree("attention_with_mass", |d| {
+                self.with_attention(d, |a| {
+                    let (mut out, mut lse) = (d.floats(a.q.len()), d.floats(0));
+                    let end = a.visible.iter().map(|seen| seen.1 as usize).max().unwrap_or(0);
+                    let mut sums = vec![0.5; KV_HEADS * end];
+                    d.attention_with_mass(a, &mut out, &mut lse, noise, &mut sums);
+                    let rows = a.first_row..a.first_row + a.visible.len();
+                    let of = |all: Vec<f32>, width: usize| all[rows.start * width..rows.end * width].to_vec();
+                    let (lse, width) = (download(d, &lse), a.q.len() * HEADS / lse.len());
+                    [sums, of(download(d, &out), width), of(lse, HEADS)].concat()
+                })
+            });
+        }
         self.agree("attention_mass_from_lse and column_weights_from_lse", |d| {
             self.with_attention(d, |a| {
                 let (mut out, mut lse) = (d.floats(a.q.len()), d.floats(0));

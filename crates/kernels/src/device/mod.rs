@@ -242,18 +242,22 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>);
 
     /// [`Device::attention`], and the attention mass of each of the first slots, beyond which no row sees, added to `sums`, kv_heads × slots:
-    /// sums\[g, t\] gets Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of KV head g. A device with a kernel for both spares
-    /// the scores' second computation.
+    /// sums\[g, t\] gets Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of KV head g, with `noise` those of
+    /// [`Device::noisy_attention_mass`]. A device with a kernel for both spares the scores' second computation.
     fn attention_with_mass(
         &self,
         a: &CachedAttention<'_>,
         out: &mut Floats,
         lse: &mut Floats,
+        noise: Option<&GumbelNoise<'_>>,
         sums: &mut [f32],
     ) {
         self.attention(a, out, Some(lse));
-        let mut more = vec![0.0; sums.len()];
-        self.attention_mass_from_lse(a, lse, 0..sums.len() / a.kv_heads, &mut more);
+        let (slots, mut more) = (0..sums.len() / a.kv_heads, vec![0.0; sums.len()]);
+        match noise {
+            Some(noise) => self.noisy_attention_mass(a, slots, noise, &mut more),
+            None => self.attention_mass_from_lse(a, lse, slots, &mut more),
+        }
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
 

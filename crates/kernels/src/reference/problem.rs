@@ -48,8 +48,8 @@ impl<'a> Problem<'a> {
         let logit = |slot: usize| {
             let logit = self.logit(i, head, slot);
             let Some(noise) = noise else { return logit };
-            let index = head / self.group() * self.a.capacity + slot;
-            let gumbel = noise.uniform(head, i, index).map_or(0.0, |u| -(-u.ln()).max(1e-9).ln());
+            let at = (head / self.group(), slot);
+            let gumbel = noise.weight(head, i, at, self.a.capacity).map_or(0.0, f32::ln);
             (logit + gumbel) / noise.temperature
         };
         softmax(seen.map(logit).collect())

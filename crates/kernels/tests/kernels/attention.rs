@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, Precision};
+use refrain_kernels::{Attention, AttentionOutputs, Buffer, Cpu, Dtype, GumbelNoise, Precision};
 
 use crate::{DTYPES, Rng, assert_close, bits, cpus};
 
@@ -253,13 +253,20 @@ fn probabilities_summed_over_rows_and_heads() {
     }
 }
 
-/// Sums of the weights that all rows give to each of the first slots.
-fn sums(case: &Case, slots: usize) -> Vec<f64> {
+/// Sums of the weights that all rows give to each of the first slots, with noise if there is some.
+fn sums(case: &Case, slots: usize, noise: Option<&GumbelNoise>) -> Vec<f64> {
     let mut sums = vec![0.0; case.kv_heads * slots];
     for r in 0..case.visible.len() {
         for h in 0..case.heads {
-            let of_head = &mut sums[h / (case.heads / case.kv_heads) * slots..];
-            case.probabilities(r, h, 0).into_iter().for_each(|(t, p)| of_head[t] += p);
+            let g = h / (case.heads / case.kv_heads);
+            let mut weights = case.probabilities(r, h, 0);
+            for (t, p) in &mut weights {
+                let Some(noise) = noise else { break };
+                let factor = noise.weight(h, r, (g, *t), case.capacity).map_or(1.0, f64::from);
+                *p = (*p * factor).powf(1.0 / f64::from(noise.temperature));
+            }
+            let total: f64 = weights.iter().map(|(_, p)| p).sum();
+            weights.into_iter().for_each(|(t, p)| sums[g * slots + t] += p / total);
         }
     }
     sums
@@ -277,18 +284,33 @@ fn mass_of_many_blocks_does_not_depend_on_threads() {
         let mut case = Case::new(&mut rng, DTYPES[i], shape, n, causal(n - 20, n, window));
         case.visible.iter_mut().step_by(9).for_each(|seen| seen.0 = seen.1 - 3);
         case.precision = Precision::Bf16;
-        let should = sums(&case, n);
-        let of = |cpu: &Cpu| {
-            let (mut out, mut lse) = (vec![0.0; case.q.len()], vec![0.0; case.visible.len() * case.heads]);
-            let mut mass = vec![0.0; case.kv_heads * n];
-            let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass) };
-            cpu.attention_with_outputs(&case.all(), &mut out, report);
-            mass
-        };
-        for (one, three) in cpus(1).iter().zip(cpus(3)) {
-            let mass = of(one);
-            assert_close(&mass, &should, 1e-2, &format!("case {i} {:?}", one.isa()));
-            assert_eq!(bits(&of(&three)), bits(&mass), "case {i} {:?}: 3 threads", one.isa());
+        let rows: Vec<u32> = (0..case.visible.len() as u32).map(|row| 70_000 + 3 * row).collect();
+        let slots: Vec<u32> = (0..(case.kv_heads * n) as u32).rev().collect();
+        let noise =
+            GumbelNoise { seed: Some(3), temperature: 1.0, query_positions: &rows, key_positions: None };
+        let scattered = GumbelNoise { key_positions: Some(&slots), ..noise };
+        let hot = GumbelNoise { temperature: 1.5, ..noise };
+        for noise in [None, Some(&noise), Some(&scattered), Some(&hot)] {
+            let should = sums(&case, n, noise);
+            let of = |cpu: &Cpu| {
+                let rows = case.visible.len();
+                let (mut out, mut lse) = (vec![0.0; case.q.len()], vec![0.0; rows * case.heads]);
+                let mut mass = vec![0.0; case.kv_heads * n];
+                let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass), noise };
+                cpu.attention_with_outputs(&case.all(), &mut out, report);
+                (mass, bits(&out))
+            };
+            for (one, three) in cpus(1).iter().zip(cpus(3)) {
+                let ((mass, out), (others, same)) = (of(one), of(&three));
+                let what = format!("case {i} {:?} {noise:?}", one.isa());
+                assert_close(&mass, &should, 1e-2, &what);
+                assert_eq!(bits(&others), bits(&mass), "{what}: 3 threads");
+                assert_eq!(
+                    (&out, &same),
+                    (&bits(&case.run(one, 0..rows.len())), &out),
+                    "{what}: values have no noise"
+                );
+            }
         }
     }
 }
@@ -316,13 +338,13 @@ fn further_outputs_of_an_attention() {
                 let slots = case.visible[rows - 1].1 as usize;
                 let (mut lse, mut mass) =
                     (vec![f32::NAN; rows * case.heads], vec![1.0; case.kv_heads * slots]);
-                let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass) };
+                let report = AttentionOutputs { lse: Some(&mut lse), mass: Some(&mut mass), noise: None };
                 cpu.attention_with_outputs(&case.all(), &mut out, report);
                 let what = format!("{precision} {:?}", cpu.isa());
                 assert_eq!(bits(&out), bits(&plain), "{what}");
                 assert_close(&lse, &should, tolerance, &what);
                 mass.iter_mut().for_each(|sum| *sum -= 1.0);
-                assert_close(&mass, &sums(&case, slots), tolerance, &what);
+                assert_close(&mass, &sums(&case, slots, None), tolerance, &what);
             }
         }
     }

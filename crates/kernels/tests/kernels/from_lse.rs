@@ -10,7 +10,8 @@ use crate::{DTYPES, Rng, bits, cpus};
 /// Logarithms that attention tells of the case's rows.
 fn logarithms(case: &Case, cpu: &Cpu) -> Vec<f32> {
     let (mut out, mut lse) = (vec![0.0; case.q.len()], vec![f32::NAN; case.visible.len() * case.heads]);
-    cpu.attention_with_outputs(&case.all(), &mut out, AttentionOutputs { lse: Some(&mut lse), mass: None });
+    let report = AttentionOutputs { lse: Some(&mut lse), ..AttentionOutputs::default() };
+    cpu.attention_with_outputs(&case.all(), &mut out, report);
     lse
 }
 

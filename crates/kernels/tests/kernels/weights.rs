@@ -82,8 +82,12 @@ fn no_noise_and_a_temperature_of_1_change_nothing() {
     for cpu in cpus(2) {
         let mut plain = vec![0.0; 400];
         cpu.attention_mass(&case.all(), 0..200, &mut plain);
-        let noise =
-            GumbelNoise { seed: None, temperature: 1.0, query_positions: &rows, key_positions: &tokens };
+        let noise = GumbelNoise {
+            seed: None,
+            temperature: 1.0,
+            query_positions: &rows,
+            key_positions: Some(&tokens),
+        };
         assert_eq!(bits(&noisy(&cpu, &case, &noise)), bits(&plain));
         assert_ne!(bits(&noisy(&cpu, &case, &GumbelNoise { temperature: 2.0, ..noise })), bits(&plain));
         let hot = noisy(&cpu, &case, &GumbelNoise { temperature: 1e6, ..noise });
@@ -106,15 +110,19 @@ fn noise_is_gumbel_and_belongs_to_token_and_row_not_to_the_slot() {
         keys.iter().enumerate().for_each(|(t, key)| case.k.write_f32(8 * t, &[*key]));
     };
     let rows: Vec<u32> = (100..100 + ROWS as u32).collect();
-    let noise =
-        GumbelNoise { seed: Some(7), temperature: 1e-4, query_positions: &rows, key_positions: &[4, 9] };
+    let noise = GumbelNoise {
+        seed: Some(7),
+        temperature: 1e-4,
+        query_positions: &rows,
+        key_positions: Some(&[4, 9]),
+    };
     for cpu in cpus(2) {
         write(&mut case, keys);
         let first = noisy(&cpu, &case, &noise);
         let share = f64::from(first[0]) / ROWS as f64;
         assert!((share - 0.7).abs() < 0.03, "{:?}: {share}", cpu.isa());
         write(&mut case, [keys[1], keys[0]]);
-        let swapped = noisy(&cpu, &case, &GumbelNoise { key_positions: &[9, 4], ..noise });
+        let swapped = noisy(&cpu, &case, &GumbelNoise { key_positions: Some(&[9, 4]), ..noise });
         assert_close(&[swapped[1], swapped[0]], &[first[0].into(), first[1].into()], 1e-5, "swapped slots");
         let other = noisy(&cpu, &case, &GumbelNoise { seed: Some(8), ..noise });
         assert_ne!(bits(&other), bits(&swapped), "another seed, other noise");

@@ -60,7 +60,7 @@ impl EvictingCache {
                 seed,
                 temperature: tau,
                 query_positions: &[position],
-                key_positions: &self.layers[layer].positions,
+                key_positions: Some(&self.layers[layer].positions),
             };
             let weights = &mut self.scratch.weights[..heads * len];
             device.noisy_attention_mass(&attention, 0..*len, &noise, weights);

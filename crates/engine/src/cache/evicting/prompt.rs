@@ -121,13 +121,13 @@ impl EvictingCache {
                     weights.resize(view.heads * rows.len() * n, 0.0);
                     device.row_weights(&attention, 0..n, &mut weights);
                 }
-                AttentionNeeds::NoisySums { seed, tau } if prompt.lse.is_none() => {
+                AttentionNeeds::NoisySums { seed, tau } if prompt.mass.is_none() && prompt.lse.is_none() => {
                     weights.resize(view.heads * n, 0.0);
                     let noise = GumbelNoise {
                         seed: of_layer(seed, layer),
                         temperature: tau.at(0),
                         query_positions: rows,
-                        key_positions: view.positions,
+                        key_positions: None,
                     };
                     device.noisy_attention_mass(&attention, 0..n, &noise, &mut weights);
                 }
