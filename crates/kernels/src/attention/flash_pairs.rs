@@ -243,24 +243,26 @@ impl<'a> QueryGroup<'a> {
     }
 
     /// Multiplies the weights of a tile of keys from slot `first` on by their noise. `before` are the maxima that sums are relative to.
-    #[inline(always)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     fn add_noise<T: PairTiles>(&mut self, token: T, before: &[f32; SIDE], first: usize, pairs: &mut [u32]) {
-        const HALF: usize = KEYS / 2;
-        let (mut square, mut noise) = ([0u32; TILE], [0u32; KEYS / 2 * SIDE]);
-        for (half, noise) in noise.chunks_exact_mut(TILE).enumerate() {
-            for (row, key) in square.chunks_exact_mut(SIDE).zip(self.noise_keys) {
-                let entries = &gumbel::tile(key, first)[half * HALF..(half + 1) * HALF];
-                bytemuck::cast_slice_mut(row).copy_from_slice(entries);
-            }
-            token.transpose(&square, noise, SIDE);
-        }
-        for (lane, sum) in self.noisy_sum.iter_mut().enumerate() {
-            if before[lane] != self.max[lane] {
-                *sum *= (before[lane] - self.max[lane]).exp2();
+        // Pairs of entries of 16 queries, side by side.
+        let (mut square, mut noise) = ([[0u32; TILE]; 2], [[0u32; TILE]; 2]);
+        let starts = self.noise_keys.map(|key| gumbel::entry(key, first as u32));
+        for (lane, start) in starts.into_iter().enumerate() {
+            let halves = gumbel::tile(start).chunks_exact(KEYS / 2);
+            for (square, entries) in square.iter_mut().zip(halves) {
+                bytemuck::cast_slice_mut(&mut square[lane * SIDE..][..SIDE]).copy_from_slice(entries);
             }
         }
-        // SAFETY: the token proves AVX-512 and BF16.
-        unsafe { kept_weights::multiply(pairs, &noise, &mut self.noisy_sum) };
+        token.transpose(&square[0], &mut noise[0], SIDE);
+        token.transpose(&square[1], &mut noise[1], SIDE);
+        // SAFETY: there are 16 of each.
+        unsafe {
+            let (sum, before) = (_mm512_loadu_ps(self.noisy_sum.as_ptr()), _mm512_loadu_ps(before.as_ptr()));
+            let change = exp2(_mm512_sub_ps(before, _mm512_loadu_ps(self.max.as_ptr())));
+            _mm512_storeu_ps(self.noisy_sum.as_mut_ptr(), _mm512_mul_ps(sum, change));
+        }
+        kept_weights::multiply(pairs, noise.as_flattened(), &mut self.noisy_sum);
     }
 
     /// The factor of each query's weights that are relative to the maxima `max` and have the sums `sum`.
@@ -382,9 +384,9 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
             unsafe {
                 group.softmax_tile(s[turn], first, p);
                 unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
-            }
-            if self.noise.is_some() {
-                group.add_noise(self.token, &before, first, p);
+                if self.noise.is_some() {
+                    group.add_noise(self.token, &before, first, p);
+                }
             }
             if self.mass.is_some() {
                 kept.push(&group.max);

@@ -114,16 +114,15 @@ impl GumbelNoise<'_> {
 
 /// The entry of a token's position. Each 65,536 positions begin anew, so that no two tokens always share their noise.
 #[inline(always)]
-fn entry(key: u32, position: u32) -> usize {
+pub(super) fn entry(key: u32, position: u32) -> usize {
     (mix32(key.wrapping_add(position >> 16)).wrapping_add(position) as usize) % ENTRIES
 }
 
-/// `e^g` of the 64 slots from `first`, a multiple of 64, on, where [`GumbelNoise::multiplies`]; `key` is the row's.
+/// `e^g` of the 64 entries from one on: of neighbouring slots from a multiple of 64 on, where [`GumbelNoise::multiplies`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn tile(key: u32, first: usize) -> &'static [bf16] {
-    let from = entry(key, first as u32);
-    &WEIGHTS[from..from + KEYS]
+pub(super) fn tile(entry: usize) -> &'static [bf16] {
+    &WEIGHTS[entry..entry + KEYS]
 }
 
 /// The finaliser of SplitMix64.
@@ -168,10 +167,11 @@ mod tests {
             let key = noise.key(9, 3, row);
             let expected: Vec<f32> =
                 (0..KEYS).filter_map(|i| noise.weight(3, row, (1, first + i), 1 << 21)).collect();
-            let tile: Vec<f32> = tile(key, first).iter().map(|weight| weight.to_f32()).collect();
+            let tile: Vec<f32> =
+                tile(entry(key, first as u32)).iter().map(|weight| weight.to_f32()).collect();
             assert_eq!(tile, expected, "row {row}, slots from {first} on");
         }
         let key = (0..).find(|key| entry(*key, 0) == ENTRIES - 1).unwrap();
-        assert_eq!(tile(key, 0)[..2], [WEIGHTS[ENTRIES - 1], WEIGHTS[0]], "the table is a circle");
+        assert_eq!(tile(entry(key, 0))[..2], [WEIGHTS[ENTRIES - 1], WEIGHTS[0]], "the table is a circle");
     }
 }
