@@ -186,6 +186,7 @@ fn output_and_mlp(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
                 mlp: Mlp::Dense(mlp),
                 activation: Activation::Silu,
                 mlp_post_norm: None,
+                next: output,
             };
             device.attn_output_and_mlp((&attended, 0), &tail, 0..rows, &mut x);
             turn = (turn + 1) % all.len();

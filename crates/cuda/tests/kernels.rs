@@ -356,6 +356,7 @@ fn a_layer_in_bf16_is_that_of_f32_but_for_rounding() {
                 mlp: Mlp::Dense(&mlp),
                 activation,
                 mlp_post_norm: None,
+                next: &output,
             };
             let mut x = upload(&device, &random(rows * hidden, 27));
             let attended = upload(&device, &random(rows * wide, 28));

@@ -208,6 +208,7 @@ impl Both<'_> {
                     mlp,
                     activation,
                     mlp_post_norm: post,
+                    next: &output,
                 };
                 let (mut x, attended) = (x(d), upload(d, &random(self.rows * q, 13)));
                 let (before, first) = (download(d, &x), self.rows / 3);

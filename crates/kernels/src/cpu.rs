@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::isa::{Isa, IsaError};
+use crate::linear::Linear;
 use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::{Amx, Bf16};
@@ -109,6 +110,11 @@ impl Cpu {
     /// With the panic of a task; the remaining tasks may then be left out.
     pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
         self.pool.run(tasks, f);
+    }
+
+    /// Tells the weights that the next product reads.
+    pub(crate) fn expect(&self, w: &Linear) {
+        self.pool.expect(w.panels().words);
     }
 
     /// Runs the tasks on the pool if they are worth waking its threads, otherwise on this thread, one after the other.

@@ -120,6 +120,10 @@ impl Device for Cpu {
         Some(linear(weights).panels())
     }
 
+    fn expect_product(&self, weights: &PackedLinear) {
+        self.expect(weights.storage());
+    }
+
     fn project_qkv(
         &self,
         x: &Floats,

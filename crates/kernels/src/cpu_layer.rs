@@ -53,14 +53,19 @@ impl Cpu {
             // SAFETY: these rows belong to this block.
             let x = unsafe { x.part(r.start * hidden..r.end * hidden) };
             let attn_out = &attn_out[r.start * attn_width..r.end * attn_width];
-            self.add_branch(output, attn_out, tail.attention_post_norm, x);
-            let Mlp::Dense(GatedMlp { gate_up, down }) = tail.mlp else { return };
+            let Mlp::Dense(GatedMlp { gate_up, down }) = tail.mlp else {
+                return self.add_branch(output, attn_out, tail.attention_post_norm, x);
+            };
             let (gate_up, down) = (gate_up.storage::<Linear>(), down.storage::<Linear>());
+            self.expect(gate_up);
+            self.add_branch(output, attn_out, tail.attention_post_norm, x);
             let mut wide = scratch::borrow(&WIDE, r.len() * gate_up.outputs());
             let active = &mut wide.as_f32_mut()[..r.len() * gate_up.outputs()];
+            self.expect(down);
             self.normed(x, tail.mlp_norm, |normed| {
                 self.linear_gated(gate_up, tail.activation, normed, active);
             });
+            self.expect(tail.next.storage());
             self.add_branch(down, active, tail.mlp_post_norm, x);
         });
         // Experts take all rows that chose them at once.

@@ -13,7 +13,7 @@
 //! loops that tests compare with (`reference`, and `conformance`, the
 //! comparison).
 
-// `unsafe` is for vector instructions, for slices that the threads of the pool share, and for aligned memory.
+// `unsafe` is for vector and prefetch instructions, for slices that the threads of the pool share, and for aligned memory.
 #[allow(unsafe_code)]
 mod attention;
 mod buffer;
@@ -45,6 +45,8 @@ mod pages;
 mod peak;
 #[allow(unsafe_code)]
 mod pool;
+#[allow(unsafe_code)]
+mod read_ahead;
 mod reference;
 mod routing;
 #[allow(unsafe_code)]

@@ -202,6 +202,7 @@ impl Decoder {
         let qk_norms = layer.qk_norms.as_ref().map(|[q, k]| QkNorms { q: self.norm(q), k: self.norm(k) });
         let device = self.device_of(work.each);
         let Workspace { q, k, v, .. } = work;
+        device.expect_product(&layer.o);
         device.project_qkv(x, rows, norm, &layer.qkv, qk_norms, kv_width, q, k, v);
     }
 
@@ -216,6 +217,7 @@ impl Decoder {
         rows: Range<usize>,
         (work, attended): (&Workspace, usize),
     ) {
+        let next = self.layers.get(layer + 1).map_or(&self.head, |next| &next.qkv);
         let layer = &self.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
         let mlp = match &layer.mixture {
@@ -231,13 +233,16 @@ impl Decoder {
             mlp,
             activation: layer.activation,
             mlp_post_norm: post_norm(1),
+            next,
         };
         self.device_of(work.each).attn_output_and_mlp((&work.attended, attended), &tail, rows, x);
     }
 
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
     pub fn logits(&self, x: &Floats, work: &mut Workspace) {
-        self.device_of(work.each).logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+        let device = self.device_of(work.each);
+        device.expect_product(&self.layers[0].qkv);
+        device.logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
         if let Some(cap) = self.config().logit_softcap {
             work.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }

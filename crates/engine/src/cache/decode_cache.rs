@@ -84,8 +84,10 @@ pub(crate) struct PromptLayer<'a> {
     pub(crate) visible: &'a [(u32, u32)],
     /// Positions of the kept tokens, where these are a part of the prompt.
     pub(crate) origins: Option<&'a [u32]>,
-    /// Log-sum-exps of all rows of `q`, `rows × H`, and the precision that the layer's attention has had, where it has been computed.
-    pub(crate) lse: Option<(&'a Floats, Precision)>,
+    /// Precision of the layer's attention.
+    pub(crate) precision: Precision,
+    /// Log-sum-exps of all rows of `q`, `rows × H`, where the layer's attention has been computed.
+    pub(crate) lse: Option<&'a Floats>,
     /// Attention mass that all rows have given to each slot of the prompt, `Hkv × slots`, where it was summed beside attention; with
     /// the noise of [`PromptReport::Mass`].
     pub(crate) mass: Option<&'a [f32]>,

@@ -170,7 +170,8 @@ impl PassLayers {
             rows: &tokens.positions,
             visible: &tokens.visible,
             origins: None,
-            lse: attended.then(|| (&self.lse, tokens.decoder.precision())),
+            precision: tokens.decoder.precision(),
+            lse: attended.then_some(&self.lse),
             mass: (attended && !self.mass.is_empty()).then_some(&self.mass),
         };
         if let Some(answer) = &mut self.answer {

@@ -330,6 +330,7 @@ impl SelectedLayers {
             rows: &rows,
             visible: &tokens.visible[first..],
             origins: origins.as_deref(),
+            precision: tokens.decoder.precision(),
             lse: None,
             mass: None,
         };

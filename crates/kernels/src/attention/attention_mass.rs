@@ -32,19 +32,12 @@ impl Cpu {
     /// Attention mass of each slot.
     ///
     /// s (kv_heads × slots.len()): s\[g, t\] = Σ_r Σ_h softmax_t(scale · q\[r, h\] · k\[g, t\]) over the heads h of KV head
-    /// g. The softmax of a row is taken over the slots that it sees from `slots.start` on.
+    /// g. The softmax of a row is taken over the slots that it sees from `slots.start` on. Values are not read.
     ///
     /// # Panics
     /// If lengths do not fit.
     pub fn attention_mass(&self, a: &Attention, slots: Range<usize>, s: &mut [f32]) {
-        a.check();
-        assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
-        assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
-        match a.k {
-            Slice::F32(k) => self.mass::<f32>(a, k, slots, Normalizer::Softmax(None), s),
-            Slice::F16(k) => self.mass::<f16>(a, k, slots, Normalizer::Softmax(None), s),
-            Slice::Bf16(k) => self.mass::<bf16>(a, k, slots, Normalizer::Softmax(None), s),
-        }
+        self.mass_by_type(a, slots, None, s);
     }
 
     /// Attention mass of each slot, as in [`Cpu::attention_mass`], of softmax((scale · q · k + g) / τ) with Gumbel noise
@@ -59,14 +52,31 @@ impl Cpu {
         noise: &GumbelNoise<'_>,
         s: &mut [f32],
     ) {
+        noise.check(a);
+        self.mass_by_type(a, slots, Some(noise), s);
+    }
+
+    fn mass_by_type(&self, a: &Attention, slots: Range<usize>, noise: Option<&GumbelNoise>, s: &mut [f32]) {
         a.check();
         assert!(slots.start <= slots.end && slots.end <= a.capacity, "slots are below the capacity");
         assert_eq!(s.len(), a.kv_heads * slots.len(), "one sum for each KV head and slot");
-        noise.check(a);
         match a.k {
-            Slice::F32(k) => self.mass::<f32>(a, k, slots, Normalizer::Softmax(Some(noise)), s),
-            Slice::F16(k) => self.mass::<f16>(a, k, slots, Normalizer::Softmax(Some(noise)), s),
-            Slice::Bf16(k) => self.mass::<bf16>(a, k, slots, Normalizer::Softmax(Some(noise)), s),
+            Slice::F32(k) => self.softmax_mass::<f32>(a, k, slots, noise, s),
+            Slice::F16(k) => self.softmax_mass::<f16>(a, k, slots, noise, s),
+            Slice::Bf16(k) => self.softmax_mass::<bf16>(a, k, slots, noise, s),
+        }
+    }
+
+    fn softmax_mass<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        slots: Range<usize>,
+        noise: Option<&GumbelNoise>,
+        s: &mut [f32],
+    ) {
+        if slots.start > 0 || !self.mass_without_values(a, k, noise, s) {
+            self.mass(a, k, slots, Normalizer::Softmax(noise), s);
         }
     }
 

@@ -136,10 +136,10 @@ impl Cpu {
         #[cfg(target_arch = "x86_64")]
         if self.computes_pairs(a) {
             if let Some(amx) = self.amx() {
-                return self.attend_pairs(amx, a, k, v, out, beside);
+                return self.attend_pairs(amx, a, k, v, Some(out), beside);
             }
             if let Some(bf16) = self.fast_pairs() {
-                return self.attend_pairs(bf16, a, k, v, out, beside);
+                return self.attend_pairs(bf16, a, k, v, Some(out), beside);
             }
         }
         let Beside { lse, mass, weights, .. } = beside;
@@ -218,6 +218,42 @@ impl Cpu {
         });
     }
 
+    /// s (kv_heads × slots) = the attention mass of the first slots, beyond which no row sees, without values. Returns whether it is computed
+    /// over tiles of pairs; if not, `s` is left alone.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn mass_without_values<E: Elem>(
+        &self,
+        a: &Attention,
+        k: &[E],
+        noise: Option<&GumbelNoise>,
+        s: &mut [f32],
+    ) -> bool {
+        let slots = s.len() / a.kv_heads;
+        if !self.sums_pairs(a, noise) || a.visible.iter().any(|seen| seen.1 as usize > slots) {
+            return false;
+        }
+        s.fill(0.0);
+        let beside = Beside { mass: Some(s), noise, ..Beside::default() };
+        match (self.amx(), self.fast_pairs()) {
+            (Some(amx), _) => self.attend_pairs(amx, a, k, k, None, beside),
+            (None, Some(bf16)) => self.attend_pairs(bf16, a, k, k, None, beside),
+            (None, None) => return false,
+        }
+        true
+    }
+
+    /// Tiles of pairs need AMX or AVX-512.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn mass_without_values<E: Elem>(
+        &self,
+        _: &Attention,
+        _: &[E],
+        _: Option<&GumbelNoise>,
+        _: &mut [f32],
+    ) -> bool {
+        false
+    }
+
     /// [`Cpu::attend`] in `bf16`: keys and values are packed as tiles of pairs once, then the blocks of rows go over them.
     #[cfg(target_arch = "x86_64")]
     fn attend_pairs<E: Elem, T: PairTiles>(
@@ -226,7 +262,7 @@ impl Cpu {
         a: &Attention,
         k: &[E],
         v: &[E],
-        out: &mut [f32],
+        out: Option<&mut [f32]>,
         Beside { lse, mass, noise, .. }: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
@@ -252,7 +288,8 @@ impl Cpu {
         });
         let each = flash_pairs::block_rows(&shape, rows, self.threads());
         let blocks = rows.div_ceil(each);
-        let out = &DisjointMut::new(out);
+        let out = out.map(DisjointMut::new);
+        let out = out.as_ref();
         // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
         let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };

@@ -113,7 +113,8 @@ pub(super) struct FlashBlockPairs<'a, T> {
     /// Slot of the first of them.
     pub(super) first: usize,
     pub(super) block: QueryBlock,
-    pub(super) out: &'a DisjointMut<'a, f32>,
+    /// Values are not read without it.
+    pub(super) out: Option<&'a DisjointMut<'a, f32>>,
     pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
     /// The block's attention mass of each packed slot, if it is wanted.
     pub(super) mass: Option<&'a mut [f32]>,
@@ -242,27 +243,36 @@ impl<'a> QueryGroup<'a> {
         }
     }
 
-    /// Multiplies the weights of a tile of keys from slot `first` on by their noise. `before` are the maxima that sums are relative to.
+    /// Multiplies the weights of a tile of keys from slot `first` on by their noise. `before` are the maxima that sums are relative to,
+    /// `scratch` four tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    fn add_noise<T: PairTiles>(&mut self, token: T, before: &[f32; SIDE], first: usize, pairs: &mut [u32]) {
-        // Pairs of entries of 16 queries, side by side.
-        let (mut square, mut noise) = ([[0u32; TILE]; 2], [[0u32; TILE]; 2]);
+    fn add_noise<T: PairTiles>(
+        &mut self,
+        token: T,
+        before: &[f32; SIDE],
+        first: usize,
+        pairs: &mut [u32],
+        scratch: &mut [u32],
+    ) {
+        // Pairs of entries of 16 queries one below the other, and side by side.
+        let (square, noise) = scratch.split_at_mut(2 * TILE);
         let starts = self.noise_keys.map(|key| gumbel::entry(key, first as u32));
         for (lane, start) in starts.into_iter().enumerate() {
             let halves = gumbel::tile(start).chunks_exact(KEYS / 2);
-            for (square, entries) in square.iter_mut().zip(halves) {
+            for (square, entries) in square.chunks_exact_mut(TILE).zip(halves) {
                 bytemuck::cast_slice_mut(&mut square[lane * SIDE..][..SIDE]).copy_from_slice(entries);
             }
         }
-        token.transpose(&square[0], &mut noise[0], SIDE);
-        token.transpose(&square[1], &mut noise[1], SIDE);
+        for (square, noise) in square.chunks_exact(TILE).zip(noise.chunks_exact_mut(TILE)) {
+            token.transpose(square, noise, SIDE);
+        }
         // SAFETY: there are 16 of each.
         unsafe {
             let (sum, before) = (_mm512_loadu_ps(self.noisy_sum.as_ptr()), _mm512_loadu_ps(before.as_ptr()));
             let change = exp2(_mm512_sub_ps(before, _mm512_loadu_ps(self.max.as_ptr())));
             _mm512_storeu_ps(self.noisy_sum.as_mut_ptr(), _mm512_mul_ps(sum, change));
         }
-        kept_weights::multiply(pairs, noise.as_flattened(), &mut self.noisy_sum);
+        kept_weights::multiply(pairs, noise, &mut self.noisy_sum);
     }
 
     /// The factor of each query's weights that are relative to the maxima `max` and have the sums `sum`.
@@ -291,6 +301,7 @@ impl<'a> QueryGroup<'a> {
             let lse = unsafe { lse.part(block.index(i)..block.index(i) + 1) };
             lse[0] = (self.max[lane] + self.sum[lane].log2()) / LOG2_E;
         }
+        let Some(out) = out else { return };
         let mut square = [0u32; TILE];
         for (high, o) in self.o.chunks_exact(TILE).enumerate() {
             token.transpose(bytemuck::cast_slice(o), &mut square, SIDE);
@@ -336,11 +347,14 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
         let tiles = (span.start / KEYS..span.end.div_ceil(KEYS)).len();
         // Without mass, one entry is overwritten again and again.
         let entries = if self.mass.is_some() { tiles * count } else { 1 };
-        let words = 2 * KEYS * SIDE + entries * ENTRY + count * (shape.high() + shape.deep()) * TILE;
+        let noise_words = if self.noise.is_some() { 4 * TILE } else { 0 };
+        let words =
+            2 * KEYS * SIDE + noise_words + entries * ENTRY + count * (shape.high() + shape.deep()) * TILE;
         let mut scratch = scratch::borrow(&BUFFERS, words);
         let mut floats = scratch.as_f32_mut();
         let s = [split_off_front(&mut floats, KEYS * SIDE), split_off_front(&mut floats, KEYS * SIDE)];
         let entries = bytemuck::cast_slice_mut(split_off_front(&mut floats, entries * ENTRY));
+        let noise_tiles: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(&mut floats, noise_words));
         let mut kept = KeptWeights::new(entries);
         let queries = |g: usize| g * SIDE..((g + 1) * SIDE).min(n);
         let mut groups: [Option<QueryGroup>; MOST_GROUPS] =
@@ -383,9 +397,11 @@ impl<T: PairTiles> Kernel for FlashBlockPairs<'_, T> {
             // SAFETY: the token proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
             unsafe {
                 group.softmax_tile(s[turn], first, p);
-                unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+                if self.out.is_some() {
+                    unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+                }
                 if self.noise.is_some() {
-                    group.add_noise(self.token, &before, first, p);
+                    group.add_noise(self.token, &before, first, p, noise_tiles);
                 }
             }
             if self.mass.is_some() {

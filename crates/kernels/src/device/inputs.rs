@@ -98,6 +98,8 @@ pub struct LayerTail<'a> {
     pub activation: Activation,
     /// Norm of the network's result before it joins the residual stream, in layers that norm it.
     pub mlp_post_norm: Option<Norm<'a>>,
+    /// Weights of the product that follows the layer, which a device may begin to read.
+    pub next: &'a PackedLinear,
 }
 
 /// Cosines and sines of the positions of some tokens, `tokens × rotary_dim/2` each. Pairs are half-split: element `i` of a head

@@ -137,6 +137,9 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Tells that the product with these weights is the next but one. A device may begin to read them while it waits.
+    fn expect_product(&self, _weights: &PackedLinear) {}
+
     /// \[q | k | v\] = norm(x) · Wᵀ + b for the m rows `rows` of x, of x itself where `norm` is none; then q and k are normed where `qk_norms`
     /// are given. `q` gets m rows. `k` and `v`, m × `kv_width`, are rounded to their type and only grow.
     #[allow(clippy::too_many_arguments)]

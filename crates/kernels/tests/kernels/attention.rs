@@ -305,6 +305,12 @@ fn mass_of_many_blocks_does_not_depend_on_threads() {
                 let what = format!("case {i} {:?} {noise:?}", one.isa());
                 assert_close(&mass, &should, 1e-2, &what);
                 assert_eq!(bits(&others), bits(&mass), "{what}: 3 threads");
+                let mut alone = vec![f32::NAN; mass.len()];
+                match noise {
+                    Some(noise) => one.noisy_attention_mass(&case.all(), 0..n, noise, &mut alone),
+                    None => one.attention_mass(&case.all(), 0..n, &mut alone),
+                }
+                assert_close(&alone, &should, 1e-2, &format!("{what}: without values"));
                 assert_eq!(
                     (&out, &same),
                     (&bits(&case.run(one, 0..rows.len())), &out),

@@ -63,6 +63,7 @@ impl Layer {
             mlp: Mlp::Dense(&self.mlp),
             activation,
             mlp_post_norm: post_norm,
+            next: &self.output,
         }
     }
 }

@@ -84,6 +84,7 @@ impl EvictingCache {
         let PromptLayer { rows: positions, visible, q, first_row, .. } = *prompt;
         let device = &*self.device;
         let observation = self.needs;
+        let sums_all = matches!(observation, AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. });
         let rows = match observation {
             AttentionNeeds::Nothing => return,
             AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } => n,
@@ -101,7 +102,7 @@ impl EvictingCache {
         let (mut weights, mut queries) = (Vec::new(), Vec::new());
         for from in (first..positions.len()).step_by(each) {
             let to = (from + each).min(positions.len());
-            // Values are not read. Where the layer has not attended, weights are computed in `f32`.
+            // Values are not read. Sums over all rows have the precision of attention.
             let attention = CachedAttention {
                 q,
                 first_row: first_row + from,
@@ -113,7 +114,7 @@ impl EvictingCache {
                 capacity: view.capacity,
                 visible: &visible[from..to],
                 scale: view.scale,
-                precision: Precision::F32,
+                precision: if sums_all { prompt.precision } else { Precision::F32 },
             };
             let rows = &positions[from..to];
             match observation {
@@ -139,8 +140,7 @@ impl EvictingCache {
                     weights.resize(view.heads * n, 0.0);
                     match (prompt.mass, prompt.lse) {
                         (Some(mass), _) => weights.copy_from_slice(mass),
-                        (None, Some((lse, precision))) => {
-                            let attention = CachedAttention { precision, ..attention };
+                        (None, Some(lse)) => {
                             device.attention_mass_from_lse(&attention, lse, 0..n, &mut weights);
                         }
                         (None, None) => device.attention_mass(&attention, 0..n, &mut weights),
