@@ -159,7 +159,8 @@ impl Engine {
         (method.max_rows(&layout), chunks.max().unwrap_or(0).max(prompt.system.len()))
     }
 
-    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free.
+    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free. No chunks
+    /// are added there where they might take what was checked.
     ///
     /// # Errors
     /// If they do not; those of the eviction policy.
@@ -170,10 +171,11 @@ impl Engine {
         max_seq_len: usize,
         eviction: &Eviction,
     ) -> Result<()> {
-        if self.decoder().device().memory().is_none() {
-            return Ok(());
-        }
+        let Some(memory) = self.decoder().device().memory() else { return Ok(()) };
         let (kv, activations) = self.memory_of_prompt(prompt, method, max_seq_len, eviction)?;
+        let chunks = self.device_chunks();
+        let most = kv.saturating_add(activations).saturating_add(chunks.room());
+        chunks.set_closed(most > memory.free);
         self.check_memory(max_seq_len, kv, activations)
     }
 

@@ -180,7 +180,8 @@ fn rows_that_are_reused_are_not_counted_as_computed() {
 #[test]
 fn chunks_in_the_gpus_memory_are_counted_and_make_room_for_prompts() {
     let (engine, gpu) = in_memory(Settings { device_chunk_bytes: 1 << 20, ..exact(Dtype::F16) });
-    let (memory, prompt) = (engine.request_memory(8, 4).unwrap().unwrap(), prompt(&engine));
+    let (memory, prompt) =
+        (engine.request_memory(8, 4).unwrap().unwrap(), random_prompt(&engine, 5, &[40; 11], 19, 11));
     assert_eq!(memory.device_chunks, 1 << 20);
     assert_eq!(memory.requests, memory.free - memory.steps - memory.margin - (1 << 20));
     engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
@@ -191,13 +192,19 @@ fn chunks_in_the_gpus_memory_are_counted_and_make_room_for_prompts() {
     let others = take(&gpu, kv + activations - held / 2);
     engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
     drop(others);
+    // What the prompt takes is not given to its chunks meanwhile.
+    engine.device_chunks().clear();
+    let others = take(&gpu, kv + activations);
+    engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
+    assert_eq!(engine.device_chunk_stats().bytes, 0);
+    drop(others);
     // A layer that there is no memory for is not kept, and those that are go.
     let found = prefill(&engine, &prompt, &Pie, prompt.len());
     assert!(engine.device_chunk_stats().bytes > 0);
     let reader = &found.load.reused.segments[0].reader;
     gpu.fragment(100);
     let (device, layer) = (engine.decoder().device(), reader.layer(0).unwrap());
-    assert!(engine.device_chunks().keep(&**device, (reader.id().key(), 0), &layer, 0).is_none());
+    assert!(engine.device_chunks().keep(&**device, (reader.id().key(), 0), &layer, (0, 0)).is_none());
     assert_eq!(engine.device_chunk_stats().bytes, 0);
 }
 
