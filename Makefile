@@ -20,9 +20,9 @@ EVAL_OUT ?= eval-small$(if $(LARGE),-large)
 EVAL_ARGS ?=
 # Features that are checked and tested: all of the program, and the emulated GPU, which needs Linux on x86-64.
 EMULATED := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
-FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate --features refrain-bench/emulate --features refrain-server/emulate)
+FEATURES := --features refrain-cli/otlp $(if $(EMULATED),--features refrain-engine/emulate --features refrain-bench/emulate --features refrain-server/emulate --features refrain-eval/emulate)
 # The engine's tests where nextest is not there to pick them of all that was built; the other packages are there for their features.
-ENGINE_TESTS := --package refrain-engine --package refrain-cli --package refrain-bench --package refrain-server $(FEATURES) --lib
+ENGINE_TESTS := --package refrain-engine --package refrain-cli --package refrain-bench --package refrain-server --package refrain-eval $(FEATURES) --lib
 # The program that tests were built with.
 TEST_REFRAIN := $(or $(CARGO_TARGET_DIR),target)/debug/refrain
 COMMA := ,

@@ -164,7 +164,8 @@ pub(crate) struct Worker {
     /// never run on a GPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu", env = "REFRAIN_DEVICE")]
     pub(crate) device: DeviceChoice,
-    /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; 0 keeps none
+    /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; at most an eighth of what is
+    /// free there is taken, and 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, env = "REFRAIN_DEVICE_CACHE")]
     pub(crate) device_cache: u64,
     /// Threads; 0 for one a core

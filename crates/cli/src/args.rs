@@ -136,7 +136,8 @@ pub(crate) struct Global {
     /// model, else the CPU). cuda is experimental: built and tested under emulation, never run on a GPU
     #[arg(long, global = true, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, hide_short_help = true)]
     pub(crate) device: DeviceChoice,
-    /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; 0 keeps none
+    /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; at most an eighth of what is
+    /// free there is taken, and 0 keeps none
     #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size,
           hide_short_help = true)]
     pub(crate) device_cache: u64,

@@ -1,7 +1,7 @@
 //! Chunks in the memory of a device: layers that many prompts use are copied there once.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use refrain_kernels::{Device, DeviceFailure, KvBuffer, KvRows, upload_kv};
@@ -47,6 +47,11 @@ struct State {
 }
 
 impl State {
+    /// The layers of a chunk.
+    fn names(&self, key: &ChunkKey) -> Vec<Name> {
+        self.layers.range((*key, 0)..=(*key, usize::MAX)).map(|(name, _)| *name).collect()
+    }
+
     /// Notes that a layer is used now.
     fn touch(&mut self, name: Name) -> Option<Arc<DeviceLayer>> {
         let (layer, used) = self.layers.get_mut(&name)?;
@@ -57,6 +62,19 @@ impl State {
         Some(layer.clone())
     }
 
+    /// Drops layers that were used at `since` or before, the least recently used first, until there is room within `bound` for so many bytes
+    /// more. False if they are not enough.
+    fn make_room(&mut self, bytes: u64, bound: u64, since: u64) -> bool {
+        while self.bytes + bytes > bound {
+            let Some(oldest) = self.by_use.first_entry().filter(|oldest| *oldest.key() <= since) else {
+                return false;
+            };
+            let name = *oldest.get();
+            self.remove(&name);
+        }
+        true
+    }
+
     fn remove(&mut self, name: &Name) {
         if let Some((layer, used)) = self.layers.remove(name) {
             self.by_use.remove(&used);
@@ -65,7 +83,8 @@ impl State {
     }
 }
 
-/// Layers of chunks in a device's memory, within a bound of bytes. Those that were not used for longest go first.
+/// Layers of chunks in a device's memory, within a bound of bytes. The least recently used go first, but none for another layer of the same
+/// prompt: of a prompt whose layers exceed the bound, those that came first stay, and the next prompt over the same chunks finds them.
 ///
 /// Layers come in as the store has read and verified them. A caller has a reader of the chunk: a chunk that the store does not
 /// have is not used. One that the store removes goes here as well.
@@ -75,6 +94,8 @@ pub(crate) struct DeviceChunks {
     /// Whether the device has memory of its own.
     is_apart: bool,
     bound: u64,
+    /// Whether no layers are added.
+    is_closed: AtomicBool,
     state: Mutex<State>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -88,7 +109,8 @@ impl DeviceChunks {
         let bound = memory.map_or(0, |memory| bound.min(memory.free / SHARE));
         let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
         let (store, is_apart, state) = (store.clone(), memory.is_some(), Mutex::default());
-        let chunks = Arc::new(DeviceChunks { store, is_apart, bound, state, hits, misses });
+        let is_closed = AtomicBool::new(false);
+        let chunks = Arc::new(DeviceChunks { store, is_apart, bound, is_closed, state, hits, misses });
         if chunks.is_on() {
             chunks.store.tell_of_removals(&chunks);
         }
@@ -114,6 +136,16 @@ impl DeviceChunks {
         self.bound
     }
 
+    /// Bytes that it may come to hold beside those that it holds.
+    pub(crate) fn room(&self) -> u64 {
+        self.bound.saturating_sub(self.state().bytes)
+    }
+
+    /// Says whether no layers are added, since their memory was promised to a prompt.
+    pub(crate) fn set_closed(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Relaxed);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,17 +157,27 @@ impl DeviceChunks {
         found
     }
 
-    /// Copies a layer of a chunk to the device and keeps it, if there is room. There were so many `removals` from the store before the chunk
-    /// was opened.
+    /// The layers of a prompt's chunks count as used. Returns the last use before that: what was used later makes no room for the prompt.
+    pub(crate) fn begin(&self, keys: impl IntoIterator<Item = ChunkKey>) -> u64 {
+        let mut state = self.state();
+        let since = state.uses;
+        for key in keys {
+            state.names(&key).into_iter().for_each(|name| _ = state.touch(name));
+        }
+        since
+    }
+
+    /// Copies a layer of a chunk to the device and keeps it, if there is room, or layers make room that were used at `since` or before. There
+    /// were so many `removals` from the store before the chunk was opened.
     pub(crate) fn keep(
         &self,
         device: &dyn Device,
         (key, layer): Name,
         data: &Layer,
-        removals: u64,
+        (since, removals): (u64, u64),
     ) -> Option<Arc<DeviceLayer>> {
-        let bytes = data.bytes() as u64;
-        if bytes > self.bound {
+        let is_closed = self.is_closed.load(Relaxed);
+        if is_closed || !self.state().make_room(data.bytes() as u64, self.bound, since) {
             return None;
         }
         let copied = match DeviceFailure::catch(|| DeviceLayer::new(device, data)) {
@@ -149,10 +191,9 @@ impl DeviceChunks {
         };
         let mut state = self.state();
         state.remove(&(key, layer));
-        while state.bytes + copied.bytes() > self.bound
-            && let Some((_, oldest)) = state.by_use.pop_first()
-        {
-            state.remove(&oldest);
+        // Another loader may have taken the room meanwhile.
+        if !state.make_room(copied.bytes(), self.bound, since) {
+            return Some(copied);
         }
         state.bytes += copied.bytes();
         state.layers.insert((key, layer), (copied.clone(), 0));
@@ -185,9 +226,7 @@ impl DeviceChunks {
 impl ChunkCopies for DeviceChunks {
     fn forget(&self, key: &ChunkKey) {
         let mut state = self.state();
-        let names: Vec<Name> =
-            state.layers.range((*key, 0)..=(*key, usize::MAX)).map(|(name, _)| *name).collect();
-        names.iter().for_each(|name| state.remove(name));
+        state.names(key).iter().for_each(|name| state.remove(name));
     }
 
     fn forget_all(&self) {

@@ -9,16 +9,19 @@
 //! | a token under way | 4 · (D + max(D, Q) + 4 Q + heads) + 2 · W · s: hidden states and room to gather them, queries, these before rotation, attention's output and that of a report, log-sum-exps, fresh keys and values |
 //! | a step | the most of: c · D + 4 · (Q + 2 W) for each projected row (8192 at a time); c · (Q + D + I) + 8 · D for each row of `--ubatch-size` in a network, or what experts gather; attention in pieces; c · D + 4 · V for each row with logits |
 //!
-//! All rows of a prompt count as computed, though a method may reuse most of them.
+//! Tokens under way are those that a method computes at most ([`FusionMethod::max_rows`]). Each loader holds a layer of a chunk besides. A missing
+//! chunk is prefilled alone before the prompt has keys and values: the more of both counts.
 
 use std::fmt;
 
 use refrain_eviction::Eviction;
+use refrain_fusion::{ChunkSpan, FusionMethod, PromptLayout};
 use refrain_kernels::{MAX_BLOCK_ROWS, Precision};
 use refrain_model::{Config, LayerSpec};
 
 use crate::engine::Engine;
 use crate::error::mib;
+use crate::prefill::MAX_LOADERS;
 use crate::prompt::Prompt;
 use crate::{Error, Result};
 
@@ -101,33 +104,78 @@ impl Engine {
 
     /// Bytes that a request takes while its prompt is computed, beside those of [`Engine::max_kv_bytes`], on a device with memory of its own; 0 on
     /// others.
-    pub fn prompt_bytes(&self, prompt: &Prompt, eviction: &Eviction) -> usize {
+    pub fn prompt_bytes(&self, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> usize {
         let device = self.decoder().device();
         if device.memory().is_none() {
             return 0;
         }
-        // Layers that are made for the time of their computation: where a policy bounds the cache, loaders bring in some ahead.
-        let is_whole = eviction.is_full() && !eviction.per_query_head;
-        let layers = 2 + if is_whole { 0 } else { device.threads() };
-        let layers = layers.min(self.decoder().config().num_layers()) as u64;
-        let bytes = self.token_bytes(prompt.len()) + layers * self.layer_bytes(prompt.len());
+        // A lower bound: what an answer adds is not known here.
+        let kv = self.kv_bytes(prompt, prompt.len(), eviction).unwrap_or(0) as u64;
+        let bytes = self.beside_kv(prompt, method, eviction, kv, None);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free.
+    /// Bytes that a request takes beside `kv` bytes of keys and values, those of steps that see at most `slots` keys included if they are given:
+    /// while the prompt is computed, or before that, where a chunk of it is missing and prefilled alone.
+    fn beside_kv(
+        &self,
+        prompt: &Prompt,
+        method: &dyn FusionMethod,
+        eviction: &Eviction,
+        kv: u64,
+        slots: Option<usize>,
+    ) -> u64 {
+        let (config, threads) = (self.decoder().config(), self.decoder().device().threads());
+        let (rows, longest) = self.prompt_rows(prompt, method);
+        let step = |rows, seen: usize, with_logits| {
+            slots.map_or(0, |slots| self.step_bytes(rows, seen.min(slots), with_logits))
+        };
+        // Layers that are made for the time of their computation: where a policy bounds the cache, loaders bring in some ahead.
+        let is_whole = eviction.is_full() && !eviction.per_query_head;
+        let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + threads };
+        let layers = layers.min(config.num_layers()) as u64;
+        let loaders = if method.reuses() { threads.min(MAX_LOADERS) as u64 } else { 0 };
+        let loading = layers * self.layer_bytes(prompt.len()) + loaders * self.layer_bytes(longest);
+        let pass = self.token_bytes(rows) + loading + step(rows, usize::MAX, 1);
+        let alone = self.token_bytes(longest) + self.layer_bytes(longest) + step(longest, longest, 0);
+        pass.max(alone.saturating_sub(kv))
+    }
+
+    /// Rows of a prompt that a method computes at most, and those of its longest part, where that is prefilled alone.
+    fn prompt_rows(&self, prompt: &Prompt, method: &dyn FusionMethod) -> (usize, usize) {
+        let prompt = self.parts_of(prompt, method);
+        // A missing chunk is prefilled alone, or computed within the prompt.
+        let cached = self.settings().repair;
+        let chunk = |span| ChunkSpan { span, cached, ..ChunkSpan::default() };
+        let layout = PromptLayout {
+            layers: self.decoder().config().num_layers(),
+            system: prompt.system_span(),
+            system_cached: false,
+            chunks: prompt.chunk_spans().into_iter().map(chunk).collect(),
+            question: prompt.question_span(),
+        };
+        let before = self.before_chunks().len();
+        let chunks = prompt.chunks.iter().map(|chunk| before + chunk.left.len() + chunk.tokens.len());
+        (method.max_rows(&layout), chunks.max().unwrap_or(0).max(prompt.system.len()))
+    }
+
+    /// Checks that a prompt, and its answer, of at most `max_seq_len` tokens together, fit into the memory that the device has free. No chunks
+    /// are added there where they might take what was checked.
     ///
     /// # Errors
     /// If they do not; those of the eviction policy.
     pub(crate) fn check_prompt_memory(
         &self,
         prompt: &Prompt,
+        method: &dyn FusionMethod,
         max_seq_len: usize,
         eviction: &Eviction,
     ) -> Result<()> {
-        if self.decoder().device().memory().is_none() {
-            return Ok(());
-        }
-        let (kv, activations) = self.memory_of_prompt(prompt, max_seq_len, eviction)?;
+        let Some(memory) = self.decoder().device().memory() else { return Ok(()) };
+        let (kv, activations) = self.memory_of_prompt(prompt, method, max_seq_len, eviction)?;
+        let chunks = self.device_chunks();
+        let most = kv.saturating_add(activations).saturating_add(chunks.room());
+        chunks.set_closed(most > memory.free);
         self.check_memory(max_seq_len, kv, activations)
     }
 
@@ -135,12 +183,12 @@ impl Engine {
     pub(crate) fn memory_of_prompt(
         &self,
         prompt: &Prompt,
+        method: &dyn FusionMethod,
         max_seq_len: usize,
         eviction: &Eviction,
     ) -> Result<(u64, u64)> {
-        let step = self.step_bytes(prompt.len(), max_seq_len, 1);
-        let activations = (self.prompt_bytes(prompt, eviction) as u64).saturating_add(step);
-        Ok((self.kv_bytes(prompt, max_seq_len, eviction)? as u64, activations))
+        let kv = self.kv_bytes(prompt, max_seq_len, eviction)? as u64;
+        Ok((kv, self.beside_kv(prompt, method, eviction, kv, Some(max_seq_len))))
     }
 
     /// Checks that a chunk's prefill of so many rows fits, whose layer has `slots` slots a head.

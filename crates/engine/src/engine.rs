@@ -33,7 +33,7 @@ pub struct Settings {
     /// Whether packed weights are kept in a file beside the model, from which later starts read them ([`PackedWeights`]).
     pub keep_packed: bool,
     /// Most bytes of chunks that are kept in the memory of a device that has its own, so that those which many prompts use are copied there
-    /// once; 0 keeps none. A part of that memory stays free in any case.
+    /// once; 0 keeps none. At most an eighth of what is free there is taken.
     pub device_chunk_bytes: u64,
     /// Type of cached keys and values.
     pub kv: Dtype,

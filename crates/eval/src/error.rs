@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use refrain::engine::DeviceFailure;
+
 /// An error of the harness.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -25,6 +27,9 @@ pub enum Error {
         /// The fault, with the status and the beginning of the reply if there was one.
         reason: String,
     },
+    /// The device has failed, and with it all answers that are left.
+    #[error("{0}; answers that were finished are kept, and the same command goes on with the others")]
+    Device(DeviceFailure),
     /// The engine refused.
     #[error(transparent)]
     Engine(#[from] refrain::engine::Error),

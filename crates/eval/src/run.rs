@@ -217,7 +217,7 @@ impl Run {
     /// is done.
     ///
     /// # Errors
-    /// If the folder cannot be written. An error of a sample is in its record.
+    /// If the folder cannot be written, or the device has failed. An error of a sample, such as memory that runs out, is in its record.
     pub fn answer(
         &mut self,
         (name, engine): (&str, &Engine),
@@ -227,6 +227,7 @@ impl Run {
         scorer: &Scorer<'_>,
         mut progress: impl FnMut(RunProgress<'_>) -> bool,
     ) -> Result<bool> {
+        let device = engine.decoder().device();
         let all = jobs.iter().flat_map(|job| &job.samples);
         let total = all.map(weight).sum();
         let (mut done, mut failed) = (0, 0);
@@ -253,9 +254,19 @@ impl Run {
                         (variant, self.unscored.remove(&key(&blank)).unwrap_or(blank))
                     };
                     let blanks = variants.iter().map(|variant| blank(variant)).collect();
-                    for record in sample_run.answer(blanks) {
+                    let mut records = sample_run.answer(blanks);
+                    let failure = device.failure();
+                    if failure.is_some() {
+                        // A missing answer is the device's failure and not one of its sample.
+                        records.retain(|record| record.cost.is_some());
+                    }
+                    for record in records {
                         failed += usize::from(record.error.is_some());
                         self.append(record)?;
+                    }
+                    if let Some(failure) = failure {
+                        self.write_about()?;
+                        return Err(Error::Device(failure));
                     }
                 }
                 done += weight(sample);

@@ -2,7 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use refrain::engine::{Answer, Engine, GenerateRequest, Oracle, Parts, Prefix, Prompt, Reference, Sampling};
+use refrain::engine::{
+    Answer, DeviceFailure, Engine, Error as EngineError, GenerateRequest, Oracle, Parts, Prefix, Prompt,
+    Reference, Sampling,
+};
 use refrain::store::KvQuantization;
 
 use crate::error::{Error, Result};
@@ -56,10 +59,13 @@ impl<'a> SampleRun<'a> {
         let variants: Vec<&Variant> = wanted.map(|(variant, _)| *variant).collect();
         let mut answers = match variants.as_slice() {
             [] => Vec::new(),
-            variants => self.try_answer(variants).unwrap_or_else(|error| {
-                let error = error.to_string();
-                variants.iter().map(|_| Err(Error::Invalid(error.clone()))).collect()
-            }),
+            // Steps of the engine tell a device's failure as an error; references and oracles call the device between them.
+            variants => DeviceFailure::catch(|| self.try_answer(variants))
+                .unwrap_or_else(|failure| Err(EngineError::from(failure).into()))
+                .unwrap_or_else(|error| {
+                    let error = error.to_string();
+                    variants.iter().map(|_| Err(Error::Invalid(error.clone()))).collect()
+                }),
         }
         .into_iter();
         let finish = |(_, blank): (_, Record)| {

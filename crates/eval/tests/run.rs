@@ -167,6 +167,82 @@ fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     assert_eq!(read(folder.path()).unwrap().1.len(), 35);
 }
 
+#[cfg(feature = "emulate")]
+mod gpu {
+    use std::sync::Arc;
+
+    use refrain::engine::DeviceFailure;
+    use refrain::kernels::Device;
+    use refrain_cuda::{CudaDevice, Emulated};
+    use refrain_eval::Error;
+
+    use super::*;
+
+    const MEMORY: u64 = 64 << 20;
+
+    /// Runs two methods over two samples; before a batch of answers `before` is called with its number.
+    fn answer(folder: &Path, gpu: &Emulated, before: impl Fn(usize)) -> refrain_eval::Result<bool> {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let device: Arc<dyn Device> = Arc::new(CudaDevice::new(gpu.clone(), 1).unwrap());
+        let (settings, store) =
+            (Settings { chunk_tokens: 64, ..Settings::default() }, Store::in_memory(1 << 28));
+        let engine = Engine::open_on(&device, &path, store, settings, |_, _| ()).unwrap();
+        let mut jobs = jobs(&engine, &matrix());
+        jobs.truncate(1);
+        jobs[0].samples.truncate(2);
+        let variants = variants(&[("vanilla", "full"), ("pie", "full")]);
+        let options = RunOptions { forced: 4, maps: false, seed: 42, batch: 1, until: None };
+        let encode = |_: &str| Vec::new();
+        let scorer = Scorer { judge: None, quality: None, encode: &encode };
+        let mut run = Run::open(folder, about(&jobs)).unwrap();
+        let mut batch = 0;
+        run.answer(("tiny", &engine), &jobs, &variants, &options, &scorer, |_| {
+            before(batch);
+            batch += 1;
+            true
+        })
+    }
+
+    /// The answered samples, and the errors of the others.
+    fn found(folder: &Path) -> (usize, Vec<String>) {
+        let (_, records) = read(folder).unwrap();
+        let errors: Vec<String> = records.iter().filter_map(|record| record.error.clone()).collect();
+        (records.len() - errors.len(), errors)
+    }
+
+    #[test]
+    fn a_gpu_that_has_failed_ends_the_run_which_goes_on_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = Emulated::with_memory(1, MEMORY);
+        let fail = |batch| {
+            if batch == 3 {
+                gpu.fail("an illegal address")
+            }
+        };
+        let error = answer(folder.path(), &gpu, fail).unwrap_err();
+        assert!(matches!(error, Error::Device(DeviceFailure::Broken { .. })), "{error}");
+        for part in ["emulated CUDA has failed", "an illegal address", "are kept", "goes on with the others"]
+        {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert_eq!(found(folder.path()), (3, vec![]), "the others are no failures of their samples");
+        assert!(answer(folder.path(), &Emulated::with_memory(1, MEMORY), |_| ()).unwrap());
+        assert_eq!(found(folder.path()), (4, vec![]));
+    }
+
+    #[test]
+    fn a_sample_without_memory_fails_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = Emulated::with_memory(1, MEMORY);
+        assert!(
+            answer(folder.path(), &gpu, |batch| gpu.fragment(if batch == 1 { 300 } else { MEMORY })).unwrap()
+        );
+        let (answered, errors) = found(folder.path());
+        assert_eq!((answered, errors.len()), (3, 1));
+        assert!(errors[0].contains("out of memory"), "{}", errors[0]);
+    }
+}
+
 #[test]
 fn a_run_goes_on_only_with_the_same_settings_and_tells_a_broken_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -21,7 +21,8 @@ const MAX_PASSES: usize = 8;
 /// Checks a method on prompts with several layouts; panics with the condition that is broken.
 ///
 /// A chain of passes ends with one pass that is no probe, and is the same when it is run twice. Active tokens ascend, hold every
-/// token that is not cached, and only shrink. Selected tokens lie within cached documents; those that are written are seen;
+/// token that is not cached, only shrink, and are no more than [`FusionMethod::max_rows`] says; a last pass that reads a part of the documents is one of a method that
+/// [selects](FusionMethod::selects). Selected tokens lie within cached documents; those that are written are seen;
 /// layers of a last pass keep equally many tokens. Corrections are numbers, and nothing where nothing changed. A prompt without documents is computed whole; an empty question is refused.
 ///
 /// # Panics
@@ -43,6 +44,13 @@ pub fn check(method: &dyn FusionMethod) {
             let chain = run(method, &inputs);
             assert_eq!(chain, run(method, &inputs), "{method:?}: passes must be the same twice");
             let last = chain.last().map(|(plan, _)| plan);
+            let unknown =
+                inputs.layout.chunks.iter().map(|chunk| ChunkSpan { exact: false, ..*chunk }).collect();
+            let most = method.max_rows(&PromptLayout { chunks: unknown, ..inputs.layout.clone() });
+            let selects = last.is_some_and(|plan| matches!(plan.cached, CachedTokens::Selected(_)));
+            assert!(!selects || method.selects(), "{method:?}: its last pass reads a part of the documents");
+            let rows = chain.iter().map(|(plan, _)| plan.tokens.len()).max();
+            assert!(rows <= Some(most), "{method:?}: {rows:?} rows of {most} are computed");
             if inputs.layout.reusable() == 0 && method.reuses() {
                 let all = inputs.layout.required_tokens();
                 assert_eq!(

@@ -21,7 +21,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::scout::check_depth;
-use crate::{ChunkChange, Correction, FusionMethod, Pass, PassPlan, PrefillInputs, Result, Scout};
+use crate::{
+    ChunkChange, Correction, FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result, Scout,
+};
 
 /// First tokens of a chunk that may be attention sinks of their own.
 const SINKS: usize = 4;
@@ -72,17 +74,28 @@ impl Options for Drift {
     }
 }
 
+impl Drift {
+    /// The choice of the recomputed tokens, but for [`Drift::spread`].
+    fn scout(&self) -> Scout {
+        let Drift { charge, rows, from, to, aggregation, seam, .. } = *self;
+        Scout { charge, rows, from, to, aggregation, seam }
+    }
+}
+
 impl FusionMethod for Drift {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
-        let Drift { charge, rows, from, to, aggregation, seam, spread, alpha, lambda } = *self;
-        let scout = Scout { charge, rows, from, to, aggregation, seam };
-        scout.start_with(inputs, spread, move |plan| {
+        let Drift { spread, alpha, lambda, .. } = *self;
+        self.scout().start_with(inputs, spread, move |plan| {
             Box::new(CorrectingPass {
                 plan: PassPlan { corrects: Some(Correction { skip: SINKS }), ..plan },
                 alpha,
                 lambda,
             })
         })
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        self.scout().max_rows(layout)
     }
 }
 

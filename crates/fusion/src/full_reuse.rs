@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::planned;
-use crate::{FusionMethod, KeyPositions, Pass, PassPlan, PrefillInputs, Result};
+use crate::{FusionMethod, KeyPositions, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Reuse without recovering positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,5 +27,9 @@ impl FusionMethod for FullReuse {
             key_positions: KeyPositions::ChunkLocal,
             ..PassPlan::new(layout.required_tokens())
         }))
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        layout.required_tokens().len()
     }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::probe::{ordering_probe, recompute_best};
 use crate::scout::{check_depth, layers_between};
-use crate::{FusionMethod, Pass, PrefillInputs, Result};
+use crate::{FusionMethod, Pass, PrefillInputs, PromptLayout, Result};
 
 /// Recompute the tokens to which the question's rows send the most attention in middle layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -56,6 +56,16 @@ impl Options for InfoFlow {
     }
 }
 
+impl InfoFlow {
+    /// Document tokens that are recomputed, where probes of the question go through `probed` layers together.
+    fn count(&self, layout: &PromptLayout, probed: usize) -> usize {
+        match self.charge {
+            0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
+            charge => layout.count_for_charge(charge, 0, probed),
+        }
+    }
+}
+
 impl FusionMethod for InfoFlow {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
@@ -63,16 +73,18 @@ impl FusionMethod for InfoFlow {
         let layers = inputs.layers_of_choice(layers_between(self.from, self.to, layout.layers))?;
         let orders = self.reorder && !inputs.reordered && layout.inexact_chunks().count() > 1;
         let probes = if self.reorder && (orders || inputs.reordered) { 2 } else { 1 };
-        let count = match self.charge {
-            0.0 => top_count(self.ratio, layout.documents().len(), layout.reusable()),
-            charge => layout.count_for_charge(charge, 0, probes * (layers[layers.len() - 1] + 1)),
-        };
+        let count = self.count(layout, probes * (layers[layers.len() - 1] + 1));
         let (rows, aggregation) = (Rows::Question, Aggregation::L2);
         let score = QuestionScore { softmax: Softmax::Prompt, rows, aggregation };
         if orders && count > 0 {
             return Ok(ordering_probe(inputs, &layers, score, count));
         }
         Ok(recompute_best(inputs, &layers, score, count))
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        let probed = layers_between(self.from, self.to, layout.layers).start + 1;
+        layout.required_tokens().len() + self.count(layout, probed)
     }
 
     fn reorders(&self) -> bool {

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::planned;
-use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Recompute the first `w` and last `w` tokens of every chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,5 +62,13 @@ impl FusionMethod for LegoLink {
         };
         let ends = layout.inexact_chunks().flat_map(|chunk| self.ends(chunk, window));
         Ok(planned(PassPlan::new(layout.required_and(ends))))
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        let ends = match self.charge {
+            0.0 => layout.inexact_chunks().map(|chunk| self.ends(chunk, self.window).len()).sum(),
+            charge => layout.count_for_charge(charge, 0, 0),
+        };
+        layout.required_tokens().len() + ends
     }
 }

@@ -66,6 +66,14 @@ pub trait FusionMethod: Debug + Send + Sync {
     /// If the prompt has no question, or an option does not fit the model.
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>>;
 
+    /// An upper bound of the tokens that a pass of the method computes at one layer, of a prompt of this layout. A chunk that turns out
+    /// [exact](ChunkSpan::exact) and a system part that turns out cached only make them fewer. Memory for them is counted before
+    /// the prompt starts; the bound is all tokens for a method that computes them at some layer, computes as many as its scores say, or
+    /// retrieves blocks.
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        layout.len()
+    }
+
     /// Whether the method ever takes anything from the cache.
     fn reuses(&self) -> bool {
         true
@@ -81,6 +89,12 @@ pub trait FusionMethod: Debug + Send + Sync {
         true
     }
 
+    /// Whether the last pass may read a part of the documents ([`CachedTokens::Selected`]): a layer of the prompt is then gathered from
+    /// what is kept of it.
+    fn selects(&self) -> bool {
+        !self.keeps_all_tokens()
+    }
+
     /// Statistics that the method wants beside documents. If there are any, the prompt's chunks are whole documents.
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         Vec::new()
@@ -93,6 +107,10 @@ impl<M: FusionMethod + ?Sized> FusionMethod for Arc<M> {
         self.as_ref().start(inputs)
     }
 
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        self.as_ref().max_rows(layout)
+    }
+
     fn reuses(&self) -> bool {
         self.as_ref().reuses()
     }
@@ -103,6 +121,10 @@ impl<M: FusionMethod + ?Sized> FusionMethod for Arc<M> {
 
     fn keeps_all_tokens(&self) -> bool {
         self.as_ref().keeps_all_tokens()
+    }
+
+    fn selects(&self) -> bool {
+        self.as_ref().selects()
     }
 
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {

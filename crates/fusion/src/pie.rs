@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::planned;
-use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, Result};
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Reuse with positions recovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,5 +25,9 @@ impl FusionMethod for Pie {
         let layout = &inputs.layout;
         layout.check()?;
         Ok(planned(PassPlan::new(layout.required_tokens())))
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        layout.required_tokens().len()
     }
 }

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::probe::recompute_best;
-use crate::{FusionMethod, Pass, PrefillInputs, Result};
+use crate::{FusionMethod, Pass, PrefillInputs, PromptLayout, Result};
 
 /// Recompute the tokens that the question attends to over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,15 +41,25 @@ impl Options for ProphetKv {
     const NAME: &'static str = "prophet_kv";
 }
 
+impl ProphetKv {
+    /// Document tokens that are recomputed.
+    fn count(&self, layout: &PromptLayout) -> usize {
+        match self.charge {
+            0.0 => top_count(self.ratio, layout.reusable(), layout.reusable()),
+            charge => layout.count_for_charge(charge, 0, layout.layers),
+        }
+    }
+}
+
 impl FusionMethod for ProphetKv {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
-        let count = match self.charge {
-            0.0 => top_count(self.ratio, layout.reusable(), layout.reusable()),
-            charge => layout.count_for_charge(charge, 0, layout.layers),
-        };
         let layers = inputs.layers_of_choice(0..layout.layers)?;
-        Ok(recompute_best(inputs, &layers, Softmax::Documents, count))
+        Ok(recompute_best(inputs, &layers, Softmax::Documents, self.count(layout)))
+    }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        layout.required_tokens().len() + self.count(layout)
     }
 }

@@ -72,6 +72,10 @@ impl FusionMethod for RelaxKv {
             last_pass(layout, picks(count))
         }))
     }
+
+    fn selects(&self) -> bool {
+        true
+    }
 }
 
 /// The tokens that are fresh at each layer, ascending: those that it or a layer above it picks, `count` a layer.

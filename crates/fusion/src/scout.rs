@@ -130,6 +130,11 @@ impl FusionMethod for Scout {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         self.start_with(inputs, 0.0, planned)
     }
+
+    fn max_rows(&self, layout: &PromptLayout) -> usize {
+        let probed = layers_between(self.from, self.to, layout.layers).start + 1;
+        layout.required_tokens().len() + layout.count_for_charge(self.charge, 0, probed)
+    }
 }
 
 #[cfg(test)]

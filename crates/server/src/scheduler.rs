@@ -60,7 +60,7 @@ impl Scheduler {
                 self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
                 JobBytes {
                     kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
-                    prompt: engine.prompt_bytes(&job.prompt, &job.eviction),
+                    prompt: engine.prompt_bytes(&job.prompt, &*job.method, &job.eviction),
                 }
             }
         };

@@ -1,7 +1,9 @@
 //! Identity of chunks in the store.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use refrain_fusion::FusionMethod;
 use refrain_store::{BosPolicy, ChunkId, ChunkKey, KvQuantization};
 
 use super::prefilled_prefix::PrefilledPrefix;
@@ -14,6 +16,14 @@ impl Engine {
         let prefix = self.prefix().map_or(1, |prefix| prefix.tokens.len());
         let before = self.averaged().map_or(prefix, |averaged| averaged.longest());
         self.decoder().config().context.saturating_sub(before).max(1)
+    }
+
+    /// The prompt in the parts that a method reuses: for one with statistics documents are in one piece.
+    pub(crate) fn parts_of<'a>(&self, prompt: &'a Prompt, method: &dyn FusionMethod) -> Cow<'a, Prompt> {
+        match method.statistics().is_empty() {
+            true => Cow::Borrowed(prompt),
+            false => Cow::Owned(prompt.contexts(self.longest_context())),
+        }
     }
 
     /// The identity of a document chunk under this model and these settings, at any place but right behind the system part.

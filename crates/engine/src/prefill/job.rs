@@ -120,11 +120,8 @@ impl PrefillJob {
             request.max_seq_len,
             method.keeps_all_tokens(),
         )?;
-        engine.check_prompt_memory(prompt, request.max_seq_len, &request.eviction)?;
-        let prompt = match method.statistics().is_empty() {
-            true => prompt.clone(),
-            false => prompt.contexts(engine.longest_context()),
-        };
+        engine.check_prompt_memory(prompt, method, request.max_seq_len, &request.eviction)?;
+        let prompt = engine.parts_of(prompt, method).into_owned();
         Ok(PrefillJob {
             engine: engine.clone(),
             reused: ReusedSegments::none(prompt.chunks.len(), !method.reuses()),

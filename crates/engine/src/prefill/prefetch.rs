@@ -51,7 +51,7 @@ impl Prefetched {
 }
 
 /// More threads than this gain nothing: together they read faster than memory is written.
-const MAX_LOADERS: usize = 8;
+pub(crate) const MAX_LOADERS: usize = 8;
 
 /// A layer that has not come after this time may come from an object store: the caller looks after other work meanwhile.
 const PATIENCE: Duration = Duration::from_millis(10);

@@ -382,10 +382,7 @@ impl Engine {
     /// # Errors
     /// If the store cannot be read.
     pub fn load_into_memory(&self, prompt: &Prompt, method: &dyn FusionMethod) -> Result<()> {
-        let contexts = match method.statistics().is_empty() {
-            true => prompt.clone(),
-            false => prompt.contexts(self.longest_context()),
-        };
+        let contexts = self.parts_of(prompt, method);
         for index in 0..contexts.chunks.len() {
             let id = self.chunk_id_in(&contexts, index);
             if self.store().get(&id)?.is_none()

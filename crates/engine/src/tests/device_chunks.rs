@@ -98,6 +98,30 @@ fn the_cache_holds_its_bound() {
     }
 }
 
+/// An LRU cache finds nothing of a prompt that exceeds it: each layer drops the one that is asked for next.
+#[test]
+fn a_prompt_that_exceeds_the_cache_finds_what_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let without = open(folder.path(), 0);
+    let prompt = random_prompt(&without, 5, &[30; 5], 9, 11);
+    let expected = run(&without, &prompt, &Pie);
+    let (layers, fits) = (without.decoder().shape().layers as u64, bytes(&without, 5 + 3 * 30));
+    let engine = open(folder.path(), fits);
+    for round in 0..4 {
+        let found = run(&engine, &prompt, &Pie);
+        assert_eq!(found.logits, expected.logits);
+        assert_eq!(loaded(&found).2, if round == 0 { 0 } else { fits }, "round {round}");
+        let stats = engine.device_chunk_stats();
+        assert_eq!((stats.bytes, stats.hits), (fits, round * layers * (1 + 3)));
+    }
+    // Chunks of another prompt take the room of those that it does not use.
+    let other = Prompt { chunks: random_prompt(&engine, 5, &[30; 4], 9, 12).chunks, ..prompt.clone() };
+    let first = loaded(&run(&engine, &other, &Pie)).2;
+    assert_eq!(first, bytes(&engine, 5), "the system part is common");
+    assert_eq!(loaded(&run(&engine, &other, &Pie)).2, fits);
+    assert_eq!(loaded(&run(&engine, &prompt, &Pie)).2, bytes(&engine, 5));
+}
+
 #[test]
 fn a_removed_chunk_leaves_the_cache() {
     let folder = tempfile::tempdir().unwrap();
@@ -112,7 +136,7 @@ fn a_removed_chunk_leaves_the_cache() {
     assert_eq!(engine.device_chunk_stats().bytes, all - bytes(&engine, 33));
     // A loader that had opened the chunk before comes too late.
     let (chunks, device) = (engine.device_chunks(), &**engine.decoder().device());
-    assert!(chunks.keep(device, (id.key(), 0), &layer, before).is_some());
+    assert!(chunks.keep(device, (id.key(), 0), &layer, (0, before)).is_some());
     assert!(chunks.get(id.key(), 0).is_none());
     let again = run(&engine, &prompt, &Pie);
     assert_eq!((again.load.reused.prefilled, &again.logits), (1, &expected.logits));

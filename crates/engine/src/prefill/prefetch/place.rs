@@ -41,6 +41,8 @@ pub(super) struct Placement {
     chunks: Arc<DeviceChunks>,
     /// Each segment; empty where the device keeps no chunks in its memory.
     cached: Vec<Cached>,
+    /// The last use of chunks in the device's memory before the pass.
+    since: u64,
     /// Whether the device has a memory of its own.
     copies: bool,
     copied: AtomicU64,
@@ -62,6 +64,7 @@ impl Placement {
             key_positions,
             tables,
             chunks: chunks.clone(),
+            since: chunks.begin(segments.iter().map(|segment| segment.reader.id().key())),
             cached: segments.iter().filter(|_| chunks.is_on()).map(cached).collect(),
             copies: chunks.is_apart(),
             copied: AtomicU64::new(0),
@@ -109,7 +112,7 @@ impl Placement {
             return Some(());
         }
         let data = read()?;
-        match chunks.keep(&*means.device, (*key, layer), &data, segment.removals) {
+        match chunks.keep(&*means.device, (*key, layer), &data, (self.since, segment.removals)) {
             Some(held) => {
                 self.count(held.bytes());
                 self.place(means, layer, segment, held.rows(), cache);
