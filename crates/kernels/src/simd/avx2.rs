@@ -60,6 +60,11 @@ unsafe impl Simd for Avx2 {
     const PAIR_WORDS: usize = 2;
 
     #[inline(always)]
+    fn avx2(self) -> Option<Avx2> {
+        Some(self)
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         x86!(_mm256_set1_ps(x))
     }

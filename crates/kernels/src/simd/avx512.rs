@@ -7,7 +7,7 @@ use std::mem::transmute;
 use half::{bf16, f16};
 
 use super::elem::{load_part, store_part};
-use super::features::Features;
+use super::features::{Avx2, Features};
 use super::microkernel::{Paired, Single, Step, tiles};
 use super::tile::Tile;
 use super::vector::Simd;
@@ -123,6 +123,11 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
     #[inline(always)]
     fn avx512(self) -> Option<Features> {
         Some(self.0)
+    }
+
+    #[inline(always)]
+    fn avx2(self) -> Option<Avx2> {
+        Some(self.0.avx2())
     }
 
     #[inline(always)]

@@ -62,6 +62,11 @@ impl Features {
         tiles_available().then_some(Features { amx: Some(Amx(())), ..self.extended() })
     }
 
+    /// AVX2, which comes with AVX-512.
+    pub(crate) fn avx2(self) -> Avx2 {
+        Avx2(())
+    }
+
     /// Byte products, if the set includes them.
     pub(crate) fn vnni(self) -> Option<Vnni> {
         self.vnni

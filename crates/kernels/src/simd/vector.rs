@@ -31,6 +31,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         None
     }
 
+    /// AVX2, if the set includes it.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn avx2(self) -> Option<super::features::Avx2> {
+        None
+    }
+
     fn splat(self, x: f32) -> Self::F;
     unsafe fn load(self, p: *const f32) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);

@@ -3,7 +3,7 @@
 use half::f16;
 
 #[cfg(target_arch = "x86_64")]
-use super::avx512;
+use super::{avx2, avx512};
 use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS, set_f16};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Features;
@@ -200,6 +200,10 @@ impl Kernel for MultiplyRows<'_> {
         #[cfg(target_arch = "x86_64")]
         if let Some(vnni) = simd.avx512().and_then(Features::vnni) {
             return avx512::rows(vnni, format, panel, x, words, y);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx2) = simd.avx2() {
+            return avx2::rows(avx2, format, panel, x, words, y);
         }
         for (x, y) in x.chunks_exact(words).zip(y.chunks_exact_mut(PANEL)) {
             MultiplyRow { format, panel, x, y }.run(simd);

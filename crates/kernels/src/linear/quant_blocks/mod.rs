@@ -1,6 +1,8 @@
 //! Quantised weights in blocks of 32 inputs: their format and their kernels.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
 mod kernels;
