@@ -148,7 +148,6 @@ impl Engine {
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        let precision = device.kept_precision(precision);
         check_weights(&**device, files.config(), precision)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;

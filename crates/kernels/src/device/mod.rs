@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::isa::Isa;
-use crate::linear::{PackedPanels, Precision};
+use crate::linear::PackedPanels;
 
 pub use failure::DeviceFailure;
 pub use inputs::{
@@ -62,11 +62,6 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn wait(&self) {}
 
     // Memory.
-
-    /// The precision in which this device keeps and multiplies weights where another may be wanted.
-    fn kept_precision(&self, wanted: Precision) -> Precision {
-        wanted
-    }
 
     /// The device's own memory as it is now; none for a device that computes in the host's. Such a device keeps what is freed in a pool of
     /// its own, which counts as free.
