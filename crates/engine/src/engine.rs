@@ -6,14 +6,12 @@ use std::sync::{Arc, OnceLock};
 use refrain_fusion::{FusionMethod, Vanilla};
 use refrain_kernels::{Device, DeviceFailure, Dtype, Precision};
 use refrain_kv::Span;
-use refrain_model::{
-    ChatTemplate, Config, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat,
-};
+use refrain_model::{ChatTemplate, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat};
 use refrain_store::{KvQuantization, Store};
 
 use crate::device_choice::DeviceChoice;
 use crate::device_chunks::{DeviceChunkStats, DeviceChunks};
-use crate::error::mib;
+use crate::device_memory::check_weights;
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
 use crate::prefill_rate::PrefillRate;
@@ -148,7 +146,7 @@ impl Engine {
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        check_weights(&**device, files.config(), precision)?;
+        check_weights(&files, &**device, precision)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
@@ -382,19 +380,6 @@ impl Engine {
     pub(crate) fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode(text, Specials::Plain)?)
     }
-}
-
-/// Checks that a model's weights fit into the memory of a device that has its own, where blocks of bytes are kept as `bf16`.
-fn check_weights(device: &dyn Device, config: &Config, precision: Precision) -> Result<()> {
-    let Some(memory) = device.memory() else { return Ok(()) };
-    let bytes = if precision == Precision::F32 { 4 } else { 2 };
-    let needed = config.product_weights().saturating_mul(bytes);
-    if needed <= memory.free {
-        return Ok(());
-    }
-    let (needed, free) = (mib(needed), mib(memory.free));
-    let reason = format!("the model's weights take {needed} there, and {free} are free");
-    Err(Error::Device { device: device.name(), reason })
 }
 
 /// Identifies a model in the names of its chunks: weights, configuration, and the precision of computation.

@@ -82,6 +82,12 @@ impl<D: Driver> Linear<D> {
     }
 }
 
+/// Bytes of packed weights and their bias.
+pub(super) fn packed_bytes(matrix: &WeightMatrix<'_>) -> usize {
+    Layout::of(matrix).bytes(matrix.outputs, matrix.inputs)
+        + matrix.bias.as_ref().map_or(0, |bias| 4 * bias.len())
+}
+
 /// Packs weights; gated ones come with all gates first.
 pub(super) fn rows_of_weights<D: Driver>(
     device: &CudaDevice<D>,
@@ -97,7 +103,7 @@ pub(super) fn rows_of_weights<D: Driver>(
     });
     let layout = Layout::of(matrix);
     let row_bytes = layout.row_bytes(*inputs);
-    let weights = device.block(layout.filled(*rows) * row_bytes);
+    let weights = device.block(layout.bytes(*rows, *inputs));
     let failed = Mutex::new(None);
     device.cpu.parallel(rows.div_ceil(STRIPE), &|stripe| {
         let first = stripe * STRIPE;
@@ -111,11 +117,8 @@ pub(super) fn rows_of_weights<D: Driver>(
         Some(unavailable) => Err(unavailable),
         None => {
             let bias = device.block_of(&bias.unwrap_or_default());
-            let bytes = weights.bytes() + bias.bytes();
-            Ok(PackedLinear::new(
-                Linear { weights, bias, layout, rows: *rows, inputs: *inputs, is_gated },
-                bytes,
-            ))
+            let linear = Linear { weights, bias, layout, rows: *rows, inputs: *inputs, is_gated };
+            Ok(PackedLinear::new(linear, packed_bytes(matrix)))
         }
     }
 }

@@ -129,6 +129,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         rows_of_weights(self, &matrix, true)
     }
 
+    fn packed_bytes(&self, matrix: &WeightMatrix<'_>) -> usize {
+        linear::packed_bytes(matrix)
+    }
+
     fn project_qkv(
         &self,
         x: &Floats,

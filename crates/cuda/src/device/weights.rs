@@ -49,15 +49,20 @@ impl Layout {
         }
     }
 
+    /// Bytes of a matrix.
+    pub(super) fn bytes(self, rows: usize, inputs: usize) -> usize {
+        self.filled(rows) * self.row_bytes(inputs)
+    }
+
     /// Rows with those that fill the last panel.
-    pub(super) fn filled(self, rows: usize) -> usize {
+    fn filled(self, rows: usize) -> usize {
         match self {
             Layout::F32 | Layout::Bf16 => rows,
             Layout::Q8 | Layout::Q4 => rows.next_multiple_of(BLOCK),
         }
     }
 
-    /// Stages of a product of few rows: `FEW_STAGES` of `weights.h`.
+    /// Stages of a product of few rows on tensor cores: `FEW_STAGES` of `weights.h`.
     pub(super) fn few_stages(self) -> usize {
         match self {
             Layout::F32 => 1,
@@ -91,16 +96,17 @@ impl Layout {
                 (Layout::Q4, WeightRows::Q4(write)) => {
                     let mut blocks = vec![Q4Block::default(); inputs.div_ceil(BLOCK)];
                     write(row, &mut blocks)?;
-                    let blocks =
-                        blocks.iter().map(|block| ([block.scale, block.min].map(f16::from_f32), block.q));
-                    put(&mut words[panel..], 4, index % BLOCK, blocks);
+                    let blocks = blocks
+                        .iter()
+                        .map(|block| ([block.scale, block.min].map(f16::from_f32), block.q.map(|q| q & 15)));
+                    put(&mut words[panel..], index % BLOCK, blocks);
                 }
                 (Layout::Q4 | Layout::Q8, _) => {
                     source.write_f32(row, &mut values)?;
                     let mut blocks = vec![Q8Block::default(); inputs.div_ceil(BLOCK)];
                     cpu.quantize_weights(&values, &mut blocks);
                     let blocks = blocks.iter().map(|block| ([block.scale], block.q.map(|q| q as u8 ^ 0x80)));
-                    put(&mut words[panel..], 8, index % BLOCK, blocks);
+                    put(&mut words[panel..], index % BLOCK, blocks);
                 }
             }
         }
@@ -108,25 +114,26 @@ impl Layout {
     }
 }
 
-/// Puts blocks of `bits` bits, each with its scale or scale and minimum, into a panel, as those of output `output` of the panel.
+/// Puts blocks into a panel as those of output `output`: of 8 bits with a scale, or of 4 bits with a scale and a minimum.
 fn put<const HALVES: usize>(
     panel: &mut [u32],
-    bits: usize,
     output: usize,
     blocks: impl Iterator<Item = ([f16; HALVES], [u8; BLOCK])>,
 ) {
-    let (head, each) = (HALVES * BLOCK / 2, 32 / bits);
-    let (group, first_lane) = (output / 8, output % 8 * 4);
+    let (bits, head) = (8 / HALVES, HALVES * BLOCK / 2);
+    let (words, weights) = (bits / 4, 32 / bits);
     for ((halves, q), block) in blocks.zip(panel.chunks_exact_mut(head + BLOCK * bits)) {
-        let (block_halves, words) = block.split_at_mut(head);
-        let block_halves: &mut [u16] = bytemuck::cast_slice_mut(block_halves);
-        for (half, halves) in halves.iter().zip(block_halves.chunks_exact_mut(BLOCK)) {
-            halves[output] = half.to_bits();
+        let (heads, lanes) = block.split_at_mut(head);
+        let heads: &mut [u16] = bytemuck::cast_slice_mut(heads);
+        for (half, row) in halves.iter().zip(heads.chunks_exact_mut(BLOCK)) {
+            row[output] = half.to_bits();
         }
-        for (lane, word) in (0..4).flat_map(|lane| (0..bits / 4).map(move |word| (lane, word))) {
-            let weight = |at: usize| q[at / 2 * 8 + lane * 2 + at % 2];
-            let packed = (0..each).map(|i| u32::from(weight(word * each + i)) << (i * bits));
-            words[(group * (bits / 4) + word) * 32 + first_lane + lane] = packed.sum();
+        for word in 0..words {
+            let first = (output / 8 * words + word) * 32 + output % 8 * 4;
+            for (lane, packed) in lanes[first..first + 4].iter_mut().enumerate() {
+                let weight = |at: usize| u32::from(q[at / 2 * 8 + lane * 2 + at % 2]);
+                *packed = (0..weights).map(|i| weight(word * weights + i) << (i * bits)).sum();
+            }
         }
     }
 }

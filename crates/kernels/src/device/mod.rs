@@ -121,6 +121,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// If a row cannot be had.
     fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>;
 
+    /// Bytes of the device's own memory that packing takes; 0 for a device that computes in the host's.
+    fn packed_bytes(&self, _matrix: &WeightMatrix<'_>) -> usize {
+        0
+    }
+
     /// Name of the layout of [`Device::packed_panels`], which is another where packed bits may be others. None for a device whose packed
     /// weights nobody else can use.
     fn packed_layout(&self) -> Option<&'static str> {
