@@ -14,8 +14,8 @@
 use std::fmt;
 
 use refrain_eviction::Eviction;
-use refrain_kernels::{Device, MAX_BLOCK_ROWS, Precision};
-use refrain_model::{Config, Decoder, LayerSpec, ModelFiles};
+use refrain_kernels::{MAX_BLOCK_ROWS, Precision};
+use refrain_model::{Config, LayerSpec};
 
 use crate::engine::Engine;
 use crate::error::mib;
@@ -63,21 +63,6 @@ impl fmt::Display for RequestMemory {
             mib(*requests)
         )
     }
-}
-
-/// Checks that a model's weights fit into the memory of a device that has its own.
-///
-/// # Errors
-/// If they do not, or a tensor is missing or has another shape than the configuration says.
-pub(crate) fn check_weights(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<()> {
-    let Some(memory) = device.memory() else { return Ok(()) };
-    let needed = Decoder::bytes_of(files, device, precision)? as u64;
-    if needed <= memory.free {
-        return Ok(());
-    }
-    let (needed, free) = (mib(needed), mib(memory.free));
-    let reason = format!("the model's weights take {needed} there, and {free} are free");
-    Err(Error::Device { device: device.name(), reason })
 }
 
 impl Engine {

@@ -11,7 +11,7 @@ use refrain_store::{KvQuantization, Store};
 
 use crate::device_choice::DeviceChoice;
 use crate::device_chunks::{DeviceChunkStats, DeviceChunks};
-use crate::device_memory::check_weights;
+use crate::error::mib;
 use crate::forward::BufferPool;
 use crate::ingest::{AveragedPrefixes, PrefilledPrefix};
 use crate::prefill_rate::PrefillRate;
@@ -380,6 +380,18 @@ impl Engine {
     pub(crate) fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode(text, Specials::Plain)?)
     }
+}
+
+/// Checks that a model's weights fit into the memory of a device that has its own.
+fn check_weights(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<()> {
+    let Some(memory) = device.memory() else { return Ok(()) };
+    let needed = Decoder::bytes_of(files, device, precision)? as u64;
+    if needed <= memory.free {
+        return Ok(());
+    }
+    let (needed, free) = (mib(needed), mib(memory.free));
+    let reason = format!("the model's weights take {needed} there, and {free} are free");
+    Err(Error::Device { device: device.name(), reason })
 }
 
 /// Identifies a model in the names of its chunks: weights, configuration, and the precision of computation.
