@@ -3,7 +3,7 @@
 // Every element of a result is summed over the inputs in one ascending chain, whatever the tile that it lies in: the bits of a row do not
 // depend on the rows beside it, and a product of few rows gives those of a product of many.
 #pragma once
-#include "device.h"
+#include "weights.h"
 
 // The last step of a product: it is stored, added to what is there, or, of gate and up projection in alternating columns, activated and multiplied.
 enum Epilogue { STORE, ADD, GATE_SILU, GATE_GELU };
@@ -77,30 +77,24 @@ PRODUCT_F32(add, ADD)
 PRODUCT_F32(silu, GATE_SILU)
 PRODUCT_F32(gelu, GATE_GELU)
 
-// Where 16 bytes of a row of a tile of 64 inputs lie: shifted by the row, so that eight rows of one column fall in all banks.
-DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 8 + (chunk ^ (row & 7)); }
-
-// In bf16, many rows: tiles of 128 × 128, 64 inputs at a time, three stages; 8 warps of 64 × 32. `inputs` is a multiple of 64.
-template <Epilogue E, class Out>
-DEVICE void product_bf16(const u16* x, const u16* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
-                         u32 stride) {
-    constexpr u32 M = 128, N = 128, STAGES = 3, CHUNKS = 8;
+// On tensor cores, many rows: tiles of 128 × 128, 64 inputs at a time, three stages; 8 warps of 64 × 32. `inputs` is a multiple of 64. Bounded by the
+// tensor cores; each weight of a tile is unpacked by the two warps that multiply it.
+template <Epilogue E, class Out, class W>
+DEVICE void product(const u16* x, const typename W::Stored* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
+                    u32 stride) {
+    constexpr u32 M = 128, N = 128, STAGES = 3, THREADS = 256, QUADS_X = M * 8, QUADS_W = W::quads(N);
     Quad* tiles_x = (Quad*)shared_memory;
-    Quad* tiles_w = tiles_x + STAGES * M * CHUNKS;
+    Quad* tiles_w = tiles_x + STAGES * QUADS_X;
     const u32 thread = threadIdx.x, lane = thread % 32, warp_row = thread / 128 * 64, warp_column = thread / 32 % 4 * 32;
     // Blocks that run together take eight rows of tiles at a time, so that they share tiles of x and w in the cache.
     const u32 high = (rows + M - 1) / M, wide = (outputs + N - 1) / N, band = blockIdx.x / (8 * wide);
     const u32 band_high = high - band * 8 < 8 ? high - band * 8 : 8, within = blockIdx.x % (8 * wide);
     const u32 first_row = (band * 8 + within % band_high) * M, first_column = within / band_high * N, steps = inputs / 64;
     auto load = [&](u32 step) {
-        if (step < steps)
-            UNROLL for (u32 i = 0; i < M * CHUNKS / 256; i++) {
-                const u32 at = i * 256 + thread, line = at / CHUNKS, chunk = at % CHUNKS;
-                const u32 to = step % STAGES * M * CHUNKS + swizzled(line, chunk);
-                const bool has_row = first_row + line < rows, has_column = first_column + line < outputs;
-                copy_async(tiles_x + to, x + (size_t)(has_row ? first_row + line : 0) * inputs + step * 64 + chunk * 8, has_row);
-                copy_async(tiles_w + to, w + (size_t)(has_column ? first_column + line : 0) * inputs + step * 64 + chunk * 8, has_column);
-            }
+        if (step < steps) {
+            load_rows<M, THREADS>(tiles_x + step % STAGES * QUADS_X, x, first_row, rows, inputs, step);
+            W::template load<N, THREADS>(tiles_w + step % STAGES * QUADS_W, w, first_column, outputs, inputs, step);
+        }
         commit_copies(); // without a copy too, so that the count of groups stays that of the steps
     };
     float sums[4][4][4] = {};
@@ -110,16 +104,17 @@ DEVICE void product_bf16(const u16* x, const u16* w, const float* bias, typename
         wait_copies<1>();
         block_barrier(); // the stage has come for all, and the one that is loaded next has been read by all
         load(step + 2);
-        const Quad* tile_x = tiles_x + step % STAGES * M * CHUNKS;
-        const Quad* tile_w = tiles_w + step % STAGES * N * CHUNKS;
-        UNROLL for (u32 k = 0; k < 4; k++) {
-            u32 a[4][4], b[2][4];
-            UNROLL for (u32 i = 0; i < 4; i++)
-                load_matrices<false>(a[i], tile_x + swizzled(warp_row + i * 16 + lane % 16, k * 2 + lane / 16));
-            UNROLL for (u32 j = 0; j < 2; j++)
-                load_matrices<false>(b[j], tile_w + swizzled(warp_column + j * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
-            UNROLL for (u32 i = 0; i < 4; i++)
-                UNROLL for (u32 j = 0; j < 4; j++) mma_bf16(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        const Quad* tile_x = tiles_x + step % STAGES * QUADS_X;
+        const Quad* tile_w = tiles_w + step % STAGES * QUADS_W;
+        UNROLL for (u32 half = 0; half < 2; half++) {
+            u32 b[4][4];
+            UNROLL for (u32 j = 0; j < 4; j++) W::fragments(b[j], tile_w, warp_column + j * 8, half);
+            UNROLL for (u32 k = 0; k < 2; k++)
+                UNROLL for (u32 i = 0; i < 4; i++) {
+                    u32 a[4];
+                    load_matrices<false>(a, tile_x + swizzled(warp_row + i * 16 + lane % 16, half * 4 + k * 2 + lane / 16));
+                    UNROLL for (u32 j = 0; j < 4; j++) mma_bf16(sums[i][j], a, b[j][k * 2], b[j][k * 2 + 1]);
+                }
         }
     }
     UNROLL for (u32 i = 0; i < 4; i++)
@@ -131,25 +126,19 @@ DEVICE void product_bf16(const u16* x, const u16* w, const float* bias, typename
             }
 }
 
-// In bf16, at most 16 rows, which weights flow past: tiles of 16 × 32, 64 inputs at a time, six stages; 4 warps of 16 × 8.
-template <Epilogue E, class Out>
-DEVICE void product_bf16_few(const u16* x, const u16* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
-                             u32 stride) {
-    constexpr u32 M = 16, N = 32, STAGES = 6, CHUNKS = 8;
+// On tensor cores, at most 16 rows, which weights flow past: tiles of 16 × 32, 64 inputs at a time, in W::FEW_STAGES stages; 4 warps of 16 × 8.
+template <Epilogue E, class Out, class W>
+DEVICE void product_few(const u16* x, const typename W::Stored* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs,
+                        u32 inputs, u32 stride) {
+    constexpr u32 M = 16, N = 32, STAGES = W::FEW_STAGES, THREADS = 128, QUADS_X = M * 8, QUADS_W = W::quads(N);
     Quad* tiles_x = (Quad*)shared_memory;
-    Quad* tiles_w = tiles_x + STAGES * M * CHUNKS;
+    Quad* tiles_w = tiles_x + STAGES * QUADS_X;
     const u32 thread = threadIdx.x, lane = thread % 32, warp_column = thread / 32 * 8;
     const u32 first_column = blockIdx.x * N, steps = inputs / 64;
     auto load = [&](u32 step) {
         if (step < steps) {
-            const u32 chunk = thread % CHUNKS, line = thread / CHUNKS, stage = step % STAGES;
-            const size_t at = step * 64 + chunk * 8;
-            copy_async(tiles_x + stage * M * CHUNKS + swizzled(line, chunk), x + (line < rows ? line : 0) * (size_t)inputs + at, line < rows);
-            UNROLL for (u32 i = 0; i < 2; i++) {
-                const u32 column = first_column + i * 16 + line;
-                copy_async(tiles_w + stage * N * CHUNKS + swizzled(i * 16 + line, chunk),
-                           w + (size_t)(column < outputs ? column : 0) * inputs + at, column < outputs);
-            }
+            load_rows<M, THREADS>(tiles_x + step % STAGES * QUADS_X, x, 0, rows, inputs, step);
+            W::template load<N, THREADS>(tiles_w + step % STAGES * QUADS_W, w, first_column, outputs, inputs, step);
         }
         commit_copies();
     };
@@ -159,12 +148,12 @@ DEVICE void product_bf16_few(const u16* x, const u16* w, const float* bias, type
         wait_copies<STAGES - 2>();
         block_barrier();
         load(step + STAGES - 1);
-        const Quad* tile_x = tiles_x + step % STAGES * M * CHUNKS;
-        const Quad* tile_w = tiles_w + step % STAGES * N * CHUNKS;
-        UNROLL for (u32 k = 0; k < 2; k++) {
+        const Quad* tile_x = tiles_x + step % STAGES * QUADS_X;
+        const Quad* tile_w = tiles_w + step % STAGES * QUADS_W;
+        UNROLL for (u32 half = 0; half < 2; half++) {
             u32 a[2][4], b[4];
-            UNROLL for (u32 i = 0; i < 2; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, k * 4 + i * 2 + lane / 16));
-            load_matrices<false>(b, tile_w + swizzled(warp_column + lane % 8, k * 4 + lane / 8));
+            UNROLL for (u32 i = 0; i < 2; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, half * 4 + i * 2 + lane / 16));
+            W::fragments(b, tile_w, warp_column, half);
             mma_bf16(sums, a[0], b[0], b[1]);
             mma_bf16(sums, a[1], b[2], b[3]);
         }
@@ -174,16 +163,20 @@ DEVICE void product_bf16_few(const u16* x, const u16* w, const float* bias, type
         if (row < rows && column < outputs) finish<E, Out>(out, stride, row, column, outputs, bias, sums[2 * h], sums[2 * h + 1]);
     }
 }
-#define PRODUCT_BF16(suffix, E, OUT)                                                                                              \
-    KERNEL(256, product_bf16_##suffix,                                                                                            \
-           (const u16* x, const u16* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {    \
-        product_bf16<E, OUT>(x, w, bias, out, rows, outputs, inputs, stride);                                                     \
-    }                                                                                                                             \
-    KERNEL(128, product_bf16_few_##suffix,                                                                                        \
-           (const u16* x, const u16* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {    \
-        product_bf16_few<E, OUT>(x, w, bias, out, rows, outputs, inputs, stride);                                                 \
+#define PRODUCT(name, suffix, E, OUT, W)                                                                                                   \
+    KERNEL(256, product_##name##_##suffix,                                                                                                 \
+           (const u16* x, const W::Stored* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {       \
+        product<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                                \
+    }                                                                                                                                      \
+    KERNEL(128, product_##name##_few_##suffix,                                                                                             \
+           (const u16* x, const W::Stored* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {       \
+        product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                            \
     }
-PRODUCT_BF16(store, STORE, F32)
-PRODUCT_BF16(add, ADD, F32)
-PRODUCT_BF16(silu, GATE_SILU, Bf16)
-PRODUCT_BF16(gelu, GATE_GELU, Bf16)
+#define PRODUCTS(name, W)                    \
+    PRODUCT(name, store, STORE, F32, W)      \
+    PRODUCT(name, add, ADD, F32, W)          \
+    PRODUCT(name, silu, GATE_SILU, Bf16, W)  \
+    PRODUCT(name, gelu, GATE_GELU, Bf16, W)
+PRODUCTS(bf16, Bf16Rows)
+PRODUCTS(q8, Blocks<8>)
+PRODUCTS(q4, Blocks<4>)

@@ -4,8 +4,7 @@
 use refrain_cuda::{Arg, CudaDevice, Driver, Emulated, Grid};
 use refrain_kernels::conformance::random;
 use refrain_kernels::{
-    CacheHeads, Device, DeviceFailure, DeviceMemory, Dtype, KvRows, Precision, Rotary, WeightMatrix,
-    WeightRows, download, upload, upload_kv,
+    CacheHeads, Device, DeviceFailure, DeviceMemory, Dtype, KvRows, Rotary, download, upload, upload_kv,
 };
 
 fn device() -> CudaDevice<Emulated> {
@@ -38,21 +37,6 @@ fn tensors_of_a_device_beside_are_tensors_of_the_device() {
     let (rows, cache) = placed.join().unwrap();
     let placed = device.gather_kv_rows(&cache, 4, &[4, 0, 2]);
     assert_eq!(device.download_kv(&placed, 0..12), device.download_kv(&rows, 0..12));
-}
-
-#[test]
-fn weights_other_than_f32_are_kept_in_bf16() {
-    let device = device();
-    let row = |_: usize, out: &mut [f32]| {
-        out.fill(1.0);
-        Ok(())
-    };
-    let bytes = |precision| {
-        let rows = WeightRows::F32(&row);
-        let matrix = WeightMatrix { precision, outputs: 10, inputs: 128, bias: None, rows };
-        device.pack(matrix).unwrap().bytes()
-    };
-    assert_eq!([Precision::F32, Precision::Bf16, Precision::Q8].map(bytes), [5120, 2560, 2560]);
 }
 
 #[test]

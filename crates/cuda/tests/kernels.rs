@@ -1,11 +1,10 @@
-//! Tensor-core kernels and noise, emulated, against plain loops in `f64`.
+//! Kernels of attention, emulated, against plain loops in `f64`.
 #![cfg(feature = "emulate")]
 
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::{random, stored};
 use refrain_kernels::{
-    Activation, Buffer, CachedAttention, Device, Dtype, Floats, GatedMlp, GumbelNoise, KvBuffer, LayerTail,
-    Mlp, Norm, PackedLinear, Precision, RowUnavailable, WeightMatrix, WeightRows, download, upload,
+    Buffer, CachedAttention, Device, Dtype, Floats, GumbelNoise, KvBuffer, Precision, download, upload,
     upload_kv,
 };
 
@@ -251,123 +250,6 @@ fn attention<'a>(
         visible,
         scale: 0.3,
         precision,
-    }
-}
-
-// Products.
-
-fn packed(
-    device: &dyn Device,
-    precision: Precision,
-    outputs: usize,
-    inputs: usize,
-    gated: bool,
-    seed: u32,
-) -> PackedLinear {
-    let (w, bias) = (weights(outputs, inputs, seed), Some(random(outputs, seed + 1)));
-    let row = |row: usize, out: &mut [f32]| {
-        out.copy_from_slice(&w[row * inputs..(row + 1) * inputs]);
-        Ok(())
-    };
-    let matrix = WeightMatrix { precision, outputs, inputs, bias, rows: WeightRows::F32(&row) };
-    let packed = if gated { device.pack_gate_up(matrix) } else { device.pack(matrix) };
-    packed.unwrap_or_else(|RowUnavailable| unreachable!("every row is there"))
-}
-
-fn weights(outputs: usize, inputs: usize, seed: u32) -> Vec<f32> {
-    random(outputs * inputs, seed).iter().map(|w| w / (inputs as f32).sqrt()).collect()
-}
-
-fn bf16(x: f32) -> f64 {
-    half::bf16::from_f32(x).to_f64()
-}
-
-/// Logits of rows that a norm of ones leaves almost as they are.
-fn logits(device: &dyn Device, w: &PackedLinear, x: &[f32], inputs: usize) -> Vec<f32> {
-    let (ones, mut out) = (vec![1.0; inputs], Vec::new());
-    device.logits(&upload(device, x), Norm { weight: &ones, eps: 0.0 }, w, &mut out);
-    out
-}
-
-#[test]
-fn products_in_bf16_are_right_at_ragged_sizes() {
-    for (seed, (rows, outputs, inputs)) in SEEDS.into_iter().flat_map(|seed| {
-        [(1, 33, 40), (16, 130, 200), (17, 64, 64), (130, 150, 72), (131, 31, 450)].map(|size| (seed, size))
-    }) {
-        let device = device(seed);
-        let x = random(rows * inputs, 7);
-        let packed = packed(&device, Precision::Bf16, outputs, inputs, false, 8);
-        let (got, w, bias) =
-            (logits(&device, &packed, &x, inputs), weights(outputs, inputs, 8), random(outputs, 9));
-        for (row, x) in x.chunks_exact(inputs).enumerate() {
-            let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-            let scale = (inputs as f64 / squares).sqrt();
-            for (output, w) in w.chunks_exact(inputs).enumerate() {
-                // Rounding of the normed row may fall on either side.
-                let products = x.iter().zip(w).map(|(x, w)| bf16((f64::from(*x) * scale) as f32) * bf16(*w));
-                let expected = products.sum::<f64>() + f64::from(bias[output]);
-                let got = f64::from(got[row * outputs + output]);
-                assert!(
-                    (got - expected).abs() < 2e-3,
-                    "{rows} × {outputs} × {inputs}: {got} and not {expected}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn a_row_of_a_product_has_the_same_bits_in_any_company() {
-    for precision in [Precision::Bf16, Precision::F32] {
-        let (device, rows, outputs, inputs) = (device(2), 140, 161, 328);
-        let packed = packed(&device, precision, outputs, inputs, false, 3);
-        let x = random(rows * inputs, 4);
-        let bits =
-            |x: &[f32]| logits(&device, &packed, x, inputs).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        let all = bits(&x);
-        for range in [0..1, 139..140, 5..21, 60..77, 100..140] {
-            let own = bits(&x[range.start * inputs..range.end * inputs]);
-            assert_eq!(own, all[range.start * outputs..range.end * outputs], "{precision}, rows {range:?}");
-        }
-    }
-}
-
-#[test]
-fn a_layer_in_bf16_is_that_of_f32_but_for_rounding() {
-    let (hidden, wide, intermediate) = (72, 96, 200);
-    for (seed, rows, activation) in [
-        (2, 3, Activation::Silu),
-        (3, 3, Activation::GeluTanh),
-        (2, 150, Activation::GeluTanh),
-        (3, 150, Activation::Silu),
-    ] {
-        let layer = |precision| {
-            let device = device(seed);
-            let output = packed(&device, precision, hidden, wide, false, 20);
-            let mlp = GatedMlp {
-                gate_up: packed(&device, precision, 2 * intermediate, hidden, true, 22),
-                down: packed(&device, precision, hidden, intermediate, false, 24),
-            };
-            let weight = random(hidden, 26);
-            let tail = LayerTail {
-                output: &output,
-                attention_post_norm: None,
-                mlp_norm: Some(Norm { weight: &weight, eps: 1e-6 }),
-                mlp: Mlp::Dense(&mlp),
-                activation,
-                mlp_post_norm: None,
-                next: &output,
-            };
-            let mut x = upload(&device, &random(rows * hidden, 27));
-            let attended = upload(&device, &random(rows * wide, 28));
-            device.attn_output_and_mlp((&attended, 0), &tail, 0..rows, &mut x);
-            download(&device, &x)
-        };
-        let (rounded, exact) = (layer(Precision::Bf16), layer(Precision::F32));
-        let square = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
-        let error =
-            square(&mut rounded.iter().zip(&exact).map(|(a, b)| a - b)) / square(&mut exact.iter().copied());
-        assert!(error.sqrt() < 1e-2, "{rows} rows, {activation}: relative error {:.1e}", error.sqrt());
     }
 }
 

@@ -6,9 +6,7 @@ use std::sync::{Arc, OnceLock};
 use refrain_fusion::{FusionMethod, Vanilla};
 use refrain_kernels::{Device, DeviceFailure, Dtype, Precision};
 use refrain_kv::Span;
-use refrain_model::{
-    ChatTemplate, Config, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat,
-};
+use refrain_model::{ChatTemplate, Decoder, ModelFiles, PackedWeights, Specials, Tokenizer, ToolCallFormat};
 use refrain_store::{KvQuantization, Store};
 
 use crate::device_choice::DeviceChoice;
@@ -148,8 +146,7 @@ impl Engine {
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        let precision = device.kept_precision(precision);
-        check_weights(&**device, files.config(), precision)?;
+        check_weights(&files, &**device, precision)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
@@ -385,11 +382,10 @@ impl Engine {
     }
 }
 
-/// Checks that a model's weights fit into the memory of a device that has its own, where blocks of bytes are kept as `bf16`.
-fn check_weights(device: &dyn Device, config: &Config, precision: Precision) -> Result<()> {
+/// Checks that a model's weights fit into the memory of a device that has its own.
+fn check_weights(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<()> {
     let Some(memory) = device.memory() else { return Ok(()) };
-    let bytes = if precision == Precision::F32 { 4 } else { 2 };
-    let needed = config.product_weights().saturating_mul(bytes);
+    let needed = Decoder::bytes_of(files, device, precision)? as u64;
     if needed <= memory.free {
         return Ok(());
     }

@@ -70,7 +70,7 @@ pub use device::{
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};
 pub use linear::{
-    Activation, Linear, PackedPanels, Precision, Q4Block, UnknownPrecision, WeightRows, WriteRow,
+    Activation, Linear, PackedPanels, Precision, Q4Block, Q8Block, UnknownPrecision, WeightRows, WriteRow,
 };
 pub use ops::softmax;
 pub use pages::{advise_huge_pages, release_free_memory};

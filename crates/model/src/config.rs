@@ -115,21 +115,6 @@ impl Config {
         self.layers.len()
     }
 
-    /// Weights of all products: attention, networks and the output projection. Files may give any widths: the number ends at its maximum.
-    pub fn product_weights(&self) -> u64 {
-        let product = |factors: &[usize]| factors.iter().fold(1u64, |all, n| all.saturating_mul(*n as u64));
-        let Config { hidden, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
-        let attention = product(&[2 * hidden, head_dim, heads + kv_heads]);
-        let layer = |layer: &LayerSpec| match layer.experts {
-            None => product(&[3, hidden, intermediate]),
-            Some(ExpertSpec { count, intermediate, .. }) => product(&[count, hidden, 3 * intermediate + 1]),
-        };
-        let layers = self.layers.iter().map(layer);
-        layers.fold(product(&[hidden, vocab]), |all, network| {
-            all.saturating_add(attention).saturating_add(network)
-        })
-    }
-
     /// The configuration as canonical bytes: JSON with the fields in their declared order. Equal
     /// configurations give equal bytes, and whatever changes a model's results changes them; they go into the
     /// model's fingerprint.

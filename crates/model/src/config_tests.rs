@@ -424,11 +424,6 @@ fn tiny_models_of_every_family_are_read() {
             }
         }
         assert_eq!(config.tied_embeddings, !weights.has("lm_head.weight"));
-        if path.ends_with("qwen3_moe") {
-            // The output projection, attention, 8 experts of two layers with their routers, and the network of the one between.
-            let (attention, experts, network) = (3 * 2 * 48 * 16 * 6, 2 * 8 * 48 * (3 * 32 + 1), 3 * 48 * 64);
-            assert_eq!(config.product_weights(), 256 * 48 + attention + experts + network);
-        }
     }
 }
 
@@ -441,8 +436,6 @@ fn real_gguf_files_resolve() {
             (config.head_dim, config.vocab, config.context, config.ropes[0].theta),
             (64, 49152, 8192, 1e5)
         );
-        // Of 134,515,008 parameters, 61 vectors of norms are no product's.
-        assert_eq!(config.product_weights(), 134_515_008 - 61 * 576);
         assert!(config.tied_embeddings && !config.attention_bias);
         assert!(config.eos.contains(&2), "{:?}", config.eos);
     }

@@ -85,7 +85,7 @@ impl Decoder {
     ) -> Result<Decoder> {
         let (config, weights) = (files.config(), files.weights());
         let norm = weights.vector("model.norm.weight", config.hidden)?;
-        let pack = Pack { config, weights, device: &**device, precision, reader: None, writer: None };
+        let pack = Pack::new(&files, &**device, precision);
         let read = kept.and_then(PackedWeights::open).and_then(|reader| {
             // A damaged file is made again.
             Pack { reader: Some(&reader), ..pack }.all(&mut progress).ok()
@@ -117,6 +117,16 @@ impl Decoder {
         })
     }
 
+    /// Bytes of a device's own memory that [`Decoder::load`] takes for weights.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::load`].
+    pub fn bytes_of(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<usize> {
+        let count = Pack { counts: true, ..Pack::new(files, device, precision) };
+        let (layers, head) = count.all(&mut |_, _| ())?;
+        Ok(layers.iter().map(Layer::bytes).sum::<usize>() + head.bytes())
+    }
+
     /// The resolved configuration.
     pub fn config(&self) -> &Config {
         &self.config
@@ -140,12 +150,7 @@ impl Decoder {
 
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> usize {
-        let of_layer = |layer: &Layer| {
-            let mlps = layer.mlps.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
-            let router = layer.mixture.iter().map(|mixture| &mixture.router);
-            mlps.chain(router).chain([&layer.qkv, &layer.o]).map(PackedLinear::bytes).sum::<usize>()
-        };
-        self.layers.iter().map(of_layer).sum::<usize>() + self.head.bytes()
+        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.head.bytes()
     }
 
     /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.

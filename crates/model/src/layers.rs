@@ -8,6 +8,7 @@ use refrain_kernels::{
 
 use crate::config::{BranchNorms, Config, ExpertSpec, QkNorm};
 use crate::error::Result;
+use crate::files::ModelFiles;
 use crate::packed::{PackedMatrix, PackedReader, PackedWriter};
 use crate::weights::{Matrix, Weights};
 
@@ -34,6 +35,15 @@ pub(crate) struct Layer {
     pub(crate) mixture: Option<Mixture>,
 }
 
+impl Layer {
+    /// Bytes of packed weights.
+    pub(crate) fn bytes(&self) -> usize {
+        let mlps = self.mlps.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        let router = self.mixture.iter().map(|mixture| &mixture.router);
+        mlps.chain(router).chain([&self.qkv, &self.o]).map(PackedLinear::bytes).sum()
+    }
+}
+
 /// The choice of experts.
 #[derive(Debug)]
 pub(crate) struct Mixture {
@@ -53,9 +63,17 @@ pub(crate) struct Pack<'a> {
     pub(crate) reader: Option<&'a PackedReader>,
     /// Receives every matrix once it is packed.
     pub(crate) writer: Option<&'a PackedWriter>,
+    /// Whether nothing is packed, and only the bytes that packing would take are counted.
+    pub(crate) counts: bool,
 }
 
-impl Pack<'_> {
+impl<'a> Pack<'a> {
+    /// The packing of a model's own rows.
+    pub(crate) fn new(files: &'a ModelFiles, device: &'a dyn Device, precision: Precision) -> Pack<'a> {
+        let (config, weights) = (files.config(), files.weights());
+        Pack { config, weights, device, precision, reader: None, writer: None, counts: false }
+    }
+
     /// All layers, and the output projection.
     pub(crate) fn all(&self, progress: &mut impl FnMut(usize, usize)) -> Result<(Vec<Layer>, PackedLinear)> {
         let Pack { config, weights, .. } = *self;
@@ -150,23 +168,22 @@ impl Pack<'_> {
 
     /// Packs matrices `(name, rows)` of `inputs` columns below one another, with their biases where there are any.
     fn linear(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
-        self.packed(parts, inputs, |matrix| self.device.pack(matrix))
+        self.packed(parts, inputs, false)
     }
 
     /// Packs the matrices of a gated MLP: gates and, below them, what they open.
     fn gated(&self, parts: &[(String, usize)], inputs: usize) -> Result<PackedLinear> {
-        self.packed(parts, inputs, |matrix| self.device.pack_gate_up(matrix))
+        self.packed(parts, inputs, true)
     }
 
-    fn packed(
-        &self,
-        parts: &[(String, usize)],
-        inputs: usize,
-        pack: impl FnOnce(WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>,
-    ) -> Result<PackedLinear> {
+    fn packed(&self, parts: &[(String, usize)], inputs: usize, is_gated: bool) -> Result<PackedLinear> {
         let (stacked, name) = (Stacked::new(self.weights, parts, inputs)?, &parts[0].0);
         let kept = self.reader.map(|reader| reader.matrix(name)).transpose()?;
-        let packed = stacked.pack(self.precision, inputs, kept, pack)?;
+        let packed = stacked.pack(self.precision, inputs, kept, |matrix| match is_gated {
+            _ if self.counts => Ok(PackedLinear::new((), self.device.packed_bytes(&matrix))),
+            false => self.device.pack(matrix),
+            true => self.device.pack_gate_up(matrix),
+        })?;
         if let Some(writer) = self.writer
             && let Some(panels) = self.device.packed_panels(&packed)
         {

@@ -13,8 +13,8 @@ pub(super) type NormWeights<D> = Mutex<HashMap<(usize, usize), (Vec<f32>, Arc<Bl
 
 /// A GPU as a device.
 ///
-/// Weights of [`Precision::F32`](refrain_kernels::Precision::F32) are `f32`, all others `bf16`; products round activations to the weights' type and
-/// sum in `f32`. The bits of a row never depend on the rows beside it in a product: each element is one ascending sum.
+/// Weights are kept in their precision, blocks of 8 and 4 bits among them; kernels unpack blocks to `bf16`. But for weights in `f32`, products round
+/// activations to `bf16`, and all sum in `f32`. The bits of a row never depend on the rows beside it in a product: each element is one ascending sum.
 pub struct CudaDevice<D: Driver> {
     pub(super) driver: D,
     /// The queue of the thread that computes; `driver` itself unless the device is one beside it.

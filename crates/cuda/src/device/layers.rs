@@ -124,11 +124,11 @@ impl<D: Driver> CudaDevice<D> {
     ) -> T {
         assert_eq!(x.width, w.inputs(), "rows are as wide as the weights' inputs");
         let rows = x.rows;
-        if w.is_f32 && norm.is_none() {
+        if w.is_f32() && norm.is_none() {
             return then(&Input { rows, at: x.at });
         }
         let block = self.block(rows * w.input_stride() * w.element());
-        let dtype = if w.is_f32 { Dtype::F32 } else { Dtype::Bf16 };
+        let dtype = if w.is_f32() { Dtype::F32 } else { Dtype::Bf16 };
         self.put(x, x.width, norm, Target { at: block.arg(0), dtype, stride: w.input_stride() });
         then(&Input { rows, at: block.arg(0) })
     }
@@ -219,7 +219,7 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Block<D> {
         let gate_up = mlp.gate_up.storage::<Linear<D>>();
         let down = mlp.down.storage::<Linear<D>>();
-        assert_eq!(gate_up.is_f32, down.is_f32, "the weights of a network are of one type");
+        assert_eq!(gate_up.is_f32(), down.is_f32(), "the weights of a network are of one type");
         assert_eq!(gate_up.outputs(), down.inputs(), "the down projection takes what the gates give");
         let stride = gate_up.output_stride();
         let active = self.block(input.rows * stride * gate_up.element());

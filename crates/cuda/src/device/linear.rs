@@ -2,21 +2,19 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, vec::HalfFloatVecExt};
-use refrain_kernels::{Activation, PackedLinear, Precision, RowUnavailable, WeightMatrix};
+use refrain_kernels::{Activation, PackedLinear, RowUnavailable, WeightMatrix};
 
 use super::block::Block;
 use super::context::CudaDevice;
 use super::launch::size;
+use super::weights::{DEPTH, Layout};
 use crate::driver::{Arg, Driver};
 
-/// Rows of weights that a thread of the host prepares at a time.
+/// Rows of weights that a thread of the host prepares at a time: whole panels.
 const STRIPE: usize = 64;
-/// Inputs of a tile of `bf16` weights, to whose multiple rows are filled with zeros.
-const DEPTH: usize = 64;
-/// Rows of a product that kernels for few rows take.
+/// Rows of a product that kernels for few rows take, and columns of their tiles.
 const FEW_ROWS: usize = 16;
+const FEW_COLUMNS: usize = 32;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
@@ -29,10 +27,10 @@ const FEW_ROWS_F32: usize = 8;
 pub(super) struct Linear<D: Driver> {
     weights: Block<D>,
     bias: Block<D>,
+    layout: Layout,
     rows: usize,
     inputs: usize,
     pub(super) is_gated: bool,
-    pub(super) is_f32: bool,
 }
 
 /// Rows that a product takes: f32 × inputs, or `bf16` × inputs padded to a whole number of tiles.
@@ -63,24 +61,31 @@ impl<D: Driver> Linear<D> {
         self.inputs
     }
 
+    /// Whether rows are multiplied in `f32`, and not in `bf16`.
+    pub(super) fn is_f32(&self) -> bool {
+        self.layout == Layout::F32
+    }
+
     /// Elements from one row of an input to the next.
     pub(super) fn input_stride(&self) -> usize {
-        if self.is_f32 { self.inputs } else { padded(self.inputs) }
+        self.layout.padded(self.inputs)
     }
 
     /// Elements from one row of a result to the next: of one that is gated, as the next product takes it.
     pub(super) fn output_stride(&self) -> usize {
-        if self.is_gated && !self.is_f32 { padded(self.outputs()) } else { self.outputs() }
+        if self.is_gated { self.layout.padded(self.outputs()) } else { self.outputs() }
     }
 
     /// Bytes of an element of an input, and of a gated result.
     pub(super) fn element(&self) -> usize {
-        if self.is_f32 { 4 } else { 2 }
+        if self.is_f32() { 4 } else { 2 }
     }
 }
 
-fn padded(inputs: usize) -> usize {
-    inputs.next_multiple_of(DEPTH)
+/// Bytes of packed weights and their bias.
+pub(super) fn packed_bytes(matrix: &WeightMatrix<'_>) -> usize {
+    Layout::of(matrix).bytes(matrix.outputs, matrix.inputs)
+        + matrix.bias.as_ref().map_or(0, |bias| 4 * bias.len())
 }
 
 /// Packs weights; gated ones come with all gates first.
@@ -89,50 +94,31 @@ pub(super) fn rows_of_weights<D: Driver>(
     matrix: &WeightMatrix<'_>,
     is_gated: bool,
 ) -> Result<PackedLinear, RowUnavailable> {
-    let WeightMatrix { precision, outputs: rows, inputs, bias, rows: source } = matrix;
+    let WeightMatrix { outputs: rows, inputs, bias, .. } = matrix;
     assert!(!is_gated || rows.is_multiple_of(2), "there are as many gates as outputs");
     let source_row = |row: usize| if is_gated { row % 2 * (rows / 2) + row / 2 } else { row };
     let bias = bias.as_ref().map(|bias| {
         assert_eq!(bias.len(), *rows, "there is one addend for each row");
         (0..*rows).map(|row| bias[source_row(row)]).collect::<Vec<f32>>()
     });
-    let mut linear = Linear {
-        weights: device.block(0),
-        bias: device.block_of(&bias.unwrap_or_default()),
-        rows: *rows,
-        inputs: *inputs,
-        is_gated,
-        is_f32: *precision == Precision::F32,
-    };
-    let row_bytes = linear.input_stride() * linear.element();
-    linear.weights = device.block(rows * row_bytes);
+    let layout = Layout::of(matrix);
+    let row_bytes = layout.row_bytes(*inputs);
+    let weights = device.block(layout.bytes(*rows, *inputs));
     let failed = Mutex::new(None);
     device.cpu.parallel(rows.div_ceil(STRIPE), &|stripe| {
         let first = stripe * STRIPE;
-        let range = first..(first + STRIPE).min(*rows);
-        let mut values = vec![0.0; range.len() * linear.input_stride()];
-        for (row, values) in range.zip(values.chunks_exact_mut(linear.input_stride())) {
-            if let Err(unavailable) = source.write_f32(source_row(row), &mut values[..*inputs]) {
-                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(unavailable);
-                return;
-            }
-        }
-        if linear.is_f32 {
-            device.write(&linear.weights, first * row_bytes, bytemuck::cast_slice(&values));
-        } else {
-            let rounded = Vec::<bf16>::from_f32_slice(&values);
-            device.write(
-                &linear.weights,
-                first * row_bytes,
-                bytemuck::cast_slice(rounded.reinterpret_cast()),
-            );
+        let stripe = (first..(first + STRIPE).min(*rows)).map(source_row);
+        match layout.words(&device.cpu, matrix, stripe) {
+            Ok(words) => device.write(&weights, first * row_bytes, bytemuck::cast_slice(&words)),
+            Err(unavailable) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(unavailable),
         }
     });
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(unavailable) => Err(unavailable),
         None => {
-            let bytes = linear.weights.bytes() + linear.bias.bytes();
-            Ok(PackedLinear::new(linear, bytes))
+            let bias = device.block_of(&bias.unwrap_or_default());
+            let linear = Linear { weights, bias, layout, rows: *rows, inputs: *inputs, is_gated };
+            Ok(PackedLinear::new(linear, packed_bytes(matrix)))
         }
     }
 }
@@ -172,20 +158,29 @@ impl<D: Driver> CudaDevice<D> {
                 }
             };
         }
-        if w.is_f32 {
-            let few = rows <= FEW_ROWS;
-            let (tile, threads) = if few { (FEW_ROWS_F32, 32) } else { (TILE_F32, 256) };
-            let kernel = if few { kernel!("product_f32_few_") } else { kernel!("product_f32_") };
+        let is_few = rows <= FEW_ROWS;
+        let kernel = match (w.layout, is_few) {
+            (Layout::F32, true) => kernel!("product_f32_few_"),
+            (Layout::F32, false) => kernel!("product_f32_"),
+            (Layout::Bf16, true) => kernel!("product_bf16_few_"),
+            (Layout::Bf16, false) => kernel!("product_bf16_"),
+            (Layout::Q8, true) => kernel!("product_q8_few_"),
+            (Layout::Q8, false) => kernel!("product_q8_"),
+            (Layout::Q4, true) => kernel!("product_q4_few_"),
+            (Layout::Q4, false) => kernel!("product_q4_"),
+        };
+        // A stage has a step's inputs of the rows and of the columns of a tile.
+        let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * w.layout.row_bytes(DEPTH);
+        if w.is_f32() {
+            let (tile, threads) = if is_few { (FEW_ROWS_F32, 32) } else { (TILE_F32, 256) };
             let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
             self.launch(kernel, [w.rows.div_ceil(TILE_F32), rows.div_ceil(tile), 1], threads, shared, &args);
-        } else if rows <= FEW_ROWS {
-            let (columns, stages) = (32, 6);
-            let shared = stages * (FEW_ROWS + columns) * DEPTH * 2;
-            self.launch(kernel!("product_bf16_few_"), [w.rows.div_ceil(columns), 1, 1], 128, shared, &args);
+        } else if is_few {
+            let shared = w.layout.few_stages() * stage(FEW_ROWS, FEW_COLUMNS);
+            self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], 128, shared, &args);
         } else {
-            let stages = 3;
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
-            self.launch(kernel!("product_bf16_"), [blocks, 1, 1], 256, stages * 2 * TILE * DEPTH * 2, &args);
+            self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
         }
     }
 }

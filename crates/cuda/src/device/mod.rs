@@ -12,14 +12,15 @@ mod linear;
 mod peak;
 mod statistics;
 mod tensors;
+mod weights;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
     Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, Floats,
-    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, Precision,
-    QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
+    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms, Rotary,
+    RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -57,10 +58,6 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn wait(&self) {
         self.driver.wait().unwrap_or_else(|error| self.broken("waiting", &error).unwind());
-    }
-
-    fn kept_precision(&self, wanted: Precision) -> Precision {
-        if wanted == Precision::F32 { wanted } else { Precision::Bf16 }
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
@@ -130,6 +127,10 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable> {
         rows_of_weights(self, &matrix, true)
+    }
+
+    fn packed_bytes(&self, matrix: &WeightMatrix<'_>) -> usize {
+        linear::packed_bytes(matrix)
     }
 
     fn project_qkv(

@@ -6,10 +6,16 @@ use std::time::{Duration, Instant};
 
 use refrain_eviction::Eviction;
 use refrain_fusion::{A3, Drift, FusionMethod, PassPlan, Pie, Vanilla};
+#[cfg(feature = "emulate")]
+use refrain_kernels::Precision;
 use refrain_kernels::{Cpu, Device, Dtype};
 use refrain_kv::{KvAllocator, Span};
+#[cfg(feature = "emulate")]
+use refrain_model::{Decoder, ModelFiles};
 use refrain_store::{Problem, Store};
 
+#[cfg(feature = "emulate")]
+use super::{SMOLLM2, real};
 use super::{exact, prefill, random_prompt, shared, small, tiny};
 use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched, Prefilled};
 use crate::{Engine, Prompt, Settings};
@@ -277,6 +283,25 @@ fn layers_of_a_first_pass_are_not_read_again() {
         let drift = run(&second(), &prompt, &method);
         assert!(drift.stats.probe_rows > 0, "the question has a first pass");
         assert_eq!(bytes(&drift), bytes(&pie), "first pass up to {to}");
+    }
+}
+
+#[test]
+#[cfg(feature = "emulate")]
+fn weights_are_counted_before_they_are_loaded() {
+    let every = [Precision::F32, Precision::Bf16, Precision::Q8];
+    let tiny = ["llama", "qwen2", "qwen3_moe", "phi3"].map(|name| (tiny(name), &every[..]));
+    for (path, precisions) in tiny.into_iter().chain(real(SMOLLM2).map(|path| (path, &every[2..]))) {
+        for precision in precisions {
+            let gpu = refrain_cuda::Emulated::new(1);
+            let device: Arc<dyn Device> = Arc::new(refrain_cuda::CudaDevice::new(gpu.clone(), 2).unwrap());
+            let files = ModelFiles::open(&path).unwrap();
+            let counted = Decoder::bytes_of(&files, &*device, *precision).unwrap();
+            assert_eq!(gpu.take_peak(), 0, "nothing is packed");
+            let decoder = Decoder::load(files, &device, *precision, None, |_, _| ()).unwrap();
+            let loaded = (gpu.take_peak() as usize, decoder.weight_bytes());
+            assert_eq!(loaded, (counted, counted), "{}, {precision}", path.display());
+        }
     }
 }
 

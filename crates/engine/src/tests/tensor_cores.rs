@@ -92,10 +92,15 @@ fn logits(engine: &Engine, method: &(impl FusionMethod + Clone + 'static), evict
 
 #[test]
 fn wide_heads_give_the_logits_of_the_cpu() {
-    for (head_dim, kv) in [(64, Dtype::F16), (64, Dtype::Bf16), (80, Dtype::F16), (128, Dtype::Bf16)] {
+    for (head_dim, kv, precision) in [
+        (64, Dtype::F16, Precision::Bf16),
+        (64, Dtype::Bf16, Precision::Q8),
+        (80, Dtype::F16, Precision::Bf16),
+        (128, Dtype::Bf16, Precision::Bf16),
+    ] {
         let folder = write_llama(head_dim);
         let open = |device: Arc<dyn Device>| {
-            let settings = Settings { precision: Some(Precision::Bf16), kv, keep_packed: false, ..small() };
+            let settings = Settings { precision: Some(precision), kv, keep_packed: false, ..small() };
             let store = Store::in_memory(1 << 30);
             Engine::open_on(&device, folder.path(), store, settings, |_, _| ()).unwrap()
         };

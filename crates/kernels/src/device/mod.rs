@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::isa::Isa;
-use crate::linear::{PackedPanels, Precision};
+use crate::linear::PackedPanels;
 
 pub use failure::DeviceFailure;
 pub use inputs::{
@@ -62,11 +62,6 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     fn wait(&self) {}
 
     // Memory.
-
-    /// The precision in which this device keeps and multiplies weights where another may be wanted.
-    fn kept_precision(&self, wanted: Precision) -> Precision {
-        wanted
-    }
 
     /// The device's own memory as it is now; none for a device that computes in the host's. Such a device keeps what is freed in a pool of
     /// its own, which counts as free.
@@ -125,6 +120,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If a row cannot be had.
     fn pack_gate_up(&self, matrix: WeightMatrix<'_>) -> Result<PackedLinear, RowUnavailable>;
+
+    /// Bytes of the device's own memory that packing takes; 0 for a device that computes in the host's.
+    fn packed_bytes(&self, _matrix: &WeightMatrix<'_>) -> usize {
+        0
+    }
 
     /// Name of the layout of [`Device::packed_panels`], which is another where packed bits may be others. None for a device whose packed
     /// weights nobody else can use.

@@ -14,6 +14,6 @@ mod quant_blocks;
 mod weights;
 
 pub use pack::{PackedPanels, WeightRows, WriteRow};
-pub use quant_blocks::Q4Block;
+pub use quant_blocks::{Q4Block, Q8Block};
 pub(crate) use weights::PACKED_LAYOUT;
 pub use weights::{Activation, Linear, Precision, UnknownPrecision};

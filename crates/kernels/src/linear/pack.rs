@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use half::bf16;
 
-use super::quant_blocks::{BLOCK, BlockFormat, PackQ8, Q4Block, pack_q4};
+use super::quant_blocks::{BLOCK, BlockFormat, Q4Block, Q8Block, QuantizeWeights, pack_q4, pack_q8};
 use super::weights::{Linear, Precision};
 use crate::convert;
 use crate::cpu::Cpu;
@@ -78,6 +78,17 @@ impl<E> WeightRows<'_, E> {
             }
             WeightRows::Panels { .. } => panic!("panels are for devices with their layout"),
         }
+    }
+}
+
+impl Cpu {
+    /// Rounds a row of weights to blocks of eight bits, as [`Precision::Q8`] stores them; zeros fill the last block.
+    ///
+    /// # Panics
+    /// If there are not ⌈inputs / 32⌉ blocks.
+    pub fn quantize_weights(&self, row: &[f32], blocks: &mut [Q8Block]) {
+        assert_eq!(blocks.len(), row.len().div_ceil(BLOCK), "a block for each 32 inputs");
+        self.run(QuantizeWeights { row, blocks });
     }
 }
 
@@ -199,9 +210,11 @@ fn pack_q8_blocks<E>(
     row: WriteRow<f32, E>,
 ) -> Result<(), E> {
     let mut values = vec![0.0; linear.inputs];
+    let mut blocks = vec![Q8Block::default(); linear.inputs.div_ceil(BLOCK)];
     linear.lanes(p, rows).try_for_each(|(lane, of)| {
         row(of, &mut values)?;
-        cpu.run(PackQ8 { row: &values, lane, panel: &mut *dst });
+        cpu.quantize_weights(&values, &mut blocks);
+        pack_q8(&blocks, lane, dst);
         Ok(())
     })
 }

@@ -166,7 +166,7 @@ fn many_rows_go_in_several_rounds() {
 
 /// Whether products of blocks of more than four rows are products of bytes, too.
 fn multiplies_bytes(cpu: &Cpu) -> bool {
-    matches!(cpu.isa(), Isa::Avx512Vnni | Isa::Avx512Bf16)
+    matches!(cpu.isa(), Isa::Avx2 | Isa::Avx512Vnni | Isa::Avx512Bf16)
 }
 
 /// Activations as products of bytes round them: to signed bytes in blocks of 32.

@@ -36,6 +36,15 @@ pub struct Q4Block {
     pub q: [u8; BLOCK],
 }
 
+/// Thirty-two weights of eight bits: `scale · q`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Q8Block {
+    /// The largest magnitude / 127, rounded.
+    pub scale: f16,
+    /// From −127 to 127.
+    pub q: [i8; BLOCK],
+}
+
 /// Bits of a block's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::linear) enum BlockFormat {
@@ -64,16 +73,27 @@ impl BlockFormat {
 }
 
 /// Writes the `f16` of output `lane` in row `row` (0: scales, 1: minima) of a block.
-pub(super) fn set_f16(block: &mut [u32], row: usize, lane: usize, x: f32) {
+fn set_f16(block: &mut [u32], row: usize, lane: usize, x: f16) {
     let halves: &mut [u16] = bytemuck::cast_slice_mut(&mut block[row * HALVES..(row + 1) * HALVES]);
-    halves[lane] = f16::from_f32(x).to_bits();
+    halves[lane] = x.to_bits();
 }
 
-/// Packs a row of blocks as output `lane` of a panel.
+/// Packs a row of blocks of eight bits as output `lane` of a panel.
+pub(in crate::linear) fn pack_q8(row: &[Q8Block], lane: usize, panel: &mut [u32]) {
+    for (x, block) in row.iter().zip(panel.chunks_exact_mut(BlockFormat::Q8.words())) {
+        set_f16(block, 0, lane, x.scale);
+        let words = block[HALVES..].iter_mut().skip(lane).step_by(PANEL);
+        for (word, quad) in words.zip(x.q.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(quad.map(|q| q as u8 ^ 0x80));
+        }
+    }
+}
+
+/// Packs a row of blocks of four bits as output `lane` of a panel.
 pub(in crate::linear) fn pack_q4(row: &[Q4Block], lane: usize, panel: &mut [u32]) {
     for (x, block) in row.iter().zip(panel.chunks_exact_mut(BlockFormat::Q4.words())) {
-        set_f16(block, 0, lane, x.scale);
-        set_f16(block, 1, lane, x.min);
+        set_f16(block, 0, lane, f16::from_f32(x.scale));
+        set_f16(block, 1, lane, f16::from_f32(x.min));
         for (t, word) in block[2 * HALVES..].iter_mut().skip(lane).step_by(PANEL).enumerate() {
             let byte = |i: usize| (x.q[4 * t + i] & 15) | (x.q[BLOCK / 2 + 4 * t + i] << 4);
             *word = u32::from_le_bytes([0, 1, 2, 3].map(byte));

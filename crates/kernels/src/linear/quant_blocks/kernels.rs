@@ -2,9 +2,9 @@
 
 use half::f16;
 
+use super::format::{BLOCK, BlockFormat, HALVES, Q8Block, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS, set_f16};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Features;
 use crate::simd::{Kernel, PANEL, Simd};
@@ -114,33 +114,26 @@ fn rounded<S: Simd>(simd: S, values: &[f32; BLOCK], inverse: f32) -> [f32; BLOCK
     rounded
 }
 
-/// Rounds a row of weights to bytes and packs it as output `lane` of a panel.
-pub(in crate::linear) struct PackQ8<'a> {
+/// Rounds a row of weights to blocks of eight bits; the last is filled up with zeros.
+pub(in crate::linear) struct QuantizeWeights<'a> {
     pub(in crate::linear) row: &'a [f32],
-    pub(in crate::linear) lane: usize,
-    pub(in crate::linear) panel: &'a mut [u32],
+    pub(in crate::linear) blocks: &'a mut [Q8Block],
 }
 
-impl Kernel for PackQ8<'_> {
+impl Kernel for QuantizeWeights<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let PackQ8 { row, lane, panel } = self;
-        for (x, block) in row.chunks(BLOCK).zip(panel.chunks_exact_mut(BlockFormat::Q8.words())) {
+        for (x, block) in self.row.chunks(BLOCK).zip(self.blocks) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
-            let scale = f16::from_f32(largest(simd, &values) / 127.0).to_f32();
-            set_f16(block, 0, lane, scale);
+            block.scale = f16::from_f32(largest(simd, &values) / 127.0);
+            let scale = block.scale.to_f32();
             let rounded = rounded(simd, &values, if scale > 0.0 { 1.0 / scale } else { 0.0 });
             // The scale is rounded, so that a quotient may be above 127.
-            let mut bytes = [0u8; BLOCK];
-            for (byte, rounded) in bytes.iter_mut().zip(rounded) {
-                *byte = (rounded.clamp(-127.0, 127.0) as i32 + 128) as u8;
-            }
-            let words = block[HALVES..].iter_mut().skip(lane).step_by(PANEL);
-            for (word, quad) in words.zip(bytes.as_chunks::<4>().0) {
-                *word = u32::from_le_bytes(*quad);
+            for (q, rounded) in block.q.iter_mut().zip(rounded) {
+                *q = rounded.clamp(-127.0, 127.0) as i8;
             }
         }
     }

@@ -7,6 +7,6 @@ mod avx512;
 mod format;
 mod kernels;
 
-pub use format::Q4Block;
-pub(super) use format::{BLOCK, BlockFormat, X_WORDS, blocks_of, pack_q4};
-pub(super) use kernels::{MultiplyRows, PackQ8, QuantizeRow, Unpack};
+pub(super) use format::{BLOCK, BlockFormat, X_WORDS, blocks_of, pack_q4, pack_q8};
+pub use format::{Q4Block, Q8Block};
+pub(super) use kernels::{MultiplyRows, QuantizeRow, QuantizeWeights, Unpack};
