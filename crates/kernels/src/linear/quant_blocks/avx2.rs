@@ -1,13 +1,14 @@
-//! Products with blocks of quantised weights by AVX2.
+//! Blocks of quantised weights with AVX2.
 //!
-//! Shape: 32 outputs, 32 inputs a block, up to some tens of rows; eight outputs at a time, whose weights stay in eight registers while all
+//! Shape of a product: 32 outputs, 32 inputs a block, up to some tens of rows; eight outputs at a time, whose weights stay in eight registers while all
 //! rows pass. `vpmaddubsw` adds two products of a byte without and a byte with a sign to 16 bits, which must not overflow: two products of
 //! 127 · 127 fit, and so do all 32 of a block where weights have 4 bits. Bound: about 22 operations (4 bits) or 38 (8 bits) for the 256
 //! products of a block, a row and eight outputs, of which a core does three a cycle.
 
 use std::arch::x86_64::*;
+use std::array::from_fn;
 
-use super::format::{BlockFormat, HALVES, QUADS, X_SCALE, X_SUM, X_WORDS};
+use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 use crate::simd::PANEL;
 use crate::simd::features::Avx2;
 
@@ -17,6 +18,54 @@ const LANES: usize = 8;
 const AHEAD: usize = 768;
 /// Rows whose magnitudes are kept.
 const ROWS: usize = 64;
+
+/// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
+#[inline(always)]
+pub(super) fn quantize(_: Avx2, x: &[f32], out: &mut [u32]) {
+    // SAFETY: the token proves that the instructions are there.
+    unsafe { quantize_row(x, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize_row(x: &[f32], out: &mut [u32]) {
+    // Words of vectors that were narrowed in each 128 bits apart.
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (x, out) in x.chunks(BLOCK).zip(out.chunks_exact_mut(X_WORDS)) {
+        let mut values = [0.0f32; BLOCK];
+        values[..x.len()].copy_from_slice(x);
+        let values: [__m256; 4] = from_fn(|i| {
+            // SAFETY: eight floats.
+            unsafe { _mm256_loadu_ps(values[i * LANES..][..LANES].as_ptr()) }
+        });
+        let magnitude = |x| _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
+        let pair = |i: usize| _mm256_max_ps(magnitude(values[i]), magnitude(values[i + 1]));
+        let largest = _mm256_max_ps(pair(0), pair(2));
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), largest) };
+        let scale = lanes.into_iter().fold(0.0, f32::max) / 127.0;
+        let inverse = _mm256_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+        // To the nearest, ties to even; a NaN becomes 0.
+        let q = values.map(|x| {
+            let x = _mm256_mul_ps(x, inverse);
+            let number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(x, x));
+            _mm256_and_si256(_mm256_cvtps_epi32(x), number)
+        });
+        let sums = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+        let words = [_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])];
+        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+        let mut lanes = [0i32; LANES];
+        // SAFETY: eight words each.
+        unsafe {
+            _mm256_storeu_si256(out[..QUADS].as_mut_ptr().cast(), bytes);
+            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sums);
+        }
+        let sum = lanes.into_iter().fold(0i32, i32::wrapping_add);
+        out[X_SCALE] = scale.to_bits();
+        out[X_START] = sum.wrapping_mul(-128) as u32;
+        out[X_SUM] = (sum as f32 * scale).to_bits();
+    }
+}
 
 /// y (rows × 32) = rows of `words` activations times a panel.
 #[inline(always)]

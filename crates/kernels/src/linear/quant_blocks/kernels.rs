@@ -154,6 +154,10 @@ impl Kernel for QuantizeRow<'_> {
         if let Some(features) = simd.avx512() {
             return avx512::quantize(features, self.x, self.out);
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx2) = simd.avx2() {
+            return avx2::quantize(avx2, self.x, self.out);
+        }
         for (x, out) in self.x.chunks(BLOCK).zip(self.out.chunks_exact_mut(X_WORDS)) {
             let mut values = [0.0f32; BLOCK];
             values[..x.len()].copy_from_slice(x);
