@@ -67,6 +67,7 @@ impl Given {
             rows: &rows,
             visible: &visible,
             origins: None,
+            precision: Precision::F32,
             lse: None,
             mass: None,
         };
