@@ -174,7 +174,7 @@ fn layer_of(kept: Kept) -> [Matrix; 3] {
     sizes.map(|(outputs, inputs, seed)| Matrix::new(kept, outputs, inputs, seed))
 }
 
-/// What a layer with these weights makes of some rows.
+/// The output of a layer with these weights for some rows.
 fn finished(
     seed: u64,
     rows: usize,

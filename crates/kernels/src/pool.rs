@@ -80,7 +80,7 @@ struct Shared {
     states: States,
     /// The open job of each slot; its lifetime is erased.
     jobs: [AtomicPtr<Job<'static>>; SLOTS],
-    /// What idle threads read ahead.
+    /// Memory that idle threads read ahead.
     upcoming: Upcoming,
     sleepers: AtomicUsize,
     asleep: Mutex<()>,

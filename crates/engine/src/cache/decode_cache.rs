@@ -11,8 +11,8 @@ pub(crate) trait DecodeCache: Debug + Send {
     /// Slots of a head in the cache that each layer of the prompt is computed in.
     fn prompt_capacity(&self) -> usize;
 
-    /// What the cache wants the attention of the prompt's rows at a layer to report. If it wants something, and all rows attend, it looks
-    /// at the layer after its attention.
+    /// The report that the attention of the prompt's rows makes at a layer. The cache looks at a layer with a report after its attention, if
+    /// all rows attend.
     fn wanted_report(&self, _layer: usize) -> PromptReport {
         PromptReport::Nothing
     }

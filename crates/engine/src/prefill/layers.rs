@@ -69,7 +69,7 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct AttendingLayer {
     pub(super) cache: LayerCache,
-    /// What the rows report of their attention. If it is something, the answer's cache looks at the layer once they have attended.
+    /// The report of the rows' attention. With one, the answer's cache looks at the layer once the rows have attended.
     pub(super) report: PromptReport,
     /// Tokens that were projected.
     pub(super) projected: usize,

@@ -192,7 +192,7 @@ fn chunks_in_the_gpus_memory_are_counted_and_make_room_for_prompts() {
     let others = take(&gpu, kv + activations - held / 2);
     engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();
     drop(others);
-    // What the prompt takes is not given to its chunks meanwhile.
+    // Chunks get none of the memory that the prompt takes.
     engine.device_chunks().clear();
     let others = take(&gpu, kv + activations);
     engine.prefill(&prompt, request(Pie, 1)).unwrap().run().unwrap();

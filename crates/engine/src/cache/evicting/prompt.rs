@@ -122,7 +122,7 @@ impl EvictingCache {
                     weights.resize(view.heads * rows.len() * n, 0.0);
                     device.row_weights(&attention, 0..n, &mut weights);
                 }
-                AttentionNeeds::NoisySums { seed, tau } if prompt.mass.is_none() && prompt.lse.is_none() => {
+                AttentionNeeds::NoisySums { seed, tau } if prompt.lse.is_none() => {
                     weights.resize(view.heads * n, 0.0);
                     let noise = GumbelNoise {
                         seed: of_layer(seed, layer),

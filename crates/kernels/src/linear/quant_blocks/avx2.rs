@@ -163,7 +163,7 @@ unsafe fn four_bits(block: &[u32], first: usize, (x, words): (*const u32, usize)
 /// Adds a block's products of eight bits to rows of `y`, 32 floats apart.
 ///
 /// # Safety
-/// As for [`four_bits`], with as many rows as there are magnitudes.
+/// `x` must be valid for a block of each row, `words` apart, and `y` for eight floats of each row; there are as many rows as magnitudes.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn eight_bits(
     block: &[u32],
