@@ -26,7 +26,7 @@ struct alignas(16) Quad {
 #define UNROLL_BY(times) PRAGMA(unroll times)
 
 // Dynamic shared memory of the block.
-extern __shared__ __align__(128) unsigned char shared_memory[];
+extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // Returns when all threads of the block have come here.
 DEVICE void block_barrier() { __syncthreads(); }
@@ -112,6 +112,7 @@ DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+#include "hopper.h"
 #else
 #include "emulator.h"
 #endif

@@ -36,8 +36,6 @@ emulator_switch:
 )");
 
 const size_t PAGE = 4096, STACK = 64 << 10, ERROR = 512;
-// What a block of an sm_80 may have.
-const size_t MOST_SHARED = 163 << 10;
 
 // Pages that may be touched, between two that may not.
 static char* guarded(size_t bytes) {
@@ -58,13 +56,15 @@ struct Workplace {
     std::vector<char*> stacks; // not in use
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::vector<Group> groups;
+    std::vector<BulkCopy> bulk_copies;
     std::vector<char*> owned;
-    char* shared = guarded(whole_pages(MOST_SHARED));
+    char* shared = guarded(whole_pages(MOST_SHARED_HOPPER));
     sigjmp_buf after_fault;
     u64 random;
     ~Workplace() {
         for (char* stack : owned) release(stack, STACK);
-        release(shared, whole_pages(MOST_SHARED));
+        release(shared, whole_pages(MOST_SHARED_HOPPER));
     }
     u64 next() {
         random ^= random << 13;
@@ -160,8 +160,14 @@ static void run_block(u32 threads) {
         fiber.started = fiber.done = false;
         fiber.groups.clear();
         fiber.open.clear();
+        fiber.products_begun = 0;
+        fiber.products_committed.clear();
     }
+    workplace->groups.assign((threads + 127) / 128, Group{});
+    workplace->bulk_copies.clear();
     now.warps = workplace->warps.data();
+    now.groups = workplace->groups.data();
+    now.bulk_copies = &workplace->bulk_copies;
     now.generation = now.arrived = 0;
     for (u32 warps = threads / 32; !now.failed;) {
         // A warp that can run, and how far it runs ahead of the others.
@@ -180,6 +186,13 @@ static void run_block(u32 threads) {
                 snprintf(now.error, ERROR, "block %u,%u,%u: thread %u waits for threads that never come", now.block.x, now.block.y,
                          now.block.z, i);
             }
+        auto leftover = [&](bool found, const char* what) {
+            if (!found || now.failed) return;
+            now.failed = true;
+            snprintf(now.error, ERROR, "block %u,%u,%u: %s that nobody has waited for", now.block.x, now.block.y, now.block.z, what);
+        };
+        leftover(!workplace->bulk_copies.empty(), "a bulk copy");
+        for (auto& group : workplace->groups) leftover(group.done < group.products.size(), "a product of a warpgroup");
         return;
     }
 }
@@ -234,14 +247,14 @@ int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared
     if (!kernel) return refuse("there is no such kernel");
     if (!threads || threads % 32 || threads > kernel->threads) return refuse("a block has another number of threads than its kernel allows");
     if (!blocks[0] || !blocks[1] || !blocks[2] || blocks[1] > 65535 || blocks[2] > 65535) return refuse("the grid is no grid");
-    if (shared > MOST_SHARED) return refuse("a block asks for more shared memory than there is");
+    if (shared > kernel->most_shared) return refuse("a block asks for more shared memory than there is");
     if (kernel->sizes != std::vector<size_t>(sizes, sizes + count)) return refuse("the arguments are not those of the kernel");
     size_t rounded = (shared + 15) / 16 * 16;
     workplace = &workplace_of_thread;
     workplace->fibers.resize(threads);
     workplace->random = (seed * 0x9e3779b97f4a7c15ull ^ (launch + 1) * 0xbf58476d1ce4e5b9ull) | 1;
     now = {};
-    now.shared = (unsigned char*)workplace->shared + whole_pages(MOST_SHARED) - rounded;
+    now.shared = (unsigned char*)workplace->shared + whole_pages(MOST_SHARED_HOPPER) - rounded;
     now.block_size = {threads, 1, 1};
     now.grid = {blocks[0], blocks[1], blocks[2]};
     now.fibers = workplace->fibers.data();

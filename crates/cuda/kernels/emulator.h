@@ -18,18 +18,24 @@
 #define DEVICE inline
 #define UNROLL
 #define UNROLL_BY(times)
-#define KERNEL(threads, name, parameters)                                                            \
-    static void name parameters;                                                                     \
-    static emulator::Registered registered_##name(#name, threads, emulator::Signature<decltype(&name)>::sizes(), \
-                                                  emulator::Signature<decltype(&name)>::call<&name>); \
+#define REGISTERED_KERNEL(threads, most_shared, name, parameters)                                                           \
+    static void name parameters;                                                                                            \
+    static emulator::Registered registered_##name(#name, threads, most_shared, emulator::Signature<decltype(&name)>::sizes(), \
+                                                  emulator::Signature<decltype(&name)>::call<&name>);                       \
     static void name parameters
+#define KERNEL(threads, name, parameters) REGISTERED_KERNEL(threads, emulator::MOST_SHARED, name, parameters)
 #define shared_memory emulator::now.shared
 #define threadIdx emulator::now.thread
 #define blockIdx emulator::now.block
 #define blockDim emulator::now.block_size
 #define gridDim emulator::now.grid
 
+struct Barrier;
+
 namespace emulator {
+
+// What a block may have of shared memory on an sm_80, and on an sm_90.
+constexpr size_t MOST_SHARED = 163 << 10, MOST_SHARED_HOPPER = 227 << 10;
 
 struct Index {
     u32 x, y, z;
@@ -51,6 +57,9 @@ struct Fiber {
     bool started, done;
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
+    // Products of the warpgroup that this thread has begun, and how many of them when it made a group, for each group.
+    size_t products_begun;
+    std::vector<size_t> products_committed;
 };
 
 // Where the lanes of a warp meet. The last lane to come computes for all.
@@ -63,11 +72,21 @@ struct Warp {
     float floats[32][4];
 };
 
+// A bulk copy that is under way.
+struct BulkCopy {
+    void* to;
+    const void* from;
+    u32 bytes;
+    Barrier* barrier;
+};
+struct Group;
+
 struct Now {
     unsigned char* shared;
     Index thread, block, block_size, grid;
     Fiber* fibers;
     Warp* warps;
+    Group* groups;
     void* scheduler;
     u32 self;
     u32 generation, arrived;
@@ -75,6 +94,7 @@ struct Now {
     void (*kernel)(void**);
     void** arguments;
     char* error;
+    std::vector<BulkCopy>* bulk_copies;
 };
 static thread_local Now now;
 
@@ -87,6 +107,7 @@ extern "C" void emulator_switch(void** from, void* to);
 struct Registered {
     const char* name;
     u32 threads;
+    size_t most_shared;
     const std::vector<size_t> sizes;
     void (*call)(void**);
     const Registered* next;
@@ -94,8 +115,8 @@ struct Registered {
         static const Registered* first = nullptr;
         return first;
     }
-    Registered(const char* name, u32 threads, std::vector<size_t> sizes, void (*call)(void**))
-        : name(name), threads(threads), sizes(std::move(sizes)), call(call), next(first()) {
+    Registered(const char* name, u32 threads, size_t most_shared, std::vector<size_t> sizes, void (*call)(void**))
+        : name(name), threads(threads), most_shared(most_shared), sizes(std::move(sizes)), call(call), next(first()) {
         first() = this;
     }
 };
@@ -280,3 +301,4 @@ inline void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 inline void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     emulated_mma<f16_to_f32>("mma of f16", c, a, b0, b1);
 }
+#include "emulated_hopper.h"

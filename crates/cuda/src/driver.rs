@@ -62,6 +62,12 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Name of the processor.
     fn name(&self) -> String;
 
+    /// Whether kernels for Hopper GPUs run (`hopper.h`).
+    fn is_hopper(&self) -> bool;
+
+    /// Multiprocessors: how many blocks run at once if each has one for itself.
+    fn multiprocessors(&self) -> usize;
+
     /// Bytes of memory, and how many of them are free once all that was queued is done.
     fn memory(&self) -> (u64, u64);
 

@@ -11,6 +11,8 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 
 /// Bytes that allocations may have together.
 const MEMORY: u64 = 16 << 30;
+/// Multiprocessors that there are as if.
+const MULTIPROCESSORS: usize = 4;
 /// Bytes of an error's text, as `emulated.cpp` has them.
 const ERROR_BYTES: usize = 512;
 
@@ -34,7 +36,8 @@ unsafe extern "C" {
 
 /// Kernels on emulated threads. Everything is done when a call returns.
 ///
-/// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for.
+/// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for. A seed
+/// that leaves 2 or 3 divided by 4 emulates a Hopper GPU, any other one an earlier GPU.
 #[derive(Clone, Debug)]
 pub struct Emulated {
     seed: u64,
@@ -138,6 +141,14 @@ impl Driver for Emulated {
 
     fn name(&self) -> String {
         "emulated CUDA".to_owned()
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.seed % 4 >= 2
+    }
+
+    fn multiprocessors(&self) -> usize {
+        MULTIPROCESSORS
     }
 
     fn memory(&self) -> (u64, u64) {

@@ -156,6 +156,8 @@ pub struct NvidiaDevice {
     pub name: String,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: u64,
 }
@@ -169,13 +171,20 @@ impl NvidiaDevice {
         let attribute = |which| {
             // SAFETY: the device is the driver's.
             let value = unsafe { device::get_attribute(handle, which) };
-            value.describe("asking for the GPU's compute capability").map(c_int::unsigned_abs)
+            value.describe("asking for the GPU's properties").map(c_int::unsigned_abs)
         };
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         // SAFETY: as above.
         let memory = unsafe { device::total_mem(handle) }.describe("asking for the GPU's memory")?;
-        let found = NvidiaDevice { index, name, compute_capability: (major, minor), memory: memory as u64 };
+        let found = NvidiaDevice {
+            index,
+            name,
+            compute_capability: (major, minor),
+            multiprocessors: multiprocessors as usize,
+            memory: memory as u64,
+        };
         Ok((handle, found))
     }
 }

@@ -34,6 +34,8 @@ const LEAST_CUDA: c_int = 13000;
 const LEAST_DRIVER: u32 = 580;
 /// The least compute capability that the kernels are compiled for.
 const LEAST_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
+/// The compute capability of Hopper GPUs, whose own kernels run on no other.
+const HOPPER: (u32, u32) = (9, 0);
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug)]
@@ -99,6 +101,14 @@ impl Driver for Nvidia {
 
     fn name(&self) -> String {
         self.device.name.clone()
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.device.compute_capability == HOPPER
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.device.multiprocessors
     }
 
     fn memory(&self) -> (u64, u64) {

@@ -1,7 +1,7 @@
 use super::*;
 
 fn device(index: usize, name: &str, compute_capability: (u32, u32)) -> NvidiaDevice {
-    NvidiaDevice { index, name: name.to_owned(), compute_capability, memory: 1 << 34 }
+    NvidiaDevice { index, name: name.to_owned(), compute_capability, multiprocessors: 100, memory: 1 << 34 }
 }
 
 #[test]

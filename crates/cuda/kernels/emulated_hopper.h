@@ -1,0 +1,167 @@
+// The other side of hopper.h, for tests: barriers, bulk copies and products of warpgroups on emulated threads.
+//
+// With an odd seed bulk copies and products are done at once, with an even one when they are waited for. What goes by the asynchronous proxy
+// is not told from what threads do themselves.
+#pragma once
+
+#define ON_HOPPER(statement) statement
+#define HOPPER_KERNEL(threads, name, parameters) REGISTERED_KERNEL(threads, emulator::MOST_SHARED_HOPPER, name, parameters)
+
+struct Barrier {
+    u32 generation; // phases that have ended
+    unsigned char arrivals, missing;
+    short pieces; // of 16 bytes that are still to come
+};
+
+struct SharedTile {
+    const unsigned char* first;
+    SharedTile columns(u32 k) const { return {first + 32 * k}; }
+};
+
+namespace emulator {
+
+// A product of a warpgroup: 64 rows of a by `columns` rows of b, 16 columns each, and where its threads have their sums.
+struct Product {
+    u32 columns;
+    SharedTile a, b;
+    float (*widen)(u16);
+    float* sums[128];
+};
+
+// Where the threads of a warpgroup meet, and its products, of which the first ones are done.
+struct Group {
+    u32 generation, arrived;
+    Product next;
+    std::vector<Product> products;
+    size_t done;
+};
+
+inline void end_phase(Barrier& barrier) {
+    if (barrier.missing || barrier.pieces) return;
+    barrier.missing = barrier.arrivals;
+    barrier.generation++;
+}
+
+inline void land(const BulkCopy& copy) {
+    memcpy(copy.to, copy.from, copy.bytes);
+    copy.barrier->pieces -= (short)(copy.bytes / 16);
+    end_phase(*copy.barrier);
+}
+
+inline void arrive(Barrier& barrier) {
+    if (!barrier.missing) fail("a barrier in shared memory: one thread too many arrives");
+    barrier.missing--;
+    end_phase(barrier);
+}
+
+} // namespace emulator
+
+inline void barrier_init(Barrier* barrier, u32 arrivals) {
+    if (arrivals < 1 || arrivals > 255) emulator::fail("a barrier in shared memory: %u arrivals", arrivals);
+    *barrier = {0, (unsigned char)arrivals, (unsigned char)arrivals, 0};
+}
+inline void show_barriers() {}
+inline void barrier_expect(Barrier* barrier, u32 bytes) {
+    barrier->pieces += (short)(bytes / 16);
+    emulator::arrive(*barrier);
+}
+inline void barrier_arrive(Barrier* barrier) { emulator::arrive(*barrier); }
+inline void barrier_wait(Barrier* barrier, u32 parity) {
+    using namespace emulator;
+    auto waits = [&] { return (barrier->generation & 1) == parity; };
+    while (waits()) {
+        auto& copies = *now.bulk_copies;
+        for (size_t i = 0; i < copies.size() && waits();)
+            if (copies[i].barrier == barrier) {
+                const BulkCopy copy = copies[i];
+                copies.erase(copies.begin() + (long)i);
+                land(copy);
+            } else {
+                i++;
+            }
+        if (waits()) sleep_on(barrier->generation);
+    }
+}
+
+inline void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier) {
+    using namespace emulator;
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) fail("cp.async.bulk: an address or a size is no multiple of 16");
+    const BulkCopy copy = {to, from, bytes, barrier};
+    if (now.copies_land_at_once) land(copy);
+    else now.bulk_copies->push_back(copy);
+}
+
+inline void async_fence() {}
+template <int N> inline void release_registers() {}
+template <int N> inline void claim_registers() {}
+
+inline SharedTile shared_tile(const void* first) {
+    if ((uintptr_t)first % 1024) emulator::fail("wgmma: a tile is not at a multiple of 1024");
+    return {(const unsigned char*)first};
+}
+
+namespace emulator {
+
+// Element (row, column) of a tile.
+inline u16 tile_element(SharedTile tile, u32 row, u32 column) {
+    uintptr_t at = (uintptr_t)tile.first + row * 128 + column * 2;
+    at ^= (at >> 7 & 7) << 4;
+    return *(const u16*)at;
+}
+
+inline Group& group() { return now.groups[now.self / 128]; }
+
+// Does the products of a warpgroup that come before the one of this number.
+inline void do_products(Group& group, size_t end) {
+    for (; group.done < end; group.done++) {
+        const Product& product = group.products[group.done];
+        std::vector<float> left(64 * 16), right(product.columns * 16);
+        for (u32 k = 0; k < 16; k++) {
+            for (u32 row = 0; row < 64; row++) left[row * 16 + k] = product.widen(tile_element(product.a, row, k));
+            for (u32 column = 0; column < product.columns; column++)
+                right[column * 16 + k] = product.widen(tile_element(product.b, column, k));
+        }
+        for (u32 thread = 0; thread < 128; thread++)
+            for (u32 i = 0; i < product.columns / 2; i++) {
+                const u32 row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+                float sum = 0;
+                for (u32 k = 0; k < 16; k++) sum += left[row * 16 + k] * right[column * 16 + k];
+                product.sums[thread][i] += sum;
+            }
+    }
+}
+
+// All threads of a warpgroup come here with the same product.
+inline void start_product(float* sums, u32 columns, SharedTile a, SharedTile b, float (*widen)(u16)) {
+    Group& own = group();
+    if (now.block_size.x % 128) fail("wgmma: a block is no whole number of warpgroups");
+    if (!own.arrived) own.next = {columns, a, b, widen, {}};
+    if (own.next.columns != columns || own.next.a.first != a.first || own.next.b.first != b.first)
+        fail("wgmma: threads of a warpgroup are at different products");
+    own.next.sums[now.self % 128] = sums;
+    self().products_begun++;
+    if (++own.arrived < 128) return sleep_on(own.generation);
+    own.arrived = 0;
+    own.generation++;
+    own.products.push_back(own.next);
+    if (now.copies_land_at_once) do_products(own, own.products.size());
+}
+
+} // namespace emulator
+
+inline void begin_products() {}
+inline void commit_products() {
+    emulator::Fiber& fiber = emulator::self();
+    fiber.products_committed.push_back(fiber.products_begun);
+}
+template <int N> inline void wait_products() {
+    auto& committed = emulator::self().products_committed;
+    if (committed.size() > N) emulator::do_products(emulator::group(), committed[committed.size() - 1 - N]);
+}
+
+inline void product_of_group(float (&c)[64], SharedTile a, SharedTile b) {
+    emulator::start_product(c, 128, a, b, emulated_bf16_to_f32);
+}
+inline void product_of_group(float (&c)[128], SharedTile a, SharedTile b) {
+    emulator::start_product(c, 256, a, b, emulated_bf16_to_f32);
+}
