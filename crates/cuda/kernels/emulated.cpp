@@ -1,6 +1,7 @@
 // Launches of kernels on emulated threads, and the memory that they work on.
 #include "kernels.cu"
 
+#include <algorithm>
 #include <csetjmp>
 #include <csignal>
 #include <sys/mman.h>
@@ -180,6 +181,15 @@ static void run_block(u32 threads) {
                 budget--;
             }
         if (ran) continue;
+        auto& copies = workplace->bulk_copies;
+        const auto& fibers = workplace->fibers;
+        if (!copies.empty() && std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; })) {
+            const auto copy = copies.begin() + (long)(workplace->next() % copies.size());
+            const BulkCopy landed = *copy;
+            copies.erase(copy);
+            land(landed);
+            continue;
+        }
         for (u32 i = 0; i < threads && !now.failed; i++)
             if (!workplace->fibers[i].done) {
                 now.failed = true;

@@ -1,6 +1,7 @@
 // The other side of hopper.h, for tests: barriers, bulk copies and products of warpgroups on emulated threads.
 //
-// With an odd seed bulk copies and products are done at once, with an even one when they are waited for. What goes by the asynchronous proxy
+// With an odd seed bulk copies and products are done at once, with an even one as late as may be: when no thread can go on, and when they are waited
+// for. What goes by the asynchronous proxy
 // is not told from what threads do themselves.
 #pragma once
 
@@ -67,20 +68,7 @@ inline void barrier_expect(Barrier* barrier, u32 bytes) {
 }
 inline void barrier_arrive(Barrier* barrier) { emulator::arrive(*barrier); }
 inline void barrier_wait(Barrier* barrier, u32 parity) {
-    using namespace emulator;
-    auto waits = [&] { return (barrier->generation & 1) == parity; };
-    while (waits()) {
-        auto& copies = *now.bulk_copies;
-        for (size_t i = 0; i < copies.size() && waits();)
-            if (copies[i].barrier == barrier) {
-                const BulkCopy copy = copies[i];
-                copies.erase(copies.begin() + (long)i);
-                land(copy);
-            } else {
-                i++;
-            }
-        if (waits()) sleep_on(barrier->generation);
-    }
+    while ((barrier->generation & 1) == parity) emulator::sleep_on(barrier->generation);
 }
 
 inline void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier) {

@@ -4,6 +4,7 @@
 #include "rows.cu"
 #include "caches.cu"
 #include "product.cu"
+#include "hopper_product.cu"
 #include "entries.h"
 #include "plain_attention.cu"
 #include "tensor_attention.cu"

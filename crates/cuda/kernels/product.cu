@@ -23,7 +23,7 @@ DEVICE void finish(typename Out::Stored* out, u32 stride, u32 row, u32 column, u
         if (both) second += bias[column + 1];
     }
     if (E == GATE_SILU || E == GATE_GELU) {
-        out[(size_t)row * stride + column / 2] = Out::narrow(activate(first, E == GATE_GELU) * second);
+        out[Place<Out>::at(row, column / 2, stride)] = Out::narrow(activate(first, E == GATE_GELU) * second);
         return;
     }
     typename Out::Stored* at = out + (size_t)row * stride + column;
@@ -77,23 +77,30 @@ PRODUCT_F32(add, ADD)
 PRODUCT_F32(silu, GATE_SILU)
 PRODUCT_F32(gelu, GATE_GELU)
 
+// Tiles of rows and columns, eight rows of tiles at a time, so that blocks that run together share tiles of x and w in the cache.
+struct Tile {
+    u32 first_row, first_column;
+};
+template <u32 M, u32 N> DEVICE Tile tile_of_block(u32 rows, u32 outputs) {
+    const u32 high = (rows + M - 1) / M, wide = (outputs + N - 1) / N, band = blockIdx.x / (8 * wide);
+    const u32 band_high = high - band * 8 < 8 ? high - band * 8 : 8, within = blockIdx.x % (8 * wide);
+    return {(band * 8 + within % band_high) * M, within / band_high * N};
+}
+
 // On tensor cores, many rows: tiles of 128 × 128, 64 inputs at a time, three stages; 8 warps of 64 × 32. `inputs` is a multiple of 64. Bounded by the
 // tensor cores; each weight of a tile is unpacked by the two warps that multiply it.
 template <Epilogue E, class Out, class W>
-DEVICE void product(const u16* x, const typename W::Stored* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
+DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
                     u32 stride) {
     constexpr u32 M = 128, N = 128, STAGES = 3, THREADS = 256, QUADS_X = M * 8, QUADS_W = W::quads(N);
     Quad* tiles_x = (Quad*)shared_memory;
     Quad* tiles_w = tiles_x + STAGES * QUADS_X;
-    const u32 thread = threadIdx.x, lane = thread % 32, warp_row = thread / 128 * 64, warp_column = thread / 32 % 4 * 32;
-    // Blocks that run together take eight rows of tiles at a time, so that they share tiles of x and w in the cache.
-    const u32 high = (rows + M - 1) / M, wide = (outputs + N - 1) / N, band = blockIdx.x / (8 * wide);
-    const u32 band_high = high - band * 8 < 8 ? high - band * 8 : 8, within = blockIdx.x % (8 * wide);
-    const u32 first_row = (band * 8 + within % band_high) * M, first_column = within / band_high * N, steps = inputs / 64;
+    const u32 thread = threadIdx.x, lane = thread % 32, warp_row = thread / 128 * 64, warp_column = thread / 32 % 4 * 32, steps = inputs / 64;
+    const Tile tile = tile_of_block<M, N>(rows, outputs);
     auto load = [&](u32 step) {
         if (step < steps) {
-            load_rows<M, THREADS>(tiles_x + step % STAGES * QUADS_X, x, first_row, rows, inputs, step);
-            W::template load<N, THREADS>(tiles_w + step % STAGES * QUADS_W, w, first_column, outputs, inputs, step);
+            load_panels<M, 256, THREADS>(tiles_x + step % STAGES * QUADS_X, x, tile.first_row, rows, steps, step);
+            load_panels<N, W::STEP, THREADS>(tiles_w + step % STAGES * QUADS_W, w, tile.first_column, outputs, steps, step);
         }
         commit_copies(); // without a copy too, so that the count of groups stays that of the steps
     };
@@ -120,25 +127,47 @@ DEVICE void product(const u16* x, const typename W::Stored* w, const float* bias
     UNROLL for (u32 i = 0; i < 4; i++)
         UNROLL for (u32 j = 0; j < 4; j++)
             UNROLL for (u32 h = 0; h < 2; h++) {
-                const u32 row = first_row + warp_row + i * 16 + lane / 4 + h * 8, column = first_column + warp_column + j * 8 + lane % 4 * 2;
+                const u32 row = tile.first_row + warp_row + i * 16 + lane / 4 + h * 8;
+                const u32 column = tile.first_column + warp_column + j * 8 + lane % 4 * 2;
                 if (row < rows && column < outputs)
                     finish<E, Out>(out, stride, row, column, outputs, bias, sums[i][j][2 * h], sums[i][j][2 * h + 1]);
             }
 }
 
+// 16 rows of x by 8 outputs of a warp, 64 inputs.
+template <class W> DEVICE void product_step(float (&sums)[4], const Quad* tile_x, const Quad* tile_w, u32 warp_column) {
+    const u32 lane = threadIdx.x % 32;
+    UNROLL for (u32 half = 0; half < 2; half++) {
+        u32 a[2][4], b[4];
+        UNROLL for (u32 i = 0; i < 2; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, half * 4 + i * 2 + lane / 16));
+        W::fragments(b, tile_w, warp_column, half);
+        mma_bf16(sums, a[0], b[0], b[1]);
+        mma_bf16(sums, a[1], b[2], b[3]);
+    }
+}
+template <Epilogue E, class Out>
+DEVICE void finish_few(const float (&sums)[4], u32 first_column, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 stride) {
+    const u32 lane = threadIdx.x % 32;
+    UNROLL for (u32 h = 0; h < 2; h++) {
+        const u32 row = lane / 4 + h * 8, column = first_column + lane % 4 * 2;
+        if (row < rows && column < outputs) finish<E, Out>(out, stride, row, column, outputs, bias, sums[2 * h], sums[2 * h + 1]);
+    }
+}
+
 // On tensor cores, at most 16 rows, which weights flow past: tiles of 16 × 32, 64 inputs at a time, in W::FEW_STAGES stages; 4 warps of 16 × 8.
 template <Epilogue E, class Out, class W>
-DEVICE void product_few(const u16* x, const typename W::Stored* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs,
-                        u32 inputs, u32 stride) {
+DEVICE void product_few(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
+                        u32 stride) {
     constexpr u32 M = 16, N = 32, STAGES = W::FEW_STAGES, THREADS = 128, QUADS_X = M * 8, QUADS_W = W::quads(N);
+    static_assert(QUADS_X == THREADS, "each thread copies one piece of x");
     Quad* tiles_x = (Quad*)shared_memory;
     Quad* tiles_w = tiles_x + STAGES * QUADS_X;
-    const u32 thread = threadIdx.x, lane = thread % 32, warp_column = thread / 32 * 8;
-    const u32 first_column = blockIdx.x * N, steps = inputs / 64;
+    const u32 thread = threadIdx.x, warp_column = thread / 32 * 8, first_column = blockIdx.x * N, steps = inputs / 64;
     auto load = [&](u32 step) {
         if (step < steps) {
-            load_rows<M, THREADS>(tiles_x + step % STAGES * QUADS_X, x, 0, rows, inputs, step);
-            W::template load<N, THREADS>(tiles_w + step % STAGES * QUADS_W, w, first_column, outputs, inputs, step);
+            const bool live = thread / 8 < rows;
+            copy_async(tiles_x + step % STAGES * QUADS_X + thread, x + (size_t)step * 256 + (live ? thread : 0), live);
+            load_panels<N, W::STEP, THREADS>(tiles_w + step % STAGES * QUADS_W, w, first_column, outputs, steps, step);
         }
         commit_copies();
     };
@@ -148,35 +177,24 @@ DEVICE void product_few(const u16* x, const typename W::Stored* w, const float* 
         wait_copies<STAGES - 2>();
         block_barrier();
         load(step + STAGES - 1);
-        const Quad* tile_x = tiles_x + step % STAGES * QUADS_X;
-        const Quad* tile_w = tiles_w + step % STAGES * QUADS_W;
-        UNROLL for (u32 half = 0; half < 2; half++) {
-            u32 a[2][4], b[4];
-            UNROLL for (u32 i = 0; i < 2; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, half * 4 + i * 2 + lane / 16));
-            W::fragments(b, tile_w, warp_column, half);
-            mma_bf16(sums, a[0], b[0], b[1]);
-            mma_bf16(sums, a[1], b[2], b[3]);
-        }
+        product_step<W>(sums, tiles_x + step % STAGES * QUADS_X, tiles_w + step % STAGES * QUADS_W, warp_column);
     }
-    UNROLL for (u32 h = 0; h < 2; h++) {
-        const u32 row = lane / 4 + h * 8, column = first_column + warp_column + lane % 4 * 2;
-        if (row < rows && column < outputs) finish<E, Out>(out, stride, row, column, outputs, bias, sums[2 * h], sums[2 * h + 1]);
-    }
+    finish_few<E, Out>(sums, first_column + warp_column, bias, out, rows, outputs, stride);
 }
-#define PRODUCT(name, suffix, E, OUT, W)                                                                                                   \
-    KERNEL(256, product_##name##_##suffix,                                                                                                 \
-           (const u16* x, const W::Stored* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {       \
-        product<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                                \
-    }                                                                                                                                      \
-    KERNEL(128, product_##name##_few_##suffix,                                                                                             \
-           (const u16* x, const W::Stored* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {       \
-        product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                            \
+#define PRODUCT_PARAMETERS(OUT) \
+    (const Quad* x, const Quad* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)
+#define PRODUCT(name, suffix, E, OUT, W)                                                                                            \
+    KERNEL(256, product_##name##_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                               \
+        product<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                         \
+    }                                                                                                                               \
+    KERNEL(128, product_##name##_few_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                           \
+        product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                     \
     }
-#define PRODUCTS(name, W)                    \
-    PRODUCT(name, store, STORE, F32, W)      \
-    PRODUCT(name, add, ADD, F32, W)          \
-    PRODUCT(name, silu, GATE_SILU, Bf16, W)  \
-    PRODUCT(name, gelu, GATE_GELU, Bf16, W)
-PRODUCTS(bf16, Bf16Rows)
+#define PRODUCTS(name, W)                      \
+    PRODUCT(name, store, STORE, F32, W)        \
+    PRODUCT(name, add, ADD, F32, W)            \
+    PRODUCT(name, silu, GATE_SILU, Panels, W)  \
+    PRODUCT(name, gelu, GATE_GELU, Panels, W)
+PRODUCTS(bf16, Bf16Panels)
 PRODUCTS(q8, Blocks<8>)
 PRODUCTS(q4, Blocks<4>)

@@ -1,6 +1,6 @@
 // Kernels on rows of activations: norms, rounding, rotation, gathering, sums.
 #pragma once
-#include "device.h"
+#include "panels.h"
 
 // The sum of a number over the block, the same in each thread. `parts` is one float for each warp.
 DEVICE float block_sum(float x, float* parts) {
@@ -14,21 +14,22 @@ DEVICE float block_sum(float x, float* parts) {
     return x;
 }
 
-// Root-mean-square norm of segments of rows: a block each. Segment s of row r begins at x[r·x_stride + s·width], its result at
-// out[r·out_stride + s·width]. With ADD the result is added. Columns from `width` to `padded` of the result become zeros.
+// Root-mean-square norm of segments of rows: a block each. Segment s of row r begins at x[r·x_stride + s·width], its result at column s·width of
+// row r of `out`. With ADD the result is added. Columns from `width` to `padded` of the result become zeros.
 template <class Out, bool ADD>
 DEVICE void rms_norm(const float* x, u32 x_stride, const float* weight, typename Out::Stored* out, u32 out_stride, u32 segments, u32 width,
                      u32 padded, float eps) {
     const u32 row = blockIdx.x / segments, segment = blockIdx.x % segments;
     x += (size_t)row * x_stride + segment * width;
-    out += (size_t)row * out_stride + segment * width;
+    auto place = [&](u32 i) { return Place<Out>::at(row, segment * width + i, out_stride); };
     float squares = 0;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
     squares = block_sum(squares, (float*)shared_memory);
     const float scale = 1.0f / sqrtf(squares / width + eps);
     for (u32 i = threadIdx.x; i < padded; i += blockDim.x) {
         const float y = i < width ? x[i] * scale * weight[i] : 0;
-        out[i] = ADD ? Out::narrow(Out::widen(out[i]) + y) : Out::narrow(y);
+        typename Out::Stored& to = out[place(i)];
+        to = ADD ? Out::narrow(Out::widen(to) + y) : Out::narrow(y);
     }
 }
 #define RMS_NORM(name, OUT, ADD)                                                                                                       \
@@ -40,15 +41,16 @@ DEVICE void rms_norm(const float* x, u32 x_stride, const float* weight, typename
 RMS_NORM(rms_norm_f32, F32, false)
 RMS_NORM(rms_norm_f16, F16, false)
 RMS_NORM(rms_norm_bf16, Bf16, false)
+RMS_NORM(rms_norm_panels, Panels, false)
 RMS_NORM(rms_norm_add, F32, true)
 
-// Rows rounded to another type: out[r·out_stride + i] = x[r·x_stride + i] for i < width, zeros up to out_stride.
+// Rows rounded to another type: column i of row r of `out` is x[r·x_stride + i] for i < width, zero up to out_stride.
 template <class Out>
 DEVICE void round_rows(const float* x, u32 x_stride, typename Out::Stored* out, u32 out_stride, u32 rows, u32 width) {
     const size_t at = thread_index();
     if (at >= (size_t)rows * out_stride) return;
     const u32 row = at / out_stride, i = at % out_stride;
-    out[at] = Out::narrow(i < width ? x[(size_t)row * x_stride + i] : 0);
+    out[Place<Out>::at(row, i, out_stride)] = Out::narrow(i < width ? x[(size_t)row * x_stride + i] : 0);
 }
 #define ROUND_ROWS(name, OUT)                                                                                         \
     KERNEL(256, name, (const float* x, u32 x_stride, OUT::Stored* out, u32 out_stride, u32 rows, u32 width)) {        \
@@ -57,6 +59,7 @@ DEVICE void round_rows(const float* x, u32 x_stride, typename Out::Stored* out, 
 ROUND_ROWS(round_rows_f32, F32)
 ROUND_ROWS(round_rows_f16, F16)
 ROUND_ROWS(round_rows_bf16, Bf16)
+ROUND_ROWS(round_rows_panels, Panels)
 
 // out (count × width) = x[rows], of elements of 16 or 32 bits.
 template <class T> DEVICE void gather_rows(const T* x, const u32* rows, T* out, u32 count, u32 width) {

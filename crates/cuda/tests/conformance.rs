@@ -6,7 +6,7 @@ use refrain_kernels::conformance;
 
 #[test]
 fn every_call_computes_what_the_reference_device_does() {
-    for seed in [2, 3] {
+    for seed in 0..4 {
         conformance::check(&CudaDevice::new(Emulated::new(seed), 2).unwrap());
     }
 }

@@ -9,8 +9,8 @@ use refrain_kernels::{
     WeightMatrix, WeightRows, download, upload,
 };
 
-/// With asynchronous copies that land when they are waited for, and at once.
-const SEEDS: [u64; 2] = [2, 3];
+/// With asynchronous copies that land when they are waited for, and at once: before Hopper, and on it.
+const SEEDS: [u64; 4] = [0, 1, 2, 3];
 /// Inputs of a block.
 const BLOCK: usize = 32;
 
@@ -122,7 +122,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 #[test]
 fn products_on_tensor_cores_are_right_at_ragged_sizes() {
-    let sizes = [(1, 33, 40), (16, 130, 200), (17, 64, 64), (130, 150, 72), (131, 31, 450), (3, 70, 1100)];
+    let sizes = [(1, 33, 40), (16, 130, 200), (17, 64, 64), (130, 150, 72), (131, 31, 450), (3, 70, 1100), (150, 470, 330)];
     let kept = [Kept::Bf16, Kept::Q8, Kept::Q4];
     for (seed, kept) in SEEDS.into_iter().flat_map(|seed| kept.map(|kept| (seed, kept))) {
         for (rows, outputs, inputs) in sizes {
@@ -152,8 +152,9 @@ fn products_on_tensor_cores_are_right_at_ragged_sizes() {
 
 #[test]
 fn a_row_of_a_product_has_the_same_bits_in_any_company() {
-    for kept in [Kept::Bf16, Kept::F32, Kept::Q8, Kept::Q4] {
-        let (device, rows, outputs, inputs) = (device(2), 140, 161, 328);
+    let kept = [Kept::Bf16, Kept::F32, Kept::Q8, Kept::Q4];
+    for (seed, kept) in [0, 2].into_iter().flat_map(|seed| kept.map(|kept| (seed, kept))) {
+        let (device, rows, outputs, inputs) = (device(seed), 140, 161, 328);
         let packed = Matrix::new(kept, outputs, inputs, 3).packed(&device, false);
         let x = random(rows * inputs, 4);
         let all = bits(&logits(&device, &packed, &x, inputs));
@@ -200,7 +201,9 @@ fn finished(
     download(&device, &x)
 }
 
-const LAYERS: [(u64, usize, Activation); 4] = [
+const LAYERS: [(u64, usize, Activation); 6] = [
+    (0, 150, Activation::Silu),
+    (1, 3, Activation::GeluTanh),
     (2, 3, Activation::Silu),
     (3, 3, Activation::GeluTanh),
     (2, 150, Activation::GeluTanh),
@@ -216,6 +219,17 @@ fn a_layer_in_bf16_is_that_of_f32_but_for_rounding() {
         let error =
             square(&mut rounded.iter().zip(&exact).map(|(a, b)| a - b)) / square(&mut exact.iter().copied());
         assert!(error.sqrt() < 1e-2, "{rows} rows, {activation}: relative error {:.1e}", error.sqrt());
+    }
+}
+
+#[test]
+fn a_layer_on_a_hopper_is_to_the_bit_that_of_other_gpus() {
+    for (rows, activation) in [(3, Activation::Silu), (16, Activation::GeluTanh), (150, Activation::Silu)] {
+        for kept in [Kept::Bf16, Kept::Q8, Kept::Q4] {
+            let layer = layer_of(kept);
+            let [before, hopper] = [1, 3].map(|seed| bits(&finished(seed, rows, activation, &layer)));
+            assert_eq!(before, hopper, "{kept:?}, {rows} rows, {activation}");
+        }
     }
 }
 

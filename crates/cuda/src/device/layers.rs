@@ -47,11 +47,30 @@ fn norm_threads(width: usize) -> u32 {
     narrow((width / 8).next_multiple_of(32).clamp(32, 256))
 }
 
-/// The destination of a norm or a rounding: memory, a type, and the elements from one row to the next.
+/// The destination of a norm or a rounding: memory, how rows lie there, and the elements from one row to the next.
 pub(super) struct Target<'a, M> {
     pub(super) at: Arg<'a, M>,
-    pub(super) dtype: Dtype,
+    pub(super) rows: RowLayout,
     pub(super) stride: usize,
+}
+
+/// How rows lie in memory.
+#[derive(Clone, Copy)]
+pub(super) enum RowLayout {
+    /// One behind the other.
+    Plain(Dtype),
+    /// In panels of `bf16`, as products take them (`panels.h`).
+    Panels,
+}
+
+/// The name of a kernel that there is for each layout of the rows that it writes.
+macro_rules! for_layout {
+    ($rows:expr, $name:literal) => {
+        match $rows {
+            RowLayout::Plain(dtype) => for_dtype!(dtype, $name),
+            RowLayout::Panels => concat!($name, "_panels"),
+        }
+    };
 }
 
 impl<M> Clone for Target<'_, M> {
@@ -96,14 +115,14 @@ impl<D: Driver> CudaDevice<D> {
             size(filled),
             Arg::F32(norm.eps),
         ];
-        let (kernel, blocks) = (for_dtype!(to.dtype, "rms_norm"), [x.rows * segments, 1, 1]);
+        let (kernel, blocks) = (for_layout!(to.rows, "rms_norm"), [x.rows * segments, 1, 1]);
         self.launch(kernel, blocks, norm_threads(width), 32, &args);
     }
 
     /// Rounds rows that are `stride` elements apart; zeros fill the rows of `to`.
     pub(super) fn round_into(&self, x: Rows<'_, D::Memory>, stride: usize, to: Target<'_, D::Memory>) {
         let args = [x.at, size(stride), to.at, size(to.stride), size(x.rows), size(x.width)];
-        self.launch_each(for_dtype!(to.dtype, "round_rows"), x.rows * to.stride, &args);
+        self.launch_each(for_layout!(to.rows, "round_rows"), x.rows * to.stride, &args);
     }
 
     /// Norms or rounds rows, whichever is asked for.
@@ -127,9 +146,9 @@ impl<D: Driver> CudaDevice<D> {
         if w.is_f32() && norm.is_none() {
             return then(&Input { rows, at: x.at });
         }
-        let block = self.block(rows * w.input_stride() * w.element());
-        let dtype = if w.is_f32() { Dtype::F32 } else { Dtype::Bf16 };
-        self.put(x, x.width, norm, Target { at: block.arg(0), dtype, stride: w.input_stride() });
+        let block = self.block(w.input_bytes(rows, w.input_stride()));
+        let layout = if w.is_f32() { RowLayout::Plain(Dtype::F32) } else { RowLayout::Panels };
+        self.put(x, x.width, norm, Target { at: block.arg(0), rows: layout, stride: w.input_stride() });
         then(&Input { rows, at: block.arg(0) })
     }
 
@@ -172,11 +191,12 @@ impl<D: Driver> CudaDevice<D> {
             let to_kv =
                 |kv: &KvBuffer| kv_block::<D>(kv).bytes().min(rows.start * kv_width * kv.dtype().size());
             let q_at = q.arg(4 * rows.start * q_width);
-            let to_q = Target { at: q_at, dtype: Dtype::F32, stride: q_width };
+            let to_q = Target { at: q_at, rows: RowLayout::Plain(Dtype::F32), stride: q_width };
             self.put(columns(0, q_width), width, qk_norms.map(|norms| norms.q), to_q);
             for (kv, at, norm) in [(k, q_width, qk_norms.map(|norms| norms.k)), (v, q_width + kv_width, None)]
             {
-                let to = Target { at: kv_block::<D>(kv).arg(to_kv(kv)), dtype: kv.dtype(), stride: kv_width };
+                let rows = RowLayout::Plain(kv.dtype());
+                let to = Target { at: kv_block::<D>(kv).arg(to_kv(kv)), rows, stride: kv_width };
                 self.put(columns(at, kv_width), width, norm, to);
             }
         }
@@ -222,7 +242,7 @@ impl<D: Driver> CudaDevice<D> {
         assert_eq!(gate_up.is_f32(), down.is_f32(), "the weights of a network are of one type");
         assert_eq!(gate_up.outputs(), down.inputs(), "the down projection takes what the gates give");
         let stride = gate_up.output_stride();
-        let active = self.block(input.rows * stride * gate_up.element());
+        let active = self.block(gate_up.input_bytes(input.rows, stride));
         if stride != gate_up.outputs() {
             self.zero(&active, 0, active.bytes());
         }
@@ -261,7 +281,7 @@ impl<D: Driver> CudaDevice<D> {
     /// Rows in `f32`, normed where a norm is given.
     pub(super) fn normed_rows(&self, x: Rows<'_, D::Memory>, norm: Option<Norm<'_>>) -> Block<D> {
         let out = self.block(4 * x.rows * x.width);
-        self.put(x, x.width, norm, Target { at: out.arg(0), dtype: Dtype::F32, stride: x.width });
+        self.put(x, x.width, norm, Target { at: out.arg(0), rows: RowLayout::Plain(Dtype::F32), stride: x.width });
         out
     }
 

@@ -7,7 +7,7 @@ use refrain_kernels::{Activation, PackedLinear, RowUnavailable, WeightMatrix};
 use super::block::Block;
 use super::context::CudaDevice;
 use super::launch::size;
-use super::weights::{DEPTH, Layout};
+use super::weights::{DEPTH, Layout, PANEL};
 use crate::driver::{Arg, Driver};
 
 /// Rows of weights that a thread of the host prepares at a time: whole panels.
@@ -17,6 +17,10 @@ const FEW_ROWS: usize = 16;
 const FEW_COLUMNS: usize = 32;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
+/// Columns of tiles of a product of many rows on a Hopper, with the stages in which they are loaded and the time of a tile.
+const HOPPER_TILES: [(usize, usize, f64); 2] = [(128, 6, 0.65), (256, 4, 1.0)];
+/// Bytes of the barriers of all stages, and what fills shared memory up to a multiple of the alignment of tiles.
+const BARRIERS: usize = 1024;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
 const TILE_F32: usize = 64;
 const DEPTH_F32: usize = 16;
@@ -33,7 +37,7 @@ pub(super) struct Linear<D: Driver> {
     pub(super) is_gated: bool,
 }
 
-/// Rows that a product takes: f32 × inputs, or `bf16` × inputs padded to a whole number of tiles.
+/// Rows that a product takes: of `f32`, or panels of `bf16`, which `panels.h` describes.
 pub(super) struct Input<'a, M> {
     pub(super) rows: usize,
     pub(super) at: Arg<'a, M>,
@@ -76,9 +80,9 @@ impl<D: Driver> Linear<D> {
         if self.is_gated { self.layout.padded(self.outputs()) } else { self.outputs() }
     }
 
-    /// Bytes of an element of an input, and of a gated result.
-    pub(super) fn element(&self) -> usize {
-        if self.is_f32() { 4 } else { 2 }
+    /// Bytes of `rows` rows of `stride` elements, as a product takes them.
+    pub(super) fn input_bytes(&self, rows: usize, stride: usize) -> usize {
+        if self.is_f32() { 4 * rows * stride } else { 2 * rows.next_multiple_of(PANEL) * stride }
     }
 }
 
@@ -158,16 +162,22 @@ impl<D: Driver> CudaDevice<D> {
                 }
             };
         }
-        let is_few = rows <= FEW_ROWS;
-        let kernel = match (w.layout, is_few) {
-            (Layout::F32, true) => kernel!("product_f32_few_"),
-            (Layout::F32, false) => kernel!("product_f32_"),
-            (Layout::Bf16, true) => kernel!("product_bf16_few_"),
-            (Layout::Bf16, false) => kernel!("product_bf16_"),
-            (Layout::Q8, true) => kernel!("product_q8_few_"),
-            (Layout::Q8, false) => kernel!("product_q8_"),
-            (Layout::Q4, true) => kernel!("product_q4_few_"),
-            (Layout::Q4, false) => kernel!("product_q4_"),
+        let (is_few, is_hopper) = (rows <= FEW_ROWS, self.driver.is_hopper());
+        let wide = hopper_tile(rows, w.rows, self.driver.multiprocessors());
+        let kernel = match (w.layout, is_few, is_hopper) {
+            (Layout::F32, true, _) => kernel!("product_f32_few_"),
+            (Layout::F32, false, _) => kernel!("product_f32_"),
+            (Layout::Bf16, true, true) => kernel!("product_bf16_few_bulk_"),
+            (Layout::Bf16, true, false) => kernel!("product_bf16_few_"),
+            (Layout::Bf16, false, true) if wide.0 == 256 => kernel!("product_bf16_256_"),
+            (Layout::Bf16, false, true) => kernel!("product_bf16_128_"),
+            (Layout::Bf16, false, false) => kernel!("product_bf16_"),
+            (Layout::Q8, true, true) => kernel!("product_q8_few_bulk_"),
+            (Layout::Q8, true, false) => kernel!("product_q8_few_"),
+            (Layout::Q8, false, _) => kernel!("product_q8_"),
+            (Layout::Q4, true, true) => kernel!("product_q4_few_bulk_"),
+            (Layout::Q4, true, false) => kernel!("product_q4_few_"),
+            (Layout::Q4, false, _) => kernel!("product_q4_"),
         };
         // A stage has a step's inputs of the rows and of the columns of a tile.
         let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * w.layout.row_bytes(DEPTH);
@@ -176,11 +186,29 @@ impl<D: Driver> CudaDevice<D> {
             let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
             self.launch(kernel, [w.rows.div_ceil(TILE_F32), rows.div_ceil(tile), 1], threads, shared, &args);
         } else if is_few {
-            let shared = w.layout.few_stages() * stage(FEW_ROWS, FEW_COLUMNS);
-            self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], 128, shared, &args);
+            let [stages, bulk_stages] = w.layout.few_stages();
+            let (threads, shared) = match is_hopper {
+                true => (160, bulk_stages * stage(FEW_ROWS, FEW_COLUMNS) + BARRIERS),
+                false => (128, stages * stage(FEW_ROWS, FEW_COLUMNS)),
+            };
+            self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], threads, shared, &args);
+        } else if is_hopper && w.layout == Layout::Bf16 {
+            let (columns, stages, _) = wide;
+            let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(columns);
+            self.launch(kernel, [blocks, 1, 1], 384, stages * stage(TILE, columns) + BARRIERS, &args);
         } else {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
             self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
         }
     }
+}
+
+/// The tile of [`HOPPER_TILES`] with which a product takes least time, each multiprocessor having one at a time.
+fn hopper_tile(rows: usize, columns: usize, multiprocessors: usize) -> (usize, usize, f64) {
+    let seconds = |tile: &(usize, usize, f64)| {
+        let tiles = rows.div_ceil(TILE) * columns.div_ceil(tile.0);
+        tiles.div_ceil(multiprocessors) as f64 * tile.2
+    };
+    let [narrow, wide] = HOPPER_TILES;
+    if seconds(&narrow) < seconds(&wide) { narrow } else { wide }
 }

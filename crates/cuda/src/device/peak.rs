@@ -7,10 +7,14 @@ use refrain_kernels::Device;
 use super::context::CudaDevice;
 use crate::driver::{Arg, Driver, DriverError, Grid};
 
-/// Threads of a block of `peak_bf16`.
+/// Threads of a block that multiplies.
 const THREADS: u32 = 256;
 /// Operations of a warp in a round of `peak_bf16`: eight products of 16 × 16 by 16 × 8.
 const ROUND_OPERATIONS: f64 = 8.0 * 2.0 * 16.0 * 16.0 * 8.0;
+/// Operations of a warp in a round of `peak_bf16_groups`: a quarter of four products of 64 × 16 by 16 × 256.
+const GROUP_ROUND_OPERATIONS: f64 = 2.0 * 64.0 * 16.0 * 256.0;
+/// Bytes of the tiles of `peak_bf16_groups`.
+const TILES: u32 = (64 + 256) * 128;
 /// Bits of a pair of `bf16` that are drawn: signs and fractions, so that elements are of ±1 up to ±2.
 const DRAWN: u32 = 0x807f_807f;
 
@@ -30,14 +34,14 @@ pub struct PeakWork {
 impl Default for PeakWork {
     /// Milliseconds of a GPU a repetition, more blocks than any GPU has room for, and more bytes than its caches hold.
     fn default() -> PeakWork {
-        PeakWork { blocks: 16_384, rounds: 1024, bytes: 1 << 30, runs: 20 }
+        PeakWork { blocks: 4096, rounds: 1024, bytes: 1 << 30, runs: 20 }
     }
 }
 
 /// A GPU whose peaks can be measured.
 pub trait Peaks: Device {
-    /// Most operations per second of products of `bf16` summed in `f32`, by the instruction that kernels use (`mma.sync`), with all operands in
-    /// registers.
+    /// Most operations per second of products of `bf16` summed in `f32`, by the instruction that kernels use: `mma.sync` with all operands in
+    /// registers, or `wgmma` with those in shared memory on a Hopper.
     ///
     /// # Errors
     /// If memory is short, or a call of the driver fails.
@@ -61,12 +65,16 @@ impl<D: Driver> Peaks for CudaDevice<D> {
     fn peak_bf16(&self, work: PeakWork) -> Result<f64, DriverError> {
         let warps = f64::from(work.blocks) * f64::from(THREADS / 32);
         let sums = self.driver.alloc(work.blocks as usize * THREADS as usize * 4)?;
+        let (kernel, shared, operations) = match self.driver.is_hopper() {
+            true => ("peak_bf16_groups", TILES, GROUP_ROUND_OPERATIONS),
+            false => ("peak_bf16", 0, ROUND_OPERATIONS),
+        };
         let seconds = self.fastest(work.runs, || {
-            let grid = Grid { blocks: [work.blocks, 1, 1], threads: THREADS, shared: 0 };
+            let grid = Grid { blocks: [work.blocks, 1, 1], threads: THREADS, shared };
             let args = [Arg::Memory(&sums, 0), Arg::U32(work.rounds), Arg::U32(DRAWN)];
-            self.driver.launch("peak_bf16", grid, &args);
+            self.driver.launch(kernel, grid, &args);
         })?;
-        Ok(warps * f64::from(work.rounds) * ROUND_OPERATIONS / seconds)
+        Ok(warps * f64::from(work.rounds) * operations / seconds)
     }
 
     fn peak_memory(&self, work: PeakWork) -> Result<f64, DriverError> {

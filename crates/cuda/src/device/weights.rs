@@ -6,15 +6,17 @@ use refrain_kernels::{Cpu, Precision, Q4Block, Q8Block, RowUnavailable, WeightMa
 
 /// Inputs of a tile, to whose multiple rows of all layouts but `f32` are filled with zeros.
 pub(super) const DEPTH: usize = 64;
-/// Inputs of a block, and outputs of a panel.
+/// Inputs of a block.
 const BLOCK: usize = 32;
+/// Rows of a panel.
+pub(super) const PANEL: usize = 32;
 
 /// The layout of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// Rows of `f32`.
     F32,
-    /// Rows of `bf16`.
+    /// Panels of 32 outputs of `bf16`.
     Bf16,
     /// Panels of 32 outputs of blocks of 8 bits and a scale.
     Q8,
@@ -57,18 +59,18 @@ impl Layout {
     /// Rows with those that fill the last panel.
     fn filled(self, rows: usize) -> usize {
         match self {
-            Layout::F32 | Layout::Bf16 => rows,
-            Layout::Q8 | Layout::Q4 => rows.next_multiple_of(BLOCK),
+            Layout::F32 => rows,
+            Layout::Bf16 | Layout::Q8 | Layout::Q4 => rows.next_multiple_of(PANEL),
         }
     }
 
-    /// Stages of a product of few rows on tensor cores: `FEW_STAGES` of `weights.h`.
-    pub(super) fn few_stages(self) -> usize {
+    /// Stages of a product of few rows on tensor cores: `FEW_STAGES` of `weights.h`, and `FEW_BULK_STAGES`.
+    pub(super) fn few_stages(self) -> [usize; 2] {
         match self {
-            Layout::F32 => 1,
-            Layout::Bf16 => 6,
-            Layout::Q8 => 10,
-            Layout::Q4 => 12,
+            Layout::F32 => [1, 1],
+            Layout::Bf16 => [6, 10],
+            Layout::Q8 => [10, 16],
+            Layout::Q4 => [12, 16],
         }
     }
 
@@ -85,13 +87,13 @@ impl Layout {
         let mut values = vec![0.0; *inputs];
         for (index, row) in rows.enumerate() {
             let own = index * row_words..(index + 1) * row_words;
-            let panel = index / BLOCK * BLOCK * row_words;
+            let panel = index / PANEL * PANEL * row_words;
             match (self, source) {
                 (Layout::F32, _) => source.write_f32(row, bytemuck::cast_slice_mut(&mut words[own]))?,
                 (Layout::Bf16, _) => {
                     source.write_f32(row, &mut values)?;
-                    let halves: &mut [u16] = bytemuck::cast_slice_mut(&mut words[own]);
-                    halves[..*inputs].reinterpret_cast_mut::<bf16>().convert_from_f32_slice(&values);
+                    let panel: &mut [u16] = bytemuck::cast_slice_mut(&mut words[panel..]);
+                    put_row(panel.reinterpret_cast_mut(), index % PANEL, &values);
                 }
                 (Layout::Q4, WeightRows::Q4(write)) => {
                     let mut blocks = vec![Q4Block::default(); inputs.div_ceil(BLOCK)];
@@ -99,18 +101,29 @@ impl Layout {
                     let blocks = blocks
                         .iter()
                         .map(|block| ([block.scale, block.min].map(f16::from_f32), block.q.map(|q| q & 15)));
-                    put(&mut words[panel..], index % BLOCK, blocks);
+                    put(&mut words[panel..], index % PANEL, blocks);
                 }
                 (Layout::Q4 | Layout::Q8, _) => {
                     source.write_f32(row, &mut values)?;
                     let mut blocks = vec![Q8Block::default(); inputs.div_ceil(BLOCK)];
                     cpu.quantize_weights(&values, &mut blocks);
                     let blocks = blocks.iter().map(|block| ([block.scale], block.q.map(|q| q as u8 ^ 0x80)));
-                    put(&mut words[panel..], index % BLOCK, blocks);
+                    put(&mut words[panel..], index % PANEL, blocks);
                 }
             }
         }
         Ok(words)
+    }
+}
+
+/// Puts a row into a panel, whose other columns stay zeros: 16 bytes at a time, swizzled as `panels.h` says.
+fn put_row(panel: &mut [bf16], row: usize, values: &[f32]) {
+    for (step, values) in panel.chunks_exact_mut(PANEL * DEPTH).zip(values.chunks(DEPTH)) {
+        let line = &mut step[row * DEPTH..(row + 1) * DEPTH];
+        for (piece, values) in values.chunks(8).enumerate() {
+            let at = (piece ^ row % 8) * 8;
+            line[at..at + values.len()].convert_from_f32_slice(values);
+        }
     }
 }
 

@@ -1,0 +1,140 @@
+// Products with weights on Hopper GPUs: what product.cu computes, to the bit, by warpgroups and bulk copies.
+#pragma once
+#include "product.cu"
+
+// Stages of tiles in shared memory: a barrier of each on which it fills, and one on which it empties.
+template <u32 STAGES> struct Stages {
+    Barrier* full;
+    Barrier* empty;
+    u32 stage, parity;
+    // Makes the barriers, behind whose making the block has to wait at a barrier. A stage is empty when `readers` threads have arrived.
+    DEVICE Stages(void* barriers, u32 readers) : full((Barrier*)barriers), empty(full + STAGES), stage(0), parity(0) {
+        if (threadIdx.x) return;
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, readers);
+        }
+        show_barriers();
+    }
+    DEVICE void next() {
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        parity ^= stage == 0;
+    }
+    DEVICE void wait_until_full() { barrier_wait(full + stage, parity); }
+    DEVICE void wait_until_empty() { barrier_wait(empty + stage, parity ^ 1); }
+};
+
+// Many rows of weights in bf16: tiles of 128 × N, 64 inputs at a time. Two warpgroups multiply 64 × N each, and a thread of a third one loads.
+template <Epilogue E, class Out, u32 N>
+DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
+                              u32 stride) {
+    constexpr u32 M = 128, STAGES = N == 256 ? 4 : 6, PANEL = 256, QUADS_X = M * 8, QUADS_W = N * 8;
+    Quad* tiles_x = (Quad*)shared_memory;
+    Quad* tiles_w = tiles_x + STAGES * QUADS_X;
+    const u32 thread = threadIdx.x, lane = thread % 32, group = thread / 128, steps = inputs / 64;
+    const Tile tile = tile_of_block<M, N>(rows, outputs);
+    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, 2);
+    block_barrier();
+    if (group == 2) {
+        release_registers<40>();
+        if (thread % 128) return;
+        // Panels that a tile has of rows or of outputs.
+        auto panels = [](u32 first, u32 most, u32 all) { return ((all - first < most ? all - first : most) + 31) / 32; };
+        const u32 panels_x = panels(tile.first_row, M, rows), panels_w = panels(tile.first_column, N, outputs);
+        for (u32 step = 0; step < steps; step++) {
+            stages.wait_until_empty();
+            Barrier* full = stages.full + stages.stage;
+            barrier_expect(full, (panels_x + panels_w) * PANEL * 16);
+            auto load = [&](Quad* tile, const Quad* from, u32 first, u32 count) {
+                for (u32 i = 0; i < count; i++)
+                    copy_bulk(tile + i * PANEL, from + ((size_t)(first / 32 + i) * steps + step) * PANEL, PANEL * 16, full);
+            };
+            load(tiles_x + stages.stage * QUADS_X, x, tile.first_row, panels_x);
+            load(tiles_w + stages.stage * QUADS_W, w, tile.first_column, panels_w);
+            stages.next();
+        }
+        return;
+    }
+    claim_registers<232>();
+    float sums[N / 2] = {};
+    u32 last = 0;
+    for (u32 step = 0; step < steps; step++) {
+        stages.wait_until_full();
+        const SharedTile tile_x = shared_tile(tiles_x + stages.stage * QUADS_X + group * QUADS_X / 2);
+        const SharedTile tile_w = shared_tile(tiles_w + stages.stage * QUADS_W);
+        begin_products();
+        UNROLL for (u32 k = 0; k < 4; k++) product_of_group(sums, tile_x.columns(k), tile_w.columns(k));
+        commit_products();
+        if (step) {
+            wait_products<1>();
+            if (thread % 128 == 0) barrier_arrive(stages.empty + last);
+        }
+        last = stages.stage;
+        stages.next();
+    }
+    wait_products<0>();
+    UNROLL for (u32 j = 0; j < N / 8; j++)
+        UNROLL for (u32 h = 0; h < 2; h++) {
+            const u32 row = tile.first_row + thread / 32 * 16 + lane / 4 + h * 8, column = tile.first_column + j * 8 + lane % 4 * 2;
+            if (row < rows && column < outputs)
+                finish<E, Out>(out, stride, row, column, outputs, bias, sums[j * 4 + 2 * h], sums[j * 4 + 2 * h + 1]);
+        }
+}
+
+// At most 16 rows, as product_few has them; a warp more loads.
+template <Epilogue E, class Out, class W>
+DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
+                             u32 stride) {
+    constexpr u32 STAGES = W::FEW_BULK_STAGES, WARPS = 4, QUADS_X = 16 * 8, QUADS_W = W::quads(32);
+    Quad* tiles_x = (Quad*)shared_memory;
+    Quad* tiles_w = tiles_x + STAGES * QUADS_X;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = inputs / 64;
+    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, WARPS);
+    block_barrier();
+    if (warp == WARPS) {
+        if (lane) return;
+        const Quad* panel = w + (size_t)blockIdx.x * steps * W::STEP;
+        for (u32 step = 0; step < steps; step++) {
+            stages.wait_until_empty();
+            Barrier* full = stages.full + stages.stage;
+            barrier_expect(full, rows * 128 + QUADS_W * 16);
+            copy_bulk(tiles_w + stages.stage * QUADS_W, panel + (size_t)step * W::STEP, QUADS_W * 16, full);
+            copy_bulk(tiles_x + stages.stage * QUADS_X, x + (size_t)step * 256, rows * 128, full);
+            stages.next();
+        }
+        return;
+    }
+    float sums[4] = {};
+    for (u32 step = 0; step < steps; step++) {
+        stages.wait_until_full();
+        product_step<W>(sums, tiles_x + stages.stage * QUADS_X, tiles_w + stages.stage * QUADS_W, warp * 8);
+        if (lane == 0) barrier_arrive(stages.empty + stages.stage); // the products of all lanes have taken the stage
+        stages.next();
+    }
+    finish_few<E, Out>(sums, blockIdx.x * 32 + warp * 8, bias, out, rows, outputs, stride);
+}
+
+#define HOPPER_PRODUCT(suffix, E, OUT)                                                                                               \
+    HOPPER_KERNEL(384, product_bf16_128_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                         \
+        ON_HOPPER((product_of_groups<E, OUT, 128>(x, w, bias, out, rows, outputs, inputs, stride)));                                 \
+    }                                                                                                                                \
+    HOPPER_KERNEL(384, product_bf16_256_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                         \
+        ON_HOPPER((product_of_groups<E, OUT, 256>(x, w, bias, out, rows, outputs, inputs, stride)));                                 \
+    }
+HOPPER_PRODUCT(store, STORE, F32)
+HOPPER_PRODUCT(add, ADD, F32)
+HOPPER_PRODUCT(silu, GATE_SILU, Panels)
+HOPPER_PRODUCT(gelu, GATE_GELU, Panels)
+
+#define FEW_BULK(name, suffix, E, OUT, W)                                                                                            \
+    HOPPER_KERNEL(160, product_##name##_few_bulk_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                \
+        ON_HOPPER((product_few_bulk<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride)));                                    \
+    }
+#define FEW_BULKS(name, W)                      \
+    FEW_BULK(name, store, STORE, F32, W)        \
+    FEW_BULK(name, add, ADD, F32, W)            \
+    FEW_BULK(name, silu, GATE_SILU, Panels, W)  \
+    FEW_BULK(name, gelu, GATE_GELU, Panels, W)
+FEW_BULKS(bf16, Bf16Panels)
+FEW_BULKS(q8, Blocks<8>)
+FEW_BULKS(q4, Blocks<4>)
