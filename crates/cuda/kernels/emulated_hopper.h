@@ -147,9 +147,6 @@ template <int N> inline void wait_products() {
     if (committed.size() > N) emulator::do_products(emulator::group(), committed[committed.size() - 1 - N]);
 }
 
-inline void product_of_group(float (&c)[64], SharedTile a, SharedTile b) {
-    emulator::start_product(c, 128, a, b, emulated_bf16_to_f32);
-}
-inline void product_of_group(float (&c)[128], SharedTile a, SharedTile b) {
-    emulator::start_product(c, 256, a, b, emulated_bf16_to_f32);
+template <size_t SUMS> inline void product_of_group(float (&c)[SUMS], SharedTile a, SharedTile b) {
+    emulator::start_product(c, 2 * SUMS, a, b, emulated_bf16_to_f32);
 }

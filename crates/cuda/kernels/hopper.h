@@ -74,7 +74,8 @@ DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-#define REGISTERS_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define REGISTERS_0_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define REGISTERS_0 REGISTERS_0_15 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define REGISTERS_32 \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define REGISTERS_64 \
@@ -88,6 +89,16 @@ template <int N> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sy
 
 // c (64 × N, f32) += a (64 × 16) · bᵀ (N × 16), of bf16. Warp w of the warpgroup has rows 16 w to 16 w + 15; of eight columns each, a lane has four
 // neighbouring elements of c, as mma.sync.m16n8k16 has them.
+DEVICE void product_of_group(float (&c)[16], SharedTile a, SharedTile b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" REGISTERS_0_15 "}, %16, %17, 1, 1, 1, 0, 0;"
+                 : SUMS_16(c, 0)
+                 : "l"(a.bits), "l"(b.bits));
+}
+DEVICE void product_of_group(float (&c)[32], SharedTile a, SharedTile b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGISTERS_0 "}, %32, %33, 1, 1, 1, 0, 0;"
+                 : SUMS_16(c, 0), SUMS_16(c, 16)
+                 : "l"(a.bits), "l"(b.bits));
+}
 DEVICE void product_of_group(float (&c)[64], SharedTile a, SharedTile b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_0 "," REGISTERS_32 "}, %64, %65, 1, 1, 1, 0, 0;"
                  : SUMS_64(c, 0)

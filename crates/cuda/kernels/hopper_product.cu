@@ -24,11 +24,11 @@ template <u32 STAGES> struct Stages {
     DEVICE void wait_until_empty() { barrier_wait(empty + stage, parity ^ 1); }
 };
 
-// Many rows of weights in bf16: tiles of 128 × N, 64 inputs at a time. Two warpgroups multiply 64 × N each, and a thread of a third one loads.
+// More rows, of weights in bf16: tiles of 128 × N, 64 inputs at a time. Two warpgroups multiply 64 × N each, and a thread of a third one loads.
 template <Epilogue E, class Out, u32 N>
 DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
                               u32 stride) {
-    constexpr u32 M = 128, STAGES = N == 256 ? 4 : 6, PANEL = 256, QUADS_X = M * 8, QUADS_W = N * 8;
+    constexpr u32 M = 128, STAGES = (192 << 10) / ((M + N) * 128), PANEL = 256, QUADS_X = M * 8, QUADS_W = N * 8;
     Quad* tiles_x = (Quad*)shared_memory;
     Quad* tiles_w = tiles_x + STAGES * QUADS_X;
     const u32 thread = threadIdx.x, lane = thread % 32, group = thread / 128, steps = inputs / 64;
@@ -73,12 +73,24 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
         stages.next();
     }
     wait_products<0>();
-    UNROLL for (u32 j = 0; j < N / 8; j++)
-        UNROLL for (u32 h = 0; h < 2; h++) {
-            const u32 row = tile.first_row + thread / 32 * 16 + lane / 4 + h * 8, column = tile.first_column + j * 8 + lane % 4 * 2;
-            if (row < rows && column < outputs)
-                finish<E, Out>(out, stride, row, column, outputs, bias, sums[j * 4 + 2 * h], sums[j * 4 + 2 * h + 1]);
+    // Addends of some columns are read together, so that few waits are for memory.
+    constexpr u32 TOGETHER = 4;
+    UNROLL for (u32 first = 0; first < N / 8; first += TOGETHER) {
+        auto elements = [&](u32 i) {
+            return Elements{tile.first_row + thread / 32 * 16 + lane / 4 + i % 2 * 8, tile.first_column + (first + i / 2) * 8 + lane % 4 * 2};
+        };
+        Pair there[2 * TOGETHER];
+        UNROLL for (u32 i = 0; i < 2 * TOGETHER; i++) {
+            const Elements at = elements(i);
+            there[i] = at.row < rows && at.column < outputs ? addends<E, Out>(out, stride, at, outputs) : Pair{0, 0};
         }
+        UNROLL for (u32 i = 0; i < 2 * TOGETHER; i++) {
+            const Elements at = elements(i);
+            const u32 sum = first * 4 + i * 2;
+            if (at.row < rows && at.column < outputs)
+                finish<E, Out>(out, stride, at, outputs, bias, sums[sum], sums[sum + 1], there[i]);
+        }
+    }
 }
 
 // At most 16 rows, as product_few has them; a warp more loads.
@@ -114,13 +126,15 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
     finish_few<E, Out>(sums, blockIdx.x * 32 + warp * 8, bias, out, rows, outputs, stride);
 }
 
-#define HOPPER_PRODUCT(suffix, E, OUT)                                                                                               \
-    HOPPER_KERNEL(384, product_bf16_128_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                         \
-        ON_HOPPER((product_of_groups<E, OUT, 128>(x, w, bias, out, rows, outputs, inputs, stride)));                                 \
-    }                                                                                                                                \
-    HOPPER_KERNEL(384, product_bf16_256_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                         \
-        ON_HOPPER((product_of_groups<E, OUT, 256>(x, w, bias, out, rows, outputs, inputs, stride)));                                 \
+#define HOPPER_PRODUCT_OF(N, suffix, E, OUT)                                                                                         \
+    HOPPER_KERNEL(384, product_bf16_##N##_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                       \
+        ON_HOPPER((product_of_groups<E, OUT, N>(x, w, bias, out, rows, outputs, inputs, stride)));                                   \
     }
+#define HOPPER_PRODUCT(suffix, E, OUT)     \
+    HOPPER_PRODUCT_OF(32, suffix, E, OUT)  \
+    HOPPER_PRODUCT_OF(64, suffix, E, OUT)  \
+    HOPPER_PRODUCT_OF(128, suffix, E, OUT) \
+    HOPPER_PRODUCT_OF(256, suffix, E, OUT)
 HOPPER_PRODUCT(store, STORE, F32)
 HOPPER_PRODUCT(add, ADD, F32)
 HOPPER_PRODUCT(silu, GATE_SILU, Panels)

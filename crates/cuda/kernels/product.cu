@@ -14,21 +14,47 @@ DEVICE float activate(float x, bool gelu) {
     return x * 0.5f * (1.0f + tanhf(inner));
 }
 
-// Takes two neighbouring columns of a row, the first of them even. `stride` is of rows of the result, gated ones of one column for two.
+// Two neighbouring columns of a row, the first of them even. `stride` is of rows of the result, gated ones of one column for two.
+struct Elements {
+    u32 row, column;
+};
+
+// What the result has at two columns, to which is added: zeros with other epilogues. Rows of an even stride begin at multiples of 8 bytes.
+template <Epilogue E, class Out> DEVICE Pair addends(const typename Out::Stored* out, u32 stride, Elements at, u32 outputs) {
+    if constexpr (E == ADD) {
+        const float* from = out + (size_t)at.row * stride + at.column;
+        if (stride % 2 == 0) return *(const Pair*)from;
+        return {bits_of_float(from[0]), at.column + 1 < outputs ? bits_of_float(from[1]) : 0};
+    }
+    return {0, 0};
+}
+
 template <Epilogue E, class Out>
-DEVICE void finish(typename Out::Stored* out, u32 stride, u32 row, u32 column, u32 outputs, const float* bias, float first, float second) {
-    const bool both = column + 1 < outputs;
+DEVICE void finish(typename Out::Stored* out, u32 stride, Elements at, u32 outputs, const float* bias, float first, float second, Pair addends) {
+    const bool both = at.column + 1 < outputs;
     if (bias) {
-        first += bias[column];
-        if (both) second += bias[column + 1];
+        first += bias[at.column];
+        if (both) second += bias[at.column + 1];
     }
-    if (E == GATE_SILU || E == GATE_GELU) {
-        out[Place<Out>::at(row, column / 2, stride)] = Out::narrow(activate(first, E == GATE_GELU) * second);
-        return;
+    if constexpr (E == GATE_SILU || E == GATE_GELU) {
+        out[Place<Out>::at(at.row, at.column / 2, stride)] = Out::narrow(activate(first, E == GATE_GELU) * second);
+    } else {
+        if (E == ADD) {
+            first += float_of_bits(addends.x);
+            second += float_of_bits(addends.y);
+        }
+        float* to = out + (size_t)at.row * stride + at.column;
+        if (stride % 2 == 0) {
+            *(Pair*)to = {bits_of_float(first), bits_of_float(second)};
+        } else {
+            to[0] = first;
+            if (both) to[1] = second;
+        }
     }
-    typename Out::Stored* at = out + (size_t)row * stride + column;
-    at[0] = Out::narrow(E == ADD ? Out::widen(at[0]) + first : first);
-    if (both) at[1] = Out::narrow(E == ADD ? Out::widen(at[1]) + second : second);
+}
+template <Epilogue E, class Out>
+DEVICE void finish(typename Out::Stored* out, u32 stride, Elements at, u32 outputs, const float* bias, float first, float second) {
+    finish<E, Out>(out, stride, at, outputs, bias, first, second, addends<E, Out>(out, stride, at, outputs));
 }
 
 // In f32: tiles of ROWS × 64, 16 inputs at a time; a thread has 4 × 4 elements.
@@ -60,7 +86,7 @@ DEVICE void product_f32(const float* x, const float* w, const float* bias, float
     UNROLL for (u32 r = 0; r < 4; r++)
         UNROLL for (u32 c = 0; c < 4; c += 2) {
             const u32 row = first_row + own_row + r, column = first_column + own_column + c;
-            if (row < rows && column < outputs) finish<E, F32>(out, stride, row, column, outputs, bias, sums[r][c], sums[r][c + 1]);
+            if (row < rows && column < outputs) finish<E, F32>(out, stride, {row, column}, outputs, bias, sums[r][c], sums[r][c + 1]);
         }
 }
 #define PRODUCT_F32(suffix, E)                                                                                                        \
@@ -130,7 +156,7 @@ DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Ou
                 const u32 row = tile.first_row + warp_row + i * 16 + lane / 4 + h * 8;
                 const u32 column = tile.first_column + warp_column + j * 8 + lane % 4 * 2;
                 if (row < rows && column < outputs)
-                    finish<E, Out>(out, stride, row, column, outputs, bias, sums[i][j][2 * h], sums[i][j][2 * h + 1]);
+                    finish<E, Out>(out, stride, {row, column}, outputs, bias, sums[i][j][2 * h], sums[i][j][2 * h + 1]);
             }
 }
 
@@ -150,7 +176,7 @@ DEVICE void finish_few(const float (&sums)[4], u32 first_column, const float* bi
     const u32 lane = threadIdx.x % 32;
     UNROLL for (u32 h = 0; h < 2; h++) {
         const u32 row = lane / 4 + h * 8, column = first_column + lane % 4 * 2;
-        if (row < rows && column < outputs) finish<E, Out>(out, stride, row, column, outputs, bias, sums[2 * h], sums[2 * h + 1]);
+        if (row < rows && column < outputs) finish<E, Out>(out, stride, {row, column}, outputs, bias, sums[2 * h], sums[2 * h + 1]);
     }
 }
 

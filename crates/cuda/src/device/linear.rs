@@ -17,8 +17,9 @@ const FEW_ROWS: usize = 16;
 const FEW_COLUMNS: usize = 32;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
-/// Columns of tiles of a product of many rows on a Hopper, with the stages in which they are loaded and the time of a tile.
-const HOPPER_TILES: [(usize, usize, f64); 2] = [(128, 6, 0.65), (256, 4, 1.0)];
+/// Columns of tiles of a product of many rows on a Hopper, the widest first, and bytes of the stages in which they are loaded.
+const HOPPER_COLUMNS: [usize; 4] = [256, 128, 64, 32];
+const HOPPER_STAGES: usize = 192 << 10;
 /// Bytes of the barriers of all stages, and what fills shared memory up to a multiple of the alignment of tiles.
 const BARRIERS: usize = 1024;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
@@ -163,14 +164,18 @@ impl<D: Driver> CudaDevice<D> {
             };
         }
         let (is_few, is_hopper) = (rows <= FEW_ROWS, self.driver.is_hopper());
-        let wide = hopper_tile(rows, w.rows, self.driver.multiprocessors());
+        let columns = hopper_columns(rows, w.rows, self.driver.multiprocessors());
         let kernel = match (w.layout, is_few, is_hopper) {
             (Layout::F32, true, _) => kernel!("product_f32_few_"),
             (Layout::F32, false, _) => kernel!("product_f32_"),
             (Layout::Bf16, true, true) => kernel!("product_bf16_few_bulk_"),
             (Layout::Bf16, true, false) => kernel!("product_bf16_few_"),
-            (Layout::Bf16, false, true) if wide.0 == 256 => kernel!("product_bf16_256_"),
-            (Layout::Bf16, false, true) => kernel!("product_bf16_128_"),
+            (Layout::Bf16, false, true) => match columns {
+                256 => kernel!("product_bf16_256_"),
+                128 => kernel!("product_bf16_128_"),
+                64 => kernel!("product_bf16_64_"),
+                _ => kernel!("product_bf16_32_"),
+            },
             (Layout::Bf16, false, false) => kernel!("product_bf16_"),
             (Layout::Q8, true, true) => kernel!("product_q8_few_bulk_"),
             (Layout::Q8, true, false) => kernel!("product_q8_few_"),
@@ -193,9 +198,9 @@ impl<D: Driver> CudaDevice<D> {
             };
             self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], threads, shared, &args);
         } else if is_hopper && w.layout == Layout::Bf16 {
-            let (columns, stages, _) = wide;
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(columns);
-            self.launch(kernel, [blocks, 1, 1], 384, stages * stage(TILE, columns) + BARRIERS, &args);
+            let stages = HOPPER_STAGES / stage(TILE, columns) * stage(TILE, columns);
+            self.launch(kernel, [blocks, 1, 1], 384, stages + BARRIERS, &args);
         } else {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
             self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
@@ -203,12 +208,26 @@ impl<D: Driver> CudaDevice<D> {
     }
 }
 
-/// The tile of [`HOPPER_TILES`] with which a product takes least time, each multiprocessor having one at a time.
-fn hopper_tile(rows: usize, columns: usize, multiprocessors: usize) -> (usize, usize, f64) {
-    let seconds = |tile: &(usize, usize, f64)| {
-        let tiles = rows.div_ceil(TILE) * columns.div_ceil(tile.0);
-        tiles.div_ceil(multiprocessors) as f64 * tile.2
+/// Columns of the tiles with which a product of many rows takes least time on a Hopper. Each multiprocessor has a tile at a time, which takes as long as
+/// its rows and columns take to come to shared memory.
+fn hopper_columns(rows: usize, columns: usize, multiprocessors: usize) -> usize {
+    let time = |tile: usize| {
+        let tiles = rows.div_ceil(TILE) * columns.div_ceil(tile);
+        tiles.div_ceil(multiprocessors) * (rows.min(TILE) + tile)
     };
-    let [narrow, wide] = HOPPER_TILES;
-    if seconds(&narrow) < seconds(&wide) { narrow } else { wide }
+    HOPPER_COLUMNS.into_iter().min_by_key(|tile| time(*tile)).unwrap_or(TILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_on_a_hopper_are_as_wide_as_keeps_all_multiprocessors_busy() {
+        let columns = |rows, columns| hopper_columns(rows, columns, 132);
+        assert_eq!(columns(6144, 28672), 256);
+        assert_eq!(columns(921, 4096), 256);
+        assert_eq!(columns(512, 4096), 128);
+        assert_eq!(columns(64, 4096), 32);
+    }
 }
