@@ -224,3 +224,18 @@ DEVICE void product_few(const Quad* x, const Quad* w, const float* bias, typenam
 PRODUCTS(bf16, Bf16Panels)
 PRODUCTS(q8, Blocks<8>)
 PRODUCTS(q4, Blocks<4>)
+
+// Blocks as panels of bf16 that have their values, to the bit: a step of a panel for each block of 128 threads.
+template <u32 BITS> DEVICE void unpack_blocks(const Quad* w, Quad* out) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32* words = (u32*)shared_memory;
+    UNROLL for (u32 half = 0; half < 2; half++) {
+        u32 b[4];
+        Blocks<BITS>::fragments(b, w + (size_t)blockIdx.x * Blocks<BITS>::STEP, warp * 8, half);
+        UNROLL for (u32 i = 0; i < 4; i++) words[swizzled(warp * 8 + lane / 4, half * 4 + i) * 4 + lane % 4] = b[i];
+    }
+    block_barrier();
+    UNROLL for (u32 i = 0; i < 2; i++) out[(size_t)blockIdx.x * 256 + i * 128 + threadIdx.x] = ((const Quad*)words)[i * 128 + threadIdx.x];
+}
+KERNEL(128, unpack_q8, (const Quad* w, Quad* out)) { unpack_blocks<8>(w, out); }
+KERNEL(128, unpack_q4, (const Quad* w, Quad* out)) { unpack_blocks<4>(w, out); }

@@ -122,7 +122,15 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 #[test]
 fn products_on_tensor_cores_are_right_at_ragged_sizes() {
-    let sizes = [(1, 33, 40), (16, 130, 200), (17, 64, 64), (130, 150, 72), (131, 31, 450), (3, 70, 1100), (150, 470, 330)];
+    let sizes = [
+        (1, 33, 40),
+        (16, 130, 200),
+        (17, 64, 64),
+        (130, 150, 72),
+        (131, 31, 450),
+        (3, 70, 1100),
+        (150, 470, 330),
+    ];
     let kept = [Kept::Bf16, Kept::Q8, Kept::Q4];
     for (seed, kept) in SEEDS.into_iter().flat_map(|seed| kept.map(|kept| (seed, kept))) {
         for (rows, outputs, inputs) in sizes {
@@ -224,7 +232,13 @@ fn a_layer_in_bf16_is_that_of_f32_but_for_rounding() {
 
 #[test]
 fn a_layer_on_a_hopper_is_to_the_bit_that_of_other_gpus() {
-    for (rows, activation) in [(3, Activation::Silu), (16, Activation::GeluTanh), (150, Activation::Silu)] {
+    let sizes = [
+        (3, Activation::Silu),
+        (16, Activation::GeluTanh),
+        (150, Activation::Silu),
+        (260, Activation::GeluTanh),
+    ];
+    for (rows, activation) in sizes {
         for kept in [Kept::Bf16, Kept::Q8, Kept::Q4] {
             let layer = layer_of(kept);
             let [before, hopper] = [1, 3].map(|seed| bits(&finished(seed, rows, activation, &layer)));

@@ -281,7 +281,12 @@ impl<D: Driver> CudaDevice<D> {
     /// Rows in `f32`, normed where a norm is given.
     pub(super) fn normed_rows(&self, x: Rows<'_, D::Memory>, norm: Option<Norm<'_>>) -> Block<D> {
         let out = self.block(4 * x.rows * x.width);
-        self.put(x, x.width, norm, Target { at: out.arg(0), rows: RowLayout::Plain(Dtype::F32), stride: x.width });
+        self.put(
+            x,
+            x.width,
+            norm,
+            Target { at: out.arg(0), rows: RowLayout::Plain(Dtype::F32), stride: x.width },
+        );
         out
     }
 

@@ -20,6 +20,8 @@ const TILE: usize = 128;
 /// Columns of tiles of a product of many rows on a Hopper, the widest first, and bytes of the stages in which they are loaded.
 const HOPPER_COLUMNS: [usize; 4] = [256, 128, 64, 32];
 const HOPPER_STAGES: usize = 192 << 10;
+/// Rows of a product from which on weights of blocks are unpacked into memory before it, so that warpgroups multiply them.
+const UNPACKED_ROWS: usize = 256;
 /// Bytes of the barriers of all stages, and what fills shared memory up to a multiple of the alignment of tiles.
 const BARRIERS: usize = 1024;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
@@ -142,11 +144,15 @@ impl<D: Driver> CudaDevice<D> {
         if rows == 0 {
             return;
         }
-        let bias = w.bias.arg(0);
+        let unpacked = self.unpacked(w, rows);
+        let (weights, layout) = match &unpacked {
+            Some(memory) => (Arg::Memory(memory, 0), Layout::Bf16),
+            None => (w.weights.arg(0), w.layout),
+        };
         let args = [
             input.at,
-            w.weights.arg(0),
-            bias,
+            weights,
+            w.bias.arg(0),
             out,
             size(rows),
             size(w.rows),
@@ -165,7 +171,7 @@ impl<D: Driver> CudaDevice<D> {
         }
         let (is_few, is_hopper) = (rows <= FEW_ROWS, self.driver.is_hopper());
         let columns = hopper_columns(rows, w.rows, self.driver.multiprocessors());
-        let kernel = match (w.layout, is_few, is_hopper) {
+        let kernel = match (layout, is_few, is_hopper) {
             (Layout::F32, true, _) => kernel!("product_f32_few_"),
             (Layout::F32, false, _) => kernel!("product_f32_"),
             (Layout::Bf16, true, true) => kernel!("product_bf16_few_bulk_"),
@@ -185,19 +191,19 @@ impl<D: Driver> CudaDevice<D> {
             (Layout::Q4, false, _) => kernel!("product_q4_"),
         };
         // A stage has a step's inputs of the rows and of the columns of a tile.
-        let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * w.layout.row_bytes(DEPTH);
+        let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * layout.row_bytes(DEPTH);
         if w.is_f32() {
             let (tile, threads) = if is_few { (FEW_ROWS_F32, 32) } else { (TILE_F32, 256) };
             let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
             self.launch(kernel, [w.rows.div_ceil(TILE_F32), rows.div_ceil(tile), 1], threads, shared, &args);
         } else if is_few {
-            let [stages, bulk_stages] = w.layout.few_stages();
+            let [stages, bulk_stages] = layout.few_stages();
             let (threads, shared) = match is_hopper {
                 true => (160, bulk_stages * stage(FEW_ROWS, FEW_COLUMNS) + BARRIERS),
                 false => (128, stages * stage(FEW_ROWS, FEW_COLUMNS)),
             };
             self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], threads, shared, &args);
-        } else if is_hopper && w.layout == Layout::Bf16 {
+        } else if is_hopper && layout == Layout::Bf16 {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(columns);
             let stages = HOPPER_STAGES / stage(TILE, columns) * stage(TILE, columns);
             self.launch(kernel, [blocks, 1, 1], 384, stages + BARRIERS, &args);
@@ -205,6 +211,25 @@ impl<D: Driver> CudaDevice<D> {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
             self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
         }
+    }
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// Weights of blocks as panels of `bf16`, for a product of so many rows that it is worth it. None where memory is short.
+    fn unpacked(&self, w: &Linear<D>, rows: usize) -> Option<D::Memory> {
+        let kernel = match w.layout {
+            Layout::Q8 => "unpack_q8",
+            Layout::Q4 => "unpack_q4",
+            Layout::F32 | Layout::Bf16 => return None,
+        };
+        if rows < UNPACKED_ROWS || !self.driver.is_hopper() {
+            return None;
+        }
+        let memory = self.driver.alloc(Layout::Bf16.bytes(w.rows, w.inputs)).ok()?;
+        let steps = w.rows.div_ceil(PANEL) * (w.input_stride() / DEPTH);
+        let shared = PANEL * Layout::Bf16.row_bytes(DEPTH);
+        self.launch(kernel, [steps, 1, 1], 128, shared, &[w.weights.arg(0), Arg::Memory(&memory, 0)]);
+        Some(memory)
     }
 }
 
