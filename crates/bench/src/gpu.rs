@@ -184,9 +184,9 @@ mod tests {
         let of = |kernel: &str| rows.iter().filter(|row| row.kernel.starts_with(kernel)).count();
         let kernels =
             ["product, q k v", "products, output", "attention, prefill", "attention, one row"].map(of);
-        assert_eq!(kernels, [4, 4, 2, 2]);
+        assert_eq!(kernels, [4, 8, 2, 2]);
         assert_eq!(["attention, 15", "placing", "attention mass"].map(of), [1, 2, 2]);
-        assert_eq!(rows.len(), 17);
+        assert_eq!(rows.len(), 21);
         for row in &rows {
             let numbers = [row.median_seconds, row.bytes_per_second, row.bound_seconds, row.share];
             assert!(numbers.iter().all(|x| x.is_finite() && *x > 0.0), "{row:?}");

@@ -85,7 +85,8 @@ pub(crate) fn gpu_cases(shapes: &Shapes) -> Vec<GpuCase> {
     let Shapes { layer, rows, keys, row_keys, selected_of, question, rotation } = *shapes;
     let mut all = Vec::new();
     all.extend(rows.map(|rows| projection(layer, rows, rotation)));
-    all.extend(rows.map(|rows| output_and_mlp(layer, rows, rotation)));
+    all.extend(rows.map(|rows| output_and_mlp(layer, rows, rotation, Precision::Bf16)));
+    all.extend(rows.map(|rows| output_and_mlp(layer, rows, rotation, Precision::Q8)));
     for head_dim in [64, 128] {
         let visible = (0..keys).map(|row| (0, row as u32 + 1)).collect();
         all.push(attention("attention, prefill", Layer { head_dim, ..layer }, visible, 1));
@@ -109,7 +110,13 @@ fn copies(rotation: usize, bytes: usize) -> usize {
 }
 
 /// Weights of `outputs` × `inputs`, of which each row begins elsewhere in the same pseudo-random numbers.
-fn weights(device: &dyn Device, outputs: usize, inputs: usize, is_gated: bool) -> PackedLinear {
+fn weights(
+    device: &dyn Device,
+    precision: Precision,
+    outputs: usize,
+    inputs: usize,
+    is_gated: bool,
+) -> PackedLinear {
     let numbers = fill(inputs + 64 * 1024);
     let scale = 1.0 / (inputs as f32).sqrt();
     let row = |row: usize, out: &mut [f32]| {
@@ -117,8 +124,7 @@ fn weights(device: &dyn Device, outputs: usize, inputs: usize, is_gated: bool) -
         out.iter_mut().zip(&numbers[from..]).for_each(|(out, number)| *out = scale * number);
         Ok::<(), RowUnavailable>(())
     };
-    let matrix =
-        WeightMatrix { precision: Precision::Bf16, outputs, inputs, bias: None, rows: WeightRows::F32(&row) };
+    let matrix = WeightMatrix { precision, outputs, inputs, bias: None, rows: WeightRows::F32(&row) };
     let packed = if is_gated { device.pack_gate_up(matrix) } else { device.pack(matrix) };
     packed.unwrap_or_else(|RowUnavailable| unreachable!("every row can be had"))
 }
@@ -131,7 +137,8 @@ fn projection(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
     let weight_bytes = 2 * outputs * hidden;
     let copies = if rows <= 16 { copies(rotation, weight_bytes) } else { 1 };
     let prepare = move |device: &dyn Device| -> Call {
-        let weights: Vec<_> = (0..copies).map(|_| weights(device, outputs, hidden, false)).collect();
+        let one = || weights(device, Precision::Bf16, outputs, hidden, false);
+        let weights: Vec<_> = (0..copies).map(|_| one()).collect();
         let (x, norm) = (upload(device, &fill(rows * hidden)), vec![1.0; hidden]);
         let (mut q, mut k, mut v) = (device.floats(0), device.kv(Dtype::F16, 0), device.kv(Dtype::F16, 0));
         let mut turn = 0;
@@ -162,17 +169,23 @@ fn projection(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
 }
 
 /// The layer's second half: output projection and MLP, with what is between.
-fn output_and_mlp(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
+fn output_and_mlp(layer: Layer, rows: usize, rotation: usize, precision: Precision) -> GpuCase {
     let Layer { hidden, heads, head_dim, intermediate, .. } = layer;
     let q_width = heads * head_dim;
     let elements = hidden * q_width + 3 * hidden * intermediate;
-    let copies = if rows <= 16 { copies(rotation, 2 * elements) } else { 1 };
+    // Of 8 bits, a block of 32 has a scale of 2 bytes.
+    let (kernel, weight_bytes) = match precision {
+        Precision::Q8 => ("products, output and MLP, 8 bits", elements + elements / 16),
+        _ => ("products, output and MLP", 2 * elements),
+    };
+    let copies = if rows <= 16 { copies(rotation, weight_bytes) } else { 1 };
     let prepare = move |device: &dyn Device| -> Call {
+        let weights = |outputs, inputs, is_gated| weights(device, precision, outputs, inputs, is_gated);
         let all: Vec<(PackedLinear, GatedMlp)> = (0..copies)
             .map(|_| {
-                let gate_up = weights(device, 2 * intermediate, hidden, true);
-                let down = weights(device, hidden, intermediate, false);
-                (weights(device, hidden, q_width, false), GatedMlp { gate_up, down })
+                let gate_up = weights(2 * intermediate, hidden, true);
+                let down = weights(hidden, intermediate, false);
+                (weights(hidden, q_width, false), GatedMlp { gate_up, down })
             })
             .collect();
         let (attended, norm) = (upload(device, &fill(rows * q_width)), vec![1.0; hidden]);
@@ -193,10 +206,10 @@ fn output_and_mlp(layer: Layer, rows: usize, rotation: usize) -> GpuCase {
         })
     };
     GpuCase {
-        kernel: "products, output and MLP",
+        kernel,
         shape: format!("{rows}×{hidden}, {intermediate} inside"),
         operations: (2 * rows * elements) as f64,
-        bytes: (2 * elements + rows * (4 * q_width + 2 * 4 * hidden)) as f64,
+        bytes: (weight_bytes + rows * (4 * q_width + 2 * 4 * hidden)) as f64,
         bus_bytes: 0.0,
         prepare: Box::new(prepare),
     }
