@@ -116,12 +116,25 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
         }
         return;
     }
+    // While the products of a step follow one another, the next one is read and unpacked.
     float sums[4] = {};
-    for (u32 step = 0; step < steps; step++) {
+    FewStep<W> own;
+    u32 b[2][4];
+    auto read = [&](FewStep<W>& to) {
         stages.wait_until_full();
-        product_step<W>(sums, tiles_x + stages.stage * QUADS_X, tiles_w + stages.stage * QUADS_W, warp * 8);
-        if (lane == 0) barrier_arrive(stages.empty + stages.stage); // the products of all lanes have taken the stage
+        to.read(tiles_x + stages.stage * QUADS_X, tiles_w + stages.stage * QUADS_W, warp * 8);
+    };
+    read(own);
+    own.unpack(b);
+    FewStep<W> next = own;
+    UNROLL_BY(2) for (u32 step = 0; step < steps; step++) {
+        Barrier* empty = stages.empty + stages.stage;
         stages.next();
+        if (step + 1 < steps) read(next);
+        own.multiply(sums, b);
+        if (lane == 0) barrier_arrive(empty); // the products of all lanes have taken the stage
+        own = next;
+        own.unpack(b);
     }
     finish_few<E, Out>(sums, blockIdx.x * 32 + warp * 8, bias, out, rows, outputs, stride);
 }

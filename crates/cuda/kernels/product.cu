@@ -141,7 +141,7 @@ DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Ou
         const Quad* tile_w = tiles_w + step % STAGES * QUADS_W;
         UNROLL for (u32 half = 0; half < 2; half++) {
             u32 b[4][4];
-            UNROLL for (u32 j = 0; j < 4; j++) W::fragments(b[j], tile_w, warp_column + j * 8, half);
+            UNROLL for (u32 j = 0; j < 4; j++) read_fragments<W>(b[j], tile_w, warp_column + j * 8, half);
             UNROLL for (u32 k = 0; k < 2; k++)
                 UNROLL for (u32 i = 0; i < 4; i++) {
                     u32 a[4];
@@ -160,17 +160,20 @@ DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Ou
             }
 }
 
-// 16 rows of x by 8 outputs of a warp, 64 inputs.
-template <class W> DEVICE void product_step(float (&sums)[4], const Quad* tile_x, const Quad* tile_w, u32 warp_column) {
-    const u32 lane = threadIdx.x % 32;
-    UNROLL for (u32 half = 0; half < 2; half++) {
-        u32 a[2][4], b[4];
-        UNROLL for (u32 i = 0; i < 2; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, half * 4 + i * 2 + lane / 16));
-        W::fragments(b, tile_w, warp_column, half);
-        mma_bf16(sums, a[0], b[0], b[1]);
-        mma_bf16(sums, a[1], b[2], b[3]);
+// 16 rows of x and 8 outputs of a warp, 64 inputs: what is read of them, and their product.
+template <class W> struct FewStep {
+    u32 a[4][4];
+    typename W::Packed w[2];
+    DEVICE void read(const Quad* tile_x, const Quad* tile_w, u32 warp_column) {
+        const u32 lane = threadIdx.x % 32;
+        UNROLL for (u32 i = 0; i < 4; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, i * 2 + lane / 16));
+        UNROLL for (u32 half = 0; half < 2; half++) w[half] = W::read(tile_w, warp_column, half);
     }
-}
+    DEVICE void unpack(u32 (&b)[2][4]) const { UNROLL for (u32 half = 0; half < 2; half++) W::unpack(b[half], w[half]); }
+    DEVICE void multiply(float (&sums)[4], const u32 (&b)[2][4]) const {
+        UNROLL for (u32 i = 0; i < 4; i++) mma_bf16(sums, a[i], b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+    }
+};
 template <Epilogue E, class Out>
 DEVICE void finish_few(const float (&sums)[4], u32 first_column, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 stride) {
     const u32 lane = threadIdx.x % 32;
@@ -203,7 +206,11 @@ DEVICE void product_few(const Quad* x, const Quad* w, const float* bias, typenam
         wait_copies<STAGES - 2>();
         block_barrier();
         load(step + STAGES - 1);
-        product_step<W>(sums, tiles_x + step % STAGES * QUADS_X, tiles_w + step % STAGES * QUADS_W, warp_column);
+        FewStep<W> own;
+        own.read(tiles_x + step % STAGES * QUADS_X, tiles_w + step % STAGES * QUADS_W, warp_column);
+        u32 b[2][4];
+        own.unpack(b);
+        own.multiply(sums, b);
     }
     finish_few<E, Out>(sums, first_column + warp_column, bias, out, rows, outputs, stride);
 }
@@ -231,7 +238,7 @@ template <u32 BITS> DEVICE void unpack_blocks(const Quad* w, Quad* out) {
     u32* words = (u32*)shared_memory;
     UNROLL for (u32 half = 0; half < 2; half++) {
         u32 b[4];
-        Blocks<BITS>::fragments(b, w + (size_t)blockIdx.x * Blocks<BITS>::STEP, warp * 8, half);
+        read_fragments<Blocks<BITS>>(b, w + (size_t)blockIdx.x * Blocks<BITS>::STEP, warp * 8, half);
         UNROLL for (u32 i = 0; i < 4; i++) words[swizzled(warp * 8 + lane / 4, half * 4 + i) * 4 + lane % 4] = b[i];
     }
     block_barrier();

@@ -1,8 +1,8 @@
 // Weights of products on tensor cores (product.cu), W outputs × inputs: their layouts in memory, and their way to mma.sync, 64 inputs a step.
 //
 // A layout is in panels of 32 outputs, each a whole number of steps; a step of a panel is one contiguous piece of memory. It is a type with
-// STEP, the 16-byte pieces of a step of a panel; quads(n), those of a tile of n outputs; fragments, which gives a warp 8 outputs × 32 inputs of a tile
-// in bf16, as two fragments of mma.sync; and FEW_STAGES and FEW_BULK_STAGES, the stages of a product of few rows. Such a product is bounded by
+// STEP, the 16-byte pieces of a step of a panel; quads(n), those of a tile of n outputs; read, which gives a warp 8 outputs × 32 inputs of a tile, and
+// unpack, which makes two fragments of mma.sync in bf16 of them; and FEW_STAGES and FEW_BULK_STAGES, the stages of a product of few rows. Such a product is bounded by
 // reading the weights: 64 bytes of 32 weights in bf16, 34 in blocks of 8 bits, 20 in blocks of 4.
 #pragma once
 #include "panels.h"
@@ -11,10 +11,16 @@
 struct Bf16Panels {
     static constexpr u32 STEP = 256, FEW_STAGES = 6, FEW_BULK_STAGES = 10;
     static constexpr DEVICE u32 quads(u32 outputs) { return outputs * 8; }
-    static DEVICE void fragments(u32 (&b)[4], const Quad* tile, u32 output, u32 half) {
+    struct Packed {
+        u32 words[4];
+    };
+    static DEVICE Packed read(const Quad* tile, u32 output, u32 half) {
         const u32 lane = threadIdx.x % 32;
-        load_matrices<false>(b, tile + swizzled(output + lane % 8, half * 4 + lane / 8));
+        Packed packed;
+        load_matrices<false>(packed.words, tile + swizzled(output + lane % 8, half * 4 + lane / 8));
+        return packed;
     }
+    static DEVICE void unpack(u32 (&b)[4], const Packed& packed) { UNROLL for (u32 i = 0; i < 4; i++) b[i] = packed.words[i]; }
 };
 
 // Blocks of 32 inputs of an output, each weight of BITS bits: scale · (q − 128) of 8 bits, scale · q + min of 4. The product of scale and q is exact,
@@ -29,16 +35,27 @@ template <u32 BITS> struct Blocks {
     static constexpr u32 WORDS = BITS / 4, FEW_STAGES = BITS == 8 ? 10 : 12, FEW_BULK_STAGES = 16;
     static constexpr DEVICE u32 quads(u32 outputs) { return outputs / OUTPUTS * STEP; }
 
-    static DEVICE void fragments(u32 (&b)[4], const Quad* tile, u32 output, u32 half) {
+    struct Packed {
+        u32 words[WORDS];
+        u16 scale, min;
+    };
+    static DEVICE Packed read(const Quad* tile, u32 output, u32 half) {
         const u32 lane = threadIdx.x % 32;
         const Quad* block = tile + (output / OUTPUTS * 2 + half) * BLOCK;
         const u16* head = (const u16*)block + output % OUTPUTS + lane / 4;
-        const float scale = f16_to_f32(head[0]), min = BITS == 4 ? f16_to_f32(head[OUTPUTS]) : 0;
         const u32* words = (const u32*)(block + HEAD) + output % OUTPUTS / 8 * WORDS * 32 + lane;
+        Packed packed;
+        packed.scale = head[0];
+        packed.min = BITS == 4 ? head[OUTPUTS] : 0;
+        UNROLL for (u32 i = 0; i < WORDS; i++) packed.words[i] = words[i * 32];
+        return packed;
+    }
+    static DEVICE void unpack(u32 (&b)[4], const Packed& packed) {
+        const float scale = f16_to_f32(packed.scale), min = f16_to_f32(packed.min);
         float weights[8];
         UNROLL for (u32 i = 0; i < 8; i++) {
             // Under the exponent of 2^(23 − at) the bits of q are those of the float 2^(23 − at) + q.
-            const u32 at = i * BITS % 16, part = words[i * BITS / 32 * 32] >> (i * BITS / 16 % 2 * 16);
+            const u32 at = i * BITS % 16, part = packed.words[i * BITS / 32] >> (i * BITS / 16 % 2 * 16);
             const u32 bits = (part & ((1u << BITS) - 1) << at) | (150 - at) << 23;
             const float q = float_of_bits(bits) - (float)((1u << (23 - at)) + (BITS == 8 ? 128 : 0));
             weights[i] = BITS == 4 ? q * scale + min : q * scale;
@@ -46,3 +63,6 @@ template <u32 BITS> struct Blocks {
         UNROLL for (u32 i = 0; i < 4; i++) b[i] = pack_bf16(weights[2 * i], weights[2 * i + 1]);
     }
 };
+
+// 8 outputs × 32 inputs of a tile in bf16.
+template <class W> DEVICE void read_fragments(u32 (&b)[4], const Quad* tile, u32 output, u32 half) { W::unpack(b, W::read(tile, output, half)); }
