@@ -8,8 +8,8 @@ use refrain_kernels::{
     upload_kv,
 };
 
-/// With asynchronous copies that land when they are waited for, and at once.
-const SEEDS: [u64; 2] = [2, 3];
+/// With asynchronous copies that land when they are waited for, and at once; on GPUs before Hopper, and on Hopper.
+const SEEDS: [u64; 4] = [0, 1, 2, 3];
 
 fn device(seed: u64) -> CudaDevice<Emulated> {
     CudaDevice::new(Emulated::new(seed), 1).unwrap()
