@@ -68,6 +68,9 @@ DEVICE float fast_exp2(float x) {
     return y;
 }
 
+// Returns when all lanes of the warp have come here.
+DEVICE void warp_barrier() { __syncwarp(); }
+
 // x of the lane whose index differs in the bits of `mask`. All lanes of the warp take part.
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
@@ -131,6 +134,8 @@ struct F16 {
     static DEVICE u16 narrow(float x) { return f32_to_f16(x); }
     static DEVICE u32 pack(float low, float high) { return pack_f16(low, high); }
     static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
+    template <bool ADD> static DEVICE void group_scores(float (&c)[32], SharedTile a, SharedTile b) { product_of_group_f16<ADD>(c, a, b); }
+    template <u32 N> static DEVICE void group_values(float (&c)[N], const u32 (&a)[4], TransposedTile b) { product_of_group_f16(c, a, b); }
 };
 struct Bf16 {
     typedef u16 Stored;
@@ -138,6 +143,8 @@ struct Bf16 {
     static DEVICE u16 narrow(float x) { return f32_to_bf16(x); }
     static DEVICE u32 pack(float low, float high) { return pack_bf16(low, high); }
     static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
+    template <bool ADD> static DEVICE void group_scores(float (&c)[32], SharedTile a, SharedTile b) { product_of_group_bf16<ADD>(c, a, b); }
+    template <u32 N> static DEVICE void group_values(float (&c)[N], const u32 (&a)[4], TransposedTile b) { product_of_group_bf16(c, a, b); }
 };
 
 // The sum and the maximum of a number over a warp, the same in each lane.
@@ -149,6 +156,16 @@ DEVICE float warp_max(float x) {
     UNROLL for (int mask = 16; mask; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
+
+// The least and the greatest number of a warp, the same in each lane.
+DEVICE u32 warp_least(u32 x) {
+    UNROLL for (int mask = 16; mask; mask /= 2) {
+        const u32 other = bits_of_float(shuffle_xor(float_of_bits(x), mask));
+        x = other < x ? other : x;
+    }
+    return x;
+}
+DEVICE u32 warp_greatest(u32 x) { return ~warp_least(~x); }
 
 // The index of this thread in a grid of one dimension.
 DEVICE size_t thread_index() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }

@@ -207,6 +207,10 @@ inline void block_barrier() {
     now.generation++;
 }
 
+inline void warp_barrier() {
+    emulator::meet(emulator::warp(), "barrier", [] {});
+}
+
 inline float shuffle_xor(float x, int mask) {
     emulator::Warp& warp = emulator::warp();
     u32 lane = threadIdx.x % 32;

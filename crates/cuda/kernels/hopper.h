@@ -110,3 +110,42 @@ DEVICE void product_of_group(float (&c)[128], SharedTile a, SharedTile b) {
                  : SUMS_64(c, 0), SUMS_64(c, 64)
                  : "l"(a.bits), "l"(b.bits));
 }
+
+// A matrix that is multiplied from the right as it stands: its rows are the inner dimension. Rows of 64 elements as in SharedTile; the next 64
+// columns are a tile of their own, `next` bytes behind.
+struct TransposedTile {
+    u64 bits;
+    // The matrix from row 16 · k on.
+    DEVICE TransposedTile rows(u32 k) const { return {bits + 128 * k}; }
+};
+DEVICE TransposedTile transposed_tile(const void* first, u32 next) {
+    return {(u64)((shared_address(first) & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62};
+}
+
+// Holds back what threads do with sums until here: to the compiler they are ready when a product has begun.
+template <u32 N> DEVICE void hold_sums(float (&c)[N]) {
+    UNROLL for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// c (64 × 64, f32) = or += a (64 × 16) · bᵀ (64 × 16); and c (64 × N, f32) += a (64 × 16) · b (16 × N), where a is in registers as mma.sync.m16n8k16
+// has it, 16 rows a warp.
+#define ATTENTION_PRODUCTS(type)                                                                                                          \
+    template <bool ADD> DEVICE void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                                \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type             \
+                     " {" REGISTERS_0 "}, %32, %33, add, 1, 1, 0, 0;}"                                                                    \
+                     : SUMS_16(c, 0), SUMS_16(c, 16)                                                                                      \
+                     : "l"(a.bits), "l"(b.bits), "n"(ADD));                                                                              \
+    }                                                                                                                                     \
+    DEVICE void product_of_group_##type(float (&c)[32], const u32 (&a)[4], TransposedTile b) {                                           \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " {" REGISTERS_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;" \
+                     : SUMS_16(c, 0), SUMS_16(c, 16)                                                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));                                                         \
+    }                                                                                                                                     \
+    DEVICE void product_of_group_##type(float (&c)[64], const u32 (&a)[4], TransposedTile b) {                                           \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " {" REGISTERS_0 "," REGISTERS_32                    \
+                     "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                                                             \
+                     : SUMS_64(c, 0)                                                                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));                                                         \
+    }
+ATTENTION_PRODUCTS(f16)
+ATTENTION_PRODUCTS(bf16)

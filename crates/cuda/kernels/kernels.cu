@@ -8,6 +8,7 @@
 #include "entries.h"
 #include "plain_attention.cu"
 #include "tensor_attention.cu"
+#include "hopper_attention.cu"
 #include "tensor_mass.cu"
 #include "mass.cu"
 #include "peak.cu"

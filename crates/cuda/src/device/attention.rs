@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer, gumbel_logarithms};
+use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, KvBuffer, gumbel_logarithms};
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{assert_one_type, for_dtype, size};
+use super::launch::{assert_one_type, for_dtype, narrow, size};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
@@ -18,8 +18,15 @@ pub(super) const TILE: usize = 32;
 pub(super) const ENTRIES: usize = 16;
 /// Entries of a block of tensor-core kernels.
 const TENSOR_ENTRIES: usize = 64;
-/// Blocks that fill a GPU. Where there are fewer, the keys of each are shared out.
+/// Blocks that fill a GPU, several of which a multiprocessor holds at a time.
 const BLOCKS: usize = 256;
+/// Slots of a tile of the kernels for Hopper, and tiles that are under way at a time.
+const HOPPER_TILE: usize = 64;
+const HOPPER_STAGES: usize = 4;
+/// Bytes that the barriers of a kernel for Hopper have.
+const HOPPER_BARRIERS: usize = 1024;
+/// Entries of a KV head from which on the kernels for Hopper are faster.
+const HOPPER_ENTRIES: usize = 2 * TENSOR_ENTRIES;
 /// Slots that a piece of keys has at least.
 const PIECE: usize = 256;
 
@@ -60,6 +67,19 @@ pub(super) fn tensor_bytes(rows: usize, head_dim: usize) -> usize {
 /// Floats from one row of a plain kernel's tile to the next.
 pub(super) fn tile_stride(head_dim: usize) -> usize {
     head_dim | 1
+}
+
+/// A kernel of attention on tensor cores.
+struct TensorKernel {
+    name: &'static str,
+    /// Entries of a block.
+    entries: usize,
+    /// Threads of a block.
+    threads: usize,
+    /// Bytes of shared memory of a block.
+    shared: usize,
+    /// Blocks that fill the GPU. Where there are fewer, the keys of each are shared out.
+    blocks: usize,
 }
 
 /// An attention's arguments in the GPU's memory. `a` may be of some rows of `q`.
@@ -195,10 +215,45 @@ impl<D: Driver> CudaDevice<D> {
         let out = floats::<D>(out).arg(4 * a.first_row * a.width());
         let lse = lse.map(|lse| self.resized(lse, a.q.len() / a.head_dim));
         let lse = lse.map(|lse| lse.arg(4 * a.first_row * a.heads));
-        match for_tensor_cores!(a, "tensor_attention") {
-            Some(kernel) => self.attend_on_tensor_cores(kernel, &problem, a, out, lse),
+        match self.tensor_kernel(a) {
+            Some(kernel) => self.attend_on_tensor_cores(&kernel, &problem, a, out, lse),
             None => self.attend_plainly(&problem, a.v, out, lse),
         }
+    }
+
+    /// The kernel of an attention on tensor cores, where there is one. Kernels for Hopper sum in the order of the others: bits of a row do not
+    /// depend on which it is.
+    fn tensor_kernel(&self, a: &CachedAttention<'_>) -> Option<TensorKernel> {
+        let name = for_tensor_cores!(a, "tensor_attention")?;
+        let d = a.head_dim;
+        let on_hopper = self.driver.is_hopper() && a.visible.len() * a.heads / a.kv_heads >= HOPPER_ENTRIES;
+        let hopper = match (a.k.dtype(), d) {
+            _ if !on_hopper => None,
+            (Dtype::F16, 64) => Some(("hopper_attention_f16_64", 3)),
+            (Dtype::F16, 128) => Some(("hopper_attention_f16_128", 2)),
+            (Dtype::Bf16, 64) => Some(("hopper_attention_bf16_64", 3)),
+            (Dtype::Bf16, 128) => Some(("hopper_attention_bf16_128", 2)),
+            _ => None,
+        };
+        Some(match hopper {
+            // A warpgroup loads; queries, and stages of keys and values.
+            Some((name, groups)) => TensorKernel {
+                name,
+                entries: groups * TENSOR_ENTRIES,
+                threads: 128 * (groups + 1),
+                shared: tensor_bytes(groups * TENSOR_ENTRIES + HOPPER_STAGES * 2 * HOPPER_TILE, d)
+                    + HOPPER_BARRIERS,
+                blocks: self.driver.multiprocessors(),
+            },
+            // Queries, and two stages of keys and values.
+            None => TensorKernel {
+                name,
+                entries: TENSOR_ENTRIES,
+                threads: THREADS as usize,
+                shared: tensor_bytes(TENSOR_ENTRIES + 4 * tensor_tile(d), d),
+                blocks: BLOCKS,
+            },
+        })
     }
 
     fn attend_plainly(
@@ -226,7 +281,7 @@ impl<D: Driver> CudaDevice<D> {
 
     fn attend_on_tensor_cores(
         &self,
-        kernel: &'static str,
+        kernel: &TensorKernel,
         problem: &Problem<'_, D>,
         a: &CachedAttention<'_>,
         out: Arg<'_, D::Memory>,
@@ -234,8 +289,8 @@ impl<D: Driver> CudaDevice<D> {
     ) {
         let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
         let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
-        let blocks = problem.entry_blocks(TENSOR_ENTRIES) * a.kv_heads;
-        let pieces = (BLOCKS / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1);
+        let blocks = problem.entry_blocks(kernel.entries) * a.kv_heads;
+        let pieces = (kernel.blocks / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1);
         let launch = |out, lse| {
             let args = [
                 problem.q,
@@ -250,10 +305,8 @@ impl<D: Driver> CudaDevice<D> {
                 size(a.capacity),
                 Arg::F32(a.scale),
             ];
-            let grid = [problem.entry_blocks(TENSOR_ENTRIES), a.kv_heads, pieces];
-            // Queries, and two stages of keys and values.
-            let shared = tensor_bytes(TENSOR_ENTRIES + 4 * tensor_tile(a.head_dim), a.head_dim);
-            self.launch(kernel, grid, THREADS, shared, &args);
+            let grid = [problem.entry_blocks(kernel.entries), a.kv_heads, pieces];
+            self.launch(kernel.name, grid, narrow(kernel.threads), kernel.shared, &args);
         };
         if pieces == 1 {
             return launch(out, lse.unwrap_or(Arg::Null));
