@@ -122,7 +122,15 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 #[test]
 fn products_on_tensor_cores_are_right_at_ragged_sizes() {
-    let sizes = [(1, 33, 40), (16, 130, 200), (17, 64, 64), (130, 150, 72), (131, 31, 450), (3, 70, 1100), (150, 470, 330)];
+    let sizes = [
+        (1, 33, 40),
+        (16, 130, 200),
+        (17, 64, 64),
+        (130, 150, 72),
+        (131, 31, 450),
+        (3, 70, 1100),
+        (150, 470, 330),
+    ];
     let kept = [Kept::Bf16, Kept::Q8, Kept::Q4];
     for (seed, kept) in SEEDS.into_iter().flat_map(|seed| kept.map(|kept| (seed, kept))) {
         for (rows, outputs, inputs) in sizes {

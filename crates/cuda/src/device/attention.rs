@@ -6,7 +6,7 @@ use refrain_kernels::{CachedAttention, Floats, GumbelNoise, KvBuffer, gumbel_log
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{assert_one_type, for_dtype, size};
+use super::launch::{assert_one_type, for_dtype, narrow, size};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
@@ -18,6 +18,10 @@ pub(super) const TILE: usize = 32;
 pub(super) const ENTRIES: usize = 16;
 /// Entries of a block of tensor-core kernels.
 const TENSOR_ENTRIES: usize = 64;
+/// Entries of a KV head, at most, for which the warps of a block share slots instead of entries.
+const FEW_ENTRIES: usize = 16;
+/// Slots of a piece of keys of so few entries.
+const FEW_PIECE: usize = 128;
 /// Blocks that fill a GPU. Where there are fewer, the keys of each are shared out.
 const BLOCKS: usize = 256;
 /// Slots that a piece of keys has at least.
@@ -195,8 +199,14 @@ impl<D: Driver> CudaDevice<D> {
         let out = floats::<D>(out).arg(4 * a.first_row * a.width());
         let lse = lse.map(|lse| self.resized(lse, a.q.len() / a.head_dim));
         let lse = lse.map(|lse| lse.arg(4 * a.first_row * a.heads));
-        match for_tensor_cores!(a, "tensor_attention") {
-            Some(kernel) => self.attend_on_tensor_cores(kernel, &problem, a, out, lse),
+        let few = problem.rows * a.heads / a.kv_heads <= FEW_ENTRIES;
+        let kernel = if few {
+            for_tensor_cores!(a, "few_rows_attention")
+        } else {
+            for_tensor_cores!(a, "tensor_attention")
+        };
+        match kernel {
+            Some(kernel) => self.attend_on_tensor_cores((kernel, few), &problem, a, out, lse),
             None => self.attend_plainly(&problem, a.v, out, lse),
         }
     }
@@ -226,7 +236,7 @@ impl<D: Driver> CudaDevice<D> {
 
     fn attend_on_tensor_cores(
         &self,
-        kernel: &'static str,
+        (kernel, few): (&'static str, bool),
         problem: &Problem<'_, D>,
         a: &CachedAttention<'_>,
         out: Arg<'_, D::Memory>,
@@ -234,10 +244,17 @@ impl<D: Driver> CudaDevice<D> {
     ) {
         let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
         let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
-        let blocks = problem.entry_blocks(TENSOR_ENTRIES) * a.kv_heads;
-        let pieces = (BLOCKS / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1);
+        let tile = tensor_tile(a.head_dim);
+        // Of few rows as many warps share an entry as a tile has 16 slots.
+        let each = if few { TENSOR_ENTRIES * 16 / tile } else { TENSOR_ENTRIES };
+        let blocks = problem.entry_blocks(each) * a.kv_heads;
+        let pieces = if few {
+            to.div_ceil(FEW_PIECE).saturating_sub(from / FEW_PIECE).max(1)
+        } else {
+            (BLOCKS / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1)
+        };
         let launch = |out, lse| {
-            let args = [
+            let mut args = vec![
                 problem.q,
                 kv_block::<D>(a.k).arg(0),
                 kv_block::<D>(a.v).arg(0),
@@ -250,9 +267,12 @@ impl<D: Driver> CudaDevice<D> {
                 size(a.capacity),
                 Arg::F32(a.scale),
             ];
-            let grid = [problem.entry_blocks(TENSOR_ENTRIES), a.kv_heads, pieces];
-            // Queries, and two stages of keys and values.
-            let shared = tensor_bytes(TENSOR_ENTRIES + 4 * tensor_tile(a.head_dim), a.head_dim);
+            if few {
+                args.push(size(FEW_PIECE));
+            }
+            let grid = [problem.entry_blocks(each), a.kv_heads, pieces];
+            // Queries, and two stages of keys and values; what few rows merge takes less.
+            let shared = tensor_bytes(each + 4 * tile, a.head_dim);
             self.launch(kernel, grid, THREADS, shared, &args);
         };
         if pieces == 1 {
@@ -263,7 +283,8 @@ impl<D: Driver> CudaDevice<D> {
         launch(parts.arg(0), sums.arg(0));
         let (lse, d) = (lse.unwrap_or(Arg::Null), a.head_dim);
         let args = [parts.arg(0), sums.arg(0), out, lse, size(pieces), size(entries), size(d)];
-        self.launch_each("merge_pieces", entries * d, &args);
+        let threads = narrow(d.next_multiple_of(32));
+        self.launch("merge_pieces", [entries, 1, 1], threads, 4 * pieces, &args);
     }
 
     pub(super) fn merge(
