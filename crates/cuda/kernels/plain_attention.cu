@@ -137,20 +137,37 @@ KERNEL(32, merge_attention, (float* out, float* lse, const float* other, const f
     if (threadIdx.x == 0) lse[entry] = most + logf(total);
 }
 
-// Attention over `pieces` sets of keys, merged: parts (pieces × entries × d) and their sums (pieces × entries). A thread for each element of out.
+// Attention over `pieces` sets of keys, merged: parts (pieces × entries × d) and their sums (pieces × entries). A block for each entry, a thread for
+// each element of it, and `pieces` floats of shared memory. What an entry has of a piece over no key counts for nothing, whatever stands there.
 KERNEL(256, merge_pieces, (const float* parts, const float* sums, float* out, float* lse, u32 pieces, u32 entries, u32 d)) {
-    const size_t at = thread_index();
-    if (at >= (size_t)entries * d) return;
-    const size_t entry = at / d;
+    constexpr u32 BATCH = 16; // reads of a thread under way
+    float* weights = (float*)shared_memory;
+    const u32 entry = blockIdx.x, i = threadIdx.x;
+    float batch[BATCH];
+    auto load = [&](u32 first) {
+        UNROLL for (u32 j = 0; j < BATCH; j++) {
+            const u32 piece = first + j;
+            batch[j] = piece < pieces && i < d ? parts[((size_t)piece * entries + entry) * d + i] : 0;
+        }
+    };
+    load(0);
     float most = minus_infinity(), total = 0, sum = 0;
-    for (u32 piece = 0; piece < pieces; piece++) most = fmaxf(most, sums[(size_t)piece * entries + entry]);
-    for (u32 piece = 0; piece < pieces; piece++) {
+    for (u32 piece = threadIdx.x % 32; piece < pieces; piece += 32) most = fmaxf(most, sums[(size_t)piece * entries + entry]);
+    most = warp_max(most);
+    for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
         const float part = sums[(size_t)piece * entries + entry];
-        if (part == minus_infinity()) continue;
-        const float weight = expf(part - most);
-        total += weight;
-        sum += weight * parts[(size_t)piece * entries * d + at];
+        weights[piece] = part == minus_infinity() ? 0 : expf(part - most);
     }
-    out[at] = total > 0 ? sum / total : 0;
-    if (lse && at % d == 0) lse[entry] = total > 0 ? most + logf(total) : minus_infinity();
+    block_barrier();
+    for (u32 first = 0; first < pieces; first += BATCH) {
+        if (first) load(first);
+        UNROLL for (u32 j = 0; j < BATCH; j++) {
+            const float weight = first + j < pieces ? weights[first + j] : 0;
+            total += weight;
+            if (weight != 0) sum += weight * batch[j];
+        }
+    }
+    if (i >= d) return;
+    out[(size_t)entry * d + i] = total > 0 ? sum / total : 0;
+    if (lse && i == 0) lse[entry] = total > 0 ? most + logf(total) : minus_infinity();
 }

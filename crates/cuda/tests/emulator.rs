@@ -45,9 +45,8 @@ fn a_launch_that_does_not_fit_its_kernel_is_refused() {
 fn shared_memory_ends_where_the_launch_says() {
     let norm = |shared| {
         launched("rms_norm_f32", Grid { shared, ..GRID }, |x| {
-            let sizes = [32, 256, 256].map(Arg::U32);
-            let x = || Arg::Memory(x, 0);
-            vec![x(), sizes[1], x(), x(), sizes[1], Arg::U32(1), sizes[1], sizes[2], Arg::F32(1.0)]
+            let (x, width) = (|| Arg::Memory(x, 0), || Arg::U32(256));
+            vec![x(), x(), x(), width(), width(), Arg::F32(1.0)]
         })
     };
     assert_eq!(norm(32), "");

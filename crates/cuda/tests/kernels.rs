@@ -65,6 +65,53 @@ fn tensor_core_attention_of_few_rows_is_merged_of_pieces() {
 }
 
 #[test]
+fn attention_of_few_rows_does_not_depend_on_the_rows_beside_one() {
+    every_type_and_seed(|dtype, device| {
+        // The last row sees nothing, and the others begin and end in different pieces.
+        let visible = [(17, 700), (0, 130), (300, 301), (512, 512)];
+        for d in [64, 80, 96, 128, 256] {
+            let (heads, kv_heads, capacity) = (8, 2, 704);
+            let case = Case { dtype, head_dim: d, heads, kv_heads, capacity, visible: visible.to_vec() };
+            let side = |seed| upload_kv(device, case.side(seed).as_slice());
+            let (k, v, q) = (side(1), side(2), upload(device, &random(4 * heads * d, 3)));
+            let attend = |row: usize, count: usize| {
+                let a = CachedAttention {
+                    q: &q,
+                    first_row: row,
+                    k: &k,
+                    v: &v,
+                    heads,
+                    kv_heads,
+                    head_dim: d,
+                    capacity,
+                    visible: &visible[row..row + count],
+                    scale: 1.0 / (d as f32).sqrt(),
+                    precision: Precision::Bf16,
+                };
+                let (mut out, mut lse) = (device.floats(q.len()), device.floats(0));
+                device.attention(&a, &mut out, Some(&mut lse));
+                let (out, lse) = (download(device, &out), download(device, &lse));
+                let own = row * heads..(row + count) * heads;
+                let own = [&out[own.start * d..own.end * d], &lse[own]];
+                own.map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>())
+            };
+            let [all, all_lse] = attend(0, 4);
+            for row in 0..4 {
+                let [out, lse] = attend(row, 1);
+                assert_eq!(
+                    out,
+                    all[row * heads * d..(row + 1) * heads * d],
+                    "{dtype}, head_dim {d}, row {row}"
+                );
+                assert_eq!(lse, all_lse[row * heads..(row + 1) * heads]);
+            }
+            assert!(all[3 * heads * d..].iter().all(|x| *x == 0));
+            assert!(all_lse[3 * heads..].iter().all(|x| f32::from_bits(*x) == f32::NEG_INFINITY));
+        }
+    });
+}
+
+#[test]
 fn attention_mass_on_tensor_cores_is_right() {
     every_type_and_seed(|dtype, device| {
         for (d, group) in [(64, 1), (64, 3), (80, 2), (96, 2), (128, 4), (256, 2)] {

@@ -28,9 +28,11 @@ use crate::{Error, Result};
 /// One part in so many of a device's memory is left alone: for reports of methods and policies, what loaders bring in, and memory that is free in
 /// pieces that are too small.
 const MARGIN: u64 = 20;
-/// Keys of a piece of attention, and most rows and heads of all pieces: where few rows see many keys, a GPU is filled by pieces of keys.
-const PIECE: usize = 256;
+/// Keys of a piece of attention at least, and rows and heads of all pieces at most: where few rows see many keys, a GPU is filled by pieces of keys.
+const PIECE: usize = 128;
 const PIECES: usize = 256 * 64;
+/// Rows, times the heads of a KV head, that have pieces of so many keys, however many those are.
+const FEW_ENTRIES: usize = 16;
 
 /// The memory of a device with memory of its own that is there for requests, and what the rest of the free memory is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,12 +231,13 @@ impl Engine {
     /// logits.
     fn step_bytes(&self, rows: usize, slots: usize, with_logits: usize) -> u64 {
         let config = self.decoder().config();
-        let Config { hidden, heads, head_dim, vocab, .. } = *config;
+        let Config { hidden, heads, kv_heads, head_dim, vocab, .. } = *config;
         let (queries, width) = (heads * head_dim, self.decoder().shape().width());
         let rounded = if self.decoder().precision() == Precision::F32 { 4 } else { 2 };
         let projected = rows.min(MAX_BLOCK_ROWS);
         let finished = projected.min(self.settings().ubatch);
-        let pieces = (slots / PIECE).saturating_mul(finished * heads).min(PIECES);
+        let few = (slots / PIECE + 1).saturating_mul(FEW_ENTRIES * kv_heads);
+        let pieces = (slots / PIECE + 1).saturating_mul(finished * heads).min(PIECES.max(few));
         let network = |layer: &LayerSpec| match &layer.experts {
             None => rounded * (queries + hidden + config.intermediate) + 8 * hidden,
             Some(experts) => {

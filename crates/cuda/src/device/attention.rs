@@ -18,6 +18,10 @@ pub(super) const TILE: usize = 32;
 pub(super) const ENTRIES: usize = 16;
 /// Entries of a block of tensor-core kernels.
 const TENSOR_ENTRIES: usize = 64;
+/// Entries of a KV head, at most, for which the warps of a block share slots instead of entries.
+const FEW_ENTRIES: usize = 16;
+/// Slots of a piece of keys of so few entries.
+const FEW_PIECE: usize = 128;
 /// Blocks that fill a GPU, several of which a multiprocessor holds at a time.
 const BLOCKS: usize = 256;
 /// Slots of a tile of the kernels for Hopper, and tiles that are under way at a time.
@@ -78,8 +82,16 @@ struct TensorKernel {
     threads: usize,
     /// Bytes of shared memory of a block.
     shared: usize,
-    /// Blocks that fill the GPU. Where there are fewer, the keys of each are shared out.
-    blocks: usize,
+    pieces: Pieces,
+}
+
+/// How the keys of a block of entries are shared out.
+#[derive(Clone, Copy)]
+enum Pieces {
+    /// In pieces of so many slots, an argument of the kernel, so that bits depend neither on the GPU nor on what else is computed.
+    Of(usize),
+    /// In as many pieces as make so many blocks.
+    Fill(usize),
 }
 
 /// An attention's arguments in the GPU's memory. `a` may be of some rows of `q`.
@@ -225,8 +237,17 @@ impl<D: Driver> CudaDevice<D> {
     /// depend on which it is.
     fn tensor_kernel(&self, a: &CachedAttention<'_>) -> Option<TensorKernel> {
         let name = for_tensor_cores!(a, "tensor_attention")?;
-        let d = a.head_dim;
-        let on_hopper = self.driver.is_hopper() && a.visible.len() * a.heads / a.kv_heads >= HOPPER_ENTRIES;
+        let (d, entries) = (a.head_dim, a.visible.len() * a.heads / a.kv_heads);
+        let tile = tensor_tile(d);
+        // As many warps share an entry as a tile has 16 slots. Queries, and two stages of keys and values; what warps merge takes less.
+        let few = for_tensor_cores!(a, "few_rows_attention").filter(|_| entries <= FEW_ENTRIES);
+        if let Some(name) = few {
+            let entries = TENSOR_ENTRIES * 16 / tile;
+            let shared = tensor_bytes(entries + 4 * tile, d);
+            let pieces = Pieces::Of(FEW_PIECE);
+            return Some(TensorKernel { name, entries, threads: THREADS as usize, shared, pieces });
+        }
+        let on_hopper = self.driver.is_hopper() && entries >= HOPPER_ENTRIES;
         let hopper = match (a.k.dtype(), d) {
             _ if !on_hopper => None,
             (Dtype::F16, 64) => Some(("hopper_attention_f16_64", 3)),
@@ -243,15 +264,15 @@ impl<D: Driver> CudaDevice<D> {
                 threads: 128 * (groups + 1),
                 shared: tensor_bytes(groups * TENSOR_ENTRIES + HOPPER_STAGES * 2 * HOPPER_TILE, d)
                     + HOPPER_BARRIERS,
-                blocks: self.driver.multiprocessors(),
+                pieces: Pieces::Fill(self.driver.multiprocessors()),
             },
             // Queries, and two stages of keys and values.
             None => TensorKernel {
                 name,
                 entries: TENSOR_ENTRIES,
                 threads: THREADS as usize,
-                shared: tensor_bytes(TENSOR_ENTRIES + 4 * tensor_tile(d), d),
-                blocks: BLOCKS,
+                shared: tensor_bytes(TENSOR_ENTRIES + 4 * tile, d),
+                pieces: Pieces::Fill(BLOCKS),
             },
         })
     }
@@ -290,9 +311,12 @@ impl<D: Driver> CudaDevice<D> {
         let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
         let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
         let blocks = problem.entry_blocks(kernel.entries) * a.kv_heads;
-        let pieces = (kernel.blocks / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1);
+        let pieces = match kernel.pieces {
+            Pieces::Of(slots) => to.div_ceil(slots).saturating_sub(from / slots).max(1),
+            Pieces::Fill(all) => (all / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1),
+        };
         let launch = |out, lse| {
-            let args = [
+            let mut args = vec![
                 problem.q,
                 kv_block::<D>(a.k).arg(0),
                 kv_block::<D>(a.v).arg(0),
@@ -305,6 +329,9 @@ impl<D: Driver> CudaDevice<D> {
                 size(a.capacity),
                 Arg::F32(a.scale),
             ];
+            if let Pieces::Of(slots) = kernel.pieces {
+                args.push(size(slots));
+            }
             let grid = [problem.entry_blocks(kernel.entries), a.kv_heads, pieces];
             self.launch(kernel.name, grid, narrow(kernel.threads), kernel.shared, &args);
         };
@@ -316,7 +343,8 @@ impl<D: Driver> CudaDevice<D> {
         launch(parts.arg(0), sums.arg(0));
         let (lse, d) = (lse.unwrap_or(Arg::Null), a.head_dim);
         let args = [parts.arg(0), sums.arg(0), out, lse, size(pieces), size(entries), size(d)];
-        self.launch_each("merge_pieces", entries * d, &args);
+        let threads = narrow(d.next_multiple_of(32));
+        self.launch("merge_pieces", [entries, 1, 1], threads, 4 * pieces, &args);
     }
 
     pub(super) fn merge(

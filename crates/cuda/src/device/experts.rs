@@ -40,8 +40,7 @@ impl<D: Driver> CudaDevice<D> {
             let mlp = &experts[routes[0].expert as usize];
             let rows: Vec<u32> = routes.iter().map(|route| route.row).collect();
             let (indices, gathered) = (self.block_of(&rows), self.block(4 * rows.len() * hidden));
-            let args = [normed.arg(0), indices.arg(0), gathered.arg(0), size(rows.len()), size(hidden)];
-            self.launch_each("gather_rows_32", rows.len() * hidden, &args);
+            self.gather([normed.arg(0), indices.arg(0), gathered.arg(0)], rows.len(), hidden, 4);
             let gathered = Rows { at: gathered.arg(0), rows: rows.len(), width: hidden };
             let gate_up = mlp.gate_up.storage::<Linear<D>>();
             let active = self.with_input(gathered, None, gate_up, |input| self.gated(mlp, tail, input));

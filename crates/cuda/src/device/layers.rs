@@ -7,7 +7,7 @@ use refrain_kernels::{Dtype, Floats, GatedMlp, KvBuffer, LayerTail, MAX_BLOCK_RO
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{for_dtype, narrow, size};
+use super::launch::{assert_one_type, for_dtype, narrow, size};
 use super::linear::{Epilogue, Input, Linear};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
@@ -42,12 +42,17 @@ pub(super) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     rows.step_by(MAX_BLOCK_ROWS).map(move |first| first..(first + MAX_BLOCK_ROWS).min(end))
 }
 
+/// Elements of a row that a warp splits off where no norm says how many.
+const SPLIT: usize = 256;
+/// Bytes of shared memory of a block that norms a row.
+const NORM_SHARED: usize = 32 * 4;
+
 /// Threads of a block that norms a row.
 fn norm_threads(width: usize) -> u32 {
-    narrow((width / 8).next_multiple_of(32).clamp(32, 256))
+    narrow((width / 8).next_multiple_of(32).clamp(32, 1024))
 }
 
-/// The destination of a norm or a rounding: memory, how rows lie there, and the elements from one row to the next.
+/// The destination of a norm or a rounding: memory, how rows lie there, and columns of a row, of which those that the source lacks become zeros.
 pub(super) struct Target<'a, M> {
     pub(super) at: Arg<'a, M>,
     pub(super) rows: RowLayout,
@@ -57,8 +62,8 @@ pub(super) struct Target<'a, M> {
 /// How rows lie in memory.
 #[derive(Clone, Copy)]
 pub(super) enum RowLayout {
-    /// One behind the other.
-    Plain(Dtype),
+    /// One behind the other, in `f32`.
+    Plain,
     /// In panels of `bf16`, as products take them (`panels.h`).
     Panels,
 }
@@ -67,7 +72,7 @@ pub(super) enum RowLayout {
 macro_rules! for_layout {
     ($rows:expr, $name:literal) => {
         match $rows {
-            RowLayout::Plain(dtype) => for_dtype!(dtype, $name),
+            RowLayout::Plain => concat!($name, "_f32"),
             RowLayout::Panels => concat!($name, "_panels"),
         }
     };
@@ -97,39 +102,31 @@ impl<D: Driver> CudaDevice<D> {
         block
     }
 
-    /// Norms segments of rows, each as wide as the norm's weights. Rows of `x` are `stride` elements apart; zeros fill the rows of `to`
-    /// where a row is one segment.
-    fn norm_into(&self, x: Rows<'_, D::Memory>, stride: usize, norm: Norm<'_>, to: Target<'_, D::Memory>) {
-        let (width, weight) = (norm.weight.len(), self.norm_weight(norm));
-        assert!(x.width.is_multiple_of(width), "rows are whole segments of a norm");
-        let segments = x.width / width;
-        let filled = if segments == 1 { to.stride } else { width };
-        let args = [
-            x.at,
-            size(stride),
-            weight.arg(0),
-            to.at,
-            size(to.stride),
-            size(segments),
-            size(width),
-            size(filled),
-            Arg::F32(norm.eps),
-        ];
-        let (kernel, blocks) = (for_layout!(to.rows, "rms_norm"), [x.rows * segments, 1, 1]);
-        self.launch(kernel, blocks, norm_threads(width), 32, &args);
+    /// Norms rows.
+    fn norm_into(&self, x: Rows<'_, D::Memory>, norm: Norm<'_>, to: Target<'_, D::Memory>) {
+        assert_eq!(norm.weight.len(), x.width, "a norm is as wide as the rows");
+        let weight = self.norm_weight(norm);
+        let args = [x.at, weight.arg(0), to.at, size(x.width), size(to.stride), Arg::F32(norm.eps)];
+        self.launch(
+            for_layout!(to.rows, "rms_norm"),
+            [x.rows, 1, 1],
+            norm_threads(x.width),
+            NORM_SHARED,
+            &args,
+        );
     }
 
-    /// Rounds rows that are `stride` elements apart; zeros fill the rows of `to`.
-    pub(super) fn round_into(&self, x: Rows<'_, D::Memory>, stride: usize, to: Target<'_, D::Memory>) {
-        let args = [x.at, size(stride), to.at, size(to.stride), size(x.rows), size(x.width)];
-        self.launch_each(for_layout!(to.rows, "round_rows"), x.rows * to.stride, &args);
+    /// Rounds rows.
+    pub(super) fn round_into(&self, x: Rows<'_, D::Memory>, to: Target<'_, D::Memory>) {
+        let args = [x.at, to.at, size(x.rows), size(x.width), size(to.stride)];
+        self.launch_each(for_layout!(to.rows, "round_rows"), x.rows * to.stride.div_ceil(4), &args);
     }
 
     /// Norms or rounds rows, whichever is asked for.
-    fn put(&self, x: Rows<'_, D::Memory>, stride: usize, norm: Option<Norm<'_>>, to: Target<'_, D::Memory>) {
+    fn put(&self, x: Rows<'_, D::Memory>, norm: Option<Norm<'_>>, to: Target<'_, D::Memory>) {
         match norm {
-            Some(norm) => self.norm_into(x, stride, norm, to),
-            None => self.round_into(x, stride, to),
+            Some(norm) => self.norm_into(x, norm, to),
+            None => self.round_into(x, to),
         }
     }
 
@@ -147,8 +144,8 @@ impl<D: Driver> CudaDevice<D> {
             return then(&Input { rows, at: x.at });
         }
         let block = self.block(w.input_bytes(rows, w.input_stride()));
-        let layout = if w.is_f32() { RowLayout::Plain(Dtype::F32) } else { RowLayout::Panels };
-        self.put(x, x.width, norm, Target { at: block.arg(0), rows: layout, stride: w.input_stride() });
+        let layout = if w.is_f32() { RowLayout::Plain } else { RowLayout::Panels };
+        self.put(x, norm, Target { at: block.arg(0), rows: layout, stride: w.input_stride() });
         then(&Input { rows, at: block.arg(0) })
     }
 
@@ -180,26 +177,41 @@ impl<D: Driver> CudaDevice<D> {
             }
             &*kv
         });
+        let dtype = k.dtype();
+        assert_one_type(dtype, v.dtype());
         for rows in blocks(0..all) {
             let of_x = rows_of::<D>(x, hidden, first + rows.start..first + rows.end);
             let wide = self.with_input(of_x, norm, w, |input| self.stored_product(w, input));
-            let columns = |at: usize, width: usize| Rows {
-                at: wide.arg(4 * at.min(wide.bytes() / 4)),
-                rows: rows.len(),
-                width,
-            };
-            let to_kv =
-                |kv: &KvBuffer| kv_block::<D>(kv).bytes().min(rows.start * kv_width * kv.dtype().size());
-            let q_at = q.arg(4 * rows.start * q_width);
-            let to_q = Target { at: q_at, rows: RowLayout::Plain(Dtype::F32), stride: q_width };
-            self.put(columns(0, q_width), width, qk_norms.map(|norms| norms.q), to_q);
-            for (kv, at, norm) in [(k, q_width, qk_norms.map(|norms| norms.k)), (v, q_width + kv_width, None)]
-            {
-                let rows = RowLayout::Plain(kv.dtype());
-                let to = Target { at: kv_block::<D>(kv).arg(to_kv(kv)), rows, stride: kv_width };
-                self.put(columns(at, kv_width), width, norm, to);
-            }
+            let at = |kv: &KvBuffer| kv_block::<D>(kv).bytes().min(rows.start * kv_width * kv.dtype().size());
+            let [k, v] = [k, v].map(|kv| kv_block::<D>(kv).arg(at(kv)));
+            let to = [q.arg(4 * rows.start * q_width), k, v];
+            self.split_rows(&wide, rows.len(), [q_width, kv_width], qk_norms, dtype, to);
         }
+    }
+
+    /// Splits rows of queries, keys and values into q in `f32`, and k and v of a type; norms queries and keys where norms are given.
+    fn split_rows(
+        &self,
+        wide: &Block<D>,
+        rows: usize,
+        [q_width, kv_width]: [usize; 2],
+        qk_norms: Option<QkNorms<'_>>,
+        dtype: Dtype,
+        [q, k, v]: [Arg<'_, D::Memory>; 3],
+    ) {
+        let norms = qk_norms.map_or([None; 2], |norms| [Some(norms.q), Some(norms.k)]);
+        let weights = norms.map(|norm| norm.map(|norm| self.norm_weight(norm)));
+        let [of_q, of_k] = [(0, q_width), (1, kv_width)].map(|(i, width)| {
+            let (Some(norm), Some(weight)) = (norms[i], &weights[i]) else { return (Arg::Null, SPLIT, 0.0) };
+            assert!(width.is_multiple_of(norm.weight.len()), "rows are whole segments of a norm");
+            (weight.arg(0), norm.weight.len(), norm.eps)
+        });
+        let segments = q_width.div_ceil(of_q.1) + 2 * kv_width.div_ceil(of_k.1);
+        let mut args = vec![wide.arg(0), q, k, v, size(rows), size(q_width), size(kv_width)];
+        for (weight, segment, eps) in [of_q, of_k] {
+            args.extend([weight, size(segment), Arg::F32(eps)]);
+        }
+        self.launch_each(for_dtype!(dtype, "split_rows"), 32 * rows * segments, &args);
     }
 
     /// x += post(input · Wᵀ + b)
@@ -225,9 +237,8 @@ impl<D: Driver> CudaDevice<D> {
         };
         assert_eq!(norm.weight.len(), x.width, "a post-norm norms whole rows");
         let (weight, width) = (self.norm_weight(norm), size(x.width));
-        let args =
-            [branch.arg(0), width, weight.arg(0), x.at, width, size(1), width, width, Arg::F32(norm.eps)];
-        self.launch("rms_norm_add", [x.rows, 1, 1], norm_threads(x.width), 32, &args);
+        let args = [branch.arg(0), weight.arg(0), x.at, width, width, Arg::F32(norm.eps)];
+        self.launch("rms_norm_add", [x.rows, 1, 1], norm_threads(x.width), NORM_SHARED, &args);
     }
 
     /// The rows between the two products of a network, as the second takes them.
@@ -281,12 +292,7 @@ impl<D: Driver> CudaDevice<D> {
     /// Rows in `f32`, normed where a norm is given.
     pub(super) fn normed_rows(&self, x: Rows<'_, D::Memory>, norm: Option<Norm<'_>>) -> Block<D> {
         let out = self.block(4 * x.rows * x.width);
-        self.put(
-            x,
-            x.width,
-            norm,
-            Target { at: out.arg(0), rows: RowLayout::Plain(Dtype::F32), stride: x.width },
-        );
+        self.put(x, norm, Target { at: out.arg(0), rows: RowLayout::Plain, stride: x.width });
         out
     }
 

@@ -24,7 +24,7 @@ use refrain_kernels::{
 };
 
 use crate::driver::Driver;
-use launch::{assert_rows, for_size, size};
+use launch::assert_rows;
 use linear::rows_of_weights;
 use tensors::{floats, kv_block};
 
@@ -95,10 +95,8 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
         assert_rows(rows, width, x.len());
-        let (indices, count) = (self.block_of(rows), rows.len() * width);
-        let out = self.resized(out, count);
-        let args = [floats::<D>(x).arg(0), indices.arg(0), out.arg(0), size(rows.len()), size(width)];
-        self.launch_each("gather_rows_32", count, &args);
+        let (indices, out) = (self.block_of(rows), self.resized(out, rows.len() * width));
+        self.gather([floats::<D>(x).arg(0), indices.arg(0), out.arg(0)], rows.len(), width, 4);
     }
 
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
@@ -181,8 +179,7 @@ impl<D: Driver> Device for CudaDevice<D> {
         assert_rows(rows, width, kv.len());
         let (indices, out) = (self.block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
         let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
-        let args = [from, indices.arg(0), to, size(rows.len()), size(width)];
-        self.launch_each(for_size!(kv.dtype(), "gather_rows"), out.len(), &args);
+        self.gather([from, indices.arg(0), to], rows.len(), width, kv.dtype().size());
         out
     }
 

@@ -6,7 +6,8 @@ use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, Slice};
 
 use super::block::Block;
 use super::context::CudaDevice;
-use crate::driver::Driver;
+use super::launch::size;
+use crate::driver::{Arg, Driver};
 
 impl<D: Driver> CudaDevice<D> {
     /// Memory whose content is left open.
@@ -82,6 +83,17 @@ impl<D: Driver> CudaDevice<D> {
         assert!(from.end <= x.len() && at + from.len() <= to.len(), "copies lie inside of tensors");
         let bytes = 4 * from.start..4 * from.end;
         self.copy_bytes(floats(x), bytes, floats(to), 4 * at);
+    }
+
+    /// Gathers `count` rows of `width` elements of some bytes: from, indices of rows, to. The first is a whole tensor, or begins at a row of one.
+    pub(super) fn gather(&self, args: [Arg<'_, D::Memory>; 3], count: usize, width: usize, element: usize) {
+        let (kernel, width) = match (width * element, element) {
+            (bytes, _) if bytes.is_multiple_of(16) => ("gather_rows_128", bytes / 16),
+            (_, 2) => ("gather_rows_16", width),
+            _ => ("gather_rows_32", width),
+        };
+        let [from, rows, to] = args;
+        self.launch_each(kernel, count * width, &[from, rows, to, size(count), size(width)]);
     }
 
     // Keys and values.
