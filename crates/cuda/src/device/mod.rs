@@ -237,8 +237,9 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
         assert_eq!(a.visible.len(), 1, "there is one row");
-        self.attend(a, out, None);
-        self.read_row_weights(a, 0..a.visible[0].1 as usize, weights);
+        let mut lse = self.new_floats(0);
+        self.attend(a, out, Some(&mut lse));
+        self.read_row_weights(a, Some(&lse), 0..a.visible[0].1 as usize, weights);
     }
 
     fn merge_attention(
@@ -286,7 +287,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
-        self.read_row_weights(a, slots, weights);
+        self.read_row_weights(a, None, slots, weights);
     }
 
     fn attention_mass_from_lse(
