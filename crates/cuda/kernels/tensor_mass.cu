@@ -143,20 +143,21 @@ DEVICE void tensor_sums(const float* q, const u16* k, const Pair* visible, float
         for (u32 column = 0; column < N; column += 32) {
             float scores[M][4][4] = {};
             multiply<T, D, 2>(scores, left, keys + stage * SIZE, column);
+            if (partly)
+                UNROLL for (u32 m = 0; m < M; m++)
+                    UNROLL for (u32 n = 0; n < 4; n++)
+                        UNROLL for (u32 i = 0; i < 4; i++) {
+                            const u32 slot = tile * N + column + n * 8 + lane % 4 * 2 + i % 2;
+                            if (slot < sees[m][i / 2].x || slot >= sees[m][i / 2].y) scores[m][n][i] = minus_infinity();
+                        }
             UNROLL for (u32 m = 0; m < M; m++)
                 UNROLL for (u32 i = 0; i < 2; i++) {
                     float most = top[m][i];
-                    UNROLL for (u32 n = 0; n < 4; n++)
-                        UNROLL for (u32 j = 0; j < 2; j++) {
-                            float& score = scores[m][n][2 * i + j];
-                            const u32 slot = tile * N + column + n * 8 + lane % 4 * 2 + j;
-                            score = partly && (slot < sees[m][i].x || slot >= sees[m][i].y) ? minus_infinity() : score * scale2;
-                            most = fmaxf(most, score);
-                        }
+                    UNROLL for (u32 n = 0; n < 4; n++) most = fmaxf(most, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]) * scale2);
                     total[m][i] *= fast_exp2(top[m][i] - most);
                     top[m][i] = most;
                     UNROLL for (u32 n = 0; n < 4; n++)
-                        UNROLL for (u32 j = 0; j < 2; j++) total[m][i] += fast_exp2(scores[m][n][2 * i + j] - most);
+                        UNROLL for (u32 j = 0; j < 2; j++) total[m][i] += fast_exp2(scores[m][n][2 * i + j] * scale2 - most);
                 }
         }
         block_barrier(); // all have read the stage that is loaded next
@@ -188,8 +189,8 @@ KERNEL(256, merge_sums, (const float* parts, float* lse, u32 pieces, u32 entries
 }
 
 // Sums of exp(score − lse) over the heads of KV head blockIdx.y, of the slots first .. first + count, or slots[0 .. count] in ascending order:
-// of all rows together, out (Hkv × count), or of each row, out (Hkv × rows × count). q is rounded. A block has 4 strips of slots; its warps
-// go through units of 16 rows of one head, 4 at a time.
+// of share blockIdx.z of the rows together, out (shares × Hkv × count), or of each row, out (Hkv × rows × count). q is rounded. A block has
+// 4 strips of slots; its warps go through units of 16 rows of one head, 4 at a time.
 template <class T, u32 D, bool APART>
 DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, float scale,
                          const float* lse, float* out, u32 first, u32 count, const u32* slots) {
@@ -198,7 +199,9 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
     Quad* queries = keys + HELD * Layout<D>::STRIDE; // two stages
     Quad* columns = queries + 2 * SIZE;              // two stages: which slots a row sees, and its sum in base 2
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = blockIdx.y, group = heads / kv_heads;
-    const u32 base = blockIdx.x * HELD, own = base + warp * STRIP<D>, units = (rows + 15) / 16 * group;
+    const u32 base = blockIdx.x * HELD, own = base + warp * STRIP<D>;
+    const u32 tiles = (rows + 15) / 16, each = (tiles + gridDim.z - 1) / gridDim.z * group, first_unit = blockIdx.z * each;
+    const u32 units = first_unit + each < tiles * group ? first_unit + each : tiles * group;
     auto slot_at = [&](u32 i) { return slots ? slots[i < count ? i : count - 1] : first + i; };
     auto load = [&](u32 unit, u32 stage) {
         UNROLL_BY(4) for (u32 i = 0; i < 16 * UNITS * CHUNKS / BLOCK; i++) {
@@ -211,7 +214,10 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
         if (thread < 16 * UNITS) {
             const u32 row = (unit + thread / 16) / group * 16 + thread % 16, head = g * group + (unit + thread / 16) % group;
             Quad column = {0, 0, 0, 0};
-            if (row < rows) column = Quad{visible[row].x, visible[row].y, bits_of_float(lse[(size_t)row * heads + head] * LOG2_E), 0};
+            if (row < rows) {
+                const float sum = lse[(size_t)row * heads + head];
+                column = Quad{visible[row].x, visible[row].y, sum > minus_infinity() ? bits_of_float(sum * LOG2_E) : 0, 0};
+            }
             columns[stage * 16 * UNITS + thread] = column;
         }
     };
@@ -221,7 +227,7 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
         copy_async(keys + Layout<D>::at(row, chunk), k + ((size_t)g * capacity + (live ? slot_at(base + row) : 0)) * D + chunk * 8, live);
     }
     commit_copies();
-    load(0, 0);
+    load(first_unit, 0);
     wait_copies<1>();
     block_barrier();
     u32 left[M][D / 16][4];
@@ -234,8 +240,8 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
     const float scale2 = scale * LOG2_E;
     float sums[M][APART ? 2 : 1][4] = {};
     u32 head = 0;
-    for (u32 step = 0; step < units; step += UNITS) {
-        const u32 stage = step / UNITS & 1;
+    for (u32 step = first_unit; step < units; step += UNITS) {
+        const u32 stage = (step - first_unit) / UNITS & 1;
         if (step + UNITS < units) {
             load(step + UNITS, stage ^ 1);
             wait_copies<1>();
@@ -252,17 +258,20 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
                 partly |= column[i].x > low || column[i].y <= high;
             }
             if (any_lane(any)) {
-                partly = any_lane(partly);
                 float scores[M][2][4] = {};
                 multiply<T, D, 1>(scores, left, queries + stage * SIZE, unit * 16);
+                if (any_lane(partly))
+                    UNROLL for (u32 m = 0; m < M; m++)
+                        UNROLL for (u32 n = 0; n < 2; n++)
+                            UNROLL for (u32 i = 0; i < 4; i++) {
+                                const Quad& row = column[n * 2 + i % 2];
+                                if (slot[m][i / 2] < row.x || slot[m][i / 2] >= row.y) scores[m][n][i] = minus_infinity();
+                            }
                 UNROLL for (u32 m = 0; m < M; m++)
                     UNROLL for (u32 n = 0; n < 2; n++)
-                        UNROLL for (u32 i = 0; i < 4; i++) {
-                            const Quad& row = column[n * 2 + i % 2];
-                            const float weight = fast_exp2(scores[m][n][i] * scale2 - float_of_bits(row.z));
-                            const bool seen = !partly || (slot[m][i / 2] >= row.x && slot[m][i / 2] < row.y);
-                            sums[m][APART ? n : 0][APART ? i : i / 2] += seen ? weight : 0;
-                        }
+                        UNROLL for (u32 i = 0; i < 4; i++)
+                            sums[m][APART ? n : 0][APART ? i : i / 2] +=
+                                fast_exp2(scores[m][n][i] * scale2 - float_of_bits(column[n * 2 + i % 2].z));
             }
             if (!APART || ++head < group) continue;
             // All heads of these rows are summed.
@@ -286,16 +295,16 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
                 float sum = sums[m][0][i];
                 sum += shuffle_xor(sum, 1);
                 sum += shuffle_xor(sum, 2);
-                if (lane % 4 == 0 && at < count) out[(size_t)g * count + at] = sum;
+                if (lane % 4 == 0 && at < count) out[((size_t)blockIdx.z * kv_heads + g) * count + at] = sum;
             }
 }
 
-// out (count × rows) = the weights of Hkv × rows × count, summed over KV heads.
-KERNEL(256, sum_columns, (const float* weights, float* out, u32 kv_heads, u32 rows, u32 count)) {
+// out (count × rows) = the sum of parts of rows × count.
+KERNEL(256, sum_columns, (const float* parts, float* out, u32 count_of_parts, u32 rows, u32 count)) {
     const size_t at = thread_index(), each = (size_t)rows * count;
     if (at >= each) return;
     float sum = 0;
-    for (u32 g = 0; g < kv_heads; g++) sum += weights[g * each + at];
+    UNROLL_BY(4) for (u32 part = 0; part < count_of_parts; part++) sum += parts[part * each + at];
     out[at % count * rows + at / count] = sum;
 }
 

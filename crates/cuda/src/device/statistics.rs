@@ -15,12 +15,14 @@ use crate::driver::{Arg, Driver};
 
 /// Numbers between kernels that are held at once.
 const HELD: usize = 1 << 24;
-/// Blocks of log-sum-exps that fill a GPU. Where there are fewer, the keys of each are shared out.
+/// Blocks that fill a GPU. Where there are fewer, the keys or the rows of each are shared out.
 const BLOCKS: usize = 512;
 /// Slots that a piece of keys has at least.
 const PIECE: usize = 256;
 /// Columns of a stage of tensor-core kernels that weigh slots.
 const COLUMNS: usize = 64;
+/// Rows that a share of those that weigh slots has at least.
+const SHARE: usize = 64;
 
 /// Bytes of shared memory for a tile of keys.
 fn tile_bytes(head_dim: usize) -> usize {
@@ -30,6 +32,12 @@ fn tile_bytes(head_dim: usize) -> usize {
 /// Rows of queries or keys that a block of tensor-core kernels keeps: 4 strips.
 fn strips(head_dim: usize) -> usize {
     if head_dim > 128 { 64 } else { 128 }
+}
+
+/// Shares of the rows that weigh `count` slots, on tensor cores: more than one where the slots make few blocks.
+fn shares(a: &CachedAttention<'_>, count: usize) -> usize {
+    let blocks = count.div_ceil(strips(a.head_dim)) * a.kv_heads;
+    (BLOCKS / blocks.max(1)).min(a.visible.len() / SHARE).max(1)
 }
 
 /// Log-sum-exps of all rows of `a.q`, from the first row that attends on.
@@ -65,7 +73,17 @@ impl<D: Driver> CudaDevice<D> {
         };
         let out = self.block(4 * sums.len());
         match for_tensor_cores!(a, "tensor_mass").filter(|_| noise.is_none()) {
-            Some(kernel) => self.weigh(kernel, a, &problem, lse, (slots.start, slots.len()), &out, None),
+            Some(kernel) => {
+                let (of, shares) = ((slots.start, slots.len()), shares(a, slots.len()));
+                if shares == 1 {
+                    self.weigh(kernel, a, &problem, lse, of, &out, None);
+                } else {
+                    let parts = self.block(4 * shares * sums.len());
+                    self.weigh(kernel, a, &problem, lse, of, &parts, None);
+                    let args = [parts.arg(0), out.arg(0), size(shares), size(1), size(sums.len())];
+                    self.launch_each("sum_columns", sums.len(), &args);
+                }
+            }
             None => {
                 let mut args = problem.args([lse, out.arg(0), size(slots.start), size(slots.len())]);
                 args.extend(noise.iter().flat_map(|noise| noise.args()));
@@ -172,7 +190,8 @@ impl<D: Driver> CudaDevice<D> {
         args.extend(list);
         // Keys, and two stages of queries and of what there is of each.
         let shared = tensor_bytes(strips(a.head_dim) + 2 * COLUMNS, a.head_dim) + 2 * COLUMNS * 16;
-        self.launch(kernel, [count.div_ceil(strips(a.head_dim)), a.kv_heads, 1], THREADS, shared, &args);
+        let grid = [count.div_ceil(strips(a.head_dim)), a.kv_heads, shares(a, count)];
+        self.launch(kernel, grid, THREADS, shared, &args);
     }
 
     /// Weights of each row, from `lse` as in [`CudaDevice::read_mass`].
