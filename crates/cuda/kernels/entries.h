@@ -67,10 +67,12 @@ DEVICE u32 tile_stride(u32 d) { return d | 1; }
 
 // Loads the slots base .. base + TILE of one head, those below `end`, as f32. All threads take part; a barrier has to follow.
 template <class T> DEVICE void load_tile(float* tile, u32 stride, const typename T::Stored* head, u32 d, u32 base, u32 end) {
-    for (u32 at = threadIdx.x; at < TILE * d; at += THREADS) {
-        const u32 slot = base + at / d;
-        if (slot < end) tile[at / d * stride + at % d] = T::widen(head[(size_t)slot * d + at % d]);
-    }
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = lane; i < d; i += 32)
+        UNROLL for (u32 j = 0; j < TILE / WARPS; j++) {
+            const u32 row = j * WARPS + warp, slot = base + row;
+            if (slot < end) tile[row * stride + i] = T::widen(head[(size_t)slot * d + i]);
+        }
 }
 
 DEVICE float dot(const float* a, const float* b, u32 d) {

@@ -3,6 +3,7 @@
 
 #include "rows.cu"
 #include "caches.cu"
+#include "changes.cu"
 #include "product.cu"
 #include "hopper_product.cu"
 #include "entries.h"

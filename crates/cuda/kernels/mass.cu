@@ -113,38 +113,40 @@ MASS(f16, F16)
 MASS(bf16, Bf16)
 
 // lse (rows) of z (rows × count) over the slots that each row sees; slot first is column 0. A block for each row.
-KERNEL(128, row_log_sum_exp, (const float* z, const Pair* visible, float* lse, u32 first, u32 count)) {
-    float* maxima = (float*)shared_memory;
-    float* sums = maxima + THREADS;
+KERNEL(512, row_log_sum_exp, (const float* z, const Pair* visible, float* lse, u32 first, u32 count)) {
+    float* maxima = (float*)shared_memory; // one for each warp
+    float* sums = maxima + blockDim.x / 32;
     z += (size_t)blockIdx.x * count;
     const Pair seen = visible[blockIdx.x];
-    float top = minus_infinity(), sum = 0;
-    for (u32 i = seen.x - first + threadIdx.x; i < seen.y - first; i += THREADS) {
-        if (z[i] > top) {
-            sum = sum * expf(top - z[i]) + 1;
-            top = z[i];
-        } else {
-            sum += expf(z[i] - top);
-        }
+    float top = -1e30f, sum = 0;
+    UNROLL_BY(4) for (u32 i = seen.x - first + threadIdx.x; i < seen.y - first; i += blockDim.x) {
+        const float most = fmaxf(top, z[i]);
+        sum = sum * expf(top - most) + expf(z[i] - most);
+        top = most;
     }
-    maxima[threadIdx.x] = top;
-    sums[threadIdx.x] = sum;
+    const float most = warp_max(top);
+    sum = warp_sum(sum * expf(top - most));
+    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = most, sums[threadIdx.x / 32] = sum;
     block_barrier();
     if (threadIdx.x) return;
-    float most = minus_infinity(), total = 0;
-    for (u32 i = 0; i < THREADS; i++) most = fmaxf(most, maxima[i]);
-    for (u32 i = 0; i < THREADS; i++)
-        if (maxima[i] > minus_infinity()) total += sums[i] * expf(maxima[i] - most);
-    lse[blockIdx.x] = total > 0 ? most + logf(total) : minus_infinity();
+    float all = most, total = 0;
+    for (u32 i = 0; i < blockDim.x / 32; i++) all = fmaxf(all, maxima[i]);
+    for (u32 i = 0; i < blockDim.x / 32; i++) total += sums[i] * expf(maxima[i] - all);
+    lse[blockIdx.x] = total > 0 ? all + logf(total) : minus_infinity();
 }
 
-// sums (count) += Σ over rows of exp(z − lse) of the slots that each row sees; slot first is column 0.
+// sums (count) += Σ over rows of exp(z − lse) of the slots that each row sees; slot first is column 0. A block has 32 columns, and each of its 8
+// warps every eighth row.
 KERNEL(256, add_column_mass, (const float* z, const Pair* visible, const float* lse, float* sums, u32 rows, u32 first, u32 count)) {
-    const size_t column = thread_index();
-    if (column >= count) return;
-    const u32 slot = first + (u32)column;
-    float sum = sums[column];
-    for (u32 row = 0; row < rows; row++)
-        if (slot >= visible[row].x && slot < visible[row].y) sum += expf(z[(size_t)row * count + column] - lse[row]);
-    sums[column] = sum;
+    float* parts = (float*)shared_memory; // 8 × 32
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane, slot = first + column;
+    float sum = 0;
+    if (column < count)
+        UNROLL_BY(4) for (u32 row = warp; row < rows; row += 8)
+            if (slot >= visible[row].x && slot < visible[row].y) sum += expf(z[(size_t)row * count + column] - lse[row]);
+    parts[warp * 32 + lane] = sum;
+    block_barrier();
+    if (warp || column >= count) return;
+    for (u32 other = 1; other < 8; other++) sum += parts[other * 32 + lane];
+    sums[column] += sum;
 }

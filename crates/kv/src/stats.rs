@@ -1,6 +1,6 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{CachedAttention, Device, Precision};
+use refrain_kernels::{CachedAttention, Device};
 pub use refrain_kernels::{Distance, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,18 +66,18 @@ impl From<Softmax> for QuestionScore {
 /// The part of a layer that [`question_attention`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
-    /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend,
-    /// the slots that they see and the precision are left open.
+    /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend
+    /// and the slots that they see are left open. Weights have its precision.
     pub attention: CachedAttention<'a>,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
 }
 
 impl<'a> QuestionKeys<'a> {
-    /// Attention of the last rows but `after` in f32, of which only weights are wanted.
+    /// Attention of the last rows but `after`, of which only weights are wanted.
     fn rows(&self, visible: &'a [(u32, u32)], after: usize) -> CachedAttention<'a> {
         let first_row = self.attention.q.len() / self.attention.width() - visible.len() - after;
-        CachedAttention { first_row, visible, precision: Precision::F32, ..self.attention }
+        CachedAttention { first_row, visible, ..self.attention }
     }
 
     /// The first position from `start` on that the row at `position` sees.
@@ -129,7 +129,12 @@ pub fn question_attention(
         device.attention_mass(&attention, slots.clone(), &mut heads);
         let weight =
             if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (attention.heads * rows.len()) as f32 };
-        return own.map(|t| heads[t..].iter().step_by(slots.len()).sum::<f32>() * weight).collect();
+        let mut scores = vec![0.0; own.len()];
+        for head in heads.chunks(slots.len()) {
+            scores.iter_mut().zip(&head[own.clone()]).for_each(|(sum, x)| *sum += x);
+        }
+        scores.iter_mut().for_each(|score| *score *= weight);
+        return scores;
     }
     let mut weights = vec![0.0; attention.kv_heads * visible.len() * slots.len()];
     device.row_weights(&attention, slots.clone(), &mut weights);
@@ -199,7 +204,7 @@ pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kernels::{Cpu, Slice, upload, upload_kv};
+    use refrain_kernels::{Cpu, Precision, Slice, upload, upload_kv};
 
     use super::*;
 

@@ -96,9 +96,9 @@ enum Pieces {
 
 /// An attention's arguments in the GPU's memory. `a` may be of some rows of `q`.
 pub(super) struct Problem<'a, D: Driver> {
-    q: Arg<'a, D::Memory>,
+    pub(super) q: Arg<'a, D::Memory>,
     k: &'a KvBuffer,
-    visible: Block<D>,
+    pub(super) visible: Block<D>,
     rows: usize,
     heads: usize,
     kv_heads: usize,

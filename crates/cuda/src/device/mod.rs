@@ -4,6 +4,7 @@ mod alloc;
 mod attention;
 mod block;
 mod caches;
+mod changes;
 mod context;
 mod experts;
 mod launch;
@@ -208,24 +209,24 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn sum_changes(
         &self,
-        fresh: &KvBuffer,
+        (fresh, rows): (&KvBuffer, usize),
         cache: &KvBuffer,
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        self.summed_changes(fresh, cache, heads, pairs, rotary)
+        self.summed_changes((fresh, rows), cache, heads, groups, rotary)
     }
 
-    fn add_row(
+    fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut KvBuffer,
     ) {
-        self.add_row_to_slots(row, heads, rotary, slots, cache);
+        self.add_rows_to_spans(rows, heads, rotary, spans, cache);
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {
@@ -234,8 +235,9 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn attention_with_weights(&self, a: &CachedAttention<'_>, out: &mut Floats, weights: &mut [f32]) {
         assert_eq!(a.visible.len(), 1, "there is one row");
-        self.attend(a, out, None);
-        self.read_row_weights(a, 0..a.visible[0].1 as usize, weights);
+        let mut lse = self.new_floats(0);
+        self.attend(a, out, Some(&mut lse));
+        self.read_row_weights(a, Some(&lse), 0..a.visible[0].1 as usize, weights);
     }
 
     fn merge_attention(
@@ -283,7 +285,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
-        self.read_row_weights(a, slots, weights);
+        self.read_row_weights(a, None, slots, weights);
     }
 
     fn attention_mass_from_lse(

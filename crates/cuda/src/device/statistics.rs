@@ -2,23 +2,48 @@
 
 use std::ops::Range;
 
-use refrain_kernels::{CachedAttention, Floats, GumbelNoise, HeadKeys, KvBuffer};
+use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, HeadKeys, KvBuffer};
 
 use super::attention::{
     ENTRIES, NoiseTables, Problem, THREADS, TILE, for_tensor_cores, tensor_bytes, tensor_tile, tile_stride,
 };
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{for_dtype, narrow, size};
+use super::launch::{for_dtype, size};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
-/// Concatenated logits that are held at once.
-const LOGITS: usize = 1 << 24;
+/// Numbers between kernels that are held at once.
+const HELD: usize = 1 << 24;
+/// Blocks that fill a GPU. Where there are fewer, the keys or the rows of each are shared out.
+const BLOCKS: usize = 512;
+/// Slots that a piece of keys has at least.
+const PIECE: usize = 256;
+/// Columns of a stage of tensor-core kernels that weigh slots.
+const COLUMNS: usize = 64;
+/// Rows that a share of those that weigh slots has at least.
+const SHARE: usize = 64;
 
 /// Bytes of shared memory for a tile of keys.
 fn tile_bytes(head_dim: usize) -> usize {
     4 * TILE * tile_stride(head_dim)
+}
+
+/// Rows of queries or keys that a block of tensor-core kernels keeps: 4 strips.
+fn strips(head_dim: usize) -> usize {
+    if head_dim > 128 { 64 } else { 128 }
+}
+
+/// Shares of the rows that weigh `count` slots, on tensor cores: more than one where the slots make few blocks.
+fn shares(a: &CachedAttention<'_>, count: usize) -> usize {
+    let blocks = count.div_ceil(strips(a.head_dim)) * a.kv_heads;
+    (BLOCKS / blocks.max(1)).min(a.visible.len() / SHARE).max(1)
+}
+
+/// Log-sum-exps of all rows of `a.q`, from the first row that attends on.
+fn given<'a, D: Driver>(a: &CachedAttention<'_>, lse: &'a Floats) -> Arg<'a, D::Memory> {
+    assert_eq!(lse.len(), a.q.len() / a.head_dim, "one sum for each row of q and head");
+    floats::<D>(lse).arg(4 * a.first_row * a.heads)
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -37,37 +62,34 @@ impl<D: Driver> CudaDevice<D> {
         if a.visible.is_empty() {
             return sums.fill(0.0);
         }
-        let kernel = for_tensor_cores!(a, "tensor_mass").filter(|_| noise.is_none());
         let (problem, noise) = (Problem::new(self, a), noise.map(|noise| NoiseTables::new(self, noise, a)));
-        let (scratch, tensor_sums);
+        let own;
         let lse = match lse {
-            Some(lse) => {
-                assert_eq!(lse.len(), a.q.len() / a.head_dim, "one sum for each row of q and head");
-                floats::<D>(lse).arg(4 * a.first_row * a.heads)
-            }
-            None if kernel.is_some() => {
-                tensor_sums = self.attention_sums(a, slots.start);
-                floats::<D>(&tensor_sums).arg(4 * a.first_row * a.heads)
-            }
+            Some(lse) => given::<D>(a, lse),
             None => {
-                scratch = self.block(4 * a.visible.len() * a.heads);
-                self.log_sum_exp(&problem, noise.as_ref(), slots.start, scratch.arg(0));
-                scratch.arg(0)
+                own = self.log_sum_exps(a, &problem, noise.as_ref(), slots.start);
+                own.arg(0)
             }
         };
-        let (out, dtype) = (self.block(4 * sums.len()), a.k.dtype());
-        let mut args = problem.args([lse, out.arg(0), size(slots.start), size(slots.len())]);
-        match (kernel, &noise) {
-            (Some(kernel), _) => {
-                let tile = tensor_tile(a.head_dim);
-                let shared = tensor_bytes(tile, a.head_dim) + 4 * 4 * tile;
-                self.launch(kernel, [slots.len().div_ceil(tile), a.kv_heads, 1], THREADS, shared, &args);
+        let out = self.block(4 * sums.len());
+        match for_tensor_cores!(a, "tensor_mass").filter(|_| noise.is_none()) {
+            Some(kernel) => {
+                let (of, shares) = ((slots.start, slots.len()), shares(a, slots.len()));
+                if shares == 1 {
+                    self.weigh(kernel, a, &problem, lse, of, &out, None);
+                } else {
+                    let parts = self.block(4 * shares * sums.len());
+                    self.weigh(kernel, a, &problem, lse, of, &parts, None);
+                    let args = [parts.arg(0), out.arg(0), size(shares), size(1), size(sums.len())];
+                    self.launch_each("sum_columns", sums.len(), &args);
+                }
             }
-            (None, noise) => {
+            None => {
+                let mut args = problem.args([lse, out.arg(0), size(slots.start), size(slots.len())]);
                 args.extend(noise.iter().flat_map(|noise| noise.args()));
                 let kernel = match noise {
-                    None => for_dtype!(dtype, "attention_mass"),
-                    Some(_) => for_dtype!(dtype, "noisy_attention_mass"),
+                    None => for_dtype!(a.k.dtype(), "attention_mass"),
+                    Some(_) => for_dtype!(a.k.dtype(), "noisy_attention_mass"),
                 };
                 let grid = [slots.len().div_ceil(TILE), a.kv_heads, 1];
                 self.launch(kernel, grid, THREADS, tile_bytes(a.head_dim) + 4 * 4 * 32, &args);
@@ -76,30 +98,133 @@ impl<D: Driver> CudaDevice<D> {
         self.read(&out, 0, sums);
     }
 
-    /// The log-sum-exps of an attention over what rows see from `first_slot` on, rows of q × heads, on tensor cores. Its output is dropped.
-    fn attention_sums(&self, a: &CachedAttention<'_>, first_slot: usize) -> Floats {
-        let first = narrow(first_slot);
-        let visible: Vec<(u32, u32)> =
-            a.visible.iter().map(|(from, to)| ((*from).max(first), (*to).max(first))).collect();
-        let (mut out, mut lse) = (self.new_floats(a.q.len()), self.new_floats(0));
-        self.attend(&CachedAttention { visible: &visible, v: a.k, ..*a }, &mut out, Some(&mut lse));
+    /// The log-sum-exps of an attention over what rows see from `first_slot` on, rows × heads. Values are not read.
+    fn log_sum_exps(
+        &self,
+        a: &CachedAttention<'_>,
+        problem: &Problem<'_, D>,
+        noise: Option<&NoiseTables<D>>,
+        first_slot: usize,
+    ) -> Block<D> {
+        let entries = a.visible.len() * a.heads;
+        let lse = self.block(4 * entries);
+        let Some(kernel) = for_tensor_cores!(a, "tensor_sums").filter(|_| noise.is_none()) else {
+            self.log_sum_exp(problem, noise, first_slot, lse.arg(0));
+            return lse;
+        };
+        let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
+        let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
+        let high = (entries / a.kv_heads).div_ceil(strips(a.head_dim));
+        let most = to.saturating_sub(from.max(first_slot)) / PIECE;
+        let pieces = (BLOCKS / (high * a.kv_heads).max(1)).min(most).max(1);
+        let launch = |lse| {
+            let args = [
+                problem.q,
+                kv_block::<D>(a.k).arg(0),
+                problem.visible.arg(0),
+                lse,
+                size(a.visible.len()),
+                size(a.heads),
+                size(a.kv_heads),
+                size(a.capacity),
+                Arg::F32(a.scale),
+                size(first_slot),
+            ];
+            // Queries, and two stages of keys.
+            let shared = tensor_bytes(strips(a.head_dim) + 2 * tensor_tile(a.head_dim), a.head_dim);
+            self.launch(kernel, [high, a.kv_heads, pieces], THREADS, shared, &args);
+        };
+        if pieces == 1 {
+            launch(lse.arg(0));
+        } else {
+            let parts = self.block(4 * pieces * entries);
+            launch(parts.arg(0));
+            let args = [parts.arg(0), lse.arg(0), size(pieces), size(entries)];
+            self.launch_each("merge_sums", entries, &args);
+        }
         lse
     }
 
-    pub(super) fn read_row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
-        let rows = a.visible.len();
-        assert_eq!(
-            weights.len(),
-            a.kv_heads * rows * slots.len(),
-            "one weight for each KV head, row and slot"
-        );
+    /// Queries in the keys' type of 16 bits, each `together` heads of a row summed.
+    fn rounded_queries(
+        &self,
+        a: &CachedAttention<'_>,
+        problem: &Problem<'_, D>,
+        together: usize,
+    ) -> Block<D> {
+        let elements = a.visible.len() * a.width() / together;
+        let rounded = self.block(2 * elements);
+        let kernel = if a.k.dtype() == Dtype::F16 { "sum_heads_f16" } else { "sum_heads_bf16" };
+        let args = [problem.q, rounded.arg(0), size(elements / 4), size(together), size(a.head_dim)];
+        self.launch_each(kernel, elements / 4, &args);
+        rounded
+    }
+
+    /// Weighs `count` slots from `first` on, or those of a list, on tensor cores. A kernel that takes a list gets `Arg::Null` for none.
+    #[allow(clippy::too_many_arguments)]
+    fn weigh(
+        &self,
+        kernel: &'static str,
+        a: &CachedAttention<'_>,
+        problem: &Problem<'_, D>,
+        lse: Arg<'_, D::Memory>,
+        (first, count): (usize, usize),
+        out: &Block<D>,
+        list: Option<Arg<'_, D::Memory>>,
+    ) {
+        let queries = self.rounded_queries(a, problem, 1);
+        let mut args = vec![
+            queries.arg(0),
+            kv_block::<D>(a.k).arg(0),
+            problem.visible.arg(0),
+            size(a.visible.len()),
+            size(a.heads),
+            size(a.kv_heads),
+            size(a.capacity),
+            Arg::F32(a.scale),
+            lse,
+            out.arg(0),
+            size(first),
+            size(count),
+        ];
+        args.extend(list);
+        // Keys, and two stages of queries and of what there is of each.
+        let shared = tensor_bytes(strips(a.head_dim) + 2 * COLUMNS, a.head_dim) + 2 * COLUMNS * 16;
+        let grid = [count.div_ceil(strips(a.head_dim)), a.kv_heads, shares(a, count)];
+        self.launch(kernel, grid, THREADS, shared, &args);
+    }
+
+    /// Weights of each row, from `lse` as in [`CudaDevice::read_mass`].
+    pub(super) fn read_row_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        lse: Option<&Floats>,
+        slots: Range<usize>,
+        weights: &mut [f32],
+    ) {
+        let (rows, count) = (a.visible.len(), slots.len());
+        assert_eq!(weights.len(), a.kv_heads * rows * count, "one weight for each KV head, row and slot");
         assert!(slots.end <= a.capacity, "slots are below {}", a.capacity);
-        let problem = Problem::new(self, a);
-        let (lse, out) = (self.block(4 * rows * a.heads), self.block(4 * weights.len()));
-        self.log_sum_exp(&problem, None, slots.start, lse.arg(0));
-        let args = problem.args([lse.arg(0), out.arg(0), size(slots.start), size(slots.len())]);
-        let grid = [slots.len().div_ceil(TILE), rows.div_ceil(ENTRIES), a.kv_heads];
-        self.launch(for_dtype!(a.k.dtype(), "row_weights"), grid, THREADS, tile_bytes(a.head_dim), &args);
+        let (problem, out) = (Problem::new(self, a), self.block(4 * weights.len()));
+        let own;
+        let lse = match lse {
+            Some(lse) => given::<D>(a, lse),
+            None => {
+                own = self.log_sum_exps(a, &problem, None, slots.start);
+                own.arg(0)
+            }
+        };
+        match for_tensor_cores!(a, "tensor_weights") {
+            Some(kernel) => {
+                self.weigh(kernel, a, &problem, lse, (slots.start, count), &out, Some(Arg::Null));
+            }
+            None => {
+                let args = problem.args([lse, out.arg(0), size(slots.start), size(count)]);
+                let grid = [count.div_ceil(TILE), rows.div_ceil(ENTRIES), a.kv_heads];
+                let kernel = for_dtype!(a.k.dtype(), "row_weights");
+                self.launch(kernel, grid, THREADS, tile_bytes(a.head_dim), &args);
+            }
+        }
         self.read(&out, 0, weights);
     }
 
@@ -112,13 +237,27 @@ impl<D: Driver> CudaDevice<D> {
     ) {
         let rows = a.visible.len();
         assert_eq!(weights.len(), slots.len() * rows, "one weight for each slot and row");
-        assert_eq!(lse.len(), a.q.len() / a.head_dim, "one sum for each row of q and head");
         assert!(slots.iter().all(|slot| (*slot as usize) < a.capacity), "slots are below {}", a.capacity);
         let (problem, indices) = (Problem::new(self, a), self.block_of(slots));
-        let (lse, out) = (floats::<D>(lse).arg(4 * a.first_row * a.heads), self.block(4 * weights.len()));
-        let args = problem.args([lse, indices.arg(0), out.arg(0)]);
-        let grid = [slots.len(), rows.div_ceil(THREADS as usize), 1];
-        self.launch(for_dtype!(a.k.dtype(), "column_weights"), grid, THREADS, 0, &args);
+        let (lse, out) = (given::<D>(a, lse), self.block(4 * weights.len()));
+        match for_tensor_cores!(a, "tensor_weights") {
+            Some(kernel) => {
+                let each = (HELD / (a.kv_heads * rows).max(1)).max(1);
+                for first in (0..slots.len()).step_by(each) {
+                    let count = each.min(slots.len() - first);
+                    let parts = self.block(4 * a.kv_heads * rows * count);
+                    self.weigh(kernel, a, &problem, lse, (0, count), &parts, Some(indices.arg(4 * first)));
+                    let out = out.arg(4 * first * rows);
+                    let args = [parts.arg(0), out, size(a.kv_heads), size(rows), size(count)];
+                    self.launch_each("sum_columns", rows * count, &args);
+                }
+            }
+            None => {
+                let args = problem.args([lse, indices.arg(0), out.arg(0)]);
+                let grid = [slots.len(), rows.div_ceil(THREADS as usize), 1];
+                self.launch(for_dtype!(a.k.dtype(), "column_weights"), grid, THREADS, 0, &args);
+            }
+        }
         self.read(&out, 0, weights);
     }
 
@@ -133,20 +272,50 @@ impl<D: Driver> CudaDevice<D> {
         self.zero(&out, 0, 4 * slots.len());
         let mut first_row = a.first_row;
         let (first, count) = (size(slots.start), size(slots.len()));
-        for visible in a.visible.chunks((LOGITS / slots.len()).clamp(1, 4096)) {
+        for visible in a.visible.chunks((HELD / slots.len()).clamp(1, 4096)) {
             let rows = visible.len();
-            let problem = Problem::new(self, &CachedAttention { first_row, visible, ..*a });
+            let a = CachedAttention { first_row, visible, ..*a };
+            let problem = Problem::new(self, &a);
             let (z, lse) = (self.block(4 * rows * slots.len()), self.block(4 * rows));
-            self.launch_concat_logits(a.k, &problem, (rows, slots.clone()), a.head_dim, &z);
-            let visible = self.visible(visible);
-            let (z, visible, lse) = (z.arg(0), visible.arg(0), lse.arg(0));
-            let shared = 2 * 4 * THREADS as usize;
-            self.launch("row_log_sum_exp", [rows, 1, 1], THREADS, shared, &[z, visible, lse, first, count]);
+            match for_tensor_cores!(a, "tensor_concat") {
+                Some(kernel) => self.concat_on_tensor_cores(kernel, &a, &problem, slots.clone(), &z),
+                None => self.launch_concat_logits(a.k, &problem, (rows, slots.clone()), a.head_dim, &z),
+            }
+            let (z, visible, lse) = (z.arg(0), problem.visible.arg(0), lse.arg(0));
+            // Two numbers for each of 16 warps.
+            self.launch("row_log_sum_exp", [rows, 1, 1], 512, 2 * 4 * 16, &[z, visible, lse, first, count]);
             let args = [z, visible, lse, out.arg(0), size(rows), first, count];
-            self.launch_each("add_column_mass", slots.len(), &args);
+            self.launch("add_column_mass", [slots.len().div_ceil(32), 1, 1], 256, 4 * 8 * 32, &args);
             first_row += rows;
         }
         self.read(&out, 0, sums);
+    }
+
+    /// Writes z (rows × slots).
+    fn concat_on_tensor_cores(
+        &self,
+        kernel: &'static str,
+        a: &CachedAttention<'_>,
+        problem: &Problem<'_, D>,
+        slots: Range<usize>,
+        z: &Block<D>,
+    ) {
+        // The heads of a group multiply one key: their queries are summed before.
+        let queries = self.rounded_queries(a, problem, a.heads / a.kv_heads);
+        let args = [
+            queries.arg(0),
+            kv_block::<D>(a.k).arg(0),
+            z.arg(0),
+            size(a.visible.len()),
+            size(a.kv_heads),
+            size(a.capacity),
+            Arg::F32(a.scale),
+            size(slots.start),
+            size(slots.len()),
+        ];
+        let (rows, columns, stages) = (64, 32, if a.head_dim > 128 { 2 } else { 3 });
+        let grid = [slots.len().div_ceil(columns), a.visible.len().div_ceil(rows), 1];
+        self.launch(kernel, grid, THREADS, stages * tensor_bytes(rows + columns, a.head_dim), &args);
     }
 
     fn launch_concat_logits(

@@ -3,7 +3,7 @@
 use refrain_eviction::{
     AttentionNeeds, AttentionReport, CachedKeys, LayerView, RecencyScorer, Sizes, TokenScorer,
 };
-use refrain_kernels::{CachedAttention, GumbelNoise, Precision};
+use refrain_kernels::{CachedAttention, GumbelNoise};
 use refrain_kv::{LayerCache, MemoryMeter, Shape, survivors};
 
 use super::{EvictingCache, Layer, Plan, PromptLayer, of_layer};
@@ -84,7 +84,6 @@ impl EvictingCache {
         let PromptLayer { rows: positions, visible, q, first_row, .. } = *prompt;
         let device = &*self.device;
         let observation = self.needs;
-        let sums_all = matches!(observation, AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. });
         let rows = match observation {
             AttentionNeeds::Nothing => return,
             AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } => n,
@@ -102,7 +101,7 @@ impl EvictingCache {
         let (mut weights, mut queries) = (Vec::new(), Vec::new());
         for from in (first..positions.len()).step_by(each) {
             let to = (from + each).min(positions.len());
-            // Values are not read. Sums over all rows have the precision of attention.
+            // Values are not read.
             let attention = CachedAttention {
                 q,
                 first_row: first_row + from,
@@ -114,7 +113,7 @@ impl EvictingCache {
                 capacity: view.capacity,
                 visible: &visible[from..to],
                 scale: view.scale,
-                precision: if sums_all { prompt.precision } else { Precision::F32 },
+                precision: prompt.precision,
             };
             let rows = &positions[from..to];
             match observation {
