@@ -8,7 +8,7 @@ use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::random;
 use refrain_kernels::{CachedAttention, Device, Dtype, Precision, download, upload, upload_kv};
 
-/// With products and copies that land when they are waited for, and at once, on Hopper.
+/// Hopper, with copies and products each of which land when they are waited for or at once.
 const SEEDS: [u64; 4] = [2, 3, 6, 7];
 /// As these, on a GPU before Hopper.
 const EARLIER: u64 = 0;
