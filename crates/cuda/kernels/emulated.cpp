@@ -140,15 +140,14 @@ static void resume(u32 index) {
     if (fiber.done) workplace->stacks.push_back(fiber.stack);
 }
 
-// Lets each lane of a warp run until it sleeps; whether any did.
+// Lets each lane of a warp, or at times some, run until it sleeps; whether any did.
 static bool run_lanes(u32 warp) {
-    u32 random = (u32)workplace->next(), lane = random % 32, stride = random >> 5 | 1;
-    bool ran = false;
-    for (u32 i = 0; i < 32 && !now.failed; i++, lane = (lane + stride) % 32) {
+    u32 random = (u32)workplace->next(), lane = random % 32, stride = random >> 5 | 1, most = random >> 30 ? 32 : 1 + random % 31, ran = 0;
+    for (u32 i = 0; i < 32 && ran < most && !now.failed; i++, lane = (lane + stride) % 32) {
         Fiber& fiber = now.fibers[warp * 32 + lane];
         if (fiber.done || sleeps(fiber)) continue;
         resume(warp * 32 + lane);
-        ran = true;
+        ran++;
     }
     return ran;
 }
@@ -269,6 +268,7 @@ int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared
     now.grid = {blocks[0], blocks[1], blocks[2]};
     now.fibers = workplace->fibers.data();
     now.copies_land_at_once = seed % 2;
+    now.products_land_at_once = (seed ^ seed >> 2) % 2;
     now.kernel = kernel->call;
     now.arguments = arguments;
     now.error = error;

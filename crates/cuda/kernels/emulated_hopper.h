@@ -1,8 +1,7 @@
 // The other side of hopper.h, for tests: barriers, bulk copies and products of warpgroups on emulated threads.
 //
-// With an odd seed bulk copies and products are done at once, with an even one as late as may be: when no thread can go on, and when they are waited
-// for. What goes by the asynchronous proxy
-// is not told from what threads do themselves.
+// With an odd seed bulk copies are done at once, with an even one as late as may be: when no thread can go on. So are products with seeds below 4;
+// from there to 7 it is the other way round. What goes by the asynchronous proxy is not told from what threads do themselves.
 #pragma once
 
 #define ON_HOPPER(statement) statement
@@ -156,7 +155,7 @@ inline void start_product(const Product& product, float* sums, const u32* left) 
     own.arrived = 0;
     own.generation++;
     own.products.push_back(own.next);
-    if (now.copies_land_at_once) do_products(own, own.products.size());
+    if (now.products_land_at_once) do_products(own, own.products.size());
 }
 
 } // namespace emulator
@@ -180,6 +179,7 @@ inline TransposedTile transposed_tile(const void* first, u32 next) {
     return {(const unsigned char*)first, next};
 }
 template <u32 N> inline void hold_sums(float (&)[N]) {}
+inline void before_waiting(float) {}
 #define ATTENTION_PRODUCTS(type, widen)                                                                                    \
     template <bool ADD> inline void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                 \
         emulator::start_product({64, ADD, widen, a, b, {}, {}, {}}, c, nullptr);                                           \

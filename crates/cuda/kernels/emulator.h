@@ -90,7 +90,7 @@ struct Now {
     void* scheduler;
     u32 self;
     u32 generation, arrived;
-    bool copies_land_at_once, failed;
+    bool copies_land_at_once, products_land_at_once, failed;
     void (*kernel)(void**);
     void** arguments;
     char* error;
@@ -206,6 +206,8 @@ inline void block_barrier() {
     now.arrived = 0;
     now.generation++;
 }
+
+inline u32 warp_uniform(u32 x) { return x; }
 
 inline void warp_barrier() {
     emulator::meet(emulator::warp(), "barrier", [] {});

@@ -36,8 +36,9 @@ unsafe extern "C" {
 
 /// Kernels on emulated threads. Everything is done when a call returns.
 ///
-/// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for. A seed
-/// that leaves 2 or 3 divided by 4 emulates a Hopper GPU, any other one an earlier GPU.
+/// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for; a
+/// product of Hopper, too, with seeds below 4, and the other way round from 4 to 7. A seed that leaves 2 or 3 divided by 4 emulates a Hopper
+/// GPU, any other one an earlier GPU.
 #[derive(Clone, Debug)]
 pub struct Emulated {
     seed: u64,

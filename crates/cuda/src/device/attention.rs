@@ -30,7 +30,7 @@ const HOPPER_STAGES: usize = 4;
 /// Bytes that the barriers of a kernel for Hopper have.
 const HOPPER_BARRIERS: usize = 1024;
 /// Entries of a KV head from which on the kernels for Hopper are faster.
-const HOPPER_ENTRIES: usize = 2 * TENSOR_ENTRIES;
+const HOPPER_ENTRIES: usize = 32;
 /// Slots that a piece of keys has at least.
 const PIECE: usize = 256;
 
