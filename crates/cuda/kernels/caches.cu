@@ -54,48 +54,6 @@ DEVICE void rotate_slots(const typename T::Stored* cache, const float* cosines, 
                    sines, half);
 }
 
-// sums (Hkv × d) = Σ over pairs of row rows[p] of `fresh` minus slot slots[p] of the cache, turned back by entry p of the tables.
-template <class T>
-DEVICE void sum_changes(const typename T::Stored* fresh, const typename T::Stored* cache, const float* cosines, const float* sines,
-                        const u32* rows, const u32* slots, float* sums, u32 pairs, u32 heads, u32 d, u32 half, u32 capacity) {
-    const size_t at = thread_index();
-    if (at >= (size_t)heads * (d - half)) return;
-    const HeadElement e = head_element(at, heads, d, half);
-    float first = 0, second = 0;
-    for (u32 pair = 0; pair < pairs; pair++) {
-        const typename T::Stored* now = fresh + ((size_t)rows[pair] * heads + e.head) * d;
-        const typename T::Stored* then = cache + ((size_t)e.head * capacity + slots[pair]) * d;
-        if (e.rotated) {
-            const float c = cosines[(size_t)pair * half + e.i], s = sines[(size_t)pair * half + e.i], square = c * c + s * s;
-            const float a = T::widen(then[e.i]), b = T::widen(then[e.second]);
-            first += T::widen(now[e.i]) - (a * c + b * s) / square;
-            second += T::widen(now[e.second]) - (b * c - a * s) / square;
-        } else {
-            first += T::widen(now[e.i]) - T::widen(then[e.i]);
-        }
-    }
-    sums[e.head * d + e.i] = first;
-    if (e.rotated) sums[e.head * d + e.second] = second;
-}
-
-// Adds a row (Hkv × d), rotated by each slot's entry of the tables, to `count` neighbouring slots of a cache.
-template <class T>
-DEVICE void add_row(const float* row, const float* cosines, const float* sines, typename T::Stored* cache, u32 first, u32 count, u32 heads,
-                    u32 d, u32 half, u32 capacity) {
-    const size_t at = thread_index();
-    if (at >= (size_t)count * heads * (d - half)) return;
-    const HeadElement e = head_element(at, heads, d, half);
-    typename T::Stored* slot = cache + ((size_t)e.head * capacity + first + e.token) * d;
-    row += e.head * d;
-    float x = row[e.i];
-    if (e.rotated) {
-        const float c = cosines[e.token * half + e.i], s = sines[e.token * half + e.i], b = row[e.second];
-        slot[e.second] = T::narrow(T::widen(slot[e.second]) + (b * c + x * s));
-        x = x * c - b * s;
-    }
-    slot[e.i] = T::narrow(T::widen(slot[e.i]) + x);
-}
-
 // Distances of rows rows[p] of `fresh` from row p of `cached`, a warp each: sums of squares or, with `absolute`, of absolute differences.
 template <class T>
 DEVICE void row_distances(const typename T::Stored* fresh, const u32* rows, const typename T::Stored* cached, float* distances, u32 width,
@@ -121,16 +79,6 @@ DEVICE void row_distances(const typename T::Stored* fresh, const u32* rows, cons
            (const T::Stored* cache, const float* cosines, const float* sines, const u32* slots, T::Stored* out, u32 count, u32 heads,     \
             u32 d, u32 half, u32 capacity)) {                                                                                             \
         rotate_slots<T>(cache, cosines, sines, slots, out, count, heads, d, half, capacity);                                              \
-    }                                                                                                                                     \
-    KERNEL(256, sum_changes_##suffix,                                                                                                     \
-           (const T::Stored* fresh, const T::Stored* cache, const float* cosines, const float* sines, const u32* rows, const u32* slots,  \
-            float* sums, u32 pairs, u32 heads, u32 d, u32 half, u32 capacity)) {                                                          \
-        sum_changes<T>(fresh, cache, cosines, sines, rows, slots, sums, pairs, heads, d, half, capacity);                                 \
-    }                                                                                                                                     \
-    KERNEL(256, add_row_##suffix,                                                                                                         \
-           (const float* row, const float* cosines, const float* sines, T::Stored* cache, u32 first, u32 count, u32 heads, u32 d,         \
-            u32 half, u32 capacity)) {                                                                                                    \
-        add_row<T>(row, cosines, sines, cache, first, count, heads, d, half, capacity);                                                   \
     }                                                                                                                                     \
     KERNEL(32, row_distances_##suffix,                                                                                                    \
            (const T::Stored* fresh, const u32* rows, const T::Stored* cached, float* distances, u32 width, u32 absolute)) {               \

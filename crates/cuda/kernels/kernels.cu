@@ -3,6 +3,7 @@
 
 #include "rows.cu"
 #include "caches.cu"
+#include "changes.cu"
 #include "product.cu"
 #include "entries.h"
 #include "plain_attention.cu"

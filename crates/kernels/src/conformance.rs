@@ -290,18 +290,20 @@ impl Both<'_> {
         for rotary in [Rotary::default(), rotary] {
             self.agree("sum_changes", |d| {
                 let fresh = upload_kv(d, rows.as_slice());
-                let pairs: Vec<(usize, u32)> =
-                    slots.iter().enumerate().map(|(i, slot)| (i + 2, *slot)).collect();
-                d.sum_changes(&fresh, &cache(d), CACHE, &pairs, rotary)
+                let pairs: Vec<(usize, u32)> = slots.iter().enumerate().map(|(i, slot)| (i, *slot)).collect();
+                let (first, rest) = pairs.split_at(self.rows / 3);
+                let groups = [first.to_vec(), Vec::new(), rest.to_vec()];
+                d.sum_changes((&fresh, self.rows), &cache(d), CACHE, &groups, rotary)
             });
-            self.agree("add_row", |d| {
-                let mut cache = cache(d);
-                d.add_row(&random(width, 21), CACHE, rotary, 9..9 + self.rows, &mut cache);
+            self.agree("add_rows", |d| {
+                let (mut cache, end) = (cache(d), self.rows);
+                let spans = [0..end / 3, end / 3..end / 3, end / 2..end];
+                d.add_rows(&random(3 * width, 21), CACHE, rotary, &spans, &mut cache);
                 elements(d, &cache)
             });
         }
-        self.agree("sum_changes of no pair", |d| {
-            d.sum_changes(&upload_kv(d, rows.as_slice()), &cache(d), CACHE, &[], Rotary::default())
+        self.agree("sum_changes of no group", |d| {
+            d.sum_changes((&upload_kv(d, rows.as_slice()), 1), &cache(d), CACHE, &[], Rotary::default())
         });
         self.agree("row_distances", |d| {
             let (fresh, pairs) = (upload_kv(d, rows.as_slice()), [(0, 1), (2, 0), (1, 1)]);

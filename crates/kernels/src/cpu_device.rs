@@ -260,24 +260,25 @@ impl Device for Cpu {
 
     fn sum_changes(
         &self,
-        fresh: &KvBuffer,
+        (fresh, rows): (&KvBuffer, usize),
         cache: &KvBuffer,
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        Cpu::sum_changes(self, (buffer(fresh).as_slice(), buffer(cache).as_slice()), heads, pairs, rotary)
+        let fresh = buffer(fresh).as_slice().range(0..rows * heads.width());
+        Cpu::sum_changes(self, (fresh, buffer(cache).as_slice()), heads, groups, rotary)
     }
 
-    fn add_row(
+    fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut KvBuffer,
     ) {
-        Cpu::add_row(self, row, heads, rotary, slots, buffer_mut(cache));
+        Cpu::add_rows(self, rows, heads, rotary, spans, buffer_mut(cache));
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {

@@ -1,5 +1,7 @@
 //! Changes of a cache's rows: the sum of those that fresh rows show, and one change added to many slots.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Slice};
@@ -108,14 +110,18 @@ impl Cpu {
         &self,
         (fresh, cache): (Slice<'_>, Slice<'_>),
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
         match (fresh, cache) {
-            (Slice::F32(fresh), Slice::F32(cache)) => self.changes::<f32>(fresh, cache, heads, pairs, rotary),
-            (Slice::F16(fresh), Slice::F16(cache)) => self.changes::<f16>(fresh, cache, heads, pairs, rotary),
+            (Slice::F32(fresh), Slice::F32(cache)) => {
+                self.changes::<f32>(fresh, cache, heads, groups, rotary)
+            }
+            (Slice::F16(fresh), Slice::F16(cache)) => {
+                self.changes::<f16>(fresh, cache, heads, groups, rotary)
+            }
             (Slice::Bf16(fresh), Slice::Bf16(cache)) => {
-                self.changes::<bf16>(fresh, cache, heads, pairs, rotary)
+                self.changes::<bf16>(fresh, cache, heads, groups, rotary)
             }
             (fresh, cache) => panic!("{} rows are compared with {}", fresh.dtype(), cache.dtype()),
         }
@@ -126,15 +132,16 @@ impl Cpu {
         fresh: &[E],
         cache: &[E],
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        let CacheHeads { kv_heads, head_dim: d } = heads;
-        let (half, capacity) = (rotary.dim(pairs.len()) / 2, cache.len() / heads.width().max(1));
-        let mut sums = vec![0.0; heads.width()];
-        for (i, (row, slot)) in pairs.iter().enumerate() {
+        let (CacheHeads { kv_heads, head_dim: d }, width) = (heads, heads.width());
+        let (half, capacity) = (rotary.dim(fresh.len() / width.max(1)) / 2, cache.len() / width.max(1));
+        let mut all = vec![0.0; groups.len() * width];
+        let pairs = groups.iter().enumerate().flat_map(|(i, pairs)| pairs.iter().map(move |pair| (i, pair)));
+        for (group, (row, slot)) in pairs {
             assert!((*slot as usize) < capacity, "slots are below {capacity}");
-            let table = i * half..(i + 1) * half;
+            let (sums, table) = (&mut all[group * width..][..width], row * half..(row + 1) * half);
             for head in 0..kv_heads {
                 self.run(AddChange {
                     fresh: &fresh[(row * kv_heads + head) * d..][..d],
@@ -145,21 +152,28 @@ impl Cpu {
                 });
             }
         }
-        sums
+        all
     }
 
-    pub(crate) fn add_row(
+    pub(crate) fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: std::ops::Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut Buffer,
     ) {
-        match cache {
-            Buffer::F32(cache) => self.add::<f32>(row, heads, rotary, slots, cache),
-            Buffer::F16(cache) => self.add::<f16>(row, heads, rotary, slots, cache),
-            Buffer::Bf16(cache) => self.add::<bf16>(row, heads, rotary, slots, cache),
+        let width = heads.width();
+        assert_eq!(rows.len(), spans.len() * width, "one row for each span");
+        let half = rotary.dim(spans.last().map_or(0, |span| span.end)) / 2;
+        for (row, span) in rows.chunks_exact(width.max(1)).zip(spans) {
+            let table = span.start * half..span.end * half;
+            let rotary = Rotary { cos: &rotary.cos[table.clone()], sin: &rotary.sin[table] };
+            match &mut *cache {
+                Buffer::F32(cache) => self.add::<f32>(row, heads, rotary, span, cache),
+                Buffer::F16(cache) => self.add::<f16>(row, heads, rotary, span, cache),
+                Buffer::Bf16(cache) => self.add::<bf16>(row, heads, rotary, span, cache),
+            }
         }
     }
 
@@ -168,7 +182,7 @@ impl Cpu {
         row: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: std::ops::Range<usize>,
+        slots: &Range<usize>,
         cache: &mut [E],
     ) {
         let CacheHeads { kv_heads, head_dim: d } = heads;

@@ -12,19 +12,19 @@ use super::tensors::{floats, kv_block};
 use crate::driver::Driver;
 
 /// Tables of a rotation in the GPU's memory.
-struct Tables<D: Driver> {
-    cos: Block<D>,
-    sin: Block<D>,
+pub(super) struct Tables<D: Driver> {
+    pub(super) cos: Block<D>,
+    pub(super) sin: Block<D>,
     /// Pairs that are rotated.
-    half: usize,
+    pub(super) half: usize,
 }
 
-fn assert_slots(slots: &[u32], capacity: usize) {
+pub(super) fn assert_slots(slots: &[u32], capacity: usize) {
     assert!(slots.iter().all(|slot| (*slot as usize) < capacity), "slots are below {capacity}");
 }
 
 impl<D: Driver> CudaDevice<D> {
-    fn tables(&self, rotary: Rotary<'_>, tokens: usize, head_dim: usize) -> Tables<D> {
+    pub(super) fn tables(&self, rotary: Rotary<'_>, tokens: usize, head_dim: usize) -> Tables<D> {
         let half = rotary.dim(tokens) / 2;
         assert!(2 * half <= head_dim, "at most a head is rotated");
         assert!(
@@ -143,71 +143,6 @@ impl<D: Driver> CudaDevice<D> {
         ];
         self.launch_each(for_dtype!(cache.dtype(), "rotate_slots"), count * kv_heads * (d - half), &args);
         rotated
-    }
-
-    pub(super) fn summed_changes(
-        &self,
-        fresh: &KvBuffer,
-        cache: &KvBuffer,
-        heads: CacheHeads,
-        pairs: &[(usize, u32)],
-        rotary: Rotary<'_>,
-    ) -> Vec<f32> {
-        assert_one_type(fresh.dtype(), cache.dtype());
-        let (CacheHeads { kv_heads, head_dim: d }, width) = (heads, heads.width());
-        let capacity = cache.len() / width.max(1);
-        let (rows, slots): (Vec<u32>, Vec<u32>) =
-            pairs.iter().map(|(row, slot)| (narrow(*row), *slot)).unzip();
-        assert_slots(&slots, capacity);
-        assert_rows(&rows, width, fresh.len());
-        let Tables { cos, sin, half } = self.tables(rotary, pairs.len(), d);
-        let (rows, slots, sums) = (self.block_of(&rows), self.block_of(&slots), self.block(4 * width));
-        let args = [
-            kv_block::<D>(fresh).arg(0),
-            kv_block::<D>(cache).arg(0),
-            cos.arg(0),
-            sin.arg(0),
-            rows.arg(0),
-            slots.arg(0),
-            sums.arg(0),
-            size(pairs.len()),
-            size(kv_heads),
-            size(d),
-            size(half),
-            size(capacity),
-        ];
-        self.launch_each(for_dtype!(cache.dtype(), "sum_changes"), kv_heads * (d - half), &args);
-        self.read_floats(&sums)
-    }
-
-    pub(super) fn add_row_to_slots(
-        &self,
-        row: &[f32],
-        heads: CacheHeads,
-        rotary: Rotary<'_>,
-        slots: Range<usize>,
-        cache: &mut KvBuffer,
-    ) {
-        let (CacheHeads { kv_heads, head_dim: d }, width) = (heads, heads.width());
-        let capacity = cache.len() / width.max(1);
-        assert!(
-            row.len() == width && slots.end <= capacity,
-            "there is one row, and slots are below {capacity}"
-        );
-        let (Tables { cos, sin, half }, row) = (self.tables(rotary, slots.len(), d), self.block_of(row));
-        let args = [
-            row.arg(0),
-            cos.arg(0),
-            sin.arg(0),
-            kv_block::<D>(cache).arg(0),
-            size(slots.start),
-            size(slots.len()),
-            size(kv_heads),
-            size(d),
-            size(half),
-            size(capacity),
-        ];
-        self.launch_each(for_dtype!(cache.dtype(), "add_row"), slots.len() * kv_heads * (d - half), &args);
     }
 
     pub(super) fn read_mean_row(&self, x: &Floats, width: usize, rows: Range<usize>) -> Vec<f32> {

@@ -4,6 +4,7 @@ mod alloc;
 mod attention;
 mod block;
 mod caches;
+mod changes;
 mod context;
 mod experts;
 mod launch;
@@ -211,24 +212,24 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn sum_changes(
         &self,
-        fresh: &KvBuffer,
+        (fresh, rows): (&KvBuffer, usize),
         cache: &KvBuffer,
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        self.summed_changes(fresh, cache, heads, pairs, rotary)
+        self.summed_changes((fresh, rows), cache, heads, groups, rotary)
     }
 
-    fn add_row(
+    fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut KvBuffer,
     ) {
-        self.add_row_to_slots(row, heads, rotary, slots, cache);
+        self.add_rows_to_spans(rows, heads, rotary, spans, cache);
     }
 
     fn attention(&self, a: &CachedAttention<'_>, out: &mut Floats, lse: Option<&mut Floats>) {

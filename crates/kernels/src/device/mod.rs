@@ -214,26 +214,27 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         rotary: Rotary<'_>,
     ) -> KvBuffer;
 
-    /// Σ of row `row` of `fresh` (rows of Hkv × d, not rotated) minus what stands in `slot` of a cache, Hkv × capacity × d, whose
-    /// rotation by its entry of `rotary` is undone; over all pairs `(row, slot)`. Without a rotation, as for values, nothing is
-    /// undone. Hkv × d elements; zeros of no pair.
+    /// For each group of pairs `(row, slot)`, Σ of row `row` of `fresh` (rows of Hkv × d, not rotated) minus what stands in `slot` of a
+    /// cache, Hkv × capacity × d, whose rotation by the row's entry of `rotary` is undone. Without a rotation, as for values, nothing is
+    /// undone. groups × Hkv × d; zeros of no pair. `fresh` is a tensor and the number of its first rows that `rotary` has entries of.
     fn sum_changes(
         &self,
-        fresh: &KvBuffer,
+        fresh: (&KvBuffer, usize),
         cache: &KvBuffer,
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32>;
 
-    /// Adds a row of the host (Hkv × d), rotated by each slot's entry of `rotary`, to the slots `slots` of a cache, Hkv × capacity
-    /// × d. Without a rotation, as for values, it is added as it is.
-    fn add_row(
+    /// Adds a row of the host (spans × Hkv × d), rotated by each slot's entry of `rotary`, to the slots of its span of a cache, Hkv ×
+    /// capacity × d. `rotary` has an entry for each slot below the end of the last span; without a rotation, as for values, rows are
+    /// added as they are. Spans ascend and are apart.
+    fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut KvBuffer,
     );
 

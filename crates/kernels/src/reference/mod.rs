@@ -261,25 +261,26 @@ impl Device for ReferenceDevice {
 
     fn sum_changes(
         &self,
-        fresh: &KvBuffer,
+        (fresh, rows): (&KvBuffer, usize),
         cache: &KvBuffer,
         heads: CacheHeads,
-        pairs: &[(usize, u32)],
+        groups: &[Vec<(usize, u32)>],
         rotary: Rotary<'_>,
     ) -> Vec<f32> {
-        row_changes::sum_changes(&kv_values(fresh), &kv_values(cache), heads, pairs, rotary)
+        let fresh = &kv_values(fresh)[..rows * heads.width()];
+        row_changes::sum_changes(fresh, &kv_values(cache), heads, groups, rotary)
     }
 
-    fn add_row(
+    fn add_rows(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut KvBuffer,
     ) {
         let mut all = kv_values(cache);
-        row_changes::add_row(row, heads, rotary, slots, &mut all);
+        row_changes::add_rows(rows, heads, rotary, spans, &mut all);
         set_kv(cache, &all);
     }
 

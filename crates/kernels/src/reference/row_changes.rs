@@ -36,37 +36,41 @@ pub(super) fn sum_changes(
     fresh: &[f32],
     cache: &[f32],
     heads: CacheHeads,
-    pairs: &[(usize, u32)],
+    groups: &[Vec<(usize, u32)>],
     rotary: Rotary<'_>,
 ) -> Vec<f32> {
-    let (d, half) = (heads.head_dim, rotary.dim(pairs.len()) / 2);
-    let capacity = cache.len() / heads.width();
-    let mut sums = vec![0.0; heads.width()];
-    for (i, (row, slot)) in pairs.iter().enumerate() {
-        for head in 0..heads.kv_heads {
-            let mut cached = cache[(head * capacity + *slot as usize) * d..][..d].to_vec();
-            unrotate(&mut cached, rotary, half, i);
-            for (at, cached) in (head * d..).zip(cached) {
-                sums[at] += fresh[row * heads.width() + at] - cached;
+    let (d, width) = (heads.head_dim, heads.width());
+    let (half, capacity) = (rotary.dim(fresh.len() / width) / 2, cache.len() / width);
+    let sums = |pairs: &Vec<(usize, u32)>| {
+        let mut sums = vec![0.0; width];
+        for (row, slot) in pairs {
+            for head in 0..heads.kv_heads {
+                let mut cached = cache[(head * capacity + *slot as usize) * d..][..d].to_vec();
+                unrotate(&mut cached, rotary, half, *row);
+                for (at, cached) in (head * d..).zip(cached) {
+                    sums[at] += fresh[row * width + at] - cached;
+                }
             }
         }
-    }
-    sums
+        sums
+    };
+    groups.iter().flat_map(sums).collect()
 }
 
-pub(super) fn add_row(
-    row: &[f32],
+pub(super) fn add_rows(
+    rows: &[f32],
     heads: CacheHeads,
     rotary: Rotary<'_>,
-    slots: Range<usize>,
+    spans: &[Range<usize>],
     cache: &mut [f32],
 ) {
-    let (d, half) = (heads.head_dim, rotary.dim(slots.len()) / 2);
+    let (d, half) = (heads.head_dim, rotary.dim(spans.last().map_or(0, |span| span.end)) / 2);
     let capacity = cache.len() / heads.width();
-    for (i, slot) in slots.enumerate() {
+    let slots = spans.iter().enumerate().flat_map(|(i, span)| span.clone().map(move |slot| (i, slot)));
+    for (i, slot) in slots {
         for head in 0..heads.kv_heads {
-            let mut row = row[head * d..][..d].to_vec();
-            rotate(&mut row, d, rotary, half, i);
+            let mut row = rows[i * heads.width() + head * d..][..d].to_vec();
+            rotate(&mut row, d, rotary, half, slot);
             let at = (head * capacity + slot) * d;
             cache[at..at + d].iter_mut().zip(row).for_each(|(x, change)| *x += change);
         }
