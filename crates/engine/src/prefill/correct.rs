@@ -28,13 +28,13 @@ impl PassLayers {
         let sums = |fresh, cache, rotary| device.sum_changes((fresh, rows), cache, heads, &groups, rotary);
         let keys = sums(&work.k, &cache.k, tokens.rotary.layer(layer).all());
         let values = sums(&work.v, &cache.v, Rotary::default());
-        let sides = keys.chunks(heads.width()).zip(values.chunks(heads.width()));
-        let change = |(pairs, (keys, values)): (&Vec<(usize, u32)>, (&[f32], &[f32]))| ChunkChange {
+        let own = |sums: &[f32], chunk: usize| sums[chunk * heads.width()..][..heads.width()].to_vec();
+        let change = |(chunk, pairs): (usize, &Vec<(usize, u32)>)| ChunkChange {
             tokens: pairs.len(),
-            keys: keys.to_vec(),
-            values: values.to_vec(),
+            keys: own(&keys, chunk),
+            values: own(&values, chunk),
         };
-        let mut changes: Vec<ChunkChange> = groups.iter().zip(sides).map(change).collect();
+        let mut changes: Vec<ChunkChange> = groups.iter().enumerate().map(change).collect();
         self.pass.correct(layer, &mut changes);
         let spans: Vec<Range<usize>> = layout.inexact_chunks().map(Span::range).collect();
         let end = spans.last().map_or(0, |span| span.end);
