@@ -137,20 +137,24 @@ KERNEL(32, merge_attention, (float* out, float* lse, const float* other, const f
     if (threadIdx.x == 0) lse[entry] = most + logf(total);
 }
 
-// Attention over `pieces` sets of keys, merged: parts (pieces × entries × d) and their sums (pieces × entries). A block for each entry, a thread for
-// each element of it, and `pieces` floats of shared memory. What an entry has of a piece over no key counts for nothing, whatever stands there.
-KERNEL(256, merge_pieces, (const float* parts, const float* sums, float* out, float* lse, u32 pieces, u32 entries, u32 d)) {
+// Attention over `pieces` sets of keys, merged: parts (pieces × entries × d) and their sums (pieces × entries). A block for each entry; groups of as
+// many threads as elements, in whole warps, share the pieces, of which the first is number `first`: a piece falls to a group by its number, so that a
+// row's result does not depend on where the pieces begin. What an entry has of a piece over no key counts for nothing, whatever stands there.
+// Shared memory is a float for each piece and two for each thread.
+KERNEL(1024, merge_pieces, (const float* parts, const float* sums, float* out, float* lse, u32 first, u32 pieces, u32 entries, u32 d)) {
     constexpr u32 BATCH = 16; // reads of a thread under way
     float* weights = (float*)shared_memory;
-    const u32 entry = blockIdx.x, i = threadIdx.x;
+    float* shares = weights + pieces;
+    const u32 width = (d + 31) / 32 * 32, groups = blockDim.x / width, group = threadIdx.x / width, i = threadIdx.x % width, entry = blockIdx.x;
+    const u32 own = (group + groups - first % groups) % groups; // the group's first piece
     float batch[BATCH];
-    auto load = [&](u32 first) {
+    auto load = [&](u32 from) {
         UNROLL for (u32 j = 0; j < BATCH; j++) {
-            const u32 piece = first + j;
+            const u32 piece = from + j * groups;
             batch[j] = piece < pieces && i < d ? parts[((size_t)piece * entries + entry) * d + i] : 0;
         }
     };
-    load(0);
+    load(own);
     float most = minus_infinity(), total = 0, sum = 0;
     for (u32 piece = threadIdx.x % 32; piece < pieces; piece += 32) most = fmaxf(most, sums[(size_t)piece * entries + entry]);
     most = warp_max(most);
@@ -159,15 +163,22 @@ KERNEL(256, merge_pieces, (const float* parts, const float* sums, float* out, fl
         weights[piece] = part == minus_infinity() ? 0 : expf(part - most);
     }
     block_barrier();
-    for (u32 first = 0; first < pieces; first += BATCH) {
-        if (first) load(first);
+    for (u32 from = own; from < pieces; from += BATCH * groups) {
+        if (from != own) load(from);
         UNROLL for (u32 j = 0; j < BATCH; j++) {
-            const float weight = first + j < pieces ? weights[first + j] : 0;
+            const float weight = from + j * groups < pieces ? weights[from + j * groups] : 0;
             total += weight;
             if (weight != 0) sum += weight * batch[j];
         }
     }
-    if (i >= d) return;
+    shares[threadIdx.x] = sum;
+    shares[blockDim.x + threadIdx.x] = total;
+    block_barrier();
+    if (threadIdx.x >= d) return;
+    for (u32 other = 1; other < groups; other++) {
+        sum += shares[other * width + i];
+        total += shares[blockDim.x + other * width + i];
+    }
     out[(size_t)entry * d + i] = total > 0 ? sum / total : 0;
     if (lse && i == 0) lse[entry] = total > 0 ? most + logf(total) : minus_infinity();
 }

@@ -60,18 +60,16 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
         return false;
     };
     auto load = [&](u32 tile, u32 stage) {
-        if (tile < tiles)
-            UNROLL for (u32 i = 0; i < N * CHUNKS / BLOCK; i++) {
-                const u32 at = i * BLOCK + thread, row = at / CHUNKS, chunk = at % CHUNKS, slot = tile * N + row;
-                const bool live = is_seen(slot);
-                const size_t offset = (size_t)(live ? slot : 0) * D + chunk * 8;
-                copy_async(keys + stage * SIZE + Layout<D>::at(row, chunk), head_k + offset, live);
-                copy_async(values + stage * SIZE + Layout<D>::at(row, chunk), head_v + offset, live);
-            }
+        UNROLL for (u32 i = 0; i < N * CHUNKS / BLOCK; i++) {
+            const u32 at = i * BLOCK + thread, row = at / CHUNKS, chunk = at % CHUNKS, slot = tile * N + row;
+            const bool live = is_seen(slot);
+            const size_t offset = (size_t)(live ? slot : 0) * D + chunk * 8;
+            copy_async(keys + stage * SIZE + Layout<D>::at(row, chunk), head_k + offset, live);
+            copy_async(values + stage * SIZE + Layout<D>::at(row, chunk), head_v + offset, live);
+        }
         commit_copies();
     };
-    load(first_tile, 0);
-    load(first_tile + 1, 1);
+    if (first_tile < tiles) load(first_tile, 0);
     for (u32 at = thread; at < M * CHUNKS; at += BLOCK) {
         const u32 e = first + at / CHUNKS, chunk = at % CHUNKS;
         Quad x = {0, 0, 0, 0};
@@ -100,7 +98,12 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
     const float scale2 = scale * 1.44269504f; // scores in base 2
     for (u32 tile = first_tile; tile < tiles; tile++) {
         const u32 stage = (tile - first_tile) & 1;
-        wait_copies<1>();
+        if (tile + 1 < tiles) {
+            load(tile + 1, stage ^ 1);
+            wait_copies<1>();
+        } else {
+            wait_copies<0>();
+        }
         block_barrier();
         const Quad* tile_k = keys + stage * SIZE;
         const Quad* tile_v = values + stage * SIZE;
@@ -152,7 +155,6 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
             }
         }
         block_barrier(); // all have read the stage that is loaded next
-        load(tile + 2, stage);
     }
     UNROLL for (u32 i = 0; i < 2; i++) {
         total[i] += shuffle_xor(total[i], 1);

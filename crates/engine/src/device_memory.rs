@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// pieces that are too small.
 const MARGIN: u64 = 20;
 /// Keys of a piece of attention at least, and rows and heads of all pieces at most: where few rows see many keys, a GPU is filled by pieces of keys.
-const PIECE: usize = 128;
+const PIECE: usize = 192;
 const PIECES: usize = 256 * 64;
 /// Rows, times the heads of a KV head, that have pieces of so many keys, however many those are.
 const FEW_ENTRIES: usize = 16;

@@ -20,8 +20,10 @@ pub(super) const ENTRIES: usize = 16;
 const TENSOR_ENTRIES: usize = 64;
 /// Entries of a KV head, at most, for which the warps of a block share slots instead of entries.
 const FEW_ENTRIES: usize = 16;
-/// Slots of a piece of keys of so few entries.
-const FEW_PIECE: usize = 128;
+/// Slots of a piece of keys of so few entries, a multiple of any tile.
+const FEW_PIECE: usize = 192;
+/// Groups of threads that share the pieces of such an entry.
+const FEW_GROUPS: usize = 4;
 /// Blocks that fill a GPU, several of which a multiprocessor holds at a time.
 const BLOCKS: usize = 256;
 /// Slots of a tile of the kernels for Hopper, and tiles that are under way at a time.
@@ -311,9 +313,12 @@ impl<D: Driver> CudaDevice<D> {
         let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
         let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
         let blocks = problem.entry_blocks(kernel.entries) * a.kv_heads;
-        let pieces = match kernel.pieces {
-            Pieces::Of(slots) => to.div_ceil(slots).saturating_sub(from / slots).max(1),
-            Pieces::Fill(all) => (all / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1),
+        let (first_piece, pieces, groups) = match kernel.pieces {
+            Pieces::Of(slots) => {
+                let first = from / slots;
+                (first, to.div_ceil(slots).saturating_sub(first).max(1), FEW_GROUPS)
+            }
+            Pieces::Fill(all) => (0, (all / blocks.max(1)).min(to.saturating_sub(from) / PIECE).max(1), 1),
         };
         let launch = |out, lse| {
             let mut args = vec![
@@ -342,9 +347,11 @@ impl<D: Driver> CudaDevice<D> {
         let (parts, sums) = (self.block(4 * pieces * entries * a.head_dim), self.block(4 * pieces * entries));
         launch(parts.arg(0), sums.arg(0));
         let (lse, d) = (lse.unwrap_or(Arg::Null), a.head_dim);
-        let args = [parts.arg(0), sums.arg(0), out, lse, size(pieces), size(entries), size(d)];
-        let threads = narrow(d.next_multiple_of(32));
-        self.launch("merge_pieces", [entries, 1, 1], threads, 4 * pieces, &args);
+        let threads = groups * d.next_multiple_of(32);
+        let shared = 4 * pieces + 8 * threads;
+        let [first_piece, pieces, entries] = [first_piece, pieces, entries].map(size);
+        let args = [parts.arg(0), sums.arg(0), out, lse, first_piece, pieces, entries, size(d)];
+        self.launch("merge_pieces", [problem.rows * a.heads, 1, 1], narrow(threads), shared, &args);
     }
 
     pub(super) fn merge(
