@@ -84,7 +84,7 @@ fn device() -> Arc<dyn Device> {
     match std::env::var("REFRAIN_TEST_DEVICE").as_deref() {
         Ok("reference") => Arc::new(ReferenceDevice),
         #[cfg(feature = "emulate")]
-        Ok("cuda") => Arc::new(refrain_cuda::CudaDevice::new(refrain_cuda::Emulated::new(1), 0).unwrap()),
+        Ok("cuda") => Arc::new(refrain_cuda::CudaDevice::new(refrain_cuda::Emulated::new(3), 0).unwrap()),
         Ok(other) => {
             panic!("REFRAIN_TEST_DEVICE={other}: there is `reference`, and `cuda` with the feature `emulate`")
         }
