@@ -11,12 +11,12 @@ FATBIN = "crates/cuda/kernels.fatbin"
 LOCK = "crates/cuda/kernels.lock"
 PINS = "tools/requirements-cuda.txt"
 
-# Machine code for Ampere and Ada (sm_80) and for Hopper (sm_90), and PTX, which drivers compile for later GPUs.
+# Machine code for Ampere and Ada (sm_80) and for Hopper with what it alone has (sm_90a), and PTX, which drivers compile for later GPUs.
 OPTIONS = [
     "--fatbin",
     "--std=c++17",
     "--generate-code=arch=compute_80,code=[sm_80,compute_80]",
-    "--generate-code=arch=compute_90,code=sm_90",
+    "--generate-code=arch=compute_90a,code=sm_90a",
     "--compress-mode=size",
     "--Werror=all-warnings",
 ]
