@@ -11,7 +11,7 @@ FATBIN = "crates/cuda/kernels.fatbin"
 LOCK = "crates/cuda/kernels.lock"
 PINS = "tools/requirements-cuda.txt"
 
-# Machine code for Ampere and Ada (sm_80) and for Hopper with all that it alone has (sm_90a), and PTX, which drivers compile for later GPUs.
+# Machine code for Ampere and Ada (sm_80) and for Hopper with what it alone has (sm_90a), and PTX, which drivers compile for later GPUs.
 OPTIONS = [
     "--fatbin",
     "--std=c++17",

@@ -19,7 +19,7 @@ ptxas info    : Compiling entry function 'copy' for 'sm_80'
 ptxas info    : Function properties for copy
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 26 registers, used 0 barriers, 396 bytes cmem[0]
-ptxas info    : Compiling entry function 'product' for 'sm_90'
+ptxas info    : Compiling entry function 'product' for 'sm_90a'
 ptxas info    : Function properties for product
     24 bytes stack frame, 16 bytes spill stores, 4 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 4096 bytes smem, 396 bytes cmem[0]
@@ -78,14 +78,14 @@ class CheckCuda(unittest.TestCase):
 
 class CudaKernels(unittest.TestCase):
     def test_properties_are_read_from_what_the_compiler_prints(self):
-        found = {("copy", "sm_80"): (26, 0, 0), ("product", "sm_90"): (255, 4096, 20)}
+        found = {("copy", "sm_80"): (26, 0, 0), ("product", "sm_90a"): (255, 4096, 20)}
         self.assertEqual(cuda_kernels.properties(LOG), found)
 
     def test_occupancy_is_bounded_by_the_scarcest(self):
         for expected, case in [
             (8, ("sm_80", 256, 32, 0)),  # warps
             (32, ("sm_80", 32, 16, 0)),  # blocks
-            (2, ("sm_90", 256, 128, 0)),  # registers
+            (2, ("sm_90a", 256, 128, 0)),  # registers
             (3, ("sm_80", 128, 32, 48 << 10)),  # shared memory
         ]:
             self.assertEqual(cuda_kernels.blocks(*case), expected, case)

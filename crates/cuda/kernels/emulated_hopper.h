@@ -35,7 +35,9 @@ struct Product {
     SharedTile a, b;
     TransposedTile transposed;
     float* sums[128];
-    const u32* left[128];
+    const u32* registers[128];
+    // The sides as read: 64 rows, and columns, of 16 each.
+    std::vector<float> left, right;
 };
 
 // Where the threads of a warpgroup meet, and its products, of which the first ones are done.
@@ -112,44 +114,56 @@ inline Group& group() { return now.groups[now.self / 128]; }
 inline u16 left_element(const Product& product, u32 row, u32 k) {
     if (product.a.first) return tile_element(product.a, row, k);
     const u32 thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
-    return (u16)(product.left[thread][row / 8 % 2 + k / 8 * 2] >> 16 * (k % 2));
+    return (u16)(product.registers[thread][row / 8 % 2 + k / 8 * 2] >> 16 * (k % 2));
 }
 inline u16 right_element(const Product& product, u32 k, u32 column) {
     if (product.b.first) return tile_element(product.b, column, k);
     return tile_element({product.transposed.first + column / 64 * product.transposed.next}, k, column % 64);
 }
 
+// Reads both sides, unless they have been.
+inline void read_sides(Product& product) {
+    if (product.right.size()) return;
+    product.left.resize(64 * 16);
+    product.right.resize(product.columns * 16);
+    for (u32 k = 0; k < 16; k++) {
+        for (u32 row = 0; row < 64; row++) product.left[row * 16 + k] = product.widen(left_element(product, row, k));
+        for (u32 column = 0; column < product.columns; column++)
+            product.right[column * 16 + k] = product.widen(right_element(product, k, column));
+    }
+}
+
 // Does the products of a warpgroup that come before the one of this number.
 inline void do_products(Group& group, size_t end) {
     for (; group.done < end; group.done++) {
-        const Product& product = group.products[group.done];
-        std::vector<float> left(64 * 16), right(product.columns * 16);
-        for (u32 k = 0; k < 16; k++) {
-            for (u32 row = 0; row < 64; row++) left[row * 16 + k] = product.widen(left_element(product, row, k));
-            for (u32 column = 0; column < product.columns; column++)
-                right[column * 16 + k] = product.widen(right_element(product, k, column));
-        }
+        Product& product = group.products[group.done];
+        read_sides(product);
         for (u32 thread = 0; thread < 128; thread++)
             for (u32 i = 0; i < product.columns / 2; i++) {
                 const u32 row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
                 float sum = 0;
-                for (u32 k = 0; k < 16; k++) sum += left[row * 16 + k] * right[column * 16 + k];
+                for (u32 k = 0; k < 16; k++) sum += product.left[row * 16 + k] * product.right[column * 16 + k];
                 product.sums[thread][i] = product.add ? product.sums[thread][i] + sum : sum;
             }
+        product.left = product.right = {};
     }
 }
 
-// All threads of a warpgroup come here with the same product, and each with its sums, and its part of a unless that is in shared memory.
-inline void start_product(const Product& product, float* sums, const u32* left) {
+// All threads of a warpgroup come here with the same product, and each with its sums, and its part of a unless that is in shared memory. A product
+// that is done at once reads shared memory when the first thread comes.
+inline void start_product(const Product& product, float* sums, const u32* registers) {
     Group& own = group();
     if (now.block_size.x % 128) fail("wgmma: a block is no whole number of warpgroups");
-    if (!own.arrived) own.next = product;
+    if (!own.arrived) {
+        own.next = product;
+        if (now.products_land_at_once && product.a.first) read_sides(own.next);
+    }
     const Product& next = own.next;
     if (next.columns != product.columns || next.a.first != product.a.first || next.b.first != product.b.first ||
         next.transposed.first != product.transposed.first)
         fail("wgmma: threads of a warpgroup are at different products");
     own.next.sums[now.self % 128] = sums;
-    own.next.left[now.self % 128] = left;
+    own.next.registers[now.self % 128] = registers;
     self().products_begun++;
     if (++own.arrived < 128) return sleep_on(own.generation);
     own.arrived = 0;
@@ -171,7 +185,7 @@ template <int N> inline void wait_products() {
 }
 
 template <size_t SUMS> inline void product_of_group(float (&c)[SUMS], SharedTile a, SharedTile b) {
-    emulator::start_product({2 * SUMS, true, emulated_bf16_to_f32, a, b, {}, {}, {}}, c, nullptr);
+    emulator::start_product({2 * SUMS, true, emulated_bf16_to_f32, a, b, {}, {}, {}, {}, {}}, c, nullptr);
 }
 
 inline TransposedTile transposed_tile(const void* first, u32 next) {
@@ -182,10 +196,10 @@ template <u32 N> inline void hold_sums(float (&)[N]) {}
 inline void before_waiting(float) {}
 #define ATTENTION_PRODUCTS(type, widen)                                                                                    \
     template <bool ADD> inline void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                 \
-        emulator::start_product({64, ADD, widen, a, b, {}, {}, {}}, c, nullptr);                                           \
+        emulator::start_product({64, ADD, widen, a, b, {}, {}, {}, {}, {}}, c, nullptr);                                           \
     }                                                                                                                      \
     template <u32 N> inline void product_of_group_##type(float (&c)[N], const u32 (&a)[4], TransposedTile b) {            \
-        emulator::start_product({2 * N, true, widen, {}, {}, b, {}, {}}, c, a);                                            \
+        emulator::start_product({2 * N, true, widen, {}, {}, b, {}, {}, {}, {}}, c, a);                                            \
     }
 ATTENTION_PRODUCTS(f16, f16_to_f32)
 ATTENTION_PRODUCTS(bf16, emulated_bf16_to_f32)

@@ -12,7 +12,7 @@ use super::call::{Describe, error};
 use super::context::Context;
 use crate::driver::{DriverError, Grid};
 
-/// Machine code of sm_80 and sm_90, and PTX for what comes after: `make cuda` writes it.
+/// Machine code of sm_80 and sm_90a, and PTX for what comes after: `make cuda` writes it.
 static FATBIN: &Aligned<[u8]> = &Aligned { bytes: *include_bytes!("../../kernels.fatbin") };
 
 /// Bytes at an address as the driver wants it.
