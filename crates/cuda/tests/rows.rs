@@ -106,7 +106,7 @@ fn rows_in_panels_are_plain_ones_rounded_and_filled_up() {
         for (i, x) in plain.iter().enumerate() {
             let (row, column) = (i / stride, i % stride);
             let step = row / 32 * (stride / 64) + column / 64;
-            let piece = row % 32 * 8 + (column % 64 / 8 ^ row % 8);
+            let piece = row % 32 * 8 + ((column % 64 / 8) ^ (row % 8));
             let got = got[step * 2048 + piece * 8 + column % 8];
             assert_eq!(got, bf16::from_f32(*x).to_bits(), "width {width}, row {row}, column {column}");
         }
