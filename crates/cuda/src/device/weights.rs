@@ -121,7 +121,7 @@ fn put_row(panel: &mut [bf16], row: usize, values: &[f32]) {
     for (step, values) in panel.chunks_exact_mut(PANEL * DEPTH).zip(values.chunks(DEPTH)) {
         let line = &mut step[row * DEPTH..(row + 1) * DEPTH];
         for (piece, values) in values.chunks(8).enumerate() {
-            let at = (piece ^ row % 8) * 8;
+            let at = (piece ^ (row % 8)) * 8;
             line[at..at + values.len()].convert_from_f32_slice(values);
         }
     }
