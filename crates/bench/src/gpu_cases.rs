@@ -284,7 +284,7 @@ fn placing(layer: Layer, tokens: usize, from_host: bool) -> GpuCase {
                 false => KvRows::Device(&on_device, 0),
             };
             let heads = CacheHeads { kv_heads, head_dim };
-            device.place(rows, heads, Rotary { cos: &cos, sin: &sin }, &slots, &mut cache);
+            device.place(rows, heads, Rotary::new(&cos, &sin), &slots, &mut cache);
         })
     };
     let tables = 4 * tokens * head_dim + 4 * tokens;

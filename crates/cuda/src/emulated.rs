@@ -48,6 +48,8 @@ struct State {
     /// Bytes of the largest piece that is free.
     largest: AtomicU64,
     launches: AtomicU64,
+    /// Bytes that were copied from the host.
+    written: AtomicU64,
     allocated: AtomicU64,
     /// Most bytes that were allocated at a time.
     peak: AtomicU64,
@@ -63,14 +65,19 @@ impl Emulated {
     /// Emulated threads with this many bytes of memory.
     pub fn with_memory(seed: u64, memory: u64) -> Emulated {
         let largest = AtomicU64::new(memory);
-        let [launches, allocated, peak] = [(); 3].map(|()| AtomicU64::new(0));
-        let state = State { memory, largest, launches, allocated, peak, failed: Mutex::default() };
+        let [launches, written, allocated, peak] = [(); 4].map(|()| AtomicU64::new(0));
+        let state = State { memory, largest, launches, written, allocated, peak, failed: Mutex::default() };
         Emulated { seed, state: Arc::new(state) }
     }
 
     /// Kernels launched so far, by this driver and those beside it.
     pub fn launches(&self) -> u64 {
         self.state.launches.load(Ordering::Relaxed)
+    }
+
+    /// Bytes copied from the host so far, by this driver and those beside it.
+    pub fn written(&self) -> u64 {
+        self.state.written.load(Ordering::Relaxed)
     }
 
     /// The most bytes that were allocated at a time since the call before.
@@ -173,6 +180,7 @@ impl Driver for Emulated {
     }
 
     fn write(&self, memory: &EmulatedMemory, at: usize, from: &[u8]) {
+        self.state.written.fetch_add(from.len() as u64, Ordering::Relaxed);
         // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
         unsafe { memory.bytes_at(at, from.len()).copy_from(from.as_ptr(), from.len()) }
     }

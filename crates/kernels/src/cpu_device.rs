@@ -191,7 +191,7 @@ impl Device for Cpu {
                 buffer(rows).as_slice().range(first * width..(first + tokens) * width)
             }
         };
-        let (CacheHeads { kv_heads, head_dim }, Rotary { cos, sin }) = (heads, rotary);
+        let (CacheHeads { kv_heads, head_dim }, Rotary { cos, sin, .. }) = (heads, rotary);
         self.place_keys(rows, kv_heads, head_dim, cos, sin, rotary.dim(tokens), slots, buffer_mut(cache));
     }
 

@@ -66,7 +66,7 @@ pub(super) fn tile_stride(head_dim: usize) -> usize {
 pub(super) struct Problem<'a, D: Driver> {
     q: Arg<'a, D::Memory>,
     k: &'a KvBuffer,
-    visible: Block<D>,
+    visible: Arc<Block<D>>,
     rows: usize,
     heads: usize,
     kv_heads: usize,
@@ -123,7 +123,7 @@ impl<'a, D: Driver> Problem<'a, D> {
 /// Noise in the GPU's memory.
 pub(super) struct NoiseTables<D: Driver> {
     logarithms: Arc<Block<D>>,
-    query_positions: Block<D>,
+    query_positions: Arc<Block<D>>,
     key_positions: Block<D>,
     seed: Option<u64>,
     temperature: f32,
@@ -141,7 +141,7 @@ impl<D: Driver> NoiseTables<D> {
         let logarithms = device.noise.get_or_init(|| Arc::new(device.block_of(gumbel_logarithms())));
         NoiseTables {
             logarithms: logarithms.clone(),
-            query_positions: device.block_of(noise.query_positions),
+            query_positions: device.kept_block_of(noise.query_positions),
             key_positions: device.block_of(key_positions.unwrap_or_default()),
             seed: noise.seed,
             temperature: noise.temperature,
@@ -161,8 +161,8 @@ impl<D: Driver> NoiseTables<D> {
 }
 
 impl<D: Driver> CudaDevice<D> {
-    pub(super) fn visible(&self, visible: &[(u32, u32)]) -> Block<D> {
-        self.block_of(&visible.iter().map(|(from, to)| [*from, *to]).collect::<Vec<[u32; 2]>>())
+    pub(super) fn visible(&self, visible: &[(u32, u32)]) -> Arc<Block<D>> {
+        self.kept_block_of(&visible.iter().map(|(from, to)| [*from, *to]).collect::<Vec<[u32; 2]>>())
     }
 
     /// Writes lse (rows × heads) over the slots that rows see from `first_slot` on.

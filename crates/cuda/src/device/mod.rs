@@ -12,6 +12,7 @@ mod linear;
 mod peak;
 mod statistics;
 mod tensors;
+mod uploads;
 mod weights;
 
 use std::ops::Range;
@@ -62,7 +63,8 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (total, free) = self.driver.memory();
-        Some(DeviceMemory { total, free })
+        let kept = self.uploads().bytes() as u64;
+        Some(DeviceMemory { total, free: free + kept })
     }
 
     fn failure(&self) -> Option<DeviceFailure> {
@@ -95,7 +97,7 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
         assert_rows(rows, width, x.len());
-        let (indices, count) = (self.block_of(rows), rows.len() * width);
+        let (indices, count) = (self.kept_block_of(rows), rows.len() * width);
         let out = self.resized(out, count);
         let args = [floats::<D>(x).arg(0), indices.arg(0), out.arg(0), size(rows.len()), size(width)];
         self.launch_each("gather_rows_32", count, &args);
@@ -163,7 +165,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
-        self.rotate_rows(x, heads, head_dim, rotary);
+        self.rope_rows(x, heads, head_dim, rotary);
     }
 
     fn place(
@@ -174,12 +176,25 @@ impl<D: Driver> Device for CudaDevice<D> {
         slots: &[u32],
         cache: &mut KvBuffer,
     ) {
-        self.place_rows(rows, heads, rotary, slots, cache);
+        self.place_rows(None, heads, [Some((rows, cache)), None], rotary, slots);
+    }
+
+    fn rope_and_place(
+        &self,
+        queries: Option<(&mut Floats, usize)>,
+        (k, v): (KvRows<'_>, KvRows<'_>),
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        (k_cache, v_cache): (&mut KvBuffer, &mut KvBuffer),
+    ) {
+        let queries = queries.map(|(q, heads)| (&*q, heads));
+        self.place_rows(queries, heads, [Some((k, k_cache)), Some((v, v_cache))], rotary, slots);
     }
 
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
         assert_rows(rows, width, kv.len());
-        let (indices, out) = (self.block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
+        let (indices, out) = (self.kept_block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
         let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
         let args = [from, indices.arg(0), to, size(rows.len()), size(width)];
         self.launch_each(for_size!(kv.dtype(), "gather_rows"), out.len(), &args);

@@ -20,7 +20,7 @@ use crate::linear::PackedPanels;
 pub use failure::DeviceFailure;
 pub use inputs::{
     CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp,
-    Norm, QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -187,6 +187,24 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         slots: &[u32],
         cache: &mut KvBuffer,
     );
+
+    /// [`Device::rope`] of `queries`, tokens × heads × head_dim with their number of heads, where there are any, and [`Device::place`] of the
+    /// tokens' keys, rotated, and values, as they are, each in its cache.
+    fn rope_and_place(
+        &self,
+        queries: Option<(&mut Floats, usize)>,
+        (k, v): (KvRows<'_>, KvRows<'_>),
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        (k_cache, v_cache): (&mut KvBuffer, &mut KvBuffer),
+    ) {
+        if let Some((q, q_heads)) = queries {
+            self.rope(q, q_heads, heads.head_dim, rotary);
+        }
+        self.place(k, heads, rotary, slots, k_cache);
+        self.place(v, heads, Rotary::default(), slots, v_cache);
+    }
 
     /// out (rows.len() × width) = kv\[rows\], rows of `width`.
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer;
