@@ -11,6 +11,8 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 
 /// Bytes that allocations may have together.
 const MEMORY: u64 = 16 << 30;
+/// Bytes of a piece of a copy from the host, about.
+const PIECE: usize = 300 << 10;
 /// Bytes of an error's text, as `emulated.cpp` has them.
 const ERROR_BYTES: usize = 512;
 
@@ -179,10 +181,23 @@ impl Driver for Emulated {
         unsafe { memory.bytes_at(at, bytes).write_bytes(0, bytes) }
     }
 
-    fn write(&self, memory: &EmulatedMemory, at: usize, from: &[u8]) {
-        self.state.written.fetch_add(from.len() as u64, Ordering::Relaxed);
-        // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
-        unsafe { memory.bytes_at(at, from.len()).copy_from(from.as_ptr(), from.len()) }
+    fn write_with(
+        &self,
+        memory: &EmulatedMemory,
+        at: usize,
+        bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) {
+        self.state.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut words = vec![0u64; PIECE.next_multiple_of(unit).min(bytes).div_ceil(8)];
+        for first in (0..bytes).step_by(PIECE.next_multiple_of(unit)) {
+            let count = (bytes - first).min(PIECE.next_multiple_of(unit));
+            let piece = &mut bytemuck::cast_slice_mut(&mut words)[..count];
+            fill(first, piece);
+            // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
+            unsafe { memory.bytes_at(at + first, count).copy_from(piece.as_ptr(), count) }
+        }
     }
 
     fn pinned_write_seconds(

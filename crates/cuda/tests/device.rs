@@ -201,3 +201,17 @@ fn uploads_that_are_kept_count_as_free_and_make_room() {
     device.rope(&mut x, 1, 16, Rotary { cos: &cos, sin: &cos, entries: Some(entries) });
     assert_ne!(download(&device, &x), before);
 }
+
+#[test]
+fn rows_and_arrays_of_many_pieces_arrive() {
+    let device = CudaDevice::new(Emulated::new(1), 3).unwrap();
+    let (rows, width) = (300, 700);
+    let mut x = device.floats(0);
+    let number = |row: usize, column: usize| (row * width + column) as f32;
+    let row = |row: usize, to: &mut [f32]| to.iter_mut().enumerate().for_each(|(i, x)| *x = number(row, i));
+    device.upload_rows(rows, width, &row, &mut x);
+    let all: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
+    assert_eq!(download(&device, &x), all);
+    let kv = upload_kv(&device, refrain_kernels::Slice::F32(&all));
+    assert_eq!(device.download_kv(&kv, 0..all.len()).as_slice().floats(), all);
+}

@@ -128,7 +128,7 @@ impl Both<'_> {
         self.same("upload and download", |d| download(d, &x(d)));
         self.same("upload_rows", |d| {
             let mut rows = d.floats(7);
-            d.upload_rows(self.rows, HIDDEN, &mut |i, row| row.fill(i as f32), &mut rows);
+            d.upload_rows(self.rows, HIDDEN, &|i, row| row.fill(i as f32), &mut rows);
             download(d, &rows)
         });
         self.same("copy", |d| {

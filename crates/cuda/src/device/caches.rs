@@ -9,8 +9,7 @@ use super::block::Block;
 use super::context::CudaDevice;
 use super::launch::{assert_one_type, assert_rows, for_dtype, for_size, narrow, size};
 use super::layers::rows_of;
-use super::tensors::{floats, kv_block};
-use super::uploads::table_stride;
+use super::tensors::{floats, kv_block, table_stride};
 use crate::driver::{Arg, Driver};
 
 /// Tables of a rotation in the GPU's memory.

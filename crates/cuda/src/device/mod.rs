@@ -19,9 +19,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, Floats,
-    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms, Rotary,
-    RowUnavailable, Slice, WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
+    Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms,
+    Rotary, RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -79,11 +79,8 @@ impl<D: Driver> Device for CudaDevice<D> {
         self.resized(x, len);
     }
 
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
-        let mut values = vec![0.0; rows * width];
-        values.chunks_exact_mut(width.max(1)).enumerate().for_each(|(index, values)| row(index, values));
-        let block = self.resized(x, values.len());
-        self.write(block, 0, bytemuck::cast_slice(&values));
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
+        self.write_rows(rows, width, row, x);
     }
 
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {

@@ -15,6 +15,9 @@ pub struct DeviceMemory {
     pub free: u64,
 }
 
+/// Writes the row of an index; several rows may be written at a time.
+pub type FillRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
 /// A row of weights cannot be had: packing stops, and the caller, who gave the rows, knows why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowUnavailable;

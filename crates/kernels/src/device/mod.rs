@@ -19,8 +19,8 @@ use crate::linear::PackedPanels;
 
 pub use failure::DeviceFailure;
 pub use inputs::{
-    CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp,
-    Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
+    CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, FillRow, GatedMlp, HeadKeys, KvRows,
+    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -80,8 +80,8 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Sets the length. What the elements are then is left open. Memory is kept.
     fn resize(&self, x: &mut Floats, len: usize);
 
-    /// Makes `x` `rows` rows of `width` from the host's memory, each written by `row(index, buffer)`.
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats);
+    /// Makes `x` `rows` rows of `width` from the host's memory, each written by `row(index, buffer)`, in any order.
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats);
 
     /// Copies the elements from `from` on to the host.
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]);
@@ -377,7 +377,7 @@ pub fn parallel_each<T: Send>(device: &dyn Device, items: &mut [T], f: &(dyn Fn(
 pub fn upload(device: &dyn Device, values: &[f32]) -> Floats {
     let mut x = device.floats(0);
     if !values.is_empty() {
-        device.upload_rows(1, values.len(), &mut |_, row| row.copy_from_slice(values), &mut x);
+        device.upload_rows(1, values.len(), &|_, row| row.copy_from_slice(values), &mut x);
     }
     x
 }
