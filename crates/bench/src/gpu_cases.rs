@@ -2,7 +2,8 @@
 
 use refrain_kernels::{
     Activation, CacheHeads, CachedAttention, Device, Dtype, Floats, GatedMlp, KvBuffer, KvRows, LayerTail,
-    Mlp, Norm, PackedLinear, Precision, Rotary, RowUnavailable, WeightMatrix, WeightRows, upload, upload_kv,
+    Mlp, Norm, PackedLinear, Precision, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
+    WeightRows, upload, upload_kv,
 };
 
 use crate::cases::{angles, buffer, fill};
@@ -282,7 +283,7 @@ fn attention(kernel: &'static str, layer: Layer, visible: Vec<(u32, u32)>, rotat
     }
 }
 
-/// Keys rotated to their places; cosines and sines come from the host, and so may the keys.
+/// Keys rotated to their places, by a table that layers share; the keys may come from the host.
 fn placing(layer: Layer, tokens: usize, from_host: bool) -> GpuCase {
     let Layer { kv_heads, head_dim, .. } = layer;
     let elements = tokens * kv_heads * head_dim;
@@ -290,23 +291,24 @@ fn placing(layer: Layer, tokens: usize, from_host: bool) -> GpuCase {
         let ([cos, sin], rows) = (angles(tokens, head_dim / 2), buffer(Dtype::F16, elements));
         let slots: Vec<u32> = (0..tokens as u32).collect();
         let on_device = upload_kv(device, rows.as_slice());
-        let mut cache = device.kv(Dtype::F16, elements);
+        let (mut cache, table) = (device.kv(Dtype::F16, elements), TableNumber::unused());
         Box::new(move |device| {
             let rows = match from_host {
                 true => KvRows::Host(rows.as_slice()),
                 false => KvRows::Device(&on_device, 0),
             };
             let heads = CacheHeads { kv_heads, head_dim };
-            device.place(rows, heads, Rotary { cos: &cos, sin: &sin }, &slots, &mut cache);
+            let rotary = Rotary { cos: &cos, sin: &sin, entries: Some(TableEntries { table, first: 0 }) };
+            device.place(rows, heads, rotary, &slots, &mut cache);
         })
     };
-    let tables = 4 * tokens * head_dim + 4 * tokens;
+    let tables = 4 * tokens * head_dim;
     GpuCase {
         kernel: "placing with rotation",
         shape: format!("{tokens}×{kv_heads}×{head_dim}{}", if from_host { ", from the host" } else { "" }),
         operations: 0.0,
         bytes: (2 * 2 * elements + tables) as f64,
-        bus_bytes: (tables + if from_host { 2 * elements } else { 0 }) as f64,
+        bus_bytes: if from_host { (2 * elements) as f64 } else { 0.0 },
         prepare: Box::new(prepare),
     }
 }

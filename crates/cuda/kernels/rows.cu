@@ -1,4 +1,4 @@
-// Kernels on rows of activations: norms, rounding, rotation, gathering, sums.
+// Kernels on rows of activations: norms, rounding, gathering, sums.
 #pragma once
 #include "panels.h"
 
@@ -138,18 +138,6 @@ template <class T> DEVICE void gather_rows(const T* x, const u32* rows, T* out, 
 KERNEL(256, gather_rows_16, (const u16* x, const u32* rows, u16* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
 KERNEL(256, gather_rows_32, (const u32* x, const u32* rows, u32* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
 KERNEL(256, gather_rows_128, (const Quad* x, const u32* rows, Quad* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
-
-// Rotates x (tokens × heads × d) in place: element i of a head with element i + half, by entry `token` of the tables (tokens × half).
-KERNEL(256, rope, (float* x, const float* cosines, const float* sines, u32 tokens, u32 heads, u32 d, u32 half)) {
-    const size_t at = thread_index();
-    if (at >= (size_t)tokens * heads * half) return;
-    const u32 i = at % half, token = at / half / heads;
-    const float c = cosines[(size_t)token * half + i], s = sines[(size_t)token * half + i];
-    float* head = x + at / half * d;
-    const float a = head[i], b = head[i + half];
-    head[i] = a * c - b * s;
-    head[i + half] = b * c + a * s;
-}
 
 // x += y
 KERNEL(256, add, (float* x, const float* y, u64 count)) {

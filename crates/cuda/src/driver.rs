@@ -83,8 +83,23 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Makes `bytes` bytes from `at` on zeros.
     fn zero(&self, memory: &Self::Memory, at: usize, bytes: usize);
 
+    /// Copies `bytes` bytes from the host to where `at` begins: `fill` writes them, piece after piece, each from the byte on that it is told. Pieces are
+    /// whole multiples of `unit` bytes, but for the last one, and are aligned to 8.
+    fn write_with(
+        &self,
+        memory: &Self::Memory,
+        at: usize,
+        bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    );
+
     /// Copies from the host to where `at` begins; returns when `from` may change.
-    fn write(&self, memory: &Self::Memory, at: usize, from: &[u8]);
+    fn write(&self, memory: &Self::Memory, at: usize, from: &[u8]) {
+        self.write_with(memory, at, from.len(), 1, &mut |first, to| {
+            to.copy_from_slice(&from[first..first + to.len()]);
+        });
+    }
 
     /// Least seconds of `runs` copies of `bytes` bytes from the host to the beginning of `memory`, from host memory that the GPU reads by itself.
     ///

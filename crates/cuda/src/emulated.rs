@@ -13,6 +13,8 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 const MEMORY: u64 = 16 << 30;
 /// Multiprocessors that there are as if.
 const MULTIPROCESSORS: usize = 4;
+/// Bytes of a piece of a copy from the host, about.
+const PIECE: usize = 300 << 10;
 /// Bytes of an error's text, as `emulated.cpp` has them.
 const ERROR_BYTES: usize = 512;
 
@@ -52,6 +54,8 @@ struct State {
     /// Bytes of the largest piece that is free.
     largest: AtomicU64,
     launches: AtomicU64,
+    /// Bytes that were copied from the host.
+    written: AtomicU64,
     allocated: AtomicU64,
     /// Most bytes that were allocated at a time.
     peak: AtomicU64,
@@ -67,14 +71,19 @@ impl Emulated {
     /// Emulated threads with this many bytes of memory.
     pub fn with_memory(seed: u64, memory: u64) -> Emulated {
         let largest = AtomicU64::new(memory);
-        let [launches, allocated, peak] = [(); 3].map(|()| AtomicU64::new(0));
-        let state = State { memory, largest, launches, allocated, peak, failed: Mutex::default() };
+        let [launches, written, allocated, peak] = [(); 4].map(|()| AtomicU64::new(0));
+        let state = State { memory, largest, launches, written, allocated, peak, failed: Mutex::default() };
         Emulated { seed, state: Arc::new(state) }
     }
 
     /// Kernels launched so far, by this driver and those beside it.
     pub fn launches(&self) -> u64 {
         self.state.launches.load(Ordering::Relaxed)
+    }
+
+    /// Bytes copied from the host so far, by this driver and those beside it.
+    pub fn written(&self) -> u64 {
+        self.state.written.load(Ordering::Relaxed)
     }
 
     /// The most bytes that were allocated at a time since the call before.
@@ -184,9 +193,23 @@ impl Driver for Emulated {
         unsafe { memory.bytes_at(at, bytes).write_bytes(0, bytes) }
     }
 
-    fn write(&self, memory: &EmulatedMemory, at: usize, from: &[u8]) {
-        // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
-        unsafe { memory.bytes_at(at, from.len()).copy_from(from.as_ptr(), from.len()) }
+    fn write_with(
+        &self,
+        memory: &EmulatedMemory,
+        at: usize,
+        bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) {
+        self.state.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut words = vec![0u64; PIECE.next_multiple_of(unit).min(bytes).div_ceil(8)];
+        for first in (0..bytes).step_by(PIECE.next_multiple_of(unit)) {
+            let count = (bytes - first).min(PIECE.next_multiple_of(unit));
+            let piece = &mut bytemuck::cast_slice_mut(&mut words)[..count];
+            fill(first, piece);
+            // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
+            unsafe { memory.bytes_at(at + first, count).copy_from(piece.as_ptr(), count) }
+        }
     }
 
     fn pinned_write_seconds(

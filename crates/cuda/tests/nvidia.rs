@@ -111,6 +111,37 @@ fn work_is_done_in_order() {
 }
 
 #[test]
+fn what_is_written_piece_by_piece_arrives_in_whole_units() {
+    with_library("what_is_written_piece_by_piece_arrives_in_whole_units", &SEEDS, || {
+        let driver = Nvidia::open(0).unwrap();
+        let word = |at: usize| (at as u32).wrapping_mul(2_654_435_761);
+        // Units of a row, of more than a piece, and of more than a segment; more than all segments, and less than a unit.
+        for (unit, count, offset) in [
+            (12, 5 << 20, 0),
+            (3_000_000, 2_000_000, 9),
+            (5_000_000, 4_000_000, 1),
+            (4096, 1000, 3),
+            (4, 0, 0),
+        ] {
+            let memory = driver.alloc(4 * (count + offset)).unwrap();
+            let mut next = 0;
+            driver.write_with(&memory, 4 * offset, 4 * count, unit, &mut |first, to| {
+                assert_eq!(first, next);
+                next += to.len();
+                assert!(to.len().is_multiple_of(unit) || next == 4 * count, "{} of {unit}", to.len());
+                assert!(to.as_ptr().addr().is_multiple_of(8));
+                let words = to.chunks_exact_mut(4).enumerate();
+                words.for_each(|(i, to)| to.copy_from_slice(&word(first / 4 + i).to_le_bytes()));
+            });
+            assert_eq!(next, 4 * count);
+            let written = words(&driver, &memory, count + offset);
+            assert!((0..count).all(|at| written[offset + at] == word(at)), "units of {unit}");
+        }
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
 fn arguments_and_shapes_arrive() {
     with_library("arguments_and_shapes_arrive", &[&[]], || {
         let driver = Nvidia::open(0).unwrap();

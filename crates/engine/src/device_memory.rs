@@ -137,7 +137,9 @@ impl Engine {
         let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + threads };
         let layers = layers.min(config.num_layers()) as u64;
         let loaders = if method.reuses() { threads.min(MAX_LOADERS) as u64 } else { 0 };
-        let loading = layers * self.layer_bytes(prompt.len()) + loaders * self.layer_bytes(longest);
+        let tables = product(&[prompt.len(), self.table_bytes()]);
+        let loading =
+            layers * self.layer_bytes(prompt.len()) + loaders * (self.layer_bytes(longest) + tables);
         let pass = self.token_bytes(rows) + loading + step(rows, usize::MAX, 1);
         let alone = self.token_bytes(longest) + self.layer_bytes(longest) + step(longest, longest, 0);
         pass.max(alone.saturating_sub(kv))
@@ -219,12 +221,18 @@ impl Engine {
         product(&[2 * self.settings().kv.size(), self.decoder().shape().width(), slots])
     }
 
-    /// Bytes of tokens on their way through the layers.
+    /// Bytes of a token's cosines and sines at all layers.
+    fn table_bytes(&self) -> usize {
+        self.decoder().config().ropes.iter().map(|rope| 4 * rope.rotary_dim).sum()
+    }
+
+    /// Bytes of tokens on their way through the layers, with their positions' tables and the ranges that they see.
     fn token_bytes(&self, tokens: usize) -> u64 {
         let Config { hidden, heads, head_dim, .. } = *self.decoder().config();
         let queries = heads * head_dim;
         let floats = hidden + hidden.max(queries) + 4 * queries + heads;
-        product(&[tokens, 4 * floats + 2 * self.decoder().shape().width() * self.settings().kv.size()])
+        let kv = 2 * self.decoder().shape().width() * self.settings().kv.size();
+        product(&[tokens, 4 * floats + kv + self.table_bytes() + 8])
     }
 
     /// Bytes of what lies between the products of a step over at most `rows` rows, which see at most `slots` keys, and `with_logits` of which get

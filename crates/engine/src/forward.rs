@@ -214,11 +214,22 @@ impl ActiveTokens {
         self.decoder.device().rope(&mut self.work.q, config.heads, config.head_dim, rotary);
     }
 
-    /// Rotates the projected keys of the tokens `rows` and writes them and the values into `cache`, where slot = position.
-    pub(crate) fn write_kv(&self, layer: usize, cache: &mut LayerCache, rows: Range<usize>) {
-        let fresh = (KvRows::Device(&self.work.k, 0), KvRows::Device(&self.work.v, 0));
-        let rotary = self.rotary.layer(layer).slice(rows.start, rows.end);
-        cache.place(self.device(), self.decoder.shape(), fresh, rotary, &self.positions[rows]);
+    /// Rotates the projected queries and keys of the tokens `rows` to their positions, and writes keys and values into `cache`, where
+    /// slot = position.
+    pub(crate) fn rope_and_write_kv(&mut self, layer: usize, cache: &mut LayerCache, rows: Range<usize>) {
+        let ActiveTokens { decoder, positions, rotary, work, .. } = self;
+        let Workspace { q, k, v, .. } = work;
+        let fresh = (KvRows::Device(k, 0), KvRows::Device(v, 0));
+        let rotary = rotary.layer(layer).slice(rows.start, rows.end);
+        let queries = (q, decoder.config().heads);
+        cache.place_with_queries(
+            &**decoder.device(),
+            decoder.shape(),
+            queries,
+            fresh,
+            rotary,
+            &positions[rows],
+        );
     }
 
     /// Keeps the tokens at `kept` positions, a subset of the active ones, in hidden states and projected queries alike. `table`

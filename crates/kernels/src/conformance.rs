@@ -128,7 +128,7 @@ impl Both<'_> {
         self.same("upload and download", |d| download(d, &x(d)));
         self.same("upload_rows", |d| {
             let mut rows = d.floats(7);
-            d.upload_rows(self.rows, HIDDEN, &mut |i, row| row.fill(i as f32), &mut rows);
+            d.upload_rows(self.rows, HIDDEN, &|i, row| row.fill(i as f32), &mut rows);
             download(d, &rows)
         });
         self.same("copy", |d| {
@@ -150,7 +150,7 @@ impl Both<'_> {
         self.agree("rope", |d| {
             let (cos, sin) = table(self.rows);
             let mut x = upload(d, &random(self.rows * HEADS * HEAD_DIM, 2));
-            d.rope(&mut x, HEADS, HEAD_DIM, Rotary { cos: &cos, sin: &sin });
+            d.rope(&mut x, HEADS, HEAD_DIM, Rotary::new(&cos, &sin));
             download(d, &x)
         });
     }
@@ -232,7 +232,7 @@ impl Both<'_> {
         let rows = stored(self.dtype, (self.rows + 2) * width, 16);
         let of_slots = rows.as_slice().range(0..self.rows * width);
         let (cos, sin) = table(self.rows);
-        let rotary = Rotary { cos: &cos, sin: &sin };
+        let rotary = Rotary::new(&cos, &sin);
         let slots: Vec<u32> = (0..self.rows as u32).map(|i| (7 * i + 5) % CAPACITY as u32).collect();
         self.same("upload_kv and download_kv", |d| elements(d, &cache(d)));
         self.same("kv and resize_kv", |d| {
@@ -260,6 +260,23 @@ impl Both<'_> {
                 elements(d, &cache)
             });
         }
+        self.agree("rope_and_place", |d| {
+            let (mut q, k) =
+                (upload(d, &random(self.rows * HEADS * HEAD_DIM, 28)), upload_kv(d, rows.as_slice()));
+            let (mut caches, own) = ((cache(d), cache(d)), KvRows::Host(of_slots));
+            let into = (&mut caches.0, &mut caches.1);
+            d.rope_and_place(
+                Some((&mut q, HEADS)),
+                (KvRows::Device(&k, 2), own),
+                CACHE,
+                rotary,
+                &slots,
+                into,
+            );
+            let into = (&mut caches.1, &mut caches.0);
+            d.rope_and_place(None, (own, KvRows::Device(&k, 1)), CACHE, rotary, &slots, into);
+            [download(d, &q), elements(d, &caches.0), elements(d, &caches.1)].concat()
+        });
         let (host, device) = (
             |d: &dyn Device| {
                 let mut cache = cache(d);

@@ -11,8 +11,8 @@ use crate::cpu_tensors::{
     attend, buffer, buffer_mut, floats, floats_mut, kv_buffer, linear, resized, rows_of, slices,
 };
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Norm,
-    PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Device, Distance, FillRow, Floats, HeadKeys, KvBuffer, KvRows, LayerTail,
+    Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use crate::floats::CpuFloats;
 use crate::linear::{Linear, PACKED_LAYOUT, PackedPanels};
@@ -60,7 +60,7 @@ impl Device for Cpu {
         resized(x, len);
     }
 
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
         let x = resized(x, rows * width);
         x.chunks_exact_mut(width).enumerate().for_each(|(index, x)| row(index, x));
     }
@@ -191,7 +191,7 @@ impl Device for Cpu {
                 buffer(rows).as_slice().range(first * width..(first + tokens) * width)
             }
         };
-        let (CacheHeads { kv_heads, head_dim }, Rotary { cos, sin }) = (heads, rotary);
+        let (CacheHeads { kv_heads, head_dim }, Rotary { cos, sin, .. }) = (heads, rotary);
         self.place_keys(rows, kv_heads, head_dim, cos, sin, rotary.dim(tokens), slots, buffer_mut(cache));
     }
 

@@ -62,10 +62,10 @@ pub use attention::{Attention, AttentionOutputs, GumbelNoise, gumbel_logarithms}
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};
 pub use cpu::Cpu;
 pub use device::{
-    CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Experts, Floats, GatedMlp,
-    HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, PackedLinear, QkNorms, Rotary,
-    RowUnavailable, Storage, WeightMatrix, copy_range, download, parallel_each, processors, upload,
-    upload_kv,
+    CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Experts, FillRow, Floats,
+    GatedMlp, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, PackedLinear, QkNorms,
+    Rotary, RowUnavailable, Storage, TableEntries, TableNumber, WeightMatrix, copy_range, download,
+    parallel_each, processors, upload, upload_kv,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

@@ -168,7 +168,7 @@ impl Cpu {
         let half = rotary.dim(spans.last().map_or(0, |span| span.end)) / 2;
         for (row, span) in rows.chunks_exact(width.max(1)).zip(spans) {
             let table = span.start * half..span.end * half;
-            let rotary = Rotary { cos: &rotary.cos[table.clone()], sin: &rotary.sin[table] };
+            let rotary = Rotary::new(&rotary.cos[table.clone()], &rotary.sin[table]);
             match &mut *cache {
                 Buffer::F32(cache) => self.add::<f32>(row, heads, rotary, span, cache),
                 Buffer::F16(cache) => self.add::<f16>(row, heads, rotary, span, cache),

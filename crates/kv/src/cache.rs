@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use refrain_kernels::{CacheHeads, Device, Dtype, KvBuffer, KvRows, Rotary};
+use refrain_kernels::{CacheHeads, Device, Dtype, Floats, KvBuffer, KvRows, Rotary};
 
 /// Sizes of one layer's keys (and values).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +56,26 @@ impl LayerCache {
         &mut self,
         device: &dyn Device,
         shape: Shape,
-        (k, v): (KvRows<'_>, KvRows<'_>),
+        kv: (KvRows<'_>, KvRows<'_>),
         rotary: Rotary<'_>,
         slots: &[u32],
     ) {
-        device.place(k, shape.heads(), rotary, slots, &mut self.k);
-        device.place(v, shape.heads(), Rotary::default(), slots, &mut self.v);
+        device.rope_and_place(None, kv, shape.heads(), rotary, slots, (&mut self.k, &mut self.v));
+    }
+
+    /// [`LayerCache::place`] of tokens that are computed, whose queries, `heads` a token, are rotated in place.
+    #[allow(clippy::too_many_arguments)]
+    pub fn place_with_queries(
+        &mut self,
+        device: &dyn Device,
+        shape: Shape,
+        (q, heads): (&mut Floats, usize),
+        kv: (KvRows<'_>, KvRows<'_>),
+        rotary: Rotary<'_>,
+        slots: &[u32],
+    ) {
+        let into = (&mut self.k, &mut self.v);
+        device.rope_and_place(Some((q, heads)), kv, shape.heads(), rotary, slots, into);
     }
 
     /// Bytes allocated for keys and values.
@@ -299,15 +313,8 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// [`LayerCache::place`] at a layer.
-    pub fn place(
-        &mut self,
-        device: &dyn Device,
-        layer: usize,
-        kv: (KvRows<'_>, KvRows<'_>),
-        rotary: Rotary<'_>,
-        slots: &[u32],
-    ) {
-        self.layers[layer].place(device, self.shape, kv, rotary, slots);
+    /// Keys and values of a layer, to be placed.
+    pub fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
+        &mut self.layers[layer]
     }
 }

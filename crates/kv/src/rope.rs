@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use refrain_kernels::Rotary;
+use refrain_kernels::{Rotary, TableEntries, TableNumber};
 
 /// Rotary frequencies, frozen for one request (length-dependent scalings choose theirs beforehand).
 #[derive(Clone, Debug, PartialEq)]
@@ -15,13 +15,19 @@ pub struct Rope {
 }
 
 /// Cosines and sines of a run of positions: each `positions × rotary_dim/2`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct RopeTable {
-    /// Cosines, `positions × rotary_dim/2`.
-    pub cos: Vec<f32>,
-    /// Sines, `positions × rotary_dim/2`.
-    pub sin: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
     half: usize,
+    /// The number of what the table holds, if several layers use it. Whatever changes the table takes the number away.
+    number: Option<TableNumber>,
+}
+
+impl PartialEq for RopeTable {
+    fn eq(&self, other: &RopeTable) -> bool {
+        (&self.cos, &self.sin, self.half) == (&other.cos, &other.sin, other.half)
+    }
 }
 
 /// Past this position an angle in `f32` loses more than 2⁻⁷ rad, so angles are formed in `f64`.
@@ -55,7 +61,7 @@ impl Rope {
 
     /// Rotates one token's vectors of `head_dim` elements to `position`, on the host.
     pub fn rotate(&self, x: &mut [f32], head_dim: usize, position: u32) {
-        let RopeTable { cos, sin, half } = self.table([position]);
+        let RopeTable { cos, sin, half, .. } = self.table([position]);
         for head in x.chunks_exact_mut(head_dim) {
             for i in 0..half {
                 let (a, b) = (head[i], head[i + half]);
@@ -74,9 +80,7 @@ impl Rope {
 
     /// Overwrites `table` with the cosines and sines of `positions`.
     pub fn fill(&self, positions: impl IntoIterator<Item = u32>, table: &mut RopeTable) {
-        table.half = self.frequencies.len();
-        table.cos.clear();
-        table.sin.clear();
+        table.clear(self.frequencies.len());
         for position in positions {
             for &frequency in &self.frequencies {
                 let (sin, cos) = if position < EXACT_ANGLES {
@@ -105,22 +109,29 @@ impl RopeTable {
 
     /// All cosines and sines.
     pub fn all(&self) -> Rotary<'_> {
-        Rotary { cos: &self.cos, sin: &self.sin }
+        self.slice(0, self.len())
     }
 
     /// Cosines and sines of entries `from..to`.
     pub fn slice(&self, from: usize, to: usize) -> Rotary<'_> {
         let range = from * self.half..to * self.half;
-        Rotary { cos: &self.cos[range.clone()], sin: &self.sin[range] }
+        let entries = self.number.map(|table| TableEntries { table, first: from });
+        Rotary { cos: &self.cos[range.clone()], sin: &self.sin[range], entries }
+    }
+
+    /// Empties the table, whose entries have `half` pairs from now on.
+    fn clear(&mut self, half: usize) {
+        self.half = half;
+        self.number = None;
+        self.cos.clear();
+        self.sin.clear();
     }
 
     /// Overwrites `table` with the entries at `indices`.
     pub fn gather(&self, indices: &[u32], table: &mut RopeTable) {
-        table.half = self.half;
-        table.cos.clear();
-        table.sin.clear();
+        table.clear(self.half);
         for &index in indices {
-            let Rotary { cos, sin } = self.slice(index as usize, index as usize + 1);
+            let Rotary { cos, sin, .. } = self.slice(index as usize, index as usize + 1);
             table.cos.extend_from_slice(cos);
             table.sin.extend_from_slice(sin);
         }
@@ -177,6 +188,7 @@ impl Ropes {
         tables.adopt(self.distinct.len(), &self.of_layer);
         for (rope, table) in self.distinct.iter().zip(&mut tables.distinct) {
             rope.fill(positions.clone(), table);
+            table.number = Some(TableNumber::unused());
         }
     }
 }
@@ -202,6 +214,7 @@ impl RopeTables {
         tables.adopt(self.distinct.len(), &self.of_layer);
         for (from, to) in self.distinct.iter().zip(&mut tables.distinct) {
             from.gather(indices, to);
+            to.number = Some(TableNumber::unused());
         }
     }
 
@@ -229,6 +242,24 @@ mod tests {
         let mut gathered = Ropes::shared(far.clone(), 1).tables([5, 6]);
         tables.gather(&[2, 0], &mut gathered);
         assert_eq!(gathered, ropes.tables([7, 0]));
+        let numbers = |tables: &RopeTables| {
+            [0, 2].map(|layer| {
+                tables.layer(layer).slice(1, 2).entries.map(|entries| (entries.table, entries.first))
+            })
+        };
+        let before = numbers(&gathered);
+        assert_eq!(before.map(|entries| entries.unwrap().1), [1, 1]);
+        assert_ne!(before[0], before[1]);
+        tables.gather(&[2, 1], &mut gathered);
+        let after = numbers(&gathered);
+        assert!(
+            before.iter().all(|number| !after.contains(number)),
+            "a table that changes gets another number"
+        );
+        ropes.fill([7, 0], &mut gathered);
+        assert!(after.iter().all(|number| !numbers(&gathered).contains(number)));
+        near.fill([1], &mut gathered.distinct[0]);
+        assert_eq!(gathered.layer(0).all().entries, None);
         assert!(RopeTables::default().is_empty());
         assert_ne!(ropes, Ropes::shared(near, 4));
     }

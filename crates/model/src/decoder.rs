@@ -178,24 +178,22 @@ impl Decoder {
     ///
     /// # Errors
     /// If an id has no row.
-    pub fn embed(&self, ids: impl ExactSizeIterator<Item = u32>, x: &mut Floats) -> Result<()> {
-        let table = self.weights.matrix(EMBEDDINGS)?;
-        let (rows, mut ids, mut found) = (ids.len(), ids, Ok(()));
-        let scale = self.config().embedding_scale;
-        let mut row = |i: usize, x: &mut [f32]| {
+    pub fn embed(&self, ids: impl Iterator<Item = u32>, x: &mut Floats) -> Result<()> {
+        let (table, ids) = (self.weights.matrix(EMBEDDINGS)?, ids.collect::<Vec<u32>>());
+        let (scale, failed) = (self.config().embedding_scale, Mutex::new(None));
+        let row = |i: usize, x: &mut [f32]| {
             // A prompt's rows lie in thousands of pages, which would stay with the program; reading one again costs a microsecond.
             if (i + 1).is_multiple_of(RELEASED_ROWS) {
                 self.weights.release_pages();
             }
-            if let (Some(id), Ok(())) = (ids.next(), &found) {
-                found = table.row(id as usize, x);
-                if scale != 1.0 {
-                    x.iter_mut().for_each(|x| *x *= scale);
-                }
+            match table.row(ids[i] as usize, x) {
+                Ok(()) if scale == 1.0 => {}
+                Ok(()) => x.iter_mut().for_each(|x| *x *= scale),
+                Err(error) => _ = failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error),
             }
         };
-        self.device.upload_rows(rows, self.config().hidden, &mut row, x);
-        found
+        self.device.upload_rows(ids.len(), self.config().hidden, &row, x);
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Queries, keys and values of some rows of `x` (`m × D`) at `layer` into `work.q`, `work.k`, `work.v`: queries and keys normed

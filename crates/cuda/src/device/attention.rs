@@ -100,7 +100,7 @@ enum Pieces {
 pub(super) struct Problem<'a, D: Driver> {
     pub(super) q: Arg<'a, D::Memory>,
     k: &'a KvBuffer,
-    pub(super) visible: Block<D>,
+    pub(super) visible: Arc<Block<D>>,
     rows: usize,
     heads: usize,
     kv_heads: usize,
@@ -157,7 +157,7 @@ impl<'a, D: Driver> Problem<'a, D> {
 /// Noise in the GPU's memory.
 pub(super) struct NoiseTables<D: Driver> {
     logarithms: Arc<Block<D>>,
-    query_positions: Block<D>,
+    query_positions: Arc<Block<D>>,
     key_positions: Block<D>,
     seed: Option<u64>,
     temperature: f32,
@@ -175,7 +175,7 @@ impl<D: Driver> NoiseTables<D> {
         let logarithms = device.noise.get_or_init(|| Arc::new(device.block_of(gumbel_logarithms())));
         NoiseTables {
             logarithms: logarithms.clone(),
-            query_positions: device.block_of(noise.query_positions),
+            query_positions: device.kept_block_of(noise.query_positions),
             key_positions: device.block_of(key_positions.unwrap_or_default()),
             seed: noise.seed,
             temperature: noise.temperature,
@@ -195,8 +195,8 @@ impl<D: Driver> NoiseTables<D> {
 }
 
 impl<D: Driver> CudaDevice<D> {
-    pub(super) fn visible(&self, visible: &[(u32, u32)]) -> Block<D> {
-        self.block_of(&visible.iter().map(|(from, to)| [*from, *to]).collect::<Vec<[u32; 2]>>())
+    pub(super) fn visible(&self, visible: &[(u32, u32)]) -> Arc<Block<D>> {
+        self.kept_block_of(&visible.iter().map(|(from, to)| [*from, *to]).collect::<Vec<[u32; 2]>>())
     }
 
     /// Writes lse (rows × heads) over the slots that rows see from `first_slot` on.

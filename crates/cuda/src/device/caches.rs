@@ -1,26 +1,65 @@
 //! Calls on keys and values beside attention: rotation, placing, gathering, comparing.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use refrain_kernels::{CacheHeads, Distance, Floats, KvBuffer, KvRows, Rotary, Slice};
+use refrain_kernels::{CacheHeads, Distance, Dtype, Floats, KvBuffer, KvRows, Rotary, Slice};
 
 use super::block::Block;
 use super::context::CudaDevice;
 use super::launch::{assert_one_type, assert_rows, for_dtype, for_size, narrow, size};
 use super::layers::rows_of;
-use super::tensors::{floats, kv_block};
-use crate::driver::Driver;
+use super::tensors::{floats, kv_block, table_stride};
+use crate::driver::{Arg, Driver};
 
 /// Tables of a rotation in the GPU's memory.
 pub(super) struct Tables<D: Driver> {
-    pub(super) cos: Block<D>,
-    pub(super) sin: Block<D>,
+    table: Arc<Block<D>>,
+    /// Bytes from cosines to sines.
+    stride: usize,
     /// Pairs that are rotated.
     pub(super) half: usize,
 }
 
+impl<D: Driver> Tables<D> {
+    pub(super) fn cos(&self) -> Arg<'_, D::Memory> {
+        self.table.arg(0)
+    }
+
+    pub(super) fn sin(&self) -> Arg<'_, D::Memory> {
+        self.table.arg(self.stride.min(self.table.bytes()))
+    }
+}
+
 pub(super) fn assert_slots(slots: &[u32], capacity: usize) {
     assert!(slots.iter().all(|slot| (*slot as usize) < capacity), "slots are below {capacity}");
+}
+
+/// Rows in the GPU's memory, of the host's or of a tensor from a byte on.
+enum Rows<'a, D: Driver> {
+    Uploaded(Block<D>),
+    Held(&'a Block<D>, usize),
+}
+
+impl<D: Driver> Rows<'_, D> {
+    fn arg(&self) -> Arg<'_, D::Memory> {
+        match self {
+            Rows::Uploaded(block) => block.arg(0),
+            Rows::Held(block, at) => block.arg(*at),
+        }
+    }
+}
+
+/// Rows of keys or of values, and the cache that they go to; none where they are not placed.
+type Side<'a, M> = Option<(Arg<'a, M>, Arg<'a, M>)>;
+
+/// The slots of a cache that tokens go to: an array of them, or those from `first` on.
+struct Slots<'a, M> {
+    array: Arg<'a, M>,
+    first: u32,
+    tokens: usize,
+    /// Slots of a head.
+    capacity: usize,
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -31,59 +70,110 @@ impl<D: Driver> CudaDevice<D> {
             rotary.cos.len() == tokens * half && rotary.sin.len() == tokens * half,
             "one entry for each token"
         );
-        Tables { cos: self.block_of(rotary.cos), sin: self.block_of(rotary.sin), half }
+        Tables { table: self.table_of(rotary), stride: table_stride(rotary.cos.len()), half }
     }
 
-    pub(super) fn rotate_rows(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
+    pub(super) fn rope_rows(&self, x: &Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
         let tokens = x.len() / (heads * head_dim);
-        let Tables { cos, sin, half } = self.tables(rotary, tokens, head_dim);
-        let (x, cos, sin) = (floats::<D>(x).arg(0), cos.arg(0), sin.arg(0));
-        let args = [x, cos, sin, size(tokens), size(heads), size(head_dim), size(half)];
-        self.launch_each("rope", tokens * heads * half, &args);
+        let no_slots = Slots { array: Arg::Null, first: 0, tokens, capacity: 0 };
+        let kv = (CacheHeads { kv_heads: 0, head_dim }, [None; 2]);
+        let tables = self.tables(rotary, tokens, head_dim);
+        self.launch_placing(Dtype::F32, Some((x, heads)), kv, &tables, no_slots);
     }
 
+    /// Rotates queries, where there are any with their number of heads, in place, and puts keys, rotated, and values into their slots.
     pub(super) fn place_rows(
         &self,
-        rows: KvRows<'_>,
+        queries: Option<(&Floats, usize)>,
         heads: CacheHeads,
+        sides: [Option<(KvRows<'_>, &KvBuffer)>; 2],
         rotary: Rotary<'_>,
         slots: &[u32],
-        cache: &mut KvBuffer,
     ) {
-        let (CacheHeads { kv_heads, head_dim: d }, width, tokens) = (heads, heads.width(), slots.len());
+        let (width, tokens) = (heads.width(), slots.len());
+        if let Some((q, q_heads)) = queries {
+            assert_eq!(q.len(), tokens * q_heads * heads.head_dim, "there are queries of each token");
+        }
+        let Some((_, first_cache)) = sides.iter().flatten().next() else { return };
+        let (dtype, len) = (first_cache.dtype(), first_cache.len());
         if tokens * width == 0 {
             return;
         }
-        let capacity = cache.len() / width;
+        let capacity = len / width;
         assert_slots(slots, capacity);
-        let uploaded;
-        let rows = match rows {
+        let sides = sides.map(|side| {
+            let (rows, cache) = side?;
+            assert_one_type(cache.dtype(), dtype);
+            assert_eq!(cache.len(), len, "there are as many values as keys");
+            Some((self.placed(rows, dtype, tokens, width), kv_block::<D>(cache)))
+        });
+        let is_run = slots.windows(2).all(|pair| pair[0].checked_add(1) == Some(pair[1]));
+        let scattered = (!is_run).then(|| self.kept_block_of(slots));
+        let array = scattered.as_ref().map_or(Arg::Null, |slots| slots.arg(0));
+        let args = sides.each_ref().map(|side| side.as_ref().map(|(rows, cache)| (rows.arg(), cache.arg(0))));
+        let tables = self.tables(rotary, tokens, heads.head_dim);
+        let slots = Slots { array, first: slots[0], tokens, capacity };
+        self.launch_placing(dtype, queries, (heads, args), &tables, slots);
+    }
+
+    /// Rows of a type as a kernel reads them.
+    fn placed<'a>(&self, rows: KvRows<'a>, dtype: Dtype, tokens: usize, width: usize) -> Rows<'a, D> {
+        match rows {
             KvRows::Host(rows) => {
-                assert_one_type(rows.dtype(), cache.dtype());
+                assert_one_type(rows.dtype(), dtype);
                 assert_eq!(rows.len(), tokens * width, "rows are tokens × heads × head_dim");
-                uploaded = self.block_of_slice(rows);
-                uploaded.arg(0)
+                Rows::Uploaded(self.block_of_slice(rows))
             }
             KvRows::Device(rows, first) => {
-                assert_one_type(rows.dtype(), cache.dtype());
+                assert_one_type(rows.dtype(), dtype);
                 assert!((first + tokens) * width <= rows.len(), "rows lie inside of the tensor");
-                kv_block::<D>(rows).arg(first * width * rows.dtype().size())
+                Rows::Held(kv_block(rows), first * width * dtype.size())
             }
+        }
+    }
+
+    /// Keys and values, rows and cache of each, are of `dtype`.
+    fn launch_placing(
+        &self,
+        dtype: Dtype,
+        queries: Option<(&Floats, usize)>,
+        (heads, [k, v]): (CacheHeads, [Side<'_, D::Memory>; 2]),
+        tables: &Tables<D>,
+        slots: Slots<'_, D::Memory>,
+    ) {
+        let (CacheHeads { kv_heads, head_dim: d }, half, tokens) = (heads, tables.half, slots.tokens);
+        let (q, q_heads) = queries.map_or((Arg::Null, 0), |(q, heads)| (floats::<D>(q).arg(0), heads));
+        // Elements of 16 bytes, where heads and what is rotated of them are whole multiples.
+        let wide = 16 / dtype.size();
+        let is_wide = d.is_multiple_of(wide) && half.is_multiple_of(wide);
+        let (each, each_query) = if is_wide { (wide, 4) } else { (1, 1) };
+        let threads = tokens * q_heads * (half / each_query)
+            + if k.is_some() { tokens * kv_heads * ((d - half) / each) } else { 0 }
+            + if v.is_some() { tokens * kv_heads * (d / each) } else { 0 };
+        let kernel = match is_wide {
+            true => for_dtype!(dtype, "wide_rope_and_place"),
+            false => for_dtype!(dtype, "rope_and_place"),
         };
-        let (Tables { cos, sin, half }, slots) = (self.tables(rotary, tokens, d), self.block_of(slots));
+        let [(k, k_cache), (v, v_cache)] = [k, v].map(|side| side.unwrap_or((Arg::Null, Arg::Null)));
         let args = [
-            rows,
-            cos.arg(0),
-            sin.arg(0),
-            slots.arg(0),
-            kv_block::<D>(cache).arg(0),
+            q,
+            k,
+            v,
+            tables.cos(),
+            tables.sin(),
+            slots.array,
+            k_cache,
+            v_cache,
             size(tokens),
+            size(q_heads),
             size(kv_heads),
             size(d),
             size(half),
-            size(capacity),
+            Arg::U32(slots.first),
+            size(slots.capacity),
         ];
-        self.launch_each(for_dtype!(cache.dtype(), "place"), tokens * kv_heads * (d - half), &args);
+        // Kernels count threads in 32 bits.
+        self.launch_each(kernel, narrow(threads) as usize, &args);
     }
 
     pub(super) fn gather_cache_slots(
@@ -100,7 +190,7 @@ impl<D: Driver> CudaDevice<D> {
         assert!(each <= to && kept.len() == heads * each, "each head keeps as many slots, at most {to}");
         assert_slots(kept, from);
         let gathered = self.zeroed_kv(cache.dtype(), heads * to * d);
-        let kept = self.block_of(kept);
+        let kept = self.kept_block_of(kept);
         let args = [
             kv_block::<D>(cache).arg(0),
             kept.arg(0),
@@ -128,20 +218,24 @@ impl<D: Driver> CudaDevice<D> {
         assert_slots(slots, capacity);
         assert!(cache.len() >= heads.width() * capacity, "a cache is heads × capacity × head_dim");
         let rotated = self.open_kv(cache.dtype(), kv_heads * count * d);
-        let (Tables { cos, sin, half }, slots) = (self.tables(rotary, count, d), self.block_of(slots));
+        let (tables, slots) = (self.tables(rotary, count, d), self.kept_block_of(slots));
         let args = [
             kv_block::<D>(cache).arg(0),
-            cos.arg(0),
-            sin.arg(0),
+            tables.cos(),
+            tables.sin(),
             slots.arg(0),
             kv_block::<D>(&rotated).arg(0),
             size(count),
             size(kv_heads),
             size(d),
-            size(half),
+            size(tables.half),
             size(capacity),
         ];
-        self.launch_each(for_dtype!(cache.dtype(), "rotate_slots"), count * kv_heads * (d - half), &args);
+        self.launch_each(
+            for_dtype!(cache.dtype(), "rotate_slots"),
+            count * kv_heads * (d - tables.half),
+            &args,
+        );
         rotated
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use refrain_kernels::{CacheHeads, KvBuffer, Rotary};
 
-use super::caches::{Tables, assert_slots};
+use super::caches::assert_slots;
 use super::context::CudaDevice;
 use super::launch::{assert_one_type, assert_rows, for_dtype, narrow, size};
 use super::tensors::kv_block;
@@ -30,23 +30,23 @@ impl<D: Driver> CudaDevice<D> {
         let pairs: Vec<[u32; 2]> = rows.into_iter().zip(slots).map(<[u32; 2]>::from).collect();
         let mut bounds = vec![0];
         groups.iter().for_each(|group| bounds.push(bounds[bounds.len() - 1] + narrow(group.len())));
-        let Tables { cos, sin, half } = self.tables(rotary, tokens, d);
+        let tables = self.tables(rotary, tokens, d);
         let (pairs, bounds) = (self.block_of(&pairs), self.block_of(&bounds));
         let sums = self.block(4 * groups.len() * width);
         let args = [
             kv_block::<D>(fresh).arg(0),
             kv_block::<D>(cache).arg(0),
-            cos.arg(0),
-            sin.arg(0),
+            tables.cos(),
+            tables.sin(),
             pairs.arg(0),
             bounds.arg(0),
             sums.arg(0),
             size(kv_heads),
             size(d),
-            size(half),
+            size(tables.half),
             size(capacity),
         ];
-        let grid = [(kv_heads * (d - half)).div_ceil(32), groups.len(), 1];
+        let grid = [(kv_heads * (d - tables.half)).div_ceil(32), groups.len(), 1];
         self.launch(for_dtype!(cache.dtype(), "sum_changes"), grid, 256, 2 * 4 * 256, &args);
         self.read_floats(&sums)
     }
@@ -66,22 +66,22 @@ impl<D: Driver> CudaDevice<D> {
             "one row for each span, and spans ascend"
         );
         assert!(end <= capacity, "slots are below {capacity}");
-        let Tables { cos, sin, half } = self.tables(rotary, end, d);
+        let tables = self.tables(rotary, end, d);
         let longest = spans.iter().map(Range::len).max().unwrap_or(0);
         let spans: Vec<[u32; 2]> = spans.iter().map(|span| [narrow(span.start), narrow(span.end)]).collect();
         let (rows, ranges) = (self.block_of(rows), self.block_of(&spans));
         let args = [
             rows.arg(0),
-            cos.arg(0),
-            sin.arg(0),
+            tables.cos(),
+            tables.sin(),
             kv_block::<D>(cache).arg(0),
             ranges.arg(0),
             size(kv_heads),
             size(d),
-            size(half),
+            size(tables.half),
             size(capacity),
         ];
-        let grid = [(longest * kv_heads * (d - half)).div_ceil(256), spans.len(), 1];
+        let grid = [(longest * kv_heads * (d - tables.half)).div_ceil(256), spans.len(), 1];
         self.launch(for_dtype!(cache.dtype(), "add_rows"), grid, 256, 0, &args);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use refrain_kernels::{Cpu, IsaError};
 
 use super::block::Block;
+use super::uploads::Uploads;
 use crate::driver::Driver;
 
 /// Weights of norms in the GPU's memory, by their address and length in the host's, with what they were.
@@ -23,6 +24,7 @@ pub struct CudaDevice<D: Driver> {
     pub(super) norm_weights: Arc<NormWeights<D>>,
     /// The table of Gumbel noise, once some was asked for.
     pub(super) noise: Arc<OnceLock<Arc<Block<D>>>>,
+    pub(super) uploads: Arc<Mutex<Uploads<D>>>,
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -32,7 +34,8 @@ impl<D: Driver> CudaDevice<D> {
     /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
     pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
         let (cpu, home) = (Cpu::new(threads)?, driver.clone());
-        Ok(CudaDevice { driver, home, cpu, norm_weights: Arc::default(), noise: Arc::default() })
+        let (norm_weights, noise, uploads) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(CudaDevice { driver, home, cpu, norm_weights, noise, uploads })
     }
 
     /// This device with a queue of its own, for a thread beside the one that computes.
@@ -43,6 +46,7 @@ impl<D: Driver> CudaDevice<D> {
             cpu: self.cpu.single_threaded(),
             norm_weights: Arc::default(),
             noise: Arc::default(),
+            uploads: Arc::default(),
         }
     }
 
@@ -60,6 +64,7 @@ impl<D: Driver> Clone for CudaDevice<D> {
             cpu: self.cpu.clone(),
             norm_weights: self.norm_weights.clone(),
             noise: self.noise.clone(),
+            uploads: self.uploads.clone(),
         }
     }
 }

@@ -69,7 +69,11 @@ impl<D: Driver> CudaDevice<D> {
     /// # Panics
     /// With a [`DeviceFailure`] if there is not as much.
     pub(super) fn alloc(&self, bytes: usize) -> D::Memory {
-        alloc(&self.driver, bytes)
+        // Uploads that are kept make room.
+        self.driver.alloc(bytes).unwrap_or_else(|_| {
+            self.uploads().clear();
+            alloc(&self.driver, bytes)
+        })
     }
 
     /// The failure of a call, which was doing `what`.

@@ -301,6 +301,8 @@ impl<D: Driver> CudaDevice<D> {
         let logits = self.with_input(rows_of::<D>(x, w.inputs(), 0..rows), Some(norm), w, |input| {
             self.stored_product(w, input)
         });
+        // The layers are done, and the next step has other tokens.
+        self.uploads().clear();
         out.resize(rows * w.outputs(), 0.0);
         self.read(&logits, 0, out);
     }

@@ -13,15 +13,16 @@ mod linear;
 mod peak;
 mod statistics;
 mod tensors;
+mod uploads;
 mod weights;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_kernels::{
-    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, Floats,
-    GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms, Rotary,
-    RowUnavailable, Slice, WeightMatrix,
+    Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
+    Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms,
+    Rotary, RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -63,7 +64,8 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (total, free) = self.driver.memory();
-        Some(DeviceMemory { total, free })
+        let kept = self.uploads().bytes() as u64;
+        Some(DeviceMemory { total, free: free + kept })
     }
 
     fn failure(&self) -> Option<DeviceFailure> {
@@ -78,11 +80,8 @@ impl<D: Driver> Device for CudaDevice<D> {
         self.resized(x, len);
     }
 
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
-        let mut values = vec![0.0; rows * width];
-        values.chunks_exact_mut(width.max(1)).enumerate().for_each(|(index, values)| row(index, values));
-        let block = self.resized(x, values.len());
-        self.write(block, 0, bytemuck::cast_slice(&values));
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
+        self.write_rows(rows, width, row, x);
     }
 
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]) {
@@ -96,7 +95,7 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn gather_rows(&self, x: &Floats, width: usize, rows: &[u32], out: &mut Floats) {
         assert_rows(rows, width, x.len());
-        let (indices, out) = (self.block_of(rows), self.resized(out, rows.len() * width));
+        let (indices, out) = (self.kept_block_of(rows), self.resized(out, rows.len() * width));
         self.gather([floats::<D>(x).arg(0), indices.arg(0), out.arg(0)], rows.len(), width, 4);
     }
 
@@ -162,7 +161,7 @@ impl<D: Driver> Device for CudaDevice<D> {
     }
 
     fn rope(&self, x: &mut Floats, heads: usize, head_dim: usize, rotary: Rotary<'_>) {
-        self.rotate_rows(x, heads, head_dim, rotary);
+        self.rope_rows(x, heads, head_dim, rotary);
     }
 
     fn place(
@@ -173,12 +172,25 @@ impl<D: Driver> Device for CudaDevice<D> {
         slots: &[u32],
         cache: &mut KvBuffer,
     ) {
-        self.place_rows(rows, heads, rotary, slots, cache);
+        self.place_rows(None, heads, [Some((rows, cache)), None], rotary, slots);
+    }
+
+    fn rope_and_place(
+        &self,
+        queries: Option<(&mut Floats, usize)>,
+        (k, v): (KvRows<'_>, KvRows<'_>),
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        (k_cache, v_cache): (&mut KvBuffer, &mut KvBuffer),
+    ) {
+        let queries = queries.map(|(q, heads)| (&*q, heads));
+        self.place_rows(queries, heads, [Some((k, k_cache)), Some((v, v_cache))], rotary, slots);
     }
 
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer {
         assert_rows(rows, width, kv.len());
-        let (indices, out) = (self.block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
+        let (indices, out) = (self.kept_block_of(rows), self.open_kv(kv.dtype(), rows.len() * width));
         let (from, to) = (kv_block::<D>(kv).arg(0), kv_block::<D>(&out).arg(0));
         self.gather([from, indices.arg(0), to], rows.len(), width, kv.dtype().size());
         out

@@ -1,13 +1,23 @@
 //! Tensors in a GPU's memory, and copies of them.
 
 use std::ops::Range;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use refrain_kernels::{Buffer, Dtype, Floats, KvBuffer, Slice};
+use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, Slice, parallel_each};
 
 use super::block::Block;
 use super::context::CudaDevice;
 use super::launch::size;
+use super::uploads::{Content, LONGEST, Uploads};
 use crate::driver::{Arg, Driver};
+
+/// Bytes that a thread of the host copies at a time.
+const COPIED: usize = 128 << 10;
+
+/// Bytes from the cosines of a table to its sines.
+pub(super) fn table_stride(elements: usize) -> usize {
+    (4 * elements).next_multiple_of(16)
+}
 
 impl<D: Driver> CudaDevice<D> {
     /// Memory whose content is left open.
@@ -25,8 +35,31 @@ impl<D: Driver> CudaDevice<D> {
 
     pub(super) fn write(&self, block: &Block<D>, at: usize, from: &[u8]) {
         if let (Some(memory), false) = (&block.memory, from.is_empty()) {
-            self.driver.write(memory, at, from);
+            self.driver.write_with(memory, at, from.len(), 1, &mut |first, to| {
+                self.fill(to, COPIED, &|at, to| to.copy_from_slice(&from[first + at..][..to.len()]));
+            });
         }
+    }
+
+    /// Has the threads of the host write parts of `bytes` bytes, each from the byte on that it is told.
+    fn fill(&self, to: &mut [u8], bytes: usize, part: &(dyn Fn(usize, &mut [u8]) + Sync)) {
+        if to.len() <= bytes {
+            return part(0, to);
+        }
+        let mut parts: Vec<&mut [u8]> = to.chunks_mut(bytes).collect();
+        parallel_each(self, &mut parts, &|i, to| part(i * bytes, to));
+    }
+
+    /// Makes `x` rows of the host, written by `row`, several at a time.
+    pub(super) fn write_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
+        let (block, unit) = (self.resized(x, rows * width), 4 * width);
+        let Some(memory) = block.memory.as_ref().filter(|_| rows * width > 0) else { return };
+        self.driver.write_with(memory, 0, rows * unit, unit, &mut |first, to| {
+            self.fill(to, COPIED.next_multiple_of(unit), &|at, to| {
+                let to = bytemuck::cast_slice_mut(to).chunks_exact_mut(width);
+                to.zip((first + at) / unit..).for_each(|(to, index)| row(index, to));
+            });
+        });
     }
 
     pub(super) fn zero(&self, block: &Block<D>, at: usize, bytes: usize) {
@@ -61,6 +94,45 @@ impl<D: Driver> CudaDevice<D> {
         if let (Some(from), Some(to), false) = (&from.memory, &to.memory, range.is_empty()) {
             self.driver.copy(from, range.start, to, at, range.len());
         }
+    }
+
+    // Uploads that are kept.
+
+    pub(super) fn uploads(&self) -> MutexGuard<'_, Uploads<D>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An array in the GPU's memory.
+    pub(super) fn kept_block_of<T: bytemuck::NoUninit>(&self, numbers: &[T]) -> Arc<Block<D>> {
+        let bytes: &[u8] = bytemuck::cast_slice(numbers);
+        if bytes.len() > LONGEST {
+            return Arc::new(self.block_of(bytes));
+        }
+        let found =
+            self.uploads().find(|content| matches!(content, Content::Bytes(kept) if **kept == *bytes));
+        found.unwrap_or_else(|| {
+            let block = Arc::new(self.block_of(bytes));
+            self.uploads().keep(Content::Bytes(bytes.into()), &block);
+            block
+        })
+    }
+
+    /// Cosines, and [`table_stride`] further on sines.
+    pub(super) fn table_of(&self, rotary: Rotary<'_>) -> Arc<Block<D>> {
+        let Rotary { cos, sin, entries } = rotary;
+        let content = entries.map(|entries| Content::Entries(entries, cos.len()));
+        if let Some(found) = content.as_ref().and_then(|content| self.uploads().find(|kept| kept == content))
+        {
+            return found;
+        }
+        let (stride, bytes) = (table_stride(cos.len()), 4 * sin.len());
+        let block = Arc::new(self.block(if cos.is_empty() { 0 } else { stride + bytes }));
+        self.write(&block, 0, bytemuck::cast_slice(cos));
+        self.write(&block, stride, bytemuck::cast_slice(sin));
+        if let Some(content) = content {
+            self.uploads().keep(content, &block);
+        }
+        block
     }
 
     // Activations.

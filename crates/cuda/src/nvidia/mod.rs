@@ -134,9 +134,16 @@ impl Driver for Nvidia {
         }
     }
 
-    fn write(&self, memory: &NvidiaMemory, at: usize, from: &[u8]) {
-        let address = memory.address(at, from.len());
-        self.run(&[memory], |stream| stream.write(address, from));
+    fn write_with(
+        &self,
+        memory: &NvidiaMemory,
+        at: usize,
+        bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) {
+        let address = memory.address(at, bytes);
+        self.run(&[memory], |stream| stream.write(address, bytes, unit, fill));
     }
 
     fn pinned_write_seconds(

@@ -13,6 +13,8 @@ use crate::driver::DriverError;
 const SEGMENT: usize = 4 << 20;
 /// Segments of a stream.
 const SEGMENTS: usize = 4;
+/// Bytes of a piece, at most unless a unit is longer: half of a segment is copied while the other is written.
+const PIECE: usize = 2 << 20;
 /// Copies begin at multiples of this.
 const ALIGNMENT: usize = 64;
 
@@ -37,34 +39,39 @@ pub(super) struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Queues a copy in a stream, always the same; its context is current.
+    /// Queues a copy to an address, of so many bytes, in a stream, always the same; its context is current. `fill` writes the bytes, piece after
+    /// piece, each from the byte on that it is told: whole multiples of `unit` bytes, but for the last piece, and no more than a copy on the bus
+    /// has to overlap with the writing of the next one.
     pub(super) fn write(
         &mut self,
         stream: sys::CUstream,
-        to: sys::CUdeviceptr,
-        from: &[u8],
+        (to, bytes): (sys::CUdeviceptr, usize),
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), DriverError> {
         let mut copied = 0;
-        while copied < from.len() {
-            if self.taken == SEGMENT {
-                self.leave_segment(stream)?;
-            }
-            let Some(memory) = self.segment() else {
-                // SAFETY: the bytes are borrowed until the copy is waited for.
-                unsafe { memcpy_htod_async(to + copied as u64, &from[copied..], stream) }
-                    .describe("copying to the GPU")?;
-                // SAFETY: the stream is alive.
-                return unsafe { stream::synchronize(stream) }.describe("copying to the GPU");
+        while copied < bytes {
+            let (left, most) = (bytes - copied, (SEGMENT - self.taken).min(PIECE.max(unit)));
+            let piece = if left <= most { left } else { most / unit * unit };
+            // Units that are longer than a segment, and bytes for which there is no pinned memory, go without.
+            let memory = if unit.min(left) > SEGMENT { None } else { self.segment() };
+            let Some(memory) = memory else {
+                return write_unpinned(stream, to + copied as u64, left, &mut |first, bytes| {
+                    fill(copied + first, bytes)
+                });
             };
-            let bytes = (from.len() - copied).min(SEGMENT - self.taken);
+            if piece == 0 {
+                self.leave_segment(stream)?;
+                continue;
+            }
             // SAFETY: the bytes lie inside of the segment, and no copy has read them since the segment was entered.
-            let staged = unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(self.taken), bytes) };
-            staged.copy_from_slice(&from[copied..copied + bytes]);
+            let staged = unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(self.taken), piece) };
+            fill(copied, staged);
             // SAFETY: these bytes are left alone until the event of their segment is reached.
             unsafe { memcpy_htod_async(to + copied as u64, staged, stream) }
                 .describe("copying to the GPU")?;
-            copied += bytes;
-            self.taken = (self.taken + bytes).next_multiple_of(ALIGNMENT);
+            copied += piece;
+            self.taken = (self.taken + piece).next_multiple_of(ALIGNMENT);
         }
         Ok(())
     }
@@ -102,6 +109,23 @@ impl Staging {
         }
         (self.current, self.taken) = (0, 0);
     }
+}
+
+/// Copies from memory that is not pinned, and waits.
+fn write_unpinned(
+    stream: sys::CUstream,
+    to: sys::CUdeviceptr,
+    bytes: usize,
+    fill: &mut dyn FnMut(usize, &mut [u8]),
+) -> Result<(), DriverError> {
+    let mut words = vec![0u64; bytes.div_ceil(8)];
+    let from = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
+    fill(0, from);
+    // SAFETY: the bytes stay until the copy is waited for.
+    let queued = unsafe { memcpy_htod_async(to, from, stream) };
+    // SAFETY: the stream is alive.
+    let waited = unsafe { stream::synchronize(stream) };
+    queued.and(waited).describe("copying to the GPU")
 }
 
 impl Segment {

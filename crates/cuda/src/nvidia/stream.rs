@@ -48,9 +48,16 @@ impl Stream {
         self.awaited.wait_for((other.raw, &other.pieces), piece, self.raw)
     }
 
-    /// Queues a copy from the host.
-    pub(super) fn write(&self, to: sys::CUdeviceptr, from: &[u8]) -> Result<(), DriverError> {
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner).write(self.raw, to, from)
+    /// Queues a copy of `bytes` bytes from the host, which `fill` writes ([`Staging::write`]).
+    pub(super) fn write(
+        &self,
+        to: sys::CUdeviceptr,
+        bytes: usize,
+        unit: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), DriverError> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.write(self.raw, (to, bytes), unit, fill)
     }
 
     /// Waits for all that is queued.

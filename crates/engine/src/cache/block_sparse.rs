@@ -327,8 +327,7 @@ impl DecodeCache for BlockSparseCache {
 
     fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
         copy_range(token.device(), token.q, 0..token.q.len(), &mut self.q_pre_rope);
-        token.apply_rope();
-        self.full.append(layer, &token);
+        self.full.append(layer, &mut token);
         let tokens = RetrievingTokens {
             decoder: token.decoder,
             cache: self.full.kv.layer(layer),

@@ -42,10 +42,11 @@ impl FullCache {
         FullCache { kv: KvCache::new(device, shape, dtype, capacity), tables, len: 0 }
     }
 
-    /// Rotates a token's key and writes it and its value into their slot.
-    pub(crate) fn append(&mut self, layer: usize, token: &DecodeToken<'_>) {
-        let slots = [token.position];
-        self.kv.place(token.device(), layer, token.kv, token.rotary, &slots);
+    /// Rotates a token's queries and key, and writes the key and the value into their slot.
+    pub(crate) fn append(&mut self, layer: usize, token: &mut DecodeToken<'_>) {
+        let DecodeToken { decoder, position, rotary, ref mut q, kv, .. } = *token;
+        let (device, shape, heads) = (&**decoder.device(), decoder.shape(), decoder.config().heads);
+        self.kv.layer_mut(layer).place_with_queries(device, shape, (q, heads), kv, rotary, &[position]);
         self.len = token.position as usize + 1;
     }
 }
@@ -65,8 +66,7 @@ impl DecodeCache for FullCache {
     }
 
     fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
-        token.apply_rope();
-        self.append(layer, &token);
+        self.append(layer, &mut token);
         let window = token.decoder.config().layers[layer].window.map_or(u32::MAX, |window| window as u32);
         let visible = [((token.position + 1).saturating_sub(window), token.position + 1)];
         let (cached, capacity) = (self.kv.layer(layer), self.kv.capacity());

@@ -251,8 +251,7 @@ impl LayerAttention for ObservedLayers<'_> {
             let own: Vec<u32> = (0..of_prefix as u32).collect();
             cache.place(device, decoder.shape(), rows, rotary, &own);
         }
-        tokens.apply_rope(layer, 0..rows);
-        tokens.write_kv(layer, cache, 0..rows);
+        tokens.rope_and_write_kv(layer, cache, 0..rows);
         let copy = |buffer: &KvBuffer| device.download_kv(buffer, kept.clone());
         kv.push((copy(&tokens.work.k), copy(&tokens.work.v)));
         tokens.set_causal_mask(layer);

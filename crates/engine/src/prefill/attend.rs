@@ -46,9 +46,8 @@ impl PassLayers {
             copy_range(tokens.device(), q, 0..q.len(), &mut self.q_pre_rope);
         }
         let projected = tokens.positions.len();
-        tokens.apply_rope(layer, 0..projected);
         self.correct(layer, tokens, &mut cache);
-        tokens.write_kv(layer, &mut cache, 0..projected);
+        tokens.rope_and_write_kv(layer, &mut cache, 0..projected);
         let final_pass = self.plan.probe.is_none();
         if final_pass {
             self.count_rows(tokens);
@@ -271,8 +270,7 @@ impl LayerAttention for PassLayers {
         let Some(mut attending) = self.attending.take() else {
             unreachable!("a layer is computed when its keys and values are there")
         };
-        tokens.apply_rope(layer, rows.clone());
-        tokens.write_kv(layer, &mut attending.cache, rows.clone());
+        tokens.rope_and_write_kv(layer, &mut attending.cache, rows.clone());
         let (at_end, last) = (rows.end == attending.projected, layer + 1 == self.depth());
         if last && !at_end {
             self.attending = Some(attending);

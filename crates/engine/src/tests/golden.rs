@@ -68,8 +68,7 @@ impl LayerAttention for Causal<'_> {
         let (capacity, shape) = (self.0.kv.capacity(), tokens.decoder.shape());
         let mut cache = LayerCache::new(tokens.device(), shape, Dtype::F32, capacity);
         let rows = 0..tokens.positions.len();
-        tokens.apply_rope(layer, rows.clone());
-        tokens.write_kv(layer, &mut cache, rows);
+        tokens.rope_and_write_kv(layer, &mut cache, rows);
         tokens.set_causal_mask(layer);
         self.0.kv.install(layer, cache);
         Ok(Flow::Attend)

@@ -40,7 +40,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
     let (n, m) = (prompt.len(), ids.len());
     let table = decoder.ropes(n + 40).layer(0).table(0..(m + sizes.local) as u32);
     let turn = |row: &[f32], t: usize| -> Vec<f64> {
-        let Rotary { cos, sin } = table.slice(t, t + 1);
+        let Rotary { cos, sin, .. } = table.slice(t, t + 1);
         let mut out: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
         for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
             for i in 0..cos.len() {

@@ -133,7 +133,7 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
         x.insert(*t, row.to_vec());
     }
     let rotated = |layer: usize, row: &[f32], t: u32| -> Vec<f32> {
-        let Rotary { cos, sin } = tables.layer(layer).slice(t as usize, t as usize + 1);
+        let Rotary { cos, sin, .. } = tables.layer(layer).slice(t as usize, t as usize + 1);
         let mut out = row.to_vec();
         for (out, row) in out.chunks_mut(d).zip(row.chunks(d)) {
             for i in 0..cos.len() {

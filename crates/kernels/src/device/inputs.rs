@@ -1,5 +1,7 @@
 //! Arguments of a device's calls beside tensors.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use super::tensors::{Floats, KvBuffer, PackedLinear};
 use crate::buffer::Slice;
 use crate::linear::{Activation, Precision, WeightRows};
@@ -12,6 +14,9 @@ pub struct DeviceMemory {
     /// Bytes that are free.
     pub free: u64,
 }
+
+/// Writes the row of an index; several rows may be written at a time.
+pub type FillRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// A row of weights cannot be had: packing stops, and the caller, who gave the rows, knows why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,9 +115,37 @@ pub struct Rotary<'a> {
     pub cos: &'a [f32],
     /// Sines.
     pub sin: &'a [f32],
+    /// Their place in a table that other calls use as well; none of entries of one call.
+    pub entries: Option<TableEntries>,
 }
 
-impl Rotary<'_> {
+/// Entries of a table of cosines and sines, which a device with memory of its own may keep there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableEntries {
+    /// The table.
+    pub table: TableNumber,
+    /// The first of the entries.
+    pub first: usize,
+}
+
+/// The number of what a table holds. A table that changes gets another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableNumber(u64);
+
+impl TableNumber {
+    /// A number that the process has not given before.
+    pub fn unused() -> TableNumber {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        TableNumber(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
+impl<'a> Rotary<'a> {
+    /// Cosines and sines of one call.
+    pub fn new(cos: &'a [f32], sin: &'a [f32]) -> Rotary<'a> {
+        Rotary { cos, sin, entries: None }
+    }
+
     /// Elements of a head that are rotated, for `tokens` tokens.
     pub fn dim(&self, tokens: usize) -> usize {
         2 * self.cos.len().checked_div(tokens).unwrap_or(0)

@@ -19,8 +19,8 @@ use crate::linear::PackedPanels;
 
 pub use failure::DeviceFailure;
 pub use inputs::{
-    CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, GatedMlp, HeadKeys, KvRows, LayerTail, Mlp,
-    Norm, QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, FillRow, GatedMlp, HeadKeys, KvRows,
+    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -80,8 +80,8 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Sets the length. What the elements are then is left open. Memory is kept.
     fn resize(&self, x: &mut Floats, len: usize);
 
-    /// Makes `x` `rows` rows of `width` from the host's memory, each written by `row(index, buffer)`.
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats);
+    /// Makes `x` `rows` rows of `width` from the host's memory, each written by `row(index, buffer)`, in any order.
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats);
 
     /// Copies the elements from `from` on to the host.
     fn download(&self, x: &Floats, from: usize, out: &mut [f32]);
@@ -187,6 +187,24 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         slots: &[u32],
         cache: &mut KvBuffer,
     );
+
+    /// [`Device::rope`] of `queries`, tokens × heads × head_dim with their number of heads, where there are any, and [`Device::place`] of the
+    /// tokens' keys, rotated, and values, as they are, each in its cache.
+    fn rope_and_place(
+        &self,
+        queries: Option<(&mut Floats, usize)>,
+        (k, v): (KvRows<'_>, KvRows<'_>),
+        heads: CacheHeads,
+        rotary: Rotary<'_>,
+        slots: &[u32],
+        (k_cache, v_cache): (&mut KvBuffer, &mut KvBuffer),
+    ) {
+        if let Some((q, q_heads)) = queries {
+            self.rope(q, q_heads, heads.head_dim, rotary);
+        }
+        self.place(k, heads, rotary, slots, k_cache);
+        self.place(v, heads, Rotary::default(), slots, v_cache);
+    }
 
     /// out (rows.len() × width) = kv\[rows\], rows of `width`.
     fn gather_kv_rows(&self, kv: &KvBuffer, width: usize, rows: &[u32]) -> KvBuffer;
@@ -360,7 +378,7 @@ pub fn parallel_each<T: Send>(device: &dyn Device, items: &mut [T], f: &(dyn Fn(
 pub fn upload(device: &dyn Device, values: &[f32]) -> Floats {
     let mut x = device.floats(0);
     if !values.is_empty() {
-        device.upload_rows(1, values.len(), &mut |_, row| row.copy_from_slice(values), &mut x);
+        device.upload_rows(1, values.len(), &|_, row| row.copy_from_slice(values), &mut x);
     }
     x
 }

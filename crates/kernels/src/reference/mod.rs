@@ -14,8 +14,8 @@ use std::sync::Arc;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::device::{
-    CacheHeads, CachedAttention, Device, Distance, Floats, HeadKeys, KvBuffer, KvRows, LayerTail, Mlp, Norm,
-    PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
+    CacheHeads, CachedAttention, Device, Distance, FillRow, Floats, HeadKeys, KvBuffer, KvRows, LayerTail,
+    Mlp, Norm, PackedLinear, QkNorms, Rotary, RowUnavailable, WeightMatrix,
 };
 use layer::{Weights, add_normed, dot, gated_mlp, mixture, normed, pack, product, projected, rotate};
 use problem::{Problem, softmax};
@@ -60,7 +60,7 @@ impl Device for ReferenceDevice {
         }
     }
 
-    fn upload_rows(&self, rows: usize, width: usize, row: &mut dyn FnMut(usize, &mut [f32]), x: &mut Floats) {
+    fn upload_rows(&self, rows: usize, width: usize, row: &FillRow<'_>, x: &mut Floats) {
         let mut values = vec![0.0; rows * width];
         values.chunks_exact_mut(width).enumerate().for_each(|(i, values)| row(i, values));
         set(x, &values);
