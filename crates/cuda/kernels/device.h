@@ -71,9 +71,6 @@ DEVICE float fast_exp2(float x) {
 // Returns when all lanes of the warp have come here.
 DEVICE void warp_barrier() { __syncwarp(); }
 
-// x, which is the same in each lane of the warp, as the compiler cannot know.
-DEVICE u32 warp_uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
-
 // x of the lane whose index differs in the bits of `mask`. All lanes of the warp take part.
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 

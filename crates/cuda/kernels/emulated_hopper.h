@@ -193,7 +193,6 @@ inline TransposedTile transposed_tile(const void* first, u32 next) {
     return {(const unsigned char*)first, next};
 }
 template <u32 N> inline void hold_sums(float (&)[N]) {}
-inline void before_waiting(float) {}
 #define ATTENTION_PRODUCTS(type, widen)                                                                                    \
     template <bool ADD> inline void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                 \
         emulator::start_product({64, ADD, widen, a, b, {}, {}, {}, {}, {}}, c, nullptr);                                           \

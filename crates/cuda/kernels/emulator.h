@@ -207,8 +207,6 @@ inline void block_barrier() {
     now.generation++;
 }
 
-inline u32 warp_uniform(u32 x) { return x; }
-
 inline void warp_barrier() {
     emulator::meet(emulator::warp(), "barrier", [] {});
 }

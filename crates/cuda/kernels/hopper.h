@@ -127,11 +127,6 @@ template <u32 N> DEVICE void hold_sums(float (&c)[N]) {
     UNROLL for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// Has products be waited for behind what makes x, which is not below 0: the compiler would wait first, and what could be done meanwhile after.
-DEVICE void before_waiting(float x) {
-    asm volatile("{.reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never trap;}" ::"f"(x) : "memory");
-}
-
 // c (64 × 64, f32) = or += a (64 × 16) · bᵀ (64 × 16); and c (64 × N, f32) += a (64 × 16) · b (16 × N), where a is in registers as mma.sync.m16n8k16
 // has it, 16 rows a warp.
 #define ATTENTION_PRODUCTS(type)                                                                                                          \

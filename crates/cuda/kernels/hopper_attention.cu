@@ -28,16 +28,7 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         Quad* tiles = queries + GROUPS * QUADS; // of each stage keys, then values
         Barrier* full = (Barrier*)(tiles + STAGES * 2 * QUADS);
         Barrier* empty = full + STAGES;
-        Barrier* ready = empty + STAGES; // of the queries of a warpgroup
-        const u32 thread = threadIdx.x, lane = thread % 32, own = warp_uniform(thread / 128), group = heads / kv_heads;
-        if (thread == 0) {
-            for (u32 i = 0; i < STAGES; i++) {
-                barrier_init(full + i, 4);
-                barrier_init(empty + i, 4 * GROUPS);
-            }
-            for (u32 i = 0; i < GROUPS; i++) barrier_init(ready + i, 128);
-            show_barriers();
-        }
+        const u32 thread = threadIdx.x, lane = thread % 32, own = thread / 128, g = blockIdx.y, group = heads / kv_heads;
         // The last rows have most to do: they go first.
         const u32 first = (gridDim.x - 1 - blockIdx.x) * M, entries = rows * group;
         const u32 first_row = first / group, last_row = ((first + M < entries ? first + M : entries) - 1) / group;
@@ -59,9 +50,28 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         const u32 whole_first = from / N, whole = (to + N - 1) / N - whole_first, each = (whole + gridDim.z - 1) / gridDim.z;
         const u32 first_tile = whole_first + blockIdx.z * each, last = whole_first + whole;
         const u32 end_tile = first_tile + each < last ? first_tile + each : last, tiles_count = first_tile < end_tile ? end_tile - first_tile : 0;
+        if (thread == 0) {
+            for (u32 i = 0; i < STAGES; i++) {
+                barrier_init(full + i, 4);
+                barrier_init(empty + i, 4 * GROUPS);
+            }
+            show_barriers();
+        }
+        if (own < GROUPS)
+            UNROLL_BY(4) for (u32 i = 0; i < 64 * CHUNKS / 128; i++) {
+                const u32 at = i * 128 + thread % 128, row = at / CHUNKS, chunk = at % CHUNKS, e = first + own * 64 + row;
+                Quad x = {0, 0, 0, 0};
+                if (e < entries) {
+                    const Quad* p = (const Quad*)(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
+                    const Quad a = p[0], b = p[1];
+                    x = Quad{pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
+                }
+                queries[own * QUADS + HopperAttention::at(row, chunk)] = x;
+            }
+        async_fence();
         block_barrier();
         if (own == GROUPS) load(tiles, full, empty, first_row, last_row, from, to, gaps, first_tile, tiles_count);
-        else attend(queries + own * QUADS, tiles, full, empty, ready + own, first + own * 64, first_tile, tiles_count);
+        else attend(queries + own * QUADS, tiles, full, empty, first + own * 64, first_tile, tiles_count);
     }
 
     static DEVICE u32 pack(u32 a, u32 b) { return T::pack(float_of_bits(a), float_of_bits(b)); }
@@ -111,8 +121,7 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
     }
 
     // Attends for 64 entries from e0 on.
-    DEVICE void attend(Quad* queries, const Quad* tiles, Barrier* full, Barrier* empty, Barrier* ready, u32 e0, u32 first_tile,
-                       u32 count) const {
+    DEVICE void attend(const Quad* queries, const Quad* tiles, Barrier* full, Barrier* empty, u32 e0, u32 first_tile, u32 count) const {
         claim_registers<CONSUMER>();
         const u32 warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = blockIdx.y, group = heads / kv_heads, entries = rows * group;
         // A lane has two rows of its warp's 16 entries. What all entries of the warp see needs no mask.
@@ -126,19 +135,6 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         }
         all_from = warp_greatest(all_from);
         all_to = warp_least(all_to);
-        UNROLL for (u32 i = 0; i < 64 * CHUNKS / 128; i++) {
-            const u32 at = i * 128 + threadIdx.x % 128, row = at / CHUNKS, chunk = at % CHUNKS, e = e0 + row;
-            Quad x = {0, 0, 0, 0};
-            if (e < entries) {
-                const Quad* p = (const Quad*)(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
-                const Quad a = p[0], b = p[1];
-                x = Quad{pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
-            }
-            queries[HopperAttention::at(row, chunk)] = x;
-        }
-        async_fence();
-        barrier_arrive(ready);
-        barrier_wait(ready, 0);
         float scores[N / 2], sums[D / 2] = {}, top[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, shrink[2];
         u32 weights[N / 16][4];
         const float scale2 = scale * 1.44269504f; // scores in base 2
@@ -207,7 +203,6 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
                 wait_products<1>();
                 hold_sums(scores);
                 weigh(first_tile + i);
-                before_waiting(total[0] + total[1]);
                 wait_products<0>();
                 hold_sums(sums);
                 release(before);
