@@ -67,7 +67,7 @@ impl From<Softmax> for QuestionScore {
 #[derive(Clone, Copy, Debug)]
 pub struct QuestionKeys<'a> {
     /// Attention of queries, of which those of the question come last, over keys of the whole prompt. The rows that attend
-    /// and the slots that they see are left open. Weights have its precision.
+    /// and the slots that they see are left open.
     pub attention: CachedAttention<'a>,
     /// Positions that a row sees at most, its own included.
     pub window: Option<usize>,
@@ -75,9 +75,10 @@ pub struct QuestionKeys<'a> {
 
 impl<'a> QuestionKeys<'a> {
     /// Attention of the last rows but `after`, of which only weights are wanted.
-    fn rows(&self, visible: &'a [(u32, u32)], after: usize) -> CachedAttention<'a> {
+    fn rows(&self, device: &dyn Device, visible: &'a [(u32, u32)], after: usize) -> CachedAttention<'a> {
         let first_row = self.attention.q.len() / self.attention.width() - visible.len() - after;
-        CachedAttention { first_row, visible, ..self.attention }
+        let precision = device.weights_precision(self.attention.precision);
+        CachedAttention { first_row, visible, precision, ..self.attention }
     }
 
     /// The first position from `start` on that the row at `position` sees.
@@ -117,7 +118,7 @@ pub fn question_attention(
     // Slots that rows see, of which the documents' are reported.
     let slots = first as usize..visible.last().map_or(0, |(_, end)| *end as usize);
     let own = documents.start as usize - slots.start..documents.end as usize - slots.start;
-    let attention = keys.rows(&visible, rows.len() - visible.len());
+    let attention = keys.rows(device, &visible, rows.len() - visible.len());
     if softmax == Softmax::Concatenated {
         let scale = (keys.attention.width() as f32).sqrt().recip();
         let mut sums = vec![0.0; slots.len()];
@@ -170,7 +171,7 @@ pub fn question_map(
     let (rows, columns, all) = (question.len(), documents.len(), question.range().end);
     let visible: Vec<(u32, u32)> = question.positions().map(|j| (keys.first(0, j), j + 1)).collect();
     let mut weights = vec![0.0; keys.attention.kv_heads * rows * all];
-    device.row_weights(&keys.rows(&visible, 0), 0..all, &mut weights);
+    device.row_weights(&keys.rows(device, &visible, 0), 0..all, &mut weights);
     let mut map = vec![0.0; rows * columns];
     for (i, row) in weights.chunks(all).enumerate() {
         let out = &mut map[i % rows * columns..][..columns];

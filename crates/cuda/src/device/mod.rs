@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use refrain_kernels::{
     Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
-    Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear, QkNorms,
-    Rotary, RowUnavailable, Slice, WeightMatrix,
+    Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear,
+    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -52,6 +52,10 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn rows_together(&self, _width: usize) -> usize {
         MAX_BLOCK_ROWS
+    }
+
+    fn weights_precision(&self, attention: Precision) -> Precision {
+        attention
     }
 
     fn beside(&self) -> Arc<dyn Device> {

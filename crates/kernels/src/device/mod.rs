@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::Precision;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
 use crate::isa::Isa;
@@ -53,6 +54,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Rows of a prompt that go through the steps of a layer together, where those behind them can wait and queries have `width` elements: few
     /// where they are wide, for the sake of memory, and enough for all threads.
     fn rows_together(&self, width: usize) -> usize;
+
+    /// Precision of the weights that methods and policies ask for, beside attention of another: `f32`, unless that were slow.
+    fn weights_precision(&self, _attention: Precision) -> Precision {
+        Precision::F32
+    }
 
     /// This device for a thread that works beside the computing one, whose threads it leaves alone. Its tensors are those of this device: a
     /// call on a tensor comes after the calls before it on the same tensor, of either.

@@ -84,6 +84,7 @@ impl EvictingCache {
         let PromptLayer { rows: positions, visible, q, first_row, .. } = *prompt;
         let device = &*self.device;
         let observation = self.needs;
+        let sums_all = matches!(observation, AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. });
         let rows = match observation {
             AttentionNeeds::Nothing => return,
             AttentionNeeds::Sums | AttentionNeeds::NoisySums { .. } => n,
@@ -101,7 +102,7 @@ impl EvictingCache {
         let (mut weights, mut queries) = (Vec::new(), Vec::new());
         for from in (first..positions.len()).step_by(each) {
             let to = (from + each).min(positions.len());
-            // Values are not read.
+            // Values are not read. Sums over all rows have the precision of attention.
             let attention = CachedAttention {
                 q,
                 first_row: first_row + from,
@@ -113,7 +114,11 @@ impl EvictingCache {
                 capacity: view.capacity,
                 visible: &visible[from..to],
                 scale: view.scale,
-                precision: prompt.precision,
+                precision: if sums_all {
+                    prompt.precision
+                } else {
+                    device.weights_precision(prompt.precision)
+                },
             };
             let rows = &positions[from..to];
             match observation {
