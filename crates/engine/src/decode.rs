@@ -139,7 +139,7 @@ fn extend_runs<'w>(
 fn compute_runs(caches: &mut [&mut SequenceCache], runs: &Runs, tokens: &mut ActiveTokens) -> Result<()> {
     let decoder = tokens.decoder.clone();
     tokens.work.each = true;
-    decoder.embed(runs.tokens.iter().copied(), &mut tokens.hidden)?;
+    decoder.embed(runs.tokens.len(), |row| runs.tokens[row], &mut tokens.hidden)?;
     for (index, cache) in caches.iter_mut().enumerate() {
         cache.prepare(runs.of(index).len());
     }

@@ -191,7 +191,8 @@ impl ActiveTokens {
         if self.spare.len() > self.hidden.len() {
             std::mem::swap(&mut self.hidden, &mut self.spare);
         }
-        self.decoder.embed(self.positions.iter().map(|p| ids[*p as usize]), &mut self.hidden)?;
+        let id = |row: usize| ids[self.positions[row] as usize];
+        self.decoder.embed(self.positions.len(), id, &mut self.hidden)?;
         table.gather(&self.positions, &mut self.rotary);
         Ok(())
     }

@@ -174,25 +174,25 @@ impl Decoder {
         }
     }
 
-    /// Embeddings of `ids` into `x`, `m × D`.
+    /// Embeddings of `rows` tokens, whose ids `id` tells, into `x`, `rows × D`.
     ///
     /// # Errors
     /// If an id has no row.
-    pub fn embed(&self, ids: impl Iterator<Item = u32>, x: &mut Floats) -> Result<()> {
-        let (table, ids) = (self.weights.matrix(EMBEDDINGS)?, ids.collect::<Vec<u32>>());
+    pub fn embed(&self, rows: usize, id: impl Fn(usize) -> u32 + Sync, x: &mut Floats) -> Result<()> {
+        let table = self.weights.matrix(EMBEDDINGS)?;
         let (scale, failed) = (self.config().embedding_scale, Mutex::new(None));
         let row = |i: usize, x: &mut [f32]| {
             // A prompt's rows lie in thousands of pages, which would stay with the program; reading one again costs a microsecond.
             if (i + 1).is_multiple_of(RELEASED_ROWS) {
                 self.weights.release_pages();
             }
-            match table.row(ids[i] as usize, x) {
+            match table.row(id(i) as usize, x) {
                 Ok(()) if scale == 1.0 => {}
                 Ok(()) => x.iter_mut().for_each(|x| *x *= scale),
                 Err(error) => _ = failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error),
             }
         };
-        self.device.upload_rows(ids.len(), self.config().hidden, &row, x);
+        self.device.upload_rows(rows, self.config().hidden, &row, x);
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 

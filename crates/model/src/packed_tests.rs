@@ -24,7 +24,7 @@ fn logits(name: &str, precision: Precision, kept: Option<&PackedWeights>) -> Vec
     let device: Arc<dyn Device> = Arc::new(Cpu::new(2).unwrap());
     let decoder = Decoder::load(tiny(name), &device, precision, kept, |_, _| ()).unwrap();
     let (mut x, mut work) = (device.floats(0), Workspace::new(&*device, Dtype::F32));
-    decoder.embed([1, 2, 3].into_iter(), &mut x).unwrap();
+    decoder.embed(3, |row| row as u32 + 1, &mut x).unwrap();
     for layer in 0..decoder.config().num_layers() {
         decoder.project(layer, &x, 0..3, &mut work);
         copy_range(&*device, &work.q, 0..work.q.len(), &mut work.attended);

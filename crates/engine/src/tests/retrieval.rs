@@ -53,7 +53,7 @@ fn reference(engine: &Engine, prompt: &Prompt, sizes: &InfLlm, steps: &[u32]) ->
     };
     let device = &**decoder.device();
     let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
-    decoder.embed(ids.clone().into_iter(), &mut x).unwrap();
+    decoder.embed(ids.len(), |row| ids[row], &mut x).unwrap();
     for layer in 0..config.num_layers() {
         decoder.project(layer, &x, 0..m, &mut work);
         let (q, k, v) =
@@ -236,7 +236,7 @@ fn blocks_of_documents_follow_what_their_own_attention_says() {
     let ids = [&bos[..], &prompt.chunks[0].tokens].concat();
     let device = &**engine.decoder().device();
     let (mut x, mut work) = (device.floats(0), Workspace::new(device, Dtype::F32));
-    engine.decoder().embed(ids.clone().into_iter(), &mut x).unwrap();
+    engine.decoder().embed(ids.len(), |row| ids[row], &mut x).unwrap();
     engine.decoder().project(0, &x, 0..ids.len(), &mut work);
     let rope = engine.decoder().ropes(ids.len()).layer(0).clone();
     let raw = download_kv(device, &work.k);

@@ -126,9 +126,8 @@ fn reference(engine: &Engine, prompt: &Prompt, method: &Fixed, missing: &[usize]
     let first: BTreeSet<u32> =
         always.iter().copied().chain((0..n).filter(|t| deepest(*t).is_some())).collect();
     let mut buffer = device.floats(0);
-    decoder
-        .embed(first.iter().map(|t| ids[*t as usize]).collect::<Vec<_>>().into_iter(), &mut buffer)
-        .unwrap();
+    let tokens: Vec<u32> = first.iter().copied().collect();
+    decoder.embed(tokens.len(), |row| ids[tokens[row] as usize], &mut buffer).unwrap();
     for (t, row) in first.iter().zip(download(device, &buffer).chunks(config.hidden)) {
         x.insert(*t, row.to_vec());
     }
