@@ -93,7 +93,7 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
     }
 }
 
-// At most 16 rows, as product_few has them; a warp more loads.
+// Products of at most 16 rows, in tiles of 16 × 32 as product_few has them: four warps multiply, and a fifth one loads.
 template <Epilogue E, class Out, class W>
 DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
                              u32 stride) {

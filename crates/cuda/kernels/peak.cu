@@ -21,7 +21,7 @@ KERNEL(256, peak_bf16, (float* out, u32 rounds, u32 mask)) {
     out[thread_index()] = sum;
 }
 
-// Each warpgroup adds four products of 64 × 16 by 16 × 256 of tiles in shared memory, `rounds` times. Elements and results as above.
+// Each warpgroup adds four products of 64 × 16 by 16 × 256 of tiles in shared memory, `rounds` times. Elements and results are those of peak_bf16.
 DEVICE void peak_of_groups(float* out, u32 rounds, u32 mask) {
     constexpr u32 WORDS = (64 + 256) * 32;
     u32* words = (u32*)shared_memory;

@@ -19,7 +19,8 @@ struct Elements {
     u32 row, column;
 };
 
-// What the result has at two columns, to which is added: zeros with other epilogues. Rows of an even stride begin at multiples of 8 bytes.
+// Two elements of the result before something is added to them; zeros with epilogues that do not add. Rows of an even stride begin at multiples of
+// 8 bytes.
 template <Epilogue E, class Out> DEVICE Pair addends(const typename Out::Stored* out, u32 stride, Elements at, u32 outputs) {
     if constexpr (E == ADD) {
         const float* from = out + (size_t)at.row * stride + at.column;
