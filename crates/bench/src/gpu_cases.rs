@@ -174,7 +174,7 @@ fn output_and_mlp(layer: Layer, rows: usize, rotation: usize, precision: Precisi
     let Layer { hidden, heads, head_dim, intermediate, .. } = layer;
     let q_width = heads * head_dim;
     let elements = hidden * q_width + 3 * hidden * intermediate;
-    // Of 8 bits, a block of 32 has a scale of 2 bytes.
+    // A block of 32 weights of 8 bits has a scale of 2 bytes.
     let (kernel, weight_bytes) = match precision {
         Precision::Q8 => ("products, output and MLP, 8 bits", elements + elements / 16),
         _ => ("products, output and MLP", 2 * elements),

@@ -143,25 +143,15 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
     HOPPER_KERNEL(384, product_bf16_##N##_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                       \
         ON_HOPPER((product_of_groups<E, OUT, N>(x, w, bias, out, rows, outputs, inputs, stride)));                                   \
     }
-#define HOPPER_PRODUCT(suffix, E, OUT)     \
-    HOPPER_PRODUCT_OF(32, suffix, E, OUT)  \
-    HOPPER_PRODUCT_OF(64, suffix, E, OUT)  \
-    HOPPER_PRODUCT_OF(128, suffix, E, OUT) \
+#define HOPPER_PRODUCT(name, suffix, E, OUT, W) \
+    HOPPER_PRODUCT_OF(32, suffix, E, OUT)       \
+    HOPPER_PRODUCT_OF(64, suffix, E, OUT)       \
+    HOPPER_PRODUCT_OF(128, suffix, E, OUT)      \
     HOPPER_PRODUCT_OF(256, suffix, E, OUT)
-HOPPER_PRODUCT(store, STORE, F32)
-HOPPER_PRODUCT(add, ADD, F32)
-HOPPER_PRODUCT(silu, GATE_SILU, Panels)
-HOPPER_PRODUCT(gelu, GATE_GELU, Panels)
+FOR_EPILOGUES(HOPPER_PRODUCT, bf16, Bf16Panels)
 
 #define FEW_BULK(name, suffix, E, OUT, W)                                                                                            \
     HOPPER_KERNEL(160, product_##name##_few_bulk_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                \
         ON_HOPPER((product_few_bulk<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride)));                                    \
     }
-#define FEW_BULKS(name, W)                      \
-    FEW_BULK(name, store, STORE, F32, W)        \
-    FEW_BULK(name, add, ADD, F32, W)            \
-    FEW_BULK(name, silu, GATE_SILU, Panels, W)  \
-    FEW_BULK(name, gelu, GATE_GELU, Panels, W)
-FEW_BULKS(bf16, Bf16Panels)
-FEW_BULKS(q8, Blocks<8>)
-FEW_BULKS(q4, Blocks<4>)
+FOR_WEIGHTS(FEW_BULK)

@@ -224,14 +224,17 @@ DEVICE void product_few(const Quad* x, const Quad* w, const float* bias, typenam
     KERNEL(128, product_##name##_few_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                           \
         product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                     \
     }
-#define PRODUCTS(name, W)                      \
-    PRODUCT(name, store, STORE, F32, W)        \
-    PRODUCT(name, add, ADD, F32, W)            \
-    PRODUCT(name, silu, GATE_SILU, Panels, W)  \
-    PRODUCT(name, gelu, GATE_GELU, Panels, W)
-PRODUCTS(bf16, Bf16Panels)
-PRODUCTS(q8, Blocks<8>)
-PRODUCTS(q4, Blocks<4>)
+// KERNELS for each last step of a product, with weights of a layout; and for each layout.
+#define FOR_EPILOGUES(KERNELS, name, W)       \
+    KERNELS(name, store, STORE, F32, W)       \
+    KERNELS(name, add, ADD, F32, W)           \
+    KERNELS(name, silu, GATE_SILU, Panels, W) \
+    KERNELS(name, gelu, GATE_GELU, Panels, W)
+#define FOR_WEIGHTS(KERNELS)                 \
+    FOR_EPILOGUES(KERNELS, bf16, Bf16Panels) \
+    FOR_EPILOGUES(KERNELS, q8, Blocks<8>)    \
+    FOR_EPILOGUES(KERNELS, q4, Blocks<4>)
+FOR_WEIGHTS(PRODUCT)
 
 // Blocks as panels of bf16 that have their values, to the bit: a step of a panel for each block of 128 threads.
 template <u32 BITS> DEVICE void unpack_blocks(const Quad* w, Quad* out) {

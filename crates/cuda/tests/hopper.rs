@@ -10,7 +10,7 @@ use refrain_kernels::{CachedAttention, Device, Dtype, Precision, download, uploa
 
 /// Hopper, with copies and products each of which land when they are waited for or at once.
 const SEEDS: [u64; 4] = [2, 3, 6, 7];
-/// As these, on a GPU before Hopper.
+/// A seed of a GPU before Hopper.
 const EARLIER: u64 = 0;
 
 fn device(seed: u64) -> CudaDevice<Emulated> {

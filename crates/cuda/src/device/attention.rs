@@ -6,7 +6,7 @@ use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, KvBuffer, gum
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::{assert_one_type, for_dtype, narrow, size};
+use super::launch::{BARRIERS, assert_one_type, for_dtype, narrow, size};
 use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
@@ -29,8 +29,6 @@ const BLOCKS: usize = 256;
 /// Slots of a tile of the kernels for Hopper, and tiles that are under way at a time.
 const HOPPER_TILE: usize = 64;
 const HOPPER_STAGES: usize = 4;
-/// Bytes that the barriers of a kernel for Hopper have.
-const HOPPER_BARRIERS: usize = 1024;
 /// Entries of a KV head from which on the kernels for Hopper are faster.
 const HOPPER_ENTRIES: usize = 32;
 /// Slots that a piece of keys has at least.
@@ -241,7 +239,7 @@ impl<D: Driver> CudaDevice<D> {
         let name = for_tensor_cores!(a, "tensor_attention")?;
         let (d, entries) = (a.head_dim, a.visible.len() * a.heads / a.kv_heads);
         let tile = tensor_tile(d);
-        // As many warps share an entry as a tile has 16 slots. Queries, and two stages of keys and values; what warps merge takes less.
+        // A warp takes 16 slots of a tile for an entry. Shared memory has queries and two stages of keys and values; sums that warps merge take less.
         let few = for_tensor_cores!(a, "few_rows_attention").filter(|_| entries <= FEW_ENTRIES);
         if let Some(name) = few {
             let entries = TENSOR_ENTRIES * 16 / tile;
@@ -264,8 +262,7 @@ impl<D: Driver> CudaDevice<D> {
                 name,
                 entries: groups * TENSOR_ENTRIES,
                 threads: 128 * (groups + 1),
-                shared: tensor_bytes(groups * TENSOR_ENTRIES + HOPPER_STAGES * 2 * HOPPER_TILE, d)
-                    + HOPPER_BARRIERS,
+                shared: tensor_bytes(groups * TENSOR_ENTRIES + HOPPER_STAGES * 2 * HOPPER_TILE, d) + BARRIERS,
                 pieces: Pieces::Fill(self.driver.multiprocessors()),
             },
             // Queries, and two stages of keys and values.

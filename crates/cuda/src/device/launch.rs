@@ -9,6 +9,9 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 /// Threads of a block of kernels whose threads are independent, at most.
 const THREADS: usize = 256;
 
+/// Bytes of the barriers of a kernel for Hopper, filled up to a multiple of the alignment of tiles.
+pub(super) const BARRIERS: usize = 1024;
+
 /// The name of a kernel that there is for each element type.
 macro_rules! for_dtype {
     ($dtype:expr, $name:literal) => {

@@ -6,7 +6,7 @@ use refrain_kernels::{Activation, PackedLinear, RowUnavailable, WeightMatrix};
 
 use super::block::Block;
 use super::context::CudaDevice;
-use super::launch::size;
+use super::launch::{BARRIERS, size};
 use super::weights::{DEPTH, Layout, PANEL};
 use crate::driver::{Arg, Driver};
 
@@ -22,8 +22,6 @@ const HOPPER_COLUMNS: [usize; 4] = [256, 128, 64, 32];
 const HOPPER_STAGES: usize = 192 << 10;
 /// Rows of a product from which on weights of blocks are unpacked into memory before it, so that warpgroups multiply them.
 const UNPACKED_ROWS: usize = 256;
-/// Bytes of the barriers of all stages, and what fills shared memory up to a multiple of the alignment of tiles.
-const BARRIERS: usize = 1024;
 /// Rows and columns of a tile of a product in `f32`, and its inputs.
 const TILE_F32: usize = 64;
 const DEPTH_F32: usize = 16;

@@ -1,4 +1,4 @@
-//! What was copied from the host and is likely to be needed again, as at the next layer: tables of rotations and short arrays.
+//! Copies from the host that are kept for later layers: tables of rotations and short arrays.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const MOST: usize = 512;
 /// Bytes of the longest array that is kept. A longer one is not worth its comparison.
 pub(super) const LONGEST: usize = 256 << 10;
 
-/// What was copied.
+/// The source of a copy.
 #[derive(PartialEq)]
 pub(super) enum Content {
     /// Some entries of a table, and the number of elements of cosines.
@@ -54,7 +54,7 @@ impl<D: Driver> Uploads<D> {
         (self.kept, self.bytes) = (Vec::new(), 0);
     }
 
-    /// What was copied of a content, if it is kept.
+    /// The copy of a content, if it is kept.
     pub(super) fn find(&mut self, is: impl Fn(&Content) -> bool) -> Option<Arc<Block<D>>> {
         let found = self.kept.iter_mut().find(|kept| is(&kept.content))?;
         self.uses += 1;
@@ -62,7 +62,7 @@ impl<D: Driver> Uploads<D> {
         Some(found.block.clone())
     }
 
-    /// Keeps what was copied, unless it is too large.
+    /// Keeps a copy, unless it is too large.
     pub(super) fn keep(&mut self, content: Content, block: &Arc<Block<D>>) {
         let bytes = block.bytes();
         if bytes > MOST_BYTES {
