@@ -9,11 +9,13 @@ use crate::pool::{self, Pool};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::{Amx, Bf16};
 use crate::simd::{Kernel, Level};
+use crate::weight_arena::WeightArena;
 
-/// A CPU with its persistent thread pool. Cheap to clone; clones share the pool.
+/// A CPU with its persistent thread pool and the memory of weights. Cheap to clone; clones share both.
 #[derive(Clone)]
 pub struct Cpu {
     pool: Arc<Pool>,
+    weight_arena: Arc<WeightArena>,
     isa: Isa,
     level: Level,
     batch_invariant: bool,
@@ -37,7 +39,8 @@ impl Cpu {
         let level = isa.level().ok_or(IsaError::Unavailable(isa))?;
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if threads == 0 { cores() } else { threads };
-        Ok(Cpu { pool: Arc::new(Pool::new(threads)), isa, level, batch_invariant: false })
+        let (pool, weight_arena) = (Arc::new(Pool::new(threads)), Arc::default());
+        Ok(Cpu { pool, weight_arena, isa, level, batch_invariant: false })
     }
 
     /// A CPU of the calling thread alone, with the same instruction set.
@@ -110,6 +113,11 @@ impl Cpu {
     /// With the panic of a task; the remaining tasks may then be left out.
     pub fn parallel(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
         self.pool.run(tasks, f);
+    }
+
+    /// Memory of packed weights.
+    pub(crate) fn weight_arena(&self) -> &WeightArena {
+        &self.weight_arena
     }
 
     /// Tells the weights that the next product reads.

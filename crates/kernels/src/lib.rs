@@ -57,6 +57,8 @@ mod row_ops;
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;
+#[allow(unsafe_code)]
+mod weight_arena;
 
 pub use attention::{Attention, AttentionOutputs, GumbelNoise, gumbel_logarithms};
 pub use buffer::{Buffer, CastError, Dtype, Slice, UnknownDtype};

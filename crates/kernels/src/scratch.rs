@@ -1,11 +1,9 @@
 //! Aligned memory, and scratch that a thread keeps between calls.
 
 use std::cell::Cell;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::thread::LocalKey;
 
-use crate::disjoint::DisjointMut;
 use crate::pages;
 
 /// One cache line.
@@ -25,37 +23,10 @@ impl AlignedVec {
 
     /// At least `words` zeros.
     pub(crate) fn zeros(words: usize) -> AlignedVec {
-        // SAFETY: the loop runs all tasks.
-        unsafe { AlignedVec::in_parts(1, words, |parts, f| (0..parts).for_each(f), &|_, _| ()) }
-    }
-
-    /// `parts` parts of `words` words, rounded up to whole cache lines: each is cleared and given to `write` by one of the tasks that
-    /// `parallel` runs, so that all threads share what the system does at the first write to a page.
-    ///
-    /// # Safety
-    /// `parallel`, given a number of tasks, must run each of them to its end.
-    pub(crate) unsafe fn in_parts(
-        parts: usize,
-        words: usize,
-        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
-        write: &(dyn Fn(usize, &mut [u32]) + Sync),
-    ) -> AlignedVec {
-        let (part_lines, count) = (words.div_ceil(16), parts * words.div_ceil(16));
-        let mut lines: Vec<Line> = Vec::with_capacity(count);
-        let room = &mut lines.spare_capacity_mut()[..count];
-        pages::advise_huge_pages(room);
-        let shared = DisjointMut::new(room);
-        parallel(parts, &|part| {
-            // SAFETY: part `part` belongs to this task.
-            let room = unsafe { shared.part(part * part_lines..(part + 1) * part_lines) };
-            room.fill(MaybeUninit::new(Line([0; 16])));
-            // SAFETY: these lines were just written; a line is sixteen words without padding.
-            let cleared =
-                unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), part_lines * 16) };
-            write(part, cleared);
-        });
-        // SAFETY: every part of the room was written.
-        unsafe { lines.set_len(count) };
+        let count = words.div_ceil(16);
+        let mut lines = Vec::with_capacity(count);
+        pages::advise_huge_pages(lines.spare_capacity_mut());
+        lines.resize(count, Line([0; 16]));
         AlignedVec(lines)
     }
 
@@ -64,11 +35,6 @@ impl AlignedVec {
         if self.0.len() < words.div_ceil(16) {
             *self = AlignedVec::zeros(words);
         }
-    }
-
-    /// Allocated bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.0.len() * 64
     }
 
     pub(crate) fn as_u32(&self) -> &[u32] {

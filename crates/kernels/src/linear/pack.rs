@@ -11,6 +11,7 @@ use crate::convert;
 use crate::cpu::Cpu;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::{Kernel, PANEL, Simd};
+use crate::weight_arena::WeightWords;
 
 thread_local! {
     /// Four rows before they are interleaved.
@@ -173,10 +174,9 @@ fn pack<E: Send>(
     );
     let outputs = gate_up.map_or(rows, |width| width.div_ceil(PANEL) * 2 * PANEL);
     let mut linear =
-        Linear { precision, outputs, inputs, bias: None, gate_up, format, words: AlignedVec::default() };
+        Linear { precision, outputs, inputs, bias: None, gate_up, format, words: WeightWords::default() };
     linear.bias = bias.map(|b| (0..outputs).map(|o| linear.row_of(o, rows).map_or(0.0, |r| b[r])).collect());
     let (panels, panel_words) = (outputs.div_ceil(PANEL), linear.panel_words());
-    debug_assert_eq!(panel_words % 16, 0, "a panel is whole cache lines");
     let failed = Mutex::new(None);
     let write = |p: usize, dst: &mut [u32]| {
         let packed = match source {
@@ -192,8 +192,9 @@ fn pack<E: Send>(
         }
     };
     // SAFETY: `parallel` runs all tasks, or panics.
-    let words =
-        unsafe { AlignedVec::in_parts(panels, panel_words, |parts, f| cpu.parallel(parts, f), &write) };
+    let words = unsafe {
+        cpu.weight_arena().in_parts(panels, panel_words, |parts, f| cpu.parallel(parts, f), &write)
+    };
     match failed.into_inner().expect("no panic under this lock") {
         Some(e) => Err(e),
         None => Ok(Linear { words, ..linear }),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::quant_blocks::{BLOCK, BlockFormat};
-use crate::scratch::AlignedVec;
+use crate::weight_arena::WeightWords;
 
 /// The precision in which packed weights are stored and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +97,7 @@ pub struct Linear {
     /// Format of the blocks, with [`Precision::Q8`].
     pub(super) format: BlockFormat,
     /// Panel after panel.
-    pub(super) words: AlignedVec,
+    pub(super) words: WeightWords,
 }
 
 impl Linear {
