@@ -1,10 +1,13 @@
 //! Advice to the system and the allocator about memory pages.
 
 /// Memory of this many bytes and more asks for huge pages: a tile or a row of keys touches many small pages.
-const LARGE: usize = 4 << 20;
+const LARGE: usize = 512 << 10;
 
 /// Asks the system to back fresh memory with huge pages, if it has them and the memory is large. The advice changes
 /// neither the contents nor the validity of the memory.
+///
+/// Memory that is smaller than a huge page has one only together with what lies beside it: neighbours must have been advised upon before
+/// the first of them is written to.
 pub fn advise_huge_pages<T>(memory: &[T]) {
     let bytes = std::mem::size_of_val(memory);
     if bytes < LARGE {
@@ -13,10 +16,11 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
     #[cfg(target_os = "linux")]
     {
         const PAGE: usize = 4096;
-        let start = memory.as_ptr().addr().next_multiple_of(PAGE);
-        let end = (memory.as_ptr().addr() + bytes) / PAGE * PAGE;
-        // SAFETY: the range lies within `memory`; the advice changes neither contents nor validity. An error means
-        // that there are no huge pages.
+        // Pages that belong to neighbours in part, too: a page without the advice would divide the memory.
+        let start = memory.as_ptr().addr() / PAGE * PAGE;
+        let end = (memory.as_ptr().addr() + bytes).next_multiple_of(PAGE);
+        // SAFETY: the pages hold parts of `memory`, and so are mapped; the advice changes neither contents nor validity of what lies
+        // there. An error means that there are no huge pages.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }

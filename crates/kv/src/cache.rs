@@ -129,8 +129,17 @@ impl KvBufferPool {
 
     /// A layer for `capacity` tokens, in pooled memory if there is some that is large enough and at most twice as large. Its
     /// slots hold zeros or what they held before.
+    ///
+    /// An empty pool gets the other layers of such a cache, too, before any of them is written to: layers that are smaller than a huge page
+    /// can then share it with their neighbours.
     pub fn acquire(&self, device: &dyn Device, shape: Shape, dtype: Dtype, capacity: usize) -> LayerCache {
-        let pooled = self.layers().pop();
+        let pooled = {
+            let mut layers = self.layers();
+            if layers.is_empty() && !self.is_off {
+                layers.extend((0..shape.layers).map(|_| LayerCache::new(device, shape, dtype, capacity)));
+            }
+            layers.pop()
+        };
         let elements = shape.width() * capacity;
         let fits = |buffer: &KvBuffer| {
             buffer.dtype() == dtype && (elements..=2 * elements).contains(&buffer.capacity())
@@ -316,5 +325,30 @@ impl KvCache {
     /// Keys and values of a layer, to be placed.
     pub fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
         &mut self.layers[layer]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_kernels::{Cpu, Dtype};
+
+    use super::{KvBufferPool, Shape};
+
+    #[test]
+    fn an_empty_pool_gets_all_layers_of_a_cache_at_once() {
+        let device = Cpu::new(1).unwrap();
+        let shape = Shape { layers: 3, kv_heads: 2, head_dim: 4 };
+        let pool = KvBufferPool::of(&device);
+        let left = || pool.layers().len();
+        let first = pool.acquire(&device, shape, Dtype::F16, 5);
+        assert_eq!((first.k.len(), left()), (40, 2));
+        let larger = pool.acquire(&device, shape, Dtype::F16, 50);
+        assert_eq!((larger.k.len(), left()), (400, 1), "a layer that does not fit goes");
+        pool.keep(first);
+        assert_eq!(
+            (pool.acquire(&device, shape, Dtype::F16, 4).k.len(), left()),
+            (32, 1),
+            "a larger one serves"
+        );
     }
 }

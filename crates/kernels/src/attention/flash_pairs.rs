@@ -7,7 +7,6 @@
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::f32::consts::LOG2_E;
-use std::mem::transmute;
 use std::ops::Range;
 
 use super::gumbel::{self, GumbelNoise};
@@ -19,7 +18,7 @@ use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::scratch;
-use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, TILE};
+use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, TILE, interleaved_pairs};
 use crate::simd::{Elem, KEYS, Kernel, Simd, store_part};
 
 /// Queries of a block.
@@ -221,16 +220,12 @@ impl<'a> QueryGroup<'a> {
             let max = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
             let change = exp2(_mm512_sub_ps(old, max));
             let mut sums = [_mm512_mul_ps(_mm512_loadu_ps(self.sum.as_ptr()), change), _mm512_setzero_ps()];
-            // Lane 2i of the result is lane i of the first vector's half words, lane 2i + 1 of the second's.
-            let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
-            let order = _mm512_loadu_si512(order.as_ptr().cast());
             for t in (0..KEYS).step_by(2) {
                 let even = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(t * SIDE)), max));
                 let odd = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add((t + 1) * SIDE)), max));
                 sums[0] = _mm512_add_ps(sums[0], even);
                 sums[1] = _mm512_add_ps(sums[1], odd);
-                let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
-                let words = _mm512_permutexvar_epi16(order, words);
+                let words = interleaved_pairs(even, odd);
                 _mm512_storeu_si512(p.as_mut_ptr().add(t / 2 * SIDE).cast(), words);
             }
             _mm512_storeu_ps(self.sum.as_mut_ptr(), _mm512_add_ps(sums[0], sums[1]));

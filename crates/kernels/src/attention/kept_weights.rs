@@ -3,11 +3,9 @@
 //! are computed again.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
-use std::mem::transmute;
 
 use crate::simd::KEYS;
-use crate::simd::pair_tiles::SIDE;
+use crate::simd::pair_tiles::{SIDE, interleaved_pairs};
 
 /// Words of the pairs of one tile of keys and 16 queries.
 const PAIRS: usize = KEYS / 2 * SIDE;
@@ -47,11 +45,8 @@ impl<'a> KeptWeights<'a> {
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn multiply(pairs: &mut [u32], noise: &[u32], sums: &mut [f32; SIDE]) {
     let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-    // Lane 2i of the result is lane i of the first vector's half words, lane 2i + 1 of the second's.
-    let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
-    // SAFETY: rows have 16 words, the order 32 half words.
+    // SAFETY: rows have 16 words.
     unsafe {
-        let order = _mm512_loadu_si512(order.as_ptr().cast());
         let mut totals = [_mm512_loadu_ps(sums.as_ptr()), _mm512_setzero_ps()];
         for (pairs, noise) in pairs.chunks_exact_mut(SIDE).zip(noise.chunks_exact(SIDE)) {
             let (pair, by) =
@@ -61,8 +56,7 @@ pub(super) fn multiply(pairs: &mut [u32], noise: &[u32], sums: &mut [f32; SIDE])
             let (even, odd) = (_mm512_mul_ps(even(pair), even(by)), _mm512_mul_ps(odd(pair), odd(by)));
             totals[0] = _mm512_add_ps(totals[0], even);
             totals[1] = _mm512_add_ps(totals[1], odd);
-            let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
-            _mm512_storeu_si512(pairs.as_mut_ptr().cast(), _mm512_permutexvar_epi16(order, words));
+            _mm512_storeu_si512(pairs.as_mut_ptr().cast(), interleaved_pairs(even, odd));
         }
         _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_add_ps(totals[0], totals[1]));
     }

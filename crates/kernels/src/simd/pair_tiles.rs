@@ -285,11 +285,20 @@ unsafe fn transpose(features: Features, src: *const u32, dst: *mut u32, stride: 
 unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
     // SAFETY: the caller's.
     unsafe {
-        let (first, second) = (_mm512_loadu_ps(first), _mm512_loadu_ps(second));
+        let words = interleaved_pairs(_mm512_loadu_ps(first), _mm512_loadu_ps(second));
+        _mm512_storeu_si512(dst.cast(), words);
+    }
+}
+
+/// Lanes rounded to `bf16`: word i has lane i of `first` in its lower half and lane i of `second` in its upper half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) fn interleaved_pairs(first: __m512, second: __m512) -> __m512i {
+    // The instruction leaves the lanes of `first` in the lower sixteen half words, those of `second` in the upper sixteen.
+    let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+    // SAFETY: the order has 64 bytes, and both types are 512 bits of any value.
+    unsafe {
         let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
-        // Lane 2i of the result is lane i of the lower half of the words, lane 2i + 1 of the upper half.
-        let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
-        let order = _mm512_loadu_si512(order.as_ptr().cast());
-        _mm512_storeu_si512(dst.cast(), _mm512_permutexvar_epi16(order, words));
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(order.as_ptr().cast()), words)
     }
 }

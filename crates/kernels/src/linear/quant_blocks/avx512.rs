@@ -1,11 +1,11 @@
 //! Blocks of quantised weights with AVX-512.
 
 use std::arch::x86_64::*;
-use std::mem::transmute;
 
 use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 use crate::simd::PANEL;
 use crate::simd::features::{Bf16, Features, Vnni};
+use crate::simd::pair_tiles::interleaved_pairs;
 
 /// Words from the block in use to the block that is prefetched.
 const AHEAD: usize = 768;
@@ -30,10 +30,6 @@ pub(super) fn unpack(_: Bf16, format: BlockFormat, panel: &[u32], out: &mut [u32
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn unpack_blocks(format: BlockFormat, panel: &[u32], out: &mut [u32]) {
-    // Lane 2i of the result is lane i of the lower half of the words, lane 2i + 1 of the upper half.
-    let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
-    // SAFETY: 64 bytes.
-    let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
     let mask = _mm512_set1_epi32(if format == BlockFormat::Q8 { 0xff } else { 0x0f });
     let blocks = panel.chunks_exact(format.words()).zip(out.chunks_exact_mut(BLOCK / 2 * PANEL));
     for (block, out) in blocks {
@@ -53,9 +49,8 @@ fn unpack_blocks(format: BlockFormat, panel: &[u32], out: &mut [u32]) {
                     let even = [value(w), value(_mm512_srli_epi32::<16>(w))];
                     let odd = [value(_mm512_srli_epi32::<8>(w)), value(_mm512_srli_epi32::<24>(w))];
                     for (j, (even, odd)) in even.into_iter().zip(odd).enumerate() {
-                        let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
                         let to = out.add((2 * t + j) * PANEL + i * 16);
-                        _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(order, words));
+                        _mm512_storeu_si512(to.cast(), interleaved_pairs(even, odd));
                     }
                 };
                 let word =
