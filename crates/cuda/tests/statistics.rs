@@ -3,7 +3,7 @@
 
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::random;
-use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, upload, upload_kv};
+use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, upload};
 
 /// With asynchronous copies that land when they are waited for, and at once.
 const SEEDS: [u64; 2] = [2, 3];
@@ -52,7 +52,7 @@ impl Case {
         let of = self.operands();
         for seed in SEEDS {
             let device = CudaDevice::new(Emulated::new(seed), 1).unwrap();
-            let (q, k) = (upload(&device, &of.q), upload_kv(&device, of.k.as_slice()));
+            let (q, k) = (upload(&device, &of.q), device.upload_kv(of.k.as_slice()));
             let a = CachedAttention {
                 q: &q,
                 first_row: BEFORE,

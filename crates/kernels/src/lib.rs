@@ -65,7 +65,7 @@ pub use device::{
     CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Experts, FillRow, Floats,
     GatedMlp, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, PackedLinear, QkNorms,
     Rotary, RowUnavailable, Storage, TableEntries, TableNumber, WeightMatrix, copy_range, download,
-    parallel_each, processors, upload, upload_kv,
+    parallel_each, processors, upload,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

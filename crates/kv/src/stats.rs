@@ -205,7 +205,7 @@ pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kernels::{Cpu, Precision, Slice, upload, upload_kv};
+    use refrain_kernels::{Cpu, Precision, Slice, upload};
 
     use super::*;
 
@@ -224,7 +224,7 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let cached = cpu.upload_kv(Slice::F32(&k));
         let attention = CachedAttention {
             q: &upload(&cpu, &q),
             first_row: 0,
@@ -267,7 +267,7 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let (q_device, k_device) = (upload(&cpu, &q), upload_kv(&cpu, Slice::F32(&k)));
+        let (q_device, k_device) = (upload(&cpu, &q), cpu.upload_kv(Slice::F32(&k)));
         let attention = CachedAttention {
             q: &q_device,
             first_row: 0,
@@ -338,7 +338,7 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
-        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let cached = cpu.upload_kv(Slice::F32(&k));
         let attention = CachedAttention {
             q: &upload(&cpu, &q),
             first_row: 0,

@@ -107,6 +107,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         self.zeroed_kv(dtype, len)
     }
 
+    fn upload_kv(&self, values: Slice<'_>) -> KvBuffer {
+        KvBuffer::new(self.block_of(values.as_bytes()), values.dtype(), values.len(), values.len())
+    }
+
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
         self.set_kv_len(kv, len);
     }

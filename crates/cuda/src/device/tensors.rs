@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, Slice, parallel_each};
+use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, parallel_each};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -225,11 +225,6 @@ impl<D: Driver> CudaDevice<D> {
         let between = self.block(bytes.len());
         self.copy_bytes(block, bytes.clone(), &between, 0);
         self.copy_bytes(&between, 0..bytes.len(), block, to * size);
-    }
-
-    /// Elements of the host in the GPU's memory.
-    pub(super) fn block_of_slice(&self, slice: Slice<'_>) -> Block<D> {
-        self.block_of(slice.as_bytes())
     }
 }
 

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use super::call::Describe;
 use super::context::Context;
 use super::kernels::Kernels;
+use super::role::Role;
 use super::stream::Stream;
 use super::uses::Uses;
 use crate::driver::DriverError;
@@ -35,7 +36,7 @@ struct Streams {
 impl Gpu {
     pub(super) fn open(context: Context) -> Result<Gpu, DriverError> {
         let context = Arc::new(context);
-        let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context)?);
+        let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context, Role::Loading)?);
         Ok(Gpu { context, streams: Mutex::default(), reclaim, kernels })
     }
 
@@ -53,8 +54,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A stream that nobody has.
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Queue, DriverError> {
+    /// A stream that nobody has; if it has to be made, one of this role. The stream that computes is made first, and goes last.
+    pub(super) fn new(gpu: &Arc<Gpu>, role: Role) -> Result<Queue, DriverError> {
         let mut streams = gpu.streams();
         let index = match streams.free.pop() {
             Some(index) => index,
@@ -62,7 +63,7 @@ impl Queue {
                 return Err(DriverError(format!("all {MOST_STREAMS} streams of the GPU are taken")));
             }
             None => {
-                streams.all.push(Arc::new(Stream::new(&gpu.context)?));
+                streams.all.push(Arc::new(Stream::new(&gpu.context, role)?));
                 streams.all.len() - 1
             }
         };

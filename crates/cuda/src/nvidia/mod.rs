@@ -9,6 +9,7 @@ mod context;
 mod gpu;
 mod kernels;
 mod order;
+mod role;
 mod staging;
 mod stream;
 mod uses;
@@ -23,6 +24,7 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
 use context::Context;
 use gpu::{Gpu, Queue};
+use role::Role;
 use stream::Stream;
 
 pub use context::NvidiaDevice;
@@ -56,7 +58,7 @@ impl Nvidia {
         check_capability(device)?;
         let (handle, device) = NvidiaDevice::of(index)?;
         let gpu = Arc::new(Gpu::open(Context::open(handle)?)?);
-        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu)?), device: Arc::new(device) })
+        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu, Role::Computing)?), device: Arc::new(device) })
     }
 
     /// All GPUs that the driver shows.
@@ -209,7 +211,7 @@ impl Driver for Nvidia {
 
     fn beside(&self) -> Nvidia {
         // If all streams are taken, it shares this one: its calls then wait for more than they must.
-        let queue = Queue::new(&self.queue.gpu).map_or_else(|_| self.queue.clone(), Arc::new);
+        let queue = Queue::new(&self.queue.gpu, Role::Loading).map_or_else(|_| self.queue.clone(), Arc::new);
         Nvidia { queue, device: self.device.clone() }
     }
 }

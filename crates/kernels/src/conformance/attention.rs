@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Both, CAPACITY, HEAD_DIM, HEADS, KV_HEADS, random, stored, visible};
 use crate::attention::GumbelNoise;
-use crate::device::{CachedAttention, Device, HeadKeys, download, upload, upload_kv};
+use crate::device::{CachedAttention, Device, HeadKeys, download, upload};
 use crate::linear::Precision;
 
 impl Both<'_> {
@@ -12,7 +12,7 @@ impl Both<'_> {
     fn with_attention<T>(&self, d: &dyn Device, f: impl Fn(&CachedAttention<'_>) -> T) -> T {
         let elements = KV_HEADS * CAPACITY * HEAD_DIM;
         let (k, v) = (stored(self.dtype, elements, 17), stored(self.dtype, elements, 18));
-        let (k, v) = (upload_kv(d, k.as_slice()), upload_kv(d, v.as_slice()));
+        let (k, v) = (d.upload_kv(k.as_slice()), d.upload_kv(v.as_slice()));
         let q = upload(d, &random((self.rows + 2) * HEADS * HEAD_DIM, 19));
         f(&CachedAttention {
             q: &q,

@@ -101,6 +101,16 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Keys or values, all zeros.
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer;
 
+    /// Keys or values from the host's memory.
+    fn upload_kv(&self, values: Slice<'_>) -> KvBuffer {
+        let mut kv = self.kv(values.dtype(), values.len());
+        let heads = CacheHeads { kv_heads: 1, head_dim: values.len() };
+        if !values.is_empty() {
+            self.place(KvRows::Host(values), heads, Rotary::default(), &[0], &mut kv);
+        }
+        kv
+    }
+
     /// Sets the length; memory is kept, and new elements are zeros.
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize);
 
@@ -400,16 +410,6 @@ pub fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
 pub fn copy_range(device: &dyn Device, x: &Floats, from: Range<usize>, to: &mut Floats) {
     device.resize(to, from.len());
     device.copy(x, from, to, 0);
-}
-
-/// Keys or values of a device from the host's memory.
-pub fn upload_kv(device: &dyn Device, values: Slice<'_>) -> KvBuffer {
-    let mut kv = device.kv(values.dtype(), values.len());
-    let heads = CacheHeads { kv_heads: 1, head_dim: values.len() };
-    if !values.is_empty() {
-        device.place(KvRows::Host(values), heads, Rotary::default(), &[0], &mut kv);
-    }
-    kv
 }
 
 #[cfg(test)]

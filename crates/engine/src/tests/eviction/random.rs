@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, download, upload, upload_kv};
+use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, download, upload};
 use refrain_kv::{LayerCache, MemoryMeter, Rope, RopeTable, Ropes, Span};
 use refrain_model::{Config, LayerSpec, ModelFiles};
 
@@ -54,7 +54,7 @@ impl Given {
         let stored = |values: &[f32]| {
             let mut buffer = Buffer::zeros(dtype, values.len());
             buffer.write_f32(0, values);
-            upload_kv(&**device, buffer.as_slice())
+            device.upload_kv(buffer.as_slice())
         };
         let cache = LayerCache { k: stored(&self.k), v: stored(&self.v) };
         let rows: Vec<u32> = (0..n as u32).collect();
