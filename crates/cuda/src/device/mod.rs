@@ -5,6 +5,7 @@ mod attention;
 mod block;
 mod caches;
 mod changes;
+mod concat;
 mod context;
 mod experts;
 mod launch;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use refrain_kernels::{
     Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
     Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear,
-    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
+    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -306,6 +307,16 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
         self.read_row_weights(a, None, slots, weights);
+    }
+
+    fn aggregated_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        aggregation: WeightAggregation,
+        scores: &mut [f32],
+    ) {
+        self.read_aggregated_weights(a, slots, aggregation, statistics::HELD, scores);
     }
 
     fn attention_mass_from_lse(

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Both, CAPACITY, HEAD_DIM, HEADS, KV_HEADS, random, stored, visible};
 use crate::attention::GumbelNoise;
-use crate::device::{CachedAttention, Device, HeadKeys, download, upload};
+use crate::device::{CachedAttention, Device, HeadKeys, WeightAggregation, download, upload};
 use crate::linear::Precision;
 
 impl Both<'_> {
@@ -111,6 +111,15 @@ impl Both<'_> {
                 weights
             })
         });
+        for aggregation in [WeightAggregation::L2, WeightAggregation::Max] {
+            self.agree("aggregated_weights", |d| {
+                self.with_attention(d, |a| {
+                    let mut scores = sums(1);
+                    d.aggregated_weights(a, slots.clone(), aggregation, &mut scores);
+                    scores
+                })
+            });
+        }
         self.agree("concat_attention_mass", |d| {
             self.with_attention(d, |a| {
                 let within = vec![(30, 90); self.rows];

@@ -21,7 +21,8 @@ use crate::linear::PackedPanels;
 pub use failure::DeviceFailure;
 pub use inputs::{
     CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, FillRow, GatedMlp, HeadKeys, KvRows,
-    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
+    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightAggregation,
+    WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -349,6 +350,20 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Weights of each row: kv_heads × rows × slots.len(), summed over the heads of a KV head.
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]);
+
+    /// One score of each slot, slots.len(), from the weights of each row ([`Device::row_weights`]).
+    fn aggregated_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        aggregation: WeightAggregation,
+        scores: &mut [f32],
+    ) {
+        assert_eq!(scores.len(), slots.len(), "one score for each slot");
+        let mut weights = vec![0.0; a.kv_heads * a.visible.len() * slots.len()];
+        self.row_weights(a, slots, &mut weights);
+        aggregation.aggregate(&weights, (a.heads, a.kv_heads), scores);
+    }
 
     /// Attention mass of each slot, kv_heads × slots.len(), from the log-sum-exps of an attention, which may have counted slots
     /// that `a.visible` leaves out. Rows may see no slot. `lse` has as many rows as `a.q`.
