@@ -10,7 +10,7 @@ use refrain_kv::{LayerCache, MemoryMeter, Rope, RopeTable, Ropes, Span};
 use refrain_model::{Config, LayerSpec, ModelFiles};
 
 use super::policy;
-use crate::cache::{DecodeCache, EvictingCache, PromptLayer, RotatedToken};
+use crate::cache::{DecodeCache, EvictingCache, KeptToken, PromptLayer};
 use crate::tests::{device, tiny};
 
 /// Queries, keys and values of one layer; nothing is rotated.
@@ -268,14 +268,14 @@ proptest! {
             let expected = plain.attend(position);
             let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
             let (own_k, own_v) = (Slice::F32(&k[row.clone()]), Slice::F32(&v[row]));
-            let own_q = upload(&*device, &q[position * heads * head_dim..][..heads * head_dim]);
-            let token = RotatedToken {
+            let mut own_q = upload(&*device, &q[position * heads * head_dim..][..heads * head_dim]);
+            let token = KeptToken {
                 position: position as u32,
                 rotary: rotary.slice(0, 0),
-                q: &own_q,
+                q: &mut own_q,
                 kv: (KvRows::Host(own_k), KvRows::Host(own_v)),
             };
-            bounded.attend(precision, 0, &token, &mut output);
+            bounded.attend(precision, 0, token, &mut output);
             let out = download(&*device, &output);
             let (mut parted, mut got_all) = (false, Vec::new());
             for (g, kept) in plain.kept.iter_mut().enumerate() {
