@@ -290,6 +290,42 @@ fn kernels_of_queues_beside_the_first_one_go_first() {
     });
 }
 
+#[test]
+fn queues_that_only_read_some_memory_do_not_wait_for_each_other() {
+    // Writes from memory that is not pinned would wait for what they are queued behind.
+    with_library("queues_that_only_read_some_memory_do_not_wait_for_each_other", &SEEDS[..5], || {
+        let driver = Nvidia::open(0).unwrap();
+        let [beside, third, last, idle] = [(); 4].map(|()| driver.beside());
+        let count = 100;
+        let read = |driver: &Nvidia, to: &NvidiaMemory, from: &NvidiaMemory| {
+            let grid = Grid { blocks: [1; 3], threads: 128, shared: 0 };
+            let args = [Arg::Memory(to, 0), Arg::Read(from, 0), Arg::U32(1), Arg::U32(count as u32)];
+            driver.launch("add_32", grid, &args);
+        };
+        let counted = |from: u32| (from..).take(count).collect::<Vec<u32>>();
+        let [shared, own, other] = [(); 3].map(|()| driver.alloc(4 * count).unwrap());
+        for round in 0..20 {
+            let (old, new) = (1000 * round, 1000 * round + 500);
+            driver.write(&shared, 0, &bytes_of(old..old + count as u32));
+            // An event lies behind the write.
+            (0..16).for_each(|_| add(&driver, &own, &own, 1, count as u32));
+            launch(&driver, "hold");
+            read(&driver, &own, &shared);
+            read(&beside, &other, &shared);
+            assert_eq!(words(&beside, &other, count), counted(old + 1));
+            // A write waits for readers, and readers wait for it.
+            beside.write(&shared, 0, &bytes_of(new..new + count as u32));
+            read(&third, &other, &shared);
+            last.write(&shared, 0, &bytes_of(0..count as u32));
+            launch(&idle, "release");
+            assert_eq!(words(&driver, &own, count), counted(old + 1));
+            assert_eq!(words(&third, &other, count), counted(new + 1));
+            assert_eq!(words(&beside, &shared, count), counted(0));
+        }
+        driver.wait().unwrap();
+    });
+}
+
 /// Memory goes its way like layers of a cache: loaders write it, the computing queue reads and changes it, and loaders get it again. The host
 /// does not wait. `idle` pieces of work lie between.
 fn recycle(driver: &Nvidia, rounds: u32, idle: u32) {

@@ -23,11 +23,11 @@ pub(super) struct Tables<D: Driver> {
 
 impl<D: Driver> Tables<D> {
     pub(super) fn cos(&self) -> Arg<'_, D::Memory> {
-        self.table.arg(0)
+        self.table.read_arg(0)
     }
 
     pub(super) fn sin(&self) -> Arg<'_, D::Memory> {
-        self.table.arg(self.stride.min(self.table.bytes()))
+        self.table.read_arg(self.stride.min(self.table.bytes()))
     }
 }
 
@@ -105,7 +105,7 @@ impl<D: Driver> CudaDevice<D> {
                 KvRows::Device(rows, first) => {
                     assert_one_type(rows.dtype(), dtype);
                     assert!((first + tokens) * width <= rows.len(), "rows lie inside of the tensor");
-                    kv_block::<D>(rows).arg(first * width * dtype.size())
+                    kv_block::<D>(rows).read_arg(first * width * dtype.size())
                 }
             };
             Some((rows, kv_block::<D>(cache).arg(0)))

@@ -69,7 +69,7 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (total, free) = self.driver.memory();
-        let kept = self.uploads().bytes() as u64;
+        let kept = self.uploaded_bytes() as u64;
         Some(DeviceMemory { total, free: free + kept })
     }
 

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::kernels::Kernels;
 use super::role::Role;
 use super::stream::Stream;
-use super::uses::Uses;
+use super::uses::{Access, Uses};
 use crate::driver::DriverError;
 
 /// Most streams of a GPU: each has pinned memory of its own.
@@ -82,14 +82,14 @@ impl Queue {
     /// Queues a piece of work that uses memory.
     pub(super) fn run(
         &self,
-        memory: &[&NvidiaMemory],
+        memory: &[(&NvidiaMemory, Access)],
         work: impl FnOnce(&Stream) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        memory.iter().try_for_each(|memory| memory.uses.wait(&self.stream))?;
+        memory.iter().try_for_each(|(memory, access)| memory.uses.wait(&self.stream, *access))?;
         let done = work(&self.stream);
         // A part of the work may be queued even if it has failed.
         let piece = self.stream.pieces.count(self.stream.raw());
-        memory.iter().for_each(|memory| memory.uses.note(&self.stream, piece));
+        memory.iter().for_each(|(memory, access)| memory.uses.note(&self.stream, piece, *access));
         done
     }
 }
@@ -124,7 +124,7 @@ impl NvidiaMemory {
     fn free(&self) -> Result<(), DriverError> {
         let only = self.uses.only_stream();
         let stream = only.as_deref().unwrap_or(&self.gpu.reclaim);
-        self.uses.wait(stream)?;
+        self.uses.wait(stream, Access::Write)?;
         // SAFETY: it is freed once, and whatever uses it is queued before.
         unsafe { free_async(self.address, stream.raw()) }.describe("freeing memory")
     }

@@ -26,6 +26,7 @@ use context::Context;
 use gpu::{Gpu, Queue};
 use role::Role;
 use stream::Stream;
+use uses::Access;
 
 pub use context::NvidiaDevice;
 pub use gpu::NvidiaMemory;
@@ -84,7 +85,7 @@ impl Nvidia {
     }
 
     /// Queues a piece of work that uses memory. If it fails, its error is kept.
-    fn run(&self, memory: &[&NvidiaMemory], work: impl FnOnce(&Stream) -> Result<(), DriverError>) {
+    fn run(&self, memory: &[(&NvidiaMemory, Access)], work: impl FnOnce(&Stream) -> Result<(), DriverError>) {
         self.queue.gpu.context.run(|| self.queue.run(memory, work));
     }
 
@@ -129,7 +130,7 @@ impl Driver for Nvidia {
     fn zero(&self, memory: &NvidiaMemory, at: usize, bytes: usize) {
         let address = memory.address(at, bytes);
         if bytes > 0 {
-            self.run(&[memory], |stream| {
+            self.run(&[(memory, Access::Write)], |stream| {
                 // SAFETY: the bytes lie inside of the memory.
                 unsafe { result::memset_d8_async(address, 0, bytes, stream.raw()) }.describe("zeroing")
             });
@@ -145,7 +146,7 @@ impl Driver for Nvidia {
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) {
         let address = memory.address(at, bytes);
-        self.run(&[memory], |stream| stream.write(address, bytes, unit, fill));
+        self.run(&[(memory, Access::Write)], |stream| stream.write(address, bytes, unit, fill));
     }
 
     fn pinned_write_seconds(
@@ -156,7 +157,7 @@ impl Driver for Nvidia {
     ) -> Result<f64, DriverError> {
         self.settle()?;
         let (to, mut least) = (memory.address(0, bytes), f64::INFINITY);
-        self.queue.run(&[memory], |stream| {
+        self.queue.run(&[(memory, Access::Write)], |stream| {
             least = bus::write_seconds(stream, to, bytes, runs)?;
             Ok(())
         })?;
@@ -166,7 +167,7 @@ impl Driver for Nvidia {
     fn read(&self, memory: &NvidiaMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
         let address = memory.address(at, to.len());
         if !to.is_empty() {
-            self.run(&[memory], |stream| {
+            self.run(&[(memory, Access::Read)], |stream| {
                 // SAFETY: the bytes lie inside of the memory; `to` is borrowed until the copy is waited for, below.
                 unsafe { result::memcpy_dtoh_async(to, address, stream.raw()) }
                     .describe("copying from the GPU")
@@ -178,7 +179,7 @@ impl Driver for Nvidia {
     fn copy(&self, from: &NvidiaMemory, from_at: usize, to: &NvidiaMemory, to_at: usize, bytes: usize) {
         let (from_address, to_address) = (from.address(from_at, bytes), to.address(to_at, bytes));
         if bytes > 0 {
-            self.run(&[from, to], |stream| {
+            self.run(&[(from, Access::Read), (to, Access::Write)], |stream| {
                 // SAFETY: both places lie inside of their memory.
                 unsafe { result::memcpy_dtod_async(to_address, from_address, bytes, stream.raw()) }
                     .describe("copying on the GPU")
@@ -192,7 +193,11 @@ impl Driver for Nvidia {
         for arg in args {
             arguments.push(match *arg {
                 Arg::Memory(used, at) => {
-                    memory.push(used);
+                    memory.push((used, Access::Write));
+                    used.address(at, 0)
+                }
+                Arg::Read(used, at) => {
+                    memory.push((used, Access::Read));
                     used.address(at, 0)
                 }
                 Arg::Null => 0,

@@ -19,7 +19,7 @@ pub(super) enum Role {
 impl Role {
     /// Bytes of a segment of the pinned memory through which the stream copies from the host.
     ///
-    /// Loaders fill theirs each with one thread. The rings of eight of them, of four segments each, take 16 MiB: they stay in the caches of a
+    /// Loaders fill theirs each with one thread. The rings of twelve of them, of four segments each, take 24 MiB: they stay in the caches of a
     /// CPU, where the GPU reads them. Larger ones are written to memory and read from it once more, at half the speed.
     pub(super) fn segment(self) -> usize {
         match self {
