@@ -3,7 +3,7 @@
 use refrain_kernels::{
     Activation, CacheHeads, CachedAttention, Device, Dtype, Floats, GatedMlp, KvBuffer, KvRows, LayerTail,
     Mlp, Norm, PackedLinear, Precision, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
-    WeightRows, upload, upload_kv,
+    WeightRows, upload,
 };
 
 use crate::cases::{angles, buffer, fill};
@@ -229,7 +229,7 @@ impl Rows {
     fn new(device: &dyn Device, layer: Layer, visible: &[(u32, u32)], copies: usize) -> Rows {
         let capacity = last_key(visible);
         let one = buffer(Dtype::F16, layer.kv_heads * capacity * layer.head_dim);
-        let kv = (0..copies).map(|_| [(); 2].map(|()| upload_kv(device, one.as_slice()))).collect();
+        let kv = (0..copies).map(|_| [(); 2].map(|()| device.upload_kv(one.as_slice()))).collect();
         let q = upload(device, &fill(visible.len() * layer.heads * layer.head_dim));
         Rows { layer, q, kv, capacity, visible: visible.to_vec() }
     }
@@ -290,7 +290,7 @@ fn placing(layer: Layer, tokens: usize, from_host: bool) -> GpuCase {
     let prepare = move |device: &dyn Device| -> Call {
         let ([cos, sin], rows) = (angles(tokens, head_dim / 2), buffer(Dtype::F16, elements));
         let slots: Vec<u32> = (0..tokens as u32).collect();
-        let on_device = upload_kv(device, rows.as_slice());
+        let on_device = device.upload_kv(rows.as_slice());
         let (mut cache, table) = (device.kv(Dtype::F16, elements), TableNumber::unused());
         Box::new(move |device| {
             let rows = match from_host {

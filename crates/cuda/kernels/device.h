@@ -147,6 +147,13 @@ struct Bf16 {
     template <u32 N> static DEVICE void group_values(float (&c)[N], const u32 (&a)[4], TransposedTile b) { product_of_group_bf16(c, a, b); }
 };
 
+// Eight neighbouring floats, at a multiple of 16, each rounded to 16 bits.
+template <class T> DEVICE Quad load_packed(const float* from) {
+    const Quad low = ((const Quad*)from)[0], high = ((const Quad*)from)[1];
+    auto pack = [](u32 a, u32 b) { return T::pack(float_of_bits(a), float_of_bits(b)); };
+    return Quad{pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w)};
+}
+
 // The sum and the maximum of a number over a warp, the same in each lane.
 DEVICE float warp_sum(float x) {
     UNROLL for (int mask = 16; mask; mask /= 2) x += shuffle_xor(x, mask);

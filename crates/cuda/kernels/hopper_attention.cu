@@ -61,11 +61,7 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
             UNROLL_BY(4) for (u32 i = 0; i < 64 * CHUNKS / 128; i++) {
                 const u32 at = i * 128 + thread % 128, row = at / CHUNKS, chunk = at % CHUNKS, e = first + own * 64 + row;
                 Quad x = {0, 0, 0, 0};
-                if (e < entries) {
-                    const Quad* p = (const Quad*)(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
-                    const Quad a = p[0], b = p[1];
-                    x = Quad{pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
-                }
+                if (e < entries) x = load_packed<T>(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
                 queries[own * QUADS + HopperAttention::at(row, chunk)] = x;
             }
         async_fence();
@@ -73,8 +69,6 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         if (own == GROUPS) load(tiles, full, empty, first_row, last_row, from, to, gaps, first_tile, tiles_count);
         else attend(queries + own * QUADS, tiles, full, empty, first + own * 64, first_tile, tiles_count);
     }
-
-    static DEVICE u32 pack(u32 a, u32 b) { return T::pack(float_of_bits(a), float_of_bits(b)); }
 
     // Loads tiles into stages, as they become empty.
     DEVICE void load(Quad* tiles, Barrier* full, Barrier* empty, u32 first_row, u32 last_row, u32 from, u32 to, bool gaps, u32 first_tile,

@@ -150,3 +150,28 @@ KERNEL(256, add_column_mass, (const float* z, const Pair* visible, const float* 
     for (u32 other = 1; other < 8; other++) sum += parts[other * 32 + lane];
     sums[column] += sum;
 }
+
+// scores (count) of weights (Hkv × rows × count): with `highest` the greatest of them, otherwise √Σ over rows of (Σ over KV heads)²; either
+// divided by `heads`. A block has 32 columns, and each of its 8 warps every eighth row.
+KERNEL(256, aggregate_weights, (const float* weights, float* scores, u32 kv_heads, u32 rows, u32 count, u32 heads, u32 highest)) {
+    float* parts = (float*)shared_memory; // 8 × 32
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
+    float score = 0;
+    if (column < count)
+        UNROLL_BY(2) for (u32 row = warp; row < rows; row += 8) {
+            float sum = 0;
+            UNROLL_BY(4) for (u32 g = 0; g < kv_heads; g++) {
+                const float weight = weights[((size_t)g * rows + row) * count + column];
+                sum = highest ? fmaxf(sum, weight) : sum + weight;
+            }
+            score = highest ? fmaxf(score, sum) : score + sum * sum;
+        }
+    parts[warp * 32 + lane] = score;
+    block_barrier();
+    if (warp || column >= count) return;
+    for (u32 other = 1; other < 8; other++) {
+        const float part = parts[other * 32 + lane];
+        score = highest ? fmaxf(score, part) : score + part;
+    }
+    scores[column] = (highest ? score : sqrtf(score)) / heads;
+}

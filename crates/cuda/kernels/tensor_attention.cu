@@ -73,12 +73,7 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
     for (u32 at = thread; at < M * CHUNKS; at += BLOCK) {
         const u32 e = first + at / CHUNKS, chunk = at % CHUNKS;
         Quad x = {0, 0, 0, 0};
-        if (e < entries) {
-            const Quad* p = (const Quad*)(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
-            const Quad low = p[0], high = p[1];
-            auto pack = [](u32 a, u32 b) { return T::pack(float_of_bits(a), float_of_bits(b)); };
-            x = Quad{pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w)};
-        }
+        if (e < entries) x = load_packed<T>(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
         queries[Layout<D>::at(at / CHUNKS, chunk)] = x;
     }
     block_barrier();

@@ -107,12 +107,7 @@ DEVICE void tensor_sums(const float* q, const u16* k, const Pair* visible, float
     UNROLL_BY(4) for (u32 i = 0; i < HELD * CHUNKS / BLOCK; i++) {
         const u32 at = i * BLOCK + thread, e = first + at / CHUNKS, chunk = at % CHUNKS;
         Quad x = {0, 0, 0, 0};
-        if (e < entries) {
-            const Quad* from = (const Quad*)(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
-            const Quad low = from[0], high = from[1];
-            x = Quad{T::pack(float_of_bits(low.x), float_of_bits(low.y)), T::pack(float_of_bits(low.z), float_of_bits(low.w)),
-                     T::pack(float_of_bits(high.x), float_of_bits(high.y)), T::pack(float_of_bits(high.z), float_of_bits(high.w))};
-        }
+        if (e < entries) x = load_packed<T>(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
         queries[Layout<D>::at(at / CHUNKS, chunk)] = x;
     }
     block_barrier();

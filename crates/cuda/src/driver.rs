@@ -30,6 +30,8 @@ pub struct Grid {
 pub enum Arg<'a, M> {
     /// A pointer: memory from this byte on.
     Memory(&'a M, usize),
+    /// A pointer to memory that the kernel only reads, from this byte on.
+    Read(&'a M, usize),
     /// A pointer to nothing.
     Null,
     /// A number of 32 bits.
@@ -53,7 +55,7 @@ impl<M> Copy for Arg<'_, M> {}
 ///
 /// Calls are queued in the order in which they come; [`Driver::read`] and [`Driver::wait`] return when all before them in the queue is done.
 /// Several queues of one GPU ([`Driver::beside`]) are ordered by memory alone: what a call does comes after what the calls before it did with
-/// the same memory, in whichever queue; all else may be done in any order, or at once. A call is before another if it has returned when the
+/// the same memory, in whichever queue, unless both only read it ([`Arg::Read`]); all else may be done in any order, or at once. A call is before another if it has returned when the
 /// other begins. Memory that is dropped is freed after all that uses it.
 pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Memory of the GPU, of a fixed length, aligned to 256 bytes.

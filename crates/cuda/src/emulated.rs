@@ -246,7 +246,7 @@ impl Driver for Emulated {
         let (mut values, sizes): (Vec<u64>, Vec<usize>) = args
             .iter()
             .map(|arg| match arg {
-                Arg::Memory(memory, at) => (memory.bytes_at(*at, 0).addr() as u64, 8),
+                Arg::Memory(memory, at) | Arg::Read(memory, at) => (memory.bytes_at(*at, 0).addr() as u64, 8),
                 Arg::Null => (0, 8),
                 Arg::U32(x) => (u64::from(*x), 4),
                 Arg::U64(x) => (*x, 8),

@@ -5,7 +5,7 @@ use refrain_cuda::{Arg, CudaDevice, Driver, Emulated, Grid};
 use refrain_kernels::conformance::{random, stored};
 use refrain_kernels::{
     CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Dtype, KvRows, Precision,
-    ReferenceDevice, Rotary, TableEntries, TableNumber, download, upload, upload_kv,
+    ReferenceDevice, Rotary, TableEntries, TableNumber, download, upload,
 };
 
 fn device() -> CudaDevice<Emulated> {
@@ -31,7 +31,7 @@ fn tensors_of_a_device_beside_are_tensors_of_the_device() {
     let rows = random(3 * 4, 1);
     let placed = std::thread::spawn(move || {
         let (heads, mut cache) = (CacheHeads { kv_heads: 1, head_dim: 4 }, beside.kv(Dtype::F32, 5 * 4));
-        let rows = upload_kv(&*beside, refrain_kernels::Slice::F32(&rows));
+        let rows = beside.upload_kv(refrain_kernels::Slice::F32(&rows));
         beside.place(KvRows::Device(&rows, 0), heads, Rotary::default(), &[4, 0, 2], &mut cache);
         (rows, cache)
     });
@@ -90,9 +90,9 @@ fn placed(
     let (width, capacity) = (heads.width(), 30);
     assert_eq!(rotary.dim(tokens), 2 * half);
     let mut q = upload(device, &random(tokens * q_heads * d, 1));
-    let mut caches = [2, 3].map(|seed| upload_kv(device, stored(dtype, capacity * width, seed).as_slice()));
+    let mut caches = [2, 3].map(|seed| device.upload_kv(stored(dtype, capacity * width, seed).as_slice()));
     let (k, v) = (stored(dtype, (tokens + 1) * width, 4), stored(dtype, tokens * width, 5));
-    let (k, [k_cache, v_cache]) = (upload_kv(device, k.as_slice()), &mut caches);
+    let (k, [k_cache, v_cache]) = (device.upload_kv(k.as_slice()), &mut caches);
     let rows = (KvRows::Device(&k, 1), KvRows::Host(v.as_slice()));
     device.rope_and_place(Some((&mut q, q_heads)), rows, heads, rotary, slots, (k_cache, v_cache));
     let caches = caches.map(|cache| device.download_kv(&cache, 0..cache.len()).as_slice().floats());
@@ -159,7 +159,7 @@ fn an_array_is_copied_once_and_again_when_it_changes() {
     let (heads, d, capacity) = (2, 16, 40);
     let q = upload(&device, &random(3 * heads * d, 1));
     let [k, v] =
-        [2, 3].map(|seed| upload_kv(&device, stored(Dtype::F16, heads * capacity * d, seed).as_slice()));
+        [2, 3].map(|seed| device.upload_kv(stored(Dtype::F16, heads * capacity * d, seed).as_slice()));
     let attend = |visible: &[(u32, u32)]| {
         let a = CachedAttention {
             q: &q,
@@ -212,6 +212,6 @@ fn rows_and_arrays_of_many_pieces_arrive() {
     device.upload_rows(rows, width, &row, &mut x);
     let all: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
     assert_eq!(download(&device, &x), all);
-    let kv = upload_kv(&device, refrain_kernels::Slice::F32(&all));
+    let kv = device.upload_kv(refrain_kernels::Slice::F32(&all));
     assert_eq!(device.download_kv(&kv, 0..all.len()).as_slice().floats(), all);
 }

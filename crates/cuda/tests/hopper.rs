@@ -6,7 +6,7 @@ mod attention;
 use attention::{Case, causal};
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::random;
-use refrain_kernels::{CachedAttention, Device, Dtype, Precision, download, upload, upload_kv};
+use refrain_kernels::{CachedAttention, Device, Dtype, Precision, download, upload};
 
 /// Hopper, with copies and products each of which land when they are waited for or at once.
 const SEEDS: [u64; 4] = [2, 3, 6, 7];
@@ -70,7 +70,7 @@ fn bits(case: &Case, device: &CudaDevice<Emulated>, first_row: usize, count: usi
     let width = heads * head_dim;
     let q = upload(device, &random(case.visible.len() * width, 1));
     let (k, v) = (case.side(2), case.side(3));
-    let (k, v) = (upload_kv(device, k.as_slice()), upload_kv(device, v.as_slice()));
+    let (k, v) = (device.upload_kv(k.as_slice()), device.upload_kv(v.as_slice()));
     let a = CachedAttention {
         q: &q,
         first_row,

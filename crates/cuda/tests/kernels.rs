@@ -7,7 +7,7 @@ use attention::{Case, causal};
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::{random, stored};
 use refrain_kernels::{
-    CachedAttention, Device, Dtype, Floats, GumbelNoise, KvBuffer, Precision, download, upload, upload_kv,
+    CachedAttention, Device, Dtype, Floats, GumbelNoise, KvBuffer, Precision, download, upload,
 };
 
 /// With asynchronous copies that land when they are waited for, and at once; on GPUs before Hopper, and on Hopper.
@@ -72,7 +72,7 @@ fn attention_of_few_rows_does_not_depend_on_the_rows_beside_one() {
         for d in [64, 80, 96, 128, 256] {
             let (heads, kv_heads, capacity) = (8, 2, 704);
             let case = Case { dtype, head_dim: d, heads, kv_heads, capacity, visible: visible.to_vec() };
-            let side = |seed| upload_kv(device, case.side(seed).as_slice());
+            let side = |seed| device.upload_kv(case.side(seed).as_slice());
             let (k, v, q) = (side(1), side(2), upload(device, &random(4 * heads * d, 3)));
             let attend = |row: usize, count: usize| {
                 let a = CachedAttention {
@@ -116,7 +116,7 @@ fn plain_attention_of_a_row_does_not_depend_on_its_company() {
     let (heads, kv_heads, d, rows, capacity) = (6, 2, 48, 23, 130);
     for dtype in [Dtype::F32, Dtype::F16] {
         let device = device(2);
-        let side = |seed| upload_kv(&device, stored(dtype, kv_heads * capacity * d, seed).as_slice());
+        let side = |seed| device.upload_kv(stored(dtype, kv_heads * capacity * d, seed).as_slice());
         let (k, v, q) = (side(1), side(2), upload(&device, &random(rows * heads * d, 3)));
         let visible: Vec<(u32, u32)> = (0..rows as u32).map(|row| (row % 7 * 9, 80 + row)).collect();
         let attend = |first_row: usize, count: usize| {
@@ -172,7 +172,7 @@ fn noise_is_that_of_the_cpu() {
     let device = device(2);
     // Queries of zero leave the noise alone: weights are softmax(g / τ).
     let q = upload(&device, &vec![0.0; rows * heads * d]);
-    let side = |seed| upload_kv(&device, stored(Dtype::F32, kv_heads * capacity * d, seed).as_slice());
+    let side = |seed| device.upload_kv(stored(Dtype::F32, kv_heads * capacity * d, seed).as_slice());
     let (k, v) = (side(1), side(2));
     let visible: Vec<(u32, u32)> = (0..rows as u32).map(|row| (row, 80 + row)).collect();
     let a = problem(&q, (&k, &v), (heads, kv_heads, d), capacity, &visible, 0);

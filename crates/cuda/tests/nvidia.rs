@@ -110,32 +110,77 @@ fn work_is_done_in_order() {
     });
 }
 
+/// Word `at` of what tests write.
+fn word(at: usize) -> u32 {
+    (at as u32).wrapping_mul(2_654_435_761)
+}
+
+/// Writes `count` words in units of `unit` bytes, from the word `offset` on, and checks each piece; returns the bytes of the longest one.
+fn write_words(
+    driver: &Nvidia,
+    memory: &NvidiaMemory,
+    (unit, count, offset): (usize, usize, usize),
+) -> usize {
+    let (mut next, mut longest) = (0, 0);
+    driver.write_with(memory, 4 * offset, 4 * count, unit, &mut |first, to| {
+        assert_eq!(first, next);
+        next += to.len();
+        longest = longest.max(to.len());
+        assert!(to.len().is_multiple_of(unit) || next == 4 * count, "{} of {unit}", to.len());
+        assert!(to.as_ptr().addr().is_multiple_of(8));
+        let words = to.chunks_exact_mut(4).enumerate();
+        words.for_each(|(i, to)| to.copy_from_slice(&word(first / 4 + i).to_le_bytes()));
+    });
+    assert_eq!(next, 4 * count);
+    longest
+}
+
 #[test]
 fn what_is_written_piece_by_piece_arrives_in_whole_units() {
     with_library("what_is_written_piece_by_piece_arrives_in_whole_units", &SEEDS, || {
         let driver = Nvidia::open(0).unwrap();
-        let word = |at: usize| (at as u32).wrapping_mul(2_654_435_761);
-        // Units of a row, of more than a piece, and of more than a segment; more than all segments, and less than a unit.
-        for (unit, count, offset) in [
-            (12, 5 << 20, 0),
-            (3_000_000, 2_000_000, 9),
-            (5_000_000, 4_000_000, 1),
-            (4096, 1000, 3),
-            (4, 0, 0),
-        ] {
-            let memory = driver.alloc(4 * (count + offset)).unwrap();
-            let mut next = 0;
-            driver.write_with(&memory, 4 * offset, 4 * count, unit, &mut |first, to| {
-                assert_eq!(first, next);
-                next += to.len();
-                assert!(to.len().is_multiple_of(unit) || next == 4 * count, "{} of {unit}", to.len());
-                assert!(to.as_ptr().addr().is_multiple_of(8));
-                let words = to.chunks_exact_mut(4).enumerate();
-                words.for_each(|(i, to)| to.copy_from_slice(&word(first / 4 + i).to_le_bytes()));
-            });
-            assert_eq!(next, 4 * count);
-            let written = words(&driver, &memory, count + offset);
-            assert!((0..count).all(|at| written[offset + at] == word(at)), "units of {unit}");
+        for driver in [&driver, &driver.beside()] {
+            // Units of a row, of most of a segment (of a queue beside another, and of one that is not), and of more than a segment; more than all
+            // segments, and less than a unit.
+            for (unit, count, offset) in [
+                (12, 5 << 20, 0),
+                (400_000, 2_000_000, 5),
+                (1_500_000, 2_000_000, 9),
+                (5_000_000, 4_000_000, 1),
+                (4096, 1000, 3),
+                (4, 0, 0),
+            ] {
+                let memory = driver.alloc(4 * (count + offset)).unwrap();
+                write_words(driver, &memory, (unit, count, offset));
+                let written = words(driver, &memory, count + offset);
+                assert!((0..count).all(|at| written[offset + at] == word(at)), "units of {unit}");
+            }
+        }
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_ring_is_filled_while_copies_from_it_are_under_way() {
+    // Pinned memory for four segments of each queue.
+    const SEGMENTS: [usize; 2] = [2 << 20, 512 << 10];
+    let settings = [("FAKE_CUDA_SEED", "1"), ("FAKE_CUDA_PINNED_BYTES", "10485760")];
+    with_library("a_ring_is_filled_while_copies_from_it_are_under_way", &[&settings], || {
+        let driver = Nvidia::open(0).unwrap();
+        let beside = driver.beside();
+        for (queue, other, segment) in [(&driver, &beside, SEGMENTS[0]), (&beside, &driver, SEGMENTS[1])] {
+            // Four segments.
+            let count = segment;
+            let memory = queue.alloc(4 * count).unwrap();
+            launch(queue, "hold");
+            // A wait for a copy would not end before the release.
+            assert_eq!(write_words(queue, &memory, (4, count, 0)), segment);
+            launch(other, "release");
+            assert_eq!(words(queue, &memory, count), (0..count).map(word).collect::<Vec<_>>());
+            // More than the ring, with pieces of one segment at most.
+            let memory = queue.alloc(12 * count).unwrap();
+            assert_eq!(write_words(queue, &memory, (4, 3 * count, 0)), segment);
+            assert_eq!(words(queue, &memory, 3 * count), (0..3 * count).map(word).collect::<Vec<_>>());
         }
         driver.wait().unwrap();
     });
@@ -223,6 +268,60 @@ fn a_queue_goes_on_while_another_is_busy_with_other_memory() {
         add(&beside, &own, &busy, 0, count as u32);
         launch(&third, "release");
         assert_eq!(words(&beside, &own, count), (17..).take(count).collect::<Vec<_>>());
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn kernels_of_queues_beside_the_first_one_go_first() {
+    with_library("kernels_of_queues_beside_the_first_one_go_first", &[&[]], || {
+        let driver = Nvidia::open(0).unwrap();
+        let priority = |driver: &Nvidia| {
+            let memory = driver.alloc(4).unwrap();
+            let grid = Grid { blocks: [1; 3], threads: 32, shared: 0 };
+            driver.launch("priority", grid, &[Arg::Memory(&memory, 0)]);
+            words(driver, &memory, 1)[0]
+        };
+        for _ in 0..2 {
+            let [beside, third] = [(); 2].map(|()| driver.beside());
+            assert_eq!([&driver, &beside, &third].map(priority), [0, 5, 5]);
+        }
+        driver.wait().unwrap();
+    });
+}
+
+#[test]
+fn queues_that_only_read_some_memory_do_not_wait_for_each_other() {
+    // Writes from memory that is not pinned would wait for what they are queued behind.
+    with_library("queues_that_only_read_some_memory_do_not_wait_for_each_other", &SEEDS[..5], || {
+        let driver = Nvidia::open(0).unwrap();
+        let [beside, third, last, idle] = [(); 4].map(|()| driver.beside());
+        let count = 100;
+        let read = |driver: &Nvidia, to: &NvidiaMemory, from: &NvidiaMemory| {
+            let grid = Grid { blocks: [1; 3], threads: 128, shared: 0 };
+            let args = [Arg::Memory(to, 0), Arg::Read(from, 0), Arg::U32(1), Arg::U32(count as u32)];
+            driver.launch("add_32", grid, &args);
+        };
+        let counted = |from: u32| (from..).take(count).collect::<Vec<u32>>();
+        let [shared, own, other] = [(); 3].map(|()| driver.alloc(4 * count).unwrap());
+        for round in 0..20 {
+            let (old, new) = (1000 * round, 1000 * round + 500);
+            driver.write(&shared, 0, &bytes_of(old..old + count as u32));
+            // An event lies behind the write.
+            (0..16).for_each(|_| add(&driver, &own, &own, 1, count as u32));
+            launch(&driver, "hold");
+            read(&driver, &own, &shared);
+            read(&beside, &other, &shared);
+            assert_eq!(words(&beside, &other, count), counted(old + 1));
+            // A write waits for readers, and readers wait for it.
+            beside.write(&shared, 0, &bytes_of(new..new + count as u32));
+            read(&third, &other, &shared);
+            last.write(&shared, 0, &bytes_of(0..count as u32));
+            launch(&idle, "release");
+            assert_eq!(words(&driver, &own, count), counted(old + 1));
+            assert_eq!(words(&third, &other, count), counted(new + 1));
+            assert_eq!(words(&beside, &shared, count), counted(0));
+        }
         driver.wait().unwrap();
     });
 }

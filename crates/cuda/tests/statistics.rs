@@ -3,7 +3,7 @@
 
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::random;
-use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, upload, upload_kv};
+use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, WeightAggregation, upload};
 
 /// With asynchronous copies that land when they are waited for, and at once.
 const SEEDS: [u64; 2] = [2, 3];
@@ -52,7 +52,7 @@ impl Case {
         let of = self.operands();
         for seed in SEEDS {
             let device = CudaDevice::new(Emulated::new(seed), 1).unwrap();
-            let (q, k) = (upload(&device, &of.q), upload_kv(&device, of.k.as_slice()));
+            let (q, k) = (upload(&device, &of.q), device.upload_kv(of.k.as_slice()));
             let a = CachedAttention {
                 q: &q,
                 first_row: BEFORE,
@@ -170,6 +170,26 @@ fn weights_of_rows_and_of_columns_are_right() {
             let expected: Vec<f64> =
                 weights.chunks(of.capacity).flat_map(|row| &row[slots.clone()]).copied().collect();
             case.assert_close("weight", &got, &expected);
+
+            let at = |g: usize, row: usize, slot: usize| expected[(g * rows + row) * slots.len() + slot];
+            for aggregation in [WeightAggregation::L2, WeightAggregation::Max] {
+                let score = |slot| {
+                    let of_row = |row| (0..a.kv_heads).map(move |g| (g, row));
+                    match aggregation {
+                        WeightAggregation::L2 => {
+                            let mean = |row| of_row(row).map(|(g, row)| at(g, row, slot)).sum::<f64>();
+                            (0..rows).map(|row| (mean(row) / a.heads as f64).powi(2)).sum::<f64>().sqrt()
+                        }
+                        WeightAggregation::Max => {
+                            let all = (0..rows).flat_map(of_row).map(|(g, row)| at(g, row, slot));
+                            all.fold(0.0, f64::max) / case.group as f64
+                        }
+                    }
+                };
+                let mut got = vec![7.0; slots.len()];
+                device.aggregated_weights(a, slots.clone(), aggregation, &mut got);
+                case.assert_close("score", &got, &(0..slots.len()).map(score).collect::<Vec<f64>>());
+            }
 
             let (mut out, mut lse) = (device.floats(a.q.len()), device.floats(0));
             device.attention(a, &mut out, Some(&mut lse));

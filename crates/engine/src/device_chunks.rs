@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use refrain_kernels::{Device, DeviceFailure, KvBuffer, KvRows, upload_kv};
+use refrain_kernels::{Device, DeviceFailure, KvBuffer, KvRows};
 use refrain_store::{ChunkCopies, ChunkKey, Layer, Store};
 
 /// The cache takes at most one part in so many of the memory that is free when it is made.
@@ -20,7 +20,7 @@ pub(crate) struct DeviceLayer {
 impl DeviceLayer {
     /// Copies a layer.
     fn new(device: &dyn Device, layer: &Layer) -> DeviceLayer {
-        DeviceLayer { k: upload_kv(device, layer.k()), v: upload_kv(device, layer.v()) }
+        DeviceLayer { k: device.upload_kv(layer.k()), v: device.upload_kv(layer.v()) }
     }
 
     /// Keys and values, to be placed.

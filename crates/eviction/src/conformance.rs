@@ -1,6 +1,6 @@
 //! The conformance battery: rules of every eviction policy, independent of its scores. A new policy runs it in one line.
 
-use refrain_kernels::{Cpu, Device, Dtype, KvBuffer, Slice, upload_kv};
+use refrain_kernels::{Cpu, Device, Dtype, KvBuffer, Slice};
 use refrain_kv::{Span, survivors};
 
 use crate::{
@@ -133,7 +133,7 @@ impl Run<'_> {
             capacity: n,
             len: n,
             positions: (0..HEADS).flat_map(|_| 0..n as u32).collect(),
-            keys: upload_kv(self.device, Slice::F32(&self.random(HEADS * n * HEAD_DIM))),
+            keys: self.device.upload_kv(Slice::F32(&self.random(HEADS * n * HEAD_DIM))),
         };
         let rows = match self.policy.needs(&self.prompt) {
             AttentionNeeds::PromptSums { rows }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use refrain_kernels::conformance::{random, stored};
-use refrain_kernels::{CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
+use refrain_kernels::{CachedAttention, Cpu, Device, Dtype, Precision, upload};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 use crate::{
@@ -267,7 +267,7 @@ fn subset(method: &dyn FusionMethod, layout: &PromptLayout, tokens: &[u32], of: 
 fn statistics(of: &dyn ChunkStatistics, tokens: usize) -> AuxTensors {
     let cpu = Cpu::new(1).unwrap();
     let keys = stored(Dtype::F16, tokens * KV_HEADS * HEAD_DIM, 8);
-    let (q, cached) = (upload(&cpu, &random(tokens * HEADS * HEAD_DIM, 7)), upload_kv(&cpu, keys.as_slice()));
+    let (q, cached) = (upload(&cpu, &random(tokens * HEADS * HEAD_DIM, 7)), cpu.upload_kv(keys.as_slice()));
     let visible: Vec<(u32, u32)> = (0..tokens as u32).map(|row| (0, row + 1)).collect();
     let attention = CachedAttention {
         q: &q,

@@ -6,7 +6,7 @@ use refrain_fusion::{
     Below, ChunkSpan, ChunkStatistics, ContextLayer, ContextTensors, Cosine, Extremes, FusionMethod,
     ModelFacts, PrefillInputs, PromptLayout, Quota, Recompute, Rotation, Rounding, SamKv, Theta,
 };
-use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload, upload_kv};
+use refrain_kernels::{Buffer, CachedAttention, Cpu, Device, Dtype, Precision, upload};
 use refrain_kv::{AuxTensors, Rope, Ropes, Span};
 
 const LAYERS: usize = 6;
@@ -388,7 +388,7 @@ fn what_is_kept_beside_a_document_follows_its_definition() {
         keys.write_f32(0, &raw);
         let (visible, given) = ((0..rows as u32).map(|row| (0, row + 1)).collect::<Vec<_>>(), &q);
         let cpu = Cpu::new(2).unwrap();
-        let (queries_of_rows, cached) = (upload(&cpu, &q), upload_kv(&cpu, k.as_slice()));
+        let (queries_of_rows, cached) = (upload(&cpu, &q), cpu.upload_kv(k.as_slice()));
         let attention = CachedAttention {
             q: &queries_of_rows,
             first_row: 0,

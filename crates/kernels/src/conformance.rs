@@ -6,7 +6,7 @@ mod attention;
 use crate::buffer::{Buffer, Dtype};
 use crate::device::{
     CacheHeads, Device, Distance, Experts, GatedMlp, KvBuffer, KvRows, LayerTail, Mlp, Norm, PackedLinear,
-    QkNorms, Rotary, RowUnavailable, WeightMatrix, download, upload, upload_kv,
+    QkNorms, Rotary, RowUnavailable, WeightMatrix, download, upload,
 };
 use crate::linear::{Activation, Precision, WeightRows};
 use crate::reference::ReferenceDevice;
@@ -228,7 +228,7 @@ impl Both<'_> {
     fn caches(&self) {
         let width = CACHE.width();
         let all = stored(self.dtype, KV_HEADS * CAPACITY * HEAD_DIM, 15);
-        let cache = |d: &dyn Device| upload_kv(d, all.as_slice());
+        let cache = |d: &dyn Device| d.upload_kv(all.as_slice());
         let rows = stored(self.dtype, (self.rows + 2) * width, 16);
         let of_slots = rows.as_slice().range(0..self.rows * width);
         let (cos, sin) = table(self.rows);
@@ -255,14 +255,14 @@ impl Both<'_> {
             });
             self.agree("place from the device", |d| {
                 let mut cache = cache(d);
-                let rows = upload_kv(d, rows.as_slice());
+                let rows = d.upload_kv(rows.as_slice());
                 d.place(KvRows::Device(&rows, 2), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             });
         }
         self.agree("rope_and_place", |d| {
             let (mut q, k) =
-                (upload(d, &random(self.rows * HEADS * HEAD_DIM, 28)), upload_kv(d, rows.as_slice()));
+                (upload(d, &random(self.rows * HEADS * HEAD_DIM, 28)), d.upload_kv(rows.as_slice()));
             let (mut caches, own) = ((cache(d), cache(d)), KvRows::Host(of_slots));
             let into = (&mut caches.0, &mut caches.1);
             d.rope_and_place(
@@ -284,14 +284,14 @@ impl Both<'_> {
                 elements(d, &cache)
             },
             |d: &dyn Device| {
-                let (mut cache, rows) = (cache(d), upload_kv(d, rows.as_slice()));
+                let (mut cache, rows) = (cache(d), d.upload_kv(rows.as_slice()));
                 d.place(KvRows::Device(&rows, 0), CACHE, rotary, &slots, &mut cache);
                 elements(d, &cache)
             },
         );
         assert_eq!(host(self.device), device(self.device), "{}: one key, wherever it comes from", self.what);
         self.same("gather_kv_rows", |d| {
-            elements(d, &d.gather_kv_rows(&upload_kv(d, rows.as_slice()), width, &[1, 0, 2, 2]))
+            elements(d, &d.gather_kv_rows(&d.upload_kv(rows.as_slice()), width, &[1, 0, 2, 2]))
         });
         let kept: Vec<u32> = (0..KV_HEADS as u32).flat_map(|head| [head, 4, 5, 6, 40 + head]).collect();
         self.same("gather_slots", |d| {
@@ -306,7 +306,7 @@ impl Both<'_> {
         });
         for rotary in [Rotary::default(), rotary] {
             self.agree("sum_changes", |d| {
-                let fresh = upload_kv(d, rows.as_slice());
+                let fresh = d.upload_kv(rows.as_slice());
                 let pairs: Vec<(usize, u32)> = slots.iter().enumerate().map(|(i, slot)| (i, *slot)).collect();
                 let (first, rest) = pairs.split_at(self.rows / 3);
                 let groups = [first.to_vec(), Vec::new(), rest.to_vec()];
@@ -320,10 +320,10 @@ impl Both<'_> {
             });
         }
         self.agree("sum_changes of no group", |d| {
-            d.sum_changes((&upload_kv(d, rows.as_slice()), 1), &cache(d), CACHE, &[], Rotary::default())
+            d.sum_changes((&d.upload_kv(rows.as_slice()), 1), &cache(d), CACHE, &[], Rotary::default())
         });
         self.agree("row_distances", |d| {
-            let (fresh, pairs) = (upload_kv(d, rows.as_slice()), [(0, 1), (2, 0), (1, 1)]);
+            let (fresh, pairs) = (d.upload_kv(rows.as_slice()), [(0, 1), (2, 0), (1, 1)]);
             let distances = |distance| d.row_distances(&fresh, all.as_slice(), width, &pairs, distance);
             [distances(Distance::L2), distances(Distance::L1)].concat()
         });

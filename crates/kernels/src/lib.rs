@@ -66,8 +66,8 @@ pub use cpu::Cpu;
 pub use device::{
     CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Experts, FillRow, Floats,
     GatedMlp, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Mlp, Norm, PackedLinear, QkNorms,
-    Rotary, RowUnavailable, Storage, TableEntries, TableNumber, WeightMatrix, copy_range, download,
-    parallel_each, processors, upload, upload_kv,
+    Rotary, RowUnavailable, Storage, TableEntries, TableNumber, WeightAggregation, WeightMatrix, copy_range,
+    download, parallel_each, processors, upload,
 };
 pub use half::{bf16, f16};
 pub use isa::{Isa, IsaError};

@@ -1,6 +1,6 @@
 //! Per-token statistics that methods select by.
 
-use refrain_kernels::{CachedAttention, Device};
+use refrain_kernels::{CachedAttention, Device, WeightAggregation};
 pub use refrain_kernels::{Distance, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -125,37 +125,24 @@ pub fn question_attention(
         device.concat_attention_mass(&CachedAttention { scale, ..attention }, slots, &mut sums);
         return sums[own].to_vec();
     }
-    if aggregation == Aggregation::Mean {
-        let mut heads = vec![0.0; attention.kv_heads * slots.len()];
-        device.attention_mass(&attention, slots.clone(), &mut heads);
-        let weight =
-            if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (attention.heads * rows.len()) as f32 };
-        let mut scores = vec![0.0; own.len()];
-        for head in heads.chunks(slots.len()) {
-            scores.iter_mut().zip(&head[own.clone()]).for_each(|(sum, x)| *sum += x);
-        }
-        scores.iter_mut().for_each(|score| *score *= weight);
-        return scores;
+    let aggregation = match aggregation {
+        Aggregation::Mean => None,
+        Aggregation::L2 => Some(WeightAggregation::L2),
+        Aggregation::Max => Some(WeightAggregation::Max),
+    };
+    if let Some(aggregation) = aggregation {
+        let mut scores = vec![0.0; slots.len()];
+        device.aggregated_weights(&attention, slots, aggregation, &mut scores);
+        return scores[own].to_vec();
     }
-    let mut weights = vec![0.0; attention.kv_heads * visible.len() * slots.len()];
-    device.row_weights(&attention, slots.clone(), &mut weights);
-    let mut scores = vec![0.0f32; own.len()];
-    if aggregation == Aggregation::Max {
-        let group = (attention.heads / attention.kv_heads) as f32;
-        for row in weights.chunks(slots.len()) {
-            scores.iter_mut().zip(&row[own.clone()]).for_each(|(best, x)| *best = best.max(x / group));
-        }
-        return scores;
+    let mut heads = vec![0.0; attention.kv_heads * slots.len()];
+    device.attention_mass(&attention, slots.clone(), &mut heads);
+    let weight = if softmax == Softmax::PerHead { 1.0 } else { 1.0 / (attention.heads * rows.len()) as f32 };
+    let mut scores = vec![0.0; own.len()];
+    for head in heads.chunks(slots.len()) {
+        scores.iter_mut().zip(&head[own.clone()]).for_each(|(sum, x)| *sum += x);
     }
-    for row in 0..visible.len() {
-        let mut means = vec![0.0f32; own.len()];
-        for head in 0..attention.kv_heads {
-            let row = &weights[(head * visible.len() + row) * slots.len()..][own.clone()];
-            means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / attention.heads as f32);
-        }
-        scores.iter_mut().zip(means).for_each(|(sum, x)| *sum += x * x);
-    }
-    scores.iter_mut().for_each(|score| *score = score.sqrt());
+    scores.iter_mut().for_each(|score| *score *= weight);
     scores
 }
 
@@ -205,7 +192,7 @@ pub fn highest(scores: &[f32], taps: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kernels::{Cpu, Precision, Slice, upload, upload_kv};
+    use refrain_kernels::{Cpu, Precision, Slice, upload};
 
     use super::*;
 
@@ -224,7 +211,7 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let cached = cpu.upload_kv(Slice::F32(&k));
         let attention = CachedAttention {
             q: &upload(&cpu, &q),
             first_row: 0,
@@ -267,7 +254,7 @@ mod tests {
         let q: Vec<f32> = (0..question.len() * heads * d).map(value).collect();
         let k: Vec<f32> = (0..kv_heads * n * d).map(|i| value(i + 5000)).collect();
         let cpu = Cpu::new(1).unwrap();
-        let (q_device, k_device) = (upload(&cpu, &q), upload_kv(&cpu, Slice::F32(&k)));
+        let (q_device, k_device) = (upload(&cpu, &q), cpu.upload_kv(Slice::F32(&k)));
         let attention = CachedAttention {
             q: &q_device,
             first_row: 0,
@@ -338,7 +325,7 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         let q = [1.0, 0.0, 0.5, 0.5, 0.0, 1.0, -1.0, 0.5];
         let k = [9.0, 9.0, 1.0, 2.0, -1.0, 0.5, 0.3, 0.1, 0.2, -0.4];
-        let cached = upload_kv(&cpu, Slice::F32(&k));
+        let cached = cpu.upload_kv(Slice::F32(&k));
         let attention = CachedAttention {
             q: &upload(&cpu, &q),
             first_row: 0,

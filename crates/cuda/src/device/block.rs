@@ -18,6 +18,14 @@ impl<D: Driver> Block<D> {
         self.memory.as_ref().map_or(Arg::Null, |memory| Arg::Memory(memory, at))
     }
 
+    /// The address of a byte, for kernels that only read from there on.
+    pub(super) fn read_arg(&self, at: usize) -> Arg<'_, D::Memory> {
+        match self.arg(at) {
+            Arg::Memory(memory, at) => Arg::Read(memory, at),
+            none => none,
+        }
+    }
+
     /// Bytes allocated.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

@@ -23,31 +23,16 @@ pub(super) struct Tables<D: Driver> {
 
 impl<D: Driver> Tables<D> {
     pub(super) fn cos(&self) -> Arg<'_, D::Memory> {
-        self.table.arg(0)
+        self.table.read_arg(0)
     }
 
     pub(super) fn sin(&self) -> Arg<'_, D::Memory> {
-        self.table.arg(self.stride.min(self.table.bytes()))
+        self.table.read_arg(self.stride.min(self.table.bytes()))
     }
 }
 
 pub(super) fn assert_slots(slots: &[u32], capacity: usize) {
     assert!(slots.iter().all(|slot| (*slot as usize) < capacity), "slots are below {capacity}");
-}
-
-/// Rows in the GPU's memory, of the host's or of a tensor from a byte on.
-enum Rows<'a, D: Driver> {
-    Uploaded(Block<D>),
-    Held(&'a Block<D>, usize),
-}
-
-impl<D: Driver> Rows<'_, D> {
-    fn arg(&self) -> Arg<'_, D::Memory> {
-        match self {
-            Rows::Uploaded(block) => block.arg(0),
-            Rows::Held(block, at) => block.arg(*at),
-        }
-    }
 }
 
 /// Rows of keys or of values, and the cache that they go to; none where they are not placed.
@@ -101,35 +86,36 @@ impl<D: Driver> CudaDevice<D> {
         }
         let capacity = len / width;
         assert_slots(slots, capacity);
-        let sides = sides.map(|side| {
+        let bytes = (tokens * width * dtype.size()).next_multiple_of(16);
+        let from_host = sides.iter().flatten().filter(|(rows, _)| matches!(rows, KvRows::Host(_)));
+        let (uploads, mut uploaded) = (self.block(bytes * from_host.count()), 0);
+        let args = sides.map(|side| {
             let (rows, cache) = side?;
             assert_one_type(cache.dtype(), dtype);
             assert_eq!(cache.len(), len, "there are as many values as keys");
-            Some((self.placed(rows, dtype, tokens, width), kv_block::<D>(cache)))
+            let rows = match rows {
+                KvRows::Host(rows) => {
+                    assert_one_type(rows.dtype(), dtype);
+                    assert_eq!(rows.len(), tokens * width, "rows are tokens × heads × head_dim");
+                    let at = uploaded;
+                    self.write(&uploads, at, rows.as_bytes());
+                    uploaded += bytes;
+                    uploads.arg(at)
+                }
+                KvRows::Device(rows, first) => {
+                    assert_one_type(rows.dtype(), dtype);
+                    assert!((first + tokens) * width <= rows.len(), "rows lie inside of the tensor");
+                    kv_block::<D>(rows).read_arg(first * width * dtype.size())
+                }
+            };
+            Some((rows, kv_block::<D>(cache).arg(0)))
         });
         let is_run = slots.windows(2).all(|pair| pair[0].checked_add(1) == Some(pair[1]));
         let scattered = (!is_run).then(|| self.kept_block_of(slots));
         let array = scattered.as_ref().map_or(Arg::Null, |slots| slots.arg(0));
-        let args = sides.each_ref().map(|side| side.as_ref().map(|(rows, cache)| (rows.arg(), cache.arg(0))));
         let tables = self.tables(rotary, tokens, heads.head_dim);
         let slots = Slots { array, first: slots[0], tokens, capacity };
         self.launch_placing(dtype, queries, (heads, args), &tables, slots);
-    }
-
-    /// Rows of a type as a kernel reads them.
-    fn placed<'a>(&self, rows: KvRows<'a>, dtype: Dtype, tokens: usize, width: usize) -> Rows<'a, D> {
-        match rows {
-            KvRows::Host(rows) => {
-                assert_one_type(rows.dtype(), dtype);
-                assert_eq!(rows.len(), tokens * width, "rows are tokens × heads × head_dim");
-                Rows::Uploaded(self.block_of_slice(rows))
-            }
-            KvRows::Device(rows, first) => {
-                assert_one_type(rows.dtype(), dtype);
-                assert!((first + tokens) * width <= rows.len(), "rows lie inside of the tensor");
-                Rows::Held(kv_block(rows), first * width * dtype.size())
-            }
-        }
     }
 
     /// Keys and values, rows and cache of each, are of `dtype`.

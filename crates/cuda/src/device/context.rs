@@ -25,6 +25,8 @@ pub struct CudaDevice<D: Driver> {
     /// The table of Gumbel noise, once some was asked for.
     pub(super) noise: Arc<OnceLock<Arc<Block<D>>>>,
     pub(super) uploads: Arc<Mutex<Uploads<D>>>,
+    /// Tables of rotations, of all queues.
+    pub(super) tables: Arc<Mutex<Uploads<D>>>,
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -34,8 +36,15 @@ impl<D: Driver> CudaDevice<D> {
     /// If the environment variable `REFRAIN_CPU` names no instruction set, or one that this machine lacks.
     pub fn new(driver: D, threads: usize) -> Result<CudaDevice<D>, IsaError> {
         let (cpu, home) = (Cpu::new(threads)?, driver.clone());
-        let (norm_weights, noise, uploads) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(CudaDevice { driver, home, cpu, norm_weights, noise, uploads })
+        Ok(CudaDevice {
+            driver,
+            home,
+            cpu,
+            norm_weights: Arc::default(),
+            noise: Arc::default(),
+            uploads: Arc::default(),
+            tables: Arc::default(),
+        })
     }
 
     /// This device with a queue of its own, for a thread beside the one that computes.
@@ -47,6 +56,7 @@ impl<D: Driver> CudaDevice<D> {
             norm_weights: Arc::default(),
             noise: Arc::default(),
             uploads: Arc::default(),
+            tables: self.tables.clone(),
         }
     }
 
@@ -65,6 +75,7 @@ impl<D: Driver> Clone for CudaDevice<D> {
             norm_weights: self.norm_weights.clone(),
             noise: self.noise.clone(),
             uploads: self.uploads.clone(),
+            tables: self.tables.clone(),
         }
     }
 }

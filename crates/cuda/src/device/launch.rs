@@ -74,7 +74,7 @@ impl<D: Driver> CudaDevice<D> {
     pub(super) fn alloc(&self, bytes: usize) -> D::Memory {
         // Uploads that are kept make room.
         self.driver.alloc(bytes).unwrap_or_else(|_| {
-            self.uploads().clear();
+            self.clear_uploads();
             alloc(&self.driver, bytes)
         })
     }

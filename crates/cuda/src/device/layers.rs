@@ -302,7 +302,7 @@ impl<D: Driver> CudaDevice<D> {
             self.stored_product(w, input)
         });
         // The layers are done, and the next step has other tokens.
-        self.uploads().clear();
+        self.clear_uploads();
         out.resize(rows * w.outputs(), 0.0);
         self.read(&logits, 0, out);
     }

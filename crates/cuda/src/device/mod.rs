@@ -5,6 +5,7 @@ mod attention;
 mod block;
 mod caches;
 mod changes;
+mod concat;
 mod context;
 mod experts;
 mod launch;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use refrain_kernels::{
     Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
     Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear,
-    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightMatrix,
+    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -68,7 +69,7 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let (total, free) = self.driver.memory();
-        let kept = self.uploads().bytes() as u64;
+        let kept = self.uploaded_bytes() as u64;
         Some(DeviceMemory { total, free: free + kept })
     }
 
@@ -105,6 +106,10 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer {
         self.zeroed_kv(dtype, len)
+    }
+
+    fn upload_kv(&self, values: Slice<'_>) -> KvBuffer {
+        KvBuffer::new(self.block_of(values.as_bytes()), values.dtype(), values.len(), values.len())
     }
 
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {
@@ -302,6 +307,16 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]) {
         self.read_row_weights(a, None, slots, weights);
+    }
+
+    fn aggregated_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        aggregation: WeightAggregation,
+        scores: &mut [f32],
+    ) {
+        self.read_aggregated_weights(a, slots, aggregation, statistics::HELD, scores);
     }
 
     fn attention_mass_from_lse(

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, HeadKeys, KvBuffer};
+use refrain_kernels::{CachedAttention, Dtype, Floats, GumbelNoise, WeightAggregation};
 
 use super::attention::{
     ENTRIES, NoiseTables, Problem, THREADS, TILE, for_tensor_cores, tensor_bytes, tensor_tile, tile_stride,
@@ -14,7 +14,7 @@ use super::tensors::{floats, kv_block};
 use crate::driver::{Arg, Driver};
 
 /// Numbers between kernels that are held at once.
-const HELD: usize = 1 << 24;
+pub(super) const HELD: usize = 1 << 24;
 /// Blocks that fill a GPU. Where there are fewer, the keys or the rows of each are shared out.
 const BLOCKS: usize = 512;
 /// Slots that a piece of keys has at least.
@@ -25,7 +25,7 @@ const COLUMNS: usize = 64;
 const SHARE: usize = 64;
 
 /// Bytes of shared memory for a tile of keys.
-fn tile_bytes(head_dim: usize) -> usize {
+pub(super) fn tile_bytes(head_dim: usize) -> usize {
     4 * TILE * tile_stride(head_dim)
 }
 
@@ -146,7 +146,7 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// Queries in the keys' type of 16 bits, each `together` heads of a row summed.
-    fn rounded_queries(
+    pub(super) fn rounded_queries(
         &self,
         a: &CachedAttention<'_>,
         problem: &Problem<'_, D>,
@@ -202,8 +202,9 @@ impl<D: Driver> CudaDevice<D> {
         slots: Range<usize>,
         weights: &mut [f32],
     ) {
-        let (rows, count) = (a.visible.len(), slots.len());
-        assert_eq!(weights.len(), a.kv_heads * rows * count, "one weight for each KV head, row and slot");
+        let count = slots.len();
+        let all = a.kv_heads * a.visible.len() * count;
+        assert_eq!(weights.len(), all, "one weight for each KV head, row and slot");
         assert!(slots.end <= a.capacity, "slots are below {}", a.capacity);
         let (problem, out) = (Problem::new(self, a), self.block(4 * weights.len()));
         let own;
@@ -214,18 +215,60 @@ impl<D: Driver> CudaDevice<D> {
                 own.arg(0)
             }
         };
+        self.weigh_rows(a, &problem, lse, (slots.start, count), &out);
+        self.read(&out, 0, weights);
+    }
+
+    /// Weights of each row, kv_heads × rows × `count`, of the slots from `first` on.
+    fn weigh_rows(
+        &self,
+        a: &CachedAttention<'_>,
+        problem: &Problem<'_, D>,
+        lse: Arg<'_, D::Memory>,
+        (first, count): (usize, usize),
+        out: &Block<D>,
+    ) {
         match for_tensor_cores!(a, "tensor_weights") {
-            Some(kernel) => {
-                self.weigh(kernel, a, &problem, lse, (slots.start, count), &out, Some(Arg::Null));
-            }
+            Some(kernel) => self.weigh(kernel, a, problem, lse, (first, count), out, Some(Arg::Null)),
             None => {
-                let args = problem.args([lse, out.arg(0), size(slots.start), size(count)]);
-                let grid = [count.div_ceil(TILE), rows.div_ceil(ENTRIES), a.kv_heads];
+                let args = problem.args([lse, out.arg(0), size(first), size(count)]);
+                let grid = [count.div_ceil(TILE), a.visible.len().div_ceil(ENTRIES), a.kv_heads];
                 let kernel = for_dtype!(a.k.dtype(), "row_weights");
                 self.launch(kernel, grid, THREADS, tile_bytes(a.head_dim), &args);
             }
         }
-        self.read(&out, 0, weights);
+    }
+
+    /// Scores of slots from the weights of each row, of which at most `held` are held at once, or those of a slot.
+    pub(super) fn read_aggregated_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        aggregation: WeightAggregation,
+        held: usize,
+        scores: &mut [f32],
+    ) {
+        assert_eq!(scores.len(), slots.len(), "one score for each slot");
+        assert!(slots.end <= a.capacity, "slots are below {}", a.capacity);
+        if a.visible.is_empty() {
+            return scores.fill(0.0);
+        }
+        let (problem, out) = (Problem::new(self, a), self.block(4 * scores.len()));
+        let (lse, rows) = (self.log_sum_exps(a, &problem, None, slots.start), a.visible.len());
+        let (heads, is_max) = match aggregation {
+            WeightAggregation::L2 => (a.heads, 0),
+            WeightAggregation::Max => (a.heads / a.kv_heads, 1),
+        };
+        let each = (held / (a.kv_heads * rows)).clamp(1, slots.len().max(1));
+        let weights = self.block(4 * a.kv_heads * rows * each);
+        for first in (0..slots.len()).step_by(each) {
+            let count = each.min(slots.len() - first);
+            self.weigh_rows(a, &problem, lse.arg(0), (slots.start + first, count), &weights);
+            let (weights, out) = (weights.arg(0), out.arg(4 * first));
+            let args = [weights, out, size(a.kv_heads), size(rows), size(count), size(heads), size(is_max)];
+            self.launch("aggregate_weights", [count.div_ceil(32), 1, 1], 256, 4 * 8 * 32, &args);
+        }
+        self.read(&out, 0, scores);
     }
 
     pub(super) fn read_column_weights(
@@ -260,103 +303,7 @@ impl<D: Driver> CudaDevice<D> {
         }
         self.read(&out, 0, weights);
     }
-
-    pub(super) fn read_concat_mass(&self, a: &CachedAttention<'_>, slots: Range<usize>, sums: &mut [f32]) {
-        assert_eq!(sums.len(), slots.len(), "one sum for each slot");
-        let inside = |(from, to): &(u32, u32)| *from as usize >= slots.start && *to as usize <= slots.end;
-        assert!(a.visible.iter().all(inside), "rows see none but these slots");
-        if slots.is_empty() {
-            return;
-        }
-        let out = self.block(4 * slots.len());
-        self.zero(&out, 0, 4 * slots.len());
-        let mut first_row = a.first_row;
-        let (first, count) = (size(slots.start), size(slots.len()));
-        for visible in a.visible.chunks((HELD / slots.len()).clamp(1, 4096)) {
-            let rows = visible.len();
-            let a = CachedAttention { first_row, visible, ..*a };
-            let problem = Problem::new(self, &a);
-            let (z, lse) = (self.block(4 * rows * slots.len()), self.block(4 * rows));
-            match for_tensor_cores!(a, "tensor_concat") {
-                Some(kernel) => self.concat_on_tensor_cores(kernel, &a, &problem, slots.clone(), &z),
-                None => self.launch_concat_logits(a.k, &problem, (rows, slots.clone()), a.head_dim, &z),
-            }
-            let (z, visible, lse) = (z.arg(0), problem.visible.arg(0), lse.arg(0));
-            // Two numbers for each of 16 warps.
-            self.launch("row_log_sum_exp", [rows, 1, 1], 512, 2 * 4 * 16, &[z, visible, lse, first, count]);
-            let args = [z, visible, lse, out.arg(0), size(rows), first, count];
-            self.launch("add_column_mass", [slots.len().div_ceil(32), 1, 1], 256, 4 * 8 * 32, &args);
-            first_row += rows;
-        }
-        self.read(&out, 0, sums);
-    }
-
-    /// Writes z (rows × slots).
-    fn concat_on_tensor_cores(
-        &self,
-        kernel: &'static str,
-        a: &CachedAttention<'_>,
-        problem: &Problem<'_, D>,
-        slots: Range<usize>,
-        z: &Block<D>,
-    ) {
-        // The heads of a group multiply one key: their queries are summed before.
-        let queries = self.rounded_queries(a, problem, a.heads / a.kv_heads);
-        let args = [
-            queries.arg(0),
-            kv_block::<D>(a.k).arg(0),
-            z.arg(0),
-            size(a.visible.len()),
-            size(a.kv_heads),
-            size(a.capacity),
-            Arg::F32(a.scale),
-            size(slots.start),
-            size(slots.len()),
-        ];
-        let (rows, columns, stages) = (64, 32, if a.head_dim > 128 { 2 } else { 3 });
-        let grid = [slots.len().div_ceil(columns), a.visible.len().div_ceil(rows), 1];
-        self.launch(kernel, grid, THREADS, stages * tensor_bytes(rows + columns, a.head_dim), &args);
-    }
-
-    fn launch_concat_logits(
-        &self,
-        k: &KvBuffer,
-        problem: &Problem<'_, D>,
-        (rows, slots): (usize, Range<usize>),
-        head_dim: usize,
-        z: &Block<D>,
-    ) {
-        let args = problem.args([z.arg(0), size(slots.start), size(slots.len())]);
-        let grid = [slots.len().div_ceil(TILE), rows.div_ceil(ENTRIES), 1];
-        self.launch(for_dtype!(k.dtype(), "concat_logits"), grid, THREADS, tile_bytes(head_dim), &args);
-    }
-
-    pub(super) fn read_concat_logits(&self, q: &[f32], keys: HeadKeys<'_>, scale: f32, z: &mut [f32]) {
-        let HeadKeys { k, head, head_dim, capacity, queries } = keys;
-        let rows = q.len() / (queries * head_dim);
-        let slots = z.len() / rows.max(1);
-        assert_eq!(z.len(), rows * slots, "there are as many logits of each row");
-        assert!(
-            slots <= capacity && (head + 1) * capacity * head_dim <= k.len(),
-            "slots are of a head of the cache"
-        );
-        let (q, out) = (self.block_of(q), self.block(4 * z.len()));
-        let args = [
-            q.arg(0),
-            kv_block::<D>(k).arg(head * capacity * head_dim * k.dtype().size()),
-            Arg::Null,
-            size(rows),
-            size(queries),
-            size(1),
-            size(capacity),
-            size(head_dim),
-            Arg::F32(scale),
-            out.arg(0),
-            size(0),
-            size(slots),
-        ];
-        let grid = [slots.div_ceil(TILE), rows.div_ceil(ENTRIES), 1];
-        self.launch(for_dtype!(k.dtype(), "concat_logits"), grid, THREADS, tile_bytes(head_dim), &args);
-        self.read(&out, 0, z);
-    }
 }
+
+#[cfg(all(test, feature = "emulate"))]
+mod tests;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, Slice, parallel_each};
+use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, parallel_each};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -102,6 +102,21 @@ impl<D: Driver> CudaDevice<D> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn shared_tables(&self) -> MutexGuard<'_, Uploads<D>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of uploads that are kept.
+    pub(super) fn uploaded_bytes(&self) -> usize {
+        self.uploads().bytes() + self.shared_tables().bytes()
+    }
+
+    /// Gives the memory of uploads back.
+    pub(super) fn clear_uploads(&self) {
+        self.uploads().clear();
+        self.shared_tables().clear();
+    }
+
     /// An array in the GPU's memory.
     pub(super) fn kept_block_of<T: bytemuck::NoUninit>(&self, numbers: &[T]) -> Arc<Block<D>> {
         let bytes: &[u8] = bytemuck::cast_slice(numbers);
@@ -120,18 +135,28 @@ impl<D: Driver> CudaDevice<D> {
     /// Cosines, and [`table_stride`] further on sines.
     pub(super) fn table_of(&self, rotary: Rotary<'_>) -> Arc<Block<D>> {
         let Rotary { cos, sin, entries } = rotary;
-        let content = entries.map(|entries| Content::Entries(entries, cos.len()));
-        if let Some(found) = content.as_ref().and_then(|content| self.uploads().find(|kept| kept == content))
-        {
+        let (stride, bytes) = (table_stride(cos.len()), 4 * sin.len());
+        let open = || Arc::new(self.block(if cos.is_empty() { 0 } else { stride + bytes }));
+        let write = |block: &Block<D>| {
+            self.write(block, 0, bytemuck::cast_slice(cos));
+            self.write(block, stride, bytemuck::cast_slice(sin));
+        };
+        let Some(content) = entries.map(|entries| Content::Entries(entries, cos.len())) else {
+            let block = open();
+            write(&block);
+            return block;
+        };
+        if let Some(found) = self.shared_tables().find(|kept| *kept == content) {
             return found;
         }
-        let (stride, bytes) = (table_stride(cos.len()), 4 * sin.len());
-        let block = Arc::new(self.block(if cos.is_empty() { 0 } else { stride + bytes }));
-        self.write(&block, 0, bytemuck::cast_slice(cos));
-        self.write(&block, stride, bytemuck::cast_slice(sin));
-        if let Some(content) = content {
-            self.uploads().keep(content, &block);
+        let block = open();
+        // No other queue copies it meanwhile, or uses it before it is written.
+        let mut tables = self.shared_tables();
+        if let Some(found) = tables.find(|kept| *kept == content) {
+            return found;
         }
+        write(&block);
+        tables.keep(content, &block);
         block
     }
 
@@ -225,11 +250,6 @@ impl<D: Driver> CudaDevice<D> {
         let between = self.block(bytes.len());
         self.copy_bytes(block, bytes.clone(), &between, 0);
         self.copy_bytes(&between, 0..bytes.len(), block, to * size);
-    }
-
-    /// Elements of the host in the GPU's memory.
-    pub(super) fn block_of_slice(&self, slice: Slice<'_>) -> Block<D> {
-        self.block_of(slice.as_bytes())
     }
 }
 

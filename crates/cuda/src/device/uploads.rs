@@ -29,8 +29,8 @@ struct Kept<D: Driver> {
     used: u64,
 }
 
-/// The uploads of one queue: memory that several queues used would make them wait for each other. They are kept until logits end a step, or until
-/// there are too many: the least recently used go first.
+/// Uploads of one queue, or of all where they are only read: other memory that several queues used would make them wait for each other. They are
+/// kept until logits end a step, or until there are too many: the least recently used go first.
 pub(super) struct Uploads<D: Driver> {
     kept: Vec<Kept<D>>,
     bytes: usize,

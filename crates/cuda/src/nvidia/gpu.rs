@@ -8,8 +8,9 @@ use cudarc::driver::sys;
 use super::call::Describe;
 use super::context::Context;
 use super::kernels::Kernels;
+use super::role::Role;
 use super::stream::Stream;
-use super::uses::Uses;
+use super::uses::{Access, Uses};
 use crate::driver::DriverError;
 
 /// Most streams of a GPU: each has pinned memory of its own.
@@ -35,7 +36,7 @@ struct Streams {
 impl Gpu {
     pub(super) fn open(context: Context) -> Result<Gpu, DriverError> {
         let context = Arc::new(context);
-        let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context)?);
+        let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context, Role::Loading)?);
         Ok(Gpu { context, streams: Mutex::default(), reclaim, kernels })
     }
 
@@ -53,8 +54,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A stream that nobody has.
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Queue, DriverError> {
+    /// A stream that nobody has; if it has to be made, one of this role. The stream that computes is made first, and goes last.
+    pub(super) fn new(gpu: &Arc<Gpu>, role: Role) -> Result<Queue, DriverError> {
         let mut streams = gpu.streams();
         let index = match streams.free.pop() {
             Some(index) => index,
@@ -62,7 +63,7 @@ impl Queue {
                 return Err(DriverError(format!("all {MOST_STREAMS} streams of the GPU are taken")));
             }
             None => {
-                streams.all.push(Arc::new(Stream::new(&gpu.context)?));
+                streams.all.push(Arc::new(Stream::new(&gpu.context, role)?));
                 streams.all.len() - 1
             }
         };
@@ -81,14 +82,14 @@ impl Queue {
     /// Queues a piece of work that uses memory.
     pub(super) fn run(
         &self,
-        memory: &[&NvidiaMemory],
+        memory: &[(&NvidiaMemory, Access)],
         work: impl FnOnce(&Stream) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        memory.iter().try_for_each(|memory| memory.uses.wait(&self.stream))?;
+        memory.iter().try_for_each(|(memory, access)| memory.uses.wait(&self.stream, *access))?;
         let done = work(&self.stream);
         // A part of the work may be queued even if it has failed.
         let piece = self.stream.pieces.count(self.stream.raw());
-        memory.iter().for_each(|memory| memory.uses.note(&self.stream, piece));
+        memory.iter().for_each(|(memory, access)| memory.uses.note(&self.stream, piece, *access));
         done
     }
 }
@@ -123,7 +124,7 @@ impl NvidiaMemory {
     fn free(&self) -> Result<(), DriverError> {
         let only = self.uses.only_stream();
         let stream = only.as_deref().unwrap_or(&self.gpu.reclaim);
-        self.uses.wait(stream)?;
+        self.uses.wait(stream, Access::Write)?;
         // SAFETY: it is freed once, and whatever uses it is queued before.
         unsafe { free_async(self.address, stream.raw()) }.describe("freeing memory")
     }

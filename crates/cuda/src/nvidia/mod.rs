@@ -9,6 +9,7 @@ mod context;
 mod gpu;
 mod kernels;
 mod order;
+mod role;
 mod staging;
 mod stream;
 mod uses;
@@ -23,7 +24,9 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
 use context::Context;
 use gpu::{Gpu, Queue};
+use role::Role;
 use stream::Stream;
+use uses::Access;
 
 pub use context::NvidiaDevice;
 pub use gpu::NvidiaMemory;
@@ -56,7 +59,7 @@ impl Nvidia {
         check_capability(device)?;
         let (handle, device) = NvidiaDevice::of(index)?;
         let gpu = Arc::new(Gpu::open(Context::open(handle)?)?);
-        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu)?), device: Arc::new(device) })
+        Ok(Nvidia { queue: Arc::new(Queue::new(&gpu, Role::Computing)?), device: Arc::new(device) })
     }
 
     /// All GPUs that the driver shows.
@@ -82,7 +85,7 @@ impl Nvidia {
     }
 
     /// Queues a piece of work that uses memory. If it fails, its error is kept.
-    fn run(&self, memory: &[&NvidiaMemory], work: impl FnOnce(&Stream) -> Result<(), DriverError>) {
+    fn run(&self, memory: &[(&NvidiaMemory, Access)], work: impl FnOnce(&Stream) -> Result<(), DriverError>) {
         self.queue.gpu.context.run(|| self.queue.run(memory, work));
     }
 
@@ -127,7 +130,7 @@ impl Driver for Nvidia {
     fn zero(&self, memory: &NvidiaMemory, at: usize, bytes: usize) {
         let address = memory.address(at, bytes);
         if bytes > 0 {
-            self.run(&[memory], |stream| {
+            self.run(&[(memory, Access::Write)], |stream| {
                 // SAFETY: the bytes lie inside of the memory.
                 unsafe { result::memset_d8_async(address, 0, bytes, stream.raw()) }.describe("zeroing")
             });
@@ -143,7 +146,7 @@ impl Driver for Nvidia {
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) {
         let address = memory.address(at, bytes);
-        self.run(&[memory], |stream| stream.write(address, bytes, unit, fill));
+        self.run(&[(memory, Access::Write)], |stream| stream.write(address, bytes, unit, fill));
     }
 
     fn pinned_write_seconds(
@@ -154,7 +157,7 @@ impl Driver for Nvidia {
     ) -> Result<f64, DriverError> {
         self.settle()?;
         let (to, mut least) = (memory.address(0, bytes), f64::INFINITY);
-        self.queue.run(&[memory], |stream| {
+        self.queue.run(&[(memory, Access::Write)], |stream| {
             least = bus::write_seconds(stream, to, bytes, runs)?;
             Ok(())
         })?;
@@ -164,7 +167,7 @@ impl Driver for Nvidia {
     fn read(&self, memory: &NvidiaMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
         let address = memory.address(at, to.len());
         if !to.is_empty() {
-            self.run(&[memory], |stream| {
+            self.run(&[(memory, Access::Read)], |stream| {
                 // SAFETY: the bytes lie inside of the memory; `to` is borrowed until the copy is waited for, below.
                 unsafe { result::memcpy_dtoh_async(to, address, stream.raw()) }
                     .describe("copying from the GPU")
@@ -176,7 +179,7 @@ impl Driver for Nvidia {
     fn copy(&self, from: &NvidiaMemory, from_at: usize, to: &NvidiaMemory, to_at: usize, bytes: usize) {
         let (from_address, to_address) = (from.address(from_at, bytes), to.address(to_at, bytes));
         if bytes > 0 {
-            self.run(&[from, to], |stream| {
+            self.run(&[(from, Access::Read), (to, Access::Write)], |stream| {
                 // SAFETY: both places lie inside of their memory.
                 unsafe { result::memcpy_dtod_async(to_address, from_address, bytes, stream.raw()) }
                     .describe("copying on the GPU")
@@ -190,7 +193,11 @@ impl Driver for Nvidia {
         for arg in args {
             arguments.push(match *arg {
                 Arg::Memory(used, at) => {
-                    memory.push(used);
+                    memory.push((used, Access::Write));
+                    used.address(at, 0)
+                }
+                Arg::Read(used, at) => {
+                    memory.push((used, Access::Read));
                     used.address(at, 0)
                 }
                 Arg::Null => 0,
@@ -209,7 +216,7 @@ impl Driver for Nvidia {
 
     fn beside(&self) -> Nvidia {
         // If all streams are taken, it shares this one: its calls then wait for more than they must.
-        let queue = Queue::new(&self.queue.gpu).map_or_else(|_| self.queue.clone(), Arc::new);
+        let queue = Queue::new(&self.queue.gpu, Role::Loading).map_or_else(|_| self.queue.clone(), Arc::new);
         Nvidia { queue, device: self.device.clone() }
     }
 }

@@ -1,6 +1,7 @@
 //! The order between streams.
 //!
-//! **Invariant.** A piece of work is done after the last piece of every other stream that uses any of its memory and was queued before it.
+//! **Invariant.** A piece of work is done after the last piece of every other stream that uses any of its memory and was queued before it, unless
+//! both only read that memory.
 //! Memory is freed after all pieces that use it. Nothing else orders two streams, so that one goes on while another is busy with other memory.
 //!
 //! A stream numbers the pieces of work that are queued in it, and memory has, of each stream that used it, the number of the last piece. A

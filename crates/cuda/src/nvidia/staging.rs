@@ -9,12 +9,8 @@ use cudarc::driver::sys;
 use super::call::Describe;
 use crate::driver::DriverError;
 
-/// Bytes of a segment.
-const SEGMENT: usize = 4 << 20;
-/// Segments of a stream.
+/// Segments of a stream: one is written while copies from the others are under way.
 const SEGMENTS: usize = 4;
-/// Bytes of a piece, at most unless a unit is longer: half of a segment is copied while the other is written.
-const PIECE: usize = 2 << 20;
 /// Copies begin at multiples of this.
 const ALIGNMENT: usize = 64;
 
@@ -27,8 +23,10 @@ struct Segment {
 }
 
 /// A ring of segments, through which a stream copies from the host: what is to be copied may change once it lies here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Staging {
+    /// Bytes of a segment.
+    bytes: usize,
     segments: Vec<Segment>,
     current: usize,
     /// Bytes of the current segment that are taken.
@@ -39,9 +37,14 @@ pub(super) struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
+    /// A ring of segments of so many bytes, which are pinned as they are needed.
+    pub(super) fn new(bytes: usize) -> Staging {
+        Staging { bytes, segments: Vec::new(), current: 0, taken: 0 }
+    }
+
     /// Queues a copy to an address, of so many bytes, in a stream, always the same; its context is current. `fill` writes the bytes, piece after
-    /// piece, each from the byte on that it is told: whole multiples of `unit` bytes, but for the last piece, and no more than a copy on the bus
-    /// has to overlap with the writing of the next one.
+    /// piece, each from the byte on that it is told: whole multiples of `unit` bytes, but for the last piece, and no more than a segment, so
+    /// that the writing of a piece overlaps with the copies of those before it.
     pub(super) fn write(
         &mut self,
         stream: sys::CUstream,
@@ -51,10 +54,10 @@ impl Staging {
     ) -> Result<(), DriverError> {
         let mut copied = 0;
         while copied < bytes {
-            let (left, most) = (bytes - copied, (SEGMENT - self.taken).min(PIECE.max(unit)));
+            let (left, most) = (bytes - copied, self.bytes - self.taken);
             let piece = if left <= most { left } else { most / unit * unit };
             // Units that are longer than a segment, and bytes for which there is no pinned memory, go without.
-            let memory = if unit.min(left) > SEGMENT { None } else { self.segment() };
+            let memory = if unit.min(left) > self.bytes { None } else { self.segment() };
             let Some(memory) = memory else {
                 return write_unpinned(stream, to + copied as u64, left, &mut |first, bytes| {
                     fill(copied + first, bytes)
@@ -79,7 +82,7 @@ impl Staging {
     /// The current segment's memory; none if the system refuses to pin as much.
     fn segment(&mut self) -> Option<NonNull<u8>> {
         if self.current == self.segments.len() {
-            self.segments.push(Segment::new()?);
+            self.segments.push(Segment::new(self.bytes)?);
         }
         Some(self.segments[self.current].memory)
     }
@@ -129,9 +132,9 @@ fn write_unpinned(
 }
 
 impl Segment {
-    fn new() -> Option<Segment> {
+    fn new(bytes: usize) -> Option<Segment> {
         // SAFETY: the memory is written before it is read.
-        let memory = unsafe { malloc_host(SEGMENT, sys::CU_MEMHOSTALLOC_PORTABLE) }.ok()?;
+        let memory = unsafe { malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.ok()?;
         match event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING) {
             Ok(left) => Some(Segment { memory: NonNull::new(memory.cast())?, left }),
             Err(_) => {

@@ -1,5 +1,6 @@
 //! Streams: queues of work of a GPU.
 
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::stream;
@@ -8,6 +9,7 @@ use cudarc::driver::sys;
 use super::call::Describe;
 use super::context::Context;
 use super::order::{Awaited, Pieces};
+use super::role::Role;
 use super::staging::Staging;
 use crate::driver::DriverError;
 
@@ -27,15 +29,18 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Stream, DriverError> {
+    pub(super) fn new(context: &Arc<Context>, role: Role) -> Result<Stream, DriverError> {
         context.bind()?;
-        let raw = stream::create(stream::StreamKind::NonBlocking).describe("making a stream")?;
+        let (mut raw, flags) = (ptr::null_mut(), sys::CUstream_flags::CU_STREAM_NON_BLOCKING);
+        // SAFETY: the stream is written where it may be.
+        unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, flags as u32, role.priority()?) }
+            .describe("making a stream")?;
         Ok(Stream {
             context: context.clone(),
             raw,
             pieces: Pieces::default(),
             awaited: Awaited::default(),
-            staging: Mutex::default(),
+            staging: Mutex::new(Staging::new(role.segment())),
         })
     }
 

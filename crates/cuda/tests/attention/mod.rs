@@ -2,7 +2,7 @@
 
 use refrain_cuda::{CudaDevice, Emulated};
 use refrain_kernels::conformance::random;
-use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, download, upload, upload_kv};
+use refrain_kernels::{Buffer, CachedAttention, Device, Dtype, Precision, download, upload};
 
 /// An attention of rows that see ranges of slots.
 pub(crate) struct Case {
@@ -47,7 +47,7 @@ impl Case {
         let q: Vec<f32> = random(rows * heads * d, 1).iter().map(|x| 2.0 * x).collect();
         let (k, v) = (self.side(2), self.side(3));
         let (device_q, device_k, device_v) =
-            (upload(device, &q), upload_kv(device, k.as_slice()), upload_kv(device, v.as_slice()));
+            (upload(device, &q), device.upload_kv(k.as_slice()), device.upload_kv(v.as_slice()));
         let a = CachedAttention {
             q: &device_q,
             first_row: 0,

@@ -5,7 +5,7 @@
 // its stream's turn at allocating it to some stream's turn at freeing it, and an access outside of that is an illegal address. Copies read the
 // host's memory when they are done if it is pinned, and when they are queued if not. Where the pool may insert dependencies, memory waits for some
 // other that is about to be freed. The kernel "hold" keeps its stream until "release" was run in another. FAKE_CUDA_DEVICES, FAKE_CUDA_VERSION,
-// FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are) and FAKE_CUDA_SEED say what is played.
+// FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are), FAKE_CUDA_PINNED_BYTES and FAKE_CUDA_SEED say what is played.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +34,7 @@ struct Work {
     u64 until = 0;
     std::function<void()> run;
 };
-struct Stream { std::deque<Work> queue; };
+struct Stream { std::deque<Work> queue; int priority = 0; };
 struct Memory { std::vector<unsigned char> bytes; void* pool = nullptr; bool alive = false; bool freed = false; Event left; };
 struct Function { std::string name; u32 shared = 48 << 10; };
 
@@ -42,7 +42,7 @@ static std::recursive_mutex lock;
 static std::vector<Stream*> streams;
 static std::map<u64, Memory> memories;
 static std::map<u64, size_t> pinned;
-static u64 pieces_of_pinned = 0;
+static u64 pieces_of_pinned = 0, bytes_of_pinned = 0;
 static bool inserts_dependencies = true;
 static Event held;
 static u32 failed = OK;
@@ -150,18 +150,24 @@ CALL cuMemFreeAsync(u64 address, void* stream) {
 }
 CALL cuMemHostAlloc(void** memory, size_t bytes, u32) {
     ENTER if (pieces_of_pinned++ >= setting("FAKE_CUDA_PINNED", ~0ull)) return OUT_OF_MEMORY;
+    if (bytes_of_pinned + bytes > setting("FAKE_CUDA_PINNED_BYTES", ~0ull)) return OUT_OF_MEMORY;
+    bytes_of_pinned += bytes;
     *memory = malloc(bytes);
     pinned[(u64)*memory] = bytes;
     return OK;
 }
 CALL cuMemFreeHost(void* memory) {
-    ENTER if (!pinned.erase((u64)memory)) return INVALID_VALUE;
+    ENTER auto found = pinned.find((u64)memory);
+    if (found == pinned.end()) return INVALID_VALUE;
+    bytes_of_pinned -= found->second;
+    pinned.erase(found);
     return free(memory), OK;
 }
 
-CALL cuStreamCreate(void** stream, u32 flags) {
-    ENTER if (flags != 1) return INVALID_VALUE;
-    streams.push_back(new Stream);
+CALL cuCtxGetStreamPriorityRange(int* least, int* greatest) { ENTER return *least = 0, *greatest = -5, OK; }
+CALL cuStreamCreateWithPriority(void** stream, u32 flags, int priority) {
+    ENTER if (flags != 1 || priority > 0 || priority < -5) return INVALID_VALUE;
+    streams.push_back(new Stream{{}, priority});
     return *stream = streams.back(), OK;
 }
 CALL cuStreamDestroy_v2(void* stream) { ENTER return ((Stream*)stream)->queue.empty() ? OK : INVALID_VALUE; }
@@ -218,7 +224,7 @@ CALL cuModuleLoadData(void** module, const void* image) {
 CALL cuModuleUnload(void*) { ENTER return OK; }
 CALL cuModuleGetFunction(void** function, void*, const char* name) {
     ENTER const std::string text = name;
-    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release") return NOT_FOUND;
+    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release" && text != "priority") return NOT_FOUND;
     return *function = new Function{text}, OK;
 }
 CALL cuFuncGetAttribute(int* value, u32, void*) { ENTER return *value = 1024, OK; }
@@ -238,6 +244,12 @@ CALL cuLaunchKernel(void* function, u32 x, u32 y, u32 z, u32 threads, u32 ty, u3
         queue(stream, [=] {
             u32 *target = (u32*)device(to, 4 * count), *source = (u32*)device(from, 4 * count);
             for (u32 i = 0; target && source && i < count; i++) target[i] = source[i] + value;
+        });
+    }
+    if (kernel.name == "priority") { // to = that of the stream, upside down
+        const u64 to = *(u64*)arguments[0];
+        queue(stream, [=] {
+            if (u32* target = (u32*)device(to, 4)) *target = -((Stream*)stream)->priority;
         });
     }
     if (kernel.name == "tell") { // to = [null, u64, f32, blocks]

@@ -124,10 +124,4 @@ impl DecodeToken<'_> {
     pub(crate) fn device(&self) -> &dyn Device {
         &**self.decoder.device()
     }
-
-    /// Rotates the queries to the token's position.
-    pub(crate) fn apply_rope(&mut self) {
-        let (config, device) = (self.decoder.config(), self.decoder.device());
-        device.rope(self.q, config.heads, config.head_dim, self.rotary);
-    }
 }

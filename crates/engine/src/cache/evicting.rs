@@ -88,15 +88,15 @@ impl Layer {
     }
 }
 
-/// One token of a decoding step whose queries are rotated.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RotatedToken<'a> {
+/// One token of a decoding step.
+#[derive(Debug)]
+pub(crate) struct KeptToken<'a> {
     /// Its index among the tokens that are kept of prompt and answer.
     pub(crate) position: u32,
     /// Cosines and sines of its position.
     pub(crate) rotary: Rotary<'a>,
-    /// Rotated queries, `H·d`.
-    pub(crate) q: &'a Floats,
+    /// Queries before RoPE, `H·d`; they are rotated in place.
+    pub(crate) q: &'a mut Floats,
     /// Key before RoPE and value, `Hkv·d` each.
     pub(crate) kv: (KvRows<'a>, KvRows<'a>),
 }
@@ -105,11 +105,6 @@ pub(crate) struct RotatedToken<'a> {
 struct Scratch {
     scores: Vec<f32>,
     weights: Vec<f32>,
-    /// A token's key and value, once for each head of the cache.
-    k: KvBuffer,
-    v: KvBuffer,
-    /// A token's key or value, once for each KV head.
-    own: KvBuffer,
 }
 
 impl EvictingCache {
@@ -173,10 +168,6 @@ impl EvictingCache {
         let scratch = Scratch {
             scores: vec![0.0; if plans.iter().any(|plan| plan.budget.decoding) { most } else { 0 }],
             weights: vec![0.0; reports],
-            k: device.kv(dtype, shape.width()),
-            v: device.kv(dtype, shape.width()),
-            own: device
-                .kv(dtype, if eviction.per_query_head { config.kv_heads * config.head_dim } else { 0 }),
         };
         Ok(Some(EvictingCache {
             device: device.clone(),
@@ -225,11 +216,10 @@ impl DecodeCache for EvictingCache {
         self.ropes.fill([position], tables);
     }
 
-    fn append_and_attend(&mut self, layer: usize, mut token: DecodeToken<'_>) {
-        token.apply_rope();
+    fn append_and_attend(&mut self, layer: usize, token: DecodeToken<'_>) {
         let DecodeToken { decoder, position, rotary, q, kv, out } = token;
-        let token = RotatedToken { position: position - self.left_out, rotary, q, kv };
-        self.attend(decoder.precision(), layer, &token, out);
+        let token = KeptToken { position: position - self.left_out, rotary, q, kv };
+        self.attend(decoder.precision(), layer, token, out);
     }
 
     fn dtype(&self) -> Dtype {
@@ -254,12 +244,8 @@ impl DecodeCache for EvictingCache {
             let sinks = layer.sinks.as_ref().map_or(0, KvBuffer::bytes);
             layer.statistics.bytes() + size_of_val(layer.positions.as_slice()) + sinks
         };
-        let Scratch { scores, weights, k, v, own } = &self.scratch;
-        let scratch = size_of_val(scores.as_slice())
-            + size_of_val(weights.as_slice())
-            + k.bytes()
-            + v.bytes()
-            + own.bytes();
+        let Scratch { scores, weights } = &self.scratch;
+        let scratch = size_of_val(scores.as_slice()) + size_of_val(weights.as_slice());
         self.layers.iter().map(layer).sum::<usize>() + scratch
     }
 

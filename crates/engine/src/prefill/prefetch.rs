@@ -50,8 +50,11 @@ impl Prefetched {
     }
 }
 
-/// More threads than this gain nothing: together they read faster than memory is written.
-pub(crate) const MAX_LOADERS: usize = 8;
+/// Threads that load, of so many of the host. More gain nothing: together they read faster than memory is written, and where the device has memory
+/// of its own (`is_apart`) they copy faster than its bus does.
+pub(crate) fn loaders(threads: usize, is_apart: bool) -> usize {
+    threads.min(if is_apart { 12 } else { 8 })
+}
 
 /// A layer that has not come after this time may come from an object store: the caller looks after other work meanwhile.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -258,9 +261,8 @@ impl LayerPrefetcher {
             let means = Means::new(device.beside(), allocator);
             Builder::new().name(format!("load-{i}")).spawn(move || job.work(&means, &outbox)).ok()
         };
-        let loaders = (0..device.threads().min(MAX_LOADERS).min(sizes.layers - sizes.first))
-            .filter_map(spawn)
-            .collect();
+        let loaders = loaders(device.threads(), chunks.is_apart()).min(sizes.layers - sizes.first);
+        let loaders = (0..loaders).filter_map(spawn).collect();
         LayerPrefetcher {
             job,
             means: Means::new(device.clone(), allocator),

@@ -260,7 +260,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use refrain_kernels::{Dtype, ReferenceDevice, Slice, upload_kv};
+    use refrain_kernels::{Dtype, ReferenceDevice, Slice};
     use refrain_kv::Shape;
 
     use super::*;
@@ -277,7 +277,7 @@ mod tests {
                 sign * (layer * 100_000 + head * 10_000 + slot * 10 + d) as f32
             };
             let values: Vec<f32> = (0..SHAPE.width() * capacity).map(element).collect();
-            let upload = || upload_kv(&DEVICE, Slice::F32(&values));
+            let upload = || DEVICE.upload_kv(Slice::F32(&values));
             cache.install(layer, LayerCache { k: upload(), v: upload() });
         }
         cache

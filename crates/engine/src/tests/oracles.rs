@@ -6,7 +6,7 @@ use refrain_fusion::{
     A3, CacheBlend, FullReuse, FusionMethod, InfoFlow, LayerView, LegoLink, Mask, Pass, PassPlan, Pie,
     PrefillInputs, ProphetKv, RelaxKv, Vanilla,
 };
-use refrain_kernels::{Distance, Dtype, Slice, upload_kv};
+use refrain_kernels::{Distance, Dtype, Slice};
 use refrain_kv::{Span, stats};
 
 use std::sync::Arc;
@@ -233,7 +233,7 @@ fn oracle_7_layers_0_and_1_are_true_and_deeper_ones_are_the_cache() {
 fn distances(engine: &Engine, fresh: Slice<'_>, cached: Slice<'_>) -> Vec<f32> {
     let (device, width) = (&**engine.decoder().device(), engine.decoder().shape().width());
     let pairs: Vec<(usize, usize)> = (0..fresh.len() / width).map(|row| (row, row)).collect();
-    device.row_distances(&upload_kv(device, fresh), cached, width, &pairs, Distance::L2)
+    device.row_distances(&device.upload_kv(fresh), cached, width, &pairs, Distance::L2)
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Both, CAPACITY, HEAD_DIM, HEADS, KV_HEADS, random, stored, visible};
 use crate::attention::GumbelNoise;
-use crate::device::{CachedAttention, Device, HeadKeys, download, upload, upload_kv};
+use crate::device::{CachedAttention, Device, HeadKeys, WeightAggregation, download, upload};
 use crate::linear::Precision;
 
 impl Both<'_> {
@@ -12,7 +12,7 @@ impl Both<'_> {
     fn with_attention<T>(&self, d: &dyn Device, f: impl Fn(&CachedAttention<'_>) -> T) -> T {
         let elements = KV_HEADS * CAPACITY * HEAD_DIM;
         let (k, v) = (stored(self.dtype, elements, 17), stored(self.dtype, elements, 18));
-        let (k, v) = (upload_kv(d, k.as_slice()), upload_kv(d, v.as_slice()));
+        let (k, v) = (d.upload_kv(k.as_slice()), d.upload_kv(v.as_slice()));
         let q = upload(d, &random((self.rows + 2) * HEADS * HEAD_DIM, 19));
         f(&CachedAttention {
             q: &q,
@@ -111,6 +111,15 @@ impl Both<'_> {
                 weights
             })
         });
+        for aggregation in [WeightAggregation::L2, WeightAggregation::Max] {
+            self.agree("aggregated_weights", |d| {
+                self.with_attention(d, |a| {
+                    let mut scores = sums(1);
+                    d.aggregated_weights(a, slots.clone(), aggregation, &mut scores);
+                    scores
+                })
+            });
+        }
         self.agree("concat_attention_mass", |d| {
             self.with_attention(d, |a| {
                 let within = vec![(30, 90); self.rows];

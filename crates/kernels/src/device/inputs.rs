@@ -177,6 +177,41 @@ impl CacheHeads {
     }
 }
 
+/// The way from the weights that rows and heads give a slot to one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightAggregation {
+    /// Mean over heads, then the root of the sum of squares over rows.
+    L2,
+    /// Mean over the heads of a KV head, then the highest of all rows and KV heads.
+    Max,
+}
+
+impl WeightAggregation {
+    /// Scores, one a slot, from sums over the heads of each KV head, kv_heads × rows × slots.
+    pub(super) fn aggregate(self, weights: &[f32], (heads, kv_heads): (usize, usize), scores: &mut [f32]) {
+        let slots = scores.len();
+        let rows = weights.len() / (kv_heads * slots).max(1);
+        scores.fill(0.0);
+        if self == WeightAggregation::Max {
+            let group = (heads / kv_heads) as f32;
+            for row in weights.chunks(slots.max(1)) {
+                scores.iter_mut().zip(row).for_each(|(best, x)| *best = best.max(x / group));
+            }
+            return;
+        }
+        let mut means = vec![0.0f32; slots];
+        for row in 0..rows {
+            means.fill(0.0);
+            for head in 0..kv_heads {
+                let row = &weights[(head * rows + row) * slots..][..slots];
+                means.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / heads as f32);
+            }
+            scores.iter_mut().zip(&means).for_each(|(sum, x)| *sum += x * x);
+        }
+        scores.iter_mut().for_each(|score| *score = score.sqrt());
+    }
+}
+
 /// Attention of rows of queries over cached keys and values.
 ///
 /// Row `first_row + i` of `q` sees the slots `visible[i].0 .. visible[i].1`; head `h` uses KV head `h / (heads / kv_heads)`.

@@ -21,7 +21,8 @@ use crate::linear::PackedPanels;
 pub use failure::DeviceFailure;
 pub use inputs::{
     CacheHeads, CachedAttention, DeviceMemory, Distance, Experts, FillRow, GatedMlp, HeadKeys, KvRows,
-    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightMatrix,
+    LayerTail, Mlp, Norm, QkNorms, Rotary, RowUnavailable, TableEntries, TableNumber, WeightAggregation,
+    WeightMatrix,
 };
 pub use tensors::{Floats, KvBuffer, PackedLinear, Storage};
 
@@ -100,6 +101,16 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Keys or values, all zeros.
     fn kv(&self, dtype: Dtype, len: usize) -> KvBuffer;
+
+    /// Keys or values from the host's memory.
+    fn upload_kv(&self, values: Slice<'_>) -> KvBuffer {
+        let mut kv = self.kv(values.dtype(), values.len());
+        let heads = CacheHeads { kv_heads: 1, head_dim: values.len() };
+        if !values.is_empty() {
+            self.place(KvRows::Host(values), heads, Rotary::default(), &[0], &mut kv);
+        }
+        kv
+    }
 
     /// Sets the length; memory is kept, and new elements are zeros.
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize);
@@ -340,6 +351,20 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// Weights of each row: kv_heads × rows × slots.len(), summed over the heads of a KV head.
     fn row_weights(&self, a: &CachedAttention<'_>, slots: Range<usize>, weights: &mut [f32]);
 
+    /// One score of each slot, slots.len(), from the weights of each row ([`Device::row_weights`]).
+    fn aggregated_weights(
+        &self,
+        a: &CachedAttention<'_>,
+        slots: Range<usize>,
+        aggregation: WeightAggregation,
+        scores: &mut [f32],
+    ) {
+        assert_eq!(scores.len(), slots.len(), "one score for each slot");
+        let mut weights = vec![0.0; a.kv_heads * a.visible.len() * slots.len()];
+        self.row_weights(a, slots, &mut weights);
+        aggregation.aggregate(&weights, (a.heads, a.kv_heads), scores);
+    }
+
     /// Attention mass of each slot, kv_heads × slots.len(), from the log-sum-exps of an attention, which may have counted slots
     /// that `a.visible` leaves out. Rows may see no slot. `lse` has as many rows as `a.q`.
     fn attention_mass_from_lse(
@@ -400,16 +425,6 @@ pub fn download(device: &dyn Device, x: &Floats) -> Vec<f32> {
 pub fn copy_range(device: &dyn Device, x: &Floats, from: Range<usize>, to: &mut Floats) {
     device.resize(to, from.len());
     device.copy(x, from, to, 0);
-}
-
-/// Keys or values of a device from the host's memory.
-pub fn upload_kv(device: &dyn Device, values: Slice<'_>) -> KvBuffer {
-    let mut kv = device.kv(values.dtype(), values.len());
-    let heads = CacheHeads { kv_heads: 1, head_dim: values.len() };
-    if !values.is_empty() {
-        device.place(KvRows::Host(values), heads, Rotary::default(), &[0], &mut kv);
-    }
-    kv
 }
 
 #[cfg(test)]

@@ -2,30 +2,30 @@
 
 use refrain_eviction::{AttentionNeeds, AttentionReport, CachedKeys, LayerView};
 use refrain_kernels::{
-    CacheHeads, CachedAttention, Floats, GumbelNoise, KvRows, Precision, Rotary, download,
+    CacheHeads, CachedAttention, Floats, GumbelNoise, KvBuffer, KvRows, Precision, Rotary, download,
 };
 use refrain_kv::survivors;
 
-use super::{EvictingCache, Layer, Plan, RotatedToken, Scratch, of_layer};
+use super::{EvictingCache, KeptToken, Layer, Plan, of_layer};
 
 impl EvictingCache {
-    /// Makes room, places the token's key and value, attends into `out`, which has the length of the token's queries, and lets the
-    /// policy observe.
+    /// Makes room, rotates the token's queries and places its key and value, attends into `out`, which has the length of the queries, and lets
+    /// the policy observe.
     pub(crate) fn attend(
         &mut self,
         precision: Precision,
         layer: usize,
-        token: &RotatedToken<'_>,
+        token: KeptToken<'_>,
         out: &mut Floats,
     ) {
-        let position = token.position;
+        let KeptToken { position, rotary, q, kv } = token;
         let (plan, heads, d) = (self.plans[layer], self.shape.kv_heads, self.shape.head_dim);
         self.leave_window(layer, position);
         if plan.budget.decoding && self.layers[layer].len > plan.budget.most {
             self.prune(layer, position);
         }
         let slot = self.layers[layer].len;
-        self.place(layer, token);
+        self.place(layer, (&mut *q, kv), rotary);
         let held = &mut self.layers[layer];
         held.positions.iter_mut().skip(slot).step_by(plan.capacity).for_each(|p| *p = position);
         held.len = slot + 1;
@@ -34,7 +34,7 @@ impl EvictingCache {
         let visible = [(0, *len as u32)];
         let device = &*self.device;
         let attention = CachedAttention {
-            q: token.q,
+            q,
             first_row: 0,
             k: &cache.k,
             v: &cache.v,
@@ -66,7 +66,7 @@ impl EvictingCache {
             device.noisy_attention_mass(&attention, 0..*len, &noise, weights);
         }
         if watches != AttentionNeeds::Nothing {
-            self.observe(layer, position, token.q);
+            self.observe(layer, position, q);
         }
     }
 
@@ -164,26 +164,36 @@ impl EvictingCache {
         held.len = keep;
     }
 
-    /// Rotates and places a token's key and value behind the others.
-    fn place(&mut self, layer: usize, token: &RotatedToken<'_>) {
+    /// Rotates a token's queries, and places its key, rotated, and its value behind the others.
+    fn place(
+        &mut self,
+        layer: usize,
+        (q, (k, v)): (&mut Floats, (KvRows<'_>, KvRows<'_>)),
+        rotary: Rotary<'_>,
+    ) {
         let Layer { cache, len, .. } = &mut self.layers[layer];
         let (device, slots) = (&*self.device, [*len as u32]);
-        let RotatedToken { kv, rotary, .. } = *token;
-        if !self.eviction.per_query_head {
-            return cache.place(device, self.shape, kv, rotary, &slots);
+        let queries = (q, self.shape.kv_heads * self.group);
+        if self.copies == 1 {
+            return cache.place_with_queries(device, self.shape, queries, (k, v), rotary, &slots);
         }
-        // Each KV head, as many times as there are heads of the cache for it.
-        let CacheHeads { kv_heads, head_dim } = self.shape.heads();
-        let heads = CacheHeads { kv_heads: kv_heads / self.copies, head_dim };
-        let Scratch { k, v, own, .. } = &mut self.scratch;
-        for (rows, expanded) in [(kv.0, &mut *k), (kv.1, &mut *v)] {
-            device.place(rows, heads, Rotary::default(), &[0], own);
-            for head in 0..kv_heads {
-                let from = head / self.copies * head_dim;
-                device.copy_kv(own, from..from + head_dim, expanded, head * head_dim);
+        let [k, v] = [k, v].map(|rows| self.for_each_head(rows));
+        let kv = (KvRows::Device(&k, 0), KvRows::Device(&v, 0));
+        let cache = &mut self.layers[layer].cache;
+        cache.place_with_queries(device, self.shape, queries, kv, rotary, &slots);
+    }
+
+    /// A token's key or value of each KV head, as many times as there are heads of the cache for it.
+    fn for_each_head(&self, rows: KvRows<'_>) -> KvBuffer {
+        let CacheHeads { kv_heads: heads, head_dim } = self.shape.heads();
+        let own =
+            |first: usize| (0..heads).map(|head| (first + head / self.copies) as u32).collect::<Vec<_>>();
+        match rows {
+            KvRows::Host(rows) => self.device.gather_kv_rows(&self.device.upload_kv(rows), head_dim, &own(0)),
+            KvRows::Device(rows, token) => {
+                self.device.gather_kv_rows(rows, head_dim, &own(token * heads / self.copies))
             }
         }
-        cache.place(device, self.shape, (KvRows::Device(k, 0), KvRows::Device(v, 0)), rotary, &slots);
     }
 
     /// Where keys are rotated by their places in the cache, turns those of the first tokens towards the others, as far as

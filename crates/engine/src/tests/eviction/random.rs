@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use refrain_eviction::{Eviction, PromptSpans};
-use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, download, upload, upload_kv};
+use refrain_kernels::{Buffer, Device, Dtype, KvRows, Precision, Slice, download, upload};
 use refrain_kv::{LayerCache, MemoryMeter, Rope, RopeTable, Ropes, Span};
 use refrain_model::{Config, LayerSpec, ModelFiles};
 
 use super::policy;
-use crate::cache::{DecodeCache, EvictingCache, PromptLayer, RotatedToken};
+use crate::cache::{DecodeCache, EvictingCache, KeptToken, PromptLayer};
 use crate::tests::{device, tiny};
 
 /// Queries, keys and values of one layer; nothing is rotated.
@@ -54,7 +54,7 @@ impl Given {
         let stored = |values: &[f32]| {
             let mut buffer = Buffer::zeros(dtype, values.len());
             buffer.write_f32(0, values);
-            upload_kv(&**device, buffer.as_slice())
+            device.upload_kv(buffer.as_slice())
         };
         let cache = LayerCache { k: stored(&self.k), v: stored(&self.v) };
         let rows: Vec<u32> = (0..n as u32).collect();
@@ -268,14 +268,14 @@ proptest! {
             let expected = plain.attend(position);
             let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
             let (own_k, own_v) = (Slice::F32(&k[row.clone()]), Slice::F32(&v[row]));
-            let own_q = upload(&*device, &q[position * heads * head_dim..][..heads * head_dim]);
-            let token = RotatedToken {
+            let mut own_q = upload(&*device, &q[position * heads * head_dim..][..heads * head_dim]);
+            let token = KeptToken {
                 position: position as u32,
                 rotary: rotary.slice(0, 0),
-                q: &own_q,
+                q: &mut own_q,
                 kv: (KvRows::Host(own_k), KvRows::Host(own_v)),
             };
-            bounded.attend(precision, 0, &token, &mut output);
+            bounded.attend(precision, 0, token, &mut output);
             let out = download(&*device, &output);
             let (mut parted, mut got_all) = (false, Vec::new());
             for (g, kept) in plain.kept.iter_mut().enumerate() {
