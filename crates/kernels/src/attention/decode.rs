@@ -3,7 +3,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::decode_part::{AHEAD, CHUNK, DecodePart, SegmentSlots, softmax_segment, width};
+use super::decode_part::{AHEAD, CHUNK, DecodePart, SegmentSlots, ahead, softmax_segment, width};
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::workspace::{BUFFERS, split_off_front};
@@ -107,8 +107,8 @@ fn scores<S: Simd, E: Elem, const N: usize>(
         let mut keys = [k.as_ptr(); 4];
         for (i, key) in keys.iter_mut().enumerate() {
             *key = key.wrapping_add(slots.readable(t + i) * d);
-            fetch(simd, *key, d);
         }
+        fetch(simd, k.as_ptr().wrapping_add(t * d).wrapping_byte_add(AHEAD), 4 * d);
         // SAFETY: keys have `d` elements, and queries `padded`.
         let sums = unsafe { dots::<S, E, N>(simd, keys, d, q, padded) };
         for (i, sums) in sums.into_iter().enumerate() {
@@ -117,11 +117,11 @@ fn scores<S: Simd, E: Elem, const N: usize>(
     }
 }
 
-/// Prefetches the memory [`AHEAD`] bytes after `n` elements at `x`.
+/// Prefetches the cache lines of `n` elements at `x`.
 #[inline(always)]
 fn fetch<S: Simd, E>(simd: S, x: *const E, n: usize) {
     for line in (0..n * size_of::<E>()).step_by(64) {
-        simd.fetch(x.wrapping_byte_add(AHEAD + line));
+        simd.fetch(x.wrapping_byte_add(line));
     }
 }
 
@@ -194,8 +194,11 @@ fn add_values<S: Simd, E: Elem, const N: usize, const J: usize, const WHOLE: boo
             *sum = unsafe { simd.load(o.as_ptr()) };
         }
     }
+    let ahead = ahead(size_of_val(v), e / (J * S::LANES), d.div_ceil(J * S::LANES));
+    let mut next = v.as_ptr().wrapping_byte_add(ahead);
     for (t, v) in v.chunks_exact(d).enumerate() {
-        fetch(simd, v.as_ptr().wrapping_add(e), J * S::LANES);
+        fetch(simd, next, J * S::LANES);
+        next = next.wrapping_add(J * S::LANES);
         for j in 0..J {
             let at = e + j * S::LANES;
             let n = if WHOLE { S::LANES } else { d.saturating_sub(at) };

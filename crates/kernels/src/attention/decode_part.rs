@@ -12,14 +12,22 @@ use crate::simd::Simd;
 pub(super) const QUERIES: usize = 8;
 /// Slots that kernels begin at are a multiple of this, so that sums do not depend on where a segment's first seen slot lies.
 const ALIGNED: usize = 16;
-/// Values that are gone through for some of their elements after the others: as many as the first-level cache holds.
-pub(super) const CHUNK: usize = 64;
-/// Bytes from the vector in use to the cache line that is prefetched.
-pub(super) const AHEAD: usize = 3072;
+/// Values that are gone through for some of their elements after the others: a part of what the first-level cache holds.
+pub(super) const CHUNK: usize = 32;
+/// Bytes from those in use to those that are prefetched, into the second-level cache: more of its misses are under way at a time than
+/// of the first level's. Cache lines are prefetched one after the other, as the processor's own reading ahead expects it.
+pub(super) const AHEAD: usize = 4096;
 /// The score of a key that is not seen.
 const UNSEEN: f32 = -3e30;
 /// The maximum of a query that sees no key.
 pub(super) const LOWEST: f32 = -1e30;
+
+/// Bytes from the start of a chunk of values to those that pass `pass` prefetches first. All passes over the chunk share its successor's
+/// bytes, so that memory is read throughout.
+#[inline(always)]
+pub(super) fn ahead(chunk: usize, pass: usize, passes: usize) -> usize {
+    pass * chunk / passes + if passes == 1 { AHEAD } else { chunk + AHEAD / 2 }
+}
 
 /// Floats of a head's vector in a partial result: the width up to a multiple of 32.
 pub(super) fn width(block: &QueryBlock) -> usize {

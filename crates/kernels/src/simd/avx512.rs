@@ -261,7 +261,7 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
 
     #[inline(always)]
     fn fetch<T>(self, p: *const T) {
-        x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        x86!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
 
     #[inline(always)]
