@@ -1,37 +1,29 @@
-//! Attention of a few queries, as in a step of decoding. Keys and values are read in the order in which they are stored,
-//! and nothing is transposed. Sums are taken in another order than in [`super::flash`].
+//! Attention of a few queries over one segment of the keys, as in a step of decoding. Keys and values are read in the order in which they
+//! are stored, and nothing is transposed. Sums are taken in another order than in [`super::flash`].
 
 use std::f32::consts::LOG2_E;
-use std::ops::Range;
 
+use super::decode_part::{AHEAD, CHUNK, DecodePart, SegmentSlots, ahead, softmax_segment, width};
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
-use super::shape::STATS;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::scratch;
-use crate::simd::{Elem, Kernel, STRIP, Simd, load_part, store_part};
+use crate::simd::{Elem, Kernel, Simd, load_part};
 
-/// Most queries of a block.
-pub(super) const QUERIES: usize = 8;
 /// Queries whose scores are computed at once: with four keys, sixteen sums.
 const AT_ONCE: usize = 4;
-/// Bytes from the vector in use to the cache line that is prefetched.
-const AHEAD: usize = 3072;
-/// The score of a key that is not seen.
-const UNSEEN: f32 = -3e30;
-/// The maximum of a query that sees no key.
-const LOWEST: f32 = -1e30;
 
-/// Computes a block of up to [`QUERIES`] queries over one segment of the keys.
+/// Computes a block of up to [`QUERIES`](super::decode_part::QUERIES) queries over one segment of the keys.
 pub(super) struct DecodeSegment<'a, E> {
     pub(super) a: &'a Attention<'a>,
     pub(super) k: &'a [E],
     pub(super) v: &'a [E],
     pub(super) block: QueryBlock,
     pub(super) segment: usize,
-    /// The result, laid out as `flash::PartialOutput`.
+    /// The result, a [`DecodePart`].
     pub(super) part: &'a mut [f32],
-    /// If weights are asked for, receives the probabilities relative to the segment's maxima: [`QUERIES`] × [`SEGMENT`].
+    /// If weights are asked for, receives the probabilities relative to the segment's maxima: queries × [`SEGMENT`], from
+    /// [`SegmentSlots::first`] on.
     pub(super) kept: Option<&'a mut [f32]>,
 }
 
@@ -57,159 +49,104 @@ impl<E: Elem> DecodeSegment<'_, E> {
     fn segment<S: Simd, const N: usize, const J: usize>(self, simd: S) {
         let DecodeSegment { a, k, v, block, segment, part, kept } = self;
         let (shape, n) = (block.shape, block.queries());
-        let (d, padded) = (shape.head_dim, shape.padded);
-        let span = block.span(a.visible, 0..n);
-        let slots = span.start.max(segment * SEGMENT)..span.end.min((segment + 1) * SEGMENT);
-        let mut scratch = scratch::borrow(&BUFFERS, N * (padded + SEGMENT));
+        let (d, padded, width) = (shape.head_dim, shape.padded, width(&block));
+        let mut part = DecodePart::new(&block, part);
+        let Some(slots) = SegmentSlots::new(a, &block, segment) else { return part.clear() };
+        let mut scratch = scratch::borrow(&BUFFERS, N * (padded + width + SEGMENT));
         let mut floats = scratch.as_f32_mut();
         let own = split_off_front(&mut floats, N * SEGMENT);
-        let p = match kept {
-            Some(kept) => kept,
-            None => own,
-        };
+        let p = kept.unwrap_or(own);
         let q = split_off_front(&mut floats, N * padded);
         q.fill(0.0);
         for (i, q) in q.chunks_exact_mut(padded).enumerate().take(n) {
             let query = &a.q[block.at(i)..][..d];
             q.iter_mut().zip(query).for_each(|(to, q)| *to = q * (a.scale * LOG2_E));
         }
-        // The queries of a block's rows share strips of twelve.
-        let (o, stats) = part.split_at_mut(block.strips() * STRIP * padded);
-        let (max, sum) = stats.split_at_mut(block.strips() * STATS);
-        o.fill(0.0);
-        max.fill(LOWEST);
-        sum.fill(0.0);
-        if slots.is_empty() {
-            return;
-        }
-        let k = &shape.head(k, block.g)[slots.start * d..slots.end * d];
+        let (k, v) = (shape.head(k, block.g), shape.head(v, block.g));
         for (q, p) in q.chunks(AT_ONCE * padded).zip(p.chunks_mut(AT_ONCE * SEGMENT)) {
             match q.len() / padded {
-                1 => scores::<S, E, 1>(simd, k, d, q, padded, p),
-                2 => scores::<S, E, 2>(simd, k, d, q, padded, p),
-                3 => scores::<S, E, 3>(simd, k, d, q, padded, p),
-                _ => scores::<S, E, 4>(simd, k, d, q, padded, p),
+                1 => scores::<S, E, 1>(simd, (k, d), &slots, q, padded, p),
+                2 => scores::<S, E, 2>(simd, (k, d), &slots, q, padded, p),
+                3 => scores::<S, E, 3>(simd, (k, d), &slots, q, padded, p),
+                _ => scores::<S, E, 4>(simd, (k, d), &slots, q, padded, p),
             }
         }
         for i in 0..n {
-            let p = &mut p[i * SEGMENT..][..SEGMENT];
-            let (from, to) = a.visible[block.row(i)];
-            (max[i], sum[i]) = softmax_segment(simd, p, &slots, from as usize..to as usize);
+            (part.max[i], part.sum[i]) =
+                softmax_segment(simd, &mut p[i * SEGMENT..][..SEGMENT], &slots, a.visible[block.row(i)]);
         }
-        let v = &shape.head(v, block.g)[slots.start * d..slots.end * d];
-        for e in (0..d).step_by(J * S::LANES) {
-            values::<S, E, N, J>(simd, v, d, e, p, &mut o[..n * padded], padded);
+        let o = split_off_front(&mut floats, N * width);
+        o.fill(0.0);
+        for from in slots.seen.clone().step_by(CHUNK) {
+            let chunk = from..(from + CHUNK).min(slots.seen.end);
+            let (v, p) = (&v[chunk.start * d..chunk.end * d], &p[from - slots.first..]);
+            for e in (0..d).step_by(J * S::LANES) {
+                if d - e >= J * S::LANES {
+                    add_values::<S, E, N, J, true>(simd, (v, d), e, p, o, width);
+                } else {
+                    add_values::<S, E, N, J, false>(simd, (v, d), e, p, o, width);
+                }
+            }
         }
+        part.o.copy_from_slice(&o[..n * width]);
     }
 }
 
-/// The weights that one row gives to the slots of a segment, summed over the heads of a group.
-pub(super) struct SegmentWeights<'a> {
-    pub(super) block: QueryBlock,
-    /// Results of all segments, `size` floats apart.
-    pub(super) parts: &'a [f32],
-    pub(super) size: usize,
-    pub(super) segment: usize,
-    /// The probabilities that [`DecodeSegment`] kept of this segment.
-    pub(super) kept: &'a [f32],
-    /// One for each slot of the segment.
-    pub(super) weights: &'a mut [f32],
-}
-
-impl Kernel for SegmentWeights<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let SegmentWeights { block, parts, size, segment, kept, weights } = self;
-        let stats = block.strips() * STRIP * block.shape.padded;
-        let max = |part: &[f32], i: usize| part[stats + i];
-        let mut scales = [0.0; QUERIES];
-        for (i, scale) in scales.iter_mut().enumerate().take(block.queries()) {
-            let mut highest = LOWEST;
-            for part in parts.chunks_exact(size) {
-                highest = highest.max(max(part, i));
-            }
-            let mut total = 0.0;
-            for part in parts.chunks_exact(size) {
-                total += part[stats + block.strips() * STATS + i] * (max(part, i) - highest).exp2();
-            }
-            *scale = (max(&parts[segment * size..], i) - highest).exp2() / total;
-        }
-        for t in (0..weights.len()).step_by(S::LANES) {
-            let mut sum = simd.splat(0.0);
-            for (i, scale) in scales.iter().enumerate().take(block.queries()) {
-                // SAFETY: a query has SEGMENT probabilities, a multiple of the lanes.
-                let p = unsafe { simd.load(kept[i * SEGMENT..][..SEGMENT].as_ptr().add(t)) };
-                sum = simd.fma(p, simd.splat(*scale), sum);
-            }
-            let n = weights.len() - t;
-            // SAFETY: `n` weights are left.
-            unsafe { store_part(simd, weights.as_mut_ptr().add(t), sum, n) };
-        }
-    }
-}
-
-/// p\[i · SEGMENT + t\] = q\[i\] · k\[t\]
+/// p\[i · SEGMENT + t − first\] = q\[i\] · k\[t\]
 #[inline(always)]
 fn scores<S: Simd, E: Elem, const N: usize>(
     simd: S,
-    k: &[E],
-    d: usize,
+    (k, d): (&[E], usize),
+    slots: &SegmentSlots,
     q: &[f32],
     padded: usize,
     p: &mut [f32],
 ) {
-    assert!(q.len() >= N * padded && p.len() >= N * SEGMENT && k.len() <= SEGMENT * d && d <= padded);
-    let mut t = 0;
-    for k in k.chunks(4 * d) {
-        if k.len() == 4 * d {
-            fetch(simd, k);
-            let sums = dots::<S, E, N, 4>(simd, k, d, q, padded);
-            for i in 0..N {
-                let sums = simd.sums([sums[0][i], sums[1][i], sums[2][i], sums[3][i]]);
-                p[i * SEGMENT + t..][..4].copy_from_slice(&sums);
-            }
-            t += 4;
-            continue;
+    assert!(q.len() >= N * padded && p.len() >= N * SEGMENT && k.len() >= slots.seen.end * d && d <= padded);
+    for t in (slots.first..slots.seen.end).step_by(4) {
+        let mut keys = [k.as_ptr(); 4];
+        for (i, key) in keys.iter_mut().enumerate() {
+            *key = key.wrapping_add(slots.readable(t + i) * d);
         }
-        for k in k.chunks_exact(d) {
-            let [sums] = dots::<S, E, N, 1>(simd, k, d, q, padded);
-            for (i, sum) in sums.into_iter().enumerate() {
-                p[i * SEGMENT + t] = simd.sum(sum);
-            }
-            t += 1;
+        fetch(simd, k.as_ptr().wrapping_add(t * d).wrapping_byte_add(AHEAD), 4 * d);
+        // SAFETY: keys have `d` elements, and queries `padded`.
+        let sums = unsafe { dots::<S, E, N>(simd, keys, d, q, padded) };
+        for (i, sums) in sums.into_iter().enumerate() {
+            p[i * SEGMENT + t - slots.first..][..4].copy_from_slice(&simd.sums(sums));
         }
     }
 }
 
-/// Prefetches the memory [`AHEAD`] bytes after `x`.
+/// Prefetches the cache lines of `n` elements at `x`.
 #[inline(always)]
-fn fetch<S: Simd, E>(simd: S, x: &[E]) {
-    for line in (0..size_of_val(x)).step_by(64) {
-        simd.fetch(x.as_ptr().wrapping_byte_add(AHEAD + line));
+fn fetch<S: Simd, E>(simd: S, x: *const E, n: usize) {
+    for line in (0..n * size_of::<E>()).step_by(64) {
+        simd.fetch(x.wrapping_byte_add(line));
     }
 }
 
-/// Products of `T` keys with `N` queries, still to be summed over their lanes.
+/// Products of `N` queries with four keys, still to be summed over their lanes.
+///
+/// # Safety
+/// Keys must have `d` elements, and queries `padded`, a multiple of the lanes.
 #[inline(always)]
-fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
+unsafe fn dots<S: Simd, E: Elem, const N: usize>(
     simd: S,
-    k: &[E],
+    keys: [*const E; 4],
     d: usize,
     q: &[f32],
     padded: usize,
-) -> [[S::F; N]; T] {
+) -> [[S::F; 4]; N] {
     // No closures: they would be compiled apart, without the instruction set.
-    let mut sums = [[simd.splat(0.0); N]; T];
+    let mut sums = [[simd.splat(0.0); 4]; N];
     let whole = d / S::LANES * S::LANES;
     for e in (0..whole).step_by(S::LANES) {
         // SAFETY: each key and query has LANES elements from `e` on.
-        unsafe { add_products::<S, E, N, T>(simd, (k, d), (e, S::LANES), q, padded, &mut sums) };
+        unsafe { add_products::<S, E, N>(simd, keys, (e, S::LANES), q, padded, &mut sums) };
     }
     if whole < d {
-        // SAFETY: the rest of a key; `padded` is a multiple of the lanes, and so a query has LANES elements.
-        unsafe { add_products::<S, E, N, T>(simd, (k, d), (whole, d - whole), q, padded, &mut sums) };
+        // SAFETY: the rest of a key; a query has LANES elements from there on.
+        unsafe { add_products::<S, E, N>(simd, keys, (whole, d - whole), q, padded, &mut sums) };
     }
     sums
 }
@@ -217,101 +154,67 @@ fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
 /// One vector of each product.
 ///
 /// # Safety
-/// Each of `T` keys must have `n` elements from `e` on, and each of `N` queries LANES.
+/// Each key must have `n` elements from `e` on, and each of `N` queries LANES.
 #[inline(always)]
-unsafe fn add_products<S: Simd, E: Elem, const N: usize, const T: usize>(
+unsafe fn add_products<S: Simd, E: Elem, const N: usize>(
     simd: S,
-    (k, d): (&[E], usize),
+    keys: [*const E; 4],
     (e, n): (usize, usize),
     q: &[f32],
     padded: usize,
-    sums: &mut [[S::F; N]; T],
+    sums: &mut [[S::F; 4]; N],
 ) {
-    for (t, sums) in sums.iter_mut().enumerate() {
+    for (t, key) in keys.into_iter().enumerate() {
         // SAFETY: this function's contract.
         unsafe {
-            let k = load_part(simd, k.as_ptr().add(t * d + e), n);
-            for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = simd.fma(k, simd.load(q.as_ptr().add(i * padded + e)), *sum);
+            let k = load_part(simd, key.add(e), n);
+            for (i, sums) in sums.iter_mut().enumerate() {
+                sums[t] = simd.fma(k, simd.load(q.as_ptr().add(i * padded + e)), sums[t]);
             }
         }
     }
 }
 
-/// Turns the scores of `slots` into probabilities relative to their maximum; returns it and their sum. `p` has
-/// [`SEGMENT`] elements; those past the slots become 0.
+/// o\[i\] += Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on; all of them are `WHOLE`, or some end before.
 #[inline(always)]
-fn softmax_segment<S: Simd>(simd: S, p: &mut [f32], slots: &Range<usize>, seen: Range<usize>) -> (f32, f32) {
-    let n = slots.len();
-    let (from, to) =
-        (seen.start.saturating_sub(slots.start).min(n), seen.end.saturating_sub(slots.start).min(n));
-    p[..from].fill(UNSEEN);
-    p[to.max(from)..].fill(UNSEEN);
-    let p = p[..SEGMENT].as_mut_ptr();
-    let end = n.next_multiple_of(S::LANES);
-    // SAFETY: `end` is at most SEGMENT, a multiple of the lanes.
-    unsafe {
-        let mut max = simd.splat(LOWEST);
-        for t in (0..end).step_by(S::LANES) {
-            max = simd.max(max, simd.load(p.add(t)));
-        }
-        let (max, mut total) = (simd.largest(max), simd.splat(0.0));
-        for t in (0..end).step_by(S::LANES) {
-            let v = simd.exp2(simd.sub(simd.load(p.add(t)), simd.splat(max)));
-            total = simd.add(total, v);
-            simd.store(p.add(t), v);
-        }
-        (max, simd.sum(total))
-    }
-}
-
-/// o\[i\] = Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on.
-#[inline(always)]
-fn values<S: Simd, E: Elem, const N: usize, const J: usize>(
+fn add_values<S: Simd, E: Elem, const N: usize, const J: usize, const WHOLE: bool>(
     simd: S,
-    v: &[E],
-    d: usize,
+    (v, d): (&[E], usize),
     e: usize,
     p: &[f32],
     o: &mut [f32],
-    padded: usize,
+    width: usize,
 ) {
-    let sums = if d - e >= J * S::LANES {
-        weighted::<S, E, N, J, true>(simd, v, d, e, p)
-    } else {
-        weighted::<S, E, N, J, false>(simd, v, d, e, p)
-    };
-    for (o, sums) in o.chunks_exact_mut(padded).zip(sums) {
-        for (o, sum) in o[e..].chunks_exact_mut(S::LANES).zip(sums) {
+    assert!(o.len() >= N * width && p.len() >= (N - 1) * SEGMENT + v.len() / d);
+    let mut sums = [[simd.splat(0.0); J]; N];
+    let vectors = if WHOLE { J } else { (width - e) / S::LANES };
+    for (o, sums) in o.chunks_exact(width).zip(&mut sums) {
+        for (o, sum) in o[e..].chunks_exact(S::LANES).zip(sums).take(vectors) {
+            // SAFETY: a chunk has LANES elements.
+            *sum = unsafe { simd.load(o.as_ptr()) };
+        }
+    }
+    let ahead = ahead(size_of_val(v), e / (J * S::LANES), d.div_ceil(J * S::LANES));
+    let mut next = v.as_ptr().wrapping_byte_add(ahead);
+    for (t, v) in v.chunks_exact(d).enumerate() {
+        fetch(simd, next, J * S::LANES);
+        next = next.wrapping_add(J * S::LANES);
+        for j in 0..J {
+            let at = e + j * S::LANES;
+            let n = if WHOLE { S::LANES } else { d.saturating_sub(at) };
+            // SAFETY: the count stays within the value; where it is 0 nothing is read. A query has as many weights as there are values.
+            unsafe {
+                let v = load_part(simd, v.as_ptr().wrapping_add(at), n);
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    sums[j] = simd.fma(v, simd.splat(*p.get_unchecked(i * SEGMENT + t)), sums[j]);
+                }
+            }
+        }
+    }
+    for (o, sums) in o.chunks_exact_mut(width).zip(sums) {
+        for (o, sum) in o[e..].chunks_exact_mut(S::LANES).zip(sums).take(vectors) {
             // SAFETY: a chunk has LANES elements.
             unsafe { simd.store(o.as_mut_ptr(), sum) };
         }
     }
-}
-
-/// Σ_t p\[i, t\] · v\[t\] for `J` vectors from element `e` on; all of them are `WHOLE`, or some end before.
-#[inline(always)]
-fn weighted<S: Simd, E: Elem, const N: usize, const J: usize, const WHOLE: bool>(
-    simd: S,
-    v: &[E],
-    d: usize,
-    e: usize,
-    p: &[f32],
-) -> [[S::F; J]; N] {
-    let mut sums = [[simd.splat(0.0); J]; N];
-    for (t, v) in v.chunks_exact(d).enumerate() {
-        if e == 0 {
-            fetch(simd, v);
-        }
-        for j in 0..J {
-            let at = e + j * S::LANES;
-            let n = if WHOLE { S::LANES } else { d.saturating_sub(at) };
-            // SAFETY: the count stays within the value; where it is 0 nothing is read.
-            let v = unsafe { load_part(simd, v.as_ptr().wrapping_add(at), n) };
-            for (i, sums) in sums.iter_mut().enumerate() {
-                sums[j] = simd.fma(v, simd.splat(p[i * SEGMENT + t]), sums[j]);
-            }
-        }
-    }
-    sums
 }

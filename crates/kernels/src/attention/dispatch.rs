@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::decode::{self, DecodeSegment, SegmentWeights};
+use super::decode_part;
 use super::flash::{FlashBlock, FlashSegment, MergeSegments};
 #[cfg(target_arch = "x86_64")]
 use super::flash_pairs;
@@ -98,7 +98,7 @@ impl Cpu {
         assert_eq!(a.visible.len(), 1, "there is one row");
         let end = a.visible[0].1 as usize;
         assert_eq!(weights.len(), a.kv_heads * end, "one weight for each KV head and slot");
-        if a.precision == Precision::F32 || a.heads / a.kv_heads > decode::QUERIES {
+        if a.precision == Precision::F32 || a.heads / a.kv_heads > decode_part::QUERIES {
             self.attention(a, out);
             return self.row_weights(a, 0..end, weights);
         }
@@ -144,6 +144,11 @@ impl Cpu {
         }
         let Beside { lse, mass, weights, .. } = beside;
         assert!(mass.is_none(), "mass is summed over tiles of pairs");
+        let out = &DisjointMut::new(out);
+        if self.is_decode(a) {
+            return self.decode(a, (k, v), out, lse, weights);
+        }
+        assert!(weights.is_none(), "a single row's weights are those of decoding");
         let each = shape.block_rows(rows, self.threads());
         let blocks = rows.div_ceil(each);
         let tasks = shape.kv_heads * blocks;
@@ -154,67 +159,27 @@ impl Cpu {
             let b = blocks - 1 - t / shape.kv_heads;
             QueryBlock { shape, g: t % shape.kv_heads, rows: b * each..((b + 1) * each).min(rows) }
         };
-        let out = &DisjointMut::new(out);
         let segments = last.div_ceil(SEGMENT);
-        let is_decode = a.precision != Precision::F32 && blocks == 1 && rows * shape.group <= decode::QUERIES;
-        if !is_decode && (!worth || tasks >= 2 * self.threads() || segments == 1) {
+        if !worth || tasks >= 2 * self.threads() || segments == 1 {
             self.parallel_if(worth, tasks, &|t| self.run(FlashBlock { a, k, v, block: block(t), out, lse }));
             return;
         }
         // There are too few blocks for the threads: one task computes a segment of the keys, then the segments of a block
         // are merged.
         let size = shape.part_len(each * shape.group);
-        let kept = if weights.is_some() { decode::QUERIES * SEGMENT } else { 0 };
         let pieces = tasks * segments;
-        let mut scratch = scratch::borrow(&ROUNDS, pieces * (size + kept));
-        let (parts, all_kept) = scratch.as_f32_mut()[..pieces * (size + kept)].split_at_mut(pieces * size);
-        let (shared, shared_kept) = (DisjointMut::new(parts), DisjointMut::new(all_kept));
+        let mut scratch = scratch::borrow(&ROUNDS, pieces * size);
+        let parts = &mut scratch.as_f32_mut()[..pieces * size];
+        let shared = DisjointMut::new(parts);
         self.parallel_if(worth, pieces, &|i| {
             // SAFETY: part `i` belongs to task `i`.
             let part = unsafe { shared.part(i * size..(i + 1) * size) };
             let (block, segment) = (block(i / segments), i % segments);
-            if is_decode {
-                // SAFETY: part `i` belongs to task `i`.
-                let kept = (kept > 0).then(|| unsafe { shared_kept.part(i * kept..(i + 1) * kept) });
-                return self.run(DecodeSegment { a, k, v, block, segment, part, kept });
-            }
             self.run(FlashSegment { a, k, v, block, segment, part });
         });
         self.parallel_if(rows * segments * shape.heads * shape.head_dim > 1 << 18, tasks, &|t| {
             let parts = &parts[t * segments * size..(t + 1) * segments * size];
             self.run(MergeSegments { parts, size, block: block(t), out, lse });
-        });
-        if let Some(weights) = weights {
-            self.decode_weights(a, (parts, size), all_kept, weights);
-        }
-    }
-
-    /// The weights of a single row, from the partial outputs `parts` (`size` floats apart) and the probabilities `kept` that
-    /// [`DecodeSegment`] wrote for each KV head and segment.
-    fn decode_weights(
-        &self,
-        a: &Attention,
-        (parts, size): (&[f32], usize),
-        kept: &[f32],
-        weights: &mut [f32],
-    ) {
-        const KEPT: usize = decode::QUERIES * SEGMENT;
-        let (first, last) = (a.visible[0].0 as usize, a.visible[0].1 as usize);
-        let segments = last.div_ceil(SEGMENT);
-        let weights = DisjointMut::new(weights);
-        self.parallel_if(last * a.heads > 1 << 15, a.kv_heads * segments, &|i| {
-            let (g, segment) = (i / segments, i % segments);
-            let slots = segment * SEGMENT..((segment + 1) * SEGMENT).min(last);
-            // SAFETY: a head's slots of a segment belong to one task.
-            let weights = unsafe { weights.part(g * last + slots.start..g * last + slots.end) };
-            let (unseen, weights) = weights.split_at_mut(first.clamp(slots.start, slots.end) - slots.start);
-            unseen.fill(0.0);
-            if !weights.is_empty() {
-                let block = QueryBlock { shape: a.shape(), g, rows: 0..1 };
-                let parts = &parts[g * segments * size..(g + 1) * segments * size];
-                let kept = &kept[i * KEPT..(i + 1) * KEPT];
-                self.run(SegmentWeights { block, parts, size, segment, kept, weights });
-            }
         });
     }
 

@@ -4,8 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::simd::KEYS;
 use crate::simd::pair_tiles::{SIDE, interleaved_pairs};
+use crate::simd::{KEYS, sums_of_four, sums_of_lanes};
 
 /// Words of the pairs of one tile of keys and 16 queries.
 const PAIRS: usize = KEYS / 2 * SIDE;
@@ -89,25 +89,12 @@ pub(super) fn add_by_key(entries: &[(&[u32], [f32; SIDE])], sums: &mut [f32]) {
         }
         // SAFETY: 16 floats.
         unsafe {
-            let sum = _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), lane_sums(totals));
+            let mut fours = [_mm512_setzero_ps(); 4];
+            for (fours, totals) in fours.iter_mut().zip(totals.chunks_exact(4)) {
+                *fours = sums_of_four([totals[0], totals[1], totals[2], totals[3]]);
+            }
+            let sum = _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), sums_of_lanes(fours));
             _mm512_storeu_ps(sums.as_mut_ptr(), sum);
         }
     }
-}
-
-/// The sum of each vector's lanes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn lane_sums(v: [__m512; SIDE]) -> __m512 {
-    let pairs =
-        |i: usize| _mm512_add_ps(_mm512_unpacklo_ps(v[i], v[i + 1]), _mm512_unpackhi_ps(v[i], v[i + 1]));
-    // Four vectors' sums in each 128 bits.
-    let fours = |i: usize| {
-        let (a, b) = (_mm512_castps_pd(pairs(i)), _mm512_castps_pd(pairs(i + 2)));
-        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
-    };
-    let halves = |a: __m512, b: __m512| {
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
-    };
-    halves(halves(fours(0), fours(4)), halves(fours(8), fours(12)))
 }

@@ -1,14 +1,18 @@
 //! Attention over cached keys, and the scores, weights and sums of weights that methods need of it.
 //!
 //! `input` states the problem and `query_blocks` how its rows are taken in blocks. `flash` computes blocks of rows over
-//! tiles of keys, `flash_pairs` over tiles of `bf16` pairs (and the attention mass of what it computes: `kept_weights`), and `decode` a few rows;
-//! `dispatch` chooses between them. `attention_mass`,
+//! tiles of keys, `flash_pairs` over tiles of `bf16` pairs (and the attention mass of what it computes: `kept_weights`), and `decode` and
+//! `decode_pairs` a few rows, segment after segment (`decode_segments`); `dispatch` chooses between them. `attention_mass`,
 //! `concat_logits` and `from_lse` (over tiles of pairs: `from_lse_pairs`) compute scores and weights without values. `merge` joins attention over two sets
 //! of keys.
 
 mod attention_mass;
 mod concat_logits;
 mod decode;
+#[cfg(target_arch = "x86_64")]
+mod decode_pairs;
+mod decode_part;
+mod decode_segments;
 mod dispatch;
 mod flash;
 #[cfg(target_arch = "x86_64")]

@@ -167,7 +167,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn fetch<T>(self, p: *const T) {
-        x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        x86!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
 
     #[inline(always)]

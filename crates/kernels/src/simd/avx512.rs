@@ -112,6 +112,27 @@ fn rounded<const DOTS: bool>(_: Avx512<DOTS>, v: __m512) -> __m512i {
     })
 }
 
+/// In every 128 bits the sums of those of four vectors, one after the other.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn sums_of_four([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+    _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+}
+
+/// The sums of the four times 128 bits of four vectors, one vector's after the other's.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn sums_of_lanes([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let halves = |a: __m512, b: __m512| {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
+    };
+    halves(halves(a, b), halves(c, d))
+}
+
 // SAFETY: `Features` are made by `detect` alone, which checks them, and `Avx512<true>` only where they include BF16;
 // 16 lanes divide 16.
 unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
@@ -231,12 +252,7 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
     #[inline(always)]
     fn sums(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         x86!({
-            // In every 128 bits first two halves of a and b in turns, and of c and d, then all four.
-            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
-            let all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            let all = sums_of_four([a, b, c, d]);
             let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
             let sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
             std::mem::transmute::<__m128, [f32; 4]>(sums)
@@ -245,7 +261,7 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
 
     #[inline(always)]
     fn fetch<T>(self, p: *const T) {
-        x86!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        x86!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
 
     #[inline(always)]

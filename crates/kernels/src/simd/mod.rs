@@ -21,7 +21,7 @@ mod tile;
 mod vector;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Avx512;
+pub(crate) use avx512::{Avx512, sums_of_four, sums_of_lanes};
 pub(crate) use elem::{Elem, load_part, store_part};
 #[cfg(test)]
 pub(crate) use level::LAST_RUN;

@@ -165,6 +165,37 @@ fn a_row_does_not_depend_on_its_company() {
 }
 
 #[test]
+fn a_row_of_a_few_does_not_depend_on_its_company() {
+    let mut rng = Rng::new(19);
+    // Rows that see other ends, other starts and other segments.
+    for (i, (shape, visible)) in [
+        ((6, 3, 64), causal(4, 1100, usize::MAX)),
+        ((2, 1, 128), vec![(3, 1045), (37, 38), (0, 513), (600, 1100)]),
+        ((2, 2, 40), causal(7, 1093, 30)),
+        ((4, 2, 7), vec![(0, 1100), (1090, 1099)]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for dtype in DTYPES {
+            let mut case = Case::new(&mut rng, dtype, shape, 1100, visible.clone());
+            case.precision = Precision::Bf16;
+            let (rows, width) = (visible.len(), shape.0 * shape.2);
+            for (one, three) in cpus(1).into_iter().zip(cpus(3)) {
+                let what = format!("case {i} {dtype} {:?}", one.isa());
+                let all = case.run(&three, 0..rows);
+                assert_close(&all, &case.reference(), 1e-2, &what);
+                for row in 0..rows {
+                    let alone = case.run(&one, row..row + 1);
+                    let should = &all[row * width..(row + 1) * width];
+                    assert_eq!(bits(&alone), bits(should), "{what} row {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn slots_that_no_row_sees_do_not_matter() {
     let mut rng = Rng::new(13);
     let mut case = Case::new(&mut rng, Dtype::F32, (4, 2, 32), 300, causal(20, 200, 100));
