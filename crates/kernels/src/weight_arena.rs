@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use crate::disjoint::DisjointMut;
 use crate::pages;
 
-/// Bytes of a region; a larger matrix has a region of its own. Pages that no matrix reaches are never touched.
-const REGION: usize = 64 << 20;
+/// Bytes of a region; a larger matrix has a region of its own. Pages that no matrix reaches are never touched, so that a region wastes a
+/// huge page at most.
+const REGION: usize = if cfg!(test) { 8 << 20 } else { 256 << 20 };
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 /// Bytes that pieces are multiples of: a cache line.
@@ -168,20 +169,21 @@ mod tests {
     #[test]
     fn pieces_share_regions_and_do_not_overlap() {
         let arena = WeightArena::default();
-        let pieces: Vec<_> = (0..20).map(|i| piece(&arena, 1 << 20, 2 * i)).collect();
+        let words = REGION / 16 / size_of::<u32>();
+        let pieces: Vec<_> = (0..20).map(|i| piece(&arena, words, 2 * i)).collect();
         for (i, piece) in pieces.iter().enumerate() {
-            let (first, second) = piece.as_u32().split_at(1 << 19);
+            let (first, second) = piece.as_u32().split_at(words / 2);
             assert!(
                 first.iter().all(|word| *word == 2 * i as u32)
                     && second.iter().all(|word| *word == 2 * i as u32 + 1)
             );
-            assert_eq!((piece.bytes(), region(piece).addr() % super::HUGE_PAGE), (4 << 20, 0));
+            assert_eq!((piece.bytes(), region(piece).addr() % super::HUGE_PAGE), (REGION / 16, 0));
         }
         let regions: Vec<_> = pieces.iter().map(region).collect();
         assert_eq!(
             regions.iter().filter(|r| **r == regions[0]).count(),
             16,
-            "64 MiB hold sixteen pieces of 4 MiB"
+            "a region holds sixteen pieces of a sixteenth"
         );
         assert_eq!(regions.iter().filter(|r| **r == regions[16]).count(), 4);
     }

@@ -75,6 +75,9 @@ impl Cpu {
         weights: Option<&mut [f32]>,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
+        if rows == 0 {
+            return;
+        }
         let block = |g| QueryBlock { shape, g, rows: 0..rows };
         let seen = block(0).span(a.visible, 0..block(0).queries());
         let worth = rows * seen.len() * shape.heads * shape.head_dim > 1 << 18;
