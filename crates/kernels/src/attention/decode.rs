@@ -3,7 +3,9 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::decode_part::{AHEAD, CHUNK, DecodePart, SegmentSlots, ahead, softmax_segment, width};
+use super::decode_part::{
+    AHEAD, CHUNK, DecodePart, KEPT, KeptWeights, SegmentSlots, ahead, softmax_segment, width,
+};
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::workspace::{BUFFERS, split_off_front};
@@ -22,9 +24,29 @@ pub(super) struct DecodeSegment<'a, E> {
     pub(super) segment: usize,
     /// The result, a [`DecodePart`].
     pub(super) part: &'a mut [f32],
-    /// If weights are asked for, receives the probabilities relative to the segment's maxima: queries × [`SEGMENT`], from
-    /// [`SegmentSlots::first`] on.
-    pub(super) kept: Option<&'a mut [f32]>,
+}
+
+/// Computes the weights that a block of queries gives to one segment of the keys, in `f32`.
+pub(super) struct DecodeWeights<'a, E> {
+    pub(super) a: &'a Attention<'a>,
+    pub(super) k: &'a [E],
+    pub(super) block: QueryBlock,
+    pub(super) segment: usize,
+    /// The result, [`KeptWeights`](super::decode_part::KeptWeights).
+    pub(super) kept: &'a mut [f32],
+}
+
+impl<E: Elem> Kernel for DecodeWeights<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let DecodeWeights { a, k, block, segment, kept } = self;
+        let mut kept = KeptWeights::new(kept);
+        let Some(slots) = SegmentSlots::new(a, &block, segment) else { return kept.clear() };
+        let mut scratch = scratch::borrow(&BUFFERS, block.queries() * block.shape.padded);
+        weigh(simd, a, k, &block, &slots, scratch.as_f32_mut(), &mut kept);
+    }
 }
 
 impl<E: Elem> Kernel for DecodeSegment<'_, E> {
@@ -47,34 +69,18 @@ impl<E: Elem> DecodeSegment<'_, E> {
     /// `N` queries, those past the block's zero; `J` vectors of values at a time.
     #[inline(always)]
     fn segment<S: Simd, const N: usize, const J: usize>(self, simd: S) {
-        let DecodeSegment { a, k, v, block, segment, part, kept } = self;
-        let (shape, n) = (block.shape, block.queries());
-        let (d, padded, width) = (shape.head_dim, shape.padded, width(&block));
+        let DecodeSegment { a, k, v, block, segment, part } = self;
+        let (shape, n, width) = (block.shape, block.queries(), width(&block));
+        let d = shape.head_dim;
         let mut part = DecodePart::new(&block, part);
         let Some(slots) = SegmentSlots::new(a, &block, segment) else { return part.clear() };
-        let mut scratch = scratch::borrow(&BUFFERS, N * (padded + width + SEGMENT));
+        let mut scratch = scratch::borrow(&BUFFERS, KEPT + N * (shape.padded + width));
         let mut floats = scratch.as_f32_mut();
-        let own = split_off_front(&mut floats, N * SEGMENT);
-        let p = kept.unwrap_or(own);
-        let q = split_off_front(&mut floats, N * padded);
-        q.fill(0.0);
-        for (i, q) in q.chunks_exact_mut(padded).enumerate().take(n) {
-            let query = &a.q[block.at(i)..][..d];
-            q.iter_mut().zip(query).for_each(|(to, q)| *to = q * (a.scale * LOG2_E));
-        }
-        let (k, v) = (shape.head(k, block.g), shape.head(v, block.g));
-        for (q, p) in q.chunks(AT_ONCE * padded).zip(p.chunks_mut(AT_ONCE * SEGMENT)) {
-            match q.len() / padded {
-                1 => scores::<S, E, 1>(simd, (k, d), &slots, q, padded, p),
-                2 => scores::<S, E, 2>(simd, (k, d), &slots, q, padded, p),
-                3 => scores::<S, E, 3>(simd, (k, d), &slots, q, padded, p),
-                _ => scores::<S, E, 4>(simd, (k, d), &slots, q, padded, p),
-            }
-        }
-        for i in 0..n {
-            (part.max[i], part.sum[i]) =
-                softmax_segment(simd, &mut p[i * SEGMENT..][..SEGMENT], &slots, a.visible[block.row(i)]);
-        }
+        let mut kept = KeptWeights::new(split_off_front(&mut floats, KEPT));
+        weigh(simd, a, k, &block, &slots, split_off_front(&mut floats, N * shape.padded), &mut kept);
+        part.max.copy_from_slice(kept.max);
+        part.sum.copy_from_slice(kept.sum);
+        let (v, p) = (shape.head(v, block.g), &*kept.p);
         let o = split_off_front(&mut floats, N * width);
         o.fill(0.0);
         for from in slots.seen.clone().step_by(CHUNK) {
@@ -89,6 +95,40 @@ impl<E: Elem> DecodeSegment<'_, E> {
             }
         }
         part.o.copy_from_slice(&o[..n * width]);
+    }
+}
+
+/// The weights of a segment's slots; `q` has room for the queries, each padded to a multiple of 16.
+#[inline(always)]
+fn weigh<S: Simd, E: Elem>(
+    simd: S,
+    a: &Attention,
+    k: &[E],
+    block: &QueryBlock,
+    slots: &SegmentSlots,
+    q: &mut [f32],
+    kept: &mut KeptWeights,
+) {
+    let (shape, n) = (block.shape, block.queries());
+    let (d, padded) = (shape.head_dim, shape.padded);
+    for (i, q) in q.chunks_exact_mut(padded).enumerate().take(n) {
+        let query = &a.q[block.at(i)..][..d];
+        q.iter_mut().zip(query).for_each(|(to, q)| *to = q * (a.scale * LOG2_E));
+        q[d..].fill(0.0);
+    }
+    let k = shape.head(k, block.g);
+    let q = q[..n * padded].chunks(AT_ONCE * padded);
+    for (q, p) in q.zip(kept.p.chunks_mut(AT_ONCE * SEGMENT)) {
+        match q.len() / padded {
+            1 => scores::<S, E, 1>(simd, (k, d), slots, q, padded, p),
+            2 => scores::<S, E, 2>(simd, (k, d), slots, q, padded, p),
+            3 => scores::<S, E, 3>(simd, (k, d), slots, q, padded, p),
+            _ => scores::<S, E, 4>(simd, (k, d), slots, q, padded, p),
+        }
+    }
+    for i in 0..n {
+        (kept.max[i], kept.sum[i]) =
+            softmax_segment(simd, &mut kept.p[i * SEGMENT..][..SEGMENT], slots, a.visible[block.row(i)]);
     }
 }
 

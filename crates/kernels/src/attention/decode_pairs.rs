@@ -44,8 +44,6 @@ pub(super) struct DecodePairs<'a> {
     pub(super) segment: usize,
     /// The result, a [`DecodePart`].
     pub(super) part: &'a mut [f32],
-    /// As in [`super::decode::DecodeSegment`].
-    pub(super) kept: Option<&'a mut [f32]>,
 }
 
 impl Kernel for DecodePairs<'_> {
@@ -70,15 +68,14 @@ impl Kernel for DecodePairs<'_> {
 impl DecodePairs<'_> {
     #[inline(always)]
     fn segment<S: Simd, const F16: bool>(self, simd: S, k: &[u16], v: &[u16]) {
-        let DecodePairs { token, a, block, segment, part, kept } = self;
+        let DecodePairs { token, a, block, segment, part } = self;
         let (shape, n, width) = (block.shape, block.queries(), width(&block));
         let d = shape.head_dim;
         let mut part = DecodePart::new(&block, part);
         let Some(slots) = SegmentSlots::new(a, &block, segment) else { return part.clear() };
         let mut scratch = scratch::borrow(&BUFFERS, QUERIES * (SEGMENT + SEGMENT / 2 + 2 * width));
         let mut floats = scratch.as_f32_mut();
-        let own = split_off_front(&mut floats, QUERIES * SEGMENT);
-        let p = kept.unwrap_or(own);
+        let p = split_off_front(&mut floats, QUERIES * SEGMENT);
         let o = split_off_front(&mut floats, QUERIES * width);
         let words: &mut [u32] = bytemuck::cast_slice_mut(floats);
         let (pairs, q) = words.split_at_mut(QUERIES * SEGMENT / 2);

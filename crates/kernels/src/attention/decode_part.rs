@@ -11,7 +11,7 @@ use crate::simd::Simd;
 /// Most queries of a block.
 pub(super) const QUERIES: usize = 8;
 /// Slots that kernels begin at are a multiple of this, so that sums do not depend on where a segment's first seen slot lies.
-const ALIGNED: usize = 16;
+pub(super) const ALIGNED: usize = 16;
 /// Values that are gone through for some of their elements after the others: a part of what the first-level cache holds.
 pub(super) const CHUNK: usize = 32;
 /// Bytes from those in use to those that are prefetched, into the second-level cache: more of its misses are under way at a time than
@@ -59,6 +59,35 @@ impl<'a> DecodePart<'a> {
     /// The result over no key.
     pub(super) fn clear(&mut self) {
         self.o.fill(0.0);
+        self.max.fill(LOWEST);
+        self.sum.fill(0.0);
+    }
+}
+
+/// Floats of [`KeptWeights`].
+pub(super) const KEPT: usize = QUERIES * SEGMENT + 2 * STATS;
+
+/// The weights that a block of queries gives to a segment.
+pub(super) struct KeptWeights<'a> {
+    /// 2^(score − max) of each slot from [`SegmentSlots::first`] on; [`QUERIES`] × [`SEGMENT`].
+    pub(super) p: &'a mut [f32],
+    /// The largest score of each query.
+    pub(super) max: &'a mut [f32],
+    /// Σ 2^(score − max) of each query.
+    pub(super) sum: &'a mut [f32],
+}
+
+impl<'a> KeptWeights<'a> {
+    /// Weights in [`KEPT`] floats: maxima and sums first.
+    pub(super) fn new(kept: &'a mut [f32]) -> KeptWeights<'a> {
+        let (stats, p) = kept[..KEPT].split_at_mut(2 * STATS);
+        let (max, sum) = stats.split_at_mut(STATS);
+        KeptWeights { p, max, sum }
+    }
+
+    /// No slot is seen.
+    pub(super) fn clear(&mut self) {
+        self.p.fill(0.0);
         self.max.fill(LOWEST);
         self.sum.fill(0.0);
     }

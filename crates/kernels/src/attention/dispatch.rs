@@ -44,7 +44,7 @@ struct Beside<'a> {
     /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
     mass: Option<&'a mut [f32]>,
     noise: Option<&'a GumbelNoise<'a>>,
-    /// Weights of [`Cpu::decode_with_weights`], for a single row that [`decode`] computes.
+    /// Weights of [`Cpu::decode_with_weights`], for a single row that [`Cpu::decode`] computes.
     weights: Option<&'a mut [f32]>,
 }
 
@@ -89,7 +89,8 @@ impl Cpu {
     }
 
     /// Attention of a single row, and the weights that it gives to each slot, summed over the heads of a group;
-    /// weights: kv_heads × `visible[0].1`. Where the kernel of decoding computes the row, keys are read only once.
+    /// weights: kv_heads × `visible[0].1`. Weights are those of scores in `f32`, as those of [`Cpu::row_weights`] are. Where the kernels of
+    /// decoding compute the row, keys are read from memory only once.
     ///
     /// # Panics
     /// As [`Cpu::attention`], and if there is another number of rows than one.

@@ -196,6 +196,15 @@ fn a_row_of_a_few_does_not_depend_on_its_company() {
 }
 
 #[test]
+fn no_rows_are_no_work() {
+    let mut case = Case::new(&mut Rng::new(20), Dtype::F16, (4, 2, 16), 10, Vec::new());
+    for precision in [Precision::F32, Precision::Bf16] {
+        case.precision = precision;
+        assert!(cpus(2).iter().all(|cpu| case.run(cpu, 0..0).is_empty()));
+    }
+}
+
+#[test]
 fn slots_that_no_row_sees_do_not_matter() {
     let mut rng = Rng::new(13);
     let mut case = Case::new(&mut rng, Dtype::F32, (4, 2, 32), 300, causal(20, 200, 100));
