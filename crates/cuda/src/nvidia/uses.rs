@@ -6,7 +6,7 @@ use super::order::lock;
 use super::stream::Stream;
 use crate::driver::DriverError;
 
-/// What a piece of work does with memory.
+/// The way in which a piece of work uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,

@@ -216,7 +216,7 @@ impl<const F16: bool> Heads<'_, F16> {
                 }
             }
         }
-        // Where a value takes several rounds, they follow one another while it is in the first-level cache.
+        // A value of more than J vectors is read once for each J of them. Chunks keep it in the first-level cache until the last of these reads.
         let chunk = if d <= J * WORDS { SEGMENT } else { CHUNK };
         for from in (slots.first..slots.seen.end).step_by(chunk) {
             let to = (from + chunk).min(slots.seen.end);

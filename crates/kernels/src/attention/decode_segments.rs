@@ -20,8 +20,8 @@ use crate::disjoint::DisjointMut;
 use crate::scratch;
 use crate::simd::{Elem, Kernel, Simd, store_part};
 
-/// What each segment's results are multiplied by, segments × [`STATS`], and each query's sum and maximum over all segments. `stats` are
-/// the maxima and sums of the segments.
+/// Writes the factor of each segment's results, segments × [`STATS`], and returns each query's maximum and sum over all segments. `stats`
+/// are the maxima and sums of the segments.
 #[inline(always)]
 fn factors<'a, S: Simd>(
     simd: S,
@@ -67,9 +67,6 @@ impl Cpu {
         weights: Option<&mut [f32]>,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
-        if rows == 0 {
-            return;
-        }
         let block = |g| QueryBlock { shape, g, rows: 0..rows };
         let seen = block(0).span(a.visible, 0..block(0).queries());
         let worth = rows * seen.len() * shape.heads * shape.head_dim > 1 << 18;
