@@ -22,12 +22,13 @@ const HUGE_PAGE: usize = 2 << 20;
 const LINE: usize = 64;
 
 /// Hands out pieces of regions. A region is freed with the last of its pieces.
+///
+/// A piece comes from the first region that has room for it, so that small matrices fill what large ones left at the ends.
 #[derive(Default)]
-pub(crate) struct WeightArena(Mutex<Current>);
+pub(crate) struct WeightArena(Mutex<Vec<Open>>);
 
-/// The region that the next piece is taken from, and the bytes of it that are taken.
-#[derive(Default)]
-struct Current {
+/// A region, and the bytes of it that are taken.
+struct Open {
     region: Weak<Region>,
     taken: usize,
 }
@@ -77,16 +78,20 @@ impl WeightArena {
             return (Arc::new(Region::new(bytes)), 0);
         }
         // No panic under this lock leaves a piece that is taken twice.
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = current.region.upgrade().filter(|region| current.taken + bytes <= region.layout.size());
-        let region = open.unwrap_or_else(|| {
-            let region = Arc::new(Region::new(REGION));
-            *current = Current { region: Arc::downgrade(&region), taken: 0 };
-            region
-        });
-        let start = current.taken;
-        current.taken += bytes;
-        (region, start)
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|open| open.region.strong_count() > 0);
+        for open in regions.iter_mut() {
+            // The last piece of a region may be freed at any time.
+            let Some(region) = open.region.upgrade() else { continue };
+            if open.taken + bytes <= region.layout.size() {
+                let start = open.taken;
+                open.taken += bytes;
+                return (region, start);
+            }
+        }
+        let region = Arc::new(Region::new(REGION));
+        regions.push(Open { region: Arc::downgrade(&region), taken: bytes });
+        (region, 0)
     }
 
     /// `parts` parts of `words` words, a multiple of 16: each is cleared and given to `write` by one of the tasks that `parallel` runs, so
@@ -186,6 +191,15 @@ mod tests {
             "a region holds sixteen pieces of a sixteenth"
         );
         assert_eq!(regions.iter().filter(|r| **r == regions[16]).count(), 4);
+    }
+
+    #[test]
+    fn small_pieces_fill_what_large_ones_left() {
+        let arena = WeightArena::default();
+        let of = |share: usize| piece(&arena, REGION / 4 / 8 * share, 1);
+        let (first, second, last) = (of(6), of(6), of(2));
+        assert_ne!(region(&first), region(&second));
+        assert_eq!(region(&first), region(&last));
     }
 
     #[test]

@@ -77,15 +77,11 @@ impl<'a> Pack<'a> {
     /// All layers, and the output projection.
     pub(crate) fn all(&self, progress: &mut impl FnMut(usize, usize)) -> Result<(Vec<Layer>, PackedLinear)> {
         let Pack { config, weights, .. } = *self;
-        // A file and what is taken from it are never in memory together.
-        let release_pages = || {
-            weights.release_pages();
-            self.reader.into_iter().for_each(PackedReader::release_pages);
-        };
         let mut layers = Vec::with_capacity(config.num_layers());
         for index in 0..config.num_layers() {
             layers.push(self.layer(index)?);
-            release_pages();
+            // A file and what is taken from it are never in memory together.
+            weights.release_pages();
             progress(index + 1, config.num_layers());
         }
         let head_name = if !config.tied_embeddings && weights.has("lm_head.weight") {
@@ -94,7 +90,7 @@ impl<'a> Pack<'a> {
             EMBEDDINGS
         };
         let head = self.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
-        release_pages();
+        weights.release_pages();
         Ok((layers, head))
     }
 

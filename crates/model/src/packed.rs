@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{DirEntry, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use refrain_kernels::{Device, PackedPanels, Precision};
@@ -24,6 +25,8 @@ const LEAST_MODEL: usize = 32 << 20;
 const MAX_INDEX: usize = 16 << 20;
 /// A file that is being written, and was not written to for so long, is of a program that was stopped.
 const ABANDONED: Duration = Duration::from_secs(600);
+/// Bytes that are read between two releases of the file's pages, so that large matrices and what is taken from them are not in memory together.
+const RELEASED: usize = 32 << 20;
 /// Bytes of a hash, and of the length of the index.
 const WORD: usize = 8;
 
@@ -93,7 +96,13 @@ impl PackedWeights {
             return None;
         }
         let Index { of, matrices } = serde_json::from_slice(index).ok()?;
-        (of == self.of).then(|| PackedReader { path: self.path.clone(), bytes, panels, matrices })
+        (of == self.of).then(|| PackedReader {
+            path: self.path.clone(),
+            bytes,
+            panels,
+            matrices,
+            read: AtomicUsize::new(0),
+        })
     }
 
     /// A file for these weights, which takes its place when it is whole. A folder that cannot be written costs time at the next start and
@@ -135,6 +144,8 @@ pub(crate) struct PackedReader {
     /// Bytes before the index.
     panels: usize,
     matrices: BTreeMap<String, Place>,
+    /// Bytes that were read.
+    read: AtomicUsize,
 }
 
 /// One matrix of the file.
@@ -154,9 +165,12 @@ impl PackedReader {
         Ok(PackedMatrix { file: self, place: *place })
     }
 
-    /// Gives the resident pages back to the system (a hint).
-    pub(crate) fn release_pages(&self) {
-        self.bytes.advise_done();
+    /// Counts bytes that were read, and gives the resident pages back to the system at every [`RELEASED`] of them (a hint).
+    fn count(&self, bytes: usize) {
+        let before = self.read.fetch_add(bytes, Ordering::Relaxed);
+        if before / RELEASED != (before + bytes) / RELEASED {
+            self.bytes.advise_done();
+        }
     }
 
     fn damaged(&self, what: String) -> ModelError {
@@ -193,6 +207,7 @@ impl PackedMatrix<'_> {
         if XxHash3_64::oneshot(out).to_le_bytes() != hash {
             return Err(self.file.damaged(format!("a panel at byte {at} is damaged")));
         }
+        self.file.count(bytes);
         Ok(())
     }
 }
