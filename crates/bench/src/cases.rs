@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, WeightRows, softmax};
+use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, Q4Block, WeightRows, softmax};
 
 /// Tokens in the KV cache of the attention cases.
 const KEYS: usize = 4096;
@@ -59,14 +59,12 @@ impl Case {
 /// All cases, in the order of the table.
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
-        for shape in [(2048, 576, 1536), (256, 4096, 14336), (2048, 4096, 14336)] {
-            all.push(product(precision, shape));
-        }
-    }
-    for precision in [Precision::Bf16, Precision::Q8, Precision::F32] {
-        for shape in [(1, 4096, 14336), (1, 576, 1536), (1, 576, 49152)] {
-            all.push(product(precision, shape));
+    for shapes in [
+        [(2048, 576, 1536), (256, 4096, 14336), (2048, 4096, 14336)],
+        [(1, 4096, 14336), (1, 576, 1536), (1, 576, 49152)],
+    ] {
+        for weights in Weights::ALL {
+            all.extend(shapes.map(|shape| product(weights, shape)));
         }
     }
     for precision in [Precision::Bf16, Precision::F32] {
@@ -103,29 +101,69 @@ pub(crate) fn angles(tokens: usize, half: usize) -> [Vec<f32>; 2] {
     [angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect()]
 }
 
+/// Weights of a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    Bf16,
+    /// Blocks of 8 bits.
+    Q8,
+    /// Blocks of 4 bits, which most files have.
+    Q4,
+    F32,
+}
+
+impl Weights {
+    const ALL: [Weights; 4] = [Weights::Bf16, Weights::Q8, Weights::Q4, Weights::F32];
+
+    fn name(self) -> &'static str {
+        match self {
+            Weights::Bf16 => "bf16",
+            Weights::Q8 => "q8",
+            Weights::Q4 => "q4",
+            Weights::F32 => "f32",
+        }
+    }
+
+    /// n × k weights, packed. Each row is `row`, in 4 bits as far as they hold it.
+    fn pack(self, cpu: &Cpu, n: usize, row: &[f32]) -> Linear {
+        let floats = |_, out: &mut [f32]| {
+            out.copy_from_slice(row);
+            Ok::<(), Infallible>(())
+        };
+        let blocks = |_, out: &mut [Q4Block]| {
+            for (block, row) in out.iter_mut().zip(row.chunks(32)) {
+                let mut q = [0; 32];
+                q.iter_mut().zip(row).for_each(|(q, x)| *q = ((x + 1.0) * 7.5) as u8);
+                *block = Q4Block { scale: 1.0 / 7.5, min: -1.0, q };
+            }
+            Ok(())
+        };
+        let precision = match self {
+            Weights::Bf16 => Precision::Bf16,
+            Weights::Q8 | Weights::Q4 => Precision::Q8,
+            Weights::F32 => Precision::F32,
+        };
+        let rows = if self == Weights::Q4 { WeightRows::Q4(&blocks) } else { WeightRows::F32(&floats) };
+        Linear::pack(cpu, precision, n, row.len(), None, rows).unwrap_or_else(|never| match never {})
+    }
+}
+
 /// The product of m × k by k × n. With one row, calls rotate through several weights.
-fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
-    let kernel = match precision {
+fn product(of: Weights, (m, k, n): (usize, usize, usize)) -> Case {
+    let kernel = match of {
         _ if m == 1 => "vector product",
-        Precision::Bf16 => "product bf16",
-        Precision::Q8 => "product q8",
-        Precision::F32 => "product f32",
+        Weights::Bf16 => "product bf16",
+        Weights::Q8 => "product q8",
+        Weights::Q4 => "product q4",
+        Weights::F32 => "product f32",
     };
     let shape = format!("{m}×{k}×{n}");
     let prepare = move |cpu: &Cpu, rotation: usize| {
         let row = fill(k);
-        let values = |_, out: &mut [f32]| {
-            out.copy_from_slice(&row);
-            Ok::<(), Infallible>(())
-        };
-        let pack = || {
-            Linear::pack(cpu, precision, n, k, None, WeightRows::F32(&values))
-                .unwrap_or_else(|never| match never {})
-        };
-        let mut weights = vec![pack()];
+        let mut weights = vec![of.pack(cpu, n, &row)];
         let bytes = weights[0].bytes();
         let copies = if m == 1 { rotation.div_ceil(bytes) } else { 1 };
-        weights.extend((1..copies).map(|_| pack()));
+        weights.extend((1..copies).map(|_| of.pack(cpu, n, &row)));
         let (x, mut y, mut turn) = (fill(m * k), vec![0.0; m * n], 0);
         let (read, written) = (bytes + 4 * x.len(), 4 * y.len());
         let call = move |cpu: &Cpu| {
@@ -137,9 +175,9 @@ fn product(precision: Precision, (m, k, n): (usize, usize, usize)) -> Case {
     Case {
         group: Group::Products,
         kernel,
-        shape: if m == 1 { format!("{precision} {shape}") } else { shape },
+        shape: if m == 1 { format!("{} {shape}", of.name()) } else { shape },
         operations: (2 * m * k * n) as f64,
-        bf16: precision != Precision::F32,
+        bf16: of != Weights::F32,
         one_thread: false,
         size: 4 * (m * k + k * n + m * n),
         prepare: Box::new(prepare),
