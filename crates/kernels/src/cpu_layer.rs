@@ -8,6 +8,7 @@ use crate::device::{GatedMlp, LayerTail, Mlp, Norm, QkNorms};
 use crate::disjoint::DisjointMut;
 use crate::linear::Linear;
 use crate::ops::{RmsNorm, Round};
+use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::Elem;
 
@@ -20,6 +21,9 @@ const BLOCK_BYTES: usize = 6 << 20;
 const MIN_ROWS_PER_THREAD: usize = 128;
 /// Rows at a time when threads share the work of each step.
 const SHARED_ROWS: usize = 1024;
+/// Most elements that are asked for as a whole before their norm: other threads have written half of them, and lines that come from another
+/// core one by one would take longer than the norm.
+const FEW: usize = 4 << 10;
 
 thread_local! {
     /// Rows after their norm.
@@ -166,6 +170,9 @@ impl Cpu {
     /// Calls `then` with the normalised rows, or with the rows themselves where there is no norm.
     pub(crate) fn normed(&self, x: &[f32], norm: Option<Norm<'_>>, then: impl FnOnce(&[f32])) {
         let Some(norm) = norm else { return then(x) };
+        if x.len() <= FEW {
+            prefetch::to_read(x.as_ptr().cast(), size_of_val(x));
+        }
         let mut normed = scratch::borrow(&NORMED, x.len());
         let normed = &mut normed.as_f32_mut()[..x.len()];
         self.rms_norm(x, norm.weight, norm.eps, normed);

@@ -46,6 +46,7 @@ mod peak;
 #[allow(unsafe_code)]
 mod pool;
 #[allow(unsafe_code)]
+mod prefetch;
 mod read_ahead;
 mod reference;
 mod routing;

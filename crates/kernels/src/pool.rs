@@ -5,23 +5,37 @@
 //! slot's state. The caller works too, closes the job once no task is left, and waits only for the workers that joined.
 //! A worker that wakes late finds the job closed, so no caller ever waits for a sleeping worker. A caller never waits
 //! for another caller either: if all slots are taken, it runs its tasks alone, which rules out deadlocks.
+//!
+//! Every thread has a share of neighbouring tasks, so that what it reads for one task leads on to the next; a thread that is done with its
+//! own takes tasks of the others' shares.
+//!
+//! A step of decoding opens some 150 jobs of a few microseconds. A cache line that another core has written takes up to a quarter of a
+//! microsecond to come, so that a job touches few of them: one to open, to join and to leave, and nobody's but the thread's own to count
+//! tasks.
 
 use std::any::Any;
 use std::array::from_fn;
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::prefetch;
 use crate::read_ahead::{Reader, Upcoming};
 
 /// How long a worker spins for the next job before it sleeps: longer than the gaps between one layer's steps.
 const SPIN: Duration = Duration::from_micros(60);
+/// Bytes of a task's captured variables that a worker asks for before it joins.
+const CAPTURED: usize = 128;
+/// Looks at the slots between two looks at the clock.
+const LOOKS: usize = 16;
 /// More threads are never of use, and a system that has no room for them may end the program.
 const MOST_THREADS: usize = 512;
-/// Jobs that may be open at the same time. Their states fill one cache line, which an idle worker reads.
+/// Jobs that may be open at the same time.
 const SLOTS: usize = 8;
 /// Most shares of a job's tasks: more threads have a share together.
 const MOST_SHARES: usize = 64;
@@ -32,38 +46,64 @@ const EPOCH: u64 = 1 << 32;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// One call of [`Pool::run`], on its caller's stack. Every thread has a share of neighbouring tasks, so that what it reads for one task
-/// leads on to the next; a thread that is done with its own takes tasks of the others' shares.
+/// One call of [`Pool::run`].
+#[derive(Clone, Copy)]
 struct Job<'a> {
     task: &'a Task<'a>,
     tasks: usize,
     shares: usize,
-    /// The next task of each share.
-    next: [AtomicUsize; MOST_SHARES],
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// On the caller's stack.
+    panic: &'a Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-impl<'a> Job<'a> {
-    fn new(task: &'a Task<'a>, tasks: usize, threads: usize) -> Job<'a> {
-        let shares = threads.min(tasks).min(MOST_SHARES);
-        let first = |share| if share < shares { tasks * share / shares } else { tasks };
-        let next = from_fn(|share| AtomicUsize::new(first(share)));
-        Job { task, tasks, shares, next, panic: Mutex::new(None) }
+/// All that a worker needs to join a job, in one cache line.
+#[repr(align(128))]
+struct Slot {
+    state: AtomicU64,
+    /// The task's captured variables.
+    captured: AtomicPtr<u8>,
+    /// The open job; its lifetime is erased. Written by the caller while no worker has joined, and read by those who have.
+    job: UnsafeCell<MaybeUninit<Job<'static>>>,
+}
+
+/// The next task of a share, and above it the epoch of its job, so that nobody has to write to it before a job begins. It has cache lines
+/// of its own.
+#[repr(align(128))]
+struct Share(AtomicU64);
+
+impl Share {
+    /// Takes one of `tasks`, the share's in the job of this epoch.
+    fn take(&self, epoch: u64, tasks: Range<usize>) -> Option<usize> {
+        let mut seen = self.0.load(Ordering::Relaxed);
+        loop {
+            let task = if seen / EPOCH == epoch { (seen % EPOCH) as usize } else { tasks.start };
+            if task >= tasks.end {
+                return None;
+            }
+            let taken = epoch * EPOCH + task as u64 + 1;
+            match self.0.compare_exchange_weak(seen, taken, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(task),
+                Err(now) => seen = now,
+            }
+        }
     }
 
+    /// Makes `task` the next one of the job of this epoch.
+    fn set(&self, epoch: u64, task: usize) {
+        self.0.store(epoch * EPOCH + task as u64, Ordering::Relaxed);
+    }
+}
+
+impl Job<'_> {
     /// Runs tasks until none is left, those of the share of `thread` first. The first panic is kept and ends the job.
-    fn work(&self, thread: usize) {
+    fn work(&self, epoch: u64, shares: &[Share], thread: usize) {
         let outer = INSIDE.replace(true);
+        let own = |share: usize| self.tasks * share / self.shares..self.tasks * (share + 1) / self.shares;
         for share in (0..self.shares).map(|i| (thread + i) % self.shares) {
-            let end = self.tasks * (share + 1) / self.shares;
-            loop {
-                let i = self.next[share].fetch_add(1, Ordering::Relaxed);
-                if i >= end {
-                    break;
-                }
+            while let Some(i) = shares[share].take(epoch, own(share)) {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.task)(i))) {
-                    self.next.iter().for_each(|next| next.store(self.tasks, Ordering::Relaxed));
-                    lock(&self.panic).get_or_insert(panic);
+                    shares[..self.shares].iter().for_each(|share| share.set(epoch, self.tasks));
+                    lock(self.panic).get_or_insert(panic);
                 }
             }
         }
@@ -71,15 +111,11 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The states of all slots, in one cache line.
-#[repr(align(64))]
-struct States([AtomicU64; SLOTS]);
-
 /// State that workers and callers share.
 struct Shared {
-    states: States,
-    /// The open job of each slot; its lifetime is erased.
-    jobs: [AtomicPtr<Job<'static>>; SLOTS],
+    slots: [Slot; SLOTS],
+    /// The shares of each slot's job.
+    shares: [Box<[Share]>; SLOTS],
     /// Memory that idle threads read ahead.
     upcoming: Upcoming,
     sleepers: AtomicUsize,
@@ -87,6 +123,12 @@ struct Shared {
     wake: Condvar,
     stop: AtomicBool,
 }
+
+// SAFETY: a job is written by the caller that holds its slot while no worker has joined, and read by workers that have; the state orders
+// both. Its task is `Sync`, and its panic behind a lock.
+unsafe impl Sync for Slot {}
+// SAFETY: as above.
+unsafe impl Send for Slot {}
 
 /// Worker threads, and the slots of their jobs.
 pub(crate) struct Pool {
@@ -119,20 +161,21 @@ impl Shared {
 
     /// Joins the open job of a slot as `worker` and works on it, unless it is the job `done`. Returns the job seen last.
     fn join(&self, worker: usize, slot: usize, done: u64) -> u64 {
-        let state = self.states.0[slot].load(Ordering::SeqCst);
-        if !Shared::joinable(state, done) {
+        let Slot { state, captured, job } = &self.slots[slot];
+        let seen = state.load(Ordering::SeqCst);
+        if !Shared::joinable(seen, done) {
             return done;
         }
-        let raised =
-            self.states.0[slot].compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
-        if raised.is_err() {
+        prefetch::to_read(captured.load(Ordering::Relaxed), CAPTURED);
+        if state.compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             return done;
         }
-        // SAFETY: the count just raised keeps `run` from returning, so the job is alive; `jobs` was stored
-        // before the state said that this epoch is open.
-        unsafe { (*self.jobs[slot].load(Ordering::Acquire)).work(worker) };
-        self.states.0[slot].fetch_sub(1, Ordering::SeqCst);
-        state / EPOCH
+        let epoch = seen / EPOCH;
+        // SAFETY: the count just raised keeps `run` from returning, so the job is alive; it was written before the state said that this
+        // epoch is open.
+        unsafe { (*job.get()).assume_init() }.work(epoch, &self.shares[slot], worker);
+        state.fetch_sub(1, Ordering::SeqCst);
+        epoch
     }
 
     /// Goes round the slots until the pool stops. After a job the next slot comes first, so that jobs which follow one
@@ -143,19 +186,16 @@ impl Shared {
         let mut first = 0;
         let mut idle = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            let joined = (0..SLOTS).map(|i| (first + i) % SLOTS).find(|&slot| {
-                let seen = self.join(index, slot, done[slot]);
-                std::mem::replace(&mut done[slot], seen) != seen
-            });
-            if let Some(slot) = joined {
-                (first, idle) = ((slot + 1) % SLOTS, Instant::now());
-                continue;
-            }
-            if reader.read(&self.upcoming, index, threads) {
-                continue;
-            }
-            for _ in 0..16 {
-                std::hint::spin_loop();
+            for _ in 0..LOOKS {
+                let joined = (0..SLOTS).map(|i| (first + i) % SLOTS).find(|&slot| {
+                    let seen = self.join(index, slot, done[slot]);
+                    std::mem::replace(&mut done[slot], seen) != seen
+                });
+                if let Some(slot) = joined {
+                    (first, idle) = ((slot + 1) % SLOTS, Instant::now());
+                } else if !reader.read(&self.upcoming, index, threads) {
+                    std::hint::spin_loop();
+                }
             }
             if idle.elapsed() > SPIN {
                 self.sleep(&done);
@@ -170,8 +210,8 @@ impl Shared {
         let mut guard = lock(&self.asleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         loop {
-            let mut slots = self.states.0.iter().zip(done);
-            let open = slots.any(|(state, done)| Shared::joinable(state.load(Ordering::SeqCst), *done));
+            let mut slots = self.slots.iter().zip(done);
+            let open = slots.any(|(slot, done)| Shared::joinable(slot.state.load(Ordering::SeqCst), *done));
             if open || self.stop.load(Ordering::SeqCst) {
                 break;
             }
@@ -192,14 +232,21 @@ impl Shared {
     }
 
     /// Opens the job in a slot, works on it, closes it and waits for the workers that joined.
-    fn run(&self, slot: usize, job: &Job, threads: usize) {
-        let state = &self.states.0[slot];
-        self.jobs[slot].store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Release);
-        // The epoch wraps around after 2³² jobs.
-        let epoch = state.load(Ordering::Relaxed) / EPOCH + 1;
-        state.store(epoch.wrapping_mul(EPOCH) | OPEN, Ordering::SeqCst);
-        self.wake(job.tasks - 1);
-        job.work(0);
+    fn run(&self, slot: usize, work: Job<'_>, threads: usize) {
+        let (Slot { state, captured, job }, shares) = (&self.slots[slot], &self.shares[slot]);
+        let mut epoch = state.load(Ordering::Relaxed) / EPOCH + 1;
+        if epoch == EPOCH {
+            // Epochs begin again, and no share may still have one of them.
+            shares.iter().for_each(|share| share.set(0, 0));
+            epoch = 1;
+        }
+        captured.store(std::ptr::from_ref(work.task).cast_mut().cast(), Ordering::Relaxed);
+        // SAFETY: no worker has joined, and none can before the state is open. This call waits for those that join, so that the job
+        // outlives their use of it.
+        unsafe { job.get().write(MaybeUninit::new(std::mem::transmute::<Job<'_>, Job<'static>>(work))) };
+        state.store((epoch * EPOCH) | OPEN, Ordering::SeqCst);
+        self.wake(work.tasks - 1);
+        work.work(epoch, shares, 0);
         state.fetch_and(!OPEN, Ordering::SeqCst);
         let (mut spins, mut reader) = (0u32, Reader::default());
         while state.load(Ordering::SeqCst) & (OPEN - 1) != 0 {
@@ -215,16 +262,22 @@ impl Shared {
 impl Pool {
     /// A pool of `threads` threads, the calling thread among them.
     pub(crate) fn new(threads: usize) -> Pool {
+        let threads = threads.min(MOST_THREADS);
+        let slot = |_| Slot {
+            state: AtomicU64::new(0),
+            captured: AtomicPtr::new(std::ptr::null_mut()),
+            job: UnsafeCell::new(MaybeUninit::uninit()),
+        };
+        let shares = |_| (0..threads.min(MOST_SHARES)).map(|_| Share(AtomicU64::new(0))).collect();
         let shared = Arc::new(Shared {
-            states: States(from_fn(|_| AtomicU64::new(EPOCH))),
-            jobs: from_fn(|_| AtomicPtr::new(std::ptr::null_mut())),
+            slots: from_fn(slot),
+            shares: from_fn(shares),
             upcoming: Upcoming::default(),
             sleepers: AtomicUsize::new(0),
             asleep: Mutex::new(()),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
         });
-        let threads = threads.min(MOST_THREADS);
         // The pool does without a worker that cannot be started.
         let workers = (1..threads)
             .filter_map(|i| {
@@ -263,10 +316,12 @@ impl Pool {
             (0..tasks).for_each(task);
             return;
         };
-        let job = Job::new(task, tasks, self.threads());
-        self.shared.run(slot, &job, self.threads());
+        assert!(u32::try_from(tasks).is_ok(), "tasks are counted in 32 bits");
+        let panic = Mutex::new(None);
+        let shares = self.threads().min(tasks).min(MOST_SHARES);
+        self.shared.run(slot, Job { task, tasks, shares, panic: &panic }, self.threads());
         drop(caller);
-        if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(panic) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
         }
     }
@@ -286,23 +341,57 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::Job;
+    use super::{EPOCH, Job, MOST_SHARES, Pool, Share};
+
+    fn shares() -> Vec<Share> {
+        (0..MOST_SHARES).map(|_| Share(AtomicU64::new(0))).collect()
+    }
 
     #[test]
     fn a_thread_takes_its_own_share_in_order_and_then_those_of_others() {
-        let taken = Mutex::new(Vec::new());
+        let (taken, panic, all_shares) = (Mutex::new(Vec::new()), Mutex::new(None), shares());
         let task = |i| taken.lock().unwrap().push(i);
-        let all = |tasks, threads, thread| {
-            Job::new(&task, tasks, threads).work(thread);
+        let all = |epoch, tasks, shares, thread| {
+            Job { task: &task, tasks, shares, panic: &panic }.work(epoch, &all_shares, thread);
             std::mem::take(&mut *taken.lock().unwrap())
         };
-        assert_eq!(all(10, 3, 1), [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]);
-        assert_eq!(all(2, 3, 2), [0, 1], "fewer tasks than threads");
-        let (threads, tasks) = (100, 1000);
-        let mut many = all(tasks, threads, 99);
+        assert_eq!(all(1, 10, 3, 1), [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]);
+        assert_eq!(all(1, 10, 3, 1), [], "all tasks of this epoch are taken");
+        assert_eq!(all(2, 2, 2, 2), [0, 1], "fewer tasks than threads");
+        let mut many = all(3, 1000, MOST_SHARES, 99);
         many.sort_unstable();
-        assert!(many.into_iter().eq(0..tasks), "more threads than shares");
+        assert!(many.into_iter().eq(0..1000), "more threads than shares");
+    }
+
+    #[test]
+    fn epochs_begin_again() {
+        let pool = Pool::new(3);
+        let count = || {
+            let taken = AtomicU64::new(0);
+            pool.run(100, &|_| _ = taken.fetch_add(1, Ordering::Relaxed));
+            taken.into_inner()
+        };
+        assert_eq!(count(), 100);
+        for slot in &pool.shared.slots {
+            slot.state.store((EPOCH - 2) * EPOCH, Ordering::SeqCst);
+        }
+        // The epoch before the last, the last, and the first ones, which the shares already had.
+        assert_eq!([count(), count(), count(), count()], [100; 4]);
+    }
+
+    #[test]
+    fn a_panic_ends_its_job_alone() {
+        let pool = Pool::new(2);
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(10, &|i| assert_ne!(i, 3, "the fourth task fails"));
+        }));
+        assert!(failed.is_err());
+        let taken = AtomicU64::new(0);
+        pool.run(10, &|_| _ = taken.fetch_add(1, Ordering::Relaxed));
+        assert_eq!(taken.into_inner(), 10);
     }
 }

@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use crate::prefetch;
+
 /// Most bytes that a thread reads ahead: a part of its second-level cache.
 const MOST: usize = 256 << 10;
 /// Bytes that are asked for before a thread looks for a job again.
@@ -41,26 +43,12 @@ impl Reader {
         if self.done >= (bytes / threads).min(MOST) {
             return false;
         }
-        // Memory may be gone by now, or belong to other bytes: asking for a line is no access and cannot fail.
-        prefetch(start.wrapping_add(bytes / threads * thread + self.done));
+        // Memory may be gone by now, or belong to other bytes: a hint is no access and cannot fail.
+        prefetch::to_read_later(start.wrapping_add(bytes / threads * thread + self.done), STEP);
         self.done += STEP;
         true
     }
 }
-
-/// Asks for [`STEP`] bytes in the second-level cache.
-#[cfg(target_arch = "x86_64")]
-fn prefetch(from: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    for line in (0..STEP).step_by(64) {
-        // SAFETY: every x86-64 processor has the instruction, and it accesses nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
-    }
-}
-
-/// There is no stable way to ask for a line.
-#[cfg(not(target_arch = "x86_64"))]
-fn prefetch(_: *const u8) {}
 
 #[cfg(test)]
 mod tests {

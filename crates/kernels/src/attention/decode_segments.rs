@@ -69,7 +69,7 @@ impl Cpu {
         let (shape, rows) = (a.shape(), a.visible.len());
         let block = |g| QueryBlock { shape, g, rows: 0..rows };
         let seen = block(0).span(a.visible, 0..block(0).queries());
-        let worth = rows * seen.len() * shape.heads * shape.head_dim > 1 << 18;
+        let worth = rows * seen.len() * shape.heads * shape.head_dim > 1 << 17;
         let (first, size) = (seen.start / SEGMENT, part_len(&block(0)));
         let segments = seen.end.div_ceil(SEGMENT) - first;
         let kept = if weights.is_some() { KEPT } else { 0 };

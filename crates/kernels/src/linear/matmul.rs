@@ -8,11 +8,12 @@ use std::cell::Cell;
 use super::pack::PackStrip;
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
-use super::panel_task::{Blocking, Epilogue, MatmulPath, PanelTask};
+use super::panel_task::{Blocking, Epilogue, FEW_WORDS, MatmulPath, PanelTask};
 use super::quant_blocks::QuantizeRow;
 use super::weights::{Activation, Linear};
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
+use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 use crate::simd::PANEL;
 
@@ -68,12 +69,24 @@ impl Cpu {
         }
     }
 
-    /// Packs `x` strip after strip.
+    /// Packs `x` strip after strip; quantised rows lie one after another.
     fn pack_rows(&self, w: &Linear, x: &[f32], blocking: Blocking, packed: &mut [u32]) {
         let Blocking { strip, words, .. } = blocking;
-        let strips = (x.len() / w.inputs).div_ceil(strip);
+        let rows = x.len() / w.inputs;
+        if rows * words <= FEW_WORDS {
+            // Other threads may have written these rows, and have read what was packed here before.
+            prefetch::to_read(x.as_ptr().cast(), size_of_val(x));
+            prefetch::to_write(packed.as_ptr().cast(), rows * words * size_of::<u32>());
+        }
         let packed = DisjointMut::new(packed);
-        self.parallel_if(x.len() > 1 << 15, strips, &|s| {
+        if blocking.path == MatmulPath::Q8Rows {
+            return self.parallel_if(x.len() > 1 << 13, rows, &|r| {
+                // SAFETY: row `r` belongs to task `r`.
+                let out = unsafe { packed.part(r * words..(r + 1) * words) };
+                self.run(QuantizeRow { x: &x[r * w.inputs..(r + 1) * w.inputs], out });
+            });
+        }
+        self.parallel_if(x.len() > 1 << 15, rows.div_ceil(strip), &|s| {
             let x = &x[s * strip * w.inputs..];
             let x = &x[..x.len().min(strip * w.inputs)];
             let width = blocking.width(x.len() / w.inputs);
@@ -82,12 +95,7 @@ impl Cpu {
             match blocking.path {
                 #[cfg(target_arch = "x86_64")]
                 MatmulPath::Amx(token) => pack_amx::pack(token, w.inputs, x, dst),
-                MatmulPath::Q8Rows => {
-                    for (x, dst) in x.chunks_exact(w.inputs).zip(dst.chunks_exact_mut(words)) {
-                        self.run(QuantizeRow { x, out: dst });
-                    }
-                }
-                MatmulPath::Vector => {
+                _ => {
                     let pack = PackStrip { precision: w.precision, inputs: w.inputs, x, width, dst };
                     self.run(pack);
                 }

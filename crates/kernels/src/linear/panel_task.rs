@@ -9,6 +9,7 @@ use super::quant_blocks::{BLOCK, MultiplyRows, Unpack, X_WORDS, blocks_of};
 use super::weights::{Activation, Linear, Precision};
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
+use crate::prefetch;
 use crate::scratch::{self, AlignedVec};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Amx;
@@ -23,6 +24,9 @@ const CHUNK: usize = 8;
 const Q8_ROWS: usize = 4;
 /// Most rows of a task with quantised blocks as they are stored: a block stays in registers while they pass.
 const Q8_TASK_ROWS: usize = 64;
+/// Most words of packed activations that are asked for as a whole before they are written or read: lines that come from another core one
+/// by one would take longer than the arithmetic.
+pub(super) const FEW_WORDS: usize = 4 << 10;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
 
@@ -186,8 +190,11 @@ impl PanelTask<'_> {
     #[inline(always)]
     fn rows<S: Simd>(&self, simd: S, cells: &mut [f32]) {
         let words = self.blocking.words;
+        let x = &self.packed[self.rows.start * words..self.rows.end * words];
+        if x.len() <= FEW_WORDS {
+            prefetch::to_read(x.as_ptr().cast(), size_of_val(x));
+        }
         for (p, cell) in self.panels.clone().zip(cells.chunks_exact_mut(self.blocking.cell())) {
-            let x = &self.packed[self.rows.start * words..self.rows.end * words];
             let y = &mut cell[..self.rows.len() * PANEL];
             MultiplyRows { format: self.w.format, panel: self.w.panel(p), x, words, y }.run(simd);
         }
