@@ -9,6 +9,7 @@ use super::decode_part::{
 use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::workspace::{BUFFERS, split_off_front};
+use crate::prefetch;
 use crate::scratch;
 use crate::simd::{Elem, Kernel, Simd, load_part};
 
@@ -148,20 +149,15 @@ fn scores<S: Simd, E: Elem, const N: usize>(
         for (i, key) in keys.iter_mut().enumerate() {
             *key = key.wrapping_add(slots.readable(t + i) * d);
         }
-        fetch(simd, k.as_ptr().wrapping_add(t * d).wrapping_byte_add(AHEAD), 4 * d);
+        prefetch::to_read_later(
+            k.as_ptr().wrapping_add(t * d).wrapping_byte_add(AHEAD).cast(),
+            4 * d * size_of::<E>(),
+        );
         // SAFETY: keys have `d` elements, and queries `padded`.
         let sums = unsafe { dots::<S, E, N>(simd, keys, d, q, padded) };
         for (i, sums) in sums.into_iter().enumerate() {
             p[i * SEGMENT + t - slots.first..][..4].copy_from_slice(&simd.sums(sums));
         }
-    }
-}
-
-/// Prefetches the cache lines of `n` elements at `x`.
-#[inline(always)]
-fn fetch<S: Simd, E>(simd: S, x: *const E, n: usize) {
-    for line in (0..n * size_of::<E>()).step_by(64) {
-        simd.fetch(x.wrapping_byte_add(line));
     }
 }
 
@@ -237,7 +233,7 @@ fn add_values<S: Simd, E: Elem, const N: usize, const J: usize, const WHOLE: boo
     let ahead = ahead(size_of_val(v), e / (J * S::LANES), d.div_ceil(J * S::LANES));
     let mut next = v.as_ptr().wrapping_byte_add(ahead);
     for (t, v) in v.chunks_exact(d).enumerate() {
-        fetch(simd, next, J * S::LANES);
+        prefetch::to_read_later(next.cast(), J * S::LANES * size_of::<E>());
         next = next.wrapping_add(J * S::LANES);
         for j in 0..J {
             let at = e + j * S::LANES;

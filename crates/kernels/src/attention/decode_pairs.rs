@@ -23,6 +23,7 @@ use super::input::Attention;
 use super::query_blocks::{QueryBlock, SEGMENT};
 use super::workspace::{BUFFERS, split_off_front};
 use crate::buffer::Slice;
+use crate::prefetch;
 use crate::scratch;
 use crate::simd::features::Bf16;
 use crate::simd::{Kernel, Simd, sums_of_four, sums_of_lanes};
@@ -104,9 +105,7 @@ impl DecodePairs<'_> {
         }
         // The first values arrive while weights are computed.
         let first = heads.v[slots.seen.start * d..].as_ptr();
-        for line in (0..2 * AHEAD).step_by(64) {
-            simd.fetch(first.wrapping_byte_add(line));
-        }
+        prefetch::to_read_later(first.cast(), 2 * AHEAD);
         for i in 0..n {
             let p = &mut p[i * SEGMENT..][..SEGMENT];
             (part.max[i], part.sum[i]) = softmax_segment(simd, p, &slots, a.visible[block.row(i)]);
@@ -162,7 +161,7 @@ impl<const F16: bool> Heads<'_, F16> {
                 }
                 let row = self.k.as_ptr().wrapping_add((t + 4 * four) * d);
                 for line in (0..4 * d).step_by(WORDS) {
-                    fetch(row.wrapping_add(line).wrapping_byte_add(AHEAD));
+                    prefetch::to_read_later(row.wrapping_add(line).wrapping_byte_add(AHEAD).cast(), 1);
                 }
                 let mut sums = [[_mm512_setzero_ps(); 4]; N];
                 let mut vectors = [_mm512_setzero_si512(); 4];
@@ -271,8 +270,8 @@ impl<const F16: bool> Heads<'_, F16> {
                 let weights = weights.as_ptr().add((t - slots.first) / 2);
                 for j in 0..J {
                     let (a, b) = (even.wrapping_add(j * WORDS), odd.wrapping_add(j * WORDS));
-                    fetch(next);
-                    fetch(next.wrapping_add(WORDS));
+                    prefetch::to_read_later(next.cast(), 1);
+                    prefetch::to_read_later(next.wrapping_add(WORDS).cast(), 1);
                     next = next.wrapping_add(2 * WORDS);
                     let (a, b) = if WHOLE {
                         (_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(b.cast()))
@@ -347,11 +346,4 @@ fn dot(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
 /// The first `n` elements of a vector.
 fn mask(n: usize) -> u32 {
     if n >= WORDS { u32::MAX } else { (1 << n) - 1 }
-}
-
-/// Prefetches the cache line at `x` into the second-level cache.
-#[inline]
-#[target_feature(enable = "sse")]
-fn fetch(x: *const u16) {
-    _mm_prefetch::<_MM_HINT_T1>(x.cast());
 }

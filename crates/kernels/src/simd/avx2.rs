@@ -166,11 +166,6 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn fetch<T>(self, p: *const T) {
-        x86!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
-    }
-
-    #[inline(always)]
     fn largest(self, a: __m256) -> f32 {
         x86!({
             let b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));

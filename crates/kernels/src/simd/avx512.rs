@@ -260,11 +260,6 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
     }
 
     #[inline(always)]
-    fn fetch<T>(self, p: *const T) {
-        x86!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
-    }
-
-    #[inline(always)]
     fn largest(self, a: __m512) -> f32 {
         x86!(_mm512_reduce_max_ps(a))
     }

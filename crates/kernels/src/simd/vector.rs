@@ -64,9 +64,6 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     fn exp2i(self, n: Self::F) -> Self::F;
     /// The sum of all lanes.
     fn sum(self, a: Self::F) -> f32;
-    /// Prefetches the cache line at `p`, which may be any address, into the second-level cache.
-    #[inline(always)]
-    fn fetch<T>(self, _p: *const T) {}
     /// The sums of four vectors.
     #[inline(always)]
     fn sums(self, [a, b, c, d]: [Self::F; 4]) -> [f32; 4] {
