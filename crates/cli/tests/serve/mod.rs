@@ -259,7 +259,8 @@ fn logs_have_what_was_said_only_where_that_is_asked_for() {
         let answered = log.lines().find(|line| line.contains("answered")).unwrap();
         assert!(answered.contains("mine-1") && answered.contains("anna"), "{answered}");
         assert!(!log.contains(key.trim()), "{log}");
-        assert_eq!(log.contains("4711"), told, "{log}");
+        // The number alone can be part of a duration in the log.
+        assert_eq!(log.contains(SECRET), told, "{log}");
     }
 }
 
