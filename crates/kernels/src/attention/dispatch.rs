@@ -39,11 +39,11 @@ pub struct AttentionOutputs<'a> {
 
 /// Outputs of [`Cpu::attend`] beside its values.
 #[derive(Default)]
-struct Beside<'a> {
-    lse: Option<&'a DisjointMut<'a, f32>>,
+pub(super) struct Beside<'a> {
+    pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
     /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
-    mass: Option<&'a mut [f32]>,
-    noise: Option<&'a GumbelNoise<'a>>,
+    pub(super) mass: Option<&'a mut [f32]>,
+    pub(super) noise: Option<&'a GumbelNoise<'a>>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`Cpu::decode`] computes.
     weights: Option<&'a mut [f32]>,
 }
@@ -229,11 +229,17 @@ impl Cpu {
         k: &[E],
         v: &[E],
         out: Option<&mut [f32]>,
-        Beside { lse, mass, noise, .. }: Beside,
+        beside: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
         let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
+        let out = out.map(DisjointMut::new);
+        let out = out.as_ref();
+        if self.is_worth_segments(a, start, end) {
+            return self.attend_pair_segments(token, a, (k, v), (start, end), out, beside);
+        }
+        let Beside { lse, mass, noise, .. } = beside;
         let (tiles, words) = ((end - start).div_ceil(KEYS), shape.tile_words());
         let mut scratch = scratch::borrow(&ROUNDS, shape.kv_heads * tiles * words);
         let packed = &mut scratch.as_u32_mut()[..shape.kv_heads * tiles * words];
@@ -254,24 +260,14 @@ impl Cpu {
         });
         let each = flash_pairs::block_rows(&shape, rows, self.threads());
         let blocks = rows.div_ceil(each);
-        let out = out.map(DisjointMut::new);
-        let out = out.as_ref();
         // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
         let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
-            let noise = noise.filter(|_| mass.is_some());
-            self.run(flash_pairs::FlashBlockPairs {
-                token,
-                a,
-                packed,
-                first: start,
-                block,
-                out,
-                lse,
-                mass,
-                noise,
-            });
+            let (values, keep, noise) = (out.is_some(), mass.is_some(), noise.filter(|_| mass.is_some()));
+            let slots = start..start + tiles * KEYS;
+            let sweep = flash_pairs::Sweep { token, a, packed, slots, block, values, keep, noise };
+            self.run(flash_pairs::FlashBlockPairs { sweep, out, lse, mass });
         };
         let Some(mass) = mass else {
             return self.parallel(shape.kv_heads * blocks, &|t| {

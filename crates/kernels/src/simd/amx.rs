@@ -109,6 +109,8 @@ impl Drop for Tiles {
 unsafe impl PairTiles for Amx {
     type Unit = Tiles;
 
+    const ELEMENTS_FIRST: bool = true;
+
     fn features(self) -> Features {
         Amx::features(self)
     }

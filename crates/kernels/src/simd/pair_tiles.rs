@@ -1,13 +1,15 @@
 //! Tiles of `bf16` pairs, and the products of attention over them: by the tile registers of AMX or by `vdpbf16ps`.
 //!
 //! A tile is 16 rows of 16 words, a word a pair of `bf16`. Sᵀ = K · Qᵀ has a key in each row of K's tiles and a query in each column of
-//! Qᵀ's, so that a vector holds one key's scores for 16 queries; Oᵀ = Vᵀ · Pᵀ has pairs of keys along the rows of Vᵀ's tiles.
+//! Qᵀ's, so that a vector holds one key's scores for 16 queries; Oᵀ = Vᵀ · Pᵀ has pairs of keys along the rows of Vᵀ's tiles where they are
+//! loaded into registers, and along the columns where single words are.
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::mem::transmute;
 
 use super::avx512::Avx512;
+use super::elem::{Elem, load_part};
 use super::features::{Bf16, Features};
 use super::vector::Simd;
 
@@ -33,6 +35,9 @@ pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
     /// The state of a thread that multiplies tiles, such as configured registers.
     type Unit: PairUnit;
 
+    /// Whether a tile of [`PairUnit::values`] is elements × pairs of keys, and not pairs of keys × elements.
+    const ELEMENTS_FIRST: bool;
+
     /// The features that come with the token, BF16 among them.
     fn features(self) -> Features;
 
@@ -44,10 +49,10 @@ pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
     /// # Panics
     /// If `dst` does not hold the tiles, or `r` is not a row of a tile.
     #[inline(always)]
-    fn round_row(self, src: &[f32], factor: f32, dst: &mut [u32], r: usize) {
+    fn round_row<E: Elem>(self, src: &[E], factor: f32, dst: &mut [u32], r: usize) {
         assert!(r < SIDE && dst.len() >= src.len().div_ceil(2 * SIDE) * TILE, "the row lies in the tiles");
         // SAFETY: the token proves that the instructions are there; the assertion bounds the writes.
-        unsafe { round_row(src.as_ptr(), src.len(), factor, dst.as_mut_ptr(), r) }
+        unsafe { round_row(self.features(), src, factor, dst.as_mut_ptr(), r) }
     }
 
     /// Mirrors a 16 × 16 square of words, the rows of a tile, about its diagonal; writes the rows `stride` words apart.
@@ -61,15 +66,16 @@ pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
         unsafe { transpose(self.features(), src.as_ptr(), dst.as_mut_ptr(), stride) }
     }
 
-    /// Rounds 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves.
+    /// Rounds the first 16 numbers of each of two rows to `bf16` and writes them as 16 pairs, the first row's in the lower halves, zeros
+    /// for those that are missing.
     ///
     /// # Panics
-    /// If one of the slices is shorter than 16.
+    /// If `dst` is shorter than 16 words.
     #[inline(always)]
-    fn round_pairs(self, first: &[f32], second: &[f32], dst: &mut [u32]) {
-        assert!(first.len() >= SIDE && second.len() >= SIDE && dst.len() >= SIDE, "16 of each");
-        // SAFETY: the token proves that the instructions are there; the assertion bounds reads and writes.
-        unsafe { round_pairs(first.as_ptr(), second.as_ptr(), dst.as_mut_ptr()) }
+    fn round_pairs<E: Elem>(self, first: &[E], second: &[E], dst: &mut [u32]) {
+        assert!(dst.len() >= SIDE, "there are 16 words");
+        // SAFETY: the token proves that the instructions are there; the assertion bounds the writes.
+        unsafe { round_pairs(self.features(), first, second, dst.as_mut_ptr()) }
     }
 }
 
@@ -88,7 +94,8 @@ pub(crate) trait PairUnit {
     /// The pointers must be valid for that.
     unsafe fn scores(&self, k: *const u32, q: *const u32, blocks: usize, s: *mut f32);
 
-    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys. `v`: two rows of `blocks` tiles, 32 keys each; `p`: two tiles.
+    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys. `v`: two rows of `blocks` tiles, 32 keys each, in the order that
+    /// [`PairTiles::ELEMENTS_FIRST`] tells; `p`: two tiles.
     ///
     /// # Safety
     /// The pointers must be valid for that.
@@ -98,6 +105,8 @@ pub(crate) trait PairUnit {
 // SAFETY: the token is made where BF16 and the features beside it were found.
 unsafe impl PairTiles for Bf16 {
     type Unit = Bf16;
+
+    const ELEMENTS_FIRST: bool = false;
 
     fn features(self) -> Features {
         Bf16::features(self)
@@ -177,7 +186,7 @@ unsafe fn scores(k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
         // SAFETY: the caller's.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); SIDE];
-            add_products(&mut sums, k.add(rows * blocks * TILE), q, blocks);
+            add_products::<SIDE, 1>(&mut sums, k.add(rows * blocks * TILE), q, blocks);
             store(&sums, s.add(rows * TILE));
         }
     }
@@ -194,20 +203,25 @@ unsafe fn values(v: *const u32, p: *const u32, blocks: usize, o: *mut f32) {
         unsafe {
             let o = o.add(block * TILE);
             let mut sums = from_fn(|row| _mm512_loadu_ps(o.add(row * SIDE)));
-            add_products(&mut sums, v.add(block * TILE), p, 1);
-            add_products(&mut sums, v.add((blocks + block) * TILE), p.add(TILE), 1);
+            add_products::<1, SIDE>(&mut sums, v.add(block * TILE), p, 1);
+            add_products::<1, SIDE>(&mut sums, v.add((blocks + block) * TILE), p.add(TILE), 1);
             store(&sums, o);
         }
     }
 }
 
-/// Sums (16 × 16) += A · B over `blocks` tiles each.
+/// Sums (16 × 16) += A · B over `blocks` tiles each. Rows of A's tiles are `ROW` words apart, its columns `COLUMN` words.
 ///
 /// # Safety
 /// `a` and `b` must be valid for the tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_products(sums: &mut [__m512; SIDE], a: *const u32, b: *const u32, blocks: usize) {
+unsafe fn add_products<const ROW: usize, const COLUMN: usize>(
+    sums: &mut [__m512; SIDE],
+    a: *const u32,
+    b: *const u32,
+    blocks: usize,
+) {
     for block in 0..blocks {
         for pair in 0..SIDE {
             // SAFETY: the caller's.
@@ -216,7 +230,7 @@ unsafe fn add_products(sums: &mut [__m512; SIDE], a: *const u32, b: *const u32, 
                     b.add(block * TILE + pair * SIDE).cast(),
                 ));
                 for (row, sum) in sums.iter_mut().enumerate() {
-                    let word = _mm512_set1_epi32(*a.add(block * TILE + row * SIDE + pair) as i32);
+                    let word = _mm512_set1_epi32(*a.add(block * TILE + row * ROW + pair * COLUMN) as i32);
                     *sum = _mm512_dpbf16_ps(*sum, columns, transmute::<__m512i, __m512bh>(word));
                 }
             }
@@ -237,32 +251,22 @@ unsafe fn store(sums: &[__m512; SIDE], to: *mut f32) {
     }
 }
 
-/// [`PairTiles::round_row`] of `n` numbers.
+/// [`PairTiles::round_row`].
 ///
 /// # Safety
-/// `src` must be valid for `n` floats and `dst` for the tiles.
+/// The features must include BF16, and `dst` must be valid for the tiles.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn round_row(src: *const f32, n: usize, factor: f32, dst: *mut u32, r: usize) {
-    let factor = _mm512_set1_ps(factor);
-    // SAFETY: the caller's; masked loads do not touch what is beyond `n`.
-    unsafe {
-        let mut i = 0;
-        let mut to = dst.add(r * SIDE);
-        while i < n {
-            let left = n - i;
-            let mask = |left: usize| if left >= SIDE { !0 } else { (1u16 << left) - 1 };
-            let low = _mm512_maskz_loadu_ps(mask(left), src.add(i));
-            let high = if left > SIDE {
-                _mm512_maskz_loadu_ps(mask(left - SIDE), src.add(i + SIDE))
-            } else {
-                _mm512_setzero_ps()
-            };
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn round_row<E: Elem>(features: Features, src: &[E], factor: f32, dst: *mut u32, r: usize) {
+    let (simd, factor) = (Avx512::widening(features), _mm512_set1_ps(factor));
+    for (block, src) in src.chunks(2 * SIDE).enumerate() {
+        // SAFETY: as many numbers are read as there are; the caller's.
+        unsafe {
+            let low = load_part(simd, src.as_ptr(), src.len());
+            let high = load_part(simd, src.as_ptr().wrapping_add(SIDE), src.len().saturating_sub(SIDE));
             let (low, high) = (_mm512_mul_ps(low, factor), _mm512_mul_ps(high, factor));
             let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_si512(to.cast(), words);
-            to = to.add(TILE);
-            i += 2 * SIDE;
+            _mm512_storeu_si512(dst.add(block * TILE + r * SIDE).cast(), words);
         }
     }
 }
@@ -280,13 +284,16 @@ unsafe fn transpose(features: Features, src: *const u32, dst: *mut u32, stride: 
 /// [`PairTiles::round_pairs`].
 ///
 /// # Safety
-/// the pointers must be valid for 16 elements.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
-    // SAFETY: the caller's.
+/// The features must include BF16, and `dst` must be valid for 16 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn round_pairs<E: Elem>(features: Features, first: &[E], second: &[E], dst: *mut u32) {
+    let simd = Avx512::widening(features);
+    // SAFETY: as many numbers are read as there are; the caller's.
     unsafe {
-        let words = interleaved_pairs(_mm512_loadu_ps(first), _mm512_loadu_ps(second));
-        _mm512_storeu_si512(dst.cast(), words);
+        let first = load_part(simd, first.as_ptr(), first.len());
+        let second = load_part(simd, second.as_ptr(), second.len());
+        _mm512_storeu_si512(dst.cast(), interleaved_pairs(first, second));
     }
 }
 
@@ -295,10 +302,18 @@ unsafe fn round_pairs(first: *const f32, second: *const f32, dst: *mut u32) {
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn interleaved_pairs(first: __m512, second: __m512) -> __m512i {
     // The instruction leaves the lanes of `first` in the lower sixteen half words, those of `second` in the upper sixteen.
-    let order: [u16; 32] = from_fn(|i| (i / 2 + i % 2 * 16) as u16);
+    const ORDER: [u16; 32] = {
+        let mut order = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            order[i] = (i / 2 + i % 2 * 16) as u16;
+            i += 1;
+        }
+        order
+    };
     // SAFETY: the order has 64 bytes, and both types are 512 bits of any value.
     unsafe {
         let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
-        _mm512_permutexvar_epi16(_mm512_loadu_si512(order.as_ptr().cast()), words)
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER.as_ptr().cast()), words)
     }
 }

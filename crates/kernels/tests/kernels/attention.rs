@@ -101,7 +101,7 @@ pub(crate) fn causal(rows: usize, n: usize, window: usize) -> Vec<(u32, u32)> {
 
 #[test]
 fn agrees_with_a_plain_loop() {
-    let mut rng = Rng::new(11);
+    let (mut rng, mut ends) = (Rng::new(11), Rng::new(21));
     let cases = [
         ((9, 3, 64), 150, causal(70, 140, usize::MAX)),
         ((14, 2, 64), 600, causal(3, 600, usize::MAX)),
@@ -123,6 +123,10 @@ fn agrees_with_a_plain_loop() {
         // Any order, starts apart from the tiles, slots beyond every row's sight.
         ((8, 2, 32), 1500, (0..23).map(|_| (rng.below(700) as u32, 701 + rng.below(700) as u32)).collect()),
         ((2, 2, 16), 1200, vec![(0, 1), (1199, 1200), (511, 513), (64, 128), (3, 1024), (512, 1024)]),
+        // Few rows over several segments: blocks that end within a group, windows, segments that a group does not see.
+        ((9, 3, 64), 2100, causal(53, 2090, usize::MAX)),
+        ((6, 2, 100), 2200, causal(20, 2200, 1900)),
+        ((4, 2, 24), 2600, (0..70).map(|i| (33 * i, 33 * i + 1 + ends.below(250) as u32)).collect()),
     ];
     for (i, (shape, capacity, visible)) in cases.into_iter().enumerate() {
         let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
@@ -315,13 +319,17 @@ fn sums(case: &Case, slots: usize, noise: Option<&GumbelNoise>) -> Vec<f64> {
 #[test]
 fn mass_of_many_blocks_does_not_depend_on_threads() {
     let mut rng = Rng::new(18);
-    // Windows, blocks of several waves, groups that end within a block, and rows that see little.
-    for (i, (shape, n, window)) in
-        [((9, 3, 64), 800, usize::MAX), ((12, 2, 128), 450, usize::MAX), ((4, 4, 80), 1300, 200)]
-            .into_iter()
-            .enumerate()
-    {
-        let mut case = Case::new(&mut rng, DTYPES[i], shape, n, causal(n - 20, n, window));
+    // Windows, blocks of several waves, groups that end within a block, and rows that see little; of the last two the keys go segment
+    // after segment, in the last for each block apart.
+    let cases = [
+        ((9, 3, 64), 800, 780, usize::MAX),
+        ((12, 2, 128), 450, 430, usize::MAX),
+        ((4, 4, 80), 1300, 1280, 200),
+        ((9, 3, 64), 2000, 40, 1700),
+        ((6, 1, 40), 1950, 60, usize::MAX),
+    ];
+    for (i, (shape, n, rows, window)) in cases.into_iter().enumerate() {
+        let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, n, causal(rows, n, window));
         case.visible.iter_mut().step_by(9).for_each(|seen| seen.0 = seen.1 - 3);
         case.precision = Precision::Bf16;
         let rows: Vec<u32> = (0..case.visible.len() as u32).map(|row| 70_000 + 3 * row).collect();
