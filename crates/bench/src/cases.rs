@@ -69,7 +69,7 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     for precision in [Precision::Bf16, Precision::F32] {
         for heads in [Heads { query: 9, kv: 3, width: 64 }, Heads { query: 12, kv: 2, width: 128 }] {
-            all.extend([4096, 614, 1].map(|rows| attention(precision, heads, rows)));
+            all.extend([4096, 614, 32, 1].map(|rows| attention(precision, heads, rows)));
         }
     }
     all.extend([concat_logits(), attention_mass()]);

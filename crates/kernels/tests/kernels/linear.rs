@@ -242,12 +242,22 @@ fn blocks_agree_with_a_plain_loop() {
 }
 
 #[test]
-fn a_row_of_bytes_does_not_depend_on_its_company() {
+fn a_row_of_blocks_does_not_depend_on_its_company() {
     let mut rng = Rng::new(6);
-    for (m, inputs, outputs) in [(37, 1300, 200), (200, 576, 96)] {
-        let (x, (_, w)) = (rng.floats(m * inputs), blocks(&mut rng, outputs, inputs, false));
+    for (m, inputs, outputs, four_bits) in
+        [(37, 1300, 200, false), (200, 576, 96, false), (37, 1300, 200, true), (200, 576, 96, true)]
+    {
+        let (x, (nibbles, w)) = (rng.floats(m * inputs), blocks(&mut rng, outputs, inputs, four_bits));
         for cpu in cpus(2).into_iter().filter(multiplies_bytes) {
-            let linear = pack(&cpu, Precision::Q8, &w, inputs, Some(rng.floats(outputs)));
+            let each = inputs.div_ceil(32);
+            let rows = |o: usize, out: &mut [Q4Block]| {
+                out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
+                Ok::<(), ()>(())
+            };
+            let values = copy(&w, inputs);
+            let rows = if four_bits { WeightRows::Q4(&rows) } else { WeightRows::F32(&values) };
+            let bias = Some(rng.floats(outputs));
+            let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias, rows).unwrap();
             let run = |rows: Range<usize>| {
                 let mut y = vec![0.0; rows.len() * outputs];
                 cpu.linear(&linear, &x[rows.start * inputs..rows.end * inputs], &mut y);

@@ -106,7 +106,50 @@ fn quantize_row(x: &[f32], out: &mut [u32]) {
 #[inline(always)]
 pub(super) fn rows(_: Vnni, format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
     // SAFETY: the token proves that the instructions are there.
-    unsafe { multiply_rows(format, panel, x, words, y) }
+    unsafe {
+        match (format, y.as_chunks_mut::<PANEL>()) {
+            (BlockFormat::Q4, ([y], [])) => multiply_row(panel, x, y),
+            _ => multiply_rows(format, panel, x, words, y),
+        }
+    }
+}
+
+/// One row by blocks of 4 bits: its sums stay in registers, and the upper halves of bytes are multiplied as they lie, sixteen times as
+/// large. The bits are those of [`multiply_rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn multiply_row(panel: &[u32], x: &[u32], y: &mut [f32; PANEL]) {
+    let (format, low, high) =
+        (BlockFormat::Q4, _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0_u8.cast_signed()));
+    assert!(x.len() >= panel.len() / format.words() * X_WORDS);
+    let mut sums = [_mm512_setzero_ps(); 2];
+    for (block, x) in panel.chunks_exact(format.words()).zip(x.chunks_exact(X_WORDS)) {
+        let (block, x) = (block.as_ptr(), x.as_ptr());
+        // SAFETY: a block has head and quads as `format` says, and a block of activations its words.
+        unsafe {
+            let number = |at: usize| _mm512_set1_epi32(*x.add(at) as i32);
+            let float = |at: usize| _mm512_castsi512_ps(number(at));
+            let (mut lower, mut upper) = ([_mm512_setzero_si512(); 2], [_mm512_setzero_si512(); 2]);
+            for t in 0..QUADS / 2 {
+                for i in 0..2 {
+                    let w = _mm512_loadu_si512(block.add(format.head() + t * PANEL + i * 16).cast());
+                    lower[i] = _mm512_dpbusd_epi32(lower[i], _mm512_and_si512(w, low), number(t));
+                    upper[i] =
+                        _mm512_dpbusd_epi32(upper[i], _mm512_and_si512(w, high), number(QUADS / 2 + t));
+                }
+            }
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let dot = _mm512_add_epi32(lower[i], _mm512_srai_epi32::<4>(upper[i]));
+                let scale = _mm512_mul_ps(half(block, 0, i), float(X_SCALE));
+                *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *sum);
+                *sum = _mm512_fmadd_ps(half(block, 1, i), float(X_SUM), *sum);
+            }
+        }
+    }
+    // SAFETY: there are 32 sums.
+    unsafe {
+        _mm512_storeu_ps(y.as_mut_ptr(), sums[0]);
+        _mm512_storeu_ps(y.as_mut_ptr().add(16), sums[1]);
+    }
 }
 
 /// Weights of a block stay in registers while all rows pass.
