@@ -12,7 +12,7 @@ use super::gumbel::GumbelNoise;
 use super::input::Attention;
 use super::kept_weights::{self, ENTRY, KeptWeights};
 use super::query_blocks::QueryBlock;
-use super::query_groups::{GroupStats, Groups, QueryGroup, finish, group_queries};
+use super::query_groups::{GroupStats, Groups, MOST_GROUPS, QUERIES, QueryGroup, finish, group_queries};
 use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
@@ -21,10 +21,6 @@ use crate::scratch;
 use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, TILE};
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
-/// Queries of a block.
-pub(super) const QUERIES: usize = 128;
-/// Groups of a block, and one place that stays empty after the last. A block holds one row at least.
-pub(super) const MOST_GROUPS: usize = QUERIES / SIDE + 1;
 /// Query heads of a KV head that fit a block.
 pub(super) const MOST_HEADS: usize = QUERIES;
 
@@ -179,8 +175,9 @@ impl<T: PairTiles> Sweep<'_, T> {
         let (shape, count) = (self.block.shape, self.groups());
         let s = [split_off_front(floats, KEYS * SIDE), split_off_front(floats, KEYS * SIDE)];
         let noise_tiles: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, self.noise_words()));
-        let mut groups: Groups<'f> =
-            from_fn(|g| (g < count).then(|| QueryGroup::new(self, group_queries(&self.block, g), floats)));
+        let mut groups: Groups<'f> = from_fn(|g| {
+            (g < count).then(|| QueryGroup::new(self.token, (self.a, self.noise), &self.block, g, floats))
+        });
         let unit = self.token.unit();
         let (deep, high) = (shape.deep(), shape.high());
         let tile = |first: usize| &self.packed[(first - self.slots.start) / KEYS * shape.tile_words()..];

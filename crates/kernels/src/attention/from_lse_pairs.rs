@@ -37,8 +37,7 @@ pub(super) fn tile_words(shape: &AttentionShape) -> usize {
 
 /// Rows of a block, whole products if possible. It does not depend on the number of threads.
 pub(super) fn block_rows(shape: &AttentionShape) -> usize {
-    // The fewest rows whose queries fill whole products.
-    let unit = (1..=WIDE).find(|rows| (rows * shape.group).is_multiple_of(WIDE)).unwrap_or(WIDE);
+    let unit = shape.whole_rows(WIDE);
     unit * (QUERIES / (unit * shape.group)).max(1)
 }
 

@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use super::dispatch::Beside;
-use super::flash_pairs::{PackKeysValues, QUERIES, Sweep, add_mass};
+use super::flash_pairs::{PackKeysValues, Sweep, add_mass};
 use super::gumbel::GumbelNoise;
 use super::input::Attention;
 use super::kept_weights::{ENTRY, KeptWeights};
 use super::query_blocks::{QueryBlock, SEGMENT};
-use super::query_groups::{GroupStats, finish, group_queries, overlaps, seen_by};
+use super::query_groups::{GroupStats, QUERIES, finish, group_queries, overlaps, seen_by};
 use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, PACKED_KEYS, ROUNDS, split_off_front};
 use crate::cpu::Cpu;
@@ -55,8 +55,7 @@ struct Division<'a> {
 impl<'a> Division<'a> {
     fn new(a: &'a Attention, [values, keep]: [bool; 2], noise: Option<&'a GumbelNoise>) -> Division<'a> {
         let (shape, rows) = (a.shape(), a.visible.len());
-        // The fewest rows whose queries fill whole groups.
-        let unit = (1..=SIDE).find(|unit| (unit * shape.group).is_multiple_of(SIDE)).unwrap_or(SIDE);
+        let unit = shape.whole_rows(SIDE);
         let most = (QUERIES / shape.group).max(1);
         let each = if unit <= most { most / unit * unit } else { most };
         let groups = (each * shape.group).div_ceil(SIDE);

@@ -7,8 +7,7 @@ use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::flash_pairs::{MOST_GROUPS, Sweep};
-use super::gumbel;
+use super::gumbel::{self, GumbelNoise};
 use super::input::Attention;
 use super::kept_weights;
 use super::query_blocks::QueryBlock;
@@ -17,6 +16,10 @@ use crate::disjoint::DisjointMut;
 use crate::simd::pair_tiles::{PairTiles, SIDE, TILE, interleaved_pairs};
 use crate::simd::{KEYS, Simd, store_part};
 
+/// Queries of a block.
+pub(super) const QUERIES: usize = 128;
+/// Groups of a block, and one place that stays empty after the last. A block holds one row at least.
+pub(super) const MOST_GROUPS: usize = QUERIES / SIDE + 1;
 /// The maximum before any score.
 const LOWEST: f32 = -1e30;
 /// The score of a key that is not seen: its 2^(score − maximum) is 0.
@@ -98,14 +101,15 @@ pub(super) fn group_queries(block: &QueryBlock, g: usize) -> Range<usize> {
 }
 
 impl<'a> QueryGroup<'a> {
-    /// Queries `queries` of the block, times scale.
+    /// Group `g` of a block, its queries times scale.
     pub(super) fn new<T: PairTiles>(
-        sweep: &Sweep<T>,
-        queries: Range<usize>,
+        token: T,
+        (a, noise): (&Attention, Option<&GumbelNoise>),
+        block: &QueryBlock,
+        g: usize,
         floats: &mut &'a mut [f32],
     ) -> QueryGroup<'a> {
-        let Sweep { token, a, block, noise, .. } = sweep;
-        let (shape, n) = (block.shape, queries.len());
+        let (shape, queries) = (block.shape, group_queries(block, g));
         let o = split_off_front(floats, shape.high() * TILE);
         o.fill(0.0);
         let q: &mut [u32] = bytemuck::cast_slice_mut(split_off_front(floats, shape.deep() * TILE));
@@ -116,7 +120,7 @@ impl<'a> QueryGroup<'a> {
             (from[lane], to[lane]) = (seen.0 as i32, seen.1 as i32);
         }
         let [any, mut all] = seen_by(a, block, queries.clone());
-        if n < SIDE {
+        if queries.len() < SIDE {
             all = 0..0;
         }
         for (deep, q) in q.chunks_exact_mut(TILE).enumerate() {

@@ -28,8 +28,7 @@ impl AttentionShape {
 
     /// Rows of one block: whole strips if possible, fewer rows if there would be too few blocks for the threads.
     pub(super) fn block_rows(&self, rows: usize, threads: usize) -> usize {
-        // The fewest rows whose queries fill whole strips.
-        let unit = (1..=STRIP).find(|u| (u * self.group).is_multiple_of(STRIP)).unwrap_or(STRIP);
+        let unit = self.whole_rows(STRIP);
         let mut units = (QUERY_ROWS / (unit * self.group)).max(1);
         while units > 1
             && units * unit * self.group > QUERY_ROWS / 4
@@ -38,6 +37,11 @@ impl AttentionShape {
             units /= 2;
         }
         units * unit
+    }
+
+    /// The fewest rows whose queries of a KV head fill groups of `width`.
+    pub(super) fn whole_rows(&self, width: usize) -> usize {
+        (1..=width).find(|rows| (rows * self.group).is_multiple_of(width)).unwrap_or(width)
     }
 
     /// Floats of the partial result of `n` query rows: weighted values, maxima, sums.
