@@ -63,11 +63,21 @@ def binary(value: float, _: object = None) -> str:
     return f"{value:g} GiB"
 
 
+class BinaryLocator(MaxNLocator):
+    """Ticks at whole numbers of bytes' binary units."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        unit = 1
+        while unit * 1024 <= max(abs(vmin), abs(vmax)):
+            unit *= 1024
+        return super().tick_values(vmin / unit, vmax / unit) * unit
+
+
 def label_axis(axis: Any, label: str) -> None:
     """Labels an axis; a label that ends with `(bytes)` or `(s)` gives the figures their unit."""
     name, _, unit = label.partition(" (")
     if unit == "bytes)":
-        axis.set_major_locator(MaxNLocator(steps=[1, 2, 4, 8]))
+        axis.set_major_locator(BinaryLocator(steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(binary))
     elif unit == "s)":
         axis.set_major_formatter(EngFormatter(unit="s"))

@@ -170,7 +170,7 @@ fn charts(rows: &[PolicyTiming]) -> Vec<Chart> {
         chart("Time a token while the answer grows", "time a token (s)", &|row| floats(&row.curve)),
         chart("Time from the request on", "time (s)", &|row| floats(&row.total)),
         chart("Throughput while the answer grows", "tokens (per second)", &rates),
-        chart("ShortAnswer answers, prefill included", "whole time / tokens (s)", &short),
+        chart("Short answers, prefill included", "whole time / tokens (s)", &short),
     ]
 }
 
