@@ -85,7 +85,7 @@ fn kernels_are_measured_against_the_machine() {
     }
     let rows = told["results"].as_array().unwrap();
     let of = |kernel| rows.iter().filter(|row| row["kernel"] == kernel).count();
-    assert_eq!((of("attention"), of("element-wise"), rows.len()), (14, 4, 18));
+    assert_eq!((of("attention"), of("element-wise"), rows.len()), (18, 4, 22));
     let table = String::from_utf8(ran.stdout).unwrap();
     for row in rows {
         assert!(row["share"].as_f64().unwrap() > 0.0 && row["best_seconds"].as_f64().unwrap() > 0.0, "{row}");
