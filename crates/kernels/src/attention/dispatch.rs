@@ -236,7 +236,7 @@ impl Cpu {
         let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
         let out = out.map(DisjointMut::new);
         let out = out.as_ref();
-        if self.is_worth_segments(a, start, end) {
+        if self.is_worth_segments(a, (start, end), [out.is_some(), beside.mass.is_some()]) {
             return self.attend_pair_segments(token, a, (k, v), (start, end), out, beside);
         }
         let Beside { lse, mass, noise, .. } = beside;

@@ -23,6 +23,8 @@ use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// Most queries of a KV head: their sums stay in the second-level cache beside the keys.
 const MOST_QUERIES: usize = 512;
+/// Results of a segment take at most so many times the memory of its tiles: kept weights grow with queries times keys.
+const MOST_RESULTS: usize = 2;
 /// Fewest segments: fewer are too few tasks.
 const FEWEST_SEGMENTS: usize = 4;
 /// Tiles of a segment.
@@ -40,11 +42,9 @@ fn slots(segment: usize) -> Range<usize> {
 struct Division<'a> {
     a: &'a Attention<'a>,
     shape: AttentionShape,
-    /// Rows of a block.
+    /// Rows of a block; the last one may have fewer.
     each: usize,
     blocks: usize,
-    /// Groups of a whole block.
-    groups: usize,
     /// Whether values are summed.
     values: bool,
     /// Whether weights are kept.
@@ -58,8 +58,7 @@ impl<'a> Division<'a> {
         let unit = shape.whole_rows(SIDE);
         let most = (QUERIES / shape.group).max(1);
         let each = if unit <= most { most / unit * unit } else { most };
-        let groups = (each * shape.group).div_ceil(SIDE);
-        Division { a, shape, each, blocks: rows.div_ceil(each), groups, values, keep, noise }
+        Division { a, shape, each, blocks: rows.div_ceil(each), values, keep, noise }
     }
 
     fn block(&self, g: usize, b: usize) -> QueryBlock {
@@ -84,21 +83,46 @@ impl<'a> Division<'a> {
         if self.values { self.shape.high() * TILE } else { 0 }
     }
 
-    /// Floats of a block's result over a segment: statistics and weighted values of each group, and the kept weights.
-    fn part_len(&self) -> usize {
-        self.groups * (STATS + self.sums()) + self.kept_len()
+    /// Groups of the blocks `..b`. All blocks but the last have equally many.
+    fn groups(&self, b: usize) -> usize {
+        let rows = (b * self.each).min(self.a.visible.len());
+        let (whole, rest) = (rows / self.each, rows % self.each);
+        let of = |rows: usize| (rows * self.shape.group).div_ceil(SIDE);
+        whole * of(self.each) + of(rest)
     }
 
-    fn kept_len(&self) -> usize {
-        if self.keep { TILES * self.groups * ENTRY } else { 0 }
+    /// Floats of the results of the blocks `..b` over a segment: statistics and weighted values of each group, and then the kept weights, for
+    /// one block after the other.
+    fn len(&self, b: usize) -> usize {
+        self.groups(b) * (STATS + self.sums() + if self.keep { TILES * ENTRY } else { 0 })
+    }
+
+    /// Where the results of blocks lie.
+    fn part(&self, blocks: Range<usize>) -> Range<usize> {
+        self.len(blocks.start)..self.len(blocks.end)
+    }
+
+    /// Floats of a block's result before the kept weights.
+    fn results_len(&self, b: usize) -> usize {
+        (self.groups(b + 1) - self.groups(b)) * (STATS + self.sums())
     }
 }
 
 impl Cpu {
-    /// Whether the rows are few enough for their keys, slots `start..end`, to be taken segment after segment.
-    pub(super) fn is_worth_segments(&self, a: &Attention, start: usize, end: usize) -> bool {
+    /// Whether the rows are few enough for their keys, slots `start..end`, to be taken segment after segment; `values` are summed, and
+    /// weights kept if `keep`.
+    pub(super) fn is_worth_segments(
+        &self,
+        a: &Attention,
+        (start, end): (usize, usize),
+        [values, keep]: [bool; 2],
+    ) -> bool {
         let segments = end.div_ceil(SEGMENT) - start / SEGMENT;
-        a.visible.len() * a.shape().group <= MOST_QUERIES && segments >= FEWEST_SEGMENTS
+        if a.visible.len() * a.shape().group > MOST_QUERIES || segments < FEWEST_SEGMENTS {
+            return false;
+        }
+        let division = Division::new(a, [values, keep], None);
+        division.len(division.blocks) <= MOST_RESULTS * TILES * division.shape.tile_words()
     }
 
     /// `Cpu::attend_pairs` of few rows, which see slots from `start` to `end`.
@@ -113,10 +137,11 @@ impl Cpu {
     ) {
         let noise = noise.filter(|_| mass.is_some());
         let division = Division::new(a, [out.is_some(), mass.is_some()], noise);
-        let Division { shape, blocks, groups, .. } = division;
+        let Division { shape, blocks, .. } = division;
         let (first, segments) = (start / SEGMENT, end.div_ceil(SEGMENT) - start / SEGMENT);
-        let (pieces, size) = (shape.kv_heads * segments, blocks * division.part_len());
-        let stats = shape.kv_heads * blocks * groups * STATS;
+        let (pieces, size, groups) =
+            (shape.kv_heads * segments, division.len(blocks), division.groups(blocks));
+        let stats = shape.kv_heads * groups * STATS;
         let mut scratch = scratch::borrow(&ROUNDS, pieces * size + stats);
         let mut floats = scratch.as_f32_mut();
         let parts = split_off_front(&mut floats, pieces * size);
@@ -127,22 +152,21 @@ impl Cpu {
         self.parallel(pieces * ways, &|t| {
             let (piece, way) = (t / ways, t % ways);
             let blocks = way * blocks / ways..(way + 1) * blocks / ways;
-            let len = division.part_len();
+            let part = division.part(blocks.clone());
             // SAFETY: the parts of these blocks belong to this task.
-            let parts =
-                unsafe { shared.part(piece * size + blocks.start * len..piece * size + blocks.end * len) };
+            let parts = unsafe { shared.part(piece * size + part.start..piece * size + part.end) };
             let (g, segment) = (piece / segments, first + piece % segments);
             let (k, v) = (shape.head(k, g), shape.head(v, g));
             self.run(SegmentPairs { token, division: &division, k, v, g, segment, blocks, parts });
         });
         let (parts, shared) = (&*parts, DisjointMut::new(stats));
-        let len = division.part_len();
         self.parallel(shape.kv_heads * blocks, &|t| {
             let (g, b) = (t / blocks, t % blocks);
+            let of_block = g * groups + division.groups(b)..g * groups + division.groups(b + 1);
             // SAFETY: the statistics of this block belong to this task.
-            let stats = unsafe { shared.part(t * groups..(t + 1) * groups) };
+            let stats = unsafe { shared.part(of_block) };
             let parts = parts[g * segments * size..(g + 1) * segments * size].chunks_exact(size);
-            let parts = parts.map(|part| &part[b * len..(b + 1) * len]);
+            let parts = parts.map(|part| &part[division.part(b..b + 1)]);
             self.run(MergePairs {
                 token,
                 division: &division,
@@ -164,11 +188,11 @@ impl Cpu {
             let mass = unsafe { mass.part(g * seen + range.start..g * seen + range.end) };
             let mut sums = [0.0; SEGMENT];
             for b in 0..blocks {
-                let part = &parts[piece * size + b * len..][..len];
-                let kept: &[u32] = bytemuck::cast_slice(&part[len - division.kept_len()..]);
+                let part = &parts[piece * size..(piece + 1) * size][division.part(b..b + 1)];
+                let kept: &[u32] = bytemuck::cast_slice(&part[division.results_len(b)..]);
                 let (sweep, mut entries) =
                     (division.sweep(token, (g, b), segment, &[]), kept.chunks_exact(ENTRY));
-                let stats = &stats[(g * blocks + b) * groups..];
+                let stats = &stats[g * groups + division.groups(b)..];
                 for first in sweep.tiles() {
                     let seeing = (0..sweep.groups()).filter(|group| {
                         let [any, _] = seen_by(a, &sweep.block, group_queries(&sweep.block, *group));
@@ -218,9 +242,11 @@ impl<E: Elem, T: PairTiles> Kernel for SegmentPairs<'_, E, T> {
                 PackKeysValues { token, shape, k, v, slots, out }.run(simd);
             }
         }
-        for (b, part) in blocks.zip(parts.chunks_exact_mut(division.part_len())) {
+        let mut parts = parts;
+        for b in blocks {
             let sweep = division.sweep(token, (g, b), segment, packed);
-            let (results, kept) = part.split_at_mut(part.len() - division.kept_len());
+            let part = split_off_front(&mut parts, division.part(b..b + 1).len());
+            let (results, kept) = part.split_at_mut(division.results_len(b));
             let mut scratch = scratch::borrow(&BUFFERS, sweep.floats() + ENTRY);
             let mut floats = scratch.as_f32_mut();
             let spare = split_off_front(&mut floats, ENTRY);
@@ -258,7 +284,7 @@ impl<'p, T: PairTiles, P: Iterator<Item = &'p [f32]> + Clone> Kernel for MergePa
         let MergePairs { token, division, block, parts, stats, out, lse } = self;
         let mut scratch = scratch::borrow(&BUFFERS, division.sums());
         let sums = &mut scratch.as_f32_mut()[..division.sums()];
-        for (group, stats) in stats.iter_mut().enumerate().take(block.queries().div_ceil(SIDE)) {
+        for (group, stats) in stats.iter_mut().enumerate() {
             let at = group * (STATS + division.sums());
             let parts = parts.clone().map(|part| part[at..][..STATS + division.sums()].split_at(STATS));
             let of = |stats: &'p [f32]| -> &'p GroupStats { &bytemuck::cast_slice(stats)[0] };

@@ -326,7 +326,7 @@ fn mass_of_many_blocks_does_not_depend_on_threads() {
         ((12, 2, 128), 450, 430, usize::MAX),
         ((4, 4, 80), 1300, 1280, 200),
         ((9, 3, 64), 2000, 40, 1700),
-        ((6, 1, 40), 1950, 60, usize::MAX),
+        ((6, 1, 40), 1950, 28, usize::MAX),
     ];
     for (i, (shape, n, rows, window)) in cases.into_iter().enumerate() {
         let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, n, causal(rows, n, window));
