@@ -8,6 +8,8 @@ use super::flash::{FlashBlock, FlashSegment, MergeSegments};
 use super::flash_pairs;
 use super::gumbel::GumbelNoise;
 use super::input::Attention;
+#[cfg(target_arch = "x86_64")]
+use super::pair_segments::Division;
 use super::query_blocks::{QueryBlock, SEGMENT};
 #[cfg(target_arch = "x86_64")]
 use super::workspace::PACKED_KEYS;
@@ -39,11 +41,11 @@ pub struct AttentionOutputs<'a> {
 
 /// Outputs of [`Cpu::attend`] beside its values.
 #[derive(Default)]
-pub(super) struct Beside<'a> {
-    pub(super) lse: Option<&'a DisjointMut<'a, f32>>,
+struct Beside<'a> {
+    lse: Option<&'a DisjointMut<'a, f32>>,
     /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
-    pub(super) mass: Option<&'a mut [f32]>,
-    pub(super) noise: Option<&'a GumbelNoise<'a>>,
+    mass: Option<&'a mut [f32]>,
+    noise: Option<&'a GumbelNoise<'a>>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`Cpu::decode`] computes.
     weights: Option<&'a mut [f32]>,
 }
@@ -229,17 +231,18 @@ impl Cpu {
         k: &[E],
         v: &[E],
         out: Option<&mut [f32]>,
-        beside: Beside,
+        Beside { lse, mass, noise, .. }: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
         let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
         let out = out.map(DisjointMut::new);
         let out = out.as_ref();
-        if self.is_worth_segments(a, (start, end), [out.is_some(), beside.mass.is_some()]) {
-            return self.attend_pair_segments(token, a, (k, v), (start, end), out, beside);
+        let noise = noise.filter(|_| mass.is_some());
+        let wanted = [out.is_some(), mass.is_some()];
+        if let Some(division) = Division::of_few_rows(a, (start, end), wanted, noise) {
+            return self.attend_pair_segments(token, division, (k, v), (start, end), out, (lse, mass));
         }
-        let Beside { lse, mass, noise, .. } = beside;
         let (tiles, words) = ((end - start).div_ceil(KEYS), shape.tile_words());
         let mut scratch = scratch::borrow(&ROUNDS, shape.kv_heads * tiles * words);
         let packed = &mut scratch.as_u32_mut()[..shape.kv_heads * tiles * words];
@@ -264,7 +267,7 @@ impl Cpu {
         let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {
             let block = QueryBlock { shape, g, rows: b * each..((b + 1) * each).min(rows) };
             let packed = &packed[g * tiles * words..(g + 1) * tiles * words];
-            let (values, keep, noise) = (out.is_some(), mass.is_some(), noise.filter(|_| mass.is_some()));
+            let [values, keep] = wanted;
             let slots = start..start + tiles * KEYS;
             let sweep = flash_pairs::Sweep { token, a, packed, slots, block, values, keep, noise };
             self.run(flash_pairs::FlashBlockPairs { sweep, out, lse, mass });

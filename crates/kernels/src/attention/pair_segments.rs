@@ -4,15 +4,15 @@
 //! it. Tiles of all keys, packed before any query comes, would go to memory and back: with few rows that took a third of the time. Every
 //! query is merged from the same segments in the same order, so that any number of threads gives the same bits.
 
+use std::array::from_fn;
 use std::ops::Range;
 
-use super::dispatch::Beside;
 use super::flash_pairs::{PackKeysValues, Sweep, add_mass};
 use super::gumbel::GumbelNoise;
 use super::input::Attention;
 use super::kept_weights::{ENTRY, KeptWeights};
 use super::query_blocks::{QueryBlock, SEGMENT};
-use super::query_groups::{GroupStats, QUERIES, finish, group_queries, overlaps, seen_by};
+use super::query_groups::{GroupStats, MOST_GROUPS, QUERIES, finish, group_queries, overlaps, seen_by};
 use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, PACKED_KEYS, ROUNDS, split_off_front};
 use crate::cpu::Cpu;
@@ -39,7 +39,7 @@ fn slots(segment: usize) -> Range<usize> {
 
 /// How the queries of an attention are divided, and what is kept of each part.
 #[derive(Clone, Copy)]
-struct Division<'a> {
+pub(super) struct Division<'a> {
     a: &'a Attention<'a>,
     shape: AttentionShape,
     /// Rows of a block; the last one may have fewer.
@@ -53,12 +53,24 @@ struct Division<'a> {
 }
 
 impl<'a> Division<'a> {
-    fn new(a: &'a Attention, [values, keep]: [bool; 2], noise: Option<&'a GumbelNoise>) -> Division<'a> {
+    /// The division of an attention over the slots `start..end` whose rows are few enough for its keys to be taken segment after segment;
+    /// `values` are summed, and weights kept if `keep`.
+    pub(super) fn of_few_rows(
+        a: &'a Attention,
+        (start, end): (usize, usize),
+        [values, keep]: [bool; 2],
+        noise: Option<&'a GumbelNoise>,
+    ) -> Option<Division<'a>> {
         let (shape, rows) = (a.shape(), a.visible.len());
+        let segments = end.div_ceil(SEGMENT) - start / SEGMENT;
+        if rows * shape.group > MOST_QUERIES || segments < FEWEST_SEGMENTS {
+            return None;
+        }
         let unit = shape.whole_rows(SIDE);
         let most = (QUERIES / shape.group).max(1);
         let each = if unit <= most { most / unit * unit } else { most };
-        Division { a, shape, each, blocks: rows.div_ceil(each), values, keep, noise }
+        let division = Division { a, shape, each, blocks: rows.div_ceil(each), values, keep, noise };
+        (division.len(division.blocks) <= MOST_RESULTS * TILES * shape.tile_words()).then_some(division)
     }
 
     fn block(&self, g: usize, b: usize) -> QueryBlock {
@@ -97,7 +109,7 @@ impl<'a> Division<'a> {
         self.groups(b) * (STATS + self.sums() + if self.keep { TILES * ENTRY } else { 0 })
     }
 
-    /// Where the results of blocks lie.
+    /// Indices of the results of `blocks` among those of a segment.
     fn part(&self, blocks: Range<usize>) -> Range<usize> {
         self.len(blocks.start)..self.len(blocks.end)
     }
@@ -109,35 +121,17 @@ impl<'a> Division<'a> {
 }
 
 impl Cpu {
-    /// Whether the rows are few enough for their keys, slots `start..end`, to be taken segment after segment; `values` are summed, and
-    /// weights kept if `keep`.
-    pub(super) fn is_worth_segments(
-        &self,
-        a: &Attention,
-        (start, end): (usize, usize),
-        [values, keep]: [bool; 2],
-    ) -> bool {
-        let segments = end.div_ceil(SEGMENT) - start / SEGMENT;
-        if a.visible.len() * a.shape().group > MOST_QUERIES || segments < FEWEST_SEGMENTS {
-            return false;
-        }
-        let division = Division::new(a, [values, keep], None);
-        division.len(division.blocks) <= MOST_RESULTS * TILES * division.shape.tile_words()
-    }
-
     /// `Cpu::attend_pairs` of few rows, which see slots from `start` to `end`.
     pub(super) fn attend_pair_segments<E: Elem, T: PairTiles>(
         &self,
         token: T,
-        a: &Attention,
+        division: Division,
         (k, v): (&[E], &[E]),
         (start, end): (usize, usize),
         out: Option<&DisjointMut<f32>>,
-        Beside { lse, mass, noise, .. }: Beside,
+        (lse, mass): (Option<&DisjointMut<f32>>, Option<&mut [f32]>),
     ) {
-        let noise = noise.filter(|_| mass.is_some());
-        let division = Division::new(a, [out.is_some(), mass.is_some()], noise);
-        let Division { shape, blocks, .. } = division;
+        let Division { a, shape, blocks, noise, .. } = division;
         let (first, segments) = (start / SEGMENT, end.div_ceil(SEGMENT) - start / SEGMENT);
         let (pieces, size, groups) =
             (shape.kv_heads * segments, division.len(blocks), division.groups(blocks));
@@ -193,12 +187,13 @@ impl Cpu {
                 let (sweep, mut entries) =
                     (division.sweep(token, (g, b), segment, &[]), kept.chunks_exact(ENTRY));
                 let stats = &stats[g * groups + division.groups(b)..];
+                let seen: [Range<usize>; MOST_GROUPS] = from_fn(|group| {
+                    let [any, _] = seen_by(a, &sweep.block, group_queries(&sweep.block, group));
+                    any
+                });
                 for first in sweep.tiles() {
-                    let seeing = (0..sweep.groups()).filter(|group| {
-                        let [any, _] = seen_by(a, &sweep.block, group_queries(&sweep.block, *group));
-                        overlaps(&any, first)
-                    });
-                    let seeing = seeing.map(|group| &stats[group]);
+                    let seeing = stats.iter().zip(&seen[..sweep.groups()]);
+                    let seeing = seeing.filter(|(_, seen)| overlaps(seen, first)).map(|(stats, _)| stats);
                     add_mass(seeing, &mut entries, noise.is_some(), &mut sums[first - range.start..]);
                 }
             }
@@ -226,7 +221,7 @@ impl<E: Elem, T: PairTiles> Kernel for SegmentPairs<'_, E, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let SegmentPairs { token, division, k, v, g, segment, blocks, parts } = self;
+        let SegmentPairs { token, division, k, v, g, segment, blocks, mut parts } = self;
         let (shape, words) = (division.shape, division.shape.tile_words());
         let mut packed = scratch::borrow(&PACKED_KEYS, TILES * words);
         let packed = &mut packed.as_u32_mut()[..TILES * words];
@@ -242,7 +237,6 @@ impl<E: Elem, T: PairTiles> Kernel for SegmentPairs<'_, E, T> {
                 PackKeysValues { token, shape, k, v, slots, out }.run(simd);
             }
         }
-        let mut parts = parts;
         for b in blocks {
             let sweep = division.sweep(token, (g, b), segment, packed);
             let part = split_off_front(&mut parts, division.part(b..b + 1).len());

@@ -45,14 +45,14 @@ pub(super) struct QueryGroup<'a> {
     pub(super) o: &'a mut [f32],
 }
 
-/// What is known of the scores of sixteen queries so far.
+/// Maxima and sums of the scores of sixteen queries.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct GroupStats {
     pub(super) max: [f32; SIDE],
     /// Σ 2^(score − max).
     pub(super) sum: [f32; SIDE],
-    /// The same sum of noisy weights.
+    /// Σ 2^(score − max) · noise.
     pub(super) noisy_sum: [f32; SIDE],
 }
 

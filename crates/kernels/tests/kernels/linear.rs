@@ -11,10 +11,10 @@ fn pack(cpu: &Cpu, precision: Precision, w: &[f32], inputs: usize, bias: Option<
     Linear::pack(cpu, precision, w.len() / inputs, inputs, bias, WeightRows::F32(&copy(w, inputs))).unwrap()
 }
 
-/// Hands the rows of a matrix out.
-fn copy(w: &[f32], inputs: usize) -> impl Fn(usize, &mut [f32]) -> Result<(), ()> + Sync {
+/// Hands the rows of a matrix out, `each` elements long.
+fn copy<E: Copy + Sync>(w: &[E], each: usize) -> impl Fn(usize, &mut [E]) -> Result<(), ()> + Sync {
     move |o, buf| {
-        buf.copy_from_slice(&w[o * inputs..(o + 1) * inputs]);
+        buf.copy_from_slice(&w[o * each..(o + 1) * each]);
         Ok(())
     }
 }
@@ -212,13 +212,8 @@ fn blocks_agree_with_a_plain_loop() {
             let as_bf16 = reference(Precision::Bf16, &w, bias.as_deref(), &x, inputs);
             for cpu in cpus(2) {
                 let should = if m <= 4 || multiplies_bytes(&cpu) { &as_bytes } else { &as_bf16 };
-                let each = inputs.div_ceil(32);
-                let rows = |o: usize, out: &mut [Q4Block]| {
-                    out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
-                    Ok::<(), ()>(())
-                };
-                let values = copy(&w, inputs);
-                let rows = if four_bits { WeightRows::Q4(&rows) } else { WeightRows::F32(&values) };
+                let (of_nibbles, values) = (copy(&nibbles, inputs.div_ceil(32)), copy(&w, inputs));
+                let rows = if four_bits { WeightRows::Q4(&of_nibbles) } else { WeightRows::F32(&values) };
                 let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias.clone(), rows).unwrap();
                 let mut y = vec![f32::NAN; m * outputs];
                 cpu.linear(&linear, &x, &mut y);
@@ -249,13 +244,8 @@ fn a_row_of_blocks_does_not_depend_on_its_company() {
     {
         let (x, (nibbles, w)) = (rng.floats(m * inputs), blocks(&mut rng, outputs, inputs, four_bits));
         for cpu in cpus(2).into_iter().filter(multiplies_bytes) {
-            let each = inputs.div_ceil(32);
-            let rows = |o: usize, out: &mut [Q4Block]| {
-                out.copy_from_slice(&nibbles[o * each..(o + 1) * each]);
-                Ok::<(), ()>(())
-            };
-            let values = copy(&w, inputs);
-            let rows = if four_bits { WeightRows::Q4(&rows) } else { WeightRows::F32(&values) };
+            let (of_nibbles, values) = (copy(&nibbles, inputs.div_ceil(32)), copy(&w, inputs));
+            let rows = if four_bits { WeightRows::Q4(&of_nibbles) } else { WeightRows::F32(&values) };
             let bias = Some(rng.floats(outputs));
             let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias, rows).unwrap();
             let run = |rows: Range<usize>| {
