@@ -39,12 +39,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{ArgMatches, FromArgMatches};
-use refrain::engine::DeviceFailure;
+use refrain::engine::{DeviceFailure, keep_large_memory_apart};
 
 use crate::args::{Bench, Cli, Command, Eval};
 use crate::settings::Context;
 
 fn main() -> ExitCode {
+    keep_large_memory_apart();
     let given: Vec<OsString> = std::env::args_os().collect();
     // Errors before the options are known go where the words of the command line say.
     let asked_json = given.iter().any(|word| word == "--json" || word == "--json=true");

@@ -256,13 +256,16 @@ impl ActiveTokens {
         table.gather(&self.positions, &mut self.rotary);
     }
 
-    /// Keeps the last token alone, in hidden states and projected queries, which may be those of the last tokens.
+    /// Keeps the last token alone, in hidden states and projected queries, which may be those of the last tokens. Either stays in its
+    /// memory: the next prompt's hidden states need as much of it again, and its queries less.
     pub(crate) fn keep_last(&mut self, table: &RopeTables) {
         let widths = [self.q_width(), self.decoder.config().hidden];
+        let device = self.decoder.device();
         for (x, width) in [&mut self.work.q, &mut self.hidden].into_iter().zip(widths) {
             let last = (x.len() / width - 1) as u32;
-            self.decoder.device().gather_rows(x, width, &[last], &mut self.spare);
-            std::mem::swap(x, &mut self.spare);
+            device.gather_rows(x, width, &[last], &mut self.spare);
+            device.resize(x, width);
+            device.copy(&self.spare, 0..width, x, 0);
         }
         self.positions = self.positions.split_off(self.positions.len() - 1);
         table.gather(&self.positions, &mut self.rotary);
@@ -355,5 +358,39 @@ impl BufferPool {
         if !self.is_off {
             *self.tokens.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use refrain_kernels::{Cpu, Precision};
+    use refrain_model::ModelFiles;
+
+    use super::*;
+
+    #[test]
+    fn the_last_token_stays_in_its_memory() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let device: Arc<dyn Device> = Arc::new(Cpu::new(1).unwrap());
+        let files = ModelFiles::open(path).unwrap();
+        let decoder = Arc::new(Decoder::load(files, &device, Precision::F32, None, |_, _| ()).unwrap());
+        let (mut tokens, tables) = (ActiveTokens::new(&decoder, Dtype::F32), decoder.rope_tables(3, 3));
+        tokens.embed(&[5, 6, 7], vec![0, 1, 2], &tables).unwrap();
+        decoder.project(0, &tokens.hidden, 0..3, &mut tokens.work);
+        let last_of = |x: &Floats, width: usize| {
+            let mut row = vec![0.0; width];
+            device.download(x, x.len() - width, &mut row);
+            row
+        };
+        let widths = [tokens.q_width(), decoder.config().hidden];
+        let before = [last_of(&tokens.work.q, widths[0]), last_of(&tokens.hidden, widths[1])];
+        tokens.keep_last(&tables);
+        assert_eq!(tokens.positions, [2]);
+        for ((x, width), before) in [&tokens.work.q, &tokens.hidden].into_iter().zip(widths).zip(before) {
+            assert_eq!((x.len(), last_of(x, width)), (width, before));
+        }
+        assert_eq!(tokens.spare.len(), widths[1], "the three rows are not in the room for gathered ones");
     }
 }

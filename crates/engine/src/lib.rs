@@ -44,7 +44,7 @@ pub use ingest::{Ingest, IngestProgress, IngestReport, Prefix, rate};
 pub use logprobs::TokenLogprobs;
 pub use measure::{Agreement, AnswerTimes, Comparison, DecodeTimes, Fidelity, Hits, Oracle, Reference};
 pub use prompt::{Document, Instructions, Parts, Prompt, PromptChunk};
-pub use refrain_kernels::{DeviceFailure, release_free_memory};
+pub use refrain_kernels::{DeviceFailure, keep_large_memory_apart, release_free_memory};
 pub use request::{Answer, FinishReason, GenerateRequest, RequestStats, TokenEvent};
 pub use sampling::{Grammar, Sampling, StructuredOutput, argmax};
 pub use sequence::Sequence;

@@ -76,7 +76,7 @@ pub use linear::{
     Activation, Linear, PackedPanels, Precision, Q4Block, Q8Block, UnknownPrecision, WeightRows, WriteRow,
 };
 pub use ops::softmax;
-pub use pages::{advise_huge_pages, release_free_memory};
+pub use pages::{advise_huge_pages, keep_large_memory_apart, release_free_memory};
 pub use reference::ReferenceDevice;
 pub use routing::{Route, Routing};
 pub use row_ops::{argmin_before, max_assign, mean, replace_row_in_sums, round_to_f16};

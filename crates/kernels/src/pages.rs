@@ -35,3 +35,22 @@ pub fn release_free_memory() {
         libc::malloc_trim(0);
     }
 }
+
+/// Memory of this many bytes and more is not taken from the allocator's heap.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const APART: i32 = 4 << 20;
+/// Free bytes at the heap's end that stay there.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEPT: i32 = 1 << 20;
+
+/// Has the allocator take each large piece of memory from the system, and give it back once it is free, where the allocator can (glibc). By itself
+/// glibc begins to take such pieces from its heap once one was freed, and buffers that grow leave holes there: 10 MiB after a prompt of
+/// 4,096 tokens with a model of 1.5 billion parameters. It is for programs to call as they start: it holds for all of the process.
+pub fn keep_large_memory_apart() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: they may be called at any time, from any thread.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, APART);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+    }
+}
