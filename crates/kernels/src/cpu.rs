@@ -83,15 +83,20 @@ impl Cpu {
         }
     }
 
-    /// Whether products of bytes are the fastest of this instruction set: those of VNNI are about twice as fast as those of `bf16` pairs, but
-    /// slower than those of tiles, and those of AVX2 are twice as fast as its products of numbers, but no faster than those of AVX-512.
-    pub(crate) fn has_fast_byte_products(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return match self.level.avx512() {
-            Some(features) => features.vnni().is_some() && features.amx().is_none(),
+    /// Whether products of bytes are the fastest of this instruction set, with weights of four bits or eight. Those of VNNI are about twice as
+    /// fast as those of `bf16` pairs, but slower than those of tiles. AVX2's are twice as fast as its products of numbers, and nearly four
+    /// times with four bits, where they are ahead of AVX-512's products of numbers, too.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_fast_byte_products(&self, four_bits: bool) -> bool {
+        match self.level.avx512() {
+            Some(features) => (features.vnni().is_some() || four_bits) && features.amx().is_none(),
             None => matches!(self.level, Level::Avx2(_)),
-        };
-        #[cfg(not(target_arch = "x86_64"))]
+        }
+    }
+
+    /// Instruction sets of other processors have none.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn has_fast_byte_products(&self, _: bool) -> bool {
         false
     }
 

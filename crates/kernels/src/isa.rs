@@ -21,6 +21,8 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// [`Isa::Avx2`] with VNNI of 256 bits for products of bytes: AVX-VNNI, or that of AVX-512.
+    Avx2Vnni,
     /// AVX-512 F, BW, VL and DQ; `bf16` weights are widened and multiplied by `f32` FMA.
     Avx512,
     /// [`Isa::Avx512`] with VNNI for products of bytes, and BF16's rounding where the machine has it.
@@ -33,14 +35,15 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets, those of newer machines last.
-    pub const ALL: [Isa; 6] =
-        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Avx2, Isa::Avx2Vnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16, Isa::Amx];
 
     /// The name that [`FromStr`] reads and that `REFRAIN_CPU` takes.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Vnni => "avx2vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512Bf16 => "avx512bf16",
@@ -73,7 +76,7 @@ impl Isa {
     /// The best set of this machine.
     fn best() -> Isa {
         let dots = if slow_dots() { Isa::Avx512Vnni } else { Isa::Avx512Bf16 };
-        [Isa::Amx, dots, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2]
+        [Isa::Amx, dots, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2Vnni, Isa::Avx2]
             .into_iter()
             .find(|isa| isa.available())
             .unwrap_or(Isa::Portable)
@@ -90,6 +93,7 @@ impl Isa {
         Some(match self {
             Isa::Portable => Level::Portable(Portable),
             Isa::Avx2 => Level::Avx2(Avx2::detect()?),
+            Isa::Avx2Vnni => Level::Avx2(Avx2::detect()?.with_vnni()?),
             Isa::Avx512 => Level::Avx512(Avx512::widening(Features::detect()?)),
             Isa::Avx512Vnni => {
                 let features = Features::detect()?.extended();
@@ -259,8 +263,10 @@ mod tests {
             let has = level.avx512().map(|features| {
                 (features.vnni().is_some(), features.bf16().is_some(), features.amx().is_some())
             });
+            let narrow = matches!(level, Level::Avx2(avx2) if avx2.vnni().is_some());
             let fits = match isa {
-                Isa::Portable | Isa::Avx2 => has.is_none(),
+                Isa::Portable | Isa::Avx2 => has.is_none() && !narrow,
+                Isa::Avx2Vnni => has.is_none() && narrow,
                 Isa::Avx512 => has == Some((false, false, false)),
                 Isa::Avx512Vnni => matches!(has, Some((true, _, false))),
                 Isa::Avx512Bf16 => matches!(has, Some((_, true, false))),

@@ -4,8 +4,8 @@
 //!
 //! **In `f32` the result of a row never depends on how many other rows are computed with it**: every path of a product
 //! or an attention (matrix, vector, tail) sums each output element in the same order. In `bf16` it may depend on whether
-//! an attention has 16 rows, and with quantised blocks, with AMX or with AVX-512 without VNNI, also on whether a product has more than 4, where other
-//! kernels begin; [`Device::batch_invariant`] rules the latter out.
+//! an attention has 16 rows, and with quantised blocks, with AMX, or of 8 bits with AVX-512 without VNNI, also on whether a product has more than 4, where
+//! other kernels begin; [`Device::batch_invariant`] rules the latter out.
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
 //! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::pack_amx;
-use super::quant_blocks::{BLOCK, MultiplyRows, Unpack, X_WORDS, blocks_of};
+use super::quant_blocks::{BLOCK, BlockFormat, MultiplyRows, Unpack, X_WORDS, blocks_of};
 use super::weights::{Activation, Linear, Precision};
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
@@ -65,7 +65,8 @@ pub(super) struct Blocking {
 
 impl Blocking {
     pub(super) fn of(w: &Linear, cpu: &Cpu, m: usize) -> Blocking {
-        let bytes = m <= Q8_ROWS || cpu.is_batch_invariant() || cpu.has_fast_byte_products();
+        let fast = cpu.has_fast_byte_products(w.format == BlockFormat::Q4);
+        let bytes = m <= Q8_ROWS || cpu.is_batch_invariant() || fast;
         if w.precision == Precision::Q8 && bytes {
             let words = w.inputs.div_ceil(BLOCK) * X_WORDS;
             let rows = m.clamp(Q8_ROWS, Q8_TASK_ROWS);

@@ -14,8 +14,8 @@ pub enum Precision {
     /// `bf16` weights by `bf16` activations, summed in `f32`.
     Bf16,
     /// Weights in blocks of 32 with a scale: 8 bits, or 4 bits with a minimum if the source has such blocks. Products round activations to
-    /// 8 bits in blocks of 32; with AMX, with AVX-512 without VNNI and without vectors, products of more than four rows multiply the weights as
-    /// `bf16`.
+    /// 8 bits in blocks of 32; with AMX, without vectors, and of 8 bits with AVX-512 without VNNI, products of more than four rows multiply the
+    /// weights as `bf16`.
     Q8,
 }
 

@@ -4,17 +4,40 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
-/// Proof that this process may use AVX2, FMA and F16C.
+/// Proof that this process may use AVX2, FMA and F16C, and a token of VNNI if the selected instruction set includes it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2(Option<Vnni256>);
+
+/// Proof that this process may use `vpdpbusd` of 256 bits beside AVX2, FMA and F16C, by the encoding of AVX-VNNI or by that of AVX-512.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Vnni256 {
+    Vex(AvxVnni),
+    Evex(Vnni),
+}
+
+/// Proof that this process may use AVX-VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AvxVnni(());
 
 impl Avx2 {
-    /// The token, if the machine has the features.
+    /// The token without VNNI, if the machine has the features.
     pub(crate) fn detect() -> Option<Avx2> {
         let there = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        there.then_some(Avx2(()))
+        there.then_some(Avx2(None))
+    }
+
+    /// The token with VNNI, if the machine has it for 256 bits.
+    pub(crate) fn with_vnni(self) -> Option<Avx2> {
+        let vex = is_x86_feature_detected!("avxvnni").then_some(Vnni256::Vex(AvxVnni(())));
+        let evex = Features::detect().and_then(|features| features.extended().vnni);
+        vex.or(evex.map(Vnni256::Evex)).map(|vnni| Avx2(Some(vnni)))
+    }
+
+    /// Byte products, if the set includes them.
+    pub(crate) fn vnni(self) -> Option<Vnni256> {
+        self.0
     }
 }
 
@@ -64,7 +87,7 @@ impl Features {
 
     /// AVX2, which comes with AVX-512.
     pub(crate) fn avx2(self) -> Avx2 {
-        Avx2(())
+        Avx2(None)
     }
 
     /// Byte products, if the set includes them.

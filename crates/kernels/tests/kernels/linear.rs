@@ -165,8 +165,12 @@ fn many_rows_go_in_several_rounds() {
 }
 
 /// Whether products of blocks of more than four rows are products of bytes, too.
-fn multiplies_bytes(cpu: &Cpu) -> bool {
-    matches!(cpu.isa(), Isa::Avx2 | Isa::Avx512Vnni | Isa::Avx512Bf16)
+fn multiplies_bytes(cpu: &Cpu, four_bits: bool) -> bool {
+    match cpu.isa() {
+        Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512Vnni | Isa::Avx512Bf16 => true,
+        Isa::Avx512 => four_bits,
+        _ => false,
+    }
 }
 
 /// Activations as products of bytes round them: to signed bytes in blocks of 32.
@@ -211,7 +215,7 @@ fn blocks_agree_with_a_plain_loop() {
             let as_bytes = reference(Precision::F32, &w, bias.as_deref(), &bytes(&x, inputs), inputs);
             let as_bf16 = reference(Precision::Bf16, &w, bias.as_deref(), &x, inputs);
             for cpu in cpus(2) {
-                let should = if m <= 4 || multiplies_bytes(&cpu) { &as_bytes } else { &as_bf16 };
+                let should = if m <= 4 || multiplies_bytes(&cpu, four_bits) { &as_bytes } else { &as_bf16 };
                 let (of_nibbles, values) = (copy(&nibbles, inputs.div_ceil(32)), copy(&w, inputs));
                 let rows = if four_bits { WeightRows::Q4(&of_nibbles) } else { WeightRows::F32(&values) };
                 let linear = Linear::pack(&cpu, Precision::Q8, outputs, inputs, bias.clone(), rows).unwrap();
@@ -243,7 +247,7 @@ fn a_row_of_blocks_does_not_depend_on_its_company() {
         [(37, 1300, 200, false), (200, 576, 96, false), (37, 1300, 200, true), (200, 576, 96, true)]
     {
         let (x, (nibbles, w)) = (rng.floats(m * inputs), blocks(&mut rng, outputs, inputs, four_bits));
-        for cpu in cpus(2).into_iter().filter(multiplies_bytes) {
+        for cpu in cpus(2).into_iter().filter(|cpu| multiplies_bytes(cpu, four_bits)) {
             let (of_nibbles, values) = (copy(&nibbles, inputs.div_ceil(32)), copy(&w, inputs));
             let rows = if four_bits { WeightRows::Q4(&of_nibbles) } else { WeightRows::F32(&values) };
             let bias = Some(rng.floats(outputs));

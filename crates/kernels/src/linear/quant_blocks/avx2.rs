@@ -13,9 +13,9 @@ use crate::simd::PANEL;
 use crate::simd::features::Avx2;
 
 /// Outputs of a register.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 /// Words from the block in use to the block that is prefetched.
-const AHEAD: usize = 768;
+pub(super) const AHEAD: usize = 768;
 /// Rows whose magnitudes are kept.
 const ROWS: usize = 64;
 
@@ -111,7 +111,7 @@ fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y:
 
 /// Eight `f16` of row `row` of a block.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn halves(block: &[u32], row: usize, first: usize) -> __m256 {
+pub(super) fn halves(block: &[u32], row: usize, first: usize) -> __m256 {
     let from = &block[row * HALVES + first / 2..][..LANES / 2];
     // SAFETY: 16 bytes.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) }
@@ -119,7 +119,7 @@ fn halves(block: &[u32], row: usize, first: usize) -> __m256 {
 
 /// Weights of eight outputs, four inputs a word.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quad(block: &[u32], format: BlockFormat, t: usize, first: usize) -> __m256i {
+pub(super) fn quad(block: &[u32], format: BlockFormat, t: usize, first: usize) -> __m256i {
     let from = &block[format.head() + t * PANEL + first..][..LANES];
     // SAFETY: 32 bytes.
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }

@@ -4,7 +4,7 @@ use half::f16;
 
 use super::format::{BLOCK, BlockFormat, HALVES, Q8Block, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{avx2, avx2_vnni, avx512};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::features::Features;
 use crate::simd::{Kernel, PANEL, Simd};
@@ -200,7 +200,10 @@ impl Kernel for MultiplyRows<'_> {
         }
         #[cfg(target_arch = "x86_64")]
         if let Some(avx2) = simd.avx2() {
-            return avx2::rows(avx2, format, panel, x, words, y);
+            return match avx2.vnni() {
+                Some(vnni) => avx2_vnni::rows(vnni, format, panel, x, words, y),
+                None => avx2::rows(avx2, format, panel, x, words, y),
+            };
         }
         for (x, y) in x.chunks_exact(words).zip(y.chunks_exact_mut(PANEL)) {
             MultiplyRow { format, panel, x, y }.run(simd);

@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_vnni;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
 mod kernels;
