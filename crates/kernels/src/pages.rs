@@ -44,7 +44,7 @@ const APART: i32 = 4 << 20;
 const KEPT: i32 = 1 << 20;
 
 /// Has the allocator take each large piece of memory from the system, and give it back once it is free, where the allocator can (glibc). By itself
-/// glibc begins to take such pieces from its heap once one was freed, and buffers that grow leave holes there: 10 MiB after a prompt of
+/// glibc begins to take such pieces from its heap once one was freed, and buffers that grow leave holes there: 8 MiB after a prompt of
 /// 4,096 tokens with a model of 1.5 billion parameters. It is for programs to call as they start: it holds for all of the process.
 pub fn keep_large_memory_apart() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 use std::array::from_fn;
 
 use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
+use crate::prefetch;
 use crate::simd::PANEL;
 use crate::simd::features::Avx2;
 
@@ -84,9 +85,7 @@ fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y:
     // Magnitudes of a block's activations.
     let mut magnitudes = [[0u32; QUADS]; ROWS];
     for (index, block) in panel.chunks_exact(format.words()).enumerate() {
-        for line in (0..format.words()).step_by(16) {
-            _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-        }
+        prefetch::to_read(block.as_ptr().wrapping_add(AHEAD).cast(), size_of_val(block));
         if format == BlockFormat::Q8 {
             for (x, magnitudes) in x.chunks_exact(words).zip(&mut magnitudes) {
                 // SAFETY: a block of activations begins with 32 bytes.
@@ -125,12 +124,10 @@ pub(super) fn quad(block: &[u32], format: BlockFormat, t: usize, first: usize) -
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
-/// Adds a block's products of four bits and its minima to rows of `y`, 32 floats apart.
-///
-/// # Safety
-/// `x` must be valid for a block of each row, `words` apart, and `y` for eight floats of each row.
+/// Weights of four bits of eight outputs, each in a byte.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn four_bits(block: &[u32], first: usize, (x, words): (*const u32, usize), rows: usize, y: *mut f32) {
+pub(super) fn nibbles(block: &[u32], first: usize) -> [__m256i; QUADS] {
     let low = _mm256_set1_epi8(0x0f);
     let mut weights = [_mm256_setzero_si256(); QUADS];
     for t in 0..QUADS / 2 {
@@ -138,6 +135,16 @@ unsafe fn four_bits(block: &[u32], first: usize, (x, words): (*const u32, usize)
         weights[t] = _mm256_and_si256(both, low);
         weights[QUADS / 2 + t] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
     }
+    weights
+}
+
+/// Adds a block's products of four bits and its minima to rows of `y`, 32 floats apart.
+///
+/// # Safety
+/// `x` must be valid for a block of each row, `words` apart, and `y` for eight floats of each row.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn four_bits(block: &[u32], first: usize, (x, words): (*const u32, usize), rows: usize, y: *mut f32) {
+    let weights = nibbles(block, first);
     let (scale, min) = (halves(block, 0, first), halves(block, 1, first));
     let ones = _mm256_set1_epi16(1);
     for r in 0..rows {

@@ -7,8 +7,9 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{AHEAD, LANES, halves, quad};
+use super::avx2::{AHEAD, LANES, halves, nibbles, quad};
 use super::format::{BlockFormat, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
+use crate::prefetch;
 use crate::simd::PANEL;
 use crate::simd::features::Vnni256;
 
@@ -38,28 +39,20 @@ macro_rules! multiply_rows {
         fn $name(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y: &mut [f32]) {
             let (blocks, rows) = (panel.len() / format.words(), y.len() / PANEL);
             assert!(words >= blocks * X_WORDS && x.len() >= rows * words);
-            let low = _mm256_set1_epi8(0x0f);
             y.fill(0.0);
             for (index, block) in panel.chunks_exact(format.words()).enumerate() {
-                for line in (0..format.words()).step_by(16) {
-                    _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-                }
+                prefetch::to_read(block.as_ptr().wrapping_add(AHEAD).cast(), size_of_val(block));
                 for first in (0..PANEL).step_by(LANES) {
-                    let mut weights = [_mm256_setzero_si256(); QUADS];
-                    match format {
+                    let weights = match format {
                         BlockFormat::Q8 => {
+                            let mut weights = [_mm256_setzero_si256(); QUADS];
                             for (t, weights) in weights.iter_mut().enumerate() {
                                 *weights = quad(block, format, t, first);
                             }
+                            weights
                         }
-                        BlockFormat::Q4 => {
-                            for t in 0..QUADS / 2 {
-                                let both = quad(block, format, t, first);
-                                weights[t] = _mm256_and_si256(both, low);
-                                weights[QUADS / 2 + t] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
-                            }
-                        }
-                    }
+                        BlockFormat::Q4 => nibbles(block, first),
+                    };
                     let four_bits = format == BlockFormat::Q4;
                     let scale = halves(block, 0, first);
                     let min = if four_bits { halves(block, 1, first) } else { _mm256_setzero_ps() };
