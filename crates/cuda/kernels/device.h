@@ -134,7 +134,7 @@ struct F16 {
     static DEVICE u16 narrow(float x) { return f32_to_f16(x); }
     static DEVICE u32 pack(float low, float high) { return pack_f16(low, high); }
     static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
-    template <bool ADD> static DEVICE void group_scores(float (&c)[32], SharedTile a, SharedTile b) { product_of_group_f16<ADD>(c, a, b); }
+    template <bool ADD> static DEVICE void group_scores(float (&c)[32], const u32 (&a)[4], SharedTile b) { product_of_group_f16<ADD>(c, a, b); }
     template <u32 N> static DEVICE void group_values(float (&c)[N], const u32 (&a)[4], TransposedTile b) { product_of_group_f16(c, a, b); }
 };
 struct Bf16 {
@@ -143,7 +143,7 @@ struct Bf16 {
     static DEVICE u16 narrow(float x) { return f32_to_bf16(x); }
     static DEVICE u32 pack(float low, float high) { return pack_bf16(low, high); }
     static DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
-    template <bool ADD> static DEVICE void group_scores(float (&c)[32], SharedTile a, SharedTile b) { product_of_group_bf16<ADD>(c, a, b); }
+    template <bool ADD> static DEVICE void group_scores(float (&c)[32], const u32 (&a)[4], SharedTile b) { product_of_group_bf16<ADD>(c, a, b); }
     template <u32 N> static DEVICE void group_values(float (&c)[N], const u32 (&a)[4], TransposedTile b) { product_of_group_bf16(c, a, b); }
 };
 
@@ -173,6 +173,15 @@ DEVICE u32 warp_least(u32 x) {
     return x;
 }
 DEVICE u32 warp_greatest(u32 x) { return ~warp_least(~x); }
+
+// The KV head and the first entry of a block of attention, which has `size` entries. Blocks begin with the last rows, which see most, of all heads: those
+// that take longest begin first.
+struct HeadBlock {
+    u32 kv_head, first;
+};
+DEVICE HeadBlock head_block(u32 kv_heads, u32 size) {
+    return {blockIdx.x % kv_heads, (gridDim.x / kv_heads - 1 - blockIdx.x / kv_heads) * size};
+}
 
 // The index of this thread in a grid of one dimension.
 DEVICE size_t thread_index() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }

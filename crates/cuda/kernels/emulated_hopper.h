@@ -194,8 +194,8 @@ inline TransposedTile transposed_tile(const void* first, u32 next) {
 }
 template <u32 N> inline void hold_sums(float (&)[N]) {}
 #define ATTENTION_PRODUCTS(type, widen)                                                                                    \
-    template <bool ADD> inline void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                 \
-        emulator::start_product({64, ADD, widen, a, b, {}, {}, {}, {}, {}}, c, nullptr);                                           \
+    template <bool ADD> inline void product_of_group_##type(float (&c)[32], const u32 (&a)[4], SharedTile b) {            \
+        emulator::start_product({64, ADD, widen, {}, b, {}, {}, {}, {}, {}}, c, a);                                                \
     }                                                                                                                      \
     template <u32 N> inline void product_of_group_##type(float (&c)[N], const u32 (&a)[4], TransposedTile b) {            \
         emulator::start_product({2 * N, true, widen, {}, {}, b, {}, {}, {}, {}}, c, a);                                            \

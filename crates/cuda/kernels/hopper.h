@@ -127,14 +127,14 @@ template <u32 N> DEVICE void hold_sums(float (&c)[N]) {
     UNROLL for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// c (64 × 64, f32) = or += a (64 × 16) · bᵀ (64 × 16); and c (64 × N, f32) += a (64 × 16) · b (16 × N), where a is in registers as mma.sync.m16n8k16
-// has it, 16 rows a warp.
+// c (64 × 64, f32) = or += a (64 × 16) · bᵀ (64 × 16); and c (64 × N, f32) += a (64 × 16) · b (16 × N). a is in registers as mma.sync.m16n8k16 has it,
+// 16 rows a warp.
 #define ATTENTION_PRODUCTS(type)                                                                                                          \
-    template <bool ADD> DEVICE void product_of_group_##type(float (&c)[32], SharedTile a, SharedTile b) {                                \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type             \
-                     " {" REGISTERS_0 "}, %32, %33, add, 1, 1, 0, 0;}"                                                                    \
+    template <bool ADD> DEVICE void product_of_group_##type(float (&c)[32], const u32 (&a)[4], SharedTile b) {                           \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type             \
+                     " {" REGISTERS_0 "}, {%32,%33,%34,%35}, %36, add, 1, 1, 0;}"                                                         \
                      : SUMS_16(c, 0), SUMS_16(c, 16)                                                                                      \
-                     : "l"(a.bits), "l"(b.bits), "n"(ADD));                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "n"(ADD));                                               \
     }                                                                                                                                     \
     DEVICE void product_of_group_##type(float (&c)[32], const u32 (&a)[4], TransposedTile b) {                                           \
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " {" REGISTERS_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;" \

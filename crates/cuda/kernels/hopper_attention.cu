@@ -5,12 +5,14 @@
 #pragma once
 #include "device.h"
 
-// A block has GROUPS · 64 entries of KV head blockIdx.y and piece blockIdx.z of their slots; tiles of N slots. Parameters are those of
+// A block has GROUPS · 64 entries of a KV head and piece blockIdx.z of their slots; tiles of N slots. Parameters are those of
 // tensor_attention.
 template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperAttention {
-    static constexpr u32 M = 64 * GROUPS, N = 64, STAGES = 4, AHEAD = 2, HALVES = D / 64;
+    // A tile is told to have come when AHEAD more are under way. The stage of the last of these has to be empty long before, or all would wait for the
+    // loading warpgroup.
+    static constexpr u32 M = 64 * GROUPS, N = 64, STAGES = 6, AHEAD = 2, HALVES = D / 64;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), CHUNKS = D / 8;
-    // Words of 16 bytes of 64 queries, keys or values: a tile of 64 × 64 for each 64 columns.
+    // Words of 16 bytes of 64 keys or values: a tile of 64 × 64 for each 64 columns.
     static constexpr u32 TILE_QUADS = 64 * 8, QUADS = HALVES * TILE_QUADS;
 
     const float* q;
@@ -24,13 +26,12 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
     static DEVICE u32 at(u32 row, u32 chunk) { return chunk / 8 * TILE_QUADS + row * 8 + (chunk % 8 ^ row % 8); }
 
     DEVICE void run() const {
-        Quad* queries = (Quad*)shared_memory;
-        Quad* tiles = queries + GROUPS * QUADS; // of each stage keys, then values
+        Quad* tiles = (Quad*)shared_memory; // of each stage keys, then values
         Barrier* full = (Barrier*)(tiles + STAGES * 2 * QUADS);
         Barrier* empty = full + STAGES;
-        const u32 thread = threadIdx.x, lane = thread % 32, own = thread / 128, g = blockIdx.y, group = heads / kv_heads;
-        // The last rows have most to do: they go first.
-        const u32 first = (gridDim.x - 1 - blockIdx.x) * M, entries = rows * group;
+        const u32 thread = threadIdx.x, lane = thread % 32, own = thread / 128, group = heads / kv_heads, entries = rows * group;
+        const HeadBlock block = head_block(kv_heads, M);
+        const u32 g = block.kv_head, first = block.first;
         const u32 first_row = first / group, last_row = ((first + M < entries ? first + M : entries) - 1) / group;
         // Slots that any row sees, and whether there may be slots between that none sees: not if what a row sees meets what the next one does.
         u32 from = ~0u, to = 0;
@@ -57,27 +58,19 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
             }
             show_barriers();
         }
-        if (own < GROUPS)
-            UNROLL_BY(4) for (u32 i = 0; i < 64 * CHUNKS / 128; i++) {
-                const u32 at = i * 128 + thread % 128, row = at / CHUNKS, chunk = at % CHUNKS, e = first + own * 64 + row;
-                Quad x = {0, 0, 0, 0};
-                if (e < entries) x = load_packed<T>(q + ((size_t)(e / group) * heads + g * group + e % group) * D + chunk * 8);
-                queries[own * QUADS + HopperAttention::at(row, chunk)] = x;
-            }
-        async_fence();
         block_barrier();
-        if (own == GROUPS) load(tiles, full, empty, first_row, last_row, from, to, gaps, first_tile, tiles_count);
-        else attend(queries + own * QUADS, tiles, full, empty, first + own * 64, first_tile, tiles_count);
+        if (own == GROUPS) load(g, tiles, full, empty, first_row, last_row, from, to, gaps, first_tile, tiles_count);
+        else attend(g, tiles, full, empty, first + own * 64, first_tile, tiles_count);
     }
 
     // Loads tiles into stages, as they become empty.
-    DEVICE void load(Quad* tiles, Barrier* full, Barrier* empty, u32 first_row, u32 last_row, u32 from, u32 to, bool gaps, u32 first_tile,
-                     u32 count) const {
+    DEVICE void load(u32 g, Quad* tiles, Barrier* full, Barrier* empty, u32 first_row, u32 last_row, u32 from, u32 to, bool gaps,
+                     u32 first_tile, u32 count) const {
         release_registers<PRODUCER>();
         const u32 lane = threadIdx.x % 32, own_row = threadIdx.x % 128 / CHUNKS, chunk = threadIdx.x % CHUNKS;
         // A thread copies a chunk of each ROWS-th slot of a tile.
         constexpr u32 ROWS = 128 / CHUNKS;
-        const size_t begin = ((size_t)blockIdx.y * capacity + first_tile * N + own_row) * D + chunk * 8;
+        const size_t begin = ((size_t)g * capacity + first_tile * N + own_row) * D + chunk * 8;
         const u16* from_k = k + begin;
         const u16* from_v = v + begin;
         tiles += HopperAttention::at(own_row, chunk);
@@ -115,14 +108,19 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
     }
 
     // Attends for 64 entries from e0 on.
-    DEVICE void attend(const Quad* queries, const Quad* tiles, Barrier* full, Barrier* empty, u32 e0, u32 first_tile, u32 count) const {
+    DEVICE void attend(u32 g, const Quad* tiles, Barrier* full, Barrier* empty, u32 e0, u32 first_tile, u32 count) const {
         claim_registers<CONSUMER>();
-        const u32 warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = blockIdx.y, group = heads / kv_heads, entries = rows * group;
+        const u32 warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = heads / kv_heads, entries = rows * group;
         // A lane has two rows of its warp's 16 entries. What all entries of the warp see needs no mask.
         Pair sees[2];
-        u32 all_from = 0, all_to = ~0u;
+        u32 all_from = 0, all_to = ~0u, queries[D / 16][4];
         UNROLL for (u32 i = 0; i < 2; i++) {
             const u32 e = e0 + warp * 16 + lane / 4 + i * 8;
+            const float* query = q + ((size_t)(e / group) * heads + g * group + e % group) * D + lane % 4 * 2;
+            UNROLL for (u32 k = 0; k < D / 8; k++) {
+                const Pair x = e < entries ? *(const Pair*)(query + k * 8) : Pair{0, 0};
+                queries[k / 2][k % 2 * 2 + i] = T::pack(float_of_bits(x.x), float_of_bits(x.y));
+            }
             sees[i] = e < entries ? visible[e / group] : Pair{0, ~0u};
             all_from = sees[i].x > all_from ? sees[i].x : all_from;
             all_to = sees[i].y < all_to ? sees[i].y : all_to;
@@ -134,10 +132,9 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         const float scale2 = scale * 1.44269504f; // scores in base 2
         auto multiply_keys = [&](u32 stage) {
             UNROLL for (u32 k = 0; k < D / 16; k++) {
-                const SharedTile a = shared_tile(queries + k / 4 * TILE_QUADS).columns(k % 4);
                 const SharedTile b = shared_tile(tiles + stage * 2 * QUADS + k / 4 * TILE_QUADS).columns(k % 4);
-                if (k == 0) T::template group_scores<false>(scores, a, b);
-                else T::template group_scores<true>(scores, a, b);
+                if (k == 0) T::template group_scores<false>(scores, queries[k], b);
+                else T::template group_scores<true>(scores, queries[k], b);
             }
             commit_products();
         };
@@ -200,7 +197,8 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
                 wait_products<0>();
                 hold_sums(sums);
                 release(before);
-                UNROLL for (u32 n = 0; n < D / 2; n++) sums[n] *= shrink[n / 2 % 2];
+                // Maxima grow seldom once some tiles are done.
+                if (any_lane(shrink[0] != 1 || shrink[1] != 1)) UNROLL for (u32 n = 0; n < D / 2; n++) sums[n] *= shrink[n / 2 % 2];
                 pack_weights();
             }
             hold_sums(sums);

@@ -24,15 +24,18 @@ template <u32 STAGES> struct Stages {
     DEVICE void wait_until_empty() { barrier_wait(empty + stage, parity ^ 1); }
 };
 
-// More rows, of weights in bf16: tiles of 128 × N, 64 inputs at a time. Two warpgroups multiply 64 × N each, and a thread of a third one loads.
+// More rows, of weights in bf16: tiles of 128 × N, 64 inputs at a time. Two warpgroups multiply 64 × N each, and a thread of a third one loads. The
+// tiles are those into which tiles of 128 × WIDEST fall from tile `begin` on.
 template <Epilogue E, class Out, u32 N>
 DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
-                              u32 stride) {
-    constexpr u32 M = 128, STAGES = (192 << 10) / ((M + N) * 128), PANEL = 256, QUADS_X = M * 8, QUADS_W = N * 8;
+                              u32 stride, u32 begin) {
+    constexpr u32 M = 128, WIDEST = 256, PARTS = WIDEST / N, STAGES = (192 << 10) / ((M + N) * 128), PANEL = 256, QUADS_X = M * 8, QUADS_W = N * 8;
     Quad* tiles_x = (Quad*)shared_memory;
     Quad* tiles_w = tiles_x + STAGES * QUADS_X;
     const u32 thread = threadIdx.x, lane = thread % 32, group = thread / 128, steps = inputs / 64;
-    const Tile tile = tile_of_block<M, N>(rows, outputs);
+    Tile tile = tile_of_index<M, WIDEST>(begin + blockIdx.x / PARTS, rows, outputs);
+    tile.first_column += blockIdx.x % PARTS * N;
+    if (tile.first_column >= outputs) return;
     Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, 2);
     block_barrier();
     if (group == 2) {
@@ -140,8 +143,10 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
 }
 
 #define HOPPER_PRODUCT_OF(N, suffix, E, OUT)                                                                                         \
-    HOPPER_KERNEL(384, product_bf16_##N##_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                       \
-        ON_HOPPER((product_of_groups<E, OUT, N>(x, w, bias, out, rows, outputs, inputs, stride)));                                   \
+    HOPPER_KERNEL(384, product_bf16_##N##_##suffix,                                                                                  \
+                  (const Quad* x, const Quad* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride, \
+                   u32 begin)) {                                                                                                     \
+        ON_HOPPER((product_of_groups<E, OUT, N>(x, w, bias, out, rows, outputs, inputs, stride, begin)));                            \
     }
 #define HOPPER_PRODUCT(name, suffix, E, OUT, W) \
     HOPPER_PRODUCT_OF(32, suffix, E, OUT)       \

@@ -108,9 +108,9 @@ PRODUCT_F32(gelu, GATE_GELU)
 struct Tile {
     u32 first_row, first_column;
 };
-template <u32 M, u32 N> DEVICE Tile tile_of_block(u32 rows, u32 outputs) {
-    const u32 high = (rows + M - 1) / M, wide = (outputs + N - 1) / N, band = blockIdx.x / (8 * wide);
-    const u32 band_high = high - band * 8 < 8 ? high - band * 8 : 8, within = blockIdx.x % (8 * wide);
+template <u32 M, u32 N> DEVICE Tile tile_of_index(u32 index, u32 rows, u32 outputs) {
+    const u32 high = (rows + M - 1) / M, wide = (outputs + N - 1) / N, band = index / (8 * wide);
+    const u32 band_high = high - band * 8 < 8 ? high - band * 8 : 8, within = index % (8 * wide);
     return {(band * 8 + within % band_high) * M, within / band_high * N};
 }
 
@@ -123,7 +123,7 @@ DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Ou
     Quad* tiles_x = (Quad*)shared_memory;
     Quad* tiles_w = tiles_x + STAGES * QUADS_X;
     const u32 thread = threadIdx.x, lane = thread % 32, warp_row = thread / 128 * 64, warp_column = thread / 32 % 4 * 32, steps = inputs / 64;
-    const Tile tile = tile_of_block<M, N>(rows, outputs);
+    const Tile tile = tile_of_index<M, N>(blockIdx.x, rows, outputs);
     auto load = [&](u32 step) {
         if (step < steps) {
             load_panels<M, 256, THREADS>(tiles_x + step % STAGES * QUADS_X, x, tile.first_row, rows, steps, step);

@@ -12,7 +12,7 @@ template <u32 D> struct Layout {
     static DEVICE u32 at(u32 row, u32 chunk) { return row * STRIDE + (CHUNKS % 8 ? chunk : chunk ^ (row & 7)); }
 };
 
-// A block has M entries of KV head blockIdx.y and piece blockIdx.z of their slots; tiles of N slots, two stages, and 4 warps of 16 entries. Piece p
+// A block has M entries of a KV head and piece blockIdx.z of their slots; tiles of N slots, two stages, and 4 warps of 16 entries. Piece p
 // gives its share of out and lse at the p-th part of them. lse may be null.
 //
 // Of many rows M is 64, a warp has all slots of a tile, and pieces are equal parts of what the block's rows see. Of FEW rows the warps with the same
@@ -28,9 +28,9 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
     Quad* queries = (Quad*)shared_memory;
     Quad* keys = queries + M * Layout<D>::STRIDE;
     Quad* values = keys + 2 * SIZE;
-    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = blockIdx.y, group = heads / kv_heads;
-    // The last rows have most to do: they go first.
-    const u32 first = (gridDim.x - 1 - blockIdx.x) * M, entries = rows * group;
+    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, group = heads / kv_heads, entries = rows * group;
+    const HeadBlock block = head_block(kv_heads, M);
+    const u32 g = block.kv_head, first = block.first;
     const u32 first_row = first / group, last_row = ((first + M < entries ? first + M : entries) - 1) / group;
     // Slots that any row sees, slots that all see, and whether there may be slots between that none sees.
     u32 from = ~0u, to = 0, all_from = 0, all_to = ~0u;

@@ -28,7 +28,7 @@ const FEW_GROUPS: usize = 4;
 const BLOCKS: usize = 256;
 /// Slots of a tile of the kernels for Hopper, and tiles that are under way at a time.
 const HOPPER_TILE: usize = 64;
-const HOPPER_STAGES: usize = 4;
+const HOPPER_STAGES: usize = 6;
 /// Entries of a KV head from which on the kernels for Hopper are faster.
 const HOPPER_ENTRIES: usize = 32;
 /// Slots that a piece of keys has at least.
@@ -257,12 +257,12 @@ impl<D: Driver> CudaDevice<D> {
             _ => None,
         };
         Some(match hopper {
-            // A warpgroup loads; queries, and stages of keys and values.
+            // A warpgroup loads stages of keys and values.
             Some((name, groups)) => TensorKernel {
                 name,
                 entries: groups * TENSOR_ENTRIES,
                 threads: 128 * (groups + 1),
-                shared: tensor_bytes(groups * TENSOR_ENTRIES + HOPPER_STAGES * 2 * HOPPER_TILE, d) + BARRIERS,
+                shared: tensor_bytes(HOPPER_STAGES * 2 * HOPPER_TILE, d) + BARRIERS,
                 pieces: Pieces::Fill(self.driver.multiprocessors()),
             },
             // Queries, and two stages of keys and values.
@@ -334,7 +334,7 @@ impl<D: Driver> CudaDevice<D> {
             if let Pieces::Of(slots) = kernel.pieces {
                 args.push(size(slots));
             }
-            let grid = [problem.entry_blocks(kernel.entries), a.kv_heads, pieces];
+            let grid = [blocks, 1, pieces];
             self.launch(kernel.name, grid, narrow(kernel.threads), kernel.shared, &args);
         };
         if pieces == 1 {

@@ -18,7 +18,8 @@ const FEW_COLUMNS: usize = 32;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
 /// Columns of tiles of a product of many rows on a Hopper, the widest first, and bytes of the stages in which they are loaded.
-const HOPPER_COLUMNS: [usize; 4] = [256, 128, 64, 32];
+const HOPPER_COLUMNS: [usize; 4] = [WIDEST, 128, 64, 32];
+const WIDEST: usize = 256;
 const HOPPER_STAGES: usize = 192 << 10;
 /// Rows of a product from which on weights of blocks are unpacked into memory before it, so that warpgroups multiply them.
 const UNPACKED_ROWS: usize = 256;
@@ -168,19 +169,30 @@ impl<D: Driver> CudaDevice<D> {
             };
         }
         let (is_few, is_hopper) = (rows <= FEW_ROWS, self.driver.is_hopper());
-        let columns = hopper_columns(rows, w.rows, self.driver.multiprocessors());
+        // A stage has a step's inputs of the rows and of the columns of a tile.
+        let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * layout.row_bytes(DEPTH);
+        if layout == Layout::Bf16 && !is_few && is_hopper {
+            for HopperTiles { columns, first, count } in
+                hopper_tiles(rows, w.rows, self.driver.multiprocessors())
+            {
+                let kernel = match columns {
+                    256 => kernel!("product_bf16_256_"),
+                    128 => kernel!("product_bf16_128_"),
+                    64 => kernel!("product_bf16_64_"),
+                    _ => kernel!("product_bf16_32_"),
+                };
+                let stages = HOPPER_STAGES / stage(TILE, columns) * stage(TILE, columns);
+                let args = [&args[..], &[size(first)]].concat();
+                self.launch(kernel, [count * WIDEST / columns, 1, 1], 384, stages + BARRIERS, &args);
+            }
+            return;
+        }
         let kernel = match (layout, is_few, is_hopper) {
             (Layout::F32, true, _) => kernel!("product_f32_few_"),
             (Layout::F32, false, _) => kernel!("product_f32_"),
             (Layout::Bf16, true, true) => kernel!("product_bf16_few_bulk_"),
             (Layout::Bf16, true, false) => kernel!("product_bf16_few_"),
-            (Layout::Bf16, false, true) => match columns {
-                256 => kernel!("product_bf16_256_"),
-                128 => kernel!("product_bf16_128_"),
-                64 => kernel!("product_bf16_64_"),
-                _ => kernel!("product_bf16_32_"),
-            },
-            (Layout::Bf16, false, false) => kernel!("product_bf16_"),
+            (Layout::Bf16, false, _) => kernel!("product_bf16_"),
             (Layout::Q8, true, true) => kernel!("product_q8_few_bulk_"),
             (Layout::Q8, true, false) => kernel!("product_q8_few_"),
             (Layout::Q8, false, _) => kernel!("product_q8_"),
@@ -188,8 +200,6 @@ impl<D: Driver> CudaDevice<D> {
             (Layout::Q4, true, false) => kernel!("product_q4_few_"),
             (Layout::Q4, false, _) => kernel!("product_q4_"),
         };
-        // A stage has a step's inputs of the rows and of the columns of a tile.
-        let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * layout.row_bytes(DEPTH);
         if w.is_f32() {
             let (tile, threads) = if is_few { (FEW_ROWS_F32, 32) } else { (TILE_F32, 256) };
             let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
@@ -201,10 +211,6 @@ impl<D: Driver> CudaDevice<D> {
                 false => (128, stages * stage(FEW_ROWS, FEW_COLUMNS)),
             };
             self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], threads, shared, &args);
-        } else if is_hopper && layout == Layout::Bf16 {
-            let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(columns);
-            let stages = HOPPER_STAGES / stage(TILE, columns) * stage(TILE, columns);
-            self.launch(kernel, [blocks, 1, 1], 384, stages + BARRIERS, &args);
         } else {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
             self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
@@ -231,14 +237,35 @@ impl<D: Driver> CudaDevice<D> {
     }
 }
 
-/// Columns of the tiles with which a product of many rows takes least time on a Hopper. Each multiprocessor has a tile at a time, which takes as long as
-/// its rows and columns take to come to shared memory.
-fn hopper_columns(rows: usize, columns: usize, multiprocessors: usize) -> usize {
-    let time = |tile: usize| {
-        let tiles = rows.div_ceil(TILE) * columns.div_ceil(tile);
-        tiles.div_ceil(multiprocessors) * (rows.min(TILE) + tile)
+/// Tiles of a product on a Hopper: those into which `count` tiles of [`WIDEST`] columns fall, from tile `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HopperTiles {
+    columns: usize,
+    first: usize,
+    count: usize,
+}
+
+/// The tiles with which a product of many rows takes least time on a Hopper. Each multiprocessor has a tile at a time, which takes as long as its rows
+/// and columns take to come to shared memory. Where the widest tiles leave most multiprocessors idle at the end, narrower ones share the last of them.
+fn hopper_tiles(rows: usize, columns: usize, multiprocessors: usize) -> impl Iterator<Item = HopperTiles> {
+    let high = rows.div_ceil(TILE);
+    let time = |width: usize, tiles: usize| tiles.div_ceil(multiprocessors) * (rows.min(TILE) + width);
+    let best = |tiles: &dyn Fn(usize) -> usize| {
+        let times = HOPPER_COLUMNS.map(|width| (time(width, tiles(width)), width));
+        times.into_iter().min_by_key(|(time, _)| *time).unwrap_or_default()
     };
-    HOPPER_COLUMNS.into_iter().min_by_key(|tile| time(*tile)).unwrap_or(TILE)
+    let all = high * columns.div_ceil(WIDEST);
+    // Narrow tiles that lie outside of the columns take no time.
+    let (alone_time, alone) = best(&|width| high * columns.div_ceil(width));
+    let first = all / multiprocessors * multiprocessors;
+    let (rest_time, rest) = best(&|width| (all - first) * WIDEST / width);
+    let is_shared = first > 0 && first < all && time(WIDEST, first) + rest_time < alone_time;
+    let tiles = match is_shared {
+        true => [(WIDEST, 0..first), (rest, first..all)],
+        false => [(alone, 0..all), (alone, all..all)],
+    };
+    let tiles = tiles.map(|(columns, of)| HopperTiles { columns, first: of.start, count: of.len() });
+    tiles.into_iter().filter(|tiles| tiles.count > 0)
 }
 
 #[cfg(test)]
@@ -247,10 +274,24 @@ mod tests {
 
     #[test]
     fn tiles_on_a_hopper_are_as_wide_as_keeps_all_multiprocessors_busy() {
-        let columns = |rows, columns| hopper_columns(rows, columns, 132);
-        assert_eq!(columns(6144, 28672), 256);
-        assert_eq!(columns(921, 4096), 256);
-        assert_eq!(columns(512, 4096), 128);
-        assert_eq!(columns(64, 4096), 32);
+        let tiles = |rows, columns| hopper_tiles(rows, columns, 132).collect::<Vec<_>>();
+        let alone = |columns, count| vec![HopperTiles { columns, first: 0, count }];
+        assert_eq!(tiles(6144, 28672), alone(256, 5376));
+        assert_eq!(tiles(921, 4096), alone(256, 128));
+        assert_eq!(tiles(512, 4096), alone(128, 64));
+        assert_eq!(tiles(64, 4096), alone(32, 16));
+        // Three tiles of 576 columns are of 256, and the last has 64.
+        assert_eq!(tiles(4096, 576), alone(256, 96));
+    }
+
+    #[test]
+    fn the_last_tiles_on_a_hopper_are_shared_by_all_multiprocessors() {
+        let tiles = hopper_tiles(1026, 4096, 132).collect::<Vec<_>>();
+        let [whole, rest] = [(256, 0, 132), (32, 132, 12)].map(|(columns, first, count)| HopperTiles {
+            columns,
+            first,
+            count,
+        });
+        assert_eq!(tiles, [whole, rest]);
     }
 }
