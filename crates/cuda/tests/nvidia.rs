@@ -144,9 +144,9 @@ fn what_is_written_piece_by_piece_arrives_in_whole_units() {
             // segments, and less than a unit.
             for (unit, count, offset) in [
                 (12, 5 << 20, 0),
-                (400_000, 2_000_000, 5),
-                (1_500_000, 2_000_000, 9),
-                (5_000_000, 4_000_000, 1),
+                (1_500_000, 2_000_000, 5),
+                (6_000_000, 5_000_000, 9),
+                (9_000_000, 6_750_000, 1),
                 (4096, 1000, 3),
                 (4, 0, 0),
             ] {
@@ -163,8 +163,8 @@ fn what_is_written_piece_by_piece_arrives_in_whole_units() {
 #[test]
 fn a_ring_is_filled_while_copies_from_it_are_under_way() {
     // Pinned memory for four segments of each queue.
-    const SEGMENTS: [usize; 2] = [2 << 20, 512 << 10];
-    let settings = [("FAKE_CUDA_SEED", "1"), ("FAKE_CUDA_PINNED_BYTES", "10485760")];
+    const SEGMENTS: [usize; 2] = [8 << 20, 2 << 20];
+    let settings = [("FAKE_CUDA_SEED", "1"), ("FAKE_CUDA_PINNED_BYTES", "41943040")];
     with_library("a_ring_is_filled_while_copies_from_it_are_under_way", &[&settings], || {
         let driver = Nvidia::open(0).unwrap();
         let beside = driver.beside();

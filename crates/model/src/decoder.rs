@@ -20,7 +20,7 @@ use crate::packed::{PackedWeights, PackedWriter};
 use crate::rope;
 use crate::weights::Weights;
 
-/// Embeddings that are read before their pages of the mapped file are given back.
+/// Embeddings that are read before their pages of the mapped file are given back, where weights and prompts share the host's memory.
 const RELEASED_ROWS: usize = 256;
 
 /// A loaded model on a device.
@@ -35,6 +35,9 @@ pub struct Decoder {
     norm: Vec<f32>,
     head: PackedLinear,
     precision: Precision,
+    /// Whether the device has a memory of its own. The host's is then free enough for pages of the mapped file, and giving them back would hold up
+    /// the threads that read them.
+    is_apart: bool,
     /// The rotary tables that were asked for last, with their frequencies.
     tables: Mutex<Option<(Ropes, Arc<RopeTables>)>>,
 }
@@ -113,6 +116,7 @@ impl Decoder {
             norm,
             head,
             precision,
+            is_apart: device.memory().is_some(),
             tables: Mutex::default(),
         })
     }
@@ -183,7 +187,7 @@ impl Decoder {
         let (scale, failed) = (self.config().embedding_scale, Mutex::new(None));
         let row = |i: usize, x: &mut [f32]| {
             // A prompt's rows lie in thousands of pages, which would stay with the program; reading one again costs a microsecond.
-            if (i + 1).is_multiple_of(RELEASED_ROWS) {
+            if !self.is_apart && (i + 1).is_multiple_of(RELEASED_ROWS) {
                 self.weights.release_pages();
             }
             match table.row(id(i) as usize, x) {

@@ -86,9 +86,15 @@ impl<D: Driver> CudaDevice<D> {
         }
         let capacity = len / width;
         assert_slots(slots, capacity);
-        let bytes = (tokens * width * dtype.size()).next_multiple_of(16);
-        let from_host = sides.iter().flatten().filter(|(rows, _)| matches!(rows, KvRows::Host(_)));
-        let (uploads, mut uploaded) = (self.block(bytes * from_host.count()), 0);
+        let from_host: Vec<&[u8]> = sides
+            .iter()
+            .filter_map(|side| match side {
+                Some((KvRows::Host(rows), _)) => Some(rows.as_bytes()),
+                _ => None,
+            })
+            .collect();
+        let (uploads, stride) = self.block_of_parts(&from_host);
+        let mut uploaded = 0;
         let args = sides.map(|side| {
             let (rows, cache) = side?;
             assert_one_type(cache.dtype(), dtype);
@@ -97,10 +103,8 @@ impl<D: Driver> CudaDevice<D> {
                 KvRows::Host(rows) => {
                     assert_one_type(rows.dtype(), dtype);
                     assert_eq!(rows.len(), tokens * width, "rows are tokens × heads × head_dim");
-                    let at = uploaded;
-                    self.write(&uploads, at, rows.as_bytes());
-                    uploaded += bytes;
-                    uploads.arg(at)
+                    uploaded += stride;
+                    uploads.arg(uploaded - stride)
                 }
                 KvRows::Device(rows, first) => {
                     assert_one_type(rows.dtype(), dtype);

@@ -32,9 +32,10 @@ pub struct PeakWork {
 }
 
 impl Default for PeakWork {
-    /// Milliseconds of a GPU a repetition, more blocks than any GPU has room for, and more bytes than its caches hold.
+    /// More blocks than any GPU has room for, which multiply for as long as a long prefill takes, so that a GPU's limit of power counts, and more bytes than
+    /// its caches hold.
     fn default() -> PeakWork {
-        PeakWork { blocks: 4096, rounds: 1024, bytes: 1 << 30, runs: 20 }
+        PeakWork { blocks: 4096, rounds: 8192, bytes: 1 << 30, runs: 20 }
     }
 }
 

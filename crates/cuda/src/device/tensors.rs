@@ -41,6 +41,27 @@ impl<D: Driver> CudaDevice<D> {
         }
     }
 
+    /// Memory that holds parts of as many bytes each, which come in one copy, and the bytes from one part to the next, a multiple of 16.
+    pub(super) fn block_of_parts(&self, parts: &[&[u8]]) -> (Block<D>, usize) {
+        let stride = parts.iter().map(|part| part.len()).max().unwrap_or(0).next_multiple_of(16);
+        let block = self.block(stride * parts.len());
+        if let Some(memory) = &block.memory {
+            self.driver.write_with(memory, 0, block.bytes, 1, &mut |first, to| {
+                self.fill(to, COPIED, &|at, mut to| {
+                    let mut at = first + at;
+                    while !to.is_empty() {
+                        let (part, begin) = (parts[at / stride], at % stride);
+                        let (own, rest) = to.split_at_mut(to.len().min(stride - begin));
+                        let from = &part[begin.min(part.len())..(begin + own.len()).min(part.len())];
+                        own[..from.len()].copy_from_slice(from);
+                        (at, to) = (at + own.len(), rest);
+                    }
+                });
+            });
+        }
+        (block, stride)
+    }
+
     /// Has the threads of the host write parts of `bytes` bytes, each from the byte on that it is told.
     fn fill(&self, to: &mut [u8], bytes: usize, part: &(dyn Fn(usize, &mut [u8]) + Sync)) {
         if to.len() <= bytes {
