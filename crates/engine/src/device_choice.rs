@@ -16,7 +16,7 @@ pub enum DeviceChoice {
     Cpu,
     /// An NVIDIA GPU, by its index among those that the driver shows. `cuda` is the first.
     ///
-    /// Experimental: it is tested under emulation, and has run on one kind of GPU, an H100.
+    /// Experimental: it is tested under emulation, and has run on two kinds of GPU, an H200 and an H100.
     Cuda(usize),
     /// The first NVIDIA GPU where there is one that can compute, else the CPU.
     Auto,

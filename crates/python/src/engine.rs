@@ -25,7 +25,7 @@ use crate::error::{RefrainError, raise};
 /// method: method of questions that name none; `auto` is the one that is safe for the model.
 /// prefix: `none`, `bos`, `system`, `averaged` or `text:FILE`; else the one that is safe for the model.
 /// system: system message of the prompts to come.
-/// device: `cpu`, `cuda` (an NVIDIA GPU; `cuda:1` is the second; experimental: tested under emulation and on an H100), or `auto`.
+/// device: `cpu`, `cuda` (an NVIDIA GPU; `cuda:1` is the second; experimental: tested under emulation, on an H200 and an H100), or `auto`.
 /// threads: 0 for one a core.
 /// memory, disk: most bytes of chunks in memory and in the folder.
 /// models: folder of models that are known by name.
