@@ -17,9 +17,10 @@ const FEW_ROWS: usize = 16;
 const FEW_COLUMNS: usize = 32;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
-/// Columns of tiles of a product of many rows on a Hopper, the widest first, and bytes of the stages in which they are loaded.
-const HOPPER_COLUMNS: [usize; 4] = [WIDEST, 128, 64, 32];
+/// Columns of the widest tile of a product of many rows on a Hopper, by which its kernels number tiles.
 const WIDEST: usize = 256;
+/// Columns of such tiles, the widest first, and bytes of the stages in which they are loaded.
+const HOPPER_COLUMNS: [usize; 4] = [WIDEST, 128, 64, 32];
 const HOPPER_STAGES: usize = 192 << 10;
 /// Rows of a product from which on weights of blocks are unpacked into memory before it, so that warpgroups multiply them.
 const UNPACKED_ROWS: usize = 256;
