@@ -260,11 +260,9 @@ fn hopper_tiles(rows: usize, columns: usize, multiprocessors: usize) -> impl Ite
     let (alone_time, alone) = best(&|width| high * columns.div_ceil(width));
     let first = all / multiprocessors * multiprocessors;
     let (rest_time, rest) = best(&|width| (all - first) * WIDEST / width);
-    let is_shared = first > 0 && first < all && time(WIDEST, first) + rest_time < alone_time;
-    let tiles = match is_shared {
-        true => [(WIDEST, 0..first), (rest, first..all)],
-        false => [(alone, 0..all), (alone, all..all)],
-    };
+    let is_shared = time(WIDEST, first) + rest_time < alone_time;
+    let (whole, narrow) = if is_shared { (first, rest) } else { (0, alone) };
+    let tiles = [(WIDEST, 0..whole), (narrow, whole..all)];
     let tiles = tiles.map(|(columns, of)| HopperTiles { columns, first: of.start, count: of.len() });
     tiles.into_iter().filter(|tiles| tiles.count > 0)
 }
