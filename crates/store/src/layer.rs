@@ -34,6 +34,9 @@ impl Layer {
     /// Copies keys and values, each tokens × heads × head size, as they are to lie at rest.
     pub(crate) fn encoded(layout: &Layout, k: Slice<'_>, v: Slice<'_>) -> Layer {
         debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));
+        if layout.is_exact() {
+            return Layer::join(k.dtype(), layout.layer, [k, v].iter().map(Slice::as_bytes));
+        }
         let bytes = layout.encode(k, v);
         Layer::join(k.dtype(), bytes.len(), [bytes.as_slice()].into_iter())
     }

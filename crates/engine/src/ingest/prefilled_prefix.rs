@@ -86,24 +86,28 @@ impl AveragedPrefixes {
     }
 }
 
-/// The mean of prefills of the same tokens. One alone stays to the bit what it is.
-pub(crate) fn mean(mut prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
-    if prefills.len() == 1 {
-        return prefills.swap_remove(0);
+/// The mean of prefills of the same tokens, in the memory of the first. One alone stays to the bit what it is.
+pub(crate) fn mean(prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
+    let count = prefills.len() as f32;
+    let mut prefills = prefills.into_iter();
+    let mut mean = prefills.next().unwrap_or_default();
+    let others: Vec<_> = prefills.collect();
+    if others.is_empty() {
+        return mean;
     }
-    let of = |buffers: Vec<&Buffer>| {
-        let mut sum = vec![0.0; buffers[0].len()];
-        for buffer in &buffers {
-            sum.iter_mut().zip(buffer.as_slice().floats()).for_each(|(sum, x)| *sum += x);
+    let (mut sum, mut other) = (Vec::new(), Vec::new());
+    for (layer, (k, v)) in mean.iter_mut().enumerate() {
+        let sides: [(&mut Buffer, fn(&LayerKv) -> &Buffer); 2] = [(k, |(k, _)| k), (v, |(_, v)| v)];
+        for (first, side) in sides {
+            [&mut sum, &mut other].into_iter().for_each(|x: &mut Vec<f32>| x.resize(first.len(), 0.0));
+            first.as_slice().to_f32(&mut sum);
+            for prefill in &others {
+                side(&prefill[layer]).as_slice().to_f32(&mut other);
+                sum.iter_mut().zip(&other).for_each(|(sum, x)| *sum += x);
+            }
+            sum.iter_mut().for_each(|sum| *sum /= count);
+            first.write_f32(0, &sum);
         }
-        sum.iter_mut().for_each(|sum| *sum /= buffers.len() as f32);
-        let mut mean = Buffer::zeros(buffers[0].dtype(), sum.len());
-        mean.write_f32(0, &sum);
-        mean
-    };
-    let layer = |layer: usize| {
-        let side = |side: fn(&LayerKv) -> &Buffer| of(prefills.iter().map(|kv| side(&kv[layer])).collect());
-        (side(|(k, _)| k), side(|(_, v)| v))
-    };
-    (0..prefills[0].len()).map(layer).collect()
+    }
+    mean
 }
