@@ -44,8 +44,7 @@ pub struct AttentionOutputs<'a> {
 struct Beside<'a> {
     lse: Option<&'a DisjointMut<'a, f32>>,
     /// Sums of [`AttentionOutputs::mass`] and their noise, where [`Cpu::sums_pairs`].
-    mass: Option<&'a mut [f32]>,
-    noise: Option<&'a GumbelNoise<'a>>,
+    mass: Option<(&'a mut [f32], Option<&'a GumbelNoise<'a>>)>,
     /// Weights of [`Cpu::decode_with_weights`], for a single row that [`Cpu::decode`] computes.
     weights: Option<&'a mut [f32]>,
 }
@@ -72,8 +71,8 @@ impl Cpu {
         noise.iter().for_each(|noise| noise.check(a));
         let fused = self.sums_pairs(a, noise);
         let shared = lse.as_deref_mut().map(DisjointMut::new);
-        let mass_beside = mass.as_deref_mut().filter(|_| fused);
-        let beside = Beside { lse: shared.as_ref(), mass: mass_beside, noise, weights: None };
+        let mass_beside = mass.as_deref_mut().filter(|_| fused).map(|mass| (mass, noise));
+        let beside = Beside { lse: shared.as_ref(), mass: mass_beside, weights: None };
         match (a.k, a.v) {
             (Slice::F32(k), Slice::F32(v)) => self.attend::<f32>(a, k, v, out, beside),
             (Slice::F16(k), Slice::F16(v)) => self.attend::<f16>(a, k, v, out, beside),
@@ -145,7 +144,7 @@ impl Cpu {
                 return self.attend_pairs(bf16, a, k, v, Some(out), beside);
             }
         }
-        let Beside { lse, mass, weights, .. } = beside;
+        let Beside { lse, mass, weights } = beside;
         assert!(mass.is_none(), "mass is summed over tiles of pairs");
         let out = &DisjointMut::new(out);
         if self.is_decode(a) {
@@ -201,11 +200,11 @@ impl Cpu {
             return false;
         }
         s.fill(0.0);
-        let beside = Beside { mass: Some(s), noise, ..Beside::default() };
-        match (self.amx(), self.fast_pairs()) {
-            (Some(amx), _) => self.attend_pairs(amx, a, k, k, None, beside),
-            (None, Some(bf16)) => self.attend_pairs(bf16, a, k, k, None, beside),
-            (None, None) => return false,
+        let beside = Beside { mass: Some((s, noise)), ..Beside::default() };
+        if let Some(amx) = self.amx() {
+            self.attend_pairs(amx, a, k, k, None, beside);
+        } else if let Some(bf16) = self.fast_pairs() {
+            self.attend_pairs(bf16, a, k, k, None, beside);
         }
         true
     }
@@ -231,14 +230,15 @@ impl Cpu {
         k: &[E],
         v: &[E],
         out: Option<&mut [f32]>,
-        Beside { lse, mass, noise, .. }: Beside,
+        Beside { lse, mass, .. }: Beside,
     ) {
         let (shape, rows) = (a.shape(), a.visible.len());
         let start = a.visible.iter().map(|v| v.0 as usize).min().unwrap_or(0) / KEYS * KEYS;
         let end = a.visible.iter().map(|v| v.1 as usize).max().unwrap_or(0);
         let out = out.map(DisjointMut::new);
         let out = out.as_ref();
-        let noise = noise.filter(|_| mass.is_some());
+        let (mass, noise) = mass.unzip();
+        let noise = noise.flatten();
         let wanted = [out.is_some(), mass.is_some()];
         if let Some(division) = Division::of_few_rows(a, (start, end), wanted, noise) {
             return self.attend_pair_segments(token, division, (k, v), (start, end), out, (lse, mass));

@@ -318,19 +318,21 @@ fn round<S: Simd>(simd: S, precision: Precision, x: &[f32], dst: &mut [u32]) {
 #[inline(always)]
 fn interleave(rows: &[u32], steps: usize, dst: &mut [u32], width: usize) {
     let n = rows.len() / steps;
-    let mut first = 0;
     #[cfg(target_arch = "x86_64")]
-    if n == QUAD {
+    let transposed = if n == QUAD { steps / QUAD * QUAD } else { 0 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let transposed = 0;
+    #[cfg(target_arch = "x86_64")]
+    if transposed > 0 {
         assert!(dst.len() >= (steps - 1) * width + QUAD);
-        while first + QUAD <= steps {
+        for first in (0..transposed).step_by(QUAD) {
             // SAFETY: four rows of `steps` words each; the assertion bounds the writes.
             unsafe {
                 transpose_quad(rows.as_ptr().add(first), steps, dst.as_mut_ptr().add(first * width), width)
             };
-            first += QUAD;
         }
     }
-    for s in first..steps {
+    for s in transposed..steps {
         for r in 0..n {
             dst[s * width + r] = rows[r * steps + s];
         }
