@@ -1,12 +1,14 @@
 //! Blocks of quantised weights with AVX2.
 //!
-//! Shape of a product: 32 outputs, 32 inputs a block, up to some tens of rows; eight outputs at a time, whose weights stay in eight registers while all
-//! rows pass. `vpmaddubsw` adds two products of a byte without and a byte with a sign to 16 bits, which must not overflow: two products of
-//! 127 · 127 fit, and so do all 32 of a block where weights have 4 bits. Bound: about 22 operations (4 bits) or 38 (8 bits) for the 256
-//! products of a block, a row and eight outputs, of which a core does three a cycle.
+//! Shape of a product: 32 outputs, 32 inputs a block, up to some tens of rows; weights stay in eight registers while all rows pass: of 8 bits those
+//! of eight outputs, of 4 bits those of all outputs and eight inputs, so that a word of activations is loaded once for 32 outputs, and sums of 16 bits
+//! wait in the first-level cache. `vpmaddubsw` adds two products of a byte without and a byte with a sign to 16 bits, which must not overflow: two
+//! products of 127 · 127 fit, and so do all 32 of a block where weights have 4 bits. Bound: 12 (4 bits) or 18 multiplications (8 bits) on two units for
+//! the 256 products of a block, a row and eight outputs. Measured on Zen 4, 8×576×3072: 73 and 58 % of that bound.
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
+use std::mem::MaybeUninit;
 
 use super::format::{BLOCK, BlockFormat, HALVES, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 use crate::prefetch;
@@ -17,8 +19,13 @@ use crate::simd::features::Avx2;
 pub(super) const LANES: usize = 8;
 /// Words from the block in use to the block that is prefetched.
 pub(super) const AHEAD: usize = 768;
-/// Rows whose magnitudes are kept.
+/// Registers that the outputs of a panel take.
+const GROUPS: usize = PANEL / LANES;
+/// Rows whose magnitudes, or sums, are kept.
 const ROWS: usize = 64;
+
+/// Sums of 16 bits of a row and all outputs of a panel, in the middle of a block.
+type Sums = MaybeUninit<[__m256i; GROUPS]>;
 
 /// Rounds a row of activations to signed bytes, [`X_WORDS`] words for each block.
 #[inline(always)]
@@ -84,6 +91,7 @@ fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y:
     y.fill(0.0);
     // Magnitudes of a block's activations.
     let mut magnitudes = [[0u32; QUADS]; ROWS];
+    let mut sums = [Sums::uninit(); ROWS];
     for (index, block) in panel.chunks_exact(format.words()).enumerate() {
         prefetch::to_read(block.as_ptr().wrapping_add(AHEAD).cast(), size_of_val(block));
         if format == BlockFormat::Q8 {
@@ -95,14 +103,16 @@ fn multiply_rows(format: BlockFormat, panel: &[u32], x: &[u32], words: usize, y:
                 }
             }
         }
-        for first in (0..PANEL).step_by(LANES) {
-            // SAFETY: every row has as many blocks as the panel, and y 32 floats of it.
-            unsafe {
-                let (x, y) = (x.as_ptr().add(index * X_WORDS), y.as_mut_ptr().add(first));
-                match format {
-                    BlockFormat::Q8 => eight_bits(block, first, (x, words), &magnitudes[..rows], y),
-                    BlockFormat::Q4 => four_bits(block, first, (x, words), rows, y),
+        // SAFETY: every row has as many blocks as the panel, and y 32 floats of it.
+        unsafe {
+            let x = (x.as_ptr().add(index * X_WORDS), words);
+            match format {
+                BlockFormat::Q8 => {
+                    for first in (0..PANEL).step_by(LANES) {
+                        eight_bits(block, first, x, &magnitudes[..rows], y.as_mut_ptr().add(first));
+                    }
                 }
+                BlockFormat::Q4 => four_bits(block, x, &mut sums[..rows], y.as_mut_ptr()),
             }
         }
     }
@@ -124,45 +134,51 @@ pub(super) fn quad(block: &[u32], format: BlockFormat, t: usize, first: usize) -
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
-/// Weights of four bits of eight outputs, each in a byte.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn nibbles(block: &[u32], first: usize) -> [__m256i; QUADS] {
-    let low = _mm256_set1_epi8(0x0f);
-    let mut weights = [_mm256_setzero_si256(); QUADS];
-    for t in 0..QUADS / 2 {
-        let both = quad(block, BlockFormat::Q4, t, first);
-        weights[t] = _mm256_and_si256(both, low);
-        weights[QUADS / 2 + t] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
-    }
-    weights
-}
-
-/// Adds a block's products of four bits and its minima to rows of `y`, 32 floats apart.
+/// Adds a block's products of four bits and its minima to rows of `y`, 32 floats apart; `sums` holds the rows' sums meanwhile.
 ///
 /// # Safety
-/// `x` must be valid for a block of each row, `words` apart, and `y` for eight floats of each row.
+/// `x` must be valid for a block of each row, `words` apart, and `y` for 32 floats of each row; there are as many rows as sums.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn four_bits(block: &[u32], first: usize, (x, words): (*const u32, usize), rows: usize, y: *mut f32) {
-    let weights = nibbles(block, first);
-    let (scale, min) = (halves(block, 0, first), halves(block, 1, first));
-    let ones = _mm256_set1_epi16(1);
-    for r in 0..rows {
-        // SAFETY: the caller's.
-        unsafe {
-            let (x, y) = (x.add(r * words), y.add(r * PANEL));
-            let float = |at: usize| _mm256_broadcast_ss(&*x.add(at).cast());
-            let product = |t: usize| _mm256_maddubs_epi16(weights[t], _mm256_set1_epi32(*x.add(t) as i32));
-            // At most 32 · 15 · 127.
-            let mut sums = [product(0), product(1)];
-            for t in (2..QUADS).step_by(2) {
-                sums[0] = _mm256_add_epi16(sums[0], product(t));
-                sums[1] = _mm256_add_epi16(sums[1], product(t + 1));
+unsafe fn four_bits(block: &[u32], (x, words): (*const u32, usize), sums: &mut [Sums], y: *mut f32) {
+    let (low, ones) = (_mm256_set1_epi8(0x0f), _mm256_set1_epi16(1));
+    let (mut scales, mut minima) = ([_mm256_setzero_ps(); GROUPS], [_mm256_setzero_ps(); GROUPS]);
+    for g in 0..GROUPS {
+        (scales[g], minima[g]) = (halves(block, 0, g * LANES), halves(block, 1, g * LANES));
+    }
+    for t in (0..QUADS).step_by(2) {
+        let mut weights = [[_mm256_setzero_si256(); 2]; GROUPS];
+        for (g, weights) in weights.iter_mut().enumerate() {
+            for (i, weights) in weights.iter_mut().enumerate() {
+                let both = quad(block, BlockFormat::Q4, (t + i) % (QUADS / 2), g * LANES);
+                let shifted = if t < QUADS / 2 { both } else { _mm256_srli_epi16::<4>(both) };
+                *weights = _mm256_and_si256(shifted, low);
             }
-            let dots = _mm256_madd_epi16(_mm256_add_epi16(sums[0], sums[1]), ones);
-            let scale = _mm256_mul_ps(scale, float(X_SCALE));
-            let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, _mm256_loadu_ps(y));
-            _mm256_storeu_ps(y, _mm256_fmadd_ps(min, float(X_SUM), sum));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's; sums are written with the first two words and read with those after them.
+            unsafe {
+                let (x, y) = (x.add(r * words), y.add(r * PANEL));
+                let inputs = [_mm256_set1_epi32(*x.add(t) as i32), _mm256_set1_epi32(*x.add(t + 1) as i32)];
+                let sums = sums.as_mut_ptr().cast::<__m256i>();
+                for (g, weights) in weights.iter().enumerate() {
+                    let first = _mm256_maddubs_epi16(weights[0], inputs[0]);
+                    let mut sum = _mm256_add_epi16(first, _mm256_maddubs_epi16(weights[1], inputs[1]));
+                    if t > 0 {
+                        // At most 32 · 15 · 127.
+                        sum = _mm256_add_epi16(sum, *sums.add(g));
+                    }
+                    if t + 2 < QUADS {
+                        *sums.add(g) = sum;
+                        continue;
+                    }
+                    let float = |at: usize| _mm256_broadcast_ss(&*x.add(at).cast());
+                    let y = y.add(g * LANES);
+                    let dots = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
+                    let scale = _mm256_mul_ps(scales[g], float(X_SCALE));
+                    let sum = _mm256_fmadd_ps(dots, scale, _mm256_loadu_ps(y));
+                    _mm256_storeu_ps(y, _mm256_fmadd_ps(minima[g], float(X_SUM), sum));
+                }
+            }
         }
     }
 }
