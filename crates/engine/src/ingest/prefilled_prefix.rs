@@ -87,27 +87,24 @@ impl AveragedPrefixes {
 }
 
 /// The mean of prefills of the same tokens, in the memory of the first. One alone stays to the bit what it is.
-pub(crate) fn mean(prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
-    let count = prefills.len() as f32;
-    let mut prefills = prefills.into_iter();
-    let mut mean = prefills.next().unwrap_or_default();
-    let others: Vec<_> = prefills.collect();
-    if others.is_empty() {
-        return mean;
-    }
-    let (mut sum, mut other) = (Vec::new(), Vec::new());
-    for (layer, (k, v)) in mean.iter_mut().enumerate() {
-        let sides: [(&mut Buffer, fn(&LayerKv) -> &Buffer); 2] = [(k, |(k, _)| k), (v, |(_, v)| v)];
-        for (first, side) in sides {
-            [&mut sum, &mut other].into_iter().for_each(|x: &mut Vec<f32>| x.resize(first.len(), 0.0));
-            first.as_slice().to_f32(&mut sum);
-            for prefill in &others {
-                side(&prefill[layer]).as_slice().to_f32(&mut other);
-                sum.iter_mut().zip(&other).for_each(|(sum, x)| *sum += x);
-            }
-            sum.iter_mut().for_each(|sum| *sum /= count);
-            first.write_f32(0, &sum);
+pub(crate) fn mean(mut prefills: Vec<Vec<LayerKv>>) -> Vec<LayerKv> {
+    let mut first = prefills.remove(0);
+    if !prefills.is_empty() {
+        for (layer, (k, v)) in first.iter_mut().enumerate() {
+            average(k, prefills.iter().map(|kv| &kv[layer].0));
+            average(v, prefills.iter().map(|kv| &kv[layer].1));
         }
     }
-    mean
+    first
+}
+
+/// Makes `first` the mean of itself and `others`.
+fn average<'a>(first: &mut Buffer, others: impl ExactSizeIterator<Item = &'a Buffer>) {
+    let count = (1 + others.len()) as f32;
+    let mut sum = first.as_slice().floats();
+    for other in others {
+        sum.iter_mut().zip(&other.as_slice().floats()).for_each(|(sum, x)| *sum += x);
+    }
+    sum.iter_mut().for_each(|sum| *sum /= count);
+    first.write_f32(0, &sum);
 }
