@@ -4,7 +4,7 @@
 //! of eight outputs, of 4 bits those of all outputs and eight inputs, so that a word of activations is loaded once for 32 outputs, and sums of 16 bits
 //! wait in the first-level cache. `vpmaddubsw` adds two products of a byte without and a byte with a sign to 16 bits, which must not overflow: two
 //! products of 127 · 127 fit, and so do all 32 of a block where weights have 4 bits. Bound: 12 (4 bits) or 18 multiplications (8 bits) on two units for
-//! the 256 products of a block, a row and eight outputs. Measured on Zen 4, 8×576×3072: 73 and 58 % of that bound.
+//! the 256 products of a block, a row and eight outputs. Measured on Zen 4, 8×576×3072: 70 and 58 % of that bound.
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
