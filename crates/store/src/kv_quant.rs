@@ -3,6 +3,7 @@
 //! A layer at rest is a few tensors one after the other, its parts. Each covers a run of tokens, in groups of one or more,
 //! so that the bytes of some tokens can be found without the others.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -207,15 +208,12 @@ impl Layout {
         places.filter(|place| !place.is_empty())
     }
 
-    /// The bytes at rest of the keys and values of a layer, each tokens × heads × head size.
-    pub(crate) fn encode(&self, k: Slice<'_>, v: Slice<'_>) -> Vec<u8> {
+    /// The bytes at rest of the keys and values of a layer, each tokens × heads × head size, in parts that follow each other.
+    pub(crate) fn encode<'a>(&self, k: Slice<'a>, v: Slice<'a>) -> Vec<Cow<'a, [u8]>> {
         let mut out = Vec::with_capacity(self.layer);
         let (tokens, row) = (self.tokens, self.heads * self.head_dim);
         match self.quantization {
-            KvQuantization::Exact => {
-                out.extend_from_slice(k.as_bytes());
-                out.extend_from_slice(v.as_bytes());
-            }
+            KvQuantization::Exact => return [k, v].map(|x| Cow::Borrowed(x.as_bytes())).into(),
             KvQuantization::Q8 => {
                 for x in [k, v] {
                     let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(tokens * row));
@@ -240,7 +238,7 @@ impl Layout {
             }
         }
         debug_assert_eq!(out.len(), self.layer);
-        out
+        vec![Cow::Owned(out)]
     }
 
     /// Codes of the first `bound` tokens' keys, and minimum and step of each channel of each group of tokens.

@@ -34,11 +34,7 @@ impl Layer {
     /// Copies keys and values, each tokens × heads × head size, as they are to lie at rest.
     pub(crate) fn encoded(layout: &Layout, k: Slice<'_>, v: Slice<'_>) -> Layer {
         debug_assert_eq!((k.len(), k.dtype()), (v.len(), v.dtype()));
-        if layout.is_exact() {
-            return Layer::join(k.dtype(), layout.layer, [k, v].iter().map(Slice::as_bytes));
-        }
-        let bytes = layout.encode(k, v);
-        Layer::join(k.dtype(), bytes.len(), [bytes.as_slice()].into_iter())
+        Layer::join(k.dtype(), layout.layer, layout.encode(k, v).iter().map(|part| &**part))
     }
 
     /// Keys and values of what lies at rest.

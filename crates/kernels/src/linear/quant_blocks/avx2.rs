@@ -134,13 +134,22 @@ pub(super) fn quad(block: &[u32], format: BlockFormat, t: usize, first: usize) -
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
+/// Weights of four bits of eight outputs, four inputs a word, each in a byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn nibbles(block: &[u32], t: usize, first: usize) -> __m256i {
+    let both = quad(block, BlockFormat::Q4, t % (QUADS / 2), first);
+    let low = if t < QUADS / 2 { both } else { _mm256_srli_epi16::<4>(both) };
+    _mm256_and_si256(low, _mm256_set1_epi8(0x0f))
+}
+
 /// Adds a block's products of four bits and its minima to rows of `y`, 32 floats apart; `sums` holds the rows' sums meanwhile.
 ///
 /// # Safety
 /// `x` must be valid for a block of each row, `words` apart, and `y` for 32 floats of each row; there are as many rows as sums.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn four_bits(block: &[u32], (x, words): (*const u32, usize), sums: &mut [Sums], y: *mut f32) {
-    let (low, ones) = (_mm256_set1_epi8(0x0f), _mm256_set1_epi16(1));
+    let ones = _mm256_set1_epi16(1);
     let (mut scales, mut minima) = ([_mm256_setzero_ps(); GROUPS], [_mm256_setzero_ps(); GROUPS]);
     for g in 0..GROUPS {
         (scales[g], minima[g]) = (halves(block, 0, g * LANES), halves(block, 1, g * LANES));
@@ -149,9 +158,7 @@ unsafe fn four_bits(block: &[u32], (x, words): (*const u32, usize), sums: &mut [
         let mut weights = [[_mm256_setzero_si256(); 2]; GROUPS];
         for (g, weights) in weights.iter_mut().enumerate() {
             for (i, weights) in weights.iter_mut().enumerate() {
-                let both = quad(block, BlockFormat::Q4, (t + i) % (QUADS / 2), g * LANES);
-                let shifted = if t < QUADS / 2 { both } else { _mm256_srli_epi16::<4>(both) };
-                *weights = _mm256_and_si256(shifted, low);
+                *weights = nibbles(block, t + i, g * LANES);
             }
         }
         for (r, sums) in sums.iter_mut().enumerate() {

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{AHEAD, LANES, halves, quad};
+use super::avx2::{AHEAD, LANES, halves, nibbles, quad};
 use super::format::{BlockFormat, QUADS, X_SCALE, X_START, X_SUM, X_WORDS};
 use crate::prefetch;
 use crate::simd::PANEL;
@@ -32,20 +32,6 @@ pub(super) fn rows(
     }
 }
 
-/// Weights of four bits of eight outputs, each in a byte.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn nibbles(block: &[u32], first: usize) -> [__m256i; QUADS] {
-    let low = _mm256_set1_epi8(0x0f);
-    let mut weights = [_mm256_setzero_si256(); QUADS];
-    for t in 0..QUADS / 2 {
-        let both = quad(block, BlockFormat::Q4, t, first);
-        weights[t] = _mm256_and_si256(both, low);
-        weights[QUADS / 2 + t] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
-    }
-    weights
-}
-
 /// A kernel with one of the two encodings of `vpdpbusd`.
 macro_rules! multiply_rows {
     ($name:ident, $features:literal, $vpdpbusd:ident) => {
@@ -57,16 +43,13 @@ macro_rules! multiply_rows {
             for (index, block) in panel.chunks_exact(format.words()).enumerate() {
                 prefetch::to_read(block.as_ptr().wrapping_add(AHEAD).cast(), size_of_val(block));
                 for first in (0..PANEL).step_by(LANES) {
-                    let weights = match format {
-                        BlockFormat::Q8 => {
-                            let mut weights = [_mm256_setzero_si256(); QUADS];
-                            for (t, weights) in weights.iter_mut().enumerate() {
-                                *weights = quad(block, format, t, first);
-                            }
-                            weights
-                        }
-                        BlockFormat::Q4 => nibbles(block, first),
-                    };
+                    let mut weights = [_mm256_setzero_si256(); QUADS];
+                    for (t, weights) in weights.iter_mut().enumerate() {
+                        *weights = match format {
+                            BlockFormat::Q8 => quad(block, format, t, first),
+                            BlockFormat::Q4 => nibbles(block, t, first),
+                        };
+                    }
                     let four_bits = format == BlockFormat::Q4;
                     let scale = halves(block, 0, first);
                     let min = if four_bits { halves(block, 1, first) } else { _mm256_setzero_ps() };
