@@ -36,7 +36,9 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
     Tile tile = tile_of_index<M, WIDEST>(begin + blockIdx.x / PARTS, rows, outputs);
     tile.first_column += blockIdx.x % PARTS * N;
     if (tile.first_column >= outputs) return;
-    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, 2);
+    // The second warpgroup of the last rows may have none of them.
+    const u32 groups = rows - tile.first_row > M / 2 ? 2 : 1;
+    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, groups);
     block_barrier();
     if (group == 2) {
         release_registers<40>();
@@ -58,6 +60,7 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
         }
         return;
     }
+    if (group >= groups) return;
     claim_registers<232>();
     float sums[N / 2] = {};
     u32 last = 0;

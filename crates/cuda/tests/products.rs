@@ -238,6 +238,7 @@ fn a_layer_on_a_hopper_is_to_the_bit_that_of_other_gpus() {
         (3, Activation::Silu),
         (16, Activation::GeluTanh),
         (150, Activation::Silu),
+        (200, Activation::Silu),
         (260, Activation::GeluTanh),
     ];
     for (rows, activation) in sizes {
