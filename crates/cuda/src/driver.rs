@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use refrain_kernels::{HostBytes, HostSlice};
+
 /// The text of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError(pub String);
@@ -102,6 +104,13 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
             to.copy_from_slice(&from[first..first + to.len()]);
         });
     }
+
+    /// Pins bytes of the host, if they begin at a page and the system lets it, for [`Driver::write_pinned`].
+    fn pin(&self, bytes: &HostBytes);
+
+    /// Copies parts of pinned bytes from the host, one behind the other, to the beginning of `memory`, which the GPU does by itself: the bytes stay
+    /// where they are until it has.
+    fn write_pinned(&self, memory: &Self::Memory, parts: &[HostSlice<'_>]);
 
     /// Least seconds of `runs` copies of `bytes` bytes from the host to the beginning of `memory`, from host memory that the GPU reads by itself.
     ///

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use refrain_kernels::{HostBytes, HostSlice};
+
 use crate::driver::{Arg, Driver, DriverError, Grid};
 
 /// Bytes that allocations may have together.
@@ -209,6 +211,19 @@ impl Driver for Emulated {
             fill(first, piece);
             // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
             unsafe { memory.bytes_at(at + first, count).copy_from(piece.as_ptr(), count) }
+        }
+    }
+
+    fn pin(&self, bytes: &HostBytes) {
+        bytes.pin_by(|_| Some(Box::new(())));
+    }
+
+    fn write_pinned(&self, memory: &EmulatedMemory, parts: &[HostSlice<'_>]) {
+        let mut at = 0;
+        for part in parts {
+            assert!(part.bytes().is_pinned(), "the bytes are pinned");
+            self.write(memory, at, part.slice().as_bytes());
+            at += part.slice().as_bytes().len();
         }
     }
 

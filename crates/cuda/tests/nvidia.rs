@@ -2,12 +2,15 @@
 //! adverse an order as it may. It has a few kernels of its own.
 #![cfg(target_os = "linux")]
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
+use bytes::BytesMut;
 use refrain_cuda::{Arg, Driver, Grid, Nvidia, NvidiaMemory};
+use refrain_kernels::{Dtype, HostBytes, HostSlice};
 
 const CHILD: &str = "REFRAIN_TEST_FAKE_CUDA";
 
@@ -197,6 +200,64 @@ fn arguments_and_shapes_arrive() {
         driver.read(&memory, 32, &mut told).unwrap();
         let told: Vec<_> = told.chunks_exact(8).map(|x| u64::from_le_bytes(x.try_into().unwrap())).collect();
         assert_eq!(told, [0, 1 << 40, 10, 30201]);
+    });
+}
+
+/// Bytes that begin at a page, or 64 bytes behind its beginning.
+fn bytes_at_a_page(words: impl Iterator<Item = u32>, is_at_a_page: bool) -> HostBytes {
+    let bytes = bytes_of(words);
+    let mut piece = BytesMut::zeroed(bytes.len() + 2 * 4096);
+    let before = piece.as_ptr().addr().wrapping_neg() % 4096 + if is_at_a_page { 0 } else { 64 };
+    let mut at_a_page = piece.split_off(before);
+    at_a_page.truncate(bytes.len());
+    at_a_page.copy_from_slice(&bytes);
+    HostBytes::new(at_a_page.freeze())
+}
+
+/// Words of bytes.
+fn part(bytes: &HostBytes, words: Range<usize>) -> HostSlice<'_> {
+    HostSlice::new(bytes, Dtype::F32, 4 * words.start..4 * words.end).unwrap()
+}
+
+#[test]
+fn pinned_bytes_stay_until_they_are_copied() {
+    let settings = [SEEDS[0], SEEDS[1], SEEDS[2], &[("FAKE_CUDA_REGISTERS", "0")]];
+    with_library("pinned_bytes_stay_until_they_are_copied", &settings, || {
+        let driver = Nvidia::open(0).unwrap();
+        let (beside, count) = (driver.beside(), 5000);
+        let is_registered = std::env::var_os("FAKE_CUDA_REGISTERS").is_none();
+        for (round, is_at_a_page) in (0..20).zip([true, true, false].into_iter().cycle()) {
+            let bytes = bytes_at_a_page(round..round + count as u32, is_at_a_page);
+            driver.pin(&bytes);
+            assert_eq!(bytes.is_pinned(), is_registered && is_at_a_page);
+            if !bytes.is_pinned() {
+                continue;
+            }
+            let other = bytes_at_a_page(7..17, true);
+            driver.pin(&other);
+            let [memory, sum] = [(); 2].map(|()| driver.alloc(4 * count).unwrap());
+            driver.zero(&memory, 0, 4 * count);
+            driver.write_pinned(&memory, &[part(&bytes, 2..100), part(&bytes, 0..0), part(&other, 1..10)]);
+            add(&beside, &sum, &memory, 1, count as u32);
+            // A copy may be under way; the bytes are unpinned when it was waited for.
+            drop((bytes, other));
+            let mut wanted: Vec<u32> = (round + 3..round + 101).chain(9..18).collect();
+            wanted.resize(count, 1);
+            assert_eq!(words(&beside, &sum, count), wanted);
+            if round % 2 == 0 {
+                driver.wait().unwrap();
+            }
+        }
+        if !is_registered {
+            return;
+        }
+        driver.wait().unwrap();
+        // A queue that is gone, and has not been waited for.
+        let (bytes, memory) = (bytes_at_a_page(0..count as u32, true), driver.alloc(4 * count).unwrap());
+        driver.pin(&bytes);
+        beside.write_pinned(&memory, &[part(&bytes, 0..count)]);
+        drop((beside, bytes));
+        assert_eq!(words(&driver, &memory, count), (0..count as u32).collect::<Vec<_>>());
     });
 }
 

@@ -20,7 +20,11 @@ pub(crate) struct DeviceLayer {
 impl DeviceLayer {
     /// Copies a layer.
     fn new(device: &dyn Device, layer: &Layer) -> DeviceLayer {
-        DeviceLayer { k: device.upload_kv(layer.k()), v: device.upload_kv(layer.v()) }
+        let pinned = layer.pinned().map(|[k, v]| [k, v].map(|part| device.upload_pinned_kv(&[part])));
+        match pinned {
+            Some([Some(k), Some(v)]) => DeviceLayer { k, v },
+            _ => DeviceLayer { k: device.upload_kv(layer.k()), v: device.upload_kv(layer.v()) },
+        }
     }
 
     /// Keys and values, to be placed.

@@ -21,7 +21,7 @@ use refrain_model::{Config, LayerSpec};
 
 use crate::engine::Engine;
 use crate::error::mib;
-use crate::prefill::loaders;
+use crate::prefill::loading_bytes;
 use crate::prompt::Prompt;
 use crate::{Error, Result};
 
@@ -136,9 +136,10 @@ impl Engine {
         let is_whole = eviction.is_full() && !eviction.per_query_head;
         let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + threads };
         let layers = layers.min(config.num_layers()) as u64;
-        let loaders = if method.reuses() { loaders(threads, true) as u64 } else { 0 };
         let tables = product(&[prompt.len(), self.table_bytes()]);
-        let loading = layers * self.layer_bytes(prompt.len()) + loaders * self.layer_bytes(longest) + tables;
+        let [all, part] = [prompt.len(), longest].map(|tokens| self.layer_bytes(tokens));
+        let loaders = if method.reuses() { loading_bytes(threads, part, all) } else { 0 };
+        let loading = layers * all + loaders + tables;
         let pass = self.token_bytes(rows) + loading + step(rows, usize::MAX, 1);
         let alone = self.token_bytes(longest) + self.layer_bytes(longest) + step(longest, longest, 0);
         pass.max(alone.saturating_sub(kv))

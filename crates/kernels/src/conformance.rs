@@ -3,11 +3,14 @@
 
 mod attention;
 
+use bytes::BytesMut;
+
 use crate::buffer::{Buffer, Dtype};
 use crate::device::{
     CacheHeads, Device, Distance, Experts, GatedMlp, KvBuffer, KvRows, LayerTail, Mlp, Norm, PackedLinear,
     QkNorms, Rotary, RowUnavailable, WeightMatrix, download, upload,
 };
+use crate::host_bytes::{HostBytes, HostSlice};
 use crate::linear::{Activation, Precision, WeightRows};
 use crate::reference::ReferenceDevice;
 
@@ -69,6 +72,17 @@ pub fn stored(dtype: Dtype, count: usize, seed: u32) -> Buffer {
     let mut buffer = Buffer::zeros(dtype, count);
     buffer.write_f32(0, &random(count, seed));
     buffer
+}
+
+/// Elements as bytes of the host, from the beginning of a page on.
+fn in_one_piece(elements: &Buffer, spare: usize) -> HostBytes {
+    const PAGE: usize = 4096;
+    let from = elements.as_slice().as_bytes();
+    let mut piece = BytesMut::zeroed(from.len() + PAGE + spare);
+    let mut bytes = piece.split_off(piece.as_ptr().addr().wrapping_neg() % PAGE);
+    bytes[..from.len()].copy_from_slice(from);
+    bytes.truncate(from.len());
+    HostBytes::new(bytes.freeze())
 }
 
 fn elements(device: &dyn Device, kv: &KvBuffer) -> Vec<f32> {
@@ -225,6 +239,26 @@ impl Both<'_> {
         });
     }
 
+    /// Parts of pinned bytes, where the device takes them by itself.
+    fn pinned(&self, rows: &Buffer) {
+        let [first, second] = [in_one_piece(rows, 0), in_one_piece(rows, 4096)];
+        let (dtype, size) = (self.dtype, self.dtype.size());
+        let part =
+            |of, from: usize, to: usize| HostSlice::new(of, dtype, from * size..to * size).expect("aligned");
+        let parts = [part(&first, 8, 24), part(&second, 0, 40), part(&first, 2, 2), part(&first, 16, 17)];
+        assert!(self.device.upload_pinned_kv(&parts).is_none(), "{}: nothing is pinned", self.what);
+        for bytes in [&first, &second] {
+            self.device.pin(bytes);
+        }
+        assert_eq!(first.is_pinned(), self.device.memory().is_some(), "{}: pin", self.what);
+        if let Some(kv) = self.device.upload_pinned_kv(&parts) {
+            drop((first.clone(), second.clone()));
+            let wanted: Vec<f32> = parts.iter().flat_map(|part| part.slice().floats()).collect();
+            assert_eq!(elements(self.device, &kv), wanted, "{}: upload_pinned_kv", self.what);
+        }
+        assert_eq!(self.device.upload_pinned_kv(&parts).is_some(), first.is_pinned(), "{}", self.what);
+    }
+
     fn caches(&self) {
         let width = CACHE.width();
         let all = stored(self.dtype, KV_HEADS * CAPACITY * HEAD_DIM, 15);
@@ -235,6 +269,7 @@ impl Both<'_> {
         let rotary = Rotary::new(&cos, &sin);
         let slots: Vec<u32> = (0..self.rows as u32).map(|i| (7 * i + 5) % CAPACITY as u32).collect();
         self.same("upload_kv and download_kv", |d| elements(d, &cache(d)));
+        self.pinned(&rows);
         self.same("kv and resize_kv", |d| {
             let mut kv = d.kv(self.dtype, 6);
             d.resize_kv(&mut kv, 20);

@@ -8,7 +8,7 @@
 //! other kernels begin; [`Device::batch_invariant`] rules the latter out.
 //!
 //! Modules build on one another in this order: memory (`pages`, `scratch`, `disjoint`), threads (`pool`), instruction
-//! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `floats`), kernels
+//! sets (`simd`, `isa`), both together (`cpu`), stored numbers (`convert`, `dequantize`, `buffer`, `host_bytes`, `floats`), kernels
 //! (`row_ops`, `ops`, `linear`, `attention`, `row_changes`), the device interface (`device`) the CPU's (`cpu_device`) and the one of plain
 //! loops that tests compare with (`reference`, and `conformance`, the
 //! comparison).
@@ -34,6 +34,7 @@ mod device;
 #[allow(unsafe_code)]
 mod disjoint;
 mod floats;
+mod host_bytes;
 mod isa;
 #[allow(unsafe_code)]
 mod linear;
@@ -71,6 +72,7 @@ pub use device::{
     download, parallel_each, processors, upload,
 };
 pub use half::{bf16, f16};
+pub use host_bytes::{HostBytes, HostSlice};
 pub use isa::{Isa, IsaError};
 pub use linear::{
     Activation, Linear, PackedPanels, Precision, Q4Block, Q8Block, UnknownPrecision, WeightRows, WriteRow,

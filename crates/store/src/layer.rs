@@ -6,8 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use refrain_kernels::{Buffer, Dtype, Slice};
+use refrain_kernels::{Buffer, Device, Dtype, HostBytes, HostSlice, Slice};
 
 use crate::kv_quant::Layout;
 use crate::rooms::{Origin, Room};
@@ -25,7 +24,7 @@ struct Inner {
 
 enum Data {
     /// Keys, then values, equally many, aligned for every element type; or what lies at rest.
-    Bytes(Bytes, Origin),
+    Bytes(HostBytes, Origin),
     /// Keys, then values, that were decoded.
     Decoded(Buffer),
 }
@@ -70,7 +69,8 @@ impl Layer {
     pub(crate) fn new(dtype: Dtype, room: Room) -> Layer {
         debug_assert_eq!(room.left(), 0);
         let (bytes, origin) = room.finish();
-        Layer(Arc::new(Inner { dtype, stored_bytes: bytes.len(), data: Data::Bytes(bytes, origin) }))
+        let stored_bytes = bytes.len();
+        Layer(Arc::new(Inner { dtype, stored_bytes, data: Data::Bytes(HostBytes::new(bytes), origin) }))
     }
 
     /// Reads parts of a file, each an offset and a number of bytes, one after the other; into `room`, if it is given.
@@ -98,6 +98,21 @@ impl Layer {
         self.slice(&self.as_bytes()[self.bytes() / 2..])
     }
 
+    /// Keys and values where a device copies them by itself; none if it does not.
+    pub fn pinned(&self) -> Option<[HostSlice<'_>; 2]> {
+        let Data::Bytes(bytes, _) = &self.0.data else { return None };
+        let half = self.bytes() / 2;
+        let [k, v] = [0..half, half..2 * half].map(|range| HostSlice::new(bytes, self.0.dtype, range));
+        bytes.is_pinned().then_some([k?, v?])
+    }
+
+    /// Has a device copy the layer by itself from now on, where it can, for as long as the layer is in memory.
+    pub fn pin(&self, device: &dyn Device) {
+        if let Data::Bytes(bytes, _) = &self.0.data {
+            device.pin(bytes);
+        }
+    }
+
     /// Bytes of keys and values.
     pub fn bytes(&self) -> usize {
         self.as_bytes().len()
@@ -111,7 +126,7 @@ impl Layer {
     /// Keys, then values; or what lies at rest.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0.data {
-            Data::Bytes(bytes, _) => bytes,
+            Data::Bytes(bytes, _) => bytes.as_slice(),
             Data::Decoded(buffer) => buffer.as_slice().as_bytes(),
         }
     }
@@ -124,8 +139,11 @@ impl Layer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Data::Bytes(bytes, origin) = &mut self.data {
-            origin.put(std::mem::take(bytes));
+        // Where a device still copies, the memory goes back to the system behind it.
+        if let Data::Bytes(bytes, origin) = &mut self.data
+            && let Some(bytes) = std::mem::take(bytes).into_bytes()
+        {
+            origin.put(bytes);
         }
     }
 }

@@ -10,6 +10,8 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 #[cfg(feature = "remote")]
 use std::time::Instant;
 
+use refrain_kernels::Device;
+
 use crate::block_digests::within;
 use crate::chunk::weight;
 use crate::chunk_file::{Header, check_quickly, read_runs};
@@ -161,6 +163,23 @@ impl ChunkReader {
                 Some(select(&header.layout, &in_flight.layer(layer, *until)?, ranges))
             }
         }
+    }
+
+    /// Has a device copy a layer by itself from now on, where it can, of a chunk that was found in memory as it is computed with.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn pin(&self, layer: usize, device: &dyn Device) {
+        if let Source::Memory(chunk) = &self.0
+            && chunk.layout().is_exact()
+        {
+            chunk.data()[layer].pin(device);
+        }
+    }
+
+    /// Whether a device copies all layers by itself.
+    pub fn is_pinned(&self) -> bool {
+        matches!(&self.0, Source::Memory(chunk) if chunk.data().iter().all(|layer| layer.pinned().is_some()))
     }
 
     /// Bytes of keys and values that this reader has read from disk so far; none for a chunk in memory or from elsewhere.

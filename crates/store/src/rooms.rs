@@ -11,6 +11,9 @@ use refrain_kernels::advise_huge_pages;
 
 /// Every element type can be read where it lies, and no two layers share a cache line.
 const ALIGN: usize = 64;
+/// A layer of so many bytes has pages of its own, since a device may pin it. A page more is little beside it.
+const PAGED: usize = 64 * PAGE;
+const PAGE: usize = 4096;
 
 /// Memory of chunks that are gone, up to a number of bytes.
 #[derive(Debug, Default)]
@@ -73,8 +76,14 @@ pub(crate) fn new_rooms(len: usize, layers: usize) -> Vec<Room> {
     split(new_piece(bytes_of(len, layers)), len, layers, Weak::new())
 }
 
+/// A layer of `len` bytes begins at a multiple of this.
+fn alignment(len: usize) -> usize {
+    if len < PAGED { ALIGN } else { PAGE }
+}
+
 fn bytes_of(len: usize, layers: usize) -> usize {
-    len.next_multiple_of(ALIGN) * layers + ALIGN
+    let align = alignment(len);
+    len.next_multiple_of(align) * layers + align
 }
 
 /// Memory in huge pages where it is large: taken page by page, it costs several times as much as filling it.
@@ -85,10 +94,10 @@ fn new_piece(bytes: usize) -> BytesMut {
 }
 
 fn split(mut piece: BytesMut, len: usize, layers: usize, rooms: Weak<Rooms>) -> Vec<Room> {
-    let origin = Origin { rooms, piece: piece.capacity() };
-    let mut rest = piece.split_off(piece.as_ptr().addr().wrapping_neg() % ALIGN);
+    let (origin, align) = (Origin { rooms, piece: piece.capacity() }, alignment(len));
+    let mut rest = piece.split_off(piece.as_ptr().addr().wrapping_neg() % align);
     let mut next = || {
-        let later = rest.split_off(len.next_multiple_of(ALIGN));
+        let later = rest.split_off(len.next_multiple_of(align));
         Room { bytes: std::mem::replace(&mut rest, later), len, origin: origin.clone() }
     };
     (0..layers).map(|_| next()).collect()
@@ -181,6 +190,20 @@ mod tests {
         assert!(third[2].as_bytes().iter().all(|byte| *byte == 2));
         drop(third);
         assert_ne!(place(&layers(&rooms, 500, 3)), place_of_first);
+    }
+
+    #[test]
+    fn a_large_layer_has_pages_of_its_own() {
+        for (len, align) in [(PAGED - 2, ALIGN), (PAGED, PAGE), (PAGED + 2, PAGE)] {
+            let rooms = Rooms::new(1 << 24);
+            let first = layers(&rooms, len, 3);
+            let begins: Vec<usize> = (0..3).map(|layer| place(&first[layer..])).collect();
+            assert!(begins.iter().all(|begin| begin % align == 0), "{begins:?}");
+            assert!(begins.windows(2).all(|pair| pair[1] - pair[0] == len.next_multiple_of(align)));
+            let place_of_first = place(&first);
+            drop(first);
+            assert_eq!(place(&layers(&rooms, len, 3)), place_of_first);
+        }
     }
 
     #[test]

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use refrain_kernels::{
     Buffer, CacheHeads, CachedAttention, Device, DeviceFailure, DeviceMemory, Distance, Dtype, FillRow,
-    Floats, GumbelNoise, HeadKeys, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm, PackedLinear,
-    Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
+    Floats, GumbelNoise, HeadKeys, HostBytes, HostSlice, KvBuffer, KvRows, LayerTail, MAX_BLOCK_ROWS, Norm,
+    PackedLinear, Precision, QkNorms, Rotary, RowUnavailable, Slice, WeightAggregation, WeightMatrix,
 };
 
 use crate::driver::Driver;
@@ -110,6 +110,14 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn upload_kv(&self, values: Slice<'_>) -> KvBuffer {
         KvBuffer::new(self.block_of(values.as_bytes()), values.dtype(), values.len(), values.len())
+    }
+
+    fn pin(&self, bytes: &HostBytes) {
+        self.driver.pin(bytes);
+    }
+
+    fn upload_pinned_kv(&self, parts: &[HostSlice<'_>]) -> Option<KvBuffer> {
+        self.pinned_kv(parts)
     }
 
     fn resize_kv(&self, kv: &mut KvBuffer, len: usize) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use refrain_kernels::{Buffer, Dtype, FillRow, Floats, KvBuffer, Rotary, parallel_each};
+use refrain_kernels::{Buffer, Dtype, FillRow, Floats, HostSlice, KvBuffer, Rotary, parallel_each};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -60,6 +60,20 @@ impl<D: Driver> CudaDevice<D> {
             });
         }
         (block, stride)
+    }
+
+    /// Keys or values of parts of pinned bytes; none where some are not pinned.
+    pub(super) fn pinned_kv(&self, parts: &[HostSlice<'_>]) -> Option<KvBuffer> {
+        let dtype = parts.first()?.slice().dtype();
+        assert!(parts.iter().all(|part| part.slice().dtype() == dtype), "parts are of one type");
+        if !parts.iter().all(|part| part.bytes().is_pinned()) {
+            return None;
+        }
+        let kv = self.open_kv(dtype, parts.iter().map(|part| part.slice().len()).sum());
+        if let Some(memory) = &kv_block::<D>(&kv).memory {
+            self.driver.write_pinned(memory, parts);
+        }
+        Some(kv)
     }
 
     /// Has the threads of the host write parts of `bytes` bytes, each from the byte on that it is told.

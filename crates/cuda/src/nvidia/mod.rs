@@ -9,6 +9,7 @@ mod context;
 mod gpu;
 mod kernels;
 mod order;
+mod pinned;
 mod role;
 mod staging;
 mod stream;
@@ -19,11 +20,13 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
+use refrain_kernels::{HostBytes, HostSlice};
 
 use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
 use context::Context;
 use gpu::{Gpu, Queue};
+use pinned::Pinned;
 use role::Role;
 use stream::Stream;
 use uses::Access;
@@ -147,6 +150,18 @@ impl Driver for Nvidia {
     ) {
         let address = memory.address(at, bytes);
         self.run(&[(memory, Access::Write)], |stream| stream.write(address, bytes, unit, fill));
+    }
+
+    fn pin(&self, bytes: &HostBytes) {
+        bytes.pin_by(|bytes| Some(Box::new(Pinned::new(&self.queue.gpu.context, bytes)?)));
+    }
+
+    fn write_pinned(&self, memory: &NvidiaMemory, parts: &[HostSlice<'_>]) {
+        let bytes = parts.iter().map(|part| part.slice().as_bytes().len()).sum();
+        let address = memory.address(0, bytes);
+        if bytes > 0 {
+            self.run(&[(memory, Access::Write)], |stream| stream.write_pinned(address, parts));
+        }
     }
 
     fn pinned_write_seconds(

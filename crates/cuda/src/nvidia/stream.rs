@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::stream;
 use cudarc::driver::sys;
+use refrain_kernels::{HostBytes, HostSlice};
 
 use super::call::Describe;
 use super::context::Context;
-use super::order::{Awaited, Pieces};
+use super::order::{Awaited, Pieces, lock};
 use super::role::Role;
 use super::staging::Staging;
 use crate::driver::DriverError;
@@ -21,6 +22,8 @@ pub(super) struct Stream {
     pub(super) pieces: Pieces,
     awaited: Awaited,
     staging: Mutex<Staging>,
+    /// Bytes of the host that copies may still read.
+    copied: Mutex<Vec<HostBytes>>,
 }
 
 // SAFETY: a stream may be used by any thread.
@@ -41,6 +44,7 @@ impl Stream {
             pieces: Pieces::default(),
             awaited: Awaited::default(),
             staging: Mutex::new(Staging::new(role.segment())),
+            copied: Mutex::default(),
         })
     }
 
@@ -61,14 +65,54 @@ impl Stream {
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), DriverError> {
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        staging.write(self.raw, (to, bytes), unit, fill)
+        lock(&self.staging).write(self.raw, (to, bytes), unit, fill)
+    }
+
+    /// Queues copies of parts of pinned bytes to an address, one behind the other, in one call. The bytes are held until the stream has been waited for.
+    pub(super) fn write_pinned(
+        &self,
+        to: sys::CUdeviceptr,
+        parts: &[HostSlice<'_>],
+    ) -> Result<(), DriverError> {
+        let (mut targets, mut sources, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut end = to;
+        for part in parts.iter().filter(|part| !part.slice().is_empty()) {
+            let bytes = part.slice().as_bytes();
+            targets.push(end);
+            sources.push(bytes.as_ptr().addr() as sys::CUdeviceptr);
+            sizes.push(bytes.len());
+            end += bytes.len() as u64;
+        }
+        lock(&self.copied).extend(parts.iter().map(|part| part.bytes().clone()));
+        // SAFETY: a value of integers alone may be all zeros.
+        let mut attributes: sys::CUmemcpyAttributes = unsafe { std::mem::zeroed() };
+        attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+        let (mut first, count) = (0, sizes.len());
+        let [targets, sources] = [&mut targets, &mut sources].map(|of: &mut Vec<_>| of.as_mut_ptr());
+        // SAFETY: the arrays are as long as the call is told; the bytes of the host are held, and do not change.
+        unsafe {
+            sys::cuMemcpyBatchAsync_v2(
+                targets,
+                sources,
+                sizes.as_mut_ptr(),
+                count,
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                self.raw,
+            )
+        }
+        .describe("copying to the GPU")
     }
 
     /// Waits for all that is queued.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        // Copies that another thread queues meanwhile are not waited for.
+        let copied = std::mem::take(&mut *lock(&self.copied));
         // SAFETY: the stream is alive.
-        unsafe { stream::synchronize(self.raw) }.describe("waiting for the GPU")
+        let waited = unsafe { stream::synchronize(self.raw) }.describe("waiting for the GPU");
+        drop(copied);
+        waited
     }
 }
 

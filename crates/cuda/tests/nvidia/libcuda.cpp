@@ -41,7 +41,8 @@ struct Function { std::string name; u32 shared = 48 << 10; };
 static std::recursive_mutex lock;
 static std::vector<Stream*> streams;
 static std::map<u64, Memory> memories;
-static std::map<u64, size_t> pinned;
+struct Pinned { size_t bytes; u64 copies = 0; };
+static std::map<u64, Pinned> pinned;
 static u64 pieces_of_pinned = 0, bytes_of_pinned = 0;
 static bool inserts_dependencies = true;
 static Event held;
@@ -153,15 +154,30 @@ CALL cuMemHostAlloc(void** memory, size_t bytes, u32) {
     if (bytes_of_pinned + bytes > setting("FAKE_CUDA_PINNED_BYTES", ~0ull)) return OUT_OF_MEMORY;
     bytes_of_pinned += bytes;
     *memory = malloc(bytes);
-    pinned[(u64)*memory] = bytes;
+    pinned[(u64)*memory] = {bytes};
     return OK;
 }
 CALL cuMemFreeHost(void* memory) {
     ENTER auto found = pinned.find((u64)memory);
     if (found == pinned.end()) return INVALID_VALUE;
-    bytes_of_pinned -= found->second;
+    bytes_of_pinned -= found->second.bytes;
     pinned.erase(found);
     return free(memory), OK;
+}
+
+CALL cuMemHostRegister_v2(void* memory, size_t bytes, u32 flags) {
+    ENTER if (flags != 1 || setting("FAKE_CUDA_REGISTERS", 1) == 0) return OUT_OF_MEMORY;
+    const u64 page = 4096, first = (u64)memory / page * page, end = ((u64)memory + bytes + page - 1) / page * page;
+    for (auto& other : pinned)
+        if (other.first < end && first < other.first + other.second.bytes) return INVALID_VALUE;
+    pinned[(u64)memory] = {bytes};
+    return OK;
+}
+CALL cuMemHostUnregister(void* memory) {
+    ENTER auto found = pinned.find((u64)memory);
+    if (found == pinned.end()) return INVALID_VALUE;
+    if (found->second.copies) fprintf(stderr, "fake driver: memory is unpinned while it is copied\n"), abort();
+    return pinned.erase(found), OK;
 }
 
 CALL cuCtxGetStreamPriorityRange(int* least, int* greatest) { ENTER return *least = 0, *greatest = -5, OK; }
@@ -195,12 +211,20 @@ CALL cuMemsetD8Async(u64 to, unsigned char value, size_t bytes, void* stream) {
 }
 CALL cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     ENTER auto found = pinned.upper_bound((u64)from);
-    const bool is_pinned = found != pinned.begin() && (u64)from - (--found)->first + bytes <= found->second;
+    const bool is_pinned = found != pinned.begin() && (u64)from - (--found)->first + bytes <= found->second.bytes;
+    if (is_pinned) found->second.copies++;
     std::vector<unsigned char> read;
     if (!is_pinned) read.assign((const unsigned char*)from, (const unsigned char*)from + bytes);
     queue(stream, [=] {
         if (unsigned char* at = device(to, bytes)) memcpy(at, is_pinned ? from : read.data(), bytes);
+        if (is_pinned) found->second.copies--;
     });
+    return OK;
+}
+CALL cuMemcpyBatchAsync_v2(u64* to, u64* from, size_t* bytes, size_t count, u32* attributes, size_t* indices, size_t kinds, void* stream) {
+    ENTER if (kinds != 1 || indices[0] != 0 || attributes[0] != 1 || !count) return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        if (u32 error = cuMemcpyHtoDAsync_v2(to[i], (const void*)from[i], bytes[i], stream)) return error;
     return OK;
 }
 CALL cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {

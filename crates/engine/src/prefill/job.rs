@@ -60,6 +60,7 @@ impl BackgroundLoad {
         let BackgroundLoad { mut reused, prefetcher } = self;
         if let Some(mut prefetcher) = prefetcher {
             reused.load = reused.load + prefetcher.count();
+            prefetcher.pin();
         }
         reused
     }

@@ -14,7 +14,7 @@ use refrain_kernels::{Device, DeviceFailure, Dtype};
 use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
 use refrain_store::Layer;
 
-use self::place::{Means, Placement};
+use self::place::{Means, Placement, RUN_BYTES};
 use super::reuse::Segment;
 use super::stats::{LoadStats, SharedClock, count_within};
 use crate::device_chunks::DeviceChunks;
@@ -52,8 +52,27 @@ impl Prefetched {
 
 /// Threads that load, of so many of the host. More gain nothing: together they read faster than memory is written, and where the device has memory
 /// of its own (`is_apart`) they copy faster than its bus does.
-pub(crate) fn loaders(threads: usize, is_apart: bool) -> usize {
+fn loaders(threads: usize, is_apart: bool) -> usize {
     threads.min(if is_apart { 12 } else { 8 })
+}
+
+/// Threads that load where the device copies all by itself: one has the next copies ready while another waits. The more there are, the later
+/// comes the first layer, since each brings one of its own.
+const LOADERS_OF_PINNED: usize = 2;
+
+/// Bytes that threads which load take at most beside the cache: a segment each, of `segment` bytes at a layer, or what the device copies at a time of
+/// all segments, of `all` bytes.
+pub(crate) fn loading_bytes(threads: usize, segment: u64, all: u64) -> u64 {
+    let loaders = loaders(threads, true) as u64;
+    (loaders * segment).max(loaders.min(LOADERS_OF_PINNED as u64) * all.min(RUN_BYTES as u64))
+}
+
+/// Whether the device copies nearly all by itself: parts of few tokens are not pinned.
+fn is_pinned(segments: &[Segment]) -> bool {
+    let tokens = |of: &dyn Fn(&&Segment) -> bool| -> usize {
+        segments.iter().filter(of).map(|segment| segment.span.len()).sum()
+    };
+    8 * tokens(&|segment| !segment.reader.is_pinned()) <= tokens(&|_| true)
 }
 
 /// A layer that has not come after this time may come from an object store: the caller looks after other work meanwhile.
@@ -145,19 +164,26 @@ impl PrefetchJob {
     fn load(&self, means: &Means, layer: usize) -> Option<PrefetchedLayer> {
         let PrefetchSizes { shape, dtype, capacity, .. } = self.sizes;
         let mut cache = means.allocator.acquire(shape, dtype, capacity);
-        let mut cached = Vec::new();
+        let (mut cached, mut pinned) = (Vec::new(), Vec::new());
         for (index, segment) in self.segments.iter().enumerate() {
-            if self.compares(layer) {
-                let data = self.read(layer, segment)?;
-                if self.places(layer, segment) {
-                    self.placement.place_from_host(means, layer, segment, &data, &mut cache);
-                }
-                cached.push(data);
-            } else if self.places(layer, segment) {
-                let read = || self.read(layer, segment);
-                self.placement.bring(means, layer, (index, segment), read, &mut cache)?;
+            let (compares, places) = (self.compares(layer), self.places(layer, segment));
+            let own = (index, segment);
+            if !compares && (!places || self.placement.place_from_device(means, layer, own, &mut cache)) {
+                continue;
+            }
+            let data = self.read(layer, segment)?;
+            if compares {
+                cached.push(data.clone());
+            } else if self.placement.keep(means, layer, own, &data, &mut cache) {
+                continue;
+            }
+            if places && data.pinned().is_some() {
+                pinned.push((segment, data));
+            } else if places {
+                self.placement.place_from_host(means, layer, segment, &data, &mut cache);
             }
         }
+        self.placement.place_pinned(means, layer, &pinned, &mut cache);
         means.device.wait();
         Some(PrefetchedLayer { cache, cached })
     }
@@ -173,31 +199,45 @@ impl PrefetchJob {
         unused.all(|(_, segment)| self.read(layer, segment).is_some())
     }
 
-    /// One loader thread: the next layer until there is none, then what no layer needed. That comes after all layers are loaded: a broken
-    /// segment that the pass does not need must not break one that it needs.
+    /// Has the device copy by itself, the next time, what was found in the store's memory.
+    fn pin(&self, device: &dyn Device) {
+        let segments = self.segments.iter().enumerate().filter(|(index, _)| !self.placement.had(*index));
+        for (_, segment) in segments {
+            (0..self.sizes.layers).for_each(|layer| segment.reader.pin(layer, device));
+        }
+    }
+
+    /// One loader thread: the next layer until there is none, then what no layer needed. That comes after all layers are
+    /// loaded: a broken segment that the pass does not need must not break one that it needs.
     fn work(&self, means: &Means, outbox: &Outbox) {
         let layers = self.sizes.layers;
         loop {
             let task = self.next.fetch_add(1, Relaxed);
-            if task < layers {
-                if !self.wait_until(|progress| task <= progress.requested.saturating_add(self.sizes.ahead)) {
-                    return;
+            let goes_on = match task / layers {
+                0 => self.load_next(means, outbox, task),
+                1 => {
+                    self.wait_until(|progress| progress.left == 0)
+                        && self.clock.timed(|| self.read_for_cache(task - layers))
                 }
-                let loaded = self.clock.timed(|| DeviceFailure::catch(|| self.load(means, task)));
-                let sound = matches!(loaded, Ok(Some(_)));
-                self.progress().left -= 1;
-                self.changed.notify_all();
-                // The receiver is gone once a broken segment or a failure has ended the prefill.
-                if outbox.0.send((task, Prefetched::of(loaded))).is_err() || !sound {
-                    return;
-                }
-            } else if task >= 2 * layers
-                || !self.wait_until(|progress| progress.left == 0)
-                || !self.clock.timed(|| self.read_for_cache(task - layers))
-            {
+                _ => false,
+            };
+            if !goes_on {
                 return;
             }
         }
+    }
+
+    /// Loads a layer when its turn comes. False if no other is wanted.
+    fn load_next(&self, means: &Means, outbox: &Outbox, layer: usize) -> bool {
+        if !self.wait_until(|progress| layer <= progress.requested.saturating_add(self.sizes.ahead)) {
+            return false;
+        }
+        let loaded = self.clock.timed(|| DeviceFailure::catch(|| self.load(means, layer)));
+        let sound = matches!(loaded, Ok(Some(_)));
+        self.progress().left -= 1;
+        self.changed.notify_all();
+        // The receiver is gone once a broken segment or a failure has ended the prefill.
+        outbox.0.send((layer, Prefetched::of(loaded))).is_ok() && sound
     }
 }
 
@@ -261,7 +301,8 @@ impl LayerPrefetcher {
             let means = Means::new(device.beside(), allocator);
             Builder::new().name(format!("load-{i}")).spawn(move || job.work(&means, &outbox)).ok()
         };
-        let loaders = loaders(device.threads(), chunks.is_apart()).min(sizes.layers - sizes.first);
+        let most = if chunks.is_apart() && is_pinned(&job.segments) { LOADERS_OF_PINNED } else { usize::MAX };
+        let loaders = loaders(device.threads(), chunks.is_apart()).min(sizes.layers - sizes.first).min(most);
         let loaders = (0..loaders).filter_map(spawn).collect();
         LayerPrefetcher {
             job,
@@ -327,8 +368,18 @@ impl LayerPrefetcher {
         all.since(&counted)
     }
 
+    /// Has a thread pin chunks that were found in the store's memory, since the answer is there: calls that pin would hold up those that compute.
+    pub(crate) fn pin(&mut self) {
+        let (job, device) = (self.job.clone(), self.means.device.clone());
+        if job.placement.is_apart() && !is_pinned(&job.segments) {
+            let pinning = Builder::new().name("pin".to_owned()).spawn(move || job.pin(&*device));
+            self.loaders.extend(pinning);
+        }
+    }
+
     /// Waits until the loaders have ended.
     pub(crate) fn join(&mut self) {
+        self.pin();
         self.job.request(self.job.sizes.layers);
         for loader in self.loaders.drain(..) {
             // A loader that panicked has said so in its message.

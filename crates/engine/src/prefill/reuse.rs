@@ -377,7 +377,8 @@ fn find_exactly(engine: &Engine, id: &ChunkId, wanted: &[&dyn ChunkStatistics]) 
 }
 
 impl Engine {
-    /// Reads what a method may reuse of a prompt into the store's memory, whole, as far as it is stored and there is room.
+    /// Reads what a method may reuse of a prompt into the store's memory, whole, as far as it is stored and there is room. A device with memory of
+    /// its own copies it from there by itself, as it does once a prompt has found it there.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -385,11 +386,16 @@ impl Engine {
         let contexts = self.parts_of(prompt, method);
         for index in 0..contexts.chunks.len() {
             let id = self.chunk_id_in(&contexts, index);
-            if self.store().get(&id)?.is_none()
+            let mut chunk = self.store().get(&id)?;
+            if chunk.is_none()
                 && let Some(shared) = self.shared(&id)
             {
-                self.store().get(&shared)?;
+                chunk = self.store().get(&shared)?;
             }
+            let reader = chunk.map(ChunkReader::from);
+            let layers =
+                reader.iter().flat_map(|reader| (0..reader.id().layers).map(move |layer| (reader, layer)));
+            layers.for_each(|(reader, layer)| reader.pin(layer, &**self.decoder().device()));
         }
         Ok(())
     }

@@ -17,9 +17,15 @@ const KV: Dtype = Dtype::F16;
 
 /// A tiny model on emulated threads, with a cache of so many bytes; the store keeps nothing in memory.
 fn open(folder: &Path, device_chunk_bytes: u64) -> Engine {
+    open_with(folder, device_chunk_bytes, 0)
+}
+
+/// The same with a store that keeps so many bytes in the host's memory.
+fn open_with(folder: &Path, device_chunk_bytes: u64, memory_bytes: u64) -> Engine {
     let device: Arc<dyn Device> = Arc::new(CudaDevice::new(Emulated::new(1), 2).unwrap());
     let settings = Settings { device_chunk_bytes, ..exact(KV) };
-    Engine::open_on(&device, &tiny("llama"), Store::open(folder, 0).unwrap(), settings, |_, _| ()).unwrap()
+    Engine::open_on(&device, &tiny("llama"), Store::open(folder, memory_bytes).unwrap(), settings, |_, _| ())
+        .unwrap()
 }
 
 fn prompt(engine: &Engine) -> Prompt {
@@ -61,6 +67,28 @@ fn a_prompt_over_cached_chunks_reads_and_copies_nothing() {
     let layers = 4 * with.decoder().shape().layers as u64;
     let stats = with.device_chunk_stats();
     assert_eq!((stats.misses, stats.hits), (layers, 2 * layers));
+}
+
+#[test]
+fn what_a_prompt_found_in_the_stores_memory_is_pinned_for_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let without = open(folder.path(), 0);
+    let prompt = prompt(&without);
+    let is_pinned = |prefilled: &Prefilled| -> Vec<bool> {
+        prefilled.load.reused.segments.iter().map(|segment| segment.reader.is_pinned()).collect()
+    };
+    let with = open_with(folder.path(), 0, 1 << 24);
+    for method in refrain_fusion::METHODS.entries.iter().map(|entry| entry.with([]).unwrap()) {
+        let expected = run(&without, &prompt, &method);
+        let mut got = run(&with, &prompt, &method);
+        assert_eq!(got.logits, expected.logits, "{method:?}");
+        got.load.join();
+    }
+    assert_eq!(is_pinned(&run(&with, &prompt, &Pie)), [true; 4]);
+    // Before any prompt, for a measurement, all but the system part.
+    let with = open_with(folder.path(), 0, 1 << 24);
+    with.load_into_memory(&prompt, &Pie).unwrap();
+    assert_eq!(is_pinned(&run(&with, &prompt, &Pie))[1..], [true; 3]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::Precision;
 use crate::attention::GumbelNoise;
 use crate::buffer::{Buffer, Dtype, Slice};
+use crate::host_bytes::{HostBytes, HostSlice};
 use crate::isa::Isa;
 use crate::linear::PackedPanels;
 
@@ -110,6 +111,15 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
             self.place(KvRows::Host(values), heads, Rotary::default(), &[0], &mut kv);
         }
         kv
+    }
+
+    /// Has the device copy from these bytes by itself from now on, where it has memory of its own and the system lets it.
+    fn pin(&self, _bytes: &HostBytes) {}
+
+    /// Keys or values of parts of one type, one behind the other, which the device copies by itself; none where a part is not pinned, or the
+    /// device has no memory of its own.
+    fn upload_pinned_kv(&self, _parts: &[HostSlice<'_>]) -> Option<KvBuffer> {
+        None
     }
 
     /// Sets the length; memory is kept, and new elements are zeros.

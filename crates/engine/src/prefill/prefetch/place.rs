@@ -5,11 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use refrain_fusion::KeyPositions;
 use refrain_kernels::{Device, KvRows};
-use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape};
+use refrain_kv::{KvAllocator, LayerCache, RopeTables, Shape, Span};
 use refrain_store::{ChunkKey, Layer};
 
 use crate::device_chunks::DeviceChunks;
 use crate::prefill::reuse::Segment;
+
+/// Bytes of keys and values that a device copies by itself in one piece of work, or those of one segment: they bound the memory that a loader takes beside
+/// the cache.
+pub(super) const RUN_BYTES: usize = 32 << 20;
 
 /// A loading thread's device, with an allocator on it.
 #[derive(Debug)]
@@ -44,7 +48,7 @@ pub(super) struct Placement {
     /// The last use of chunks in the device's memory before the pass.
     since: u64,
     /// Whether the device has a memory of its own.
-    copies: bool,
+    is_apart: bool,
     copied: AtomicU64,
     reused: AtomicU64,
 }
@@ -66,10 +70,15 @@ impl Placement {
             chunks: chunks.clone(),
             since: chunks.begin(segments.iter().map(|segment| segment.reader.id().key())),
             cached: segments.iter().filter(|_| chunks.is_on()).map(cached).collect(),
-            copies: chunks.is_apart(),
+            is_apart: chunks.is_apart(),
             copied: AtomicU64::new(0),
             reused: AtomicU64::new(0),
         }
+    }
+
+    /// Whether the device has a memory of its own.
+    pub(super) fn is_apart(&self) -> bool {
+        self.is_apart
     }
 
     /// Whether a layer of the segment of this index came from the device's memory.
@@ -88,38 +97,40 @@ impl Placement {
     }
 
     fn count(&self, bytes: u64) {
-        self.copied.fetch_add(if self.copies { bytes } else { 0 }, Relaxed);
+        self.copied.fetch_add(if self.is_apart { bytes } else { 0 }, Relaxed);
     }
 
-    /// Places the segment of an index at `layer`, and has it read unless the device's memory has it; none if it cannot be read.
-    pub(super) fn bring(
+    /// Places the segment of an index at `layer` from the device's memory; false if that does not have it.
+    pub(super) fn place_from_device(
         &self,
         means: &Means,
         layer: usize,
         (index, segment): (usize, &Segment),
-        read: impl FnOnce() -> Option<Layer>,
         cache: &mut LayerCache,
-    ) -> Option<()> {
-        let chunks = &self.chunks;
-        let Some(Cached { key, had }) = self.cached.get(index) else {
-            self.place_from_host(means, layer, segment, &read()?, cache);
-            return Some(());
-        };
-        if let Some(held) = chunks.get(*key, layer) {
-            had.store(true, Relaxed);
-            self.reused.fetch_add(held.bytes(), Relaxed);
-            self.place(means, layer, segment, held.rows(), cache);
-            return Some(());
-        }
-        let data = read()?;
-        match chunks.keep(&*means.device, (*key, layer), &data, (self.since, segment.removals)) {
-            Some(held) => {
-                self.count(held.bytes());
-                self.place(means, layer, segment, held.rows(), cache);
-            }
-            None => self.place_from_host(means, layer, segment, &data, cache),
-        }
-        Some(())
+    ) -> bool {
+        let Some(Cached { key, had }) = self.cached.get(index) else { return false };
+        let Some(held) = self.chunks.get(*key, layer) else { return false };
+        had.store(true, Relaxed);
+        self.reused.fetch_add(held.bytes(), Relaxed);
+        self.place(means, layer, segment.span, self.first_position(segment), held.rows(), cache);
+        true
+    }
+
+    /// Keeps what was read of the segment of an index in the device's memory, and places it from there; false if there is no room.
+    pub(super) fn keep(
+        &self,
+        means: &Means,
+        layer: usize,
+        (index, segment): (usize, &Segment),
+        data: &Layer,
+        cache: &mut LayerCache,
+    ) -> bool {
+        let Some(Cached { key, .. }) = self.cached.get(index) else { return false };
+        let kept = self.chunks.keep(&*means.device, (*key, layer), data, (self.since, segment.removals));
+        let Some(held) = kept else { return false };
+        self.count(held.bytes());
+        self.place(means, layer, segment.span, self.first_position(segment), held.rows(), cache);
+        true
     }
 
     /// Places what was read of a segment at `layer`.
@@ -132,24 +143,100 @@ impl Placement {
         cache: &mut LayerCache,
     ) {
         self.count(data.bytes() as u64);
-        self.place(means, layer, segment, (KvRows::Host(data.k()), KvRows::Host(data.v())), cache);
+        let rows = (KvRows::Host(data.k()), KvRows::Host(data.v()));
+        self.place(means, layer, segment.span, self.first_position(segment), rows, cache);
     }
 
-    /// Rotates and places the keys and values of a segment at `layer`.
+    /// Places segments that are pinned, in their order, at `layer`. The device copies as many as adjoin at a time, so that few calls keep its bus busy.
+    pub(super) fn place_pinned(
+        &self,
+        means: &Means,
+        layer: usize,
+        pinned: &[(&Segment, Layer)],
+        cache: &mut LayerCache,
+    ) {
+        let mut rest = pinned;
+        while let Some((first, _)) = rest.first() {
+            let parts = rest.iter().map(|(segment, data)| (segment.span, data.bytes()));
+            let (run, later) = rest.split_at(adjoining(parts));
+            rest = later;
+            let side = |i: usize| {
+                let parts: Vec<_> = run.iter().filter_map(|(_, data)| Some(data.pinned()?[i])).collect();
+                means.device.upload_pinned_kv(&parts)
+            };
+            let Some((k, v)) = side(0).zip(side(1)) else {
+                for (segment, data) in run {
+                    self.place_from_host(means, layer, segment, data, cache);
+                }
+                continue;
+            };
+            self.count(run.iter().map(|(_, data)| data.bytes() as u64).sum());
+            let mut place = |span: Span, from| {
+                let token = (span.start - first.span.start) as usize;
+                let rows = (KvRows::Device(&k, token), KvRows::Device(&v, token));
+                self.place(means, layer, span, from, rows, cache);
+            };
+            match self.key_positions {
+                KeyPositions::Global => {
+                    let end = run.last().map_or(first.span.end, |(last, _)| last.span.end);
+                    place(Span { end, ..first.span }, self.first_position(first));
+                }
+                KeyPositions::ChunkLocal => {
+                    run.iter().for_each(|(segment, _)| place(segment.span, self.first_position(segment)));
+                }
+            }
+        }
+    }
+
+    /// The position of a segment's first key.
+    fn first_position(&self, segment: &Segment) -> u32 {
+        match self.key_positions {
+            KeyPositions::Global => segment.span.start,
+            KeyPositions::ChunkLocal => segment.first_position,
+        }
+    }
+
+    /// Rotates and places the keys and values of a span, whose first key has position `from`, at `layer`.
     fn place(
         &self,
         means: &Means,
         layer: usize,
-        segment: &Segment,
+        span: Span,
+        from: u32,
         rows: (KvRows<'_>, KvRows<'_>),
         cache: &mut LayerCache,
     ) {
-        let from = match self.key_positions {
-            KeyPositions::Global => segment.span.start,
-            KeyPositions::ChunkLocal => segment.first_position,
-        } as usize;
-        let rotary = self.tables.layer(layer).slice(from, from + segment.span.len());
-        let slots: Vec<u32> = segment.span.positions().collect();
+        let from = from as usize;
+        let rotary = self.tables.layer(layer).slice(from, from + span.len());
+        let slots: Vec<u32> = span.positions().collect();
         cache.place(&*means.device, self.shape, rows, rotary, &slots);
+    }
+}
+
+/// How many of the first parts, each of a span and so many bytes, adjoin and take [`RUN_BYTES`] together; one if it alone takes more.
+fn adjoining(parts: impl Iterator<Item = (Span, usize)>) -> usize {
+    let (mut end, mut all) = (None, 0);
+    let is_in = |(span, bytes): &(Span, usize)| {
+        all += bytes;
+        end.replace(span.end).is_none_or(|end| end == span.start && all <= RUN_BYTES)
+    };
+    parts.take_while(is_in).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_adjoin_are_copied_together_up_to_a_bound() {
+        let parts = |parts: &[(u32, u32, usize)]| {
+            adjoining(parts.iter().map(|(start, end, bytes)| (Span { start: *start, end: *end }, *bytes)))
+        };
+        let half = RUN_BYTES / 2;
+        assert_eq!(parts(&[(0, 4, half), (4, 9, half), (9, 10, 1)]), 2);
+        assert_eq!(parts(&[(0, 4, 1), (5, 9, 1), (9, 10, 1)]), 1);
+        assert_eq!(parts(&[(0, 4, 3 * half), (4, 9, 1)]), 1);
+        assert_eq!(parts(&[(7, 8, 1), (8, 9, 1), (9, 12, 1)]), 3);
+        assert_eq!(parts(&[]), 0);
     }
 }
