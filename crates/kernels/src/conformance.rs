@@ -75,10 +75,10 @@ pub fn stored(dtype: Dtype, count: usize, seed: u32) -> Buffer {
 }
 
 /// Elements as bytes of the host, from the beginning of a page on.
-fn in_one_piece(elements: &Buffer, spare: usize) -> HostBytes {
+fn in_one_piece(elements: &Buffer) -> HostBytes {
     const PAGE: usize = 4096;
     let from = elements.as_slice().as_bytes();
-    let mut piece = BytesMut::zeroed(from.len() + PAGE + spare);
+    let mut piece = BytesMut::zeroed(from.len() + PAGE);
     let mut bytes = piece.split_off(piece.as_ptr().addr().wrapping_neg() % PAGE);
     bytes[..from.len()].copy_from_slice(from);
     bytes.truncate(from.len());
@@ -241,7 +241,7 @@ impl Both<'_> {
 
     /// Parts of pinned bytes, where the device takes them by itself.
     fn pinned(&self, rows: &Buffer) {
-        let [first, second] = [in_one_piece(rows, 0), in_one_piece(rows, 4096)];
+        let [first, second] = [(); 2].map(|()| in_one_piece(rows));
         let (dtype, size) = (self.dtype, self.dtype.size());
         let part =
             |of, from: usize, to: usize| HostSlice::new(of, dtype, from * size..to * size).expect("aligned");
@@ -252,7 +252,6 @@ impl Both<'_> {
         }
         assert_eq!(first.is_pinned(), self.device.memory().is_some(), "{}: pin", self.what);
         if let Some(kv) = self.device.upload_pinned_kv(&parts) {
-            drop((first.clone(), second.clone()));
             let wanted: Vec<f32> = parts.iter().flat_map(|part| part.slice().floats()).collect();
             assert_eq!(elements(self.device, &kv), wanted, "{}: upload_pinned_kv", self.what);
         }

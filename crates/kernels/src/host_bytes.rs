@@ -18,7 +18,7 @@ pub struct HostBytes(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// What unpins the bytes when it is dropped, which is before they are; none where they could not be pinned.
+    /// A guard, none where the bytes could not be pinned. Dropping it unpins them, and it is dropped before them, as it stands before them.
     pin: OnceLock<Option<Box<dyn Any + Send + Sync>>>,
     bytes: Bytes,
 }

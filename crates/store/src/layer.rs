@@ -107,7 +107,7 @@ impl Layer {
     }
 
     /// Has a device copy the layer by itself from now on, where it can, for as long as the layer is in memory.
-    pub fn pin(&self, device: &dyn Device) {
+    pub(crate) fn pin(&self, device: &dyn Device) {
         if let Data::Bytes(bytes, _) = &self.0.data {
             device.pin(bytes);
         }
@@ -139,7 +139,7 @@ impl Layer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Where a device still copies, the memory goes back to the system behind it.
+        // A device that still copies holds a clone of the bytes: the system then gets their memory back when the copy is done.
         if let Data::Bytes(bytes, origin) = &mut self.data
             && let Some(bytes) = std::mem::take(bytes).into_bytes()
         {

@@ -165,15 +165,12 @@ impl ChunkReader {
         }
     }
 
-    /// Has a device copy a layer by itself from now on, where it can, of a chunk that was found in memory as it is computed with.
-    ///
-    /// # Panics
-    /// If there is no such layer.
-    pub fn pin(&self, layer: usize, device: &dyn Device) {
+    /// Has a device copy all layers by itself from now on, where it can, of a chunk that was found in memory as it is computed with.
+    pub fn pin(&self, device: &dyn Device) {
         if let Source::Memory(chunk) = &self.0
             && chunk.layout().is_exact()
         {
-            chunk.data()[layer].pin(device);
+            chunk.data().iter().for_each(|layer| layer.pin(device));
         }
     }
 

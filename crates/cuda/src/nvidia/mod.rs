@@ -9,7 +9,7 @@ mod context;
 mod gpu;
 mod kernels;
 mod order;
-mod pinned;
+mod registered;
 mod role;
 mod staging;
 mod stream;
@@ -26,7 +26,7 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 use call::{Describe, error};
 use context::Context;
 use gpu::{Gpu, Queue};
-use pinned::Pinned;
+use registered::Registered;
 use role::Role;
 use stream::Stream;
 use uses::Access;
@@ -153,7 +153,7 @@ impl Driver for Nvidia {
     }
 
     fn pin(&self, bytes: &HostBytes) {
-        bytes.pin_by(|bytes| Some(Box::new(Pinned::new(&self.queue.gpu.context, bytes)?)));
+        bytes.pin_by(|bytes| Some(Box::new(Registered::new(&self.queue.gpu.context, bytes)?)));
     }
 
     fn write_pinned(&self, memory: &NvidiaMemory, parts: &[HostSlice<'_>]) {

@@ -202,9 +202,7 @@ impl PrefetchJob {
     /// Has the device copy by itself, the next time, what was found in the store's memory.
     fn pin(&self, device: &dyn Device) {
         let segments = self.segments.iter().enumerate().filter(|(index, _)| !self.placement.had(*index));
-        for (_, segment) in segments {
-            (0..self.sizes.layers).for_each(|layer| segment.reader.pin(layer, device));
-        }
+        segments.for_each(|(_, segment)| segment.reader.pin(device));
     }
 
     /// One loader thread: the next layer until there is none, then what no layer needed. That comes after all layers are

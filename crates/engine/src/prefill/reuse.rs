@@ -392,10 +392,9 @@ impl Engine {
             {
                 chunk = self.store().get(&shared)?;
             }
-            let reader = chunk.map(ChunkReader::from);
-            let layers =
-                reader.iter().flat_map(|reader| (0..reader.id().layers).map(move |layer| (reader, layer)));
-            layers.for_each(|(reader, layer)| reader.pin(layer, &**self.decoder().device()));
+            if let Some(chunk) = chunk {
+                ChunkReader::from(chunk).pin(&**self.decoder().device());
+            }
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ fn open(folder: &Path, device_chunk_bytes: u64) -> Engine {
     open_with(folder, device_chunk_bytes, 0)
 }
 
-/// The same with a store that keeps so many bytes in the host's memory.
+/// A tiny model on emulated threads, with a cache of `device_chunk_bytes` bytes and a store that keeps `memory_bytes` bytes in the host's memory.
 fn open_with(folder: &Path, device_chunk_bytes: u64, memory_bytes: u64) -> Engine {
     let device: Arc<dyn Device> = Arc::new(CudaDevice::new(Emulated::new(1), 2).unwrap());
     let settings = Settings { device_chunk_bytes, ..exact(KV) };

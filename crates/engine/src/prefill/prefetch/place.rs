@@ -47,8 +47,6 @@ pub(super) struct Placement {
     cached: Vec<Cached>,
     /// The last use of chunks in the device's memory before the pass.
     since: u64,
-    /// Whether the device has a memory of its own.
-    is_apart: bool,
     copied: AtomicU64,
     reused: AtomicU64,
 }
@@ -70,7 +68,6 @@ impl Placement {
             chunks: chunks.clone(),
             since: chunks.begin(segments.iter().map(|segment| segment.reader.id().key())),
             cached: segments.iter().filter(|_| chunks.is_on()).map(cached).collect(),
-            is_apart: chunks.is_apart(),
             copied: AtomicU64::new(0),
             reused: AtomicU64::new(0),
         }
@@ -78,7 +75,7 @@ impl Placement {
 
     /// Whether the device has a memory of its own.
     pub(super) fn is_apart(&self) -> bool {
-        self.is_apart
+        self.chunks.is_apart()
     }
 
     /// Whether a layer of the segment of this index came from the device's memory.
@@ -97,7 +94,7 @@ impl Placement {
     }
 
     fn count(&self, bytes: u64) {
-        self.copied.fetch_add(if self.is_apart { bytes } else { 0 }, Relaxed);
+        self.copied.fetch_add(if self.is_apart() { bytes } else { 0 }, Relaxed);
     }
 
     /// Places the segment of an index at `layer` from the device's memory; false if that does not have it.
@@ -164,6 +161,7 @@ impl Placement {
                 let parts: Vec<_> = run.iter().filter_map(|(_, data)| Some(data.pinned()?[i])).collect();
                 means.device.upload_pinned_kv(&parts)
             };
+            // A store may have two engines: what one has pinned is of no use to the other if that computes in the host's memory.
             let Some((k, v)) = side(0).zip(side(1)) else {
                 for (segment, data) in run {
                     self.place_from_host(means, layer, segment, data, cache);

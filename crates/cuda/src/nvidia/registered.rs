@@ -1,4 +1,4 @@
-//! Memory of the host that is pinned where it lies.
+//! Memory of the host that is pinned where it lies: CUDA calls it registered.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ const PAGE: usize = 4096;
 
 /// Pinned memory of the host, until this value is dropped.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct Registered {
     context: Arc<Context>,
     at: *mut c_void,
 }
 
 // SAFETY: memory may be unpinned by any thread.
-unsafe impl Send for Pinned {}
+unsafe impl Send for Registered {}
 // SAFETY: nothing is done with a shared reference.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for Registered {}
 
-impl Pinned {
+impl Registered {
     /// Pins bytes for all contexts; none if they do not begin at a page, or cannot be pinned. They have to outlive this value.
-    pub(super) fn new(context: &Arc<Context>, bytes: &[u8]) -> Option<Pinned> {
+    pub(super) fn new(context: &Arc<Context>, bytes: &[u8]) -> Option<Registered> {
         let at = bytes.as_ptr();
         if bytes.is_empty() || !at.addr().is_multiple_of(PAGE) {
             return None;
@@ -35,11 +35,11 @@ impl Pinned {
         unsafe { sys::cuMemHostRegister_v2(at, bytes.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) }
             .result()
             .ok()?;
-        Some(Pinned { context: context.clone(), at })
+        Some(Registered { context: context.clone(), at })
     }
 }
 
-impl Drop for Pinned {
+impl Drop for Registered {
     fn drop(&mut self) {
         // An error has no receiver: it is one of work that was queued before.
         let _ = self.context.bind();
