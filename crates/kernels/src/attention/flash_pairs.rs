@@ -18,7 +18,7 @@ use super::workspace::{BUFFERS, split_off_front};
 use crate::disjoint::DisjointMut;
 use crate::prefetch;
 use crate::scratch;
-use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, TILE};
+use crate::simd::pair_tiles::{PairTiles, PairUnit as _, SIDE, Scores, TILE};
 use crate::simd::{Elem, KEYS, Kernel, Simd};
 
 /// Query heads of a KV head that fit a block.
@@ -41,9 +41,15 @@ impl AttentionShape {
     }
 }
 
+/// The most rows of a block. Their queries fill groups of sixteen, if so many fit.
+pub(super) fn most_rows(shape: &AttentionShape) -> usize {
+    let (most, unit) = ((QUERIES / shape.group).max(1), shape.whole_rows(SIDE));
+    if unit <= most { most / unit * unit } else { most }
+}
+
 /// Rows of a block: some 128 queries, fewer if there would be too few blocks for the threads.
 pub(super) fn block_rows(shape: &AttentionShape, rows: usize, threads: usize) -> usize {
-    let mut each = (QUERIES / shape.group).max(1);
+    let mut each = most_rows(shape);
     while each * shape.group > 2 * SIDE && shape.kv_heads * rows.div_ceil(each) < 3 * threads {
         each = each.div_ceil(2);
     }
@@ -183,8 +189,7 @@ impl<T: PairTiles> Sweep<'_, T> {
         let tile = |first: usize| &self.packed[(first - self.slots.start) / KEYS * shape.tile_words()..];
         let span = self.span();
         let last = span.end.div_ceil(KEYS) * KEYS;
-        // The next pair of a tile and a group that sees some of its slots. AMX computes its scores while the softmax of the pair
-        // before is computed.
+        // The next pair of a tile and a group that sees some of its slots. Its scores are computed beside the softmax of the pair before.
         let next = |groups: &Groups, mut first: usize, mut g: usize| {
             while first < last {
                 match &groups[g] {
@@ -195,30 +200,31 @@ impl<T: PairTiles> Sweep<'_, T> {
             }
             None
         };
-        let scores = |group: &Option<QueryGroup>, first: usize, s: &mut [f32]| {
-            let Some(group) = group else { return };
-            let k = &tile(first)[..KEYS / SIDE * deep * TILE];
-            // SAFETY: keys, queries and scores are as long as the tiles.
-            unsafe { unit.scores(k.as_ptr(), group.q.as_ptr(), deep, s[..KEYS * SIDE].as_mut_ptr()) };
+        let scores = |groups: &Groups, (first, g): (usize, usize), s: &mut [f32]| {
+            let group = groups[g].as_ref()?;
+            let k = tile(first)[..KEYS / SIDE * deep * TILE].as_ptr();
+            let strips = group.keys(first).div_ceil(SIDE);
+            let s = s[..KEYS * SIDE].as_mut_ptr();
+            Some(Scores { k, q: group.q.as_ptr(), blocks: deep, strips, s })
         };
         let mut now = next(&groups, span.start / KEYS * KEYS, 0);
-        if let Some((first, g)) = now {
-            scores(&groups[g], first, s[0]);
+        if let Some(scores) = now.and_then(|now| scores(&groups, now, s[0])) {
+            // SAFETY: keys, queries and scores are as long as the tiles.
+            unsafe { unit.scores(scores, |_| ()) };
         }
         let mut turn = 0;
         while let Some((first, g)) = now {
             now = next(&groups, first, g + 1);
-            if let Some((first, g)) = now {
-                scores(&groups[g], first, s[1 - turn]);
-            }
+            let beside = now.and_then(|now| scores(&groups, now, s[1 - turn]));
             let Some(group) = &mut groups[g] else { break };
             let v = &tile(first)[KEYS / SIDE * deep * TILE..][..2 * high * TILE];
+            let halves = group.keys(first).div_ceil(2 * SIDE);
             let (p, before) = (kept.pairs(), group.stats.max);
-            // SAFETY: the token proves AVX-512 and BF16; values, probabilities and sums are as long as the tiles.
+            // SAFETY: the token proves AVX-512 and BF16; keys, queries, values, probabilities and sums are as long as the tiles.
             unsafe {
-                group.softmax_tile(s[turn], first, p);
+                group.softmax_tile((&unit, beside), s[turn], first, p);
                 if self.values {
-                    unit.values(v.as_ptr(), p.as_ptr(), high, group.o[..high * TILE].as_mut_ptr());
+                    unit.values(v.as_ptr(), p.as_ptr(), high, halves, group.o[..high * TILE].as_mut_ptr());
                 }
                 if self.noise.is_some() {
                     group.add_noise(self.token, &before, first, p, noise_tiles);

@@ -7,12 +7,12 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use super::flash_pairs::{PackKeysValues, Sweep, add_mass};
+use super::flash_pairs::{PackKeysValues, Sweep, add_mass, most_rows};
 use super::gumbel::GumbelNoise;
 use super::input::Attention;
 use super::kept_weights::{ENTRY, KeptWeights};
 use super::query_blocks::{QueryBlock, SEGMENT};
-use super::query_groups::{GroupStats, MOST_GROUPS, QUERIES, finish, group_queries, overlaps, seen_by};
+use super::query_groups::{GroupStats, MOST_GROUPS, finish, group_queries, overlaps, seen_by};
 use super::shape::AttentionShape;
 use super::workspace::{BUFFERS, PACKED_KEYS, ROUNDS, split_off_front};
 use crate::cpu::Cpu;
@@ -66,9 +66,7 @@ impl<'a> Division<'a> {
         if rows * shape.group > MOST_QUERIES || segments < FEWEST_SEGMENTS {
             return None;
         }
-        let unit = shape.whole_rows(SIDE);
-        let most = (QUERIES / shape.group).max(1);
-        let each = if unit <= most { most / unit * unit } else { most };
+        let each = most_rows(&shape);
         let division = Division { a, shape, each, blocks: rows.div_ceil(each), values, keep, noise };
         (division.len(division.blocks) <= MOST_RESULTS * TILES * shape.tile_words()).then_some(division)
     }

@@ -13,7 +13,7 @@ use super::kept_weights;
 use super::query_blocks::QueryBlock;
 use super::workspace::split_off_front;
 use crate::disjoint::DisjointMut;
-use crate::simd::pair_tiles::{PairTiles, SIDE, TILE, interleaved_pairs};
+use crate::simd::pair_tiles::{PairTiles, PairUnit, SIDE, STEPS, Scores, TILE, interleaved_pairs};
 use crate::simd::{KEYS, Simd, store_part};
 
 /// Queries of a block.
@@ -147,13 +147,27 @@ impl<'a> QueryGroup<'a> {
         overlaps(&self.any, first)
     }
 
+    /// The keys of the tile from slot `first` on that come before the end of what some query sees.
+    pub(super) fn keys(&self, first: usize) -> usize {
+        (self.any.end - first).min(KEYS)
+    }
+
     /// Turns scores (64 × 16) of the keys from slot `first` on into probabilities relative to the new maxima, as pairs of
-    /// keys, and rescales the sums so far to them.
+    /// keys, and rescales the sums so far to them. The scores `next` are computed beside that.
+    ///
+    /// # Safety
+    /// The pointers of `next` must be valid for [`PairUnit::scores`], and its scores others than `s`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    pub(super) fn softmax_tile(&mut self, s: &mut [f32], first: usize, p: &mut [u32]) {
+    pub(super) unsafe fn softmax_tile<U: PairUnit>(
+        &mut self,
+        (unit, next): (&U, Option<Scores>),
+        s: &mut [f32],
+        first: usize,
+        p: &mut [u32],
+    ) {
         assert!(s.len() >= KEYS * SIDE && p.len() >= KEYS / 2 * SIDE);
-        let s = s.as_mut_ptr();
-        // SAFETY: there are 64 × 16 scores and half as many words; arrays have 16 elements.
+        let (s, p) = (s.as_mut_ptr(), p.as_mut_ptr());
+        // SAFETY: there are 64 × 16 scores and half as many words; arrays have 16 elements; the caller's.
         unsafe {
             if self.all.start > first || self.all.end < first + KEYS {
                 let from = _mm512_loadu_si512(self.from.as_ptr().cast());
@@ -176,13 +190,16 @@ impl<'a> QueryGroup<'a> {
             let change = exp2(_mm512_sub_ps(old, max));
             let mut sums =
                 [_mm512_mul_ps(_mm512_loadu_ps(self.stats.sum.as_ptr()), change), _mm512_setzero_ps()];
-            for t in (0..KEYS).step_by(2) {
-                let even = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(t * SIDE)), max));
-                let odd = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add((t + 1) * SIDE)), max));
+            let weights = |pair: usize| {
+                let [even, odd] = [0, 1].map(|key| _mm512_loadu_ps(s.add((2 * pair + key) * SIDE)));
+                let (even, odd) = (exp2(_mm512_sub_ps(even, max)), exp2(_mm512_sub_ps(odd, max)));
                 sums[0] = _mm512_add_ps(sums[0], even);
                 sums[1] = _mm512_add_ps(sums[1], odd);
-                let words = interleaved_pairs(even, odd);
-                _mm512_storeu_si512(p.as_mut_ptr().add(t / 2 * SIDE).cast(), words);
+                _mm512_storeu_si512(p.add(pair * SIDE).cast(), interleaved_pairs(even, odd));
+            };
+            match next {
+                Some(next) => unit.scores(next, weights),
+                None => (0..STEPS).for_each(weights),
             }
             _mm512_storeu_ps(self.stats.sum.as_mut_ptr(), _mm512_add_ps(sums[0], sums[1]));
             _mm512_storeu_ps(self.stats.max.as_mut_ptr(), max);

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::features::{Amx, Features};
-use super::pair_tiles::{PairTiles, PairUnit, SIDE, Square, TILE};
+use super::pair_tiles::{PairTiles, PairUnit, SIDE, STEPS, Scores, Square, TILE};
 
 thread_local! {
     /// How many [`Tiles`] of this thread are alive: the last one releases the registers.
@@ -177,7 +177,8 @@ impl PairUnit for Tiles {
     }
 
     #[inline(always)]
-    unsafe fn scores(&self, k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
+    unsafe fn scores(&self, of: Scores, beside: impl FnMut(usize)) {
+        let Scores { k, q, blocks, s, .. } = of;
         // SAFETY: the caller's.
         unsafe {
             asm!(
@@ -219,10 +220,12 @@ impl PairUnit for Tiles {
                 options(nostack),
             );
         }
+        // The tile registers' products go on meanwhile.
+        (0..STEPS).for_each(beside);
     }
 
     #[inline(always)]
-    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, o: *mut f32) {
+    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, _: usize, o: *mut f32) {
         let mut done = 0;
         while done + 4 <= blocks {
             // SAFETY: the caller's.

@@ -27,6 +27,23 @@ pub(crate) struct Square {
     pub(crate) from_stride: usize,
 }
 
+/// Scores Sᵀ (64 × 16) = K · Qᵀ of 64 keys and 16 queries.
+#[derive(Clone, Copy)]
+pub(crate) struct Scores {
+    /// Four strips of 16 keys, `blocks` tiles each.
+    pub(crate) k: *const u32,
+    /// `blocks` tiles.
+    pub(crate) q: *const u32,
+    pub(crate) blocks: usize,
+    /// Strips that are wanted, one at least; scores of the others may be left as they are.
+    pub(crate) strips: usize,
+    /// 64 rows of 16.
+    pub(crate) s: *mut f32,
+}
+
+/// Steps of the work that is done beside [`PairUnit::scores`].
+pub(crate) const STEPS: usize = 2 * SIDE;
+
 /// A token of instructions that multiply tiles of pairs.
 ///
 /// # Safety
@@ -88,18 +105,19 @@ pub(crate) trait PairUnit {
     /// The pointers must be valid for that; only this thread may use C.
     unsafe fn product_32(&self, a: [*const u32; 2], b: *const u32, blocks: usize, to: Square);
 
-    /// Sᵀ (64 × 16) = K · Qᵀ. `k`: four rows of `blocks` tiles; `q`: `blocks` tiles; `s`: 64 rows of 16.
+    /// Computes scores, and takes the [`STEPS`] steps `beside` in order. Products by vector instructions take turns with the steps, so
+    /// that each uses the units that the other leaves idle.
     ///
     /// # Safety
-    /// The pointers must be valid for that.
-    unsafe fn scores(&self, k: *const u32, q: *const u32, blocks: usize, s: *mut f32);
+    /// The pointers must be valid for that, and the steps may not touch the scores.
+    unsafe fn scores(&self, of: Scores, beside: impl FnMut(usize));
 
-    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys. `v`: two rows of `blocks` tiles, 32 keys each, in the order that
-    /// [`PairTiles::ELEMENTS_FIRST`] tells; `p`: two tiles.
+    /// Oᵀ (16 · `blocks` × 16) += Vᵀ · Pᵀ over 64 keys, of which those after the first 32 · `halves` have no weight. `v`: two rows of
+    /// `blocks` tiles, 32 keys each, in the order that [`PairTiles::ELEMENTS_FIRST`] tells; `p`: two tiles.
     ///
     /// # Safety
     /// The pointers must be valid for that.
-    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, o: *mut f32);
+    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32);
 }
 
 // SAFETY: the token is made where BF16 and the features beside it were found.
@@ -125,15 +143,15 @@ impl PairUnit for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn scores(&self, k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
+    unsafe fn scores(&self, of: Scores, beside: impl FnMut(usize)) {
         // SAFETY: the caller's; the token proves that the instructions are there.
-        unsafe { scores(k, q, blocks, s) }
+        unsafe { scores(of, beside) }
     }
 
     #[inline(always)]
-    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, o: *mut f32) {
+    unsafe fn values(&self, v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32) {
         // SAFETY: the caller's; the token proves that the instructions are there.
-        unsafe { values(v, p, blocks, o) }
+        unsafe { values(v, p, blocks, halves, o) }
     }
 }
 
@@ -176,19 +194,36 @@ unsafe fn product_32(a: [*const u32; 2], b: *const u32, blocks: usize, to: Squar
     }
 }
 
-/// [`PairUnit::scores`] by `vdpbf16ps`: 16 keys at a time, each a sum of 16 queries in a register.
+/// [`PairUnit::scores`] by `vdpbf16ps`: 16 keys at a time, each a sum of 16 queries in a register, and an eighth of the products after
+/// each step.
 ///
 /// # Safety
 /// As for [`PairUnit::scores`].
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn scores(k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
-    for rows in 0..4 {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn scores(of: Scores, mut beside: impl FnMut(usize)) {
+    let Scores { k, q, blocks, strips, s } = of;
+    let steps = STEPS / 4;
+    for strip in 0..strips {
         // SAFETY: the caller's.
         unsafe {
+            let k = k.add(strip * blocks * TILE);
             let mut sums = [_mm512_setzero_ps(); SIDE];
-            add_products::<SIDE, 1>(&mut sums, k.add(rows * blocks * TILE), q, blocks);
-            store(&sums, s.add(rows * TILE));
+            for step in 0..steps {
+                beside(strip * steps + step);
+                for pair in 0..SIDE * blocks / steps {
+                    let pair = step * SIDE * blocks / steps + pair;
+                    add_products::<SIDE>(
+                        &mut sums,
+                        k.add(pair / SIDE * TILE + pair % SIDE),
+                        q.add(pair * SIDE),
+                    );
+                }
+            }
+            store(&sums, s.add(strip * TILE));
         }
+    }
+    for step in strips * steps..STEPS {
+        beside(step);
     }
 }
 
@@ -197,43 +232,36 @@ unsafe fn scores(k: *const u32, q: *const u32, blocks: usize, s: *mut f32) {
 /// # Safety
 /// As for [`PairUnit::values`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn values(v: *const u32, p: *const u32, blocks: usize, o: *mut f32) {
+unsafe fn values(v: *const u32, p: *const u32, blocks: usize, halves: usize, o: *mut f32) {
     for block in 0..blocks {
         // SAFETY: the caller's.
         unsafe {
             let o = o.add(block * TILE);
             let mut sums = from_fn(|row| _mm512_loadu_ps(o.add(row * SIDE)));
-            add_products::<1, SIDE>(&mut sums, v.add(block * TILE), p, 1);
-            add_products::<1, SIDE>(&mut sums, v.add((blocks + block) * TILE), p.add(TILE), 1);
+            for half in 0..halves {
+                let (v, p) = (v.add((half * blocks + block) * TILE), p.add(half * TILE));
+                for pair in 0..SIDE {
+                    add_products::<1>(&mut sums, v.add(pair * SIDE), p.add(pair * SIDE));
+                }
+            }
             store(&sums, o);
         }
     }
 }
 
-/// Sums (16 × 16) += A · B over `blocks` tiles each. Rows of A's tiles are `ROW` words apart, its columns `COLUMN` words.
+/// Each of 16 sums += the products of a word of `a`, these `ROW` words apart, and the 16 words of `b`.
 ///
 /// # Safety
-/// `a` and `b` must be valid for the tiles.
+/// `a` and `b` must be valid for that.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_products<const ROW: usize, const COLUMN: usize>(
-    sums: &mut [__m512; SIDE],
-    a: *const u32,
-    b: *const u32,
-    blocks: usize,
-) {
-    for block in 0..blocks {
-        for pair in 0..SIDE {
-            // SAFETY: the caller's.
-            unsafe {
-                let columns = transmute::<__m512i, __m512bh>(_mm512_loadu_si512(
-                    b.add(block * TILE + pair * SIDE).cast(),
-                ));
-                for (row, sum) in sums.iter_mut().enumerate() {
-                    let word = _mm512_set1_epi32(*a.add(block * TILE + row * ROW + pair * COLUMN) as i32);
-                    *sum = _mm512_dpbf16_ps(*sum, columns, transmute::<__m512i, __m512bh>(word));
-                }
-            }
+unsafe fn add_products<const ROW: usize>(sums: &mut [__m512; SIDE], a: *const u32, b: *const u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let columns = transmute::<__m512i, __m512bh>(_mm512_loadu_si512(b.cast()));
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let word = _mm512_set1_epi32(*a.add(row * ROW) as i32);
+            *sum = _mm512_dpbf16_ps(*sum, columns, transmute::<__m512i, __m512bh>(word));
         }
     }
 }
