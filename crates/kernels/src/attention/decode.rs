@@ -13,8 +13,10 @@ use crate::prefetch;
 use crate::scratch;
 use crate::simd::{Elem, Kernel, Simd, load_part};
 
-/// Queries whose scores are computed at once: with four keys, sixteen sums.
-const AT_ONCE: usize = 4;
+/// Whether there are sixteen registers, and not 32. Sums that do not all fit go through memory at each step, which takes a third longer.
+const fn few_registers<S: Simd>() -> bool {
+    S::LANES < 16
+}
 
 /// Computes a block of up to [`QUERIES`](super::decode_part::QUERIES) queries over one segment of the keys.
 pub(super) struct DecodeSegment<'a, E> {
@@ -58,9 +60,13 @@ impl<E: Elem> Kernel for DecodeSegment<'_, E> {
         match self.block.queries() {
             1 => self.segment::<S, 1, 4>(simd),
             2 => self.segment::<S, 2, 4>(simd),
+            3 if few_registers::<S>() => self.segment::<S, 3, 2>(simd),
             3 => self.segment::<S, 3, 4>(simd),
+            4 if few_registers::<S>() => self.segment::<S, 4, 2>(simd),
             4 => self.segment::<S, 4, 4>(simd),
+            5 | 6 if few_registers::<S>() => self.segment::<S, 6, 1>(simd),
             5 | 6 => self.segment::<S, 6, 2>(simd),
+            _ if few_registers::<S>() => self.segment::<S, 8, 1>(simd),
             _ => self.segment::<S, 8, 2>(simd),
         }
     }
@@ -118,8 +124,9 @@ fn weigh<S: Simd, E: Elem>(
         q[d..].fill(0.0);
     }
     let k = shape.head(k, block.g);
-    let q = q[..n * padded].chunks(AT_ONCE * padded);
-    for (q, p) in q.zip(kept.p.chunks_mut(AT_ONCE * SEGMENT)) {
+    let at_once = if few_registers::<S>() { 3 } else { 4 };
+    let q = q[..n * padded].chunks(at_once * padded);
+    for (q, p) in q.zip(kept.p.chunks_mut(at_once * SEGMENT)) {
         match q.len() / padded {
             1 => scores::<S, E, 1>(simd, (k, d), slots, q, padded, p),
             2 => scores::<S, E, 2>(simd, (k, d), slots, q, padded, p),
@@ -153,36 +160,47 @@ fn scores<S: Simd, E: Elem, const N: usize>(
             k.as_ptr().wrapping_add(t * d).wrapping_byte_add(AHEAD).cast(),
             4 * d * size_of::<E>(),
         );
+        let mut sums = [[simd.splat(0.0); 4]; N];
         // SAFETY: keys have `d` elements, and queries `padded`.
-        let sums = unsafe { dots::<S, E, N>(simd, keys, d, q, padded) };
+        unsafe {
+            if few_registers::<S>() && N > 2 {
+                let first = dots::<S, E, N, 2>(simd, [keys[0], keys[1]], d, q, padded);
+                let second = dots::<S, E, N, 2>(simd, [keys[2], keys[3]], d, q, padded);
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    *sums = [first[i][0], first[i][1], second[i][0], second[i][1]];
+                }
+            } else {
+                sums = dots::<S, E, N, 4>(simd, keys, d, q, padded);
+            }
+        }
         for (i, sums) in sums.into_iter().enumerate() {
             p[i * SEGMENT + t - slots.first..][..4].copy_from_slice(&simd.sums(sums));
         }
     }
 }
 
-/// Products of `N` queries with four keys, still to be summed over their lanes.
+/// Products of `N` queries with `T` keys, still to be summed over their lanes.
 ///
 /// # Safety
 /// Keys must have `d` elements, and queries `padded`, a multiple of the lanes.
 #[inline(always)]
-unsafe fn dots<S: Simd, E: Elem, const N: usize>(
+unsafe fn dots<S: Simd, E: Elem, const N: usize, const T: usize>(
     simd: S,
-    keys: [*const E; 4],
+    keys: [*const E; T],
     d: usize,
     q: &[f32],
     padded: usize,
-) -> [[S::F; 4]; N] {
+) -> [[S::F; T]; N] {
     // No closures: they would be compiled apart, without the instruction set.
-    let mut sums = [[simd.splat(0.0); 4]; N];
+    let mut sums = [[simd.splat(0.0); T]; N];
     let whole = d / S::LANES * S::LANES;
     for e in (0..whole).step_by(S::LANES) {
         // SAFETY: each key and query has LANES elements from `e` on.
-        unsafe { add_products::<S, E, N>(simd, keys, (e, S::LANES), q, padded, &mut sums) };
+        unsafe { add_products::<S, E, N, T>(simd, keys, (e, S::LANES), q, padded, &mut sums) };
     }
     if whole < d {
         // SAFETY: the rest of a key; a query has LANES elements from there on.
-        unsafe { add_products::<S, E, N>(simd, keys, (whole, d - whole), q, padded, &mut sums) };
+        unsafe { add_products::<S, E, N, T>(simd, keys, (whole, d - whole), q, padded, &mut sums) };
     }
     sums
 }
@@ -192,13 +210,13 @@ unsafe fn dots<S: Simd, E: Elem, const N: usize>(
 /// # Safety
 /// Each key must have `n` elements from `e` on, and each of `N` queries LANES.
 #[inline(always)]
-unsafe fn add_products<S: Simd, E: Elem, const N: usize>(
+unsafe fn add_products<S: Simd, E: Elem, const N: usize, const T: usize>(
     simd: S,
-    keys: [*const E; 4],
+    keys: [*const E; T],
     (e, n): (usize, usize),
     q: &[f32],
     padded: usize,
-    sums: &mut [[S::F; 4]; N],
+    sums: &mut [[S::F; T]; N],
 ) {
     for (t, key) in keys.into_iter().enumerate() {
         // SAFETY: this function's contract.

@@ -166,6 +166,19 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sums(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+        x86!({
+            let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+            let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
+            let all = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
+            let sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+            std::mem::transmute::<__m128, [f32; 4]>(sums)
+        })
+    }
+
+    #[inline(always)]
     fn largest(self, a: __m256) -> f32 {
         x86!({
             let b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
