@@ -4,6 +4,8 @@ use std::convert::Infallible;
 
 use refrain_kernels::{Attention, Buffer, Cpu, Dtype, Linear, Precision, Q4Block, WeightRows, softmax};
 
+use crate::activations::Activations;
+
 /// Tokens in the KV cache of the attention cases.
 const KEYS: usize = 4096;
 
@@ -164,7 +166,8 @@ fn product(of: Weights, (m, k, n): (usize, usize, usize)) -> Case {
         let bytes = weights[0].bytes();
         let copies = if m == 1 { rotation.div_ceil(bytes) } else { 1 };
         weights.extend((1..copies).map(|_| of.pack(cpu, n, &row)));
-        let (x, mut y, mut turn) = (fill(m * k), vec![0.0; m * n], 0);
+        let (x, mut y) = (Activations::new(&fill(m * k)), Activations::new(&vec![0.0; m * n]));
+        let mut turn = 0;
         let (read, written) = (bytes + 4 * x.len(), 4 * y.len());
         let call = move |cpu: &Cpu| {
             cpu.linear(&weights[turn], &x, &mut y);
@@ -194,7 +197,7 @@ struct Heads {
 /// Queries of the last `rows` of [`KEYS`] tokens, and one or more copies of the keys and values.
 struct Operands {
     heads: Heads,
-    q: Vec<f32>,
+    q: Activations,
     kv: Vec<[Buffer; 2]>,
     visible: Vec<(u32, u32)>,
 }
@@ -207,7 +210,7 @@ impl Operands {
         ];
         Operands {
             heads,
-            q: fill(rows * heads.query * heads.width),
+            q: Activations::new(&fill(rows * heads.query * heads.width)),
             kv: vec![kv; copies],
             visible: visible(rows),
         }
@@ -247,7 +250,7 @@ fn attention(precision: Precision, heads: Heads, rows: usize) -> Case {
     let prepare = move |_: &Cpu, rotation: usize| {
         let copies = if rows == 1 { rotation.div_ceil(stored) } else { 1 };
         let operands = Operands::new(heads, rows, copies);
-        let (mut out, mut turn) = (vec![0.0; operands.q.len()], 0);
+        let (mut out, mut turn) = (Activations::new(&vec![0.0; operands.q.len()]), 0);
         let moved = 4 * out.len();
         let call = move |cpu: &Cpu| {
             cpu.attention(&operands.attention(turn, precision), &mut out);

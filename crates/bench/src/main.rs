@@ -1,5 +1,6 @@
 //! Measurements for those who work on Refrain. Users have `refrain bench`.
 
+mod activations;
 mod cases;
 mod device;
 mod gpu;
