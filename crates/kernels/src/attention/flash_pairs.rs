@@ -2,8 +2,8 @@
 //! for 16 queries and maxima and sums need no operation across lanes, then Oᵀ += Vᵀ · Pᵀ.
 //!
 //! Shape: 64 keys × 16 queries, some 128 queries of a KV head for each tile of keys. Bound: `vdpbf16ps`, of which a Zen 4 begins one a cycle.
-//! Measured on two of its cores, 4,096 rows over their 4,096 keys: 80 % of the bound with heads of 64, 85 % with heads of 128. The softmax of a
-//! tile is computed between the products of the next, which leaves its multiplications to be paid for.
+//! Measured on two of its cores, 4,096 rows over their 4,096 keys: 78 to 80 % of the bound with heads of 64, 83 to 85 % with heads of 128. The
+//! softmax of a tile is computed between the products of the next, which leaves its multiplications to be paid for.
 //!
 //! As in [`super::flash`], a query takes in the tiles of keys that it sees, aligned to absolute slots, in ascending order,
 //! and a tile that it does not see changes nothing. So a query's result does not depend on the other queries.
