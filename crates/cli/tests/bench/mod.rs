@@ -112,8 +112,9 @@ fn chats_tools_and_ingests_are_told_apart() {
         "a3",
         "--clients",
         "4",
+        // Long enough for each kind to be answered while other tests keep the machine busy.
         "--seconds",
-        "3s",
+        "10s",
         "--per-request",
         "0",
         "--tokens",
