@@ -8,7 +8,7 @@ use refrain_kernels::advise_huge_pages;
 const LINE: usize = 64;
 
 /// Floats from a cache line's boundary on, in huge pages, as those of the CPU device lie. Vectors that reach from one line into the next, and
-/// small pages, would cost attention a twentieth of its time.
+/// small pages, would cost attention a hundredth of its time.
 pub(crate) struct Activations {
     memory: Vec<f32>,
     first: usize,
