@@ -137,6 +137,7 @@ DEVICE void row_distances(const typename T::Stored* fresh, const u32* rows, cons
     KERNEL(256, name,                                                                                                                     \
            (float* q, const T::Stored* k, const T::Stored* v, const float* cosines, const float* sines, const u32* slots,                 \
             T::Stored* k_cache, T::Stored* v_cache, u32 tokens, u32 q_heads, u32 heads, u32 d, u32 half, u32 first_slot, u32 capacity)) { \
+        begin_kernel();                                                                                                                   \
         rope_and_place<T, N, Q>(q, k, v, cosines, sines, slots, k_cache, v_cache, tokens, q_heads, heads, d, half, first_slot, capacity); \
     }
 ROPE_AND_PLACE(rope_and_place_f32, F32, 1, 1)
@@ -146,15 +147,17 @@ ROPE_AND_PLACE(wide_rope_and_place_f32, F32, 4, 4)
 ROPE_AND_PLACE(wide_rope_and_place_f16, F16, 8, 4)
 ROPE_AND_PLACE(wide_rope_and_place_bf16, Bf16, 8, 4)
 
-#define CACHE_KERNELS(suffix, T)                                                                                                          \
-    KERNEL(256, rotate_slots_##suffix,                                                                                                    \
-           (const T::Stored* cache, const float* cosines, const float* sines, const u32* slots, T::Stored* out, u32 count, u32 heads,     \
-            u32 d, u32 half, u32 capacity)) {                                                                                             \
-        rotate_slots<T>(cache, cosines, sines, slots, out, count, heads, d, half, capacity);                                              \
-    }                                                                                                                                     \
-    KERNEL(32, row_distances_##suffix,                                                                                                    \
-           (const T::Stored* fresh, const u32* rows, const T::Stored* cached, float* distances, u32 width, u32 absolute)) {               \
-        row_distances<T>(fresh, rows, cached, distances, width, absolute);                                                                \
+#define CACHE_KERNELS(suffix, T)                                                                                                      \
+    KERNEL(256, rotate_slots_##suffix,                                                                                                \
+           (const T::Stored* cache, const float* cosines, const float* sines, const u32* slots, T::Stored* out, u32 count, u32 heads, \
+            u32 d, u32 half, u32 capacity)) {                                                                                         \
+        begin_kernel();                                                                                                               \
+        rotate_slots<T>(cache, cosines, sines, slots, out, count, heads, d, half, capacity);                                          \
+    }                                                                                                                                 \
+    KERNEL(32, row_distances_##suffix,                                                                                                \
+           (const T::Stored* fresh, const u32* rows, const T::Stored* cached, float* distances, u32 width, u32 absolute)) {           \
+        begin_kernel();                                                                                                               \
+        row_distances<T>(fresh, rows, cached, distances, width, absolute);                                                            \
     }
 CACHE_KERNELS(f32, F32)
 CACHE_KERNELS(f16, F16)
@@ -172,9 +175,11 @@ DEVICE void gather_slots(const T* cache, const u32* kept, T* out, u32 heads, u32
 }
 KERNEL(256, gather_slots_16,
        (const u16* cache, const u32* kept, u16* out, u32 heads, u32 each, u32 d, u32 from, u32 copies, u32 to)) {
+    begin_kernel();
     gather_slots(cache, kept, out, heads, each, d, from, copies, to);
 }
 KERNEL(256, gather_slots_32,
        (const u32* cache, const u32* kept, u32* out, u32 heads, u32 each, u32 d, u32 from, u32 copies, u32 to)) {
+    begin_kernel();
     gather_slots(cache, kept, out, heads, each, d, from, copies, to);
 }

@@ -61,11 +61,13 @@ DEVICE void add_rows(const float* rows, const float* cosines, const float* sines
     KERNEL(256, sum_changes_##suffix,                                                                                                     \
            (const T::Stored* fresh, const T::Stored* cache, const float* cosines, const float* sines, const Pair* pairs,                  \
             const u32* bounds, float* sums, u32 heads, u32 d, u32 half, u32 capacity)) {                                                  \
+        begin_kernel();                                                                                                                   \
         sum_changes<T>(fresh, cache, cosines, sines, pairs, bounds, sums, heads, d, half, capacity);                                      \
     }                                                                                                                                     \
     KERNEL(256, add_rows_##suffix,                                                                                                        \
            (const float* rows, const float* cosines, const float* sines, T::Stored* cache, const Pair* spans, u32 heads, u32 d, u32 half, \
             u32 capacity)) {                                                                                                              \
+        begin_kernel();                                                                                                                   \
         add_rows<T>(rows, cosines, sines, cache, spans, heads, d, half, capacity);                                                        \
     }
 CHANGES(f32, F32)

@@ -28,6 +28,19 @@ struct alignas(16) Quad {
 // Dynamic shared memory of the block.
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
+// Lets the next kernel of the stream begin when all blocks have said so. It begins with what it does before it waits for this one.
+DEVICE void release_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Returns when all kernels before are done. What they write is not read before, and what they read or write is not written before.
+DEVICE void wait_for_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Returns when all threads of the block have come here.
 DEVICE void block_barrier() { __syncthreads(); }
 
@@ -58,6 +71,13 @@ DEVICE u32 pack_f16(float low, float high) {
 DEVICE u32 pack_bf16(float low, float high) {
     u32 y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// A word of four bytes of `low` and `high`: byte i is the one whose number, 0 to 3 of `low` and 4 to 7 of `high`, is hexadecimal digit i of `which`.
+DEVICE u32 select_bytes(u32 low, u32 high, u32 which) {
+    u32 y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(which));
     return y;
 }
 
@@ -119,6 +139,12 @@ DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #else
 #include "emulator.h"
 #endif
+
+// The beginning of a kernel that does nothing before those before it are done.
+DEVICE void begin_kernel() {
+    release_next_kernel();
+    wait_for_kernels();
+}
 
 DEVICE float minus_infinity() { return float_of_bits(0xff800000); }
 

@@ -52,6 +52,12 @@ static char* guarded(size_t bytes) {
 static void release(char* pages, size_t bytes) { munmap(pages - PAGE, bytes + 2 * PAGE); }
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
+// Memory, from its first byte on to a page's end.
+struct Region {
+    char* first;
+    size_t bytes;
+};
+
 // What a thread of the host keeps from launch to launch.
 struct Workplace {
     std::vector<char*> stacks; // not in use
@@ -60,6 +66,7 @@ struct Workplace {
     std::vector<Group> groups;
     std::vector<BulkCopy> bulk_copies;
     std::vector<char*> owned;
+    std::vector<Region> regions; // those of the launch that kernels before it may use
     char* shared = guarded(whole_pages(MOST_SHARED_HOPPER));
     sigjmp_buf after_fault;
     u64 random;
@@ -95,8 +102,9 @@ static struct sigaction faults_before;
 // A fault inside a launch ends the launch; any other goes where faults went before.
 static void on_fault(int signal, siginfo_t* info, void* context) {
     if (after_fault) {
-        snprintf(now.error, ERROR, "block %u,%u,%u, thread %u: an access to %p, outside of memory", now.block.x, now.block.y,
-                 now.block.z, now.self, info->si_addr);
+        const char* what = now.is_early ? "outside of memory, or in that of kernels that have not been waited for" : "outside of memory";
+        snprintf(now.error, ERROR, "block %u,%u,%u, thread %u: an access to %p, %s", now.block.x, now.block.y, now.block.z, now.self,
+                 info->si_addr, what);
         siglongjmp(*after_fault, 1);
     }
     if (faults_before.sa_flags & SA_SIGINFO) faults_before.sa_sigaction(signal, info, context);
@@ -107,6 +115,17 @@ static bool catch_faults() {
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     return !sigaction(SIGSEGV, &action, &faults_before);
+}
+
+// Lets the kernels before be busy, so that what they use may not be touched, or done.
+static void set_early(bool is_early) {
+    if (now.is_early == is_early) return;
+    now.is_early = is_early;
+    now.kernels_done++;
+    for (const Region& region : workplace->regions) {
+        char* page = (char*)((uintptr_t)region.first / PAGE * PAGE);
+        mprotect(page, whole_pages((size_t)(region.first - page) + region.bytes), is_early ? PROT_NONE : PROT_READ | PROT_WRITE);
+    }
 }
 
 static void enter() {
@@ -182,6 +201,12 @@ static void run_block(u32 threads) {
         if (ran) continue;
         auto& copies = workplace->bulk_copies;
         const auto& fibers = workplace->fibers;
+        // The kernels before end when no thread goes on without them, and copies that have begun may come before that or after it.
+        const auto waits = [](const Fiber& fiber) { return fiber.sleeps_on == &now.kernels_done && !fiber.done; };
+        if (now.is_early && std::any_of(fibers.begin(), fibers.end(), waits) && (copies.empty() || workplace->next() % 2)) {
+            set_early(false);
+            continue;
+        }
         if (!copies.empty() && std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; })) {
             const auto copy = copies.begin() + (long)(workplace->next() % copies.size());
             const BulkCopy landed = *copy;
@@ -200,13 +225,14 @@ static void run_block(u32 threads) {
             now.failed = true;
             snprintf(now.error, ERROR, "block %u,%u,%u: %s that nobody has waited for", now.block.x, now.block.y, now.block.z, what);
         };
+        leftover(now.is_early, "kernels before this one");
         leftover(!workplace->bulk_copies.empty(), "a bulk copy");
         for (auto& group : workplace->groups) leftover(group.done < group.products.size(), "a product of a warpgroup");
         return;
     }
 }
 
-static int run_grid(u32 threads, u32 shared) {
+static int run_grid(u32 threads, u32 shared, bool is_early) {
     // Locals that change would be lost by the jump back from a fault.
     if (sigsetjmp(workplace->after_fault, 1)) {
         after_fault = nullptr;
@@ -217,10 +243,12 @@ static int run_grid(u32 threads, u32 shared) {
             for (now.block.y = 0; now.block.y < now.grid.y && !now.failed; now.block.y++)
                 for (now.block.x = 0; now.block.x < now.grid.x && !now.failed; now.block.x++) {
                     memset(now.shared, 0xff, shared);
+                    set_early(is_early && !(now.block.x | now.block.y | now.block.z));
                     run_block(threads);
                 }
         after_fault = nullptr;
     }
+    set_early(false);
     if (now.failed) workplace->stacks = workplace->owned; // fibers that will not come back are forgotten
     return now.failed;
 }
@@ -244,9 +272,10 @@ void emulator_free(void* memory, size_t bytes) {
     emulator::release((char*)memory + (bytes + 15) / 16 * 16 - pages, pages);
 }
 
-// Runs a kernel for each block of a grid. `arguments` are pointers to values of `sizes` bytes. Returns 0, or writes why not to `error` (512 bytes).
+// Runs a kernel for each block of a grid. `arguments` are pointers to values of `sizes` bytes. The first block begins while kernels before it still use
+// the memory of `regions`, if there are any. Returns 0, or writes why not to `error` (512 bytes).
 int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared, u64 seed, u64 launch, const size_t* sizes,
-                    void** arguments, size_t count, char* error) {
+                    void** arguments, size_t count, const emulator::Region* regions, size_t regions_count, char* error) {
     using namespace emulator;
     static const bool caught = catch_faults();
     const Registered* kernel = Registered::first();
@@ -272,7 +301,8 @@ int emulator_launch(const char* name, const u32* blocks, u32 threads, u32 shared
     now.kernel = kernel->call;
     now.arguments = arguments;
     now.error = error;
-    return run_grid(threads, shared);
+    workplace->regions.assign(regions, regions + regions_count);
+    return run_grid(threads, shared, regions_count);
 }
 
 } // extern "C"

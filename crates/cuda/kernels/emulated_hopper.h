@@ -179,7 +179,7 @@ inline void commit_products() {
     emulator::Fiber& fiber = emulator::self();
     fiber.products_committed.push_back(fiber.products_begun);
 }
-template <int N> inline void wait_products() {
+template <int N, int = 0> inline void wait_products() {
     auto& committed = emulator::self().products_committed;
     if (committed.size() > N) emulator::do_products(emulator::group(), committed[committed.size() - 1 - N]);
 }

@@ -90,6 +90,9 @@ struct Now {
     void* scheduler;
     u32 self;
     u32 generation, arrived;
+    // Whether the kernels before are still busy, so that their memory may not be touched; and how many times they have ended.
+    bool is_early;
+    u32 kernels_done;
     bool copies_land_at_once, products_land_at_once, failed;
     void (*kernel)(void**);
     void** arguments;
@@ -198,7 +201,18 @@ inline u16 f32_to_bf16(float x) {
 }
 inline u32 pack_f16(float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
 inline u32 pack_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
+inline u32 select_bytes(u32 low, u32 high, u32 which) {
+    const u64 both = low | (u64)high << 32;
+    u32 y = 0;
+    for (u32 i = 0; i < 4; i++) y |= (u32)(both >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return y;
+}
 inline float fast_exp2(float x) { return exp2f(x); }
+
+inline void release_next_kernel() {}
+inline void wait_for_kernels() {
+    if (emulator::now.is_early) emulator::sleep_on(emulator::now.kernels_done);
+}
 
 inline void block_barrier() {
     using namespace emulator;

@@ -72,7 +72,8 @@ DEVICE SharedTile shared_tile(const void* first) {
 // is made next, and sums and operands are left alone until at most N groups are under way.
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Waits of different PLACE are not merged by the compiler.
+template <int N, int PLACE = 0> DEVICE void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0; // %1" ::"n"(N), "n"(PLACE) : "memory"); }
 
 #define REGISTERS_0_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define REGISTERS_0 REGISTERS_0_15 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"

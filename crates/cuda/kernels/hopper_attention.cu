@@ -194,11 +194,17 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
                 wait_products<1>();
                 hold_sums(scores);
                 weigh(first_tile + i);
-                wait_products<0>();
-                hold_sums(sums);
+                // Maxima grow seldom once some tiles are done. The compiler moves a wait up as far as it may, but not past a branch: with the sum in its
+                // condition, which has never all bits set, exponentials are computed before it, while values are multiplied.
+                if (any_lane(shrink[0] != 1 || shrink[1] != 1 || bits_of_float(total[0] + total[1]) == ~0u)) {
+                    wait_products<0, 1>();
+                    hold_sums(sums);
+                    UNROLL for (u32 n = 0; n < D / 2; n++) sums[n] *= shrink[n / 2 % 2];
+                } else {
+                    wait_products<0, 2>();
+                    hold_sums(sums);
+                }
                 release(before);
-                // Maxima grow seldom once some tiles are done.
-                if (any_lane(shrink[0] != 1 || shrink[1] != 1)) UNROLL for (u32 n = 0; n < D / 2; n++) sums[n] *= shrink[n / 2 % 2];
                 pack_weights();
             }
             hold_sums(sums);
@@ -223,12 +229,13 @@ template <class T, u32 D, u32 GROUPS, int PRODUCER, int CONSUMER> struct HopperA
         }
     }
 };
-#define HOPPER_ATTENTION(suffix, T, D, GROUPS, PRODUCER, CONSUMER)                                                                         \
-    HOPPER_KERNEL(128 * (GROUPS + 1), hopper_attention_##suffix##_##D,                                                                    \
-                  (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads,          \
-                   u32 kv_heads, u32 capacity, float scale)) {                                                                            \
-        ON_HOPPER((HopperAttention<T, D, GROUPS, PRODUCER, CONSUMER>{q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale}  \
-                       .run()));                                                                                                          \
+#define HOPPER_ATTENTION(suffix, T, D, GROUPS, PRODUCER, CONSUMER)                                                                       \
+    HOPPER_KERNEL(128 * (GROUPS + 1), hopper_attention_##suffix##_##D,                                                                   \
+                  (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads,         \
+                   u32 kv_heads, u32 capacity, float scale)) {                                                                           \
+        begin_kernel();                                                                                                                  \
+        ON_HOPPER((HopperAttention<T, D, GROUPS, PRODUCER, CONSUMER>{q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale} \
+                       .run()));                                                                                                         \
     }
 HOPPER_ATTENTION(f16, F16, 64, 3, 32, 160)
 HOPPER_ATTENTION(f16, F16, 128, 2, 40, 232)

@@ -3,21 +3,23 @@
 #include "product.cu"
 
 // Stages of tiles in shared memory: a barrier of each on which it fills, and one on which it empties.
-template <u32 STAGES> struct Stages {
+struct Stages {
     Barrier* full;
     Barrier* empty;
-    u32 stage, parity;
-    // Makes the barriers, behind whose making the block has to wait at a barrier. A stage is empty when `readers` threads have arrived.
-    DEVICE Stages(void* barriers, u32 readers) : full((Barrier*)barriers), empty(full + STAGES), stage(0), parity(0) {
+    u32 count, stage, parity;
+    // Makes the barriers, behind whose making the block has to wait at a barrier. A stage is full when `writers` threads have arrived and what they expect
+    // has come, and empty when `readers` threads have arrived.
+    DEVICE Stages(void* barriers, u32 count, u32 writers, u32 readers)
+        : full((Barrier*)barriers), empty(full + count), count(count), stage(0), parity(0) {
         if (threadIdx.x) return;
-        for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(full + i, 1);
+        for (u32 i = 0; i < count; i++) {
+            barrier_init(full + i, writers);
             barrier_init(empty + i, readers);
         }
         show_barriers();
     }
     DEVICE void next() {
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        stage = stage + 1 < count ? stage + 1 : 0;
         parity ^= stage == 0;
     }
     DEVICE void wait_until_full() { barrier_wait(full + stage, parity); }
@@ -38,7 +40,7 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
     if (tile.first_column >= outputs) return;
     // The second warpgroup of the last rows may have none of them.
     const u32 groups = rows - tile.first_row > M / 2 ? 2 : 1;
-    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, groups);
+    Stages stages(tiles_w + STAGES * QUADS_W, STAGES, 1, groups);
     block_barrier();
     if (group == 2) {
         release_registers<40>();
@@ -99,56 +101,80 @@ DEVICE void product_of_groups(const Quad* x, const Quad* w, const float* bias, t
     }
 }
 
-// Products of at most 16 rows, in tiles of 16 × 32 as product_few has them: four warps multiply, and a fifth one loads.
+// Steps of weights and rows in a stage of a product of few rows.
+constexpr u32 FEW_TOGETHER = 8;
+
+// Products of at most 16 rows, in tiles of 16 × 32 as product_few has them: a block has every gridDim.x-th panel of weights. Four warps multiply, and two
+// load, FEW_TOGETHER steps a stage: one weights, which no kernel changes, so that they fill the stages while the kernels before are still busy and
+// while a panel is finished; one rows. Bounded by reading the weights where they are of bf16; those of blocks by unpacking, and where panels are few by
+// the chain of products, each of which waits for the one before.
 template <Epilogue E, class Out, class W>
 DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, typename Out::Stored* out, u32 rows, u32 outputs, u32 inputs,
-                             u32 stride) {
-    constexpr u32 STAGES = W::FEW_BULK_STAGES, WARPS = 4, QUADS_X = 16 * 8, QUADS_W = W::quads(32);
+                             u32 stride, u32 stages_count) {
+    constexpr u32 WARPS = 4, STEP_X = 16 * 8, QUADS_X = FEW_TOGETHER * STEP_X, QUADS_W = FEW_TOGETHER * W::STEP;
     Quad* tiles_x = (Quad*)shared_memory;
-    Quad* tiles_w = tiles_x + STAGES * QUADS_X;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = inputs / 64;
-    Stages<STAGES> stages(tiles_w + STAGES * QUADS_W, WARPS);
+    Quad* tiles_w = tiles_x + stages_count * QUADS_X;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = inputs / 64, panels = (outputs + 31) / 32;
+    release_next_kernel();
+    Stages stages(tiles_w + stages_count * QUADS_W, stages_count, 2, WARPS);
     block_barrier();
+    // Steps of the stage that begins with a step of a panel.
+    auto count = [&](u32 first) { return steps - first < FEW_TOGETHER ? steps - first : FEW_TOGETHER; };
+    // Calls load(panel, first step, full) for each stage once it is empty.
+    auto load_stages = [&](auto load) {
+        for (u32 panel = blockIdx.x; panel < panels; panel += gridDim.x)
+            for (u32 first = 0; first < steps; first += FEW_TOGETHER, stages.next()) {
+                stages.wait_until_empty();
+                load(panel, first, stages.full + stages.stage);
+            }
+    };
     if (warp == WARPS) {
         if (lane) return;
-        const Quad* panel = w + (size_t)blockIdx.x * steps * W::STEP;
-        for (u32 step = 0; step < steps; step++) {
-            stages.wait_until_empty();
-            Barrier* full = stages.full + stages.stage;
-            barrier_expect(full, rows * 128 + QUADS_W * 16);
-            copy_bulk(tiles_w + stages.stage * QUADS_W, panel + (size_t)step * W::STEP, QUADS_W * 16, full);
-            copy_bulk(tiles_x + stages.stage * QUADS_X, x + (size_t)step * 256, rows * 128, full);
-            stages.next();
-        }
+        load_stages([&](u32 panel, u32 first, Barrier* full) {
+            const u32 bytes = count(first) * W::STEP * 16;
+            barrier_expect(full, bytes);
+            copy_bulk(tiles_w + stages.stage * QUADS_W, w + ((size_t)panel * steps + first) * W::STEP, bytes, full);
+        });
         return;
     }
-    // While the products of a step follow one another, the next one is read and unpacked.
-    float sums[4] = {};
-    FewStep<W> own;
-    u32 b[2][4];
-    auto read = [&](FewStep<W>& to) {
-        stages.wait_until_full();
-        to.read(tiles_x + stages.stage * QUADS_X, tiles_w + stages.stage * QUADS_W, warp * 8);
-    };
-    read(own);
-    own.unpack(b);
-    FewStep<W> next = own;
-    UNROLL_BY(2) for (u32 step = 0; step < steps; step++) {
-        Barrier* empty = stages.empty + stages.stage;
-        stages.next();
-        if (step + 1 < steps) read(next);
-        own.multiply(sums, b);
-        if (lane == 0) barrier_arrive(empty); // the products of all lanes have taken the stage
-        own = next;
-        own.unpack(b);
+    if (warp > WARPS) {
+        wait_for_kernels();
+        load_stages([&](u32, u32 first, Barrier* full) {
+            if (lane == 0) barrier_expect(full, count(first) * rows * 128);
+            if (lane < count(first))
+                copy_bulk(tiles_x + stages.stage * QUADS_X + lane * STEP_X, x + (size_t)(first + lane) * 256, rows * 128, full);
+        });
+        return;
     }
-    finish_few<E, Out>(sums, blockIdx.x * 32 + warp * 8, bias, out, rows, outputs, stride);
+    for (u32 panel = blockIdx.x; panel < panels; panel += gridDim.x) {
+        float sums[4] = {};
+        for (u32 first = 0; first < steps; first += FEW_TOGETHER, stages.next()) {
+            stages.wait_until_full();
+            const Quad* tile_x = tiles_x + stages.stage * QUADS_X;
+            const Quad* tile_w = tiles_w + stages.stage * QUADS_W;
+            // Without a branch between steps the weights of one are unpacked while the products of the one before follow one another.
+            FewWeights<W> weights[FEW_TOGETHER];
+            if (count(first) == FEW_TOGETHER) {
+                UNROLL for (u32 i = 0; i < FEW_TOGETHER; i++) weights[i].read(tile_w + i * W::STEP, warp * 8);
+                UNROLL for (u32 i = 0; i < FEW_TOGETHER; i++) weights[i].multiply(sums, tile_x + i * STEP_X);
+            } else {
+                for (u32 i = 0; i < count(first); i++) {
+                    weights[0].read(tile_w + i * W::STEP, warp * 8);
+                    weights[0].multiply(sums, tile_x + i * STEP_X);
+                }
+            }
+            warp_barrier();
+            if (lane == 0) barrier_arrive(stages.empty + stages.stage); // all lanes have read the stage
+        }
+        finish_few<E, Out>(sums, panel * 32 + warp * 8, bias, out, rows, outputs, stride);
+    }
 }
 
 #define HOPPER_PRODUCT_OF(N, suffix, E, OUT)                                                                                         \
     HOPPER_KERNEL(384, product_bf16_##N##_##suffix,                                                                                  \
                   (const Quad* x, const Quad* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride, \
                    u32 begin)) {                                                                                                     \
+        begin_kernel();                                                                                                              \
         ON_HOPPER((product_of_groups<E, OUT, N>(x, w, bias, out, rows, outputs, inputs, stride, begin)));                            \
     }
 #define HOPPER_PRODUCT(name, suffix, E, OUT, W) \
@@ -159,7 +185,9 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
 FOR_EPILOGUES(HOPPER_PRODUCT, bf16, Bf16Panels)
 
 #define FEW_BULK(name, suffix, E, OUT, W)                                                                                            \
-    HOPPER_KERNEL(160, product_##name##_few_bulk_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                \
-        ON_HOPPER((product_few_bulk<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride)));                                    \
+    HOPPER_KERNEL(192, product_##name##_few_bulk_##suffix,                                                                           \
+                  (const Quad* x, const Quad* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride, \
+                   u32 stages)) {                                                                                                    \
+        ON_HOPPER((product_few_bulk<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride, stages)));                            \
     }
 FOR_WEIGHTS(FEW_BULK)

@@ -91,22 +91,27 @@ template <class T> DEVICE void concat_logits(const Attention<T>& a, float* z, u3
     }
 }
 
-#define MASS(suffix, T)                                                                                                                 \
-    KERNEL(128, attention_mass_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, float* sums, u32 first, u32 count)) {              \
-        attention_mass<T>(ATTENTION(T), NoNoise{}, lse, sums, first, count);                                                            \
-    }                                                                                                                                   \
-    KERNEL(128, noisy_attention_mass_##suffix,                                                                                          \
-           (ATTENTION_PARAMETERS(T), const float* lse, float* sums, u32 first, u32 count, NOISE_PARAMETERS)) {                          \
-        attention_mass<T>(ATTENTION(T), NOISE, lse, sums, first, count);                                                                \
-    }                                                                                                                                   \
-    KERNEL(128, row_weights_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, float* weights, u32 first, u32 count)) {              \
-        row_weights<T>(ATTENTION(T), lse, weights, first, count);                                                                       \
-    }                                                                                                                                   \
-    KERNEL(128, column_weights_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, const u32* slots, float* weights)) {               \
-        column_weights<T>(ATTENTION(T), lse, slots, weights);                                                                           \
-    }                                                                                                                                   \
-    KERNEL(128, concat_logits_##suffix, (ATTENTION_PARAMETERS(T), float* z, u32 first, u32 count)) {                                    \
-        concat_logits<T>(ATTENTION(T), z, first, count);                                                                                \
+#define MASS(suffix, T)                                                                                                    \
+    KERNEL(128, attention_mass_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, float* sums, u32 first, u32 count)) { \
+        begin_kernel();                                                                                                    \
+        attention_mass<T>(ATTENTION(T), NoNoise{}, lse, sums, first, count);                                               \
+    }                                                                                                                      \
+    KERNEL(128, noisy_attention_mass_##suffix,                                                                             \
+           (ATTENTION_PARAMETERS(T), const float* lse, float* sums, u32 first, u32 count, NOISE_PARAMETERS)) {             \
+        begin_kernel();                                                                                                    \
+        attention_mass<T>(ATTENTION(T), NOISE, lse, sums, first, count);                                                   \
+    }                                                                                                                      \
+    KERNEL(128, row_weights_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, float* weights, u32 first, u32 count)) { \
+        begin_kernel();                                                                                                    \
+        row_weights<T>(ATTENTION(T), lse, weights, first, count);                                                          \
+    }                                                                                                                      \
+    KERNEL(128, column_weights_##suffix, (ATTENTION_PARAMETERS(T), const float* lse, const u32* slots, float* weights)) {  \
+        begin_kernel();                                                                                                    \
+        column_weights<T>(ATTENTION(T), lse, slots, weights);                                                              \
+    }                                                                                                                      \
+    KERNEL(128, concat_logits_##suffix, (ATTENTION_PARAMETERS(T), float* z, u32 first, u32 count)) {                       \
+        begin_kernel();                                                                                                    \
+        concat_logits<T>(ATTENTION(T), z, first, count);                                                                   \
     }
 MASS(f32, F32)
 MASS(f16, F16)
@@ -114,6 +119,7 @@ MASS(bf16, Bf16)
 
 // lse (rows) of z (rows × count) over the slots that each row sees; slot first is column 0. A block for each row.
 KERNEL(512, row_log_sum_exp, (const float* z, const Pair* visible, float* lse, u32 first, u32 count)) {
+    begin_kernel();
     float* maxima = (float*)shared_memory; // one for each warp
     float* sums = maxima + blockDim.x / 32;
     z += (size_t)blockIdx.x * count;
@@ -138,6 +144,7 @@ KERNEL(512, row_log_sum_exp, (const float* z, const Pair* visible, float* lse, u
 // sums (count) += Σ over rows of exp(z − lse) of the slots that each row sees; slot first is column 0. A block has 32 columns, and each of its 8
 // warps every eighth row.
 KERNEL(256, add_column_mass, (const float* z, const Pair* visible, const float* lse, float* sums, u32 rows, u32 first, u32 count)) {
+    begin_kernel();
     float* parts = (float*)shared_memory; // 8 × 32
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane, slot = first + column;
     float sum = 0;
@@ -154,6 +161,7 @@ KERNEL(256, add_column_mass, (const float* z, const Pair* visible, const float* 
 // scores (count) of weights (Hkv × rows × count): with `highest` the greatest of them, otherwise √Σ over rows of (Σ over KV heads)²; either
 // divided by `heads`. A block has 32 columns, and each of its 8 warps every eighth row.
 KERNEL(256, aggregate_weights, (const float* weights, float* scores, u32 kv_heads, u32 rows, u32 count, u32 heads, u32 highest)) {
+    begin_kernel();
     float* parts = (float*)shared_memory; // 8 × 32
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     float score = 0;

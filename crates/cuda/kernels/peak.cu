@@ -7,6 +7,7 @@ DEVICE u32 drawn_pair(u32 draw, u32 mask) { return 0x3f803f80u ^ (mix32(draw) & 
 // Each warp adds a product of 16 × 16 by 16 × 8 to each of eight sums, `rounds` times. Elements are 1 with the bits of `mask` drawn anew; a
 // thread writes the sum of its elements.
 KERNEL(256, peak_bf16, (float* out, u32 rounds, u32 mask)) {
+    begin_kernel();
     constexpr u32 SUMS = 8;
     u32 a[4], b[SUMS][2], draw = (u32)thread_index() * 32;
     auto element = [&] { return drawn_pair(++draw, mask); };
@@ -41,4 +42,4 @@ DEVICE void peak_of_groups(float* out, u32 rounds, u32 mask) {
     UNROLL for (u32 i = 0; i < 128; i++) sum += sums[i];
     out[thread_index()] = sum;
 }
-HOPPER_KERNEL(256, peak_bf16_groups, (float* out, u32 rounds, u32 mask)) { ON_HOPPER(peak_of_groups(out, rounds, mask)); }
+HOPPER_KERNEL(256, peak_bf16_groups, (float* out, u32 rounds, u32 mask)) { begin_kernel(); ON_HOPPER(peak_of_groups(out, rounds, mask)); }

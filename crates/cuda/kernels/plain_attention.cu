@@ -108,15 +108,18 @@ template <class T> DEVICE void weigh_values(const Attention<T>& a, const typenam
 #define NOISE \
     Gumbel { logarithms, query_positions, key_positions, capacity, seed, has_seed, temperature, 0 }
 
-#define PLAIN_ATTENTION(suffix, T)                                                                                        \
-    KERNEL(128, log_sum_exp_##suffix, (ATTENTION_PARAMETERS(T), float* lse, u32 first_slot)) {                            \
-        log_sum_exp<T>(ATTENTION(T), NoNoise{}, lse, first_slot);                                                         \
-    }                                                                                                                     \
-    KERNEL(128, noisy_log_sum_exp_##suffix, (ATTENTION_PARAMETERS(T), float* lse, u32 first_slot, NOISE_PARAMETERS)) {    \
-        log_sum_exp<T>(ATTENTION(T), NOISE, lse, first_slot);                                                             \
-    }                                                                                                                     \
-    KERNEL(128, weigh_values_##suffix, (ATTENTION_PARAMETERS(T), const T::Stored* v, const float* lse, float* out)) {     \
-        weigh_values<T>(ATTENTION(T), v, lse, out);                                                                       \
+#define PLAIN_ATTENTION(suffix, T)                                                                                     \
+    KERNEL(128, log_sum_exp_##suffix, (ATTENTION_PARAMETERS(T), float* lse, u32 first_slot)) {                         \
+        begin_kernel();                                                                                                \
+        log_sum_exp<T>(ATTENTION(T), NoNoise{}, lse, first_slot);                                                      \
+    }                                                                                                                  \
+    KERNEL(128, noisy_log_sum_exp_##suffix, (ATTENTION_PARAMETERS(T), float* lse, u32 first_slot, NOISE_PARAMETERS)) { \
+        begin_kernel();                                                                                                \
+        log_sum_exp<T>(ATTENTION(T), NOISE, lse, first_slot);                                                          \
+    }                                                                                                                  \
+    KERNEL(128, weigh_values_##suffix, (ATTENTION_PARAMETERS(T), const T::Stored* v, const float* lse, float* out)) {  \
+        begin_kernel();                                                                                                \
+        weigh_values<T>(ATTENTION(T), v, lse, out);                                                                    \
     }
 PLAIN_ATTENTION(f32, F32)
 PLAIN_ATTENTION(f16, F16)
@@ -124,6 +127,7 @@ PLAIN_ATTENTION(bf16, Bf16)
 
 // Attention over two sets of keys, merged into the first, a warp for each entry: out (entries × d) and lse (entries). −∞ is the sum over no key.
 KERNEL(32, merge_attention, (float* out, float* lse, const float* other, const float* other_lse, u32 d)) {
+    begin_kernel();
     const u32 entry = blockIdx.x;
     const float a = lse[entry], b = other_lse[entry], most = fmaxf(a, b);
     block_barrier(); // all have read the sum that the first thread replaces
@@ -142,6 +146,7 @@ KERNEL(32, merge_attention, (float* out, float* lse, const float* other, const f
 // row's result does not depend on where the pieces begin. What an entry has of a piece over no key counts for nothing, whatever stands there.
 // Shared memory is a float for each piece and two for each thread.
 KERNEL(1024, merge_pieces, (const float* parts, const float* sums, float* out, float* lse, u32 first, u32 pieces, u32 entries, u32 d)) {
+    begin_kernel();
     constexpr u32 BATCH = 16; // reads of a thread under way
     float* weights = (float*)shared_memory;
     float* shares = weights + pieces;

@@ -90,14 +90,16 @@ DEVICE void product_f32(const float* x, const float* w, const float* bias, float
             if (row < rows && column < outputs) finish<E, F32>(out, stride, {row, column}, outputs, bias, sums[r][c], sums[r][c + 1]);
         }
 }
-#define PRODUCT_F32(suffix, E)                                                                                                        \
-    KERNEL(256, product_f32_##suffix,                                                                                                 \
-           (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {          \
-        product_f32<E, 64>(x, w, bias, out, rows, outputs, inputs, stride);                                                           \
-    }                                                                                                                                 \
-    KERNEL(32, product_f32_few_##suffix,                                                                                              \
-           (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) {          \
-        product_f32<E, 8>(x, w, bias, out, rows, outputs, inputs, stride);                                                            \
+#define PRODUCT_F32(suffix, E)                                                                                               \
+    KERNEL(256, product_f32_##suffix,                                                                                        \
+           (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) { \
+        begin_kernel();                                                                                                      \
+        product_f32<E, 64>(x, w, bias, out, rows, outputs, inputs, stride);                                                  \
+    }                                                                                                                        \
+    KERNEL(32, product_f32_few_##suffix,                                                                                     \
+           (const float* x, const float* w, const float* bias, float* out, u32 rows, u32 outputs, u32 inputs, u32 stride)) { \
+        begin_kernel();                                                                                                      \
+        product_f32<E, 8>(x, w, bias, out, rows, outputs, inputs, stride);                                                   \
     }
 PRODUCT_F32(store, STORE)
 PRODUCT_F32(add, ADD)
@@ -161,17 +163,17 @@ DEVICE void product(const Quad* x, const Quad* w, const float* bias, typename Ou
             }
 }
 
-// 16 rows of x and 8 outputs of a warp, 64 inputs: what is read of them, and their product.
-template <class W> struct FewStep {
-    u32 a[4][4];
-    typename W::Packed w[2];
-    DEVICE void read(const Quad* tile_x, const Quad* tile_w, u32 warp_column) {
-        const u32 lane = threadIdx.x % 32;
-        UNROLL for (u32 i = 0; i < 4; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, i * 2 + lane / 16));
-        UNROLL for (u32 half = 0; half < 2; half++) w[half] = W::read(tile_w, warp_column, half);
+// A step of a product of few rows: a warp multiplies 16 rows of x by 8 outputs, 64 inputs. First the weights, which come from `first_column` of a tile on,
+// as fragments; then their products.
+template <class W> struct FewWeights {
+    u32 b[2][4];
+    DEVICE void read(const Quad* tile_w, u32 first_column) {
+        UNROLL for (u32 half = 0; half < 2; half++) read_fragments<W>(b[half], tile_w, first_column, half);
     }
-    DEVICE void unpack(u32 (&b)[2][4]) const { UNROLL for (u32 half = 0; half < 2; half++) W::unpack(b[half], w[half]); }
-    DEVICE void multiply(float (&sums)[4], const u32 (&b)[2][4]) const {
+    DEVICE void multiply(float (&sums)[4], const Quad* tile_x) const {
+        const u32 lane = threadIdx.x % 32;
+        u32 a[4][4];
+        UNROLL for (u32 i = 0; i < 4; i++) load_matrices<false>(a[i], tile_x + swizzled(lane % 16, i * 2 + lane / 16));
         UNROLL for (u32 i = 0; i < 4; i++) mma_bf16(sums, a[i], b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
     }
 };
@@ -207,22 +209,22 @@ DEVICE void product_few(const Quad* x, const Quad* w, const float* bias, typenam
         wait_copies<STAGES - 2>();
         block_barrier();
         load(step + STAGES - 1);
-        FewStep<W> own;
-        own.read(tiles_x + step % STAGES * QUADS_X, tiles_w + step % STAGES * QUADS_W, warp_column);
-        u32 b[2][4];
-        own.unpack(b);
-        own.multiply(sums, b);
+        FewWeights<W> weights;
+        weights.read(tiles_w + step % STAGES * QUADS_W, warp_column);
+        weights.multiply(sums, tiles_x + step % STAGES * QUADS_X);
     }
     finish_few<E, Out>(sums, first_column + warp_column, bias, out, rows, outputs, stride);
 }
 #define PRODUCT_PARAMETERS(OUT) \
     (const Quad* x, const Quad* w, const float* bias, OUT::Stored* out, u32 rows, u32 outputs, u32 inputs, u32 stride)
-#define PRODUCT(name, suffix, E, OUT, W)                                                                                            \
-    KERNEL(256, product_##name##_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                               \
-        product<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                         \
-    }                                                                                                                               \
-    KERNEL(128, product_##name##_few_##suffix, PRODUCT_PARAMETERS(OUT)) {                                                           \
-        product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);                                                     \
+#define PRODUCT(name, suffix, E, OUT, W)                                        \
+    KERNEL(256, product_##name##_##suffix, PRODUCT_PARAMETERS(OUT)) {           \
+        begin_kernel();                                                         \
+        product<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride);     \
+    }                                                                           \
+    KERNEL(128, product_##name##_few_##suffix, PRODUCT_PARAMETERS(OUT)) {       \
+        begin_kernel();                                                         \
+        product_few<E, OUT, W>(x, w, bias, out, rows, outputs, inputs, stride); \
     }
 // KERNELS for each last step of a product, with weights of a layout; and for each layout.
 #define FOR_EPILOGUES(KERNELS, name, W)       \
@@ -248,5 +250,5 @@ template <u32 BITS> DEVICE void unpack_blocks(const Quad* w, Quad* out) {
     block_barrier();
     UNROLL for (u32 i = 0; i < 2; i++) out[(size_t)blockIdx.x * 256 + i * 128 + threadIdx.x] = ((const Quad*)words)[i * 128 + threadIdx.x];
 }
-KERNEL(128, unpack_q8, (const Quad* w, Quad* out)) { unpack_blocks<8>(w, out); }
-KERNEL(128, unpack_q4, (const Quad* w, Quad* out)) { unpack_blocks<4>(w, out); }
+KERNEL(128, unpack_q8, (const Quad* w, Quad* out)) { begin_kernel(); unpack_blocks<8>(w, out); }
+KERNEL(128, unpack_q4, (const Quad* w, Quad* out)) { begin_kernel(); unpack_blocks<4>(w, out); }

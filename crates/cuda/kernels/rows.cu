@@ -74,11 +74,12 @@ DEVICE void norm_segment(const float* x, const float* weight, Place place, u32 w
 }
 
 // Norms of rows of `width` elements, a block each. Columns from `width` to `stride` of the results become zeros.
-#define RMS_NORM(name, OUT, ADD)                                                                                                 \
-    KERNEL(1024, name, (const float* x, const float* weight, OUT::Stored* out, u32 width, u32 stride, float eps)) {              \
-        auto place = [&](u32 i) { return out + Place<OUT>::at(blockIdx.x, i, stride); };                                         \
-        norm_segment<OUT, ADD>(x + (size_t)blockIdx.x * width, weight, place, width, stride, eps, threadIdx.x, blockDim.x,       \
-                               [](float y) { return block_sum(y, (float*)shared_memory); });                                     \
+#define RMS_NORM(name, OUT, ADD)                                                                                           \
+    KERNEL(1024, name, (const float* x, const float* weight, OUT::Stored* out, u32 width, u32 stride, float eps)) {        \
+        begin_kernel();                                                                                                    \
+        auto place = [&](u32 i) { return out + Place<OUT>::at(blockIdx.x, i, stride); };                                   \
+        norm_segment<OUT, ADD>(x + (size_t)blockIdx.x * width, weight, place, width, stride, eps, threadIdx.x, blockDim.x, \
+                               [](float y) { return block_sum(y, (float*)shared_memory); });                               \
     }
 RMS_NORM(rms_norm_f32, F32, false)
 RMS_NORM(rms_norm_panels, Panels, false)
@@ -106,11 +107,12 @@ DEVICE void split_rows(const float* x, float* q, typename Out::Stored* k, typena
     x += q_width + (is_v ? kv_width : 0) + first;
     norm_segment<Out, false>(x, is_v ? nullptr : k_weight, [&](u32 i) { return kv + i; }, width, width, k_eps, lane, 32, sum);
 }
-#define SPLIT_ROWS(name, OUT)                                                                                                            \
-    KERNEL(256, name,                                                                                                                    \
-           (const float* x, float* q, OUT::Stored* k, OUT::Stored* v, u32 rows, u32 q_width, u32 kv_width, const float* q_weight,        \
-            u32 q_segment, float q_eps, const float* k_weight, u32 kv_segment, float k_eps)) {                                           \
-        split_rows<OUT>(x, q, k, v, rows, q_width, kv_width, q_weight, q_segment, q_eps, k_weight, kv_segment, k_eps);                   \
+#define SPLIT_ROWS(name, OUT)                                                                                                     \
+    KERNEL(256, name,                                                                                                             \
+           (const float* x, float* q, OUT::Stored* k, OUT::Stored* v, u32 rows, u32 q_width, u32 kv_width, const float* q_weight, \
+            u32 q_segment, float q_eps, const float* k_weight, u32 kv_segment, float k_eps)) {                                    \
+        begin_kernel();                                                                                                           \
+        split_rows<OUT>(x, q, k, v, rows, q_width, kv_width, q_weight, q_segment, q_eps, k_weight, kv_segment, k_eps);            \
     }
 SPLIT_ROWS(split_rows_f32, F32)
 SPLIT_ROWS(split_rows_f16, F16)
@@ -123,9 +125,10 @@ template <class Out> DEVICE void round_rows(const float* x, typename Out::Stored
     const u32 at = index % fours * 4;
     if (row < rows) store_four<Out>(out + Place<Out>::at(row, at, stride), at, stride, load_four(x + row * width + at, at, width));
 }
-#define ROUND_ROWS(name, OUT)                                                                             \
-    KERNEL(256, name, (const float* x, OUT::Stored* out, u32 rows, u32 width, u32 stride)) {              \
-        round_rows<OUT>(x, out, rows, width, stride);                                                     \
+#define ROUND_ROWS(name, OUT)                                                                \
+    KERNEL(256, name, (const float* x, OUT::Stored* out, u32 rows, u32 width, u32 stride)) { \
+        begin_kernel();                                                                      \
+        round_rows<OUT>(x, out, rows, width, stride);                                        \
     }
 ROUND_ROWS(round_rows_f32, F32)
 ROUND_ROWS(round_rows_panels, Panels)
@@ -135,18 +138,49 @@ template <class T> DEVICE void gather_rows(const T* x, const u32* rows, T* out, 
     const size_t at = thread_index();
     if (at < (size_t)count * width) out[at] = x[(size_t)rows[at / width] * width + at % width];
 }
-KERNEL(256, gather_rows_16, (const u16* x, const u32* rows, u16* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
-KERNEL(256, gather_rows_32, (const u32* x, const u32* rows, u32* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
-KERNEL(256, gather_rows_128, (const Quad* x, const u32* rows, Quad* out, u32 count, u32 width)) { gather_rows(x, rows, out, count, width); }
+#define GATHER_ROWS(name, T)                                                              \
+    KERNEL(256, name, (const T* x, const u32* rows, T* out, u32 count, u32 width)) {      \
+        begin_kernel();                                                                   \
+        gather_rows(x, rows, out, count, width);                                          \
+    }
+GATHER_ROWS(gather_rows_16, u16)
+GATHER_ROWS(gather_rows_32, u32)
+GATHER_ROWS(gather_rows_128, Quad)
+
+// out (count × width) = scale · row ids[i] of a table of bf16 in panels, whose rows have `stride` columns. A thread has eight columns.
+KERNEL(256, embed_rows, (const u16* table, const u32* ids, float* out, u32 count, u32 width, u32 stride, float scale)) {
+    begin_kernel();
+    const u32 eights = (width + 7) / 8;
+    const size_t index = thread_index(), row = index / eights;
+    if (row >= count) return;
+    const u32 at = index % eights * 8;
+    const Quad packed = *(const Quad*)(table + Place<Panels>::at(ids[row], at, stride));
+    const u32 words[4] = {packed.x, packed.y, packed.z, packed.w};
+    Four halves[2];
+    UNROLL for (u32 i = 0; i < 8; i++) halves[i / 4].x[i % 4] = Bf16::widen((u16)(words[i / 2] >> 16 * (i % 2))) * scale;
+    UNROLL for (u32 half = 0; half < 2; half++)
+        if (at + 4 * half < width) store_four<F32>(out + row * width + at + 4 * half, at + 4 * half, width, halves[half]);
+}
+
+// Bytes of the host's memory, which is pinned, in 16-byte pieces, a thread each.
+KERNEL(256, copy_from_host, (const unsigned char* from, unsigned char* to, u64 bytes)) {
+    begin_kernel();
+    const size_t at = thread_index() * 16;
+    if (at + 16 <= bytes) *(Quad*)(to + at) = *(const Quad*)(from + at);
+    else
+        for (size_t byte = at; byte < bytes; byte++) to[byte] = from[byte];
+}
 
 // x += y
 KERNEL(256, add, (float* x, const float* y, u64 count)) {
+    begin_kernel();
     const size_t at = thread_index();
     if (at < count) x[at] += y[at];
 }
 
 // out (rows × width) = Σ over the `each` routes of a row, in order, of weights[route] · parts[places[route]].
 KERNEL(256, mix_routes, (const float* parts, const u32* places, const float* weights, float* out, u32 rows, u32 each, u32 width)) {
+    begin_kernel();
     const size_t at = thread_index();
     if (at >= (size_t)rows * width) return;
     const size_t first = at / width * each;
@@ -157,6 +191,7 @@ KERNEL(256, mix_routes, (const float* parts, const u32* places, const float* wei
 
 // The mean of rows of `width`, a thread for each column, summed in f64.
 KERNEL(256, mean_row, (const float* x, float* out, u32 rows, u32 width)) {
+    begin_kernel();
     const size_t column = thread_index();
     if (column >= width) return;
     double sum = 0;

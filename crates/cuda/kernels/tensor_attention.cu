@@ -203,16 +203,18 @@ DEVICE void tensor_attention(const float* q, const u16* k, const u16* v, const P
         }
     }
 }
-#define TENSOR_ATTENTION(suffix, T, D)                                                                                                    \
-    KERNEL(128, tensor_attention_##suffix##_##D,                                                                                          \
-           (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads, u32 kv_heads,   \
-            u32 capacity, float scale)) {                                                                                                 \
-        tensor_attention<T, D, false>(q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale, 0);                             \
-    }                                                                                                                                     \
-    KERNEL(128, few_rows_attention_##suffix##_##D,                                                                                        \
-           (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads, u32 kv_heads,   \
-            u32 capacity, float scale, u32 piece)) {                                                                                      \
-        tensor_attention<T, D, true>(q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale, piece);                          \
+#define TENSOR_ATTENTION(suffix, T, D)                                                                                                  \
+    KERNEL(128, tensor_attention_##suffix##_##D,                                                                                        \
+           (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads, u32 kv_heads, \
+            u32 capacity, float scale)) {                                                                                               \
+        begin_kernel();                                                                                                                 \
+        tensor_attention<T, D, false>(q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale, 0);                           \
+    }                                                                                                                                   \
+    KERNEL(128, few_rows_attention_##suffix##_##D,                                                                                      \
+           (const float* q, const u16* k, const u16* v, const Pair* visible, float* out, float* lse, u32 rows, u32 heads, u32 kv_heads, \
+            u32 capacity, float scale, u32 piece)) {                                                                                    \
+        begin_kernel();                                                                                                                 \
+        tensor_attention<T, D, true>(q, k, v, visible, out, lse, rows, heads, kv_heads, capacity, scale, piece);                        \
     }
 TENSOR_ATTENTION(f16, F16, 64)
 TENSOR_ATTENTION(f16, F16, 80)

@@ -78,8 +78,13 @@ template <class T> DEVICE void sum_heads(const float* q, u16* out, u32 count, u3
     }
     ((Pair*)out)[at] = Pair{T::pack(sum[0], sum[1]), T::pack(sum[2], sum[3])};
 }
-KERNEL(256, sum_heads_f16, (const float* q, u16* out, u32 count, u32 together, u32 d)) { sum_heads<F16>(q, out, count, together, d); }
-KERNEL(256, sum_heads_bf16, (const float* q, u16* out, u32 count, u32 together, u32 d)) { sum_heads<Bf16>(q, out, count, together, d); }
+#define SUM_HEADS(name, T)                                                                     \
+    KERNEL(256, name, (const float* q, u16* out, u32 count, u32 together, u32 d)) {            \
+        begin_kernel();                                                                        \
+        sum_heads<T>(q, out, count, together, d);                                              \
+    }
+SUM_HEADS(sum_heads_f16, F16)
+SUM_HEADS(sum_heads_bf16, Bf16)
 
 // lse (rows × heads) = ln Σ exp(score) over the slots that each row sees from first_slot on; −∞ over no slot. A block has 4 strips of entries
 // of KV head blockIdx.y and piece blockIdx.z of their slots; piece p gives its share at the p-th part of lse.
@@ -174,6 +179,7 @@ DEVICE void tensor_sums(const float* q, const u16* k, const Pair* visible, float
 
 // lse (entries) = the log-sum-exps over all pieces of slots, from those over each: parts (pieces × entries). A thread for each entry.
 KERNEL(256, merge_sums, (const float* parts, float* lse, u32 pieces, u32 entries)) {
+    begin_kernel();
     const size_t entry = thread_index();
     if (entry >= entries) return;
     float most = minus_infinity(), total = 0;
@@ -296,6 +302,7 @@ DEVICE void tensor_weigh(const u16* q, const u16* k, const Pair* visible, u32 ro
 
 // out (count × rows) = the sum of parts of rows × count.
 KERNEL(256, sum_columns, (const float* parts, float* out, u32 count_of_parts, u32 rows, u32 count)) {
+    begin_kernel();
     const size_t at = thread_index(), each = (size_t)rows * count;
     if (at >= each) return;
     float sum = 0;
@@ -345,25 +352,29 @@ DEVICE void tensor_concat(const u16* q, const u16* k, float* z, u32 rows, u32 kv
         }
 }
 
-#define TENSOR_STATISTICS(suffix, T, D)                                                                                                 \
-    KERNEL(128, tensor_sums_##suffix##_##D,                                                                                             \
-           (const float* q, const u16* k, const Pair* visible, float* lse, u32 rows, u32 heads, u32 kv_heads, u32 capacity,             \
-            float scale, u32 first_slot)) {                                                                                             \
-        tensor_sums<T, D>(q, k, visible, lse, rows, heads, kv_heads, capacity, scale, first_slot);                                      \
-    }                                                                                                                                   \
-    KERNEL(128, tensor_mass_##suffix##_##D,                                                                                             \
-           (const u16* q, const u16* k, const Pair* visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, float scale,              \
-            const float* lse, float* sums, u32 first, u32 count)) {                                                                     \
-        tensor_weigh<T, D, false>(q, k, visible, rows, heads, kv_heads, capacity, scale, lse, sums, first, count, 0);                   \
-    }                                                                                                                                   \
-    KERNEL(128, tensor_weights_##suffix##_##D,                                                                                          \
-           (const u16* q, const u16* k, const Pair* visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, float scale,              \
-            const float* lse, float* weights, u32 first, u32 count, const u32* slots)) {                                                \
-        tensor_weigh<T, D, true>(q, k, visible, rows, heads, kv_heads, capacity, scale, lse, weights, first, count, slots);             \
-    }                                                                                                                                   \
-    KERNEL(128, tensor_concat_##suffix##_##D,                                                                                           \
-           (const u16* q, const u16* k, float* z, u32 rows, u32 kv_heads, u32 capacity, float scale, u32 first, u32 count)) {           \
-        tensor_concat<T, D>(q, k, z, rows, kv_heads, capacity, scale, first, count);                                                    \
+#define TENSOR_STATISTICS(suffix, T, D)                                                                                       \
+    KERNEL(128, tensor_sums_##suffix##_##D,                                                                                   \
+           (const float* q, const u16* k, const Pair* visible, float* lse, u32 rows, u32 heads, u32 kv_heads, u32 capacity,   \
+            float scale, u32 first_slot)) {                                                                                   \
+        begin_kernel();                                                                                                       \
+        tensor_sums<T, D>(q, k, visible, lse, rows, heads, kv_heads, capacity, scale, first_slot);                            \
+    }                                                                                                                         \
+    KERNEL(128, tensor_mass_##suffix##_##D,                                                                                   \
+           (const u16* q, const u16* k, const Pair* visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, float scale,    \
+            const float* lse, float* sums, u32 first, u32 count)) {                                                           \
+        begin_kernel();                                                                                                       \
+        tensor_weigh<T, D, false>(q, k, visible, rows, heads, kv_heads, capacity, scale, lse, sums, first, count, 0);         \
+    }                                                                                                                         \
+    KERNEL(128, tensor_weights_##suffix##_##D,                                                                                \
+           (const u16* q, const u16* k, const Pair* visible, u32 rows, u32 heads, u32 kv_heads, u32 capacity, float scale,    \
+            const float* lse, float* weights, u32 first, u32 count, const u32* slots)) {                                      \
+        begin_kernel();                                                                                                       \
+        tensor_weigh<T, D, true>(q, k, visible, rows, heads, kv_heads, capacity, scale, lse, weights, first, count, slots);   \
+    }                                                                                                                         \
+    KERNEL(128, tensor_concat_##suffix##_##D,                                                                                 \
+           (const u16* q, const u16* k, float* z, u32 rows, u32 kv_heads, u32 capacity, float scale, u32 first, u32 count)) { \
+        begin_kernel();                                                                                                       \
+        tensor_concat<T, D>(q, k, z, rows, kv_heads, capacity, scale, first, count);                                          \
     }
 TENSOR_STATISTICS(f16, F16, 64)
 TENSOR_STATISTICS(f16, F16, 80)

@@ -2,14 +2,14 @@
 //
 // A layout is in panels of 32 outputs, each a whole number of steps; a step of a panel is one contiguous piece of memory. It is a type with
 // STEP, the 16-byte pieces of a step of a panel; quads(n), those of a tile of n outputs; read, which gives a warp 8 outputs × 32 inputs of a tile, and
-// unpack, which makes two fragments of mma.sync in bf16 of them; and FEW_STAGES and FEW_BULK_STAGES, the stages of a product of few rows. Such a product is bounded by
+// unpack, which makes two fragments of mma.sync in bf16 of them; and FEW_STAGES, the stages of a product of few rows. Such a product is bounded by
 // reading the weights: 64 bytes of 32 weights in bf16, 34 in blocks of 8 bits, 20 in blocks of 4.
 #pragma once
 #include "panels.h"
 
 // Panels of 32 outputs, as activations lie (panels.h).
 struct Bf16Panels {
-    static constexpr u32 STEP = 256, FEW_STAGES = 6, FEW_BULK_STAGES = 10;
+    static constexpr u32 STEP = 256, FEW_STAGES = 6;
     static constexpr DEVICE u32 quads(u32 outputs) { return outputs * 8; }
     struct Packed {
         u32 words[4];
@@ -32,7 +32,7 @@ struct Bf16Panels {
 // up to 32 outputs and to a whole number of steps, so that a step of a panel is one contiguous piece of memory.
 template <u32 BITS> struct Blocks {
     static constexpr u32 OUTPUTS = 32, HEAD = BITS == 8 ? 4 : 8, BLOCK = HEAD + 32 * BITS / 4, STEP = 2 * BLOCK;
-    static constexpr u32 WORDS = BITS / 4, FEW_STAGES = BITS == 8 ? 10 : 12, FEW_BULK_STAGES = 16;
+    static constexpr u32 WORDS = BITS / 4, FEW_STAGES = BITS == 8 ? 10 : 12;
     static constexpr DEVICE u32 quads(u32 outputs) { return outputs / OUTPUTS * STEP; }
 
     struct Packed {
@@ -51,14 +51,23 @@ template <u32 BITS> struct Blocks {
         return packed;
     }
     static DEVICE void unpack(u32 (&b)[4], const Packed& packed) {
-        const float scale = f16_to_f32(packed.scale), min = f16_to_f32(packed.min);
+        const float scale = f16_to_f32(packed.scale);
         float weights[8];
-        UNROLL for (u32 i = 0; i < 8; i++) {
-            // Under the exponent of 2^(23 − at) the bits of q are those of the float 2^(23 − at) + q.
-            const u32 at = i * BITS % 16, part = packed.words[i * BITS / 32] >> (i * BITS / 16 % 2 * 16);
-            const u32 bits = (part & ((1u << BITS) - 1) << at) | (150 - at) << 23;
-            const float q = float_of_bits(bits) - (float)((1u << (23 - at)) + (BITS == 8 ? 128 : 0));
-            weights[i] = BITS == 4 ? q * scale + min : q * scale;
+        if constexpr (BITS == 8) {
+            // Under the exponent of 2^15 the second byte of a float counts ones. Both products are exact, and so is their difference.
+            const float offset = scale * -(float)((1u << 15) + 128);
+            UNROLL for (u32 i = 0; i < 8; i++) {
+                const u32 bits = select_bytes(packed.words[i / 4], 0x47000000, 0x7604 | i % 4 << 4);
+                weights[i] = fmaf(float_of_bits(bits), scale, offset);
+            }
+        } else {
+            const float min = f16_to_f32(packed.min);
+            UNROLL for (u32 i = 0; i < 8; i++) {
+                // Under the exponent of 2^(23 − at) the bits of q are those of the float 2^(23 − at) + q.
+                const u32 at = i * 4 % 16, part = packed.words[0] >> (i / 4 * 16);
+                const u32 bits = (part & 15u << at) | (150 - at) << 23;
+                weights[i] = (float_of_bits(bits) - (float)(1u << (23 - at))) * scale + min;
+            }
         }
         UNROLL for (u32 i = 0; i < 4; i++) b[i] = pack_bf16(weights[2 * i], weights[2 * i + 1]);
     }

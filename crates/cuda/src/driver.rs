@@ -34,6 +34,8 @@ pub enum Arg<'a, M> {
     Memory(&'a M, usize),
     /// A pointer to memory that the kernel only reads, from this byte on.
     Read(&'a M, usize),
+    /// A pointer to memory that no kernel changes, from this byte on: it may be read while the kernels before are still busy.
+    Constant(&'a M, usize),
     /// A pointer to nothing.
     Null,
     /// A number of 32 bits.
@@ -52,6 +54,19 @@ impl<M> Clone for Arg<'_, M> {
 }
 
 impl<M> Copy for Arg<'_, M> {}
+
+impl<M> Arg<'_, M> {
+    /// The same memory, `bytes` bytes further on.
+    #[must_use]
+    pub fn further(self, bytes: usize) -> Self {
+        match self {
+            Arg::Memory(memory, at) => Arg::Memory(memory, at + bytes),
+            Arg::Read(memory, at) => Arg::Read(memory, at + bytes),
+            Arg::Constant(memory, at) => Arg::Constant(memory, at + bytes),
+            other => other,
+        }
+    }
+}
 
 /// A GPU with one queue of work, or an emulator of one.
 ///
@@ -132,7 +147,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Copies bytes between places that do not overlap.
     fn copy(&self, from: &Self::Memory, from_at: usize, to: &Self::Memory, to_at: usize, bytes: usize);
 
-    /// Runs a kernel. A launch that fails is told by the next [`Driver::read`] or [`Driver::wait`].
+    /// Runs a kernel. It may begin while those before it are still busy, and itself waits for them (`wait_for_kernels` of `device.h`) before it touches memory
+    /// that is not [`Arg::Constant`]. A launch that fails is told by the next [`Driver::read`] or [`Driver::wait`].
     fn launch(&self, kernel: &'static str, grid: Grid, args: &[Arg<'_, Self::Memory>]);
 
     /// Waits for all that was queued.

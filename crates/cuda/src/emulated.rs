@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use refrain_kernels::{HostBytes, HostSlice};
@@ -34,8 +34,17 @@ unsafe extern "C" {
         sizes: *const usize,
         arguments: *mut *mut c_void,
         count: usize,
+        regions: *const Region,
+        regions_count: usize,
         error: *mut c_char,
     ) -> i32;
+}
+
+/// Memory of a launch, as `emulated.cpp` has it.
+#[repr(C)]
+struct Region {
+    first: *mut c_void,
+    bytes: usize,
 }
 
 /// Kernels on emulated threads. Everything is done when a call returns.
@@ -62,6 +71,8 @@ struct State {
     /// Most bytes that were allocated at a time.
     peak: AtomicU64,
     failed: Mutex<Option<DriverError>>,
+    /// Held by all that touches memory, and alone by a launch that begins while memory may not be touched.
+    touching: RwLock<()>,
 }
 
 impl Emulated {
@@ -74,7 +85,16 @@ impl Emulated {
     pub fn with_memory(seed: u64, memory: u64) -> Emulated {
         let largest = AtomicU64::new(memory);
         let [launches, written, allocated, peak] = [(); 4].map(|()| AtomicU64::new(0));
-        let state = State { memory, largest, launches, written, allocated, peak, failed: Mutex::default() };
+        let state = State {
+            memory,
+            largest,
+            launches,
+            written,
+            allocated,
+            peak,
+            failed: Mutex::default(),
+            touching: RwLock::default(),
+        };
         Emulated { seed, state: Arc::new(state) }
     }
 
@@ -106,6 +126,15 @@ impl Emulated {
 }
 
 impl State {
+    fn touch(&self) -> RwLockReadGuard<'_, ()> {
+        self.touching.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// None while another thread touches memory.
+    fn touch_alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.touching.try_write().ok()
+    }
+
     /// Keeps the error of a call unless an earlier one is kept.
     fn keep(&self, error: DriverError) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -191,6 +220,7 @@ impl Driver for Emulated {
     }
 
     fn zero(&self, memory: &EmulatedMemory, at: usize, bytes: usize) {
+        let _touching = self.state.touch();
         // SAFETY: the bytes lie inside, and nobody reads them meanwhile.
         unsafe { memory.bytes_at(at, bytes).write_bytes(0, bytes) }
     }
@@ -209,6 +239,7 @@ impl Driver for Emulated {
             let count = (bytes - first).min(PIECE.next_multiple_of(unit));
             let piece = &mut bytemuck::cast_slice_mut(&mut words)[..count];
             fill(first, piece);
+            let _touching = self.state.touch();
             // SAFETY: the bytes lie inside, and nobody else uses them meanwhile.
             unsafe { memory.bytes_at(at + first, count).copy_from(piece.as_ptr(), count) }
         }
@@ -244,6 +275,7 @@ impl Driver for Emulated {
 
     fn read(&self, memory: &EmulatedMemory, at: usize, to: &mut [u8]) -> Result<(), DriverError> {
         self.wait()?;
+        let _touching = self.state.touch();
         // SAFETY: the bytes lie inside, and nobody writes them meanwhile.
         to.copy_from_slice(unsafe { slice::from_raw_parts(memory.bytes_at(at, to.len()), to.len()) });
         Ok(())
@@ -252,6 +284,7 @@ impl Driver for Emulated {
     fn copy(&self, from: &EmulatedMemory, from_at: usize, to: &EmulatedMemory, to_at: usize, bytes: usize) {
         let (from, to) = (from.bytes_at(from_at, bytes), to.bytes_at(to_at, bytes));
         assert!(from.addr().abs_diff(to.addr()) >= bytes, "copies do not overlap");
+        let _touching = self.state.touch();
         // SAFETY: both lie inside of their memory and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) }
     }
@@ -261,7 +294,9 @@ impl Driver for Emulated {
         let (mut values, sizes): (Vec<u64>, Vec<usize>) = args
             .iter()
             .map(|arg| match arg {
-                Arg::Memory(memory, at) | Arg::Read(memory, at) => (memory.bytes_at(*at, 0).addr() as u64, 8),
+                Arg::Memory(memory, at) | Arg::Read(memory, at) | Arg::Constant(memory, at) => {
+                    (memory.bytes_at(*at, 0).addr() as u64, 8)
+                }
                 Arg::Null => (0, 8),
                 Arg::U32(x) => (u64::from(*x), 4),
                 Arg::U64(x) => (*x, 8),
@@ -271,10 +306,23 @@ impl Driver for Emulated {
         let mut arguments: Vec<*mut c_void> =
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
         let name = CString::new(kernel).unwrap_or_default();
+        // What kernels before may use cannot be touched before they are waited for, unless other threads use memory now.
+        let alone = self.state.touch_alone();
+        let _touching = alone.is_none().then(|| self.state.touch());
+        let mut regions: Vec<Region> = Vec::new();
+        for arg in args {
+            if let Arg::Memory(memory, _) | Arg::Read(memory, _) = arg
+                && alone.is_some()
+                && memory.bytes > 0
+                && regions.iter().all(|region| region.first != memory.at.as_ptr().cast())
+            {
+                regions.push(Region { first: memory.at.as_ptr().cast(), bytes: memory.bytes });
+            }
+        }
         let mut error = [0u8; ERROR_BYTES];
         let launch = self.state.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the emulator asserts that number and sizes of arguments are the kernel's; memory that they point to lives as long
-        // as `args`, and accesses past its end are caught.
+        // as `args`, and accesses past its end are caught. Regions are whole allocations, which no other thread touches now.
         let refused = unsafe {
             emulator_launch(
                 name.as_ptr(),
@@ -286,6 +334,8 @@ impl Driver for Emulated {
                 sizes.as_ptr(),
                 arguments.as_mut_ptr(),
                 arguments.len(),
+                regions.as_ptr(),
+                regions.len(),
                 error.as_mut_ptr().cast(),
             )
         };

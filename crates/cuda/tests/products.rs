@@ -237,6 +237,8 @@ fn a_layer_on_a_hopper_is_to_the_bit_that_of_other_gpus() {
     let sizes = [
         (3, Activation::Silu),
         (16, Activation::GeluTanh),
+        // A tile, and behind it rows that are a product of few rows.
+        (130, Activation::Silu),
         (150, Activation::Silu),
         (200, Activation::Silu),
         (260, Activation::GeluTanh),
@@ -260,6 +262,28 @@ fn a_layer_of_blocks_is_to_the_bit_that_of_their_values_in_bf16() {
                 [&layer, &values].map(|layer| bits(&finished(seed, rows, activation, layer)));
             assert_eq!(got, expected, "{kept:?}, {rows} rows, {activation}");
         }
+    }
+}
+
+#[test]
+fn rows_of_bf16_are_looked_up_and_scaled() {
+    for (outputs, inputs) in [(70, 40), (33, 72), (5, 130), (9, 3)] {
+        let (device, matrix) = (device(2), Matrix::new(Kept::Bf16, outputs, inputs, 1));
+        let (packed, rows) = (matrix.packed(&device, false), matrix.multiplied());
+        let ids = [outputs as u32 - 1, 0, 2, 2];
+        let mut x = device.floats(1);
+        assert!(device.embed(&packed, &ids, 1.5, &mut x));
+        let expected: Vec<f32> = ids
+            .iter()
+            .flat_map(|id| rows[*id as usize * inputs..][..inputs].iter().map(|x| x * 1.5))
+            .collect();
+        assert_eq!(bits(&download(&device, &x)), bits(&expected), "{outputs} × {inputs}");
+    }
+    for kept in [Kept::F32, Kept::Q8, Kept::Q4] {
+        let device = device(2);
+        let (packed, mut x) = (Matrix::new(kept, 40, 64, 1).packed(&device, false), device.floats(7));
+        assert!(!device.embed(&packed, &[1], 1.0, &mut x), "{kept:?}");
+        assert_eq!(x.len(), 7);
     }
 }
 

@@ -172,3 +172,19 @@ fn queries_keys_and_values_are_split_rounded_and_normed() {
         }
     }
 }
+
+#[test]
+fn bytes_are_copied_whatever_their_number() {
+    for bytes in [1, 15, 16, 17, 4095, 4096, 4100] {
+        let driver = Emulated::new(1);
+        let from: Vec<u8> = (0..bytes).map(|i| (i * 7 % 251) as u8).collect();
+        let [source, to] = [(); 2].map(|()| driver.alloc(bytes + 16).unwrap());
+        driver.write(&source, 0, &from);
+        driver.zero(&to, 0, bytes + 16);
+        let grid = Grid { blocks: [bytes.div_ceil(16 * 256) as u32, 1, 1], threads: 256, shared: 0 };
+        let args = [Arg::Memory(&source, 0), Arg::Memory(&to, 0), Arg::U64(bytes as u64)];
+        driver.launch("copy_from_host", grid, &args);
+        let got: Vec<u8> = read(&driver, &to, 0, bytes + 16);
+        assert_eq!((&got[..bytes], &got[bytes..]), (&from[..], &[0; 16][..]), "{bytes} bytes");
+    }
+}

@@ -7,15 +7,14 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use refrain_kernels::{
-    Device, Dtype, Experts, Floats, KvBuffer, LayerTail, Mlp, Norm, PackedLinear, Precision, QkNorms,
-    release_free_memory,
+    Device, Dtype, Experts, Floats, KvBuffer, LayerTail, Mlp, Norm, Precision, QkNorms, release_free_memory,
 };
 use refrain_kv::{RopeTables, Ropes, Shape};
 
 use crate::config::{Config, ExpertSpec};
 use crate::error::Result;
 use crate::files::ModelFiles;
-use crate::layers::{EMBEDDINGS, Layer, Mixture, Pack};
+use crate::layers::{EMBEDDINGS, Mixture, Pack, Packed};
 use crate::packed::{PackedWeights, PackedWriter};
 use crate::rope;
 use crate::weights::Weights;
@@ -31,9 +30,8 @@ pub struct Decoder {
     each: Arc<dyn Device>,
     config: Config,
     weights: Weights,
-    layers: Vec<Layer>,
+    packed: Packed,
     norm: Vec<f32>,
-    head: PackedLinear,
     precision: Precision,
     /// Whether the device has a memory of its own. The host's is then free enough for pages of the mapped file, and giving them back would hold up
     /// the threads that read them.
@@ -93,7 +91,7 @@ impl Decoder {
             // A damaged file is made again.
             Pack { reader: Some(&reader), ..pack }.all(&mut progress).ok()
         });
-        let (layers, head) = match read {
+        let packed = match read {
             Some(packed) => packed,
             None => {
                 let writer = kept.and_then(PackedWeights::create);
@@ -112,9 +110,8 @@ impl Decoder {
             each: device.batch_invariant(),
             config,
             weights,
-            layers,
+            packed,
             norm,
-            head,
             precision,
             is_apart: device.memory().is_some(),
             tables: Mutex::default(),
@@ -127,8 +124,7 @@ impl Decoder {
     /// Those of [`Decoder::load`].
     pub fn bytes_of(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<usize> {
         let count = Pack { counts: true, ..Pack::new(files, device, precision) };
-        let (layers, head) = count.all(&mut |_, _| ())?;
-        Ok(layers.iter().map(Layer::bytes).sum::<usize>() + head.bytes())
+        Ok(count.all(&mut |_, _| ())?.bytes())
     }
 
     /// The resolved configuration.
@@ -154,7 +150,7 @@ impl Decoder {
 
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> usize {
-        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.head.bytes()
+        self.packed.bytes()
     }
 
     /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.
@@ -185,6 +181,13 @@ impl Decoder {
     pub fn embed(&self, rows: usize, id: impl Fn(usize) -> u32 + Sync, x: &mut Floats) -> Result<()> {
         let table = self.weights.matrix(EMBEDDINGS)?;
         let (scale, failed) = (self.config().embedding_scale, Mutex::new(None));
+        if let Some(packed) = self.packed.table() {
+            let ids: Vec<u32> = (0..rows).map(&id).collect();
+            if ids.iter().all(|id| (*id as usize) < table.rows()) && self.device.embed(packed, &ids, scale, x)
+            {
+                return Ok(());
+            }
+        }
         let row = |i: usize, x: &mut [f32]| {
             // A prompt's rows lie in thousands of pages, which would stay with the program; reading one again costs a microsecond.
             if !self.is_apart && (i + 1).is_multiple_of(RELEASED_ROWS) {
@@ -204,7 +207,7 @@ impl Decoder {
     /// where the layer norms them, nothing rotated.
     pub fn project(&self, layer: usize, x: &Floats, rows: Range<usize>, work: &mut Workspace) {
         let kv_width = self.shape().width();
-        let layer = &self.layers[layer];
+        let layer = &self.packed.layers[layer];
         let norm = layer.attention_norm.as_ref().map(|norm| self.norm(norm));
         let qk_norms = layer.qk_norms.as_ref().map(|[q, k]| QkNorms { q: self.norm(q), k: self.norm(k) });
         let device = self.device_of(work.each);
@@ -224,8 +227,8 @@ impl Decoder {
         rows: Range<usize>,
         (work, attended): (&Workspace, usize),
     ) {
-        let next = self.layers.get(layer + 1).map_or(&self.head, |next| &next.qkv);
-        let layer = &self.layers[layer];
+        let next = self.packed.layers.get(layer + 1).map_or(&self.packed.head, |next| &next.qkv);
+        let layer = &self.packed.layers[layer];
         let post_norm = |index: usize| layer.post_norms.as_ref().map(|norms| self.norm(&norms[index]));
         let mlp = match &layer.mixture {
             None => Mlp::Dense(&layer.mlps[0]),
@@ -248,8 +251,8 @@ impl Decoder {
     /// Logits of `x` (`m × D`, after the last layer) into `work.logits`, `m × vocab`.
     pub fn logits(&self, x: &Floats, work: &mut Workspace) {
         let device = self.device_of(work.each);
-        device.expect_product(&self.layers[0].qkv);
-        device.logits(x, self.norm(&self.norm), &self.head, &mut work.logits);
+        device.expect_product(&self.packed.layers[0].qkv);
+        device.logits(x, self.norm(&self.norm), &self.packed.head, &mut work.logits);
         if let Some(cap) = self.config().logit_softcap {
             work.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }

@@ -7,6 +7,7 @@ use refrain_kernels::{
 };
 
 use crate::config::{BranchNorms, Config, ExpertSpec, QkNorm};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::packed::{PackedMatrix, PackedReader, PackedWriter};
@@ -52,6 +53,46 @@ pub(crate) struct Mixture {
     pub(crate) spec: ExpertSpec,
 }
 
+/// A model's packed weights.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub(crate) layers: Vec<Layer>,
+    /// The output projection.
+    pub(crate) head: PackedLinear,
+    pub(crate) embeddings: Embeddings,
+}
+
+/// The place where embeddings are looked up.
+#[derive(Debug)]
+pub(crate) enum Embeddings {
+    /// The model's file.
+    File,
+    /// The output projection, whose rows they are.
+    Head,
+    /// A table on the device.
+    Table(PackedLinear),
+}
+
+impl Packed {
+    /// Bytes of packed weights.
+    pub(crate) fn bytes(&self) -> usize {
+        let table = match &self.embeddings {
+            Embeddings::Table(table) => table.bytes(),
+            Embeddings::File | Embeddings::Head => 0,
+        };
+        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.head.bytes() + table
+    }
+
+    /// Embeddings that the device may look up.
+    pub(crate) fn table(&self) -> Option<&PackedLinear> {
+        match &self.embeddings {
+            Embeddings::File => None,
+            Embeddings::Head => Some(&self.head),
+            Embeddings::Table(table) => Some(table),
+        }
+    }
+}
+
 /// The packing of a model's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Pack<'a> {
@@ -74,8 +115,8 @@ impl<'a> Pack<'a> {
         Pack { config, weights, device, precision, reader: None, writer: None, counts: false }
     }
 
-    /// All layers, and the output projection.
-    pub(crate) fn all(&self, progress: &mut impl FnMut(usize, usize)) -> Result<(Vec<Layer>, PackedLinear)> {
+    /// All that is packed.
+    pub(crate) fn all(&self, progress: &mut impl FnMut(usize, usize)) -> Result<Packed> {
         let Pack { config, weights, .. } = *self;
         let mut layers = Vec::with_capacity(config.num_layers());
         for index in 0..config.num_layers() {
@@ -90,8 +131,22 @@ impl<'a> Pack<'a> {
             EMBEDDINGS
         };
         let head = self.linear(&[(head_name.to_owned(), config.vocab)], config.hidden)?;
+        let embeddings = self.embeddings(head_name)?;
         weights.release_pages();
-        Ok((layers, head))
+        Ok(Packed { layers, head, embeddings })
+    }
+
+    /// The place where embeddings are looked up. A device with memory of its own looks up those of `bf16`, which its layout keeps to the bit.
+    fn embeddings(&self, head_name: &str) -> Result<Embeddings> {
+        let table = self.weights.matrix(EMBEDDINGS)?;
+        if self.device.memory().is_none() || table.dtype() != DType::BF16 {
+            return Ok(Embeddings::File);
+        }
+        if head_name == EMBEDDINGS && self.precision == Precision::Bf16 {
+            return Ok(Embeddings::Head);
+        }
+        let own = Pack { precision: Precision::Bf16, reader: None, writer: None, ..*self };
+        Ok(Embeddings::Table(own.linear(&[(EMBEDDINGS.to_owned(), table.rows())], table.cols())?))
     }
 
     fn layer(&self, index: usize) -> Result<Layer> {

@@ -26,6 +26,11 @@ impl<D: Driver> Block<D> {
         }
     }
 
+    /// The address of its first byte, for kernels of which none changes it.
+    pub(super) fn constant_arg(&self) -> Arg<'_, D::Memory> {
+        self.memory.as_ref().map_or(Arg::Null, |memory| Arg::Constant(memory, 0))
+    }
+
     /// Bytes allocated.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use refrain_kernels::{Activation, PackedLinear, RowUnavailable, WeightMatrix};
+use refrain_kernels::{Activation, Floats, PackedLinear, RowUnavailable, WeightMatrix};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -15,6 +15,11 @@ const STRIPE: usize = 64;
 /// Rows of a product that kernels for few rows take, and columns of their tiles.
 const FEW_ROWS: usize = 16;
 const FEW_COLUMNS: usize = 32;
+/// Steps of a stage of such a product on a Hopper, `FEW_TOGETHER` of `hopper_product.cu`, and bytes of its stages on a multiprocessor.
+const FEW_TOGETHER: usize = 8;
+const FEW_BULK_BYTES: usize = 210 << 10;
+/// Columns of a product of few rows on an H200 that take the time of one more row or column of a tile of many rows.
+const FEW_COLUMNS_IN_TIME: usize = 64;
 /// Rows and columns of a tile of a product of many rows.
 const TILE: usize = 128;
 /// Columns of the widest tile of a product of many rows on a Hopper, by which its kernels number tiles.
@@ -131,6 +136,27 @@ pub(super) fn rows_of_weights<D: Driver>(
 }
 
 impl<D: Driver> CudaDevice<D> {
+    /// Rows `ids` of W, times `scale`; false where W is not of `bf16`.
+    pub(super) fn embed_rows(&self, w: &Linear<D>, ids: &[u32], scale: f32, x: &mut Floats) -> bool {
+        if w.layout != Layout::Bf16 {
+            return false;
+        }
+        assert!(ids.iter().all(|id| (*id as usize) < w.rows), "a row of {} is asked for", w.rows);
+        let (count, width) = (ids.len(), w.inputs);
+        let (ids, out) = (self.kept_block_of(ids), self.resized(x, count * width));
+        let args = [
+            w.weights.constant_arg(),
+            ids.arg(0),
+            out.arg(0),
+            size(count),
+            size(width),
+            size(w.input_stride()),
+            Arg::F32(scale),
+        ];
+        self.launch_each("embed_rows", count * width.div_ceil(8), &args);
+        true
+    }
+
     /// out = input · Wᵀ + b with an epilogue; `out` begins at its first row. Rows of `out` are of [`Linear::output_stride`].
     pub(super) fn product(
         &self,
@@ -144,15 +170,22 @@ impl<D: Driver> CudaDevice<D> {
         if rows == 0 {
             return;
         }
+        if let Some(whole) = self.rows_before_few(w, rows) {
+            let element = if w.is_gated { 2 } else { 4 };
+            let (from, to) = (2 * whole * w.input_stride(), element * whole * w.output_stride());
+            self.product(w, &Input { rows: whole, at: input.at }, epilogue, out);
+            let few = Input { rows: rows - whole, at: input.at.further(from) };
+            return self.product(w, &few, epilogue, out.further(to));
+        }
         let unpacked = self.unpacked(w, rows);
         let (weights, layout) = match &unpacked {
             Some(memory) => (Arg::Memory(memory, 0), Layout::Bf16),
-            None => (w.weights.arg(0), w.layout),
+            None => (w.weights.constant_arg(), w.layout),
         };
         let args = [
             input.at,
             weights,
-            w.bias.arg(0),
+            w.bias.constant_arg(),
             out,
             size(rows),
             size(w.rows),
@@ -173,9 +206,8 @@ impl<D: Driver> CudaDevice<D> {
         // A stage has a step's inputs of the rows and of the columns of a tile.
         let stage = |rows: usize, columns: usize| rows * DEPTH * 2 + columns * layout.row_bytes(DEPTH);
         if layout == Layout::Bf16 && !is_few && is_hopper {
-            for HopperTiles { columns, first, count } in
-                hopper_tiles(rows, w.rows, self.driver.multiprocessors())
-            {
+            let (_, tiles) = hopper_tiles(rows, w.rows, self.driver.multiprocessors());
+            for HopperTiles { columns, first, count } in tiles {
                 let kernel = match columns {
                     256 => kernel!("product_bf16_256_"),
                     128 => kernel!("product_bf16_128_"),
@@ -206,12 +238,17 @@ impl<D: Driver> CudaDevice<D> {
             let shared = DEPTH_F32 * (TILE_F32 + 4 + tile + 4) * 4;
             self.launch(kernel, [w.rows.div_ceil(TILE_F32), rows.div_ceil(tile), 1], threads, shared, &args);
         } else if is_few {
-            let [stages, bulk_stages] = layout.few_stages();
-            let (threads, shared) = match is_hopper {
-                true => (160, bulk_stages * stage(FEW_ROWS, FEW_COLUMNS) + BARRIERS),
-                false => (128, stages * stage(FEW_ROWS, FEW_COLUMNS)),
-            };
-            self.launch(kernel, [w.rows.div_ceil(FEW_COLUMNS), 1, 1], threads, shared, &args);
+            let (panels, step) = (w.rows.div_ceil(FEW_COLUMNS), stage(FEW_ROWS, FEW_COLUMNS));
+            if is_hopper {
+                // Two blocks on a multiprocessor hide the other's waits, where there are panels for both; one alone has stages for two.
+                let each = if panels > self.driver.multiprocessors() { 2 } else { 1 };
+                let blocks = panels.min(each * self.driver.multiprocessors());
+                let stages = FEW_BULK_BYTES / each / (FEW_TOGETHER * step);
+                let args = [&args[..], &[size(stages)]].concat();
+                self.launch(kernel, [blocks, 1, 1], 192, stages * FEW_TOGETHER * step + BARRIERS, &args);
+            } else {
+                self.launch(kernel, [panels, 1, 1], 128, layout.few_stages() * step, &args);
+            }
         } else {
             let blocks = rows.div_ceil(TILE) * w.rows.div_ceil(TILE);
             self.launch(kernel, [blocks, 1, 1], 256, 3 * stage(TILE, TILE), &args);
@@ -220,6 +257,17 @@ impl<D: Driver> CudaDevice<D> {
 }
 
 impl<D: Driver> CudaDevice<D> {
+    /// The rows that are whole tiles on a Hopper, if it is faster that the few behind them are a product of their own.
+    fn rows_before_few(&self, w: &Linear<D>, rows: usize) -> Option<usize> {
+        let (few, multiprocessors) = (rows % TILE, self.driver.multiprocessors());
+        if w.is_f32() || rows < TILE || !(1..=FEW_ROWS).contains(&few) || !self.driver.is_hopper() {
+            return None;
+        }
+        let (all, _) = hopper_tiles(rows, w.rows, multiprocessors);
+        let (whole, _) = hopper_tiles(rows - few, w.rows, multiprocessors);
+        (whole + w.rows / FEW_COLUMNS_IN_TIME < all).then_some(rows - few)
+    }
+
     /// Weights of blocks as panels of `bf16`, for a product of so many rows that it is worth it. None where memory is short.
     fn unpacked(&self, w: &Linear<D>, rows: usize) -> Option<D::Memory> {
         let kernel = match w.layout {
@@ -246,9 +294,13 @@ struct HopperTiles {
     count: usize,
 }
 
-/// The tiles with which a product of many rows takes least time on a Hopper. Each multiprocessor has a tile at a time, which takes as long as its rows
+/// The tiles with which a product of many rows takes least time on a Hopper, and that time for a step of inputs, in rows and columns. Each multiprocessor has a tile at a time, which takes as long as its rows
 /// and columns take to come to shared memory. Where the widest tiles leave most multiprocessors idle at the end, narrower ones share the last of them.
-fn hopper_tiles(rows: usize, columns: usize, multiprocessors: usize) -> impl Iterator<Item = HopperTiles> {
+fn hopper_tiles(
+    rows: usize,
+    columns: usize,
+    multiprocessors: usize,
+) -> (usize, impl Iterator<Item = HopperTiles>) {
     let high = rows.div_ceil(TILE);
     let time = |width: usize, tiles: usize| tiles.div_ceil(multiprocessors) * (rows.min(TILE) + width);
     let best = |tiles: &dyn Fn(usize) -> usize| {
@@ -260,11 +312,12 @@ fn hopper_tiles(rows: usize, columns: usize, multiprocessors: usize) -> impl Ite
     let (alone_time, alone) = best(&|width| high * columns.div_ceil(width));
     let first = all / multiprocessors * multiprocessors;
     let (rest_time, rest) = best(&|width| (all - first) * WIDEST / width);
-    let is_shared = time(WIDEST, first) + rest_time < alone_time;
+    let shared_time = time(WIDEST, first) + rest_time;
+    let is_shared = shared_time < alone_time;
     let (whole, narrow) = if is_shared { (first, rest) } else { (0, alone) };
     let tiles = [(WIDEST, 0..whole), (narrow, whole..all)];
     let tiles = tiles.map(|(columns, of)| HopperTiles { columns, first: of.start, count: of.len() });
-    tiles.into_iter().filter(|tiles| tiles.count > 0)
+    (shared_time.min(alone_time), tiles.into_iter().filter(|tiles| tiles.count > 0))
 }
 
 #[cfg(test)]
@@ -273,7 +326,7 @@ mod tests {
 
     #[test]
     fn tiles_on_a_hopper_are_as_wide_as_keeps_all_multiprocessors_busy() {
-        let tiles = |rows, columns| hopper_tiles(rows, columns, 132).collect::<Vec<_>>();
+        let tiles = |rows, columns| hopper_tiles(rows, columns, 132).1.collect::<Vec<_>>();
         let alone = |columns, count| vec![HopperTiles { columns, first: 0, count }];
         assert_eq!(tiles(6144, 28672), alone(256, 5376));
         assert_eq!(tiles(921, 4096), alone(256, 128));
@@ -285,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_last_tiles_on_a_hopper_are_shared_by_all_multiprocessors() {
-        let tiles = hopper_tiles(1026, 4096, 132).collect::<Vec<_>>();
+        let tiles = hopper_tiles(1026, 4096, 132).1.collect::<Vec<_>>();
         let [whole, rest] = [(256, 0, 132), (32, 132, 12)].map(|(columns, first, count)| HopperTiles {
             columns,
             first,

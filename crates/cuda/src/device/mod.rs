@@ -148,6 +148,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         linear::packed_bytes(matrix)
     }
 
+    fn embed(&self, table: &PackedLinear, ids: &[u32], scale: f32, x: &mut Floats) -> bool {
+        self.embed_rows(table.storage(), ids, scale, x)
+    }
+
     fn project_qkv(
         &self,
         x: &Floats,

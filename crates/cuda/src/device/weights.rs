@@ -64,13 +64,13 @@ impl Layout {
         }
     }
 
-    /// Stages of a product of few rows on tensor cores: `FEW_STAGES` of `weights.h`, and `FEW_BULK_STAGES`.
-    pub(super) fn few_stages(self) -> [usize; 2] {
+    /// Stages of a product of few rows on tensor cores: `FEW_STAGES` of `weights.h`.
+    pub(super) fn few_stages(self) -> usize {
         match self {
-            Layout::F32 => [1, 1],
-            Layout::Bf16 => [6, 10],
-            Layout::Q8 => [10, 16],
-            Layout::Q4 => [12, 16],
+            Layout::F32 => 1,
+            Layout::Bf16 => 6,
+            Layout::Q8 => 10,
+            Layout::Q4 => 12,
         }
     }
 

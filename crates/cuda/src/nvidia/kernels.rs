@@ -5,7 +5,7 @@ use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::result::{function, launch_kernel, module};
+use cudarc::driver::result::{function, module};
 use cudarc::driver::sys;
 
 use super::call::{Describe, error};
@@ -28,6 +28,8 @@ pub(super) struct Kernels {
     module: sys::CUmodule,
     /// Most bytes of shared memory that a block may have.
     shared_limit: c_int,
+    /// Whether a kernel may begin while the one before it is still busy, for which it waits itself: kernels as compiled for other GPUs do not wait.
+    begins_early: bool,
     functions: Mutex<HashMap<&'static str, Function>>,
 }
 
@@ -47,10 +49,17 @@ impl Kernels {
         context.bind()?;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(attribute, "asking for the GPU's shared memory")?;
+        let begins_early = context.is_hopper()?;
         let image: *const c_void = FATBIN.bytes.as_ptr().cast();
         // SAFETY: the image is whole, and stays where it is.
         let module = unsafe { module::load_data(image) }.describe("loading the kernels")?;
-        Ok(Kernels { context: context.clone(), module, shared_limit, functions: Mutex::default() })
+        Ok(Kernels {
+            context: context.clone(),
+            module,
+            shared_limit,
+            begins_early,
+            functions: Mutex::default(),
+        })
     }
 
     /// Launches a kernel in a stream. The context is current. `arguments` are eight bytes each, of which the kernel reads as many as its
@@ -67,13 +76,31 @@ impl Kernels {
         let mut pointers: Vec<*mut c_void> =
             arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
         let [x, y, z] = grid.blocks;
+        let Grid { threads, shared, .. } = grid;
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &raw mut early,
+            numAttrs: self.begins_early.into(),
+        };
         // SAFETY: the function is of this module; that the arguments are its own, and their memory large enough, is up to those that launch
         // it, which the emulator checks.
         unsafe {
-            launch_kernel(function.0, (x, y, z), (grid.threads, 1, 1), grid.shared, stream, &mut pointers)
+            sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), ptr::null_mut())
         }
+        .result()
         .map_err(|failed| {
-            let Grid { threads, shared, .. } = grid;
             let shape =
                 format!("{x} × {y} × {z} blocks of {threads} threads and {shared} bytes of shared memory");
             error(&format!("launching {name} with {shape}"), failed)

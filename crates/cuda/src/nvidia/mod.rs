@@ -40,8 +40,6 @@ const LEAST_CUDA: c_int = 13000;
 const LEAST_DRIVER: u32 = 580;
 /// The least compute capability that the kernels are compiled for.
 const LEAST_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
-/// The compute capability of Hopper GPUs, whose own kernels run on no other.
-const HOPPER: (u32, u32) = (9, 0);
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug)]
@@ -110,7 +108,7 @@ impl Driver for Nvidia {
     }
 
     fn is_hopper(&self) -> bool {
-        self.device.compute_capability == HOPPER
+        self.device.is_hopper()
     }
 
     fn multiprocessors(&self) -> usize {
@@ -149,7 +147,8 @@ impl Driver for Nvidia {
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) {
         let address = memory.address(at, bytes);
-        self.run(&[(memory, Access::Write)], |stream| stream.write(address, bytes, unit, fill));
+        let kernels = &self.queue.gpu.kernels;
+        self.run(&[(memory, Access::Write)], |stream| stream.write(kernels, address, bytes, unit, fill));
     }
 
     fn pin(&self, bytes: &HostBytes) {
@@ -211,7 +210,7 @@ impl Driver for Nvidia {
                     memory.push((used, Access::Write));
                     used.address(at, 0)
                 }
-                Arg::Read(used, at) => {
+                Arg::Read(used, at) | Arg::Constant(used, at) => {
                     memory.push((used, Access::Read));
                     used.address(at, 0)
                 }

@@ -44,13 +44,14 @@ impl Staging {
 
     /// Queues a copy to an address, of so many bytes, in a stream, always the same; its context is current. `fill` writes the bytes, piece after
     /// piece, each from the byte on that it is told: whole multiples of `unit` bytes, but for the last piece, and no more than a segment, so
-    /// that the writing of a piece overlaps with the copies of those before it.
+    /// that the writing of a piece overlaps with the copies of those before it, each of which `copy` queues.
     pub(super) fn write(
         &mut self,
         stream: sys::CUstream,
         (to, bytes): (sys::CUdeviceptr, usize),
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
+        copy: impl Fn(sys::CUdeviceptr, &[u8]) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         let mut copied = 0;
         while copied < bytes {
@@ -70,9 +71,8 @@ impl Staging {
             // SAFETY: the bytes lie inside of the segment, and no copy has read them since the segment was entered.
             let staged = unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(self.taken), piece) };
             fill(copied, staged);
-            // SAFETY: these bytes are left alone until the event of their segment is reached.
-            unsafe { memcpy_htod_async(to + copied as u64, staged, stream) }
-                .describe("copying to the GPU")?;
+            // These bytes are left alone until the event of their segment is reached.
+            copy(to + copied as u64, staged)?;
             copied += piece;
             self.taken = (self.taken + piece).next_multiple_of(ALIGNMENT);
         }

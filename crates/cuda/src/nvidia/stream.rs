@@ -3,22 +3,27 @@
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::result::stream;
+use cudarc::driver::result::{memcpy_htod_async, stream};
 use cudarc::driver::sys;
 use refrain_kernels::{HostBytes, HostSlice};
 
 use super::call::Describe;
 use super::context::Context;
+use super::kernels::Kernels;
 use super::order::{Awaited, Pieces, lock};
 use super::role::Role;
 use super::staging::Staging;
-use crate::driver::DriverError;
+use crate::driver::{DriverError, Grid};
+
+/// Bytes that the stream that computes has a kernel copy from the host at most.
+const COPIED_BY_KERNEL: usize = 4 << 20;
 
 /// A stream of a GPU's context. Its calls need that context to be current.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
+    role: Role,
     pub(super) pieces: Pieces,
     awaited: Awaited,
     staging: Mutex<Staging>,
@@ -41,6 +46,7 @@ impl Stream {
         Ok(Stream {
             context: context.clone(),
             raw,
+            role,
             pieces: Pieces::default(),
             awaited: Awaited::default(),
             staging: Mutex::new(Staging::new(role.segment())),
@@ -58,14 +64,28 @@ impl Stream {
     }
 
     /// Queues a copy of `bytes` bytes from the host, which `fill` writes ([`Staging::write`]).
+    ///
+    /// What the stream that computes waits for is copied by a kernel if it is short: the GPU's copy engine takes it only when it is through with what
+    /// loaders have it copy, a third of a millisecond at a time.
     pub(super) fn write(
         &self,
+        kernels: &Kernels,
         to: sys::CUdeviceptr,
         bytes: usize,
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), DriverError> {
-        lock(&self.staging).write(self.raw, (to, bytes), unit, fill)
+        let copy = |to: sys::CUdeviceptr, from: &[u8]| match self.role {
+            Role::Computing if from.len() <= COPIED_BY_KERNEL && to.is_multiple_of(16) => {
+                let grid =
+                    Grid { blocks: [from.len().div_ceil(16 * 256) as u32, 1, 1], threads: 256, shared: 0 };
+                let mut arguments = [from.as_ptr().addr() as u64, to, from.len() as u64];
+                kernels.launch("copy_from_host", grid, self.raw, &mut arguments)
+            }
+            // SAFETY: the bytes are pinned, and change no more until an event behind the copy is reached.
+            _ => unsafe { memcpy_htod_async(to, from, self.raw) }.describe("copying to the GPU"),
+        };
+        lock(&self.staging).write(self.raw, (to, bytes), unit, fill, copy)
     }
 
     /// Queues copies of parts of pinned bytes to an address, one behind the other, in one call. The bytes are held until the stream has been waited for.

@@ -248,7 +248,7 @@ CALL cuModuleLoadData(void** module, const void* image) {
 CALL cuModuleUnload(void*) { ENTER return OK; }
 CALL cuModuleGetFunction(void** function, void*, const char* name) {
     ENTER const std::string text = name;
-    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release" && text != "priority") return NOT_FOUND;
+    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release" && text != "priority" && text != "copy_from_host") return NOT_FOUND;
     return *function = new Function{text}, OK;
 }
 CALL cuFuncGetAttribute(int* value, u32, void*) { ENTER return *value = 1024, OK; }
@@ -256,9 +256,15 @@ CALL cuFuncSetAttribute(void* function, u32 attribute, int value) {
     ENTER if (attribute != 8 || value > (226 << 10)) return INVALID_VALUE;
     return ((Function*)function)->shared = value, OK;
 }
-CALL cuLaunchKernel(void* function, u32 x, u32 y, u32 z, u32 threads, u32 ty, u32 tz, u32 shared, void* stream, void** arguments, void**) {
+struct Attribute { u32 id, pad; u64 value[8]; };
+struct Config { u32 x, y, z, threads, ty, tz, shared; void* stream; const Attribute* attributes; u32 count; };
+CALL cuLaunchKernelEx(const Config* config, void* function, void** arguments, void**) {
     ENTER const Function& kernel = *(Function*)function;
+    const auto [x, y, z, threads, ty, tz, shared, stream, attributes, count] = *config;
     if (!x || !y || !z || !threads || ty != 1 || tz != 1 || shared > kernel.shared) return INVALID_VALUE;
+    // Kernels of a Hopper alone may begin while the one before is busy: attribute 6.
+    if (count != (setting("FAKE_CUDA_CAPABILITY", 90) == 90)) return INVALID_VALUE;
+    if (count && (attributes->id != 6 || *(const int*)attributes->value != 1)) return INVALID_VALUE;
     if (kernel.name == "crash") queue(stream, [] { if (!failed) failed = ILLEGAL_ADDRESS; });
     if (kernel.name == "hold") ((Stream*)stream)->queue.push_back({&held, ++held.recorded, {}});
     if (kernel.name == "release") queue(stream, [] { held.reached = held.recorded; });
@@ -268,6 +274,14 @@ CALL cuLaunchKernel(void* function, u32 x, u32 y, u32 z, u32 threads, u32 ty, u3
         queue(stream, [=] {
             u32 *target = (u32*)device(to, 4 * count), *source = (u32*)device(from, 4 * count);
             for (u32 i = 0; target && source && i < count; i++) target[i] = source[i] + value;
+        });
+    }
+    if (kernel.name == "copy_from_host") {
+        const u64 from = *(u64*)arguments[0], to = *(u64*)arguments[1], bytes = *(u64*)arguments[2];
+        auto found = pinned.upper_bound(from);
+        if (found == pinned.begin() || from - (--found)->first + bytes > found->second.bytes) return INVALID_VALUE;
+        queue(stream, [=] {
+            if (unsigned char* at = device(to, bytes)) memcpy(at, (const void*)from, bytes);
         });
     }
     if (kernel.name == "priority") { // to = that of the stream, upside down

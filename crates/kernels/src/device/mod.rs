@@ -164,6 +164,11 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// x (rows × inputs) = scale · rows `ids` of packed weights. False, and nothing is done, where the device does not look rows up.
+    fn embed(&self, _table: &PackedLinear, _ids: &[u32], _scale: f32, _x: &mut Floats) -> bool {
+        false
+    }
+
     /// Tells that the product with these weights is the next but one. A device may begin to read them while it waits.
     fn expect_product(&self, _weights: &PackedLinear) {}
 
