@@ -243,7 +243,7 @@ impl ActiveTokens {
         let indices: Vec<u32> = kept
             .iter()
             .map(|position| {
-                next += self.positions[next..].partition_point(|p| p < position);
+                next += self.positions[next..].iter().take_while(|p| *p < position).count();
                 next as u32
             })
             .collect();

@@ -9,16 +9,15 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
 /// Slots of the `keep` highest scores, ascending; of equal ones the earlier position goes first. `keep` is clamped to the
 /// number of scores; NaN ranks lowest.
 pub fn survivors(scores: &[f32], positions: &[u32], keep: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    let ranked = |(slot, score): (u32, &f32)| (rank(*score, positions[slot as usize]), slot);
+    let mut order: Vec<(u64, u32)> = (0..).zip(scores).map(ranked).collect();
     if keep < order.len() {
-        let stronger = |a: &u32, b: &u32| {
-            rank(scores, positions, *b as usize).cmp(&rank(scores, positions, *a as usize))
-        };
-        order.select_nth_unstable_by(keep, stronger);
+        order.select_nth_unstable(keep);
         order.truncate(keep);
-        order.sort_unstable();
     }
-    order
+    let mut slots: Vec<u32> = order.into_iter().map(|(_, slot)| slot).collect();
+    slots.sort_unstable();
+    slots
 }
 
 /// The slot that [`survivors`] would leave out if one had to go; none if there is none.
@@ -35,12 +34,13 @@ pub fn weakest(scores: &[f32], positions: &[u32]) -> Option<usize> {
     (0..scores.len()).filter(weak).max_by_key(|slot| positions[*slot])
 }
 
-/// Orders slots by score, then earlier position first.
-fn rank(scores: &[f32], positions: &[u32], slot: usize) -> (i32, std::cmp::Reverse<u32>) {
-    let score = if scores[slot].is_nan() { f32::NEG_INFINITY } else { scores[slot] + 0.0 };
-    // As `f32::total_cmp` orders them.
-    let bits = score.to_bits() as i32;
-    (bits ^ ((bits >> 31) as u32 >> 1) as i32, std::cmp::Reverse(positions[slot]))
+/// A number that is lower for a higher score, and of equal scores for an earlier position.
+fn rank(score: f32, position: u32) -> u64 {
+    let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
+    // Ascends as `f32::total_cmp` orders scores.
+    let bits = score.to_bits();
+    let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+    u64::from(!ascending) << 32 | u64::from(position)
 }
 
 /// `floor(ratio · tokens)`, clamped to `0..=candidates`.

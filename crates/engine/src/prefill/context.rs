@@ -44,13 +44,18 @@ impl PassContext {
         {
             return fail("positions are not ascending within the prompt");
         }
-        let has = |token: &u32| tokens.binary_search(token).is_ok();
-        if !layout.required_tokens().iter().all(has) {
+        if !has_all(tokens, &layout.required_tokens()) {
             return fail("a token that is not cached is left out");
         }
-        if of.is_some_and(|of| !tokens.iter().all(|token| of.binary_search(token).is_ok())) {
+        if of.is_some_and(|of| !has_all(of, tokens)) {
             return fail("a token is new at this layer");
         }
         Ok(())
     }
+}
+
+/// Whether `all` has each of `some`; both ascend.
+fn has_all(all: &[u32], some: &[u32]) -> bool {
+    let mut rest = all.iter();
+    some.iter().all(|token| rest.by_ref().any(|other| other == token))
 }

@@ -85,7 +85,7 @@ pub(crate) struct PrefetchSizes {
     pub(crate) dtype: Dtype,
     /// Slots of a head.
     pub(crate) capacity: usize,
-    /// The first layer that is loaded.
+    /// The first layer that is needed; of a job the first one of which something is loaded.
     pub(crate) first: usize,
     /// Layers that the pass goes through.
     pub(crate) layers: usize,
@@ -160,11 +160,21 @@ impl PrefetchJob {
         data
     }
 
+    /// Whether nothing of any segment is needed at `layer`.
+    fn is_vacant(&self, layer: usize) -> bool {
+        self.segments.iter().all(|segment| !self.compares(layer) && !self.places(layer, segment))
+    }
+
+    /// A layer of which nothing is loaded.
+    fn vacant(&self, means: &Means) -> PrefetchedLayer {
+        let PrefetchSizes { shape, dtype, capacity, .. } = self.sizes;
+        PrefetchedLayer { cache: means.allocator.acquire(shape, dtype, capacity), cached: Vec::new() }
+    }
+
     /// Brings in a layer; none if a segment is broken.
     fn load(&self, means: &Means, layer: usize) -> Option<PrefetchedLayer> {
-        let PrefetchSizes { shape, dtype, capacity, .. } = self.sizes;
-        let mut cache = means.allocator.acquire(shape, dtype, capacity);
-        let (mut cached, mut pinned) = (Vec::new(), Vec::new());
+        let PrefetchedLayer { mut cache, mut cached } = self.vacant(means);
+        let mut pinned = Vec::new();
         for (index, segment) in self.segments.iter().enumerate() {
             let (compares, places) = (self.compares(layer), self.places(layer, segment));
             let own = (index, segment);
@@ -281,18 +291,23 @@ impl LayerPrefetcher {
     ) -> LayerPrefetcher {
         let checks = plan.checks.iter().map(|(layer, needs)| (*layer, needs.deviation.is_some())).collect();
         let placement = Placement::new(&segments, (sizes.shape, plan.key_positions), tables, chunks);
-        let job = Arc::new(PrefetchJob {
+        let mut job = PrefetchJob {
             segments,
             tokens: plan.tokens.clone(),
             checks,
             placement,
             sizes,
-            progress: Mutex::new(Progress { requested: sizes.first, left: sizes.layers - sizes.first }),
+            progress: Mutex::new(Progress { requested: sizes.first, left: 0 }),
             changed: Condvar::new(),
-            next: AtomicUsize::new(sizes.first),
+            next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             clock: SharedClock::default(),
-        });
+        };
+        let first = (sizes.first..sizes.layers).find(|layer| !job.is_vacant(*layer)).unwrap_or(sizes.layers);
+        job.sizes.first = first;
+        job.next = first.into();
+        job.progress().left = sizes.layers - first;
+        let job = Arc::new(job);
         let (outbox, inbox) = channel();
         let spawn = |i: usize| {
             let (job, outbox) = (job.clone(), Outbox(outbox.clone()));
@@ -323,6 +338,10 @@ impl LayerPrefetcher {
     }
 
     fn wait(&mut self, layer: usize) -> Prefetched {
+        // The first layers, of which nothing is loaded, need no thread that loads.
+        if layer < self.job.sizes.first {
+            return Prefetched::of(DeviceFailure::catch(|| Some(self.job.vacant(&self.means))));
+        }
         // Where no thread could be started this one loads.
         if self.loaders.is_empty() {
             let load = || DeviceFailure::catch(|| self.job.load(&self.means, layer));
