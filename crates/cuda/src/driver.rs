@@ -34,7 +34,7 @@ pub enum Arg<'a, M> {
     Memory(&'a M, usize),
     /// A pointer to memory that the kernel only reads, from this byte on.
     Read(&'a M, usize),
-    /// A pointer to memory that no kernel changes, from this byte on: it may be read while the kernels before are still busy.
+    /// A pointer to memory that was waited for since it was written last, from this byte on: it may be read while the kernels before are still busy.
     Constant(&'a M, usize),
     /// A pointer to nothing.
     Null,

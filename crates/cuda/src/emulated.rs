@@ -71,6 +71,8 @@ struct State {
     /// Most bytes that were allocated at a time.
     peak: AtomicU64,
     failed: Mutex<Option<DriverError>>,
+    /// Times that the queue was waited for.
+    waits: AtomicU64,
     /// Held by all that touches memory, and alone by a launch that begins while memory may not be touched.
     touching: RwLock<()>,
 }
@@ -84,7 +86,7 @@ impl Emulated {
     /// Emulated threads with this many bytes of memory.
     pub fn with_memory(seed: u64, memory: u64) -> Emulated {
         let largest = AtomicU64::new(memory);
-        let [launches, written, allocated, peak] = [(); 4].map(|()| AtomicU64::new(0));
+        let [launches, written, allocated, peak, waits] = [(); 5].map(|()| AtomicU64::new(0));
         let state = State {
             memory,
             largest,
@@ -93,6 +95,7 @@ impl Emulated {
             allocated,
             peak,
             failed: Mutex::default(),
+            waits,
             touching: RwLock::default(),
         };
         Emulated { seed, state: Arc::new(state) }
@@ -148,6 +151,8 @@ impl State {
 pub struct EmulatedMemory {
     at: NonNull<u8>,
     bytes: usize,
+    /// Times that the queue had been waited for when it was written last.
+    written: AtomicU64,
     state: Arc<State>,
 }
 
@@ -165,6 +170,16 @@ impl Drop for EmulatedMemory {
 }
 
 impl EmulatedMemory {
+    /// Notes that it is written.
+    fn mark(&self) {
+        self.written.store(self.state.waits.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether the queue has been waited for since it was written last.
+    fn is_settled(&self) -> bool {
+        self.written.load(Ordering::Relaxed) < self.state.waits.load(Ordering::Relaxed)
+    }
+
     /// The address of bytes that lie inside.
     ///
     /// # Panics
@@ -216,10 +231,11 @@ impl Driver for Emulated {
             return Err(refused());
         };
         self.state.peak.fetch_max(allocated + bytes as u64, Ordering::Relaxed);
-        Ok(EmulatedMemory { at, bytes, state: self.state.clone() })
+        Ok(EmulatedMemory { at, bytes, written: AtomicU64::new(u64::MAX), state: self.state.clone() })
     }
 
     fn zero(&self, memory: &EmulatedMemory, at: usize, bytes: usize) {
+        memory.mark();
         let _touching = self.state.touch();
         // SAFETY: the bytes lie inside, and nobody reads them meanwhile.
         unsafe { memory.bytes_at(at, bytes).write_bytes(0, bytes) }
@@ -234,6 +250,7 @@ impl Driver for Emulated {
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) {
         self.state.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        memory.mark();
         let mut words = vec![0u64; PIECE.next_multiple_of(unit).min(bytes).div_ceil(8)];
         for first in (0..bytes).step_by(PIECE.next_multiple_of(unit)) {
             let count = (bytes - first).min(PIECE.next_multiple_of(unit));
@@ -282,8 +299,9 @@ impl Driver for Emulated {
     }
 
     fn copy(&self, from: &EmulatedMemory, from_at: usize, to: &EmulatedMemory, to_at: usize, bytes: usize) {
-        let (from, to) = (from.bytes_at(from_at, bytes), to.bytes_at(to_at, bytes));
+        let (target, from, to) = (to, from.bytes_at(from_at, bytes), to.bytes_at(to_at, bytes));
         assert!(from.addr().abs_diff(to.addr()) >= bytes, "copies do not overlap");
+        target.mark();
         let _touching = self.state.touch();
         // SAFETY: both lie inside of their memory and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) }
@@ -305,6 +323,16 @@ impl Driver for Emulated {
             .unzip();
         let mut arguments: Vec<*mut c_void> =
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        for arg in args {
+            match arg {
+                Arg::Memory(memory, _) => memory.mark(),
+                Arg::Constant(memory, _) if !memory.is_settled() => {
+                    let what = format!("{kernel}: memory that may be read early has not been waited for");
+                    return self.state.keep(DriverError(what));
+                }
+                _ => {}
+            }
+        }
         let name = CString::new(kernel).unwrap_or_default();
         // What kernels before may use cannot be touched before they are waited for, unless other threads use memory now.
         let alone = self.state.touch_alone();
@@ -347,6 +375,7 @@ impl Driver for Emulated {
     }
 
     fn wait(&self) -> Result<(), DriverError> {
+        self.state.waits.fetch_add(1, Ordering::Relaxed);
         self.failure().map_or(Ok(()), Err)
     }
 

@@ -26,7 +26,7 @@ impl<D: Driver> Block<D> {
         }
     }
 
-    /// The address of its first byte, for kernels of which none changes it.
+    /// The address of its first byte, if it was waited for since it was written last.
     pub(super) fn constant_arg(&self) -> Arg<'_, D::Memory> {
         self.memory.as_ref().map_or(Arg::Null, |memory| Arg::Constant(memory, 0))
     }

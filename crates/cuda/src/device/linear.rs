@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use refrain_kernels::{Activation, Floats, PackedLinear, RowUnavailable, WeightMatrix};
+use refrain_kernels::{Activation, Device, Floats, PackedLinear, RowUnavailable, WeightMatrix};
 
 use super::block::Block;
 use super::context::CudaDevice;
@@ -129,6 +129,8 @@ pub(super) fn rows_of_weights<D: Driver>(
         Some(unavailable) => Err(unavailable),
         None => {
             let bias = device.block_of(&bias.unwrap_or_default());
+            // Kernels may read weights before those in front of them are done, and with them copies that kernels make.
+            device.wait();
             let linear = Linear { weights, bias, layout, rows: *rows, inputs: *inputs, is_gated };
             Ok(PackedLinear::new(linear, packed_bytes(matrix)))
         }
@@ -281,7 +283,7 @@ impl<D: Driver> CudaDevice<D> {
         let memory = self.driver.alloc(Layout::Bf16.bytes(w.rows, w.inputs)).ok()?;
         let steps = w.rows.div_ceil(PANEL) * (w.input_stride() / DEPTH);
         let shared = PANEL * Layout::Bf16.row_bytes(DEPTH);
-        self.launch(kernel, [steps, 1, 1], 128, shared, &[w.weights.arg(0), Arg::Memory(&memory, 0)]);
+        self.launch(kernel, [steps, 1, 1], 128, shared, &[w.weights.constant_arg(), Arg::Memory(&memory, 0)]);
         Some(memory)
     }
 }
