@@ -124,7 +124,8 @@ impl Decoder {
     /// Those of [`Decoder::load`].
     pub fn bytes_of(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<usize> {
         let count = Pack { counts: true, ..Pack::new(files, device, precision) };
-        Ok(count.all(&mut |_, _| ())?.bytes())
+        let packed = count.all(&mut |_, _| ())?;
+        Ok(packed.bytes() + packed.table_bytes())
     }
 
     /// The resolved configuration.
@@ -148,9 +149,14 @@ impl Decoder {
         Shape { layers: config.num_layers(), kv_heads: config.kv_heads, head_dim: config.head_dim }
     }
 
-    /// Bytes of packed weights.
+    /// Bytes of packed weights, without [`Decoder::table_bytes`].
     pub fn weight_bytes(&self) -> usize {
         self.packed.bytes()
+    }
+
+    /// Bytes of a table of embeddings that a device with memory of its own holds beside the weights, of which a token reads a row.
+    pub fn table_bytes(&self) -> usize {
+        self.packed.table_bytes()
     }
 
     /// Rotary frequencies of each layer for a request of `total` tokens, prompt and answer.

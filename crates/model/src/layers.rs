@@ -74,13 +74,17 @@ pub(crate) enum Embeddings {
 }
 
 impl Packed {
-    /// Bytes of packed weights.
+    /// Bytes of the weights of products.
     pub(crate) fn bytes(&self) -> usize {
-        let table = match &self.embeddings {
+        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.head.bytes()
+    }
+
+    /// Bytes of a table of embeddings beside them.
+    pub(crate) fn table_bytes(&self) -> usize {
+        match &self.embeddings {
             Embeddings::Table(table) => table.bytes(),
             Embeddings::File | Embeddings::Head => 0,
-        };
-        self.layers.iter().map(Layer::bytes).sum::<usize>() + self.head.bytes() + table
+        }
     }
 
     /// Embeddings that the device may look up.

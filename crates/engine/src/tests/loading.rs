@@ -299,8 +299,38 @@ fn weights_are_counted_before_they_are_loaded() {
             let counted = Decoder::bytes_of(&files, &*device, *precision).unwrap();
             assert_eq!(gpu.take_peak(), 0, "nothing is packed");
             let decoder = Decoder::load(files, &device, *precision, None, |_, _| ()).unwrap();
-            let loaded = (gpu.take_peak() as usize, decoder.weight_bytes());
+            let loaded = (gpu.take_peak() as usize, decoder.weight_bytes() + decoder.table_bytes());
             assert_eq!(loaded, (counted, counted), "{}, {precision}", path.display());
+        }
+    }
+}
+
+#[test]
+#[cfg(feature = "emulate")]
+fn embeddings_of_a_gpu_are_those_of_the_file_to_the_bit() {
+    // Of f16, of bf16 with an output projection of their own and without, and of bf16 with a scale.
+    for (name, is_bf16) in [("llama", false), ("phi3", true), ("qwen2", true), ("gemma3", true)] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let gpu = refrain_cuda::Emulated::new(2);
+            let cuda: Arc<dyn Device> = Arc::new(refrain_cuda::CudaDevice::new(gpu.clone(), 2).unwrap());
+            let cpu: Arc<dyn Device> = Arc::new(Cpu::new(2).unwrap());
+            let [cpu, cuda] = [cpu, cuda].map(|device| {
+                let files = ModelFiles::open(&tiny(name)).unwrap();
+                Decoder::load(files, &device, precision, None, |_, _| ()).unwrap()
+            });
+            let (ids, before) = ([5, 0, 5, 9], gpu.written());
+            let embedded = |decoder: &Decoder| {
+                let mut x = decoder.device().floats(0);
+                decoder.embed(ids.len(), |row| ids[row], &mut x).unwrap();
+                assert!(decoder.embed(1, |_| u32::MAX, &mut decoder.device().floats(0)).is_err(), "{name}");
+                refrain_kernels::download(&**decoder.device(), &x)
+            };
+            let bits = |x: Vec<f32>| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            let expected = bits(embedded(&cpu));
+            assert_eq!(bits(embedded(&cuda)), expected, "{name}, {precision}");
+            let row = 4 * cuda.config().hidden as u64;
+            let copied = gpu.written() - before;
+            assert_eq!(copied < 4 * row, is_bf16, "{name}, {precision}: {copied} bytes");
         }
     }
 }
