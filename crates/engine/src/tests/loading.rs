@@ -315,7 +315,7 @@ fn embeddings_of_a_gpu_are_those_of_the_file_to_the_bit() {
             let cuda: Arc<dyn Device> = Arc::new(refrain_cuda::CudaDevice::new(gpu.clone(), 2).unwrap());
             let cpu: Arc<dyn Device> = Arc::new(Cpu::new(2).unwrap());
             let [cpu, cuda] = [cpu, cuda].map(|device| {
-                let files = ModelFiles::open(&tiny(name)).unwrap();
+                let files = ModelFiles::open(tiny(name)).unwrap();
                 Decoder::load(files, &device, precision, None, |_, _| ()).unwrap()
             });
             let (ids, before) = ([5, 0, 5, 9], gpu.written());
