@@ -163,8 +163,7 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
                     weights[0].multiply(sums, tile_x + i * STEP_X);
                 }
             }
-            warp_barrier();
-            if (lane == 0) barrier_arrive(stages.empty + stages.stage); // all lanes have read the stage
+            if (lane == 0) barrier_arrive(stages.empty + stages.stage); // the products of all lanes have taken the stage
         }
         finish_few<E, Out>(sums, panel * 32 + warp * 8, bias, out, rows, outputs, stride);
     }

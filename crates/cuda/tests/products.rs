@@ -26,6 +26,8 @@ fn products_on_tensor_cores_are_right_at_ragged_sizes() {
         (130, 150, 72),
         (131, 31, 450),
         (3, 70, 1100),
+        // Several panels for each block, whose pieces are more than there are stages.
+        (2, 300, 1100),
         (150, 470, 330),
         // Two of six tiles are left when all multiprocessors have had one, and fall into narrower ones.
         (200, 640, 72),
