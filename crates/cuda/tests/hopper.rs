@@ -45,6 +45,14 @@ fn hopper_attention_is_right_for_prompts_and_groups_of_every_size() {
 }
 
 #[test]
+fn hopper_attention_is_right_where_lanes_lag_behind_others() {
+    // Copies that land when they are waited for, in many orders, and many tiles.
+    for seed in (2..34).step_by(4) {
+        Case::new(Dtype::F16, 64, 2, 1, causal(1200, 40, u32::MAX)).check(&device(seed));
+    }
+}
+
+#[test]
 fn hopper_attention_is_right_in_windows_in_any_order_and_over_gaps() {
     every_type_size_and_seed(|dtype, d, device| {
         Case::new(dtype, d, 2, 1, causal(300, 3, 70)).check(device);
