@@ -49,6 +49,9 @@ struct Region {
 
 /// Kernels on emulated threads. Everything is done when a call returns.
 ///
+/// The first block of a launch begins as if the kernels before were busy: memory of arguments that are not [`Arg::Constant`] may not be touched until the
+/// block waits for them, unless other threads use the driver meanwhile. A block that does not wait fails.
+///
 /// The order of threads follows from the seed. With an odd seed an asynchronous copy lands at once, with an even one when it is waited for; a
 /// product of Hopper, too, with seeds below 4, and the other way round from 4 to 7. A seed that leaves 2 or 3 divided by 4 emulates a Hopper
 /// GPU, any other one an earlier GPU.

@@ -296,8 +296,9 @@ struct HopperTiles {
     count: usize,
 }
 
-/// The tiles with which a product of many rows takes least time on a Hopper, and that time for a step of inputs, in rows and columns. Each multiprocessor has a tile at a time, which takes as long as its rows
-/// and columns take to come to shared memory. Where the widest tiles leave most multiprocessors idle at the end, narrower ones share the last of them.
+/// The time for a step of inputs, in rows and columns that come to shared memory one after the other, and the tiles with which a product of many rows
+/// takes least of it on a Hopper. Each multiprocessor has a tile at a time, which takes as long as its rows and columns take to come. Where the widest tiles leave
+/// most multiprocessors idle at the end, narrower ones share the last of them.
 fn hopper_tiles(
     rows: usize,
     columns: usize,
