@@ -121,7 +121,7 @@ static bool catch_faults() {
 static void set_early(bool is_early) {
     if (now.is_early == is_early) return;
     now.is_early = is_early;
-    now.kernels_done++;
+    now.kernels_done += !is_early;
     for (const Region& region : workplace->regions) {
         char* page = (char*)((uintptr_t)region.first / PAGE * PAGE);
         mprotect(page, whole_pages((size_t)(region.first - page) + region.bytes), is_early ? PROT_NONE : PROT_READ | PROT_WRITE);

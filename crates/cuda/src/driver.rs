@@ -56,7 +56,7 @@ impl<M> Clone for Arg<'_, M> {
 impl<M> Copy for Arg<'_, M> {}
 
 impl<M> Arg<'_, M> {
-    /// The same memory, `bytes` bytes further on.
+    /// The argument, whose memory begins `bytes` bytes further on. Arguments without memory stay as they are.
     #[must_use]
     pub fn further(self, bytes: usize) -> Self {
         match self {

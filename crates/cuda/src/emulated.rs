@@ -337,7 +337,7 @@ impl Driver for Emulated {
             }
         }
         let name = CString::new(kernel).unwrap_or_default();
-        // What kernels before may use cannot be touched before they are waited for, unless other threads use memory now.
+        // The launch closes the memory of its arguments until its first block waits for the kernels before. Other threads that use memory now keep it open.
         let alone = self.state.touch_alone();
         let _touching = alone.is_none().then(|| self.state.touch());
         let mut regions: Vec<Region> = Vec::new();

@@ -86,11 +86,6 @@ impl Context {
         unsafe { device::get_attribute(self.device, which) }.describe(what)
     }
 
-    /// Whether the GPU runs kernels for Hopper.
-    pub(super) fn is_hopper(&self) -> Result<bool, DriverError> {
-        Ok(compute_capability(self.device)? == HOPPER)
-    }
-
     /// Bytes of memory, and how many of them are free, those that the pool holds and nobody uses included. All streams are waited for, so that
     /// what they are about to free counts.
     pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
@@ -181,30 +176,23 @@ impl NvidiaDevice {
         let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
         let handle = device::get(ordinal).describe("finding the GPU")?;
         let name = device::get_name(handle).describe("asking for the GPU's name")?;
-        let multiprocessors =
-            property(handle, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let attribute = |which| {
+            // SAFETY: the device is the driver's.
+            let value = unsafe { device::get_attribute(handle, which) };
+            value.describe("asking for the GPU's properties").map(c_int::unsigned_abs)
+        };
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         // SAFETY: as above.
         let memory = unsafe { device::total_mem(handle) }.describe("asking for the GPU's memory")?;
         let found = NvidiaDevice {
             index,
             name,
-            compute_capability: compute_capability(handle)?,
+            compute_capability: (major, minor),
             multiprocessors: multiprocessors as usize,
             memory: memory as u64,
         };
         Ok((handle, found))
     }
-}
-
-/// A property of a GPU before it is opened.
-fn property(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32, DriverError> {
-    // SAFETY: the device is the driver's.
-    let value = unsafe { device::get_attribute(device, which) };
-    value.describe("asking for the GPU's properties").map(c_int::unsigned_abs)
-}
-
-fn compute_capability(device: sys::CUdevice) -> Result<(u32, u32), DriverError> {
-    let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    let minor = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-    Ok((property(device, major)?, property(device, minor)?))
 }

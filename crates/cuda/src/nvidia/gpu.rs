@@ -34,9 +34,9 @@ struct Streams {
 }
 
 impl Gpu {
-    pub(super) fn open(context: Context) -> Result<Gpu, DriverError> {
+    pub(super) fn open(context: Context, is_hopper: bool) -> Result<Gpu, DriverError> {
         let context = Arc::new(context);
-        let (kernels, reclaim) = (Kernels::load(&context)?, Stream::new(&context, Role::Loading)?);
+        let (kernels, reclaim) = (Kernels::load(&context, is_hopper)?, Stream::new(&context, Role::Loading)?);
         Ok(Gpu { context, streams: Mutex::default(), reclaim, kernels })
     }
 

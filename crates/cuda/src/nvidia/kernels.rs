@@ -45,11 +45,10 @@ unsafe impl Send for Function {}
 
 impl Kernels {
     /// Loads the kernels. Those of GPUs that came after the program are compiled from PTX meanwhile.
-    pub(super) fn load(context: &Arc<Context>) -> Result<Kernels, DriverError> {
+    pub(super) fn load(context: &Arc<Context>, begins_early: bool) -> Result<Kernels, DriverError> {
         context.bind()?;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(attribute, "asking for the GPU's shared memory")?;
-        let begins_early = context.is_hopper()?;
         let image: *const c_void = FATBIN.bytes.as_ptr().cast();
         // SAFETY: the image is whole, and stays where it is.
         let module = unsafe { module::load_data(image) }.describe("loading the kernels")?;

@@ -59,7 +59,7 @@ impl Nvidia {
         check_version(driver_version()?)?;
         check_capability(device)?;
         let (handle, device) = NvidiaDevice::of(index)?;
-        let gpu = Arc::new(Gpu::open(Context::open(handle)?)?);
+        let gpu = Arc::new(Gpu::open(Context::open(handle)?, device.is_hopper())?);
         Ok(Nvidia { queue: Arc::new(Queue::new(&gpu, Role::Computing)?), device: Arc::new(device) })
     }
 

@@ -65,8 +65,8 @@ impl Stream {
 
     /// Queues a copy of `bytes` bytes from the host, which `fill` writes ([`Staging::write`]).
     ///
-    /// What the stream that computes waits for is copied by a kernel if it is short: the GPU's copy engine takes it only when it is through with what
-    /// loaders have it copy, a third of a millisecond at a time.
+    /// A short copy of the stream that computes is made by a kernel. The GPU's copy engine would begin it behind copies of loaders, each of which takes a
+    /// third of a millisecond.
     pub(super) fn write(
         &self,
         kernels: &Kernels,

@@ -112,7 +112,7 @@ pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that products of rows × outputs × inputs are those of plain loops in `f64`.
+/// Asserts that products of rows × outputs × inputs are those of plain loops in `f64`. Rows are rounded to `bf16`, as all weights but those of `f32` ask for.
 pub(crate) fn assert_right(device: &dyn Device, kept: Kept, (rows, outputs, inputs): (usize, usize, usize)) {
     let (x, matrix) = (random(rows * inputs, 7), Matrix::new(kept, outputs, inputs, 8));
     let got = logits(device, &matrix.packed(device, false), &x, inputs);

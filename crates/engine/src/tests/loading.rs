@@ -308,7 +308,8 @@ fn weights_are_counted_before_they_are_loaded() {
 #[test]
 #[cfg(feature = "emulate")]
 fn embeddings_of_a_gpu_are_those_of_the_file_to_the_bit() {
-    // Of f16, of bf16 with an output projection of their own and without, and of bf16 with a scale.
+    // Embeddings of llama are f16, and are read from the file. Those of phi3, which has an output projection beside them, of qwen2 and of gemma3, which scales
+    // them, are bf16.
     for (name, is_bf16) in [("llama", false), ("phi3", true), ("qwen2", true), ("gemma3", true)] {
         for precision in [Precision::F32, Precision::Bf16] {
             let gpu = refrain_cuda::Emulated::new(2);
