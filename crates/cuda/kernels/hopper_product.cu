@@ -140,6 +140,7 @@ DEVICE void product_few_bulk(const Quad* x, const Quad* w, const float* bias, ty
     if (warp > WARPS) {
         wait_for_kernels();
         load_stages([&](u32, u32 first, Barrier* full) {
+            warp_barrier(); // a lane that still waited for the stage would miss the end of its phase
             if (lane == 0) barrier_expect(full, count(first) * rows * 128);
             if (lane < count(first))
                 copy_bulk(tiles_x + stages.stage * QUADS_X + lane * STEP_X, x + (size_t)(first + lane) * 256, rows * 128, full);

@@ -39,6 +39,14 @@ fn products_on_tensor_cores_are_right_at_ragged_sizes() {
 }
 
 #[test]
+fn products_of_few_rows_are_right_where_lanes_lag_behind_others() {
+    // One step a panel, which only the first lane loads: the others wait for the stage alone.
+    for seed in (1..2001).step_by(2) {
+        assert_right(&device(seed), Kept::Bf16, (2, 300, 64));
+    }
+}
+
+#[test]
 fn a_row_of_a_product_has_the_same_bits_in_any_company() {
     let kept = [Kept::Bf16, Kept::F32, Kept::Q8, Kept::Q4];
     for (seed, kept) in [0, 2].into_iter().flat_map(|seed| kept.map(|kept| (seed, kept))) {
