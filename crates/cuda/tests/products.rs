@@ -40,8 +40,8 @@ fn products_on_tensor_cores_are_right_at_ragged_sizes() {
 
 #[test]
 fn products_of_few_rows_are_right_where_lanes_lag_behind_others() {
-    // One step a panel, which only the first lane loads: the others wait for the stage alone.
-    for seed in (1..2001).step_by(2) {
+    // Hopper, whose copies land at once. One step a panel, which only the first lane loads: the others wait for the stage alone.
+    for seed in (3..4003).step_by(4) {
         assert_right(&device(seed), Kept::Bf16, (2, 300, 64));
     }
 }
