@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 
 use crate::cpu::Cpu;
+use crate::cpu_layer::even_parts;
 use crate::device::{Experts, GatedMlp, LayerTail};
 use crate::disjoint::DisjointMut;
 use crate::linear::Linear;
@@ -29,7 +30,8 @@ impl Cpu {
     /// x += post(experts(norm(x))), with the norms and the activation of `tail`.
     pub(crate) fn add_experts(&self, experts: Experts<'_>, tail: &LayerTail<'_>, x: &mut [f32]) {
         let hidden = tail.output.storage::<Linear>().outputs();
-        for x in x.chunks_mut(ROWS * hidden) {
+        for rows in even_parts(x.len() / hidden, ROWS) {
+            let x = &mut x[rows.start * hidden..rows.end * hidden];
             let mut mixed = scratch::borrow(&MIXED, x.len());
             let mixed = &mut mixed.as_f32_mut()[..x.len()];
             self.normed(x, tail.mlp_norm, |normed| self.mix(experts, tail, normed, mixed));

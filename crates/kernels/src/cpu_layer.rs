@@ -84,9 +84,7 @@ impl Cpu {
     fn by_blocks(&self, rows: usize, widest: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
         let threads = self.threads();
         if rows < MIN_ROWS_PER_THREAD * threads {
-            return (0..rows)
-                .step_by(SHARED_ROWS)
-                .for_each(|first| f(first..(first + SHARED_ROWS).min(rows)));
+            return even_parts(rows, SHARED_ROWS).for_each(f);
         }
         let each = block_rows(rows, widest, threads);
         self.parallel(rows.div_ceil(each), &|b| f(b * each..((b + 1) * each).min(rows)));
@@ -180,6 +178,12 @@ impl Cpu {
     }
 }
 
+/// Nearly equal parts of at most `most` rows. None of many is so small that other products would compute it.
+pub(crate) fn even_parts(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = rows.div_ceil(rows.div_ceil(most).max(1)).max(1);
+    (0..rows).step_by(each).map(move |first| first..(first + each).min(rows))
+}
+
 /// Rows of each block, of equal ones as many as the threads share out evenly.
 fn block_rows(rows: usize, widest: usize, threads: usize) -> usize {
     let most = (BLOCK_BYTES / (4 * widest.max(1))).clamp(MIN_ROWS_PER_THREAD, BLOCK_ROWS);
@@ -188,7 +192,19 @@ fn block_rows(rows: usize, widest: usize, threads: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::block_rows;
+    use super::{SHARED_ROWS, block_rows, even_parts};
+
+    #[test]
+    fn no_part_of_many_rows_has_few() {
+        assert_eq!(even_parts(0, SHARED_ROWS).count(), 0);
+        for rows in [1, 4, 1024, 1025, 1028, 2049, 9000] {
+            let parts: Vec<_> = even_parts(rows, SHARED_ROWS).collect();
+            assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, rows));
+            assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let least = rows.min(SHARED_ROWS / 2);
+            assert!(parts.iter().all(|part| (least..=SHARED_ROWS).contains(&part.len())), "{parts:?}");
+        }
+    }
 
     #[test]
     fn blocks_are_equal_and_small_where_the_network_is_wide() {

@@ -133,8 +133,9 @@ impl Kernel for Rope<'_> {
         for (t, x) in self.x.chunks_exact_mut(self.heads * self.head_dim).enumerate() {
             let (cos, sin) = (&self.cos[t * half..][..half], &self.sin[t * half..][..half]);
             for x in x.chunks_exact_mut(self.head_dim) {
+                let x = x.as_mut_ptr();
                 // SAFETY: 2 · half <= head_dim, checked by `Cpu::rope`.
-                unsafe { rotate(simd, x.as_ptr(), x.as_mut_ptr(), cos, sin) };
+                unsafe { rotate(simd, x.cast_const(), x, cos, sin) };
             }
         }
     }

@@ -303,8 +303,9 @@ impl<'a> Stacked<'a> {
         };
         let panels =
             |p: usize, out: &mut [u32]| or_stop(kept.as_ref().map_or(Ok(()), |kept| kept.panel(p, out)));
+        let four_bits = kept.as_ref().map(|kept| kept.four_bits(precision)).transpose()?;
         let rows = match precision {
-            _ if let Some(kept) = &kept => WeightRows::Panels { write: &panels, four_bits: kept.four_bits() },
+            _ if let Some(four_bits) = four_bits => WeightRows::Panels { write: &panels, four_bits },
             Precision::Q8 if self.matrices.iter().all(|(_, matrix)| matrix.has_nibbles()) => {
                 WeightRows::Q4(&nibbles)
             }

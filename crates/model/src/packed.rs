@@ -183,8 +183,16 @@ impl PackedReader {
 
 impl PackedMatrix<'_> {
     /// Whether its blocks are of four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.place.four_bits
+    ///
+    /// # Errors
+    /// If they are, and `precision` has no such blocks.
+    pub(crate) fn four_bits(&self, precision: Precision) -> Result<bool> {
+        match self.place.four_bits {
+            true if precision != Precision::Q8 => {
+                Err(self.file.damaged(format!("there are blocks of four bits for {precision}")))
+            }
+            four_bits => Ok(four_bits),
+        }
     }
 
     /// Copies panel `p` to `out`.

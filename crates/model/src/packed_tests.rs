@@ -78,6 +78,24 @@ fn a_damaged_file_is_made_again() {
 }
 
 #[test]
+fn blocks_that_a_precision_has_not_are_damage() {
+    let folder = TestFolder::new();
+    let kept = place(&folder, Precision::Bf16);
+    let fresh = logits("llama", Precision::Bf16, Some(&kept));
+    let whole = std::fs::read(&kept.path).unwrap();
+    // An index, its hash and its length are at the end.
+    let index = whole.len() - 2 * WORD - u64::from_le_bytes(*whole.last_chunk().unwrap()) as usize;
+    let text = std::str::from_utf8(&whole[index..whole.len() - 2 * WORD]).unwrap();
+    let text = text.replacen("\"four_bits\":false", "\"four_bits\":true ", 1);
+    let hash = XxHash3_64::oneshot(text.as_bytes()).to_le_bytes();
+    let bytes = [&whole[..index], text.as_bytes(), &hash, &whole[whole.len() - WORD..]].concat();
+    assert!(bytes.len() == whole.len() && bytes != whole);
+    std::fs::write(&kept.path, bytes).unwrap();
+    assert_eq!(logits("llama", Precision::Bf16, Some(&kept)), fresh);
+    assert!(std::fs::read(&kept.path).unwrap() == whole, "the file is whole again");
+}
+
+#[test]
 fn a_file_of_other_weights_is_replaced() {
     let folder = TestFolder::new();
     let kept = place(&folder, Precision::Bf16);

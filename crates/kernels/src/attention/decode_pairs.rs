@@ -34,8 +34,8 @@ const WORDS: usize = 32;
 const KEYS: usize = 16;
 /// 2¹¹²
 const F16_FACTOR: f32 = f32::from_bits((127 + 112) << 23);
-/// The largest query, as large as an `f16` can be.
-const LARGEST: f32 = 65504.0;
+/// The largest query: times 2¹¹² it is the largest `bf16`.
+const LARGEST: f32 = 65280.0;
 
 /// Computes a block of up to [`QUERIES`] queries over one segment of the keys.
 pub(super) struct DecodePairs<'a> {

@@ -26,6 +26,9 @@ use crate::simd::{KEYS, pair_tiles::PairTiles};
 /// Blocks of each KV head that are computed before their attention mass is added up.
 #[cfg(target_arch = "x86_64")]
 const MASS_BLOCKS: usize = 16;
+/// Threads that there are blocks enough for where attention mass is summed.
+#[cfg(target_arch = "x86_64")]
+const MASS_THREADS: usize = 4;
 
 /// Optional outputs of an attention beside its values.
 #[derive(Debug, Default)]
@@ -261,7 +264,9 @@ impl Cpu {
                 out,
             });
         });
-        let each = flash_pairs::block_rows(&shape, rows, self.threads());
+        // Each block sums its rows' weights, so that blocks for sums are the same for any number of threads.
+        let threads = if mass.is_some() { MASS_THREADS } else { self.threads() };
+        let each = flash_pairs::block_rows(&shape, rows, threads);
         let blocks = rows.div_ceil(each);
         // A head's blocks follow one another, while its keys are in the cache; the last have most to do.
         let compute = |g: usize, b: usize, mass: Option<&mut [f32]>| {

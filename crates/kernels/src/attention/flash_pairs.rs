@@ -145,10 +145,10 @@ pub(super) struct FlashBlockPairs<'a, T> {
 }
 
 impl<T: PairTiles> Sweep<'_, T> {
-    /// Slots that some query sees, and that are packed.
+    /// Slots that some query sees, and that are packed. Where none are both, the span is empty and lies among those that are packed, or at their end.
     pub(super) fn span(&self) -> Range<usize> {
         let seen = self.block.span(self.a.visible, 0..self.block.queries());
-        let start = seen.start.max(self.slots.start);
+        let start = seen.start.clamp(self.slots.start, self.slots.end);
         start..seen.end.min(self.slots.end).max(start)
     }
 

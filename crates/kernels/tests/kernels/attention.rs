@@ -127,6 +127,8 @@ fn agrees_with_a_plain_loop() {
         ((9, 3, 64), 2100, causal(53, 2090, usize::MAX)),
         ((6, 2, 100), 2200, causal(20, 2200, 1900)),
         ((4, 2, 24), 2600, (0..70).map(|i| (33 * i, 33 * i + 1 + ends.below(250) as u32)).collect()),
+        // Windows of later blocks begin behind the first segment, within a tile.
+        ((9, 3, 64), 2200, causal(100, 2200, 1650)),
     ];
     for (i, (shape, capacity, visible)) in cases.into_iter().enumerate() {
         let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, capacity, visible);
@@ -237,6 +239,20 @@ fn far_scores_do_not_overflow() {
     }
 }
 
+/// A query that an `f16` key's factor would make infinite, times a key of zeros, has no score of its own.
+#[test]
+fn large_queries_have_finite_results() {
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        let mut case = Case::new(&mut Rng::new(24), dtype, (2, 1, 16), 200, causal(1, 200, usize::MAX));
+        case.q.iter_mut().for_each(|q| *q *= 1e6);
+        case.precision = Precision::Bf16;
+        for cpu in cpus(2) {
+            let out = case.run(&cpu, 0..1);
+            assert!(out.iter().all(|x| x.is_finite()), "{dtype} {:?}: {out:?}", cpu.isa());
+        }
+    }
+}
+
 #[test]
 fn logits_over_all_heads() {
     let mut rng = Rng::new(15);
@@ -319,14 +335,17 @@ fn sums(case: &Case, slots: usize, noise: Option<&GumbelNoise>) -> Vec<f64> {
 #[test]
 fn mass_of_many_blocks_does_not_depend_on_threads() {
     let mut rng = Rng::new(18);
-    // Windows, blocks of several waves, groups that end within a block, and rows that see little; of the last two the keys go segment
-    // after segment, in the last for each block apart.
+    // Windows, blocks of several waves, groups that end within a block, and rows that see little; then keys that go segment after segment, in the
+    // second of these cases for each block apart, in the third with blocks that see none of the first segment; and rows so few that a number of
+    // threads could divide them otherwise than another.
     let cases = [
         ((9, 3, 64), 800, 780, usize::MAX),
         ((12, 2, 128), 450, 430, usize::MAX),
         ((4, 4, 80), 1300, 1280, 200),
         ((9, 3, 64), 2000, 40, 1700),
         ((6, 1, 40), 1950, 28, usize::MAX),
+        ((9, 3, 64), 2000, 40, 1470),
+        ((6, 1, 40), 400, 28, usize::MAX),
     ];
     for (i, (shape, n, rows, window)) in cases.into_iter().enumerate() {
         let mut case = Case::new(&mut rng, DTYPES[i % 3], shape, n, causal(rows, n, window));
