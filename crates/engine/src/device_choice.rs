@@ -18,7 +18,7 @@ pub enum DeviceChoice {
     ///
     /// Experimental: it is tested under emulation, and has run on two kinds of GPU, an H200 and an H100.
     Cuda(usize),
-    /// The first NVIDIA GPU where there is one that can compute, else the CPU.
+    /// The first NVIDIA GPU where it can compute, else the CPU.
     Auto,
 }
 

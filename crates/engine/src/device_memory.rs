@@ -21,7 +21,7 @@ use refrain_model::{Config, LayerSpec};
 
 use crate::engine::Engine;
 use crate::error::mib;
-use crate::prefill::loading_bytes;
+use crate::prefill::{loaders, loading_bytes};
 use crate::prompt::Prompt;
 use crate::{Error, Result};
 
@@ -107,8 +107,8 @@ impl Engine {
     /// Bytes that a request takes while its prompt is computed, beside those of [`Engine::max_kv_bytes`], on a device with memory of its own; 0 on
     /// others.
     pub fn prompt_bytes(&self, prompt: &Prompt, method: &dyn FusionMethod, eviction: &Eviction) -> usize {
-        let device = self.decoder().device();
-        if device.memory().is_none() {
+        // Asking for the memory would wait for all work of the device.
+        if !self.device_chunks().is_apart() {
             return 0;
         }
         // A lower bound: what an answer adds is not known here.
@@ -134,7 +134,8 @@ impl Engine {
         };
         // Layers that are made for the time of their computation: where a policy bounds the cache, loaders bring in some ahead.
         let is_whole = eviction.is_full() && !eviction.per_query_head;
-        let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + threads };
+        let ahead = if method.reuses() { loaders(threads, true) } else { 0 };
+        let layers = if is_whole { 2 * usize::from(method.selects()) } else { 2 + ahead };
         let layers = layers.min(config.num_layers()) as u64;
         let tables = product(&[prompt.len(), self.table_bytes()]);
         let [all, part] = [prompt.len(), longest].map(|tokens| self.layer_bytes(tokens));

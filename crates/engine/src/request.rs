@@ -202,16 +202,21 @@ impl RequestStats {
         reused: &ReusedSegments,
     ) -> RequestStats {
         let (documents, reuses) = (prompt.document_tokens(), !reused.segments.is_empty());
-        let rows: usize = prefill.document_rows.iter().sum();
-        let possible = documents * prefill.document_rows.len();
-        let full = prefill.document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
+        let mut document_rows = prefill.document_rows.clone();
+        if prefill.prefix_tokens > 0 {
+            // What follows a beginning that was taken over is computed at every layer, as if it were all question.
+            document_rows.fill(prompt.documents_behind(prefill.prefix_tokens));
+        }
+        let rows: usize = document_rows.iter().sum();
+        let possible = documents * document_rows.len();
+        let full = document_rows.iter().filter(|rows| documents > 0 && **rows == documents);
         RequestStats {
             device: engine.decoder().device().name(),
             prompt_tokens: prompt.len(),
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
             prefix_tokens: prefill.prefix_tokens,
-            recomputed_tokens: prefill.document_rows.last().copied().unwrap_or(0),
+            recomputed_tokens: document_rows.last().copied().unwrap_or(0),
             recompute_ratio: rows as f64 / possible.max(1) as f64,
             charged_ratio: if documents == 0 {
                 0.0

@@ -69,4 +69,8 @@ impl FusionMethod for InfLlm {
     fn reuses(&self) -> bool {
         false
     }
+
+    fn goes_on(&self) -> bool {
+        false
+    }
 }

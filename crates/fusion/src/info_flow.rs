@@ -17,9 +17,10 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pass::planned;
 use crate::probe::{ordering_probe, recompute_best};
 use crate::scout::{check_depth, layers_between};
-use crate::{FusionMethod, Pass, PrefillInputs, PromptLayout, Result};
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Recompute the tokens to which the question's rows send the most attention in middle layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -70,6 +71,9 @@ impl FusionMethod for InfoFlow {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
+        if layout.reusable() == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
+        }
         let layers = inputs.layers_of_choice(layers_between(self.from, self.to, layout.layers))?;
         let orders = self.reorder && !inputs.reordered && layout.inexact_chunks().count() > 1;
         let probes = if self.reorder && (orders || inputs.reordered) { 2 } else { 1 };

@@ -95,6 +95,12 @@ pub trait FusionMethod: Debug + Send + Sync {
         !self.keeps_all_tokens()
     }
 
+    /// Whether a prompt may go on behind a beginning that another prompt has left: all that follows then attends to all tokens before it. A method
+    /// that retrieves does not, since to what its rows attend would depend on the prompts before.
+    fn goes_on(&self) -> bool {
+        true
+    }
+
     /// Statistics that the method wants beside documents. If there are any, the prompt's chunks are whole documents.
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         Vec::new()
@@ -125,6 +131,10 @@ impl<M: FusionMethod + ?Sized> FusionMethod for Arc<M> {
 
     fn selects(&self) -> bool {
         self.as_ref().selects()
+    }
+
+    fn goes_on(&self) -> bool {
+        self.as_ref().goes_on()
     }
 
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {

@@ -78,6 +78,10 @@ impl FusionMethod for MultiInfLlm {
         Ok(Box::new(budget))
     }
 
+    fn goes_on(&self) -> bool {
+        false
+    }
+
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         let like = (self.topk == 0).then_some(&self.like as &dyn ChunkStatistics);
         [self as &dyn ChunkStatistics].into_iter().chain(like).collect()
@@ -100,9 +104,8 @@ impl BudgetPass {
         let kept = match &self.of.plan().cached {
             CachedTokens::All => layout.documents().len(),
             CachedTokens::Selected(layers) => {
-                let of_documents =
-                    layers.first().map_or(0, |layer| layer.question_sees.iter().map(|s| s.len()).sum());
-                of_documents + layout.missing_chunks().map(Span::len).sum::<usize>()
+                // Missing chunks are seen whole, beside the blocks.
+                layers.first().map_or(0, |layer| layer.question_sees.iter().map(|span| span.len()).sum())
             }
         };
         let kept = kept + layout.system.len() + layout.question.len();

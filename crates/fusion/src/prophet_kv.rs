@@ -15,8 +15,9 @@ use refrain_registry::Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pass::planned;
 use crate::probe::recompute_best;
-use crate::{FusionMethod, Pass, PrefillInputs, PromptLayout, Result};
+use crate::{FusionMethod, Pass, PassPlan, PrefillInputs, PromptLayout, Result};
 
 /// Recompute the tokens that the question attends to over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,6 +56,9 @@ impl FusionMethod for ProphetKv {
     fn start(&self, inputs: &Arc<PrefillInputs>) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
+        if layout.reusable() == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
+        }
         let layers = inputs.layers_of_choice(0..layout.layers)?;
         Ok(recompute_best(inputs, &layers, Softmax::Documents, self.count(layout)))
     }

@@ -78,11 +78,14 @@ impl FusionMethod for RelaxKv {
     }
 }
 
-/// The tokens that are fresh at each layer, ascending: those that it or a layer above it picks, `count` a layer.
+/// The tokens that are fresh at each layer, ascending: those that it or a layer above it picks, `count` a layer. Of a part of the tokens a
+/// layer picks none that no row of the question sees, as behind a window, where the score is 0.
 fn fresh_tokens(layout: &PromptLayout, scores: &[Vec<f32>], count: usize) -> Vec<Vec<u32>> {
     let (mut fresh, mut union) = (Vec::new(), Vec::new());
+    let (start, all) = (layout.documents().start, count >= layout.reusable());
     for scores in scores.iter().rev() {
-        union.extend(layout.top_reusable(scores, count));
+        let picked = layout.top_reusable(scores, count).into_iter();
+        union.extend(picked.filter(|token| all || scores[(token - start) as usize] > 0.0));
         union.sort_unstable();
         union.dedup();
         fresh.push(union.clone());

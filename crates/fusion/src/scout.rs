@@ -89,6 +89,9 @@ impl Scout {
     ) -> Result<Box<dyn Pass>> {
         let layout = &inputs.layout;
         layout.check()?;
+        if layout.reusable() == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
+        }
         let layers = layers_between(self.from, self.to, layout.layers);
         let layers = inputs.layers_of_choice(layers)?;
         let count = layout.count_for_charge(self.charge, 0, layers[layers.len() - 1] + 1);

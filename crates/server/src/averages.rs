@@ -24,11 +24,15 @@ impl Averages {
     /// Counts a request whose first token came `time` after its start.
     pub(crate) fn count(&mut self, time: Duration, stats: &RequestStats) {
         self.seconds = (1.0 - NEWEST) * self.seconds + NEWEST * time.as_secs_f64();
-        if stats.document_tokens > 0 {
+        // A prompt whose beginning was taken over tells nothing of the method: all that follows is computed.
+        let taken_over = stats.prefix_tokens > 0;
+        if stats.document_tokens > 0 && !taken_over {
             average(&mut self.charge, stats.charged_ratio);
         }
-        let own = stats.prompt_tokens.saturating_sub(stats.document_tokens + stats.prefix_tokens);
-        let computed = own as f64 + stats.charged_ratio * stats.document_tokens as f64;
+        let others = if taken_over { stats.prefix_tokens } else { stats.document_tokens };
+        let own = stats.prompt_tokens.saturating_sub(others) as f64;
+        let charged = if taken_over { 0.0 } else { stats.charged_ratio * stats.document_tokens as f64 };
+        let computed = own + charged;
         // The time of a request that has prefilled chunks is not that of its own tokens alone.
         if stats.prefilled_chunks == 0 && stats.compute_ttft > 0.0 {
             average(&mut self.tokens_per_second, computed / stats.compute_ttft);
@@ -68,6 +72,17 @@ mod tests {
         stats = RequestStats { prompt_tokens: 100, compute_ttft: 0.05, ..RequestStats::default() };
         averages.count(Duration::from_secs(1), &stats);
         assert_eq!((averages.charge, averages.bytes_per_second), (0.3, 40_000.0));
+        assert!((averages.tokens_per_second - 1200.0).abs() < 1e-6, "{averages:?}");
+        // Behind a beginning that was taken over, documents included, 120 tokens were computed.
+        stats = RequestStats {
+            prompt_tokens: 1120,
+            document_tokens: 900,
+            prefix_tokens: 1000,
+            compute_ttft: 0.1,
+            ..stats
+        };
+        averages.count(Duration::from_secs(1), &stats);
+        assert_eq!(averages.charge, 0.3);
         assert!((averages.tokens_per_second - 1200.0).abs() < 1e-6, "{averages:?}");
     }
 }

@@ -133,6 +133,9 @@ fn prefill(
     prefilled: Option<Arc<PrefilledPrefix>>,
 ) -> Result<IsolatedRun> {
     let tokens = [before, &id.tokens].concat();
+    // Rows of a shorter context are rotated otherwise where the rotation depends on the length (LongRoPE).
+    let ropes = |tokens: usize| engine.decoder().ropes(tokens);
+    let prefilled = prefilled.filter(|prefix| ropes(prefix.tokens.len()) == ropes(tokens.len()));
     let dropped = before.len() - prefilled.as_ref().map_or(0, |prefix| prefix.tokens.len());
     IsolatedRun::start(engine, &tokens, dropped, prefilled, id.dtype)
 }

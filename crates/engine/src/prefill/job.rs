@@ -351,6 +351,10 @@ impl PrefillJob {
         // A cache whose tokens are evicted holds the prompt alone while it is computed.
         let budget = EvictingCache::budget(&request.eviction, &spans, request.max_seq_len, false)?;
         let max_tokens = if budget.is_some() { layout.len() } else { request.max_seq_len };
+        // Keys of a chunk may keep the positions that they were prefilled at, which can lie behind the prompt's end.
+        let last =
+            reused.segments.iter().map(|segment| segment.first_position as usize + segment.span.len()).max();
+        let positions = max_tokens.max(layout.len()).max(last.unwrap_or(0));
         let mut statistics = vec![Vec::new(); prompt.chunks.len()];
         for segment in reused.segments.iter() {
             if let Some(index) = segment.chunk {
@@ -376,7 +380,7 @@ impl PrefillJob {
             allocator: KvAllocator::new(decoder.device().clone(), engine.buffers().kv.clone()),
             max_seq_len: request.max_seq_len,
             max_rope_position: self.max_rope_position,
-            tables: decoder.rope_tables(self.max_rope_position, max_tokens.max(layout.len())),
+            tables: decoder.rope_tables(self.max_rope_position, positions),
             inputs: Arc::new(PrefillInputs {
                 layout,
                 model,

@@ -8,7 +8,7 @@ use refrain_kernels::Floats;
 use refrain_kv::LayerCache;
 
 use super::context::PassContext;
-use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer};
+use super::prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched, PrefetchedLayer, loaders};
 use super::selected::SelectedLayers;
 use super::stats::{LoadStats, PrefillStats};
 use crate::cache::{BlockRetrieval, DecodeCache, EvictingCache, FullCache, PromptReport};
@@ -124,7 +124,8 @@ impl PassLayers {
         let capacity = answer.as_cache().prompt_capacity();
         // A layer that waits is the request's own cache, or, where that is bounded, more than it.
         let bounded = matches!(answer, AnswerCache::Evicting(_));
-        let ahead = if bounded { decoder.device().threads() } else { shape.layers };
+        let is_apart = engine.device_chunks().is_apart();
+        let ahead = if bounded { loaders(decoder.device().threads(), is_apart) } else { shape.layers };
         if bounded {
             engine.buffers().kv.trim(ahead + 1);
         }

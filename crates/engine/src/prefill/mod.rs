@@ -17,8 +17,8 @@ mod take_over;
 
 pub(crate) use capture::{AttentionCapture, AttentionMap};
 pub(crate) use job::{BackgroundLoad, PrefillJob, PrefillRequest, Prefilled};
-pub(crate) use prefetch::loading_bytes;
 #[cfg(test)]
 pub(crate) use prefetch::{LayerPrefetcher, PrefetchSizes, Prefetched};
+pub(crate) use prefetch::{loaders, loading_bytes};
 pub(crate) use reuse::ReusedSegments;
 pub(crate) use stats::PrefillStats;

@@ -52,7 +52,7 @@ impl Prefetched {
 
 /// Threads that load, of so many of the host. More gain nothing: together they read faster than memory is written, and where the device has memory
 /// of its own (`is_apart`) they copy faster than its bus does.
-fn loaders(threads: usize, is_apart: bool) -> usize {
+pub(crate) fn loaders(threads: usize, is_apart: bool) -> usize {
     threads.min(if is_apart { 12 } else { 8 })
 }
 
@@ -102,6 +102,8 @@ struct PrefetchJob {
     segments: Arc<[Segment]>,
     /// Tokens computed up to the first check.
     tokens: Vec<u32>,
+    /// Whether fresh rows correct cached ones ([`PassPlan::corrects`]), for which those of computed tokens are looked at, too.
+    corrects: bool,
     /// Layers at which the active tokens may shrink, with whether fresh rows are compared with cached ones there.
     checks: BTreeMap<usize, bool>,
     placement: Placement,
@@ -145,7 +147,7 @@ impl PrefetchJob {
     /// overwritten; which tokens are computed is known up to the first check.
     fn places(&self, layer: usize, segment: &Segment) -> bool {
         let shrunk = self.checks.first_key_value().is_some_and(|(first, _)| layer > *first);
-        shrunk || count_within(&self.tokens, segment.span) < segment.span.len()
+        shrunk || self.corrects || count_within(&self.tokens, segment.span) < segment.span.len()
     }
 
     /// Whether fresh rows may be compared with cached ones at `layer`.
@@ -294,6 +296,7 @@ impl LayerPrefetcher {
         let mut job = PrefetchJob {
             segments,
             tokens: plan.tokens.clone(),
+            corrects: plan.corrects.is_some(),
             checks,
             placement,
             sizes,

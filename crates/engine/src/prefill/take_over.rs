@@ -29,7 +29,8 @@ impl PromptPrefix {
         takes: bool,
     ) -> PromptPrefix {
         let cache = engine.prefix_cache();
-        if !cache.is_on() || !eviction.is_full() || eviction.per_query_head {
+        let bounded = !eviction.is_full() || eviction.per_query_head;
+        if !cache.is_on() || bounded || !method.goes_on() {
             return PromptPrefix::default();
         }
         let ids = prompt.ids();

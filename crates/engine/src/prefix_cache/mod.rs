@@ -41,7 +41,7 @@ struct State {
     /// The run of each block, and its index there.
     blocks: HashMap<BlockHash, (RunId, usize)>,
     by_use: BTreeMap<u64, RunId>,
-    /// Lengths of the prompts over which methods have reused the same chunks.
+    /// Lengths of the prompts over which methods have reused the same chunks, one for each chain.
     prompts: HashMap<BlockHash, Vec<usize>>,
     /// When prompts over the documents of a namespace were forgotten last.
     forgotten: HashMap<BlockHash, u64>,
@@ -153,7 +153,9 @@ impl PrefixCache {
         ids: &[u32],
         least: usize,
     ) -> Option<CachedPrefix> {
-        let lengths = self.state().prompts.get(&chunks).cloned().unwrap_or_default();
+        let mut lengths = self.state().prompts.get(&chunks).cloned().unwrap_or_default();
+        lengths.sort_unstable();
+        lengths.dedup();
         let found = lengths.into_iter().filter(|length| *length <= ids.len());
         let found = found.filter_map(|length| self.find(&root(length), ids, ids.len() - 1));
         found.filter(|prefix| prefix.len() >= least).max_by_key(CachedPrefix::len)
@@ -165,17 +167,27 @@ impl PrefixCache {
             return;
         }
         let blocks: Vec<BlockHash> = chain(root.hash, ids).collect();
-        let token_bytes = cache.shape().token_bytes(cache.dtype());
-        let known = {
-            let state = self.state();
-            blocks.iter().take_while(|block| state.blocks.contains_key(*block)).count()
-        };
+        let block_bytes = BLOCK * cache.shape().token_bytes(cache.dtype());
+        let mut state = self.state();
+        let known_to =
+            |state: &State| blocks.iter().take_while(|block| state.blocks.contains_key(*block)).count();
+        let mut known = known_to(&state);
         // The first blocks are those that other prompts share.
-        let room = self.bound / (BLOCK * token_bytes).max(1);
-        let kept = blocks.len().min(room);
+        let kept = blocks.len().min(self.bound / block_bytes.max(1));
         if known >= kept {
             return;
         }
+        // What makes room goes before the copy is made: both together might be twice the bound.
+        if let Some((parent, _)) = known.checked_sub(1).map(|last| state.blocks[&blocks[last]]) {
+            state.touch(parent);
+        }
+        state.make_room((kept - known) * block_bytes, self.bound);
+        // A run of which few blocks are shared may have gone itself.
+        if known_to(&state) < known {
+            known = known_to(&state);
+            state.make_room((kept - known) * block_bytes, self.bound);
+        }
+        drop(state);
         let rows = CachedRows::copy_from(device, cache, known * BLOCK..kept * BLOCK);
         self.state().add(root, &blocks[..kept], known, rows, self.bound);
     }
@@ -225,17 +237,19 @@ impl State {
         }
         let first = parent.is_none().then_some(*root);
         if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = first {
-            let lengths = self.prompts.entry(chunks).or_default();
-            if !lengths.contains(&length) {
-                lengths.push(length);
-            }
+            self.prompts.entry(chunks).or_default().push(length);
         }
         let blocks = blocks[known..].to_vec();
         self.by_use.insert(id, id);
         let namespaces = root.namespaces;
         self.runs.insert(id, Run { rows: Arc::new(rows), blocks, parent, root: first, namespaces, used: id });
         self.touch(id);
-        while self.bytes > bound {
+        self.make_room(0, bound);
+    }
+
+    /// Removes runs, those first that were not used for longest, until `bytes` more are within the bound.
+    fn make_room(&mut self, bytes: usize, bound: usize) {
+        while self.bytes.saturating_add(bytes) > bound {
             let Some((_, oldest)) = self.by_use.pop_first() else { return };
             self.remove(oldest);
         }
@@ -250,7 +264,10 @@ impl State {
         if let Some(PrefixRoot { fused: Some((chunks, length)), .. }) = run.root
             && let Some(lengths) = self.prompts.get_mut(&chunks)
         {
-            lengths.retain(|kept| *kept != length);
+            // Another prompt may be as long.
+            if let Some(index) = lengths.iter().position(|kept| *kept == length) {
+                lengths.swap_remove(index);
+            }
             if lengths.is_empty() {
                 self.prompts.remove(&chunks);
             }

@@ -61,6 +61,11 @@ impl Prompt {
         self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
     }
 
+    /// Document tokens behind the first `tokens` ones of the prompt.
+    pub(crate) fn documents_behind(&self, tokens: usize) -> usize {
+        (self.len() - self.question.len()).saturating_sub(tokens).min(self.document_tokens())
+    }
+
     /// All ids in order.
     pub fn ids(&self) -> Vec<u32> {
         let chunks = self.chunks.iter().flat_map(|chunk| &chunk.tokens);

@@ -145,6 +145,8 @@ fn stops(engine: &Engine, sampling: &Sampling) -> Vec<u32> {
 /// The text of an answer as it grows.
 struct Text {
     shown: String,
+    /// Whether a stop text was met: nothing is shown after it.
+    stopped: bool,
     filter: StopFilter,
     detokenizer: Detokenizer,
 }
@@ -153,6 +155,7 @@ impl Text {
     fn new(sampling: &Sampling) -> Text {
         Text {
             shown: String::new(),
+            stopped: false,
             filter: StopFilter::new(&sampling.stop),
             detokenizer: Detokenizer::default(),
         }
@@ -173,6 +176,7 @@ impl Text {
         }
         let piece = self.detokenizer.push(engine.tokenizer(), token).unwrap_or_default();
         let (shown, stopped) = if early { (piece, false) } else { self.filter.push(&piece) };
+        self.stopped = stopped;
         self.shown.push_str(&shown);
         let go_on = stream(TokenEvent { text: &shown, ..event });
         if stopped {
@@ -188,7 +192,7 @@ impl Text {
         event: TokenEvent<'_>,
         stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
     ) {
-        if finish != FinishReason::Cancelled {
+        if finish != FinishReason::Cancelled && !self.stopped {
             // A limit may fall within a character: what is there of it is no text.
             let rest = self.detokenizer.finish().filter(|_| finish != FinishReason::Length);
             let (mut text, stopped) = self.filter.push(&rest.unwrap_or_default());

@@ -7,12 +7,13 @@ use refrain_cuda::{CudaDevice, Driver as _, Emulated};
 use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{CacheBlend, FusionMethod, METHODS, PassPlan, Pie, Vanilla};
 use refrain_kernels::{Device, DeviceFailure, Dtype};
-use refrain_kv::KvAllocator;
+use refrain_kv::{KvAllocator, KvCache, LayerCache};
 use refrain_store::Store;
 
 use super::{exact, prefill, random_prompt, shared, tiny};
 use crate::decode::{DecodeWorkspace, decode_step};
 use crate::prefill::{LayerPrefetcher, PrefetchSizes, Prefetched};
+use crate::prefix_cache::{BLOCK, PrefixCache, PrefixRoot, hash, namespace_hash};
 use crate::{Advance, Document, Engine, Error, GenerateRequest, Prompt, Sampling, Sequence, Settings};
 
 const MEMORY: u64 = 64 << 20;
@@ -150,6 +151,44 @@ fn a_prompt_takes_no_more_than_was_counted() {
         assert_eq!(gpu.memory().1, free, "nothing is kept for the next prompt");
         assert!(counted < 2 * taken, "{taken} of {counted}");
     }
+}
+
+/// The prefix cache is counted once: what makes room for further rows goes before they are copied.
+#[test]
+fn the_prefix_cache_never_takes_more_than_its_bound() {
+    let (engine, gpu) = in_memory(without_chunks());
+    let (device, shape) = (engine.decoder().device(), engine.decoder().shape());
+    let (slots, bound) = (6 * BLOCK, 8 * BLOCK * shape.token_bytes(Dtype::F16));
+    let mut rows = KvCache::vacant(&**device, shape, Dtype::F16, slots);
+    (0..shape.layers)
+        .for_each(|layer| rows.install(layer, LayerCache::new(&**device, shape, Dtype::F16, slots)));
+    let cache = PrefixCache::new(bound);
+    let namespaces = [Some(namespace_hash("a")), None];
+    let root = PrefixRoot { hash: hash(&[b"root"], &[]), fused: None, namespaces, forgotten: 0 };
+    let (_, before) = (gpu.take_peak(), MEMORY - gpu.memory().1);
+    for first in 0..4u32 {
+        let ids: Vec<u32> = (0..slots as u32).map(|i| i + 1000 * first).collect();
+        cache.insert(&**device, &root, &ids, &rows);
+        assert_eq!(cache.bytes(), 6 * BLOCK * shape.token_bytes(Dtype::F16), "the run before has gone");
+    }
+    let taken = gpu.take_peak() - before;
+    assert!(taken <= bound as u64, "{taken} of {bound}");
+}
+
+/// Loaders bring in layers ahead, of a method that reuses some.
+#[test]
+fn a_bounded_cache_is_counted_with_the_layers_that_are_there_at_a_time() {
+    let policy = POLICIES.parse("streaming_llm:capacity=64").unwrap();
+    let counted = |threads, method: &dyn FusionMethod| {
+        let device = CudaDevice::new(Emulated::with_memory(1, MEMORY), threads).unwrap();
+        let device: Arc<dyn Device> = Arc::new(device);
+        let store = Store::in_memory(1 << 20);
+        let engine = Engine::open_on(&device, &tiny("llama"), store, without_chunks(), |_, _| ()).unwrap();
+        let prompt = random_prompt(&engine, 5, &[140, 133], 29, 11);
+        engine.memory_of_prompt(&prompt, method, prompt.len() + 20, &policy).unwrap()
+    };
+    assert_eq!(counted(1, &Vanilla), counted(16, &Vanilla));
+    assert!(counted(1, &Pie) < counted(16, &Pie));
 }
 
 /// Methods whose computed rows are known before the prompt starts are counted with these, and not with all rows.

@@ -1,10 +1,13 @@
 //! Scout and drift against an implementation of their own (`tools/golden_drift.py`).
 
+use refrain_eviction::{Eviction, POLICIES};
 use refrain_fusion::{Drift, METHODS, Pie, Scout};
 use refrain_kernels::Dtype;
 use serde::Deserialize;
 
-use super::{everywhere, exact, max_difference, prefill, random_prompt, tiny, tiny_engine, without_bos};
+use super::{
+    everywhere, exact, max_difference, prefill, prefill_with, random_prompt, tiny, tiny_engine, without_bos,
+};
 use crate::{Prompt, PromptChunk};
 
 #[derive(Deserialize)]
@@ -82,5 +85,22 @@ fn a_charge_too_small_for_one_token_recomputes_nothing() {
     for charge in [0.0, 0.01] {
         let drift = prefill(&engine, &prompt, &Drift { charge, ..Drift::default() }, prompt.len());
         assert_eq!((drift.logits, drift.stats.probe_rows), (pie.logits.clone(), 0));
+    }
+}
+
+/// A chunk all of whose tokens are computed is compared with what is stored of it, at every layer.
+#[test]
+fn corrections_do_not_depend_on_what_memory_held_before() {
+    let method = Drift { charge: 0.6, seam: 2, from: 0.0, to: 0.5, ..Drift::default() };
+    let bounded = POLICIES.parse("h2o:capacity=48").unwrap();
+    for eviction in [Eviction::full(), &bounded] {
+        let logits = |seeds: &[u64]| {
+            let engine = tiny_engine("llama", exact(Dtype::F16));
+            let prompts = seeds.iter().map(|seed| random_prompt(&engine, 5, &[40, 2, 30], 9, *seed));
+            let run =
+                |prompt: Prompt| prefill_with(&engine, &prompt, &method, eviction, prompt.len()).unwrap();
+            prompts.map(run).map(|prefilled| prefilled.logits).last().unwrap()
+        };
+        assert_eq!(logits(&[4]), logits(&[5, 4]), "{eviction:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Chunks that are prefilled behind what stands left of them in their document.
 
-use refrain_fusion::{Drift, Pie, Vanilla};
+use refrain_fusion::{Drift, FullReuse, Pie, Vanilla};
 use refrain_kernels::Dtype;
 use refrain_store::{KvQuantization, Scope};
 
@@ -114,4 +114,34 @@ fn as_much_stands_left_of_a_chunk_as_the_context_has_room_for() {
     let last = &prompt.chunks[9..];
     engine.ingest_prompt(&Prompt { chunks: last.to_vec(), ..prompt.clone() }, &[shared(Pie)]).unwrap();
     assert_eq!(kv_of(&engine, &last[0]).len() % 64, 0);
+}
+
+#[test]
+fn keys_may_keep_positions_behind_the_prompts_end() {
+    let fresh = || {
+        let (engine, prompt) =
+            prompt_of(&tiny_engine("llama", with_left(usize::MAX, Dtype::F16)), 7, &[&[64, 64, 64, 64]]);
+        let last = Prompt { chunks: prompt.chunks[3..].to_vec(), ..prompt.clone() };
+        (engine, prompt, last)
+    };
+    let (engine, _, last) = fresh();
+    let alone = prefill(&engine, &last, &shared(FullReuse), last.len());
+    let (engine, whole, _) = fresh();
+    prefill(&engine, &whole, &shared(FullReuse), whole.len());
+    let after = prefill(&engine, &last, &shared(FullReuse), last.len());
+    assert_eq!(alone.logits, after.logits, "a longer prompt before leaves longer tables of rotations");
+}
+
+/// A rotation that depends on the length is that of all tokens up to the chunk's end, whichever of them were prefilled before.
+#[test]
+fn chunks_are_prefilled_with_one_rotation() {
+    let engine = tiny_engine("phi3_longrope", with_left(usize::MAX, Dtype::F16));
+    let (engine, prompt) = prompt_of(&engine, 7, &[&[64, 64, 64, 10]]);
+    engine.ingest_prompt(&prompt, &[shared(Pie)]).unwrap();
+    for chunk in &prompt.chunks {
+        let before = [engine.before_chunks(), chunk.left.clone()].concat();
+        let alone = engine.isolated(&[before.as_slice(), &chunk.tokens].concat(), before.len(), Dtype::F16);
+        let rows = alone.iter().flat_map(|(k, v)| [k, v].map(|rows| rows.as_slice().floats()).concat());
+        assert_eq!(kv_of(&engine, chunk), rows.collect::<Vec<f32>>(), "{:?}", chunk.part);
+    }
 }

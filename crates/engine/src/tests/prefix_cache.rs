@@ -122,6 +122,10 @@ impl FusionMethod for Continued {
         self.0.reuses()
     }
 
+    fn goes_on(&self) -> bool {
+        self.0.goes_on()
+    }
+
     fn statistics(&self) -> Vec<&dyn ChunkStatistics> {
         self.0.statistics()
     }
@@ -213,4 +217,53 @@ fn the_bound_of_bytes_holds() {
         assert!(again.stats.prefix_tokens >= 224, "{}", again.stats.prefix_tokens);
     }
     assert!(engine.prefix_cache_bytes() > 1 << 18);
+}
+
+/// A method that retrieves blocks takes nothing over, whether another method or its own first turn, which is within its window, has left it.
+#[test]
+fn a_method_that_retrieves_goes_on_retrieving() {
+    for method in [
+        "inf_llm:local=32,block=16,topk=2,representatives=2",
+        "inf_llm:local=300,block=16,topk=2,representatives=2",
+    ] {
+        let plain = engine(&tiny("llama"), exact(Dtype::F16));
+        let cached = plain.with_prefix_cache(BOUND);
+        let prompt = random_prompt(&plain, 40, &[], 160, 3);
+        answer(&cached, &prompt, &request("vanilla"));
+        let request = request(method);
+        let first = answer(&cached, &prompt, &request);
+        assert_eq!(first.tokens, answer(&plain, &prompt, &request).tokens, "{method}");
+        let turn = next_turn(&plain, &prompt, &first, 90);
+        let further = answer(&cached, &turn, &request);
+        assert_eq!((first.stats.prefix_tokens, further.stats.prefix_tokens), (0, 0), "{method}");
+        assert_eq!(further.tokens, answer(&plain, &turn, &request).tokens, "{method}");
+    }
+}
+
+/// Documents behind the beginning that was taken over are computed, and the account says so.
+#[test]
+fn documents_behind_a_taken_over_beginning_are_charged() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16)).with_prefix_cache(BOUND);
+    let layers = engine.decoder().config().num_layers();
+    let prompt = random_prompt(&engine, 20, &[70, 50], 33, 5);
+    let other = Prompt { question: random_prompt(&engine, 0, &[], 41, 6).question, ..prompt.clone() };
+    let last = Prompt {
+        chunks: vec![
+            prompt.chunks[0].clone(),
+            PromptChunk { tokens: vec![7; 50], ..prompt.chunks[1].clone() },
+        ],
+        ..other.clone()
+    };
+    answer(&engine, &prompt, &request("vanilla"));
+    // The first 16 tokens; then the whole blocks up to the question; then those of the first document.
+    let stats = |prompt: &Prompt| answer(&engine, prompt, &request("vanilla")).stats;
+    let found = stats(&last);
+    assert_eq!((found.prefix_tokens, found.recomputed_tokens), (80, 60));
+    assert_eq!((found.charged_ratio, found.recompute_ratio, found.full_layers), (0.5, 0.5, 0));
+    let found = stats(&other);
+    assert_eq!((found.prefix_tokens, found.recomputed_tokens, found.full_layers), (128, 12, 0));
+    let fresh =
+        Prompt { chunks: vec![PromptChunk { tokens: vec![9; 70], ..prompt.chunks[0].clone() }], ..other };
+    let found = stats(&fresh);
+    assert_eq!((found.prefix_tokens, found.charged_ratio, found.full_layers), (16, 1.0, layers));
 }
