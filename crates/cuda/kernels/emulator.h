@@ -34,8 +34,8 @@ struct Barrier;
 
 namespace emulator {
 
-// What a block may have of shared memory on an sm_80, and on an sm_90.
-constexpr size_t MOST_SHARED = 163 << 10, MOST_SHARED_HOPPER = 227 << 10;
+// What a block may have of shared memory on an sm_86 or sm_89, which run what is compiled for sm_80, and on an sm_90.
+constexpr size_t MOST_SHARED = 99 << 10, MOST_SHARED_HOPPER = 227 << 10;
 
 struct Index {
     u32 x, y, z;

@@ -307,8 +307,10 @@ impl<D: Driver> CudaDevice<D> {
         out: Arg<'_, D::Memory>,
         lse: Option<Arg<'_, D::Memory>>,
     ) {
-        let from = a.visible.iter().map(|seen| seen.0).min().unwrap_or(0) as usize;
-        let to = a.visible.iter().map(|seen| seen.1).max().unwrap_or(0) as usize;
+        // Rows that see nothing do not count, as in the kernel.
+        let seen = a.visible.iter().filter(|seen| seen.0 < seen.1);
+        let from = seen.clone().map(|seen| seen.0).min().unwrap_or(0) as usize;
+        let to = seen.map(|seen| seen.1).max().unwrap_or(0) as usize;
         let blocks = problem.entry_blocks(kernel.entries) * a.kv_heads;
         let (first_piece, pieces, groups) = match kernel.pieces {
             Pieces::Of(slots) => {

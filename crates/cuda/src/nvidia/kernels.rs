@@ -52,6 +52,7 @@ impl Kernels {
         let image: *const c_void = FATBIN.bytes.as_ptr().cast();
         // SAFETY: the image is whole, and stays where it is.
         let module = unsafe { module::load_data(image) }.describe("loading the kernels")?;
+        load_all(module);
         Ok(Kernels {
             context: context.clone(),
             module,
@@ -132,6 +133,24 @@ impl Kernels {
         unsafe { function::set_function_attribute(function, most, self.shared_limit - own) }
             .describe(&format!("setting the shared memory of {name}"))?;
         Ok(Function(function))
+    }
+}
+
+/// Loads the code of all kernels to the GPU. The driver loads that of each when it is first asked for, and fails where others have taken the GPU's
+/// memory by then. An error here comes again there.
+fn load_all(module: sys::CUmodule) {
+    let mut count = 0;
+    // SAFETY: the module is loaded, and the count is written where it may be.
+    if unsafe { sys::cuModuleGetFunctionCount(&raw mut count, module) }.result().is_err() {
+        return;
+    }
+    let mut functions = vec![ptr::null_mut(); count as usize];
+    // SAFETY: there is room for so many functions.
+    if unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) }.result().is_ok() {
+        for function in functions {
+            // SAFETY: the function is of this module.
+            let _ = unsafe { sys::cuFuncLoad(function) };
+        }
     }
 }
 

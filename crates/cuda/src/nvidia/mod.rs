@@ -63,6 +63,13 @@ impl Nvidia {
         Ok(Nvidia { queue: Arc::new(Queue::new(&gpu, Role::Computing)?), device: Arc::new(device) })
     }
 
+    /// This GPU with the kernels for those before Hopper, which tests run on a Hopper, too.
+    #[must_use]
+    pub fn without_hopper(self) -> Nvidia {
+        let device = NvidiaDevice { compute_capability: LEAST_COMPUTE_CAPABILITY, ..(*self.device).clone() };
+        Nvidia { device: Arc::new(device), ..self }
+    }
+
     /// All GPUs that the driver shows.
     ///
     /// # Errors

@@ -103,7 +103,9 @@ impl Stream {
             sizes.push(bytes.len());
             end += bytes.len() as u64;
         }
-        lock(&self.copied).extend(parts.iter().map(|part| part.bytes().clone()));
+        // The lock is held until the copy is queued: a thread that waits for the stream meanwhile would let the bytes go before it.
+        let mut copied = lock(&self.copied);
+        copied.extend(parts.iter().map(|part| part.bytes().clone()));
         // SAFETY: a value of integers alone may be all zeros.
         let mut attributes: sys::CUmemcpyAttributes = unsafe { std::mem::zeroed() };
         attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;

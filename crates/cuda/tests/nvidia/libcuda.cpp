@@ -6,14 +6,17 @@
 // host's memory when they are done if it is pinned, and when they are queued if not. Where the pool may insert dependencies, memory waits for some
 // other that is about to be freed. The kernel "hold" keeps its stream until "release" was run in another. FAKE_CUDA_DEVICES, FAKE_CUDA_VERSION,
 // FAKE_CUDA_CAPABILITY, FAKE_CUDA_PINNED (segments of pinned memory that there are), FAKE_CUDA_PINNED_BYTES and FAKE_CUDA_SEED say what is played.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -246,10 +249,19 @@ CALL cuModuleLoadData(void** module, const void* image) {
     return *module = &context_of_all, is_fatbin ? OK : INVALID_IMAGE;
 }
 CALL cuModuleUnload(void*) { ENTER return OK; }
+static const char* const KERNELS[] = {"add_32", "tell", "crash", "hold", "release", "priority", "copy_from_host"};
+static std::set<std::string> loaded;
+CALL cuModuleGetFunctionCount(u32* count, void*) { ENTER return *count = std::size(KERNELS), OK; }
+CALL cuModuleEnumerateFunctions(void** functions, u32 count, void*) {
+    ENTER for (u32 i = 0; i < count; i++) functions[i] = new Function{KERNELS[i]};
+    return OK;
+}
+CALL cuFuncLoad(void* function) { ENTER return loaded.insert(((Function*)function)->name), OK; }
+// There is no memory for a kernel that was not loaded when the GPU was opened.
 CALL cuModuleGetFunction(void** function, void*, const char* name) {
-    ENTER const std::string text = name;
-    if (text != "add_32" && text != "tell" && text != "crash" && text != "hold" && text != "release" && text != "priority" && text != "copy_from_host") return NOT_FOUND;
-    return *function = new Function{text}, OK;
+    ENTER if (std::find(std::begin(KERNELS), std::end(KERNELS), std::string(name)) == std::end(KERNELS)) return NOT_FOUND;
+    if (!loaded.count(name)) return OUT_OF_MEMORY;
+    return *function = new Function{name}, OK;
 }
 CALL cuFuncGetAttribute(int* value, u32, void*) { ENTER return *value = 1024, OK; }
 CALL cuFuncSetAttribute(void* function, u32 attribute, int value) {
