@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import peers_report
-from peers_engines import WARM_UP, Engine, cpu_flags, cpu_info, parse_engines, say
+from peers_engines import WARM_UP, Engine, check_avx2, cpu_flags, cpu_info, parse_engines, say
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_ENGINES = "refrain,llama.cpp,llama.cpp:bf16,llama.cpp:q8_0,transformers:bf16"
@@ -198,6 +198,7 @@ def settings(args: argparse.Namespace, model: Path, tokenizer: str) -> dict[str,
         "file": model.name,
         "file_bytes": model.stat().st_size,
         "threads": args.threads,
+        "avx2": args.avx2,
         "rounds": args.rounds,
         "steps": args.steps,
         "slow_seconds": args.slow,
@@ -260,6 +261,7 @@ def parse() -> argparse.Namespace:
     add("--steps", type=at_least(1), default=32, help="tokens decoded (default 32)")
     add("--rounds", type=at_least(1), default=5, help="rounds that count, after one that does not (default 5)")
     add("--threads", type=at_least(1), default=2, help="threads of every engine (default 2)")
+    add("--avx2", action="store_true", help="keeps every engine to AVX2, as on a CPU that has no more")
     add("--slow", type=float, default=60, metavar="SECONDS", help="a longer run is repeated less (default 60)")
     add("--slow-rounds", type=at_least(1), default=3, help="how often such a run counts (default 3)")
     add("--pause", type=float, default=0.3, metavar="SECONDS", help="between any two runs (default 0.3)")
@@ -309,6 +311,8 @@ def main() -> None:
             stack.callback(engine.worker.close)
             for note in engine.notes:
                 say(f"{engine.spec}: {note}")
+            if args.avx2:
+                check_avx2(engine)
         most = min(engine.info["context"] for engine in engines)
         cases = cases_of(args.lengths, args.contexts, args.steps, most)
         ids, tokenizer = text_ids(engines, args.text, cases[-1].tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,11 @@ from typing import Any
 
 TOOLS = Path(__file__).resolve().parent
 WARM_UP = 64  # tokens of an engine's first prefill
+# Environments that keep engines to AVX2; llama.cpp has to be built so.
+AVX2 = {
+    "refrain": {"REFRAIN_CPU": "avx2"},
+    "transformers": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
 
 
@@ -158,7 +164,22 @@ class Engine:
 
 
 def parse_engines(args: argparse.Namespace, model: Path, room: int) -> list[Engine]:
-    return [parse_engine(args, spec, model, room) for spec in args.engines.split(",")]
+    engines = [parse_engine(args, spec, model, room) for spec in args.engines.split(",")]
+    for engine in engines if args.avx2 else []:
+        engine.environment |= AVX2.get(engine.spec.partition(":")[0], {})
+    return engines
+
+
+def check_avx2(engine: Engine) -> None:
+    """Ends the program where an engine that was to be kept to AVX2 says that it uses more."""
+    isa = engine.info["isa"]
+    if not re.search(r"avx512|amx", isa, re.IGNORECASE):
+        return
+    how = ""
+    if engine.spec.startswith("llama.cpp"):
+        flags = 'CMAKE_ARGS="-DGGML_NATIVE=OFF"'
+        how = f"; {flags} pip install --force-reinstall --no-cache-dir llama-cpp-python builds it without"
+    raise SystemExit(f"--avx2: {engine.spec} uses more than AVX2 ({isa}){how}")
 
 
 def parse_engine(args: argparse.Namespace, spec: str, model: Path, room: int) -> Engine:

@@ -95,9 +95,10 @@ def machine_line(about: dict[str, Any]) -> str:
 
 def markdown(result: dict[str, Any], name: str) -> str:
     about, rows = result["about"], result["summary"]
+    within = ", all kept to AVX2" if about["avx2"] else ""
     parts = [
-        f"# Refrain beside other engines: {about['model']}",
-        f"{about['date']}, {machine_line(about)}; {about['threads']} threads each, {about['file']}. "
+        f"# Refrain beside other engines: {about['model']}{', AVX2' if about['avx2'] else ''}",
+        f"{about['date']}, {machine_line(about)}; {about['threads']} threads each{within}, {about['file']}. "
         f"Median and range of {about['rounds']} rounds after one that does not count, all engines in turn, the same "
         f'token ids for all. "Time of Refrain\'s" above 1 means that Refrain is faster.',
         f"```sh\n{about['command']}\n```",
@@ -150,5 +151,6 @@ def write(result: dict[str, Any], folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}{suffix}" for suffix in (".md", ".json", ".svg")]
     for path, content in zip(paths, (markdown(result, name), whole), strict=False):
         path.write_text(content, encoding="utf-8")
-    plot.peers(paths[1], paths[2], "")
+    about = result["about"]
+    plot.peers(paths[1], paths[2], f"{about['model']} with AVX2" if about["avx2"] else "")
     return paths
