@@ -5,13 +5,14 @@
 //! no entity can be declared.
 
 use std::io::Cursor;
+use std::time::Instant;
 
 use parts::{Archive, Xml, each, local, malformed};
 use zip::ZipArchive;
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::MAX_ZIP_ENTRIES;
+use crate::limits::{MAX_TIME, MAX_ZIP_ENTRIES};
 use crate::markdown::collapse;
 
 mod body;
@@ -20,16 +21,21 @@ mod parts;
 mod styles;
 
 pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
-    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(malformed)?;
-    if archive.len() > MAX_ZIP_ENTRIES {
+    read_until(bytes, stem, Instant::now() + MAX_TIME)
+}
+
+fn read_until(bytes: &[u8], stem: &str, until: Instant) -> Result<Document, ReadError> {
+    let zip = ZipArchive::new(Cursor::new(bytes)).map_err(malformed)?;
+    if zip.len() > MAX_ZIP_ENTRIES {
         return Err(ReadError::TooLarge { what: "parts", limit: format!("{MAX_ZIP_ENTRIES}") });
     }
-    if archive.index_for_name("word/document.xml").is_none() {
+    if zip.index_for_name("word/document.xml").is_none() {
         return Err(ReadError::Unsupported {
             format: "a zip archive that is no Word document",
             remedy: "unpack it, or save it as .docx or .pdf",
         });
     }
+    let mut archive = Archive { zip, until };
     let styles = styles::read(&mut archive)?;
     let numbering = numbering::read(&mut archive)?;
     let body = body::read(&mut archive, &styles, numbering)?;

@@ -1,5 +1,7 @@
 //! Why a file cannot be read.
 
+use std::time::Duration;
+
 /// The reason for which a file gives no documents: one line, made to follow the name of the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -66,6 +68,11 @@ impl ReadError {
     /// A limit of bytes was passed.
     pub(crate) fn too_large(what: &'static str, bytes: usize) -> Self {
         ReadError::TooLarge { what, limit: format!("{} MiB", bytes >> 20) }
+    }
+
+    /// The time for a file was up.
+    pub(crate) fn late(limit: Duration) -> Self {
+        ReadError::TooLarge { what: "time", limit: format!("{} s", limit.as_secs()) }
     }
 
     pub(crate) fn malformed(format: &'static str, reason: impl ToString) -> Self {

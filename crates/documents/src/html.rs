@@ -145,7 +145,7 @@ impl Reader {
         self.articles += usize::from(name == "article");
         let start = attribute(tag, "start").and_then(|start| start.parse().ok());
         self.page.start(name, start);
-        self.page.out.check()
+        self.page.check()
     }
 
     fn is_skipped(&self, name: &str) -> bool {

@@ -25,11 +25,17 @@ pub const MAX_PDF_OPERATIONS: usize = 100_000_000;
 /// Forms inside forms of a PDF.
 pub const MAX_FORM_DEPTH: usize = 12;
 
-/// Time for a PDF.
-pub const MAX_PDF_TIME: Duration = Duration::from_secs(120);
+/// Time for a PDF or a DOCX.
+pub const MAX_TIME: Duration = Duration::from_secs(120);
 
 /// Bytes of stack for reading a PDF, whose objects lie inside each other.
 pub const PDF_STACK_BYTES: usize = 16 << 20;
+
+/// Rows and cells of a table of HTML or DOCX: an empty one takes more memory than its tag has bytes.
+pub const MAX_CELLS: usize = if cfg!(test) { 1 << 16 } else { 1 << 22 };
+
+/// Characters of a title, which ends there.
+pub const MAX_TITLE_CHARS: usize = 1000;
 
 /// Lists inside lists, beyond which deeper ones are written at this depth.
 pub const MAX_LIST_DEPTH: usize = 8;

@@ -11,35 +11,38 @@ use hayro_syntax::{DecryptionError, LoadPdfError, Pdf};
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::{MAX_PAGES, MAX_PDF_TIME, PDF_STACK_BYTES};
+use crate::limits::{MAX_PAGES, MAX_TIME, PDF_STACK_BYTES};
 use crate::markdown::collapse;
+use crate::reader::Origin;
 
 mod blocks;
 mod columns;
+mod expand;
 mod guard;
+mod inflate;
 mod interpret;
 mod layout;
 mod line;
+mod names;
 mod state;
 mod strings;
 mod tables;
 
 /// Reads a PDF on a thread of its own, so that neither its depth nor its time are the caller's.
-pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
-    let late = || ReadError::TooLarge { what: "time", limit: format!("{} s", MAX_PDF_TIME.as_secs()) };
+pub(crate) fn read(bytes: &[u8], stem: &str, origin: Origin) -> Result<Document, ReadError> {
     let stop = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = channel();
     let (bytes, stem, stopped) = (bytes.to_vec(), stem.to_owned(), Arc::clone(&stop));
     let thread =
         std::thread::Builder::new().name("pdf".to_owned()).stack_size(PDF_STACK_BYTES).spawn(move || {
             // The receiver is gone where the time was up.
-            let _ = sender.send(parse(bytes, &stem, &stopped));
+            let _ = sender.send(parse(bytes, &stem, origin, &stopped));
         })?;
-    match receiver.recv_timeout(MAX_PDF_TIME) {
+    match receiver.recv_timeout(MAX_TIME) {
         Ok(document) => document,
         Err(RecvTimeoutError::Timeout) => {
             stop.store(true, Ordering::Relaxed);
-            Err(late())
+            Err(ReadError::late(MAX_TIME))
         }
         Err(RecvTimeoutError::Disconnected) => {
             // The thread ended without an answer: it panicked, which its handle says.
@@ -49,8 +52,8 @@ pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
     }
 }
 
-fn parse(bytes: Vec<u8>, stem: &str, stop: &AtomicBool) -> Result<Document, ReadError> {
-    guard::check_streams(&bytes, stop)?;
+fn parse(mut bytes: Vec<u8>, stem: &str, origin: Origin, stop: &AtomicBool) -> Result<Document, ReadError> {
+    guard::check_streams(&mut bytes, origin, stop)?;
     let pdf = Pdf::new(bytes).map_err(|error| match error {
         LoadPdfError::Decryption(DecryptionError::PasswordProtected) => ReadError::Encrypted,
         LoadPdfError::Decryption(_) => {

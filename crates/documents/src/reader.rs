@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::document::Document;
 use crate::error::ReadError;
-use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH};
+use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH, MAX_TITLE_CHARS};
 use crate::{docx, html, pdf, text};
 
 /// The documents and failures of a file or a folder.
@@ -54,27 +54,50 @@ const EXTENSIONS: [(&str, Format); 11] = [
     ("docx", Format::Docx),
 ];
 
-/// Reads the documents of one file: its bytes, and its name for the format and the title.
+/// Whose a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The user's own, read by its path.
+    Own,
+    /// Sent by others.
+    Sent,
+}
+
+/// Reads the documents of one file that others have sent: its bytes, and its name for the format and the title.
 ///
 /// The bytes decide the format where they can (PDF, zip, HTML without a known extension), then the extension; other files are
 /// read as text. A file of JSONL holds a document a line, any other file one, or none where a text is blank. The title is that in the
 /// file (`<title>`, the document's properties), or its first heading, or the name without extension; it is empty for a text
-/// that begins with a heading of the first level.
+/// that begins with a heading of the first level. Titles end at their [limit](crate::limits::MAX_TITLE_CHARS).
 ///
 /// # Errors
 /// If the file cannot be read as its format, is encrypted, has no text, or passes one of the [limits](crate::limits).
 pub fn read(bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
+    read_of(Origin::Sent, bytes, name)
+}
+
+fn read_of(origin: Origin, bytes: &[u8], name: &str) -> Result<Vec<Document>, ReadError> {
     if bytes.len() > MAX_FILE_BYTES {
         return Err(ReadError::too_large("file", MAX_FILE_BYTES));
     }
     let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    match format(bytes, name)? {
-        Format::Text => Ok(text::document(text::decode(bytes)?, &stem)),
-        Format::Records => text::records(&text::decode(bytes)?),
-        Format::Html => html::read(bytes, &stem).map(|document| vec![document]),
-        Format::Pdf => pdf::read(bytes, &stem).map(|document| vec![document]),
-        Format::Docx => docx::read(bytes, &stem).map(|document| vec![document]),
+    let mut documents = match format(bytes, name)? {
+        Format::Text => text::document(text::decode(bytes)?, &stem),
+        Format::Records => text::records(&text::decode(bytes)?)?,
+        Format::Html => vec![html::read(bytes, &stem)?],
+        Format::Pdf => vec![pdf::read(bytes, &stem, origin)?],
+        Format::Docx => vec![docx::read(bytes, &stem)?],
+    };
+    documents.iter_mut().for_each(|document| cut(&mut document.title));
+    Ok(documents)
+}
+
+/// Cuts a title at its limit, and gives its memory back.
+fn cut(title: &mut String) {
+    if let Some((end, _)) = title.char_indices().nth(MAX_TITLE_CHARS) {
+        title.truncate(end);
     }
+    title.shrink_to_fit();
 }
 
 fn format(bytes: &[u8], name: &str) -> Result<Format, ReadError> {
@@ -107,7 +130,8 @@ fn extension(name: &str) -> Option<Format> {
 
 /// Reads a file, or all files of known extensions in a folder and its subfolders.
 ///
-/// A file that cannot be read stands among the failures, and the others are read all the same.
+/// A file that cannot be read stands among the failures, and the others are read all the same. Files are the user's own: an encrypted PDF that opens without
+/// a password is read, though what its hidden objects hold is not bounded.
 pub fn read_path(path: &Path) -> Reading {
     let (files, failures) = files(path);
     let mut reading = Reading { documents: Vec::new(), failures };
@@ -125,7 +149,7 @@ fn read_file(path: &Path) -> Result<Vec<Document>, ReadError> {
         return Err(ReadError::too_large("file", MAX_FILE_BYTES));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    read(&std::fs::read(path)?, &name)
+    read_of(Origin::Own, &std::fs::read(path)?, &name)
 }
 
 /// The files that [`read_path`] reads, in the order of their names, and the folders that cannot be listed.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use refrain_documents::limits::MAX_TITLE_CHARS;
 use refrain_documents::{Document, ReadError, files, read, read_path};
 
 fn samples() -> PathBuf {
@@ -94,4 +95,17 @@ fn folders_are_walked_in_order_without_hidden_files_and_links_to_folders() {
     let missing = read_path(&root.join("missing"));
     assert_eq!(missing.failures.len(), 1);
     assert!(matches!(missing.failures[0].error, ReadError::Io(_)));
+}
+
+#[test]
+fn titles_end_at_their_limit() {
+    let long = "ä".repeat(3 * MAX_TITLE_CHARS);
+    for (name, content) in [
+        ("a.html", format!("<title>{long}</title><p>text")),
+        ("b.html", format!("<h1>{long}</h1><p>text")),
+        ("c.jsonl", format!("{{\"title\": \"{long}\", \"text\": \"text\"}}")),
+    ] {
+        let documents = read(content.as_bytes(), name).unwrap();
+        assert_eq!(documents[0].title, long[..2 * MAX_TITLE_CHARS], "{name}");
+    }
 }

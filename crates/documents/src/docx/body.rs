@@ -6,7 +6,7 @@ use super::numbering::Numbering;
 use super::parts::{Archive, Xml, attribute, each, local};
 use super::styles::{Role, Styles};
 use crate::error::ReadError;
-use crate::limits::MAX_LIST_DEPTH;
+use crate::limits::{MAX_CELLS, MAX_LIST_DEPTH};
 use crate::markdown::Writer;
 
 /// Elements whose text does not show: deleted and moved text, earlier properties, instructions of fields, and the older form of
@@ -23,6 +23,8 @@ pub(super) struct Body<'s> {
     paragraph: Paragraph,
     /// The rows of the outermost open table.
     rows: Vec<Vec<String>>,
+    /// Those rows and their cells.
+    cells: usize,
     /// Tables that are open.
     tables: usize,
     /// Elements that are open from the first hidden one.
@@ -56,6 +58,7 @@ pub(super) fn read<'s>(
         numbering,
         paragraph: Paragraph::default(),
         rows: Vec::new(),
+        cells: 0,
         tables: 0,
         hidden: 0,
         in_text: false,
@@ -71,14 +74,29 @@ pub(super) fn read<'s>(
                 Xml::Text(text) if body.in_text && body.hidden == 0 => body.paragraph.text.push_str(text),
                 Xml::Text(_) => {}
             }
-            body.out.check()
+            body.check()
         })?;
-        body.end_code();
+        body.end_part();
     }
     Ok(body)
 }
 
 impl Body<'_> {
+    fn check(&self) -> Result<(), ReadError> {
+        if self.cells > MAX_CELLS {
+            return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
+        }
+        self.out.check()
+    }
+
+    /// Ends what the part has left open, so that the next one begins outside of it.
+    fn end_part(&mut self) {
+        self.end_table();
+        self.end_code();
+        (self.tables, self.hidden, self.in_text) = (0, 0, false);
+        self.paragraph = Paragraph::default();
+    }
+
     fn start(&mut self, tag: &BytesStart<'_>, open: bool) {
         let name = tag.local_name();
         let name = local(name.as_ref());
@@ -117,8 +135,12 @@ impl Body<'_> {
                 self.end_paragraph();
                 self.tables += 1;
             }
-            "tr" if self.tables == 1 => self.rows.push(Vec::new()),
+            "tr" if self.tables == 1 => {
+                self.cells += 1;
+                self.rows.push(Vec::new());
+            }
             "tc" if self.tables == 1 => {
+                self.cells += 1;
                 self.rows.last_mut().into_iter().for_each(|row| row.push(String::new()))
             }
             _ => {}
@@ -137,12 +159,17 @@ impl Body<'_> {
                 self.end_paragraph();
                 self.tables = self.tables.saturating_sub(1);
                 if self.tables == 0 {
-                    self.end_code();
-                    self.out.table(&std::mem::take(&mut self.rows));
+                    self.end_table();
                 }
             }
             _ => {}
         }
+    }
+
+    fn end_table(&mut self) {
+        self.end_code();
+        self.out.table(&std::mem::take(&mut self.rows));
+        self.cells = 0;
     }
 
     fn end_paragraph(&mut self) {
@@ -184,13 +211,13 @@ impl Body<'_> {
     /// Writes a paragraph that is an item of a list, or of the text.
     fn plain(&mut self, paragraph: &Paragraph) {
         let styled = self.styles.numbering(&paragraph.style);
-        let list = paragraph.list.clone().or_else(|| styled.as_ref().map(|(list, _)| list.clone()));
+        let list = paragraph.list.as_ref().or(styled.map(|(list, _)| list));
         let depth =
-            paragraph.depth.or(styled.map(|(_, depth)| depth)).unwrap_or_default().min(MAX_LIST_DEPTH);
+            paragraph.depth.or(styled.map(|(_, depth)| *depth)).unwrap_or_default().min(MAX_LIST_DEPTH);
         // The list 0 takes a paragraph out of its style's list.
-        match list.filter(|list| list != "0" && !list.is_empty()) {
+        match list.filter(|list| *list != "0" && !list.is_empty()) {
             Some(list) => {
-                let number = self.numbering.next(&list, depth);
+                let number = self.numbering.next(list, depth);
                 self.out.item(depth, number, &paragraph.text);
             }
             None => self.out.paragraph(&paragraph.text),

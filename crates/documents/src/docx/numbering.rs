@@ -1,6 +1,6 @@
 //! The lists of a document: which have numbers, and the next number of each.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::parts::{Archive, Xml, attribute, each, local};
 use crate::error::ReadError;
@@ -11,8 +11,8 @@ use crate::limits::MAX_LIST_DEPTH;
 pub(super) struct Numbering {
     /// The definition of each list.
     definitions: HashMap<String, String>,
-    /// The levels of definitions that have numbers.
-    numbered: HashSet<(String, usize)>,
+    /// Whether each level of each definition has numbers.
+    numbered: HashMap<String, [bool; MAX_LIST_DEPTH + 1]>,
     /// The last number given at each level of each list.
     last: HashMap<String, [u32; MAX_LIST_DEPTH + 1]>,
 }
@@ -22,10 +22,13 @@ impl Numbering {
     pub(super) fn next(&mut self, list: &str, depth: usize) -> Option<u32> {
         let depth = depth.min(MAX_LIST_DEPTH);
         let definition = self.definitions.get(list)?;
-        if !self.numbered.contains(&(definition.clone(), depth)) {
+        if !self.numbered.get(definition)?[depth] {
             return None;
         }
-        let last = self.last.entry(list.to_owned()).or_default();
+        if !self.last.contains_key(list) {
+            self.last.insert(list.to_owned(), Default::default());
+        }
+        let last = self.last.get_mut(list)?;
         last[depth] = last[depth].saturating_add(1);
         last[depth + 1..].fill(0);
         Some(last[depth])
@@ -43,7 +46,7 @@ pub(super) fn read(archive: &mut Archive<'_>) -> Result<Numbering, ReadError> {
             "numFmt" => {
                 let format = attribute(tag, "val").unwrap_or_default();
                 if depth <= MAX_LIST_DEPTH && format != "bullet" && format != "none" {
-                    numbering.numbered.insert((definition.clone(), depth));
+                    numbering.numbered.entry(definition.clone()).or_default()[depth] = true;
                 }
             }
             "num" => list = attribute(tag, "numId").unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! The parts of a document: XML inside a zip archive, each read as a stream of bounded length.
 
 use std::io::{BufRead, BufReader, Cursor, Read};
+use std::time::Instant;
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
@@ -8,9 +9,16 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use crate::error::ReadError;
-use crate::limits::MAX_PART_BYTES;
+use crate::limits::{MAX_PART_BYTES, MAX_TIME};
 
-pub(super) type Archive<'a> = ZipArchive<Cursor<&'a [u8]>>;
+/// Bytes of an attribute's value: Word's own names and ids are shorter.
+const MAX_VALUE_BYTES: usize = 1024;
+
+/// A document's archive, and the time until which it may be read.
+pub(super) struct Archive<'a> {
+    pub(super) zip: ZipArchive<Cursor<&'a [u8]>>,
+    pub(super) until: Instant,
+}
 
 /// An element or a text of a part.
 pub(super) enum Xml<'a> {
@@ -27,13 +35,19 @@ pub(super) fn each(
     part: &str,
     mut step: impl FnMut(&Xml<'_>) -> Result<(), ReadError>,
 ) -> Result<(), ReadError> {
-    let file = match archive.by_name(part) {
+    let until = archive.until;
+    let file = match archive.zip.by_name(part) {
         Ok(file) => file,
         Err(ZipError::FileNotFound) => return Ok(()),
         Err(error) => return Err(malformed(error)),
     };
     let mut bounded = BufReader::new(file.take(MAX_PART_BYTES as u64));
-    let read = events(&mut bounded, &mut step);
+    let read = events(&mut bounded, &mut |event| {
+        if Instant::now() > until {
+            return Err(ReadError::late(MAX_TIME));
+        }
+        step(event)
+    });
     if bounded.get_ref().limit() == 0 {
         return Err(ReadError::too_large("part of the document", MAX_PART_BYTES));
     }
@@ -82,13 +96,14 @@ pub(super) fn local(name: &[u8]) -> &str {
     std::str::from_utf8(name).unwrap_or_default()
 }
 
-/// The value of a tag's attribute, whatever its prefix.
+/// The value of a tag's attribute, whatever its prefix. A value beyond all use is none: it may be copied for each paragraph.
 pub(super) fn attribute(tag: &BytesStart<'_>, name: &str) -> Option<String> {
     let found = tag
         .attributes()
         .with_checks(false)
         .flatten()
-        .find(|a| a.key.local_name().as_ref() == name.as_bytes())?;
+        .find(|a| a.key.local_name().as_ref() == name.as_bytes())
+        .filter(|a| a.value.len() <= MAX_VALUE_BYTES)?;
     Some(found.normalized_value(quick_xml::XmlVersion::Implicit1_0).ok()?.into_owned())
 }
 

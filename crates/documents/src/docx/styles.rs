@@ -27,6 +27,8 @@ struct Style {
     based_on: Option<String>,
     outline: Option<usize>,
     numbering: Option<(String, usize)>,
+    /// The role that the style has by itself.
+    role: Option<Role>,
 }
 
 /// The styles by their ids.
@@ -35,31 +37,13 @@ pub(super) struct Styles(HashMap<String, Style>);
 
 impl Styles {
     pub(super) fn role(&self, id: &str) -> Option<Role> {
-        self.chain(id).find_map(|(id, style)| {
-            // Names are the same in all languages of Word; ids are not.
-            let name = style.map_or(id, |style| style.name.as_str()).to_ascii_lowercase().replace(' ', "");
-            if name == "title" {
-                return Some(Role::Title);
-            }
-            if name.starts_with("toc") && !name.starts_with("tocheading") {
-                return Some(Role::Contents);
-            }
-            if matches!(
-                name.as_str(),
-                "htmlpreformatted" | "preformattedtext" | "sourcecode" | "code" | "plaintext"
-            ) {
-                return Some(Role::Code);
-            }
-            let level = name.strip_prefix("heading").and_then(|level| level.parse::<usize>().ok());
-            let level =
-                level.or(style.and_then(|style| style.outline)).filter(|level| (1..=9).contains(level))?;
-            Some(Role::Heading(level.min(6)))
-        })
+        self.chain(id).find_map(|(id, style)| style.map_or_else(|| role(id, None), |style| style.role))
     }
 
     /// The list that a style puts its paragraphs in, and how deep.
-    pub(super) fn numbering(&self, id: &str) -> Option<(String, usize)> {
-        self.chain(id).find_map(|(_, style)| style?.numbering.clone())
+    pub(super) fn numbering(&self, id: &str) -> Option<&(String, usize)> {
+        let mut chain = std::iter::successors(self.0.get(id), |style| self.0.get(style.based_on.as_deref()?));
+        chain.by_ref().take(MAX_INHERITANCE).find_map(|style| style.numbering.as_ref())
     }
 
     fn chain<'a>(&'a self, id: &'a str) -> impl Iterator<Item = (&'a str, Option<&'a Style>)> {
@@ -69,6 +53,25 @@ impl Styles {
         })
         .take(MAX_INHERITANCE)
     }
+}
+
+/// The role of a style by its name, and by its level in the outline.
+fn role(name: &str, outline: Option<usize>) -> Option<Role> {
+    // Names are the same in all languages of Word; ids are not.
+    let name = name.to_ascii_lowercase().replace(' ', "");
+    if name == "title" {
+        return Some(Role::Title);
+    }
+    if name.starts_with("toc") && !name.starts_with("tocheading") {
+        return Some(Role::Contents);
+    }
+    if matches!(name.as_str(), "htmlpreformatted" | "preformattedtext" | "sourcecode" | "code" | "plaintext")
+    {
+        return Some(Role::Code);
+    }
+    let level = name.strip_prefix("heading").and_then(|level| level.parse::<usize>().ok());
+    let level = level.or(outline).filter(|level| (1..=9).contains(level))?;
+    Some(Role::Heading(level.min(6)))
 }
 
 pub(super) fn read(archive: &mut Archive<'_>) -> Result<Styles, ReadError> {
@@ -102,6 +105,7 @@ pub(super) fn read(archive: &mut Archive<'_>) -> Result<Styles, ReadError> {
                 }
             }
             Xml::End("style") => {
+                style.role = role(&style.name, style.outline);
                 styles.0.insert(std::mem::take(&mut id), std::mem::take(&mut style));
             }
             _ => {}

@@ -1,9 +1,10 @@
 use std::io::Write;
+use std::time::Duration;
 
 use zip::write::SimpleFileOptions;
 
 use super::*;
-use crate::limits::MAX_PART_BYTES;
+use crate::limits::{MAX_CELLS, MAX_PART_BYTES};
 
 fn archive(parts: &[(&str, &str)]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
@@ -117,4 +118,44 @@ fn a_damaged_sum_is_an_error() {
     bytes[sum] ^= 1;
     bytes[directory] ^= 1;
     assert!(matches!(super::read(&bytes, "n"), Err(ReadError::Malformed { .. })));
+}
+
+#[test]
+fn a_table_of_empty_cells_or_rows_is_bounded() {
+    for empty in ["<w:tc/>", "<w:tr/>"] {
+        let table = format!("<w:p><w:t>a</w:t></w:p><w:tbl><w:tr>{}</w:tr></w:tbl>", empty.repeat(MAX_CELLS));
+        let error = super::read(&document(&table), "n").unwrap_err().to_string();
+        assert!(error.contains("cells of a table"), "{error}");
+    }
+    let tables = "<w:tbl><w:tr><w:tc/></w:tr></w:tbl>".repeat(MAX_CELLS / 2 + 1);
+    assert_eq!(text(&format!("{tables}<w:p><w:t>a</w:t></w:p>")), "a");
+}
+
+#[test]
+fn a_table_without_end_takes_no_other_part_in() {
+    let body = "<w:document><w:tbl><w:tr><w:tc><w:p><w:t>cell</w:t></w:p>";
+    let notes = "<w:footnotes><w:footnote w:id='2'><w:p><w:t>note</w:t></w:p></w:footnote></w:footnotes>";
+    let parts = [("word/document.xml", body), ("word/footnotes.xml", notes)];
+    assert_eq!(super::read(&archive(&parts), "name").unwrap().text, "cell\n\n[2] note");
+}
+
+#[test]
+fn a_value_beyond_all_use_is_none() {
+    let style = |spaces: usize| {
+        let styles = format!(
+            "<w:styles><w:style w:styleId='a'><w:name w:val='heading{}1'/></w:style></w:styles>",
+            " ".repeat(spaces)
+        );
+        let body = "<w:document><w:p><w:pPr><w:pStyle w:val='a'/></w:pPr><w:t>text</w:t></w:p></w:document>";
+        let parts = [("word/document.xml", body), ("word/styles.xml", styles.as_str())];
+        super::read(&archive(&parts), "name").unwrap().text
+    };
+    assert_eq!((style(1), style(2000)), ("# text".to_owned(), "text".to_owned()));
+}
+
+#[test]
+fn a_document_that_takes_too_long_is_refused() {
+    let until = Instant::now() - Duration::from_secs(1);
+    let error = read_until(&document("<w:p><w:t>a</w:t></w:p>"), "name", until).unwrap_err().to_string();
+    assert!(error.contains("time beyond the limit of 120 s"), "{error}");
 }

@@ -1,6 +1,7 @@
 //! The blocks of a page, as its tags come.
 
 use super::table::Table;
+use crate::error::ReadError;
 use crate::limits::MAX_LIST_DEPTH;
 use crate::markdown::Writer;
 
@@ -129,6 +130,12 @@ impl Page {
                 self.block = Block::Paragraph;
             }
         }
+    }
+
+    /// The page is longer than a file's may be.
+    pub(super) fn check(&self) -> Result<(), ReadError> {
+        self.table.as_ref().map_or(Ok(()), Table::check)?;
+        self.out.check()
     }
 
     fn in_table(&mut self, step: fn(&mut Table)) {

@@ -1,13 +1,19 @@
 //! A table, as its rows and cells come.
 
+use crate::error::ReadError;
+use crate::limits::MAX_CELLS;
+
 /// The rows read so far.
 #[derive(Default)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
+    /// Those rows and their cells.
+    cells: usize,
 }
 
 impl Table {
     pub(super) fn row(&mut self) {
+        self.cells += 1;
         self.rows.push(Vec::new());
     }
 
@@ -16,8 +22,16 @@ impl Table {
             self.row();
         }
         if let Some(row) = self.rows.last_mut() {
+            self.cells += 1;
             row.push(String::new());
         }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ReadError> {
+        if self.cells > MAX_CELLS {
+            return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
+        }
+        Ok(())
     }
 
     /// No row has begun.

@@ -74,3 +74,9 @@ fn pages_without_text_and_deep_pages() {
     let deep = "<div><ul><li><table><tr><td>".repeat(20_000) + "x";
     assert_eq!(text(&deep), "x");
 }
+
+#[test]
+fn a_table_of_empty_cells_is_bounded() {
+    let page = format!("<table><tr>{}</table><p>text", "<td>".repeat(crate::limits::MAX_CELLS));
+    assert!(matches!(super::read(page.as_bytes(), "name"), Err(ReadError::TooLarge { .. })));
+}

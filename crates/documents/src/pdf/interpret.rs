@@ -15,14 +15,14 @@ use hayro_syntax::object::dict::keys::{
     BASE_FONT, CONTENTS, DESCENDANT_FONTS, FONT_DESC, FONT_FILE, FONT_FILE2, FONT_FILE3, MATRIX, RESOURCES,
     SUBTYPE, TO_UNICODE,
 };
-use hayro_syntax::object::{Array, Dict, Name, ObjRef, Object, Stream};
+use hayro_syntax::object::{Array, Dict, MaybeRef, Name, ObjRef, Object, Stream};
 use hayro_syntax::page::{Page, Resources};
 
 use super::guard;
 use super::line::{Span, Style};
 use super::state::{Cursor, State};
 use crate::error::ReadError;
-use crate::limits::{MAX_FORM_DEPTH, MAX_PDF_OPERATIONS, MAX_TEXT_BYTES};
+use crate::limits::{MAX_FORM_DEPTH, MAX_PDF_BYTES, MAX_PDF_OPERATIONS, MAX_TEXT_BYTES};
 
 /// Graphics states saved inside each other.
 const MAX_SAVED: usize = 4096;
@@ -38,6 +38,8 @@ pub(super) struct Interpreter<'a, 's> {
     /// The fonts that are objects of their own: to check and to find one anew for each text would take most of the time.
     known: HashMap<ObjRef, (Option<Font<'a>>, Style)>,
     operations: usize,
+    /// The bytes of all streams that were decoded, those of one stream at each use.
+    decoded: usize,
     text_bytes: usize,
     stop: &'s AtomicBool,
     spans: Vec<Span>,
@@ -62,6 +64,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             cmap_resolver: Arc::new(hayro_cmap::load_embedded),
             known: HashMap::new(),
             operations: 0,
+            decoded: 0,
             text_bytes: 0,
             stop,
             spans: Vec::new(),
@@ -73,6 +76,7 @@ impl<'a, 's> Interpreter<'a, 's> {
 
     /// The text of a page, in the order in which it is drawn; upright for a page that is shown turned.
     pub(super) fn page(&mut self, page: &Page<'a>) -> Result<Vec<Span>, ReadError> {
+        self.count(1)?;
         self.check_contents(page)?;
         (self.marks, self.artifact, self.actual) = (0, None, None);
         let state = State::new(Affine::new(page.initial_transform(true).as_coeffs()));
@@ -82,13 +86,31 @@ impl<'a, 's> Interpreter<'a, 's> {
         Ok(std::mem::take(&mut self.spans))
     }
 
-    fn check_contents(&self, page: &Page<'a>) -> Result<(), ReadError> {
+    fn check_contents(&mut self, page: &Page<'a>) -> Result<(), ReadError> {
         let contents = page.raw();
         if let Some(stream) = contents.get::<Stream<'_>>(CONTENTS) {
-            return guard::check(&stream);
+            return self.check(&stream);
         }
-        let parts = contents.get::<Array<'_>>(CONTENTS);
-        parts.iter().flat_map(|parts| parts.iter::<Stream<'_>>()).try_for_each(|part| guard::check(&part))
+        let parts = contents.get::<Array<'a>>(CONTENTS);
+        // A part that refers to nothing does not end the parts.
+        for part in parts.iter().flat_map(Array::raw_iter) {
+            let part = match part {
+                MaybeRef::Ref(reference) => page.xref().get::<Stream<'a>>(reference.into()),
+                MaybeRef::NotRef(part) => part.into_stream(),
+            };
+            part.map_or(Ok(()), |part| self.check(&part))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a stream that is about to be decoded to those that were.
+    fn check(&mut self, stream: &Stream<'_>) -> Result<(), ReadError> {
+        self.count(1)?;
+        self.decoded += guard::check(stream)?;
+        if self.decoded > MAX_PDF_BYTES {
+            return Err(ReadError::too_large("streams", MAX_PDF_BYTES));
+        }
+        Ok(())
     }
 
     fn count(&mut self, operations: usize) -> Result<(), ReadError> {
@@ -188,7 +210,7 @@ impl<'a, 's> Interpreter<'a, 's> {
         {
             return Ok(());
         }
-        guard::check(&form)?;
+        self.check(&form)?;
         let Ok(content) = form.decoded_data() else { return Ok(()) };
         self.count(content.len() / BYTES_PER_OPERATION)?;
         let matrix = dict.get::<[f64; 6]>(MATRIX).map_or(Affine::IDENTITY, Affine::new);
@@ -214,7 +236,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             let descriptor = dict.get::<Dict<'_>>(FONT_DESC).unwrap_or_default();
             let files = [FONT_FILE, FONT_FILE2, FONT_FILE3].map(|key| descriptor.get::<Stream<'_>>(key));
             let maps = [TO_UNICODE, b"Encoding", b"CIDToGIDMap"].map(|key| dict.get::<Stream<'_>>(key));
-            files.iter().chain(&maps).flatten().try_for_each(guard::check)?;
+            files.iter().chain(&maps).flatten().try_for_each(|stream| self.check(stream))?;
         }
         let style = dict.get::<Name<'_>>(BASE_FONT).map(|base| Style::of(base.as_str())).unwrap_or_default();
         let found = (self.fonts.font(&dict, &self.font_resolver, &self.cmap_resolver), style);

@@ -24,8 +24,12 @@ fn file(content: &[u8], dictionary: &str, more: &[&str]) -> Vec<u8> {
     bytes
 }
 
+fn sent(bytes: &[u8], stem: &str) -> Result<Document, ReadError> {
+    super::read(bytes, stem, Origin::Sent)
+}
+
 fn text(content: &str) -> String {
-    super::read(&file(content.as_bytes(), "", &[]), "name").unwrap().text
+    sent(&file(content.as_bytes(), "", &[]), "name").unwrap().text
 }
 
 fn base85(bytes: &[u8]) -> Vec<u8> {
@@ -120,13 +124,13 @@ fn text_turned_on_its_side_stands_apart() {
 fn forms_that_draw_themselves_end() {
     let form = "<< /Type /XObject /Subtype /Form /BBox [0 0 1 1] /Length 40 /Resources << /XObject << /X 5 0 R >> >> >>\nstream\n/X Do /X Do BT /F 10 Tf (a) Tj ET             \nendstream";
     let bytes = file(b"BT /F 10 Tf 72 700 Td (text) Tj ET /X Do", "", &[form]);
-    assert_eq!(super::read(&bytes, "name").unwrap().text, "text");
+    assert_eq!(sent(&bytes, "name").unwrap().text, "text");
 }
 
 #[test]
 fn streams_that_inflate_beyond_the_limit_are_refused() {
     let bomb = deflated(&vec![b' '; MAX_PART_BYTES + 1]);
-    let is_refused = |bytes: &[u8]| matches!(super::read(bytes, "name"), Err(ReadError::TooLarge { .. }));
+    let is_refused = |bytes: &[u8]| matches!(sent(bytes, "name"), Err(ReadError::TooLarge { .. }));
     assert!(is_refused(&file(&bomb, "/Filter /FlateDecode", &[])));
     assert!(is_refused(&file(&deflated(&bomb), "/Filter [/FlateDecode /FlateDecode]", &[])));
     // Two filters whose names are hidden from a search.
@@ -137,9 +141,9 @@ fn streams_that_inflate_beyond_the_limit_are_refused() {
     let small = base85(&deflated((comments + "BT /F 10 Tf 72 700 Td (text) Tj ET").as_bytes()));
     assert!(small.len() * 2600 > MAX_PART_BYTES);
     let dictionary = "/Filter [/ASCII85Decode /FlateDecode]";
-    assert_eq!(super::read(&file(&small, dictionary, &[]), "name").unwrap().text, "text");
+    assert_eq!(sent(&file(&small, dictionary, &[]), "name").unwrap().text, "text");
     let small = deflated(b"BT /F 10 Tf 72 700 Td (text) Tj ET");
-    assert_eq!(super::read(&file(&small, "/Filter /FlateDecode", &[]), "name").unwrap().text, "text");
+    assert_eq!(sent(&file(&small, "/Filter /FlateDecode", &[]), "name").unwrap().text, "text");
 }
 
 #[test]
@@ -147,5 +151,175 @@ fn titles_that_programs_put_in_are_not_taken() {
     assert!(strings::is_title("On Tyres"));
     for title in ["untitled", "Microsoft Word - tyres.doc", "tyres.indd", "", "1234"] {
         assert!(!strings::is_title(title), "{title}");
+    }
+}
+
+/// A file of one page that shows a word, and a stream beside.
+fn beside(dictionary: &str, data: &[u8]) -> Vec<u8> {
+    let mut bytes = file(b"BT /F 10 Tf 72 700 Td (text) Tj ET", "", &[]);
+    add(&mut bytes, dictionary, data);
+    bytes
+}
+
+fn add(bytes: &mut Vec<u8>, dictionary: &str, data: &[u8]) {
+    bytes.extend(format!("9 0 obj\n<< /Length {} {dictionary} >>\nstream\n", data.len()).bytes());
+    bytes.extend([data, b"\nendstream\nendobj\n"].concat());
+}
+
+fn is_too_large(bytes: &[u8]) -> bool {
+    matches!(sent(bytes, "name"), Err(ReadError::TooLarge { .. }))
+}
+
+/// Codes of LZW, each for a byte more than the one before.
+fn growing_lzw() -> Vec<u8> {
+    let (mut bytes, mut bits, mut held) = (Vec::new(), 0_u32, 0);
+    for code in std::iter::once(0).chain(258..4095_u32) {
+        let width = (u32::BITS - (code.max(258) + 1).leading_zeros()).clamp(9, 12);
+        bits = bits << width | code;
+        held += width;
+        while held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn a_row_that_a_predictor_would_allocate_is_bounded() {
+    let content = b"BT /F 10 Tf 72 700 Td (text) Tj ET";
+    let data = deflated(&[&[0], &content[..]].concat());
+    let read =
+        |parameters: &str| sent(&file(&data, &format!("/Filter /FlateDecode {parameters}"), &[]), "name");
+    let row = format!("<< /Predictor 12 /Columns {} >>", content.len());
+    assert_eq!(read(&format!("/DecodeParms {row}")).unwrap().text, "text");
+    for parameters in [
+        "/DecodeParms << /Predictor 12 /Colors 5 /BitsPerComponent 8 /Columns 100000000000000000 >>",
+        "/DecodeParms << /Predictor 12 /Col#75mns 100000000000000000 >>",
+        "/DecodeParms << /Predictor 12 /Columns%\n100000000000000000.0 >>",
+        "/DecodeParms << /Predictor 12 /Columns 9 0 R >>",
+        "/DecodeParms << /Predictor 12 /Columns 1000000 /Colors 15 /BitsPerComponent 16 >>",
+        "/DP << /Predictor 12 /Columns 1000000 /Colors 15 /BitsPerComponent 16 >>",
+    ] {
+        assert!(matches!(read(parameters), Err(ReadError::TooLarge { .. })), "{parameters}");
+    }
+    let parameters = "/Filter [/FlateDecode] /DecodeParms [<< /Predictor 12 /Columns 1000000 /Colors 15 /BitsPerComponent 16 >>]";
+    assert!(is_too_large(&file(&data, parameters, &[])));
+}
+
+#[test]
+fn parameters_in_another_object_are_not_followed() {
+    let row = "<< /Predictor 12 /Columns 1000000 /Colors 15 /BitsPerComponent 16 >>";
+    for parameters in ["/DecodeParms 5 0 R", "/Decode#50arms%\n5 0 R"] {
+        let data = deflated(b"BT /F 10 Tf 72 700 Td (text) Tj ET");
+        let bytes = file(&data, &format!("/Filter /FlateDecode {parameters}"), &[row]);
+        assert_eq!(sent(&bytes, "name").unwrap().text, "text");
+    }
+    let bytes = beside("/Filter 5 0 R", &deflated(b"a"));
+    assert!(matches!(sent(&bytes, "name"), Err(ReadError::Unsupported { .. })));
+}
+
+#[test]
+fn streams_of_objects_are_bounded_under_all_names_of_filters() {
+    let bomb = deflated(&deflated(&vec![0; MAX_PART_BYTES + 1]));
+    for filters in [
+        "[/Fl /Fl]",
+        "[/Fl/Flate#44ecode]",
+        "[/Fl#61teDecode /Fl#61teDecode]",
+        "[/Fl %endstream\n/Fl]",
+        "[/Fl /Fl] /X /Image",
+        "[/Fl /Fl] /Subtype /Image",
+    ] {
+        assert!(
+            is_too_large(&beside(&format!("/Type /ObjStm /N 1 /First 4 /Filter {filters}"), &bomb)),
+            "{filters}"
+        );
+    }
+    let runs = [129, 0].repeat(MAX_PART_BYTES / 128 + 1);
+    for (filter, data) in [
+        ("/LZWDecode", growing_lzw()),
+        ("/LZW", growing_lzw()),
+        ("[/A85 /L#5aW]", base85(&growing_lzw())),
+        ("/RunLengthDecode", runs.clone()),
+        ("/RL", runs),
+    ] {
+        assert!(is_too_large(&beside(&format!("/Type /XRef /Filter {filter}"), &data)), "{filter}");
+    }
+    assert_eq!(sent(&beside("/Filter [/A85 /Fl]", &base85(&deflated(b"a"))), "name").unwrap().text, "text");
+}
+
+#[test]
+fn pictures_are_emptied_and_all_other_streams_are_counted_together() {
+    let data = deflated(&vec![0; MAX_PART_BYTES]);
+    let several = |dictionary: &str| {
+        let mut bytes = beside(dictionary, &data);
+        (0..4).for_each(|_| add(&mut bytes, dictionary, &data));
+        bytes
+    };
+    assert!(is_too_large(&several("/Type /ObjStm /X /Image /Filter /FlateDecode")));
+    // Entries and places of objects take more memory than bytes.
+    let entries = deflated(&vec![0; MAX_PART_BYTES / 4]);
+    assert!(!is_too_large(&beside("/Filter /FlateDecode", &entries)));
+    assert!(is_too_large(&beside("/W [0 1 0] /Filter /FlateDecode", &entries)));
+    assert!(is_too_large(&beside("/First 4 /Filter /FlateDecode", &data)));
+    let mut bytes = several("/Subtype /Image /Filter /FlateDecode");
+    assert_eq!(sent(&bytes, "name").unwrap().text, "text");
+    guard::check_streams(&mut bytes, Origin::Sent, &AtomicBool::new(false)).unwrap();
+    let start = bytes.windows(12).rposition(|window| window == b">>\nstream\n\x80\x80").unwrap() + 10;
+    let (lzw, runs) = (expand::lzw(&bytes[start..], 1000), expand::run_length(&bytes[start..], 1000));
+    assert_eq!((inflate::deflated(&bytes[start..], 1000), lzw, runs), (128, 0, 0));
+}
+
+#[test]
+fn errors_in_deflated_data_do_not_hide_what_lies_behind() {
+    let mut encoder = flate2::write::DeflateEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(&vec![b' '; MAX_PART_BYTES + 1]).unwrap();
+    let bomb = encoder.finish().unwrap();
+    // A stored block whose length is not told twice, and a distance that leads before the data.
+    for start in [&[0, 1, 0, 0, 0, b' '][..], &[0x02, 0x62, 0, 0, 0, 0, 0xFF, 0xFF]] {
+        assert!(is_too_large(&file(&[start, &bomb].concat(), "/Filter /FlateDecode", &[])), "{start:?}");
+    }
+}
+
+#[test]
+fn deflated_data_are_counted_as_they_are_inflated() {
+    let mixed: Vec<u8> =
+        (0..70_000_u32).flat_map(|n| (n.wrapping_mul(n) % 8191).to_string().into_bytes()).collect();
+    for level in 0..=9 {
+        for length in [0, 1, 100, 65_536, mixed.len()] {
+            let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(level));
+            encoder.write_all(&mixed[..length]).unwrap();
+            let data = encoder.finish().unwrap();
+            assert_eq!(inflate::deflated(&data, usize::MAX), length, "{level}");
+            assert_eq!(inflate::deflated(&data[2..], usize::MAX), length, "{level}");
+        }
+    }
+}
+
+#[test]
+fn parts_of_contents_are_counted_at_each_use() {
+    let content = format!("BT /F 10 Tf 72 700 Td (text) Tj ET{}", " ".repeat(3 << 20));
+    let contents = |parts: &str| {
+        let bytes = String::from_utf8(file(content.as_bytes(), "", &[])).unwrap();
+        bytes.replace("/Contents 4 0 R", &format!("/Contents [{parts}]")).into_bytes()
+    };
+    assert_eq!(sent(&contents("4 0 R"), "name").unwrap().text, "text");
+    assert!(is_too_large(&contents(&"4 0 R ".repeat(6))));
+    // A part that refers to nothing ends no parts.
+    assert!(is_too_large(&contents(&format!("99 0 R {}", "4 0 R ".repeat(6)))));
+}
+
+#[test]
+fn a_file_whose_encryption_hides_its_objects_is_refused_with_the_remedy() {
+    for dictionary in ["/Type /ObjStm", "/W [1 2 1]"] {
+        let mut bytes = beside(dictionary, b"a");
+        bytes.extend(b"trailer\n<< /Root 1 0 R /Encrypt 8 0 R >>\n");
+        let error = sent(&bytes, "name").unwrap_err().to_string();
+        assert!(error.contains("qpdf --decrypt"), "{error}");
+        let own = super::read(&bytes, "name", Origin::Own);
+        assert!(
+            !matches!(own, Err(ReadError::Unsupported { remedy, .. }) if remedy.contains("qpdf")),
+            "{own:?}"
+        );
     }
 }
