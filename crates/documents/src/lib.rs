@@ -12,6 +12,7 @@ mod error;
 mod html;
 pub mod limits;
 mod markdown;
+mod origin;
 mod pdf;
 mod reader;
 mod split;

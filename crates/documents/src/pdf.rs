@@ -13,7 +13,7 @@ use crate::document::Document;
 use crate::error::ReadError;
 use crate::limits::{MAX_PAGES, MAX_TIME, PDF_STACK_BYTES};
 use crate::markdown::collapse;
-use crate::reader::Origin;
+use crate::origin::Origin;
 
 mod blocks;
 mod columns;

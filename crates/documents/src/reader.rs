@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::document::Document;
 use crate::error::ReadError;
 use crate::limits::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH, MAX_TITLE_CHARS};
+use crate::origin::Origin;
 use crate::{docx, html, pdf, text};
 
 /// The documents and failures of a file or a folder.
@@ -53,15 +54,6 @@ const EXTENSIONS: [(&str, Format); 11] = [
     ("pdf", Format::Pdf),
     ("docx", Format::Docx),
 ];
-
-/// Whose a file is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// The user's own, read by its path.
-    Own,
-    /// Sent by others.
-    Sent,
-}
 
 /// Reads the documents of one file that others have sent: its bytes, and its name for the format and the title.
 ///

@@ -14,7 +14,7 @@ use super::inflate::deflated;
 use super::names::{Name, names};
 use crate::error::ReadError;
 use crate::limits::{MAX_PART_BYTES, MAX_PDF_BYTES, MAX_TIME};
-use crate::reader::Origin;
+use crate::origin::Origin;
 
 /// The most bytes that one byte can stand for, rounded up: in LZW, 3838 behind a code of 12 bits.
 const MAX_RATIO: usize = 2600;

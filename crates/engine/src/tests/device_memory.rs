@@ -175,20 +175,28 @@ fn the_prefix_cache_never_takes_more_than_its_bound() {
     assert!(taken <= bound as u64, "{taken} of {bound}");
 }
 
-/// Loaders bring in layers ahead, of a method that reuses some.
+/// Where a policy bounds the cache, two layers of the prompt are there at a time. Only a method that reuses some has further ones brought in ahead.
 #[test]
 fn a_bounded_cache_is_counted_with_the_layers_that_are_there_at_a_time() {
     let policy = POLICIES.parse("streaming_llm:capacity=64").unwrap();
-    let counted = |threads, method: &dyn FusionMethod| {
+    for threads in [1, 16] {
         let device = CudaDevice::new(Emulated::with_memory(1, MEMORY), threads).unwrap();
         let device: Arc<dyn Device> = Arc::new(device);
         let store = Store::in_memory(1 << 20);
         let engine = Engine::open_on(&device, &tiny("llama"), store, without_chunks(), |_, _| ()).unwrap();
         let prompt = random_prompt(&engine, 5, &[140, 133], 29, 11);
-        engine.memory_of_prompt(&prompt, method, prompt.len() + 20, &policy).unwrap()
-    };
-    assert_eq!(counted(1, &Vanilla), counted(16, &Vanilla));
-    assert!(counted(1, &Pie) < counted(16, &Pie));
+        let beside = |method: &dyn FusionMethod, eviction: &Eviction| {
+            engine.memory_of_prompt(&prompt, method, prompt.len() + 20, eviction).unwrap().1
+        };
+        let shape = engine.decoder().shape();
+        let layer = (prompt.len() * shape.token_bytes(Dtype::F16) / shape.layers) as u64;
+        assert_eq!(
+            beside(&Vanilla, &policy) - beside(&Vanilla, Eviction::full()),
+            2 * layer,
+            "{threads} threads"
+        );
+        assert!(beside(&Pie, &policy) - beside(&Pie, Eviction::full()) > 2 * layer, "{threads} threads");
+    }
 }
 
 /// Methods whose computed rows are known before the prompt starts are counted with these, and not with all rows.

@@ -116,20 +116,21 @@ fn as_much_stands_left_of_a_chunk_as_the_context_has_room_for() {
     assert_eq!(kv_of(&engine, &last[0]).len() % 64, 0);
 }
 
+/// Of a stored chunk, whose keys keep the positions that they were prefilled at, these may lie behind the end of a prompt that holds little else.
 #[test]
 fn keys_may_keep_positions_behind_the_prompts_end() {
-    let fresh = || {
-        let (engine, prompt) =
-            prompt_of(&tiny_engine("llama", with_left(usize::MAX, Dtype::F16)), 7, &[&[64, 64, 64, 64]]);
-        let last = Prompt { chunks: prompt.chunks[3..].to_vec(), ..prompt.clone() };
-        (engine, prompt, last)
-    };
-    let (engine, _, last) = fresh();
-    let alone = prefill(&engine, &last, &shared(FullReuse), last.len());
-    let (engine, whole, _) = fresh();
-    prefill(&engine, &whole, &shared(FullReuse), whole.len());
-    let after = prefill(&engine, &last, &shared(FullReuse), last.len());
-    assert_eq!(alone.logits, after.logits, "a longer prompt before leaves longer tables of rotations");
+    let settings = with_left(usize::MAX, Dtype::F16);
+    let store = Store::in_memory(1 << 24);
+    let open =
+        || Engine::open_on(&device(), &tiny("llama"), store.clone(), settings.clone(), |_, _| ()).unwrap();
+    let (engine, prompt) = prompt_of(&open(), 7, &[&[64, 64, 64, 64]]);
+    let last = Prompt { chunks: prompt.chunks[3..].to_vec(), ..prompt.clone() };
+    // The engine that has computed the chunk has rotations for its positions.
+    engine.ingest_prompt(&last, &[shared(FullReuse)]).unwrap();
+    let computed = prefill(&engine, &last, &shared(FullReuse), last.len());
+    let stored = prefill(&open().behind(&prompt.system).unwrap(), &last, &shared(FullReuse), last.len());
+    assert_eq!(stored.load.reused.prefilled, 0);
+    assert_eq!(stored.logits, computed.logits);
 }
 
 /// A rotation that depends on the length is that of all tokens up to the chunk's end, whichever of them were prefilled before.

@@ -1,0 +1,10 @@
+//! Whose a file is.
+
+/// Whose a file is: one that others have sent may be made to harm its reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The user's own, read by its path.
+    Own,
+    /// Sent by others.
+    Sent,
+}
