@@ -13,13 +13,13 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::api_error::{ApiError, Result};
-use crate::blocking::spawn_blocking;
+use crate::blocking::spawn_permitted;
 use crate::clock::unix_seconds;
-use crate::compute::MAX_INGESTS;
 use crate::error::Error;
 use crate::gateway::{HeldLog, TENANT_HEADER, signed_tenant};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
+use crate::queue::MAX_INGESTS;
 use crate::scheduler::Scheduler;
 use crate::tenant::Tenant;
 
@@ -46,9 +46,9 @@ pub(crate) struct ServerState {
     pub(crate) held: HeldLog,
     /// Seconds since 1970 at which the server started.
     pub(crate) started: u64,
-    /// Bytes of bodies that are being received.
+    /// Bytes of bodies that are being received, or whose requests are not preprocessed yet.
     pub(crate) bytes_in_flight: AtomicUsize,
-    preprocessing: Semaphore,
+    preprocessing: Arc<Semaphore>,
     reading: Arc<Semaphore>,
     is_stopping: AtomicBool,
 }
@@ -115,7 +115,7 @@ impl App {
             held: HeldLog::new(),
             started: unix_seconds(),
             bytes_in_flight: AtomicUsize::new(0),
-            preprocessing: Semaphore::new(MAX_PREPROCESSING),
+            preprocessing: Arc::new(Semaphore::new(MAX_PREPROCESSING)),
             reading: Arc::new(Semaphore::new(MAX_READING)),
             is_stopping: AtomicBool::new(false),
         };
@@ -123,7 +123,7 @@ impl App {
     }
 
     /// Runs `work`, such as tokenising, which takes time and memory before the scheduler knows of the request. Only few
-    /// requests do so at a time.
+    /// requests do so at a time, also when their clients have left.
     ///
     /// # Errors
     /// If `work` fails.
@@ -131,10 +131,7 @@ impl App {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        // The semaphore is never closed.
-        let permit = self.state.preprocessing.acquire().await;
-        let _permit = permit.map_err(|error| ApiError::internal(&error))?;
-        spawn_blocking(work).await
+        spawn_permitted(&self.state.preprocessing, work).await
     }
 
     /// Runs `work`, which reads the files of a request. Only few requests do so at a time, also when their clients have left.
@@ -145,14 +142,7 @@ impl App {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        // The semaphore is never closed.
-        let permit = self.state.reading.clone().acquire_owned().await;
-        let permit = permit.map_err(|error| ApiError::internal(&error))?;
-        spawn_blocking(move || {
-            let _permit = permit;
-            work()
-        })
-        .await
+        spawn_permitted(&self.state.reading, work).await
     }
 
     /// The tenant whom a gateway has signed a request of.
@@ -227,5 +217,81 @@ impl App {
         self.state.is_stopping.store(true, Relaxed);
         self.state.scheduler.drain(self.state.options.shutdown_timeout);
         self.state.engine.store().flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use axum::http::{Request, header};
+    use serde_json::json;
+    use tokio::sync::mpsc::unbounded_channel;
+    use tokio::time::timeout;
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::router;
+    use crate::testing::tiny_engine;
+
+    #[tokio::test]
+    async fn bodies_count_as_in_flight_until_their_requests_are_preprocessed() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let permits = app.state.preprocessing.acquire_many(MAX_PREPROCESSING as u32).await.unwrap();
+        let in_flight = || app.state.bytes_in_flight.load(Relaxed);
+        let send = |path: &str, body: &str| {
+            let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+            Box::pin(router(app.clone()).oneshot(request.body(Body::from(body.to_owned())).unwrap()))
+        };
+        let chat = |user: String| {
+            let messages = json!([{ "role": "user", "content": "How tight is a bolt?" }]);
+            json!({ "messages": messages, "max_tokens": 1, "user": user }).to_string()
+        };
+        let (small, large) = (chat(String::new()), chat("x".repeat(100_000)));
+        let document = json!({ "title": "Torque", "text": "A bolt is tight." }).to_string();
+        let requests = [
+            ("/v1/chat/completions", &small, small.len()),
+            ("/v1/chat/completions", &large, large.len()),
+            ("/tokenize", &json!({ "prompt": "A bolt" }).to_string(), r#"{"prompt":"A bolt"}"#.len()),
+            ("/v1/documents", &document, "TorqueA bolt is tight.".len()),
+        ];
+        for (path, body, bytes) in requests {
+            let mut answer = send(path, body);
+            assert!(timeout(Duration::from_millis(100), &mut answer).await.is_err(), "{path}");
+            assert_eq!(in_flight(), bytes, "{path}");
+            drop(answer);
+            assert_eq!(in_flight(), 0, "{path}");
+        }
+        drop(permits);
+        assert_eq!(send("/v1/chat/completions", &large).await.unwrap().status(), 200);
+        assert_eq!(in_flight(), 0);
+    }
+
+    #[tokio::test]
+    async fn requests_whose_clients_have_left_count_until_their_preprocessing_ends() {
+        let app = App::new(tiny_engine(), Options::new("tiny")).unwrap();
+        let (began, mut begun) = unbounded_channel();
+        let mut releases = Vec::new();
+        for _ in 0..MAX_PREPROCESSING {
+            let ((release, released), app, began) = (channel::<()>(), app.clone(), began.clone());
+            releases.push(release);
+            let request = tokio::spawn(async move {
+                let work = move || {
+                    let _ = began.send(());
+                    let _ = released.recv();
+                    Ok(())
+                };
+                app.preprocess(work).await
+            });
+            begun.recv().await.unwrap();
+            request.abort();
+            assert!(request.await.unwrap_err().is_cancelled());
+        }
+        let mut third = Box::pin(app.preprocess(|| Ok(3)));
+        assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "the first two still work");
+        drop(releases.pop());
+        assert_eq!(timeout(Duration::from_secs(60), third).await.unwrap().unwrap(), 3);
     }
 }

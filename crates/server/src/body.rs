@@ -7,9 +7,10 @@ use axum::http::{Request, StatusCode, header};
 use futures_util::StreamExt as _;
 
 use crate::api_error::{ApiError, Result};
+use crate::app::App;
 use crate::options::Options;
 
-/// Most bytes of all bodies that are being received; twice the limit of one body where that is more.
+/// Most bytes of all bodies that are being received or wait to be preprocessed; twice the limit of one body where that is more.
 const MAX_BYTES_IN_FLIGHT: usize = 256 << 20;
 
 /// The received part of a body, which counts among the bytes in flight until it is released or dropped.
@@ -38,11 +39,36 @@ impl Drop for PartialBody<'_> {
     }
 }
 
-pub(crate) fn max_in_flight(options: &Options) -> usize {
+/// Bytes of a received body that count among those in flight until this is dropped.
+pub(crate) struct HeldBytes {
+    app: App,
+    bytes: usize,
+}
+
+impl HeldBytes {
+    /// # Errors
+    /// If there are too many bytes in flight.
+    pub(crate) fn new(app: &App, bytes: usize) -> Result<HeldBytes> {
+        let held = HeldBytes { app: app.clone(), bytes };
+        match app.state.bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(&app.state.options)
+        {
+            true => Err(busy()),
+            false => Ok(held),
+        }
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.app.state.bytes_in_flight.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+fn max_in_flight(options: &Options) -> usize {
     MAX_BYTES_IN_FLIGHT.max(2 * options.max_body)
 }
 
-pub(crate) fn busy() -> ApiError {
+fn busy() -> ApiError {
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests are arriving");
     ApiError { retry_after: Some(1), ..error }
 }

@@ -33,9 +33,6 @@ const NEWCOMER_SHARE: u32 = 12;
 /// The time after which a prompt is no newcomer's.
 const NEWCOMER: Duration = Duration::from_secs(1);
 
-/// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
-pub(crate) const MAX_INGESTS: usize = 4;
-
 /// Time without work after which unused memory is given back to the system.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
 
@@ -154,8 +151,10 @@ impl Compute {
         }
         loop {
             let held: Vec<(&str, usize)> = self.held().collect();
+            let ingesting: Vec<&str> =
+                self.ingests.iter().map(|running| running.client.key.as_str()).collect();
             let used = |key: &str| self.shares.used(key);
-            let Some(job) = self.shared.take(&held, used, self.ingests.len() < MAX_INGESTS) else { return };
+            let Some(job) = self.shared.take(&held, &ingesting, used) else { return };
             self.start(job);
         }
     }

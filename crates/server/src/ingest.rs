@@ -10,6 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::api_error::{ApiError, Result};
 use crate::app::{App, Method};
 use crate::blocking::spawn_blocking;
+use crate::body::HeldBytes;
 use crate::job::{Event, Job};
 use crate::tenant::Tenant;
 
@@ -37,7 +38,7 @@ impl Ingest {
     /// neither their tokens nor their time are bounded.
     ///
     /// # Errors
-    /// If a text cannot be tokenised, the request exceeds a limit, or the queue is full.
+    /// If a text cannot be tokenised, the request exceeds a limit, the quota has no room for all of it, or the queue is full.
     pub(crate) async fn submit(
         app: App,
         tenant: Tenant,
@@ -47,10 +48,14 @@ impl Ingest {
     ) -> Result<Ingest> {
         let (sender, events) = unbounded_channel();
         let preprocessing = app.clone();
+        let bytes = documents.iter().map(|document| document.title.len() + document.text.len()).sum();
+        let held = (!unlimited).then(|| HeldBytes::new(&app, bytes)).transpose()?;
         let work = move || {
+            let _held = held;
             let with_contexts = !method.statistics().is_empty();
             let cut = |document: &Document| NewDocument::cut(&tenant.engine, document.clone(), with_contexts);
             let new = documents.iter().map(cut).collect::<refrain::corpus::Result<Vec<_>>>()?;
+            app.state.corpus.documents().check_room(tenant.namespace(), &new)?;
             let (scheduler, engine) = (&app.state.scheduler, tenant.engine.clone());
             admit(&engine, || new.iter().map(|new| new.chunks.clone()).collect());
             if !unlimited {

@@ -28,6 +28,8 @@ mod random;
 mod scheduler;
 mod shares;
 mod tenant;
+#[cfg(test)]
+mod testing;
 
 /// Header of a request's id, in logs and responses.
 pub const REQUEST_ID: axum::http::HeaderName = axum::http::HeaderName::from_static("x-request-id");

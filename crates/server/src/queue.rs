@@ -16,6 +16,9 @@ use crate::job::{Event, Job, aborted};
 use crate::metrics::Metrics;
 use crate::options::Limits;
 
+/// Ingests that are under way at a time; further ones wait in the queue without standing in the way of questions.
+pub(crate) const MAX_INGESTS: usize = 4;
+
 /// Bytes that a job takes of the memory for requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobBytes {
@@ -151,15 +154,15 @@ impl Shared {
         ApiError { retry_after: Some(seconds.ceil().clamp(1.0, 600.0) as u64), ..error }
     }
 
-    /// The next job of the queue that may start beside those under way, of which `held` has the key and the bytes. Of the keys that ask
-    /// a question, the one that has `used` the least time goes first; its question waits until there is room for it, and those of others wait
-    /// behind it. An ingest, which holds no cache, stands in no question's way. Jobs that are late, or whose client has disconnected, are
-    /// dropped.
+    /// The next job of the queue that may start beside those under way: of prefills and sequences `held` has the key and the bytes, of ingests
+    /// `ingesting` the key. Of the keys that ask a question, the one that has `used` the least time goes first; its question waits until there is
+    /// room for it, and those of others wait behind it. An ingest, which holds no cache, stands in no question's way, and goes in the same order
+    /// among ingests. Jobs that are late, or whose client has disconnected, are dropped.
     pub(crate) fn take(
         &self,
         held: &[(&str, usize)],
+        ingesting: &[&str],
         used: impl Fn(&str) -> Duration,
-        may_ingest: bool,
     ) -> Option<QueuedJob> {
         let mut queue = self.queue();
         queue.jobs.retain(|job| {
@@ -182,7 +185,11 @@ impl Shared {
                 && bytes + job.bytes.most() <= self.limits.kv_cache_memory_bytes
         };
         let question = question.filter(|(_, job)| fits(job)).map(|(index, _)| index);
-        let ingest = queue.jobs.iter().position(is_ingest).filter(|_| may_ingest);
+        let running = |job: &QueuedJob| ingesting.iter().filter(|key| **key == job.key()).count();
+        let may_ingest =
+            |job: &QueuedJob| ingesting.len() < MAX_INGESTS && running(job) < self.limits.of_key(MAX_INGESTS);
+        let ingests = queue.jobs.iter().enumerate().filter(|(_, job)| is_ingest(job) && may_ingest(job));
+        let ingest = ingests.min_by_key(|(_, job)| (used(job.key()), running(job))).map(|(index, _)| index);
         let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
         queue.under_way += usize::from(job.is_some());
         self.metrics.waiting.set(queue.jobs.len() as i64);
@@ -248,5 +255,75 @@ impl Shared {
         for job in self.queue().jobs.drain(..) {
             let _ = job.events.send(aborted(job.deadline));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain::engine::Document;
+    use refrain::fusion::METHODS;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    use super::*;
+    use crate::testing::tiny_engine;
+
+    /// A queue of a server with API keys, and what keeps its jobs from being dropped.
+    struct Waiting {
+        engine: Engine,
+        shared: Shared,
+        events: Vec<UnboundedReceiver<Event>>,
+    }
+
+    impl Waiting {
+        /// Ingests of these keys, in this order.
+        fn ingests(keys: &[&str]) -> Waiting {
+            let engine = tiny_engine();
+            let limits = Limits { has_keys: true, ..Limits::default() };
+            let shared = Shared::new(limits, Metrics::new(engine.numerics(), "none"));
+            let mut waiting = Waiting { engine, shared, events: Vec::new() };
+            keys.iter().for_each(|key| waiting.push(key));
+            waiting
+        }
+
+        fn push(&mut self, key: &str) {
+            let (engine, method) =
+                (self.engine.in_namespace(key, None), METHODS.select("pie").unwrap().built);
+            let document = Document { title: String::new(), text: "A bolt.".to_owned() };
+            let ingest = engine.start_ingest(&[document], &method).unwrap();
+            let (sender, events) = unbounded_channel();
+            self.events.push(events);
+            let (job, timeout) = (Job::Ingest(Box::new(ingest)), Duration::from_secs(3600));
+            self.shared.push(engine, job, sender, timeout, JobBytes::default()).unwrap();
+        }
+
+        /// The keys of the ingests that start until none may, where keys have used so many seconds.
+        fn started(&self, used: impl Fn(&str) -> u64) -> Vec<String> {
+            let mut started: Vec<String> = Vec::new();
+            let seconds = |key: &str| Duration::from_secs(used(key));
+            loop {
+                let ingesting: Vec<&str> = started.iter().map(String::as_str).collect();
+                let Some(job) = self.shared.take(&[], &ingesting, seconds) else { return started };
+                started.push(job.key().to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn a_crowd_of_one_keys_ingests_leaves_a_place_to_another_key() {
+        let mut waiting = Waiting::ingests(&["many"; 10]);
+        assert_eq!(waiting.started(|_| 0), ["many"; 3]);
+        waiting.push("other");
+        let ingesting = ["many"; 3];
+        let next = waiting.shared.take(&[], &ingesting, |_| Duration::ZERO).map(|job| job.key().to_owned());
+        assert_eq!(next.as_deref(), Some("other"));
+    }
+
+    #[test]
+    fn ingests_go_by_the_time_of_their_key_and_then_by_how_many_of_it_are_under_way() {
+        let keys = ["heavy", "heavy", "heavy", "light", "light", "light", "light"];
+        let started = Waiting::ingests(&keys).started(|key| u64::from(key == "heavy"));
+        assert_eq!(started, ["light", "light", "light", "heavy"]);
+        let started = Waiting::ingests(&keys).started(|_| 5);
+        assert_eq!(started, ["heavy", "light", "heavy", "light"]);
     }
 }

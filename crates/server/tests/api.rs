@@ -26,7 +26,7 @@ use axum::response::Response;
 use futures_util::FutureExt as _;
 use http_body_util::BodyExt;
 use refrain::engine::{Engine, Settings};
-use refrain::store::{NamespaceKey, Store};
+use refrain::store::{NamespaceKey, Scope, Store};
 use refrain_server::{ApiKeys, App, Options, router};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -297,6 +297,69 @@ async fn what_is_wrong_is_refused_in_openais_shape_with_the_field() {
         let (found, error) = refused(ask(&router, method, path, None, body).await).await;
         assert_eq!(found, status, "{method} {path} {error}");
     }
+}
+
+/// Clients that write every field of a type write `null` where there is nothing.
+#[tokio::test]
+async fn null_is_a_field_that_is_not_there() {
+    let router = server();
+    let documents = json!([{ "title": null, "text": "A stem bolt is tightened to 5 Nm." }]);
+    let options = json!({ "explain": null, "search": null });
+    let body = chat(json!({ "documents": documents, "refrain": options, "stream": null,
+        "chat_template_kwargs": { "enable_thinking": null } }));
+    post(&router, "/v1/chat/completions", body).await;
+    let usage = json!({ "include_usage": null });
+    let body = chat(json!({ "documents": documents, "stream": true, "stream_options": usage }));
+    assert!(!events(ask(&router, "POST", "/v1/chat/completions", None, body).await).await.is_empty());
+    for body in [
+        json!({ "title": null, "text": "A bolt.", "stream": null }),
+        json!({ "documents": documents, "method": null }),
+    ] {
+        assert_eq!(post(&router, "/v1/documents", body).await["data"].as_array().unwrap().len(), 1);
+    }
+    post(&router, "/tokenize", json!({ "prompt": "A bolt", "return_token_strs": null })).await;
+}
+
+#[tokio::test]
+async fn fields_of_several_forms_name_them_where_none_is_given() {
+    let router = server();
+    for (body, forms) in [
+        (
+            chat(json!({ "documents": [{ "content": "x" }] })),
+            ["\"search\"", "{\"title\", \"text\"}", "{\"id\", \"parts\"}"],
+        ),
+        (chat(json!({ "stop": 3 })), ["stop", "a text", "a list of texts"]),
+        (chat(json!({ "refrain": { "explain": "yes" } })), ["explain", "true, false", "\"tokens\""]),
+        (
+            chat(json!({ "messages": [{ "role": "user", "content": 3 }] })),
+            ["content", "a text", "a list of parts"],
+        ),
+    ] {
+        let (status, error) =
+            refused(ask(&router, "POST", "/v1/chat/completions", None, body.clone()).await).await;
+        let message = error["message"].as_str().unwrap();
+        assert_eq!(status, 400, "{body} {error}");
+        assert!(forms.iter().all(|form| message.contains(form)), "{body} {error}");
+    }
+}
+
+#[tokio::test]
+async fn documents_beyond_the_quota_are_refused_before_they_are_prefilled() {
+    let store = Store::in_memory(1 << 28);
+    let mut options = Options::new(MODEL);
+    options.document_quota = 40;
+    let router = router(App::new(engine(store.clone()), options).unwrap());
+    let chunks = || store.list(Scope::All).unwrap().chunks.len();
+    let fits = json!({ "text": "A stem bolt is tightened to 5 Nm." });
+    let large = json!({ "documents": [fits, { "text": "A seat post clamp takes 7 Nm." }] });
+    let (_, error) = refused(ask(&router, "POST", "/v1/documents", None, large).await).await;
+    assert_eq!((&error["code"], chunks()), (&json!("document_quota_exceeded"), 0), "{error}");
+    post(&router, "/v1/documents", fits.clone()).await;
+    let before = chunks();
+    assert!(before > 0);
+    // What is there already takes no further room.
+    post(&router, "/v1/documents", json!({ "documents": [fits, fits] })).await;
+    assert_eq!(chunks(), before);
 }
 
 /// A page of another origin may send text without asking first: it is not taken.

@@ -10,6 +10,7 @@ use refrain::engine::{
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::details::AnswerContext;
+use super::extract::HeldBytes;
 use super::parts::AnswerReader;
 use super::request::{CompletionRequest, ToolUse};
 use super::sources::{SourceResponse, sources};
@@ -54,14 +55,14 @@ pub(super) struct Asked {
     pub(super) events: AnswerEvents,
 }
 
-/// Prepares a request, and submits a job for each of its answers.
+/// Prepares a request, whose bytes are held meanwhile, and submits a job for each of its answers.
 ///
 /// # Errors
 /// If the request is wrong, exceeds a limit, or the server takes no more.
 pub(super) async fn ask(
     app: &App,
     tenant: Tenant,
-    request: CompletionRequest,
+    (request, held): (CompletionRequest, HeldBytes),
     input: Input,
 ) -> Result<Asked> {
     request.check(&app.state.options.served_model_name)?;
@@ -73,7 +74,10 @@ pub(super) async fn ask(
     let (answers, whole_documents) = (request.answers(), !method.built.statistics().is_empty());
     let work = {
         let app = app.clone();
-        move || prepare(&app, tenant, &request, input, whole_documents)
+        move || {
+            let _held = held;
+            prepare(&app, tenant, &request, input, whole_documents)
+        }
     };
     let Prepared { tenant, prompt, sampling, grammar, tools, sources } = app.preprocess(work).await?;
     let context = AnswerContext {
@@ -116,7 +120,7 @@ type Drawn = (Prompt, Vec<Source>, Option<ToolUse>);
 pub(super) async fn plan(
     app: &App,
     tenant: Tenant,
-    request: CompletionRequest,
+    (request, held): (CompletionRequest, HeldBytes),
     input: Input,
 ) -> Result<ChunkPlan> {
     request.check(&app.state.options.served_model_name)?;
@@ -125,6 +129,7 @@ pub(super) async fn plan(
     let work = {
         let app = app.clone();
         move || {
+            let _held = held;
             let (prompt, ..) = draw(&app, &tenant, &request, input, whole_documents)?;
             let keys = tenant.engine.keys_in(&prompt, whole_documents);
             let chunks = keys.iter().map(|(key, tokens)| (short_key(key), *tokens)).collect();

@@ -7,7 +7,7 @@ use refrain::engine::Answer;
 
 use super::answer::{Asked, Input, ask, lost};
 use super::events::{EventWriter, end_of_stream, json_event, stream_answers};
-use super::extract::Json;
+use super::extract::{HeldBytes, Json};
 use super::request::CompletionRequest;
 use super::response::{AnswerState, CompletionResponse, ResponseBuilder, Route, Usage};
 use crate::api_error::{ApiError, ErrorResponse, Result};
@@ -31,9 +31,9 @@ use crate::tenant::Tenant;
 pub(super) async fn chat(
     State(app): State<App>,
     tenant: Tenant,
-    Json(request): Json<CompletionRequest>,
+    Json(request, held): Json<CompletionRequest>,
 ) -> Result<Response> {
-    answer(app, tenant, request, Route::Chat).await
+    answer(app, tenant, (request, held), Route::Chat).await
 }
 
 /// Continue a text.
@@ -50,20 +50,26 @@ pub(super) async fn chat(
 pub(super) async fn completions(
     State(app): State<App>,
     tenant: Tenant,
-    Json(request): Json<CompletionRequest>,
+    Json(request, held): Json<CompletionRequest>,
 ) -> Result<Response> {
     let name_prompt = |error: ApiError| match error.param.as_deref() {
         Some("messages") => ApiError { param: Some("prompt".to_owned()), ..error },
         _ => error,
     };
-    answer(app, tenant, request, Route::Completion).await.map_err(name_prompt)
+    answer(app, tenant, (request, held), Route::Completion).await.map_err(name_prompt)
 }
 
-async fn answer(app: App, tenant: Tenant, request: CompletionRequest, route: Route) -> Result<Response> {
+async fn answer(
+    app: App,
+    tenant: Tenant,
+    (request, held): (CompletionRequest, HeldBytes),
+    route: Route,
+) -> Result<Response> {
     let echoed = if route == Route::Completion { request.echoed()?.map(str::to_owned) } else { None };
     let (stream, include_usage) = (request.streams(), request.wants_usage());
     let input = if route == Route::Chat { Input::Messages } else { Input::Prompt };
-    let Asked { engine, context, logprobs, readers, mut events } = ask(&app, tenant, request, input).await?;
+    let Asked { engine, context, logprobs, readers, mut events } =
+        ask(&app, tenant, (request, held), input).await?;
     let builder = ResponseBuilder {
         route,
         id: random_id(if route == Route::Chat { "chatcmpl-" } else { "cmpl-" }),

@@ -305,7 +305,7 @@ pub(super) async fn pin(
     State(app): State<App>,
     tenant: Tenant,
     PathText(id): PathText,
-    Json(PinRequest { pinned }): Json<PinRequest>,
+    Json(PinRequest { pinned }, _held): Json<PinRequest>,
 ) -> Result<Response> {
     let work = move || {
         let (documents, namespace) = (app.state.corpus.documents(), tenant.namespace());

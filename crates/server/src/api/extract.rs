@@ -1,7 +1,5 @@
 //! Extractors of requests: the tenant, and a body within the server's limits, of JSON or as it is.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
@@ -10,11 +8,12 @@ use serde::de::DeserializeOwned;
 
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
-use crate::body::{busy, max_in_flight};
+pub(super) use crate::body::HeldBytes;
 use crate::tenant::Tenant;
 
 /// Most bytes of a body that is parsed on the thread that received it.
 const SMALL_BODY: usize = 64 << 10;
+
 impl FromRequestParts<App> for Tenant {
     type Rejection = ApiError;
 
@@ -37,33 +36,9 @@ impl FromRequestParts<App> for PathText {
     }
 }
 
-/// A body of JSON, within the server's limits on bytes and time.
-pub(super) struct Json<T>(pub(super) T);
-
-/// Bytes of a received body that count among those in flight until this is dropped.
-pub(super) struct HeldBytes {
-    app: App,
-    bytes: usize,
-}
-
-impl HeldBytes {
-    /// # Errors
-    /// If there are too many bytes in flight.
-    pub(super) fn new(app: &App, bytes: usize) -> Result<HeldBytes> {
-        let held = HeldBytes { app: app.clone(), bytes };
-        match app.state.bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(&app.state.options)
-        {
-            true => Err(busy()),
-            false => Ok(held),
-        }
-    }
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.app.state.bytes_in_flight.fetch_sub(self.bytes, Relaxed);
-    }
-}
+/// A body of JSON, within the server's limits on bytes and time. Its bytes count among those in flight until the request is preprocessed:
+/// they go with its work.
+pub(super) struct Json<T>(pub(super) T, pub(super) HeldBytes);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
     type Rejection = ApiError;
@@ -75,21 +50,20 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Json<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let bytes = receive(request, app).await?;
-        let parse = |bytes: &[u8]| {
-            serde_json::from_slice(bytes).map(Json).map_err(|error| ApiError {
-                code: Some("invalid_json"),
-                ..ApiError::new(
-                    StatusCode::BAD_REQUEST,
-                    format!("the body is not what this route takes: {error}"),
-                )
-            })
-        };
+        let held = HeldBytes::new(app, bytes.len())?;
         if bytes.len() <= SMALL_BODY {
-            return parse(&bytes);
+            return Ok(Json(parse(&bytes)?, held));
         }
         // The parsed value may take many times the bytes of the body.
-        app.preprocess(move || parse(&bytes)).await
+        app.preprocess(move || Ok(Json(parse(&bytes)?, held))).await
     }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let message = format!("the body is not what this route takes: {error}");
+        ApiError { code: Some("invalid_json"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+    })
 }
 
 /// Whether the content type is this one, whatever its parameters.

@@ -95,7 +95,8 @@ async fn read_files(app: &App, given: Vec<Given>) -> Result<Read> {
                 Given::Document(document) => read.documents.push(document),
                 Given::File(file) => read.file(file),
             }
-            text += read.documents[before..].iter().map(|found| found.text.len()).sum::<usize>();
+            let found = &read.documents[before..];
+            text += found.iter().map(|found| found.title.len() + found.text.len()).sum::<usize>();
             // Compressed files may hold many times their bytes.
             if text > max_text {
                 let message =

@@ -72,16 +72,16 @@ fn report_of(app: &App, seen: Option<(u64, u64)>) -> Result<Report> {
 pub(super) async fn plan_chat(
     State(app): State<App>,
     Signed(tenant): Signed,
-    Json(request): Json<CompletionRequest>,
+    Json(request, held): Json<CompletionRequest>,
 ) -> Result<Response> {
-    Ok(axum::Json(plan(&app, tenant, request, Input::Messages).await?).into_response())
+    Ok(axum::Json(plan(&app, tenant, (request, held), Input::Messages).await?).into_response())
 }
 
 /// The chunks of the prompt of a request to `/v1/completions`.
 pub(super) async fn plan_completion(
     State(app): State<App>,
     Signed(tenant): Signed,
-    Json(request): Json<CompletionRequest>,
+    Json(request, held): Json<CompletionRequest>,
 ) -> Result<Response> {
-    Ok(axum::Json(plan(&app, tenant, request, Input::Prompt).await?).into_response())
+    Ok(axum::Json(plan(&app, tenant, (request, held), Input::Prompt).await?).into_response())
 }

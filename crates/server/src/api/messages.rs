@@ -26,7 +26,7 @@ pub(crate) struct ChatMessage {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "content takes a text or a list of parts, each {\"type\": \"text\", \"text\"}")]
 enum Content {
     Text(String),
     Parts(Vec<ContentPart>),

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::extract::Json;
 use super::messages::{ChatMessage, Conversation};
-use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse};
+use super::request::{ChatTemplateKwargs, ToolDefinition, ToolUse, null_is_default};
 use crate::api_error::{ApiError, ErrorResponse, Result};
 use crate::app::App;
 use crate::tenant::Tenant;
@@ -32,7 +32,7 @@ pub(super) struct TokenizeRequest {
     #[schema(default = true)]
     add_special_tokens: bool,
     /// Whether the tokens' texts are returned too.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     return_token_strs: bool,
 }
 
@@ -75,9 +75,10 @@ pub(super) struct DetokenizeResponse {
 pub(super) async fn tokenize(
     State(app): State<App>,
     tenant: Tenant,
-    Json(request): Json<TokenizeRequest>,
+    Json(request, held): Json<TokenizeRequest>,
 ) -> Result<Response> {
     let work = move || {
+        let _held = held;
         let engine = &tenant.engine;
         let tokenizer = engine.tokenizer();
         let tokens = match (&request.prompt, &request.messages) {
@@ -116,9 +117,10 @@ pub(super) async fn tokenize(
 pub(super) async fn detokenize(
     State(app): State<App>,
     tenant: Tenant,
-    Json(request): Json<DetokenizeRequest>,
+    Json(request, held): Json<DetokenizeRequest>,
 ) -> Result<Response> {
     let work = move || {
+        let _held = held;
         let tokenizer = tenant.engine.tokenizer();
         let vocab = tokenizer.vocab_size();
         if let Some(token) = request.tokens.iter().find(|token| **token as usize >= vocab) {

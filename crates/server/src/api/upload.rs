@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use super::extract::{Json, has_type, receive};
 use super::files::{File, Given};
-use super::request::fusion_method;
+use super::request::{fusion_method, null_is_default};
 use crate::api_error::{ApiError, Result};
 use crate::app::App;
 
@@ -24,13 +24,13 @@ use crate::app::App;
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct AddDocumentsRequest {
     /// Title of the document. It replaces the title in a file that holds one document.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     title: String,
     text: Option<String>,
     file: Option<FileUpload>,
     documents: Option<Vec<TextOrFile>>,
     /// Whether progress is sent as server-sent events.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     stream: bool,
     /// Fusion method that the documents are prefilled for; the server's default if there is none.
     #[schema(schema_with = fusion_method)]
@@ -41,7 +41,7 @@ pub(super) struct AddDocumentsRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 struct TextOrFile {
     /// Title of the document. It replaces the title in a file that holds one document.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     title: String,
     text: Option<String>,
     file: Option<FileUpload>,
@@ -84,7 +84,7 @@ impl FromRequest<App> for Upload {
 
     async fn from_request(request: Request<Body>, app: &App) -> Result<Upload> {
         if !has_type(request.headers(), "multipart/form-data") {
-            let Json(request) = Json::<AddDocumentsRequest>::from_request(request, app).await?;
+            let Json(request, _held) = Json::<AddDocumentsRequest>::from_request(request, app).await?;
             return request.into_upload();
         }
         // A browser lets pages of other origins send forms without a preflight; a gateway has checked it.

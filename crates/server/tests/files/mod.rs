@@ -126,6 +126,18 @@ async fn text_that_files_hold_is_bounded_as_that_of_bodies_is() {
 }
 
 #[tokio::test]
+async fn titles_that_files_hold_count_as_their_text_does() {
+    let router = router(app(|options| options.max_body = 60_000));
+    let mut utf16 = vec![0xFF, 0xFE];
+    let records = format!("{{\"title\":\"{}\",\"text\":\"a\"}}\n", "螺".repeat(1000)).repeat(21);
+    utf16.extend(records.encode_utf16().flat_map(u16::to_le_bytes));
+    let (status, error) =
+        refused(ask(&router, "POST", "/v1/documents", None, file("a.jsonl", &utf16)).await).await;
+    assert_eq!((status, &error["code"]), (413, &json!("too_large")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("60000 bytes of text"), "{error}");
+}
+
+#[tokio::test]
 async fn forms_bring_files_with_their_options() {
     let router = server();
     let pdf = sample("handbook-chromium.pdf");

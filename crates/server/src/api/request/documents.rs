@@ -8,11 +8,15 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 
+use super::null::null_is_default;
 use crate::api_error::{ApiError, Result};
 
 /// The documents to answer from.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "documents takes \"search\", or a list of {\"title\", \"text\"} and {\"id\", \"parts\"}, of which title and parts may be left out"
+)]
 pub(crate) enum Documents {
     /// `"search"`: the stored chunks that match the question best.
     Search(String),
@@ -38,7 +42,7 @@ pub(crate) enum DocumentReference {
 /// A document as a text.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct DocumentText {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub(crate) title: String,
     #[schema(min_length = 1)]
     pub(crate) text: String,
@@ -59,7 +63,7 @@ pub(crate) struct RefrainOptions {
     #[serde(default)]
     #[schema(schema_with = eviction_policy)]
     pub(crate) evict: Option<Value>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub(crate) explain: Explain,
     /// Most chunks that a search finds. A method that needs whole documents gets those that the chunks belong to, as many as
     /// fit into the context.
@@ -85,7 +89,7 @@ fn eviction_policy() -> Ref {
 /// Whether the answer reports the question's attention: for the most attended tokens (`true`), or for every token of the
 /// documents (`"tokens"`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "explain takes true, false or \"tokens\"")]
 pub(crate) enum Explain {
     MostAttended(bool),
     Tokens(EveryToken),

@@ -2,6 +2,7 @@
 
 mod documents;
 mod format;
+mod null;
 mod sampling;
 mod tools;
 
@@ -16,6 +17,7 @@ pub(super) use self::documents::{
 };
 pub(super) use self::format::{NamedSchema, ResponseFormat};
 use self::format::{StructuredOutputs, logprobs_schema};
+pub(super) use self::null::null_is_default;
 pub(super) use self::tools::{FunctionDefinition, ToolDefinition, ToolUse, tool_choice_schema};
 use super::messages::{ChatMessage, Conversation};
 use crate::api_error::{ApiError, Result};
@@ -130,29 +132,22 @@ pub(crate) struct CompletionRequest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChatTemplateKwargs {
     /// Whether a model that can do both thinks before it answers. Its thoughts are text of the answer.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub(crate) enable_thinking: bool,
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 struct StreamOptions {
     /// Whether a stream ends with the usage of tokens.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     include_usage: bool,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "prompt and stop take a text or a list of texts")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
-}
-
-/// Reads `null` as the default.
-fn null_is_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
-    from: D,
-) -> std::result::Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 impl CompletionRequest {

@@ -9,7 +9,10 @@ use crate::api_error::{ApiError, Result};
 
 /// A question, or the items of a conversation.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "input takes a text or a list of messages, calls of functions and their outputs"
+)]
 pub(super) enum ResponseInput {
     Text(String),
     Items(Vec<InputItem>),
@@ -42,7 +45,7 @@ pub(super) struct InputItem {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "content and output take a text or a list of parts, each {\"type\", \"text\"}")]
 enum ItemContent {
     Text(String),
     Parts(Vec<ItemPart>),

@@ -40,12 +40,12 @@ use crate::tenant::Tenant;
 pub(super) async fn respond(
     State(app): State<App>,
     tenant: Tenant,
-    Json(mut request): Json<ResponsesRequest>,
+    Json(mut request, held): Json<ResponsesRequest>,
 ) -> Result<Response> {
     let (chat, messages) = request.chat()?;
     let named = |error: ApiError| messages.named(error);
     let Asked { context, readers, mut events, .. } =
-        ask(&app, tenant, chat, Input::Messages).await.map_err(named)?;
+        ask(&app, tenant, (chat, held), Input::Messages).await.map_err(named)?;
     let stream = request.stream.unwrap_or(false);
     let builder = ResponseBuilder::new(&app.state.options.served_model_name, request, context);
     let reader = readers.into_iter().next().ok_or_else(lost)?;
@@ -74,10 +74,10 @@ pub(super) async fn respond(
 pub(super) async fn plan_response(
     State(app): State<App>,
     Signed(tenant): Signed,
-    Json(mut request): Json<ResponsesRequest>,
+    Json(mut request, held): Json<ResponsesRequest>,
 ) -> Result<Response> {
     let (chat, _) = request.chat()?;
-    Ok(axum::Json(plan(&app, tenant, chat, Input::Messages).await?).into_response())
+    Ok(axum::Json(plan(&app, tenant, (chat, held), Input::Messages).await?).into_response())
 }
 
 /// Writes the output of a response, and the events that tell of it.
