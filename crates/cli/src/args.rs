@@ -132,8 +132,8 @@ pub(crate) struct Global {
     /// How long stored chunks stay, such as 12h or 30d [default: as long as there is room]
     #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) ttl: Option<Duration>,
-    /// Device that computes: cpu, cuda (an NVIDIA GPU, by its index where it is not the first: cuda:1), or auto (the first GPU that can compute the
-    /// model, else the CPU). cuda is experimental: tested under emulation, on an H200 and an H100
+    /// Device that computes: cpu, cuda (an NVIDIA GPU, by its index where it is not the first: cuda:1), or auto (the first GPU where it can compute
+    /// the model, else the CPU). cuda is experimental: tested under emulation, on an H200 and an H100
     #[arg(long, global = true, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, hide_short_help = true)]
     pub(crate) device: DeviceChoice,
     /// Most bytes of chunks kept in the memory of a GPU, so that those which many prompts use are copied there once; at most an eighth of what is

@@ -18,7 +18,8 @@ use crate::explain::explained;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
 use crate::output::{
-    Fail, bytes, colours, count, number, one_line, paint, percent, plain, print, print_json, seconds, warn,
+    Fail, NotPrinted, bytes, colours, count, number, one_line, paint, percent, plain, print, print_json,
+    seconds, warn,
 };
 use crate::settings::Context;
 use crate::table::Table;
@@ -214,13 +215,13 @@ pub(crate) fn answer(
     };
     let answer = engine.answer(prompt, request, stream)?;
     if let Some(error) = failed {
-        return Err(error.into());
+        return Err(NotPrinted(error).into());
     }
     if !context.json {
         if !ends_line || answer.text.is_empty() {
-            writeln!(out)?;
+            writeln!(out).map_err(NotPrinted)?;
         }
-        out.flush()?;
+        out.flush().map_err(NotPrinted)?;
         warn_of_other_prefix(&answer.stats);
         let chosen = context
             .choice_of(&method.spec)
@@ -228,7 +229,7 @@ pub(crate) fn answer(
         let line = stats_line(method, policy, &answer.stats) + &chosen.unwrap_or_default();
         context.say(&paint("2", &line, &io::stderr()));
         if let Some(explanation) = &answer.explanation {
-            write!(out, "\n{}", explained(explanation, colours(&io::stdout())))?;
+            write!(out, "\n{}", explained(explanation, colours(&io::stdout()))).map_err(NotPrinted)?;
         }
     }
     Ok(answer)

@@ -12,7 +12,7 @@ use crate::ask::{answer, as_json};
 use crate::documents::read_documents;
 use crate::ingest::ingest_to_answer;
 use crate::methods::{self, Method, Policy};
-use crate::output::{count, paint, print, print_json, report};
+use crate::output::{NotPrinted, count, paint, print, print_json, report};
 use crate::settings::Context;
 
 const HELP: &str = "\
@@ -55,7 +55,7 @@ pub(crate) fn run(context: &Context, args: &args::Chat) -> Result<()> {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             // A person can try again and a script should stop. A closed standard output ends the chat.
-            Err(error) if talking && !error.is::<io::Error>() => {
+            Err(error) if talking && !error.is::<NotPrinted>() => {
                 report(&error, false);
             }
             Err(error) => return Err(error),

@@ -1,5 +1,7 @@
 //! `refrain eval`: benchmarks run, and reported.
 
+mod sources;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,16 +19,18 @@ use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, 
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
-use crate::output::{self, Fail, age, count, print, print_json, seconds};
+use crate::output::{self, Exit, Fail, SOME_FAILED, age, count, print, print_json, seconds};
 use crate::settings::Context;
 use crate::table::Table;
 use crate::{machine, methods};
 use refrain::folders::tilde;
 
+pub(crate) use self::sources::fetch;
+
 /// Least bytes of chunks in memory: nothing of a sample may be prefilled again.
 pub(crate) const MEMORY: u64 = 4 << 30;
 
-/// The outcome of one model's part of a run.
+/// The outcome of one model's part of a run, or of all of them.
 struct ModelOutcome {
     whole: bool,
     answers: usize,
@@ -58,10 +62,17 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
         answers += part.answers;
         failed += part.failed;
     }
+    told(context, &folder, &ModelOutcome { whole, answers, failed }, started.elapsed())?;
+    if failed > 0 { Err(Exit(SOME_FAILED).into()) } else { Ok(()) }
+}
+
+/// Says what came of all parts of a run.
+fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration) -> Result<()> {
+    let ModelOutcome { whole, answers, failed } = *outcome;
     if context.json {
         return print_json(&json!({
             "run": folder, "complete": whole, "answers": answers, "failed": failed,
-            "seconds": started.elapsed().as_secs_f64(),
+            "seconds": took.as_secs_f64(),
         }));
     }
     let state = match (whole, failed) {
@@ -72,7 +83,7 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     context.say(&format!(
         "{}, {failed} failed, in {}: {state}",
         count(answers, "answer"),
-        seconds(started.elapsed().as_secs_f64())
+        seconds(took.as_secs_f64())
     ));
     context.say(&format!("tables and pictures: refrain eval report {}", folder.display()));
     Ok(())
@@ -394,53 +405,3 @@ pub(crate) fn tasks(context: &Context) -> Result<()> {
     names.into_iter().for_each(|(name, what)| table.push(vec![name, what]));
     print(&table.text())
 }
-
-/// `refrain eval fetch`
-pub(crate) fn fetch(context: &Context) -> Result<()> {
-    if context.json {
-        let source = |(what, place, path): &(&str, &str, &str)| json!({ "benchmark": what, "from": place, "lies_at": path });
-        return print_json(&SOURCES.iter().map(source).collect::<Vec<_>>());
-    }
-    let mut table = Table::new(&["<benchmark", "<in the data folder", "<from"]);
-    for (what, place, path) in SOURCES {
-        table.push([*what, *path, *place].map(str::to_owned).to_vec());
-    }
-    print(&format!(
-        "RULER and the needle are generated: they need no data, and take their essays and words from it where it is \
-         there.\nThe others are read from a folder that --data names. Their texts keep their sources' licences.\n\n{}",
-        table.text()
-    ))
-}
-
-/// Benchmarks, where they come from, and where they lie in the data folder.
-const SOURCES: &[(&str, &str, &str)] = &[
-    (
-        "LongBench",
-        "https://huggingface.co/datasets/THUDM/LongBench (data.zip)",
-        "longbench/TASK.jsonl, or TASK.jsonl",
-    ),
-    ("LongBench-E", "the same", "longbench/TASK_e.jsonl, or TASK_e.jsonl"),
-    (
-        "documents with questions",
-        "any: {question, answers, docs: [{title, text, supporting}]} a line",
-        "rag/NAME.jsonl",
-    ),
-    (
-        "needle's essays",
-        "https://github.com/gkamradt/LLMTest_NeedleInAHaystack",
-        "needle/PaulGrahamEssays/*.txt",
-    ),
-    (
-        "RULER's essays",
-        "https://github.com/NVIDIA/RULER (scripts/data/synthetic/json)",
-        "ruler/PaulGrahamEssays.json",
-    ),
-    ("RULER's words", "the Python package wonderwords", "ruler/wonderwords/{adjective,noun,verb}list.txt"),
-    ("LongGenBench", "https://github.com/mozhu621/LongGenBench", "longgenbench/Dataset_{short,long}.json"),
-    (
-        "LongWriter",
-        "https://github.com/THUDM/LongWriter (evaluation)",
-        "longwriter/longbench_write{,_en}.jsonl",
-    ),
-    ("LongWrite-Ruler", "the same", "longwriter/longwrite_ruler.jsonl"),
-];

@@ -167,7 +167,7 @@ A matrix is TOML: models, methods, policies, data, limit, max_tokens, max_prompt
 chat, and for each task a table [[tasks]] with name and, if wanted, limit, max_tokens, lengths, depths, style, \
 by_tokens, file. Every sample is answered with every method and policy; vanilla with full attention comes first and \
 is what others are held against, token by token over the beginning of its own answer. Answers go to RUN/results.jsonl \
-as they come. A sample that fails is noted there with its error, and tried again when the run goes on.";
+as they come. A sample that fails is noted there with its error, and tried again when the run goes on; the exit status is 3 then.";
 
 pub(crate) const EVAL_REPORT: &str = "\
 Examples:

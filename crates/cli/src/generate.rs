@@ -13,7 +13,7 @@ use crate::ask::{as_json, asked_text, stats_line};
 use crate::documents::{Documents, read_documents};
 use crate::ingest::ingest_to_answer;
 use crate::methods;
-use crate::output::{bytes, number, paint, percent, plain, print_json};
+use crate::output::{NotPrinted, bytes, number, paint, percent, plain, print_json};
 use crate::settings::Context;
 
 /// `refrain generate`
@@ -154,7 +154,7 @@ impl Page {
         } else if self.width.is_none() && self.writes && !self.ends_line {
             self.write("\n");
         }
-        self.failed.map_or(Ok(()), |error| Err(error.into()))
+        self.failed.map_or(Ok(()), |error| Err(NotPrinted(error).into()))
     }
 }
 

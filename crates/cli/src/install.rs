@@ -22,10 +22,14 @@ const FILES: [(&str, &str); 4] = [
     ("~/.local/share/refrain", "what `refrain tune` and `refrain calibrate` found, model by model"),
 ];
 
-const EXIT_STATUS: [(&str, &str); 3] = [
+const EXIT_STATUS: [(&str, &str); 4] = [
     ("0", "what was asked for was done"),
     ("1", "it failed, and standard error says why"),
     ("2", "the command line, a variable or the configuration file is wrong"),
+    (
+        "3",
+        "documents, samples or answers failed, and the others were done (`refrain eval run`, `refrain job run`)",
+    ),
 ];
 
 /// `refrain completions`

@@ -95,6 +95,13 @@ fn remove(context: &Context, named: &[String], all: bool, yes: bool) -> Result<(
 fn named_ones(kept: &[StoredDocument], named: &[String]) -> Result<Vec<StoredDocument>> {
     let mut chosen: Vec<StoredDocument> = Vec::new();
     for name in named {
+        if name.strip_prefix("doc-").is_none_or(str::is_empty) {
+            return Err(Fail::new(format!(
+                "{name:?} names no document: give doc- and a digit of its id at least"
+            ))
+            .hint("`refrain documents ls` lists the ids")
+            .into());
+        }
         let mut found = kept.iter().filter(|document| document.id.starts_with(name.as_str()));
         let (first, further) = (found.next(), found.count());
         let document = match (first, further) {

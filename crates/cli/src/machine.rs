@@ -10,14 +10,33 @@ pub(crate) fn cpu_name() -> String {
     named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// The command line as it was given, to be given again.
+/// Options whose values are secrets, which no file of a measurement may hold.
+const SECRETS: [&str; 2] = ["--credential", "--namespace-key"];
+
+/// The command line as it was given, to be given again; secrets are left out.
 pub(crate) fn command() -> String {
-    let quoted = |word: String| {
-        let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
-        if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
-    };
-    let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
-    std::iter::once("refrain".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    command_of(std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()))
+}
+
+/// The command line of these words.
+fn command_of(words: impl Iterator<Item = String>) -> String {
+    let mut is_secret = false;
+    let shown = words.map(|word| {
+        if std::mem::replace(&mut is_secret, SECRETS.contains(&word.as_str())) {
+            return "…".to_owned();
+        }
+        match word.split_once('=') {
+            Some((name, _)) if SECRETS.contains(&name) => format!("{name}=…"),
+            _ => quoted(word),
+        }
+    });
+    std::iter::once("refrain".to_owned()).chain(shown).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: String) -> String {
+    let safe = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/@".contains(c);
+    if !word.is_empty() && word.chars().all(safe) { word } else { format!("{word:?}") }
 }
 
 /// The machine's name, where the system tells.
@@ -75,4 +94,17 @@ pub(crate) fn seconds_since(time: u64) -> u64 {
 /// Today in UTC: `2025-11-03`.
 pub(crate) fn today() -> String {
     refrain_eval::utc(now())[..10].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_without_its_secrets() {
+        let words = "eval run --credential sk-one --namespace-key=5a5a --namespace-key-file key --credential=sk=2 --out x";
+        let shown = command_of(words.split(' ').map(str::to_owned).chain(["two words".to_owned()]));
+        let wanted = "refrain eval run --credential … --namespace-key=… --namespace-key-file key --credential=… --out x \"two words\"";
+        assert_eq!(shown, wanted);
+    }
 }

@@ -51,12 +51,36 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
+/// The exit status where all was done, and some documents, samples or answers failed.
+pub(crate) const SOME_FAILED: u8 = 3;
+
+/// Text or JSON that standard output does not take.
+#[derive(Debug)]
+pub(crate) struct NotPrinted(pub(crate) io::Error);
+
+impl NotPrinted {
+    /// Whether the reader of standard output has ended, as one does that has seen enough.
+    fn is_unread(&self) -> bool {
+        self.0.kind() == ErrorKind::BrokenPipe
+    }
+}
+
+impl std::fmt::Display for NotPrinted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("cannot write to standard output")
+    }
+}
+
+impl std::error::Error for NotPrinted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
 /// Prints an error and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
-    // A reader that has seen enough is no error.
-    if error.chain().any(|cause| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
-    }) {
+    // A reader that has seen enough is no error. One of an archive needs all of it, and one of a socket is none of this program's output.
+    if error.downcast_ref().is_some_and(NotPrinted::is_unread) {
         return ExitCode::SUCCESS;
     }
     if let Some(Exit(status)) = error.downcast_ref() {
@@ -110,8 +134,7 @@ fn causes(error: &anyhow::Error) -> Vec<String> {
 /// Prints to standard output.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(NotPrinted)?)
 }
 
 /// Prints one JSON value: on lines of its own for a terminal, on one line for machines.
@@ -289,6 +312,22 @@ pub(crate) fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An exit code has no equality of its own.
+    fn code(error: impl Into<anyhow::Error>) -> String {
+        format!("{:?}", report(&error.into(), false))
+    }
+
+    #[test]
+    fn only_a_reader_of_printed_text_may_stop_early() {
+        let broken = || io::Error::from(ErrorKind::BrokenPipe);
+        let (good, bad) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::from(1)));
+        assert_eq!(code(NotPrinted(broken())), good);
+        assert_eq!(code(anyhow::Error::new(NotPrinted(broken())).context("an answer")), good);
+        assert_eq!(code(NotPrinted(ErrorKind::StorageFull.into())), bad);
+        assert_eq!(code(broken()), bad);
+        assert_eq!(code(anyhow::Error::new(broken()).context("the archive")), bad);
+    }
 
     #[test]
     fn sizes_are_shown() {

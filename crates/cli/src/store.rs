@@ -169,8 +169,7 @@ fn pin(
 ) -> Result<()> {
     let mut changed = 0;
     for key in keys(context, store, named, all)? {
-        // A time to live alone pins nothing.
-        let mut there = (keep.is_none() || remove) && store.pin(&[key], !remove)? == 1;
+        let mut there = store.pin(&[key], !remove)? == 1;
         if let Some(keep) = keep {
             let at = match keep {
                 Keep::Never => None,
@@ -186,8 +185,8 @@ fn pin(
     let what = match (remove, keep) {
         (true, _) => "unpinned",
         (false, None) => "pinned",
-        (false, Some(Keep::Never)) => "kept without an end",
-        (false, Some(Keep::For(_))) => "given a time to live",
+        (false, Some(Keep::Never)) => "pinned without an end",
+        (false, Some(Keep::For(_))) => "pinned until their time is over",
     };
     print(&format!("{} {what}\n", count(changed, "chunk")))
 }

@@ -11,12 +11,13 @@ use anyhow::{Context as _, Result};
 use refrain::engine::{Document, Engine, GenerateRequest, Instructions, Parts, Sampling};
 use refrain::eviction::Eviction;
 use refrain::fusion::Vanilla;
-use refrain::store::Store;
+use refrain::store::{Store, hex};
 use refrain_eval::run::{Run, read};
 use refrain_eval::tasks::LoadedTask;
-use refrain_eval::{Gold, Matrix, Record, RunOptions, Sample, Scorer, Scoring, TaskInfo};
+use refrain_eval::{Gold, Matrix, Record, RunOptions, Sample, Scorer, Scoring, TaskInfo, Variant};
 use serde::Deserialize;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use self::front::{choose, front, nearest, table};
 use crate::args;
@@ -88,9 +89,8 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     bar.finish_and_clear();
     run.write_about()?;
     let (about, records) = read(&folder)?;
-    let known: HashSet<&str> = jobs[0].samples.iter().map(|sample| sample.id.as_str()).collect();
-    let own: Vec<&Record> = records.iter().filter(|record| known.contains(record.sample.as_str())).collect();
-    let (rows, answered) = front(&own);
+    let records = own(records, name, &jobs[0].samples, &variants);
+    let (rows, answered) = front(&records.iter().collect::<Vec<_>>());
     let chosen = choose(&rows, args.bound)
         .context("no question was answered by all methods; give more --time-budget")?;
     let path = match &args.output {
@@ -163,6 +163,27 @@ fn task(samples: &[Sample]) -> TaskInfo {
     }
 }
 
+/// The records of a model's answers to these samples by these variants. The folder also has those of earlier commands, with other documents
+/// or methods.
+fn own(records: Vec<Record>, model: &str, samples: &[Sample], variants: &[Variant]) -> Vec<Record> {
+    let ids: HashSet<&str> = samples.iter().map(|sample| sample.id.as_str()).collect();
+    let names: HashSet<(&str, &str)> =
+        variants.iter().map(|variant| (variant.method.as_str(), variant.policy.as_str())).collect();
+    let is_own = |record: &Record| {
+        record.model == model
+            && ids.contains(record.sample.as_str())
+            && names.contains(&(record.method.as_str(), record.policy.as_str()))
+    };
+    records.into_iter().filter(is_own).collect()
+}
+
+/// The name of a sample: its question, and a digest of all else that it is made of, so that no answer over other documents, or that was held
+/// against another one, is taken for it.
+fn sample_id(question: &str, sample: &Sample) -> Result<String> {
+    let digest = Sha256::digest(serde_json::to_vec(sample)?);
+    Ok(format!("{question} ({})", hex::encode(&digest[..8])))
+}
+
 /// Questions, each with the chunks that its words point at, in the order of the documents, up to the tokens of a prompt.
 fn samples(
     context: &Context,
@@ -202,7 +223,6 @@ fn samples(
         taken.sort_unstable();
         let around = Instructions::default();
         let mut sample = Sample {
-            id: question.clone(),
             before: around.before_documents,
             documents: taken.iter().map(|index| texts[*index].clone()).collect(),
             question: format!("{}{question}", around.before_question),
@@ -227,6 +247,7 @@ fn samples(
                 Sampling { max_tokens: sample.max_tokens, ..Sampling::default() },
             )?];
         }
+        sample.id = sample_id(&question, &sample)?;
         samples.push(sample);
         bar.inc(1);
     }
@@ -338,7 +359,62 @@ fn rank(chunks: &[HashSet<String>], question: &str, source: Option<usize>) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use refrain::engine::Prefix;
+    use refrain::store::KvQuantization;
+
     use super::*;
+
+    #[test]
+    fn a_sample_of_other_documents_another_answer_or_another_length_has_another_name() {
+        let sample = Sample {
+            documents: vec!["A bolt.".to_owned()],
+            question: "What is it?".to_owned(),
+            max_tokens: 6,
+            gold: Gold { answers: vec!["a bolt".to_owned()], ..Gold::default() },
+            ..Sample::default()
+        };
+        let name = |sample: &Sample| sample_id("What is it?", sample).unwrap();
+        let others = [
+            Sample { documents: vec!["A nut.".to_owned()], ..sample.clone() },
+            Sample { gold: Gold { answers: vec!["a nut".to_owned()], ..Gold::default() }, ..sample.clone() },
+            Sample { max_tokens: 7, ..sample.clone() },
+        ];
+        let names: HashSet<String> = others.iter().chain([&sample]).map(name).collect();
+        assert_eq!(names.len(), 4);
+        assert!(names.contains(&name(&sample)) && name(&sample).starts_with("What is it? ("));
+    }
+
+    #[test]
+    fn answers_of_other_models_questions_and_methods_take_no_part() {
+        let record = |model: &str, sample: &str, method: &str, policy: &str| Record {
+            model: model.to_owned(),
+            sample: sample.to_owned(),
+            method: method.to_owned(),
+            policy: policy.to_owned(),
+            ..Record::default()
+        };
+        let variant = |method: &str| Variant {
+            method: method.to_owned(),
+            fusion: std::sync::Arc::new(Vanilla),
+            store_dtype: KvQuantization::Exact,
+            prefix: Prefix::None,
+            oracle: None,
+            policy: "full".to_owned(),
+            eviction: Eviction::full().clone(),
+        };
+        let variants = ["vanilla", "pie"].map(variant);
+        let samples = [Sample { id: "a".to_owned(), ..Sample::default() }];
+        let (vanilla, pie) = (record("one", "a", "vanilla", "full"), record("one", "a", "pie", "full"));
+        let records = vec![
+            vanilla.clone(),
+            record("two", "a", "pie", "full"),
+            record("one", "b", "pie", "full"),
+            record("one", "a", "a3", "full"),
+            record("one", "a", "pie", "snap_kv"),
+            pie.clone(),
+        ];
+        assert_eq!(own(records, "one", &samples, &variants), [vanilla, pie]);
+    }
 
     #[test]
     fn a_question_ends_with_its_mark() {

@@ -149,8 +149,7 @@ impl Corpus {
             found => found.map(|_| true)?,
         };
         if is_here {
-            let put = Change { namespace: namespace.clone(), id: id.to_owned(), kind: ChangeKind::Put };
-            self.apply(engine, vec![put])?;
+            self.apply(engine, vec![Change::new(namespace, id, ChangeKind::Put)])?;
         }
         self.documents().get(namespace, id)
     }
@@ -172,6 +171,7 @@ impl Corpus {
         let namespace = &engine.settings().namespace;
         let looked_for = self.get(engine, id);
         let chunks = engine.whole_document(self.documents().chunks(namespace, id)?);
+        let unpinned = self.documents().keys_unpinned_by_removal(namespace, id)?;
         // A question may have stored chunks for another method, or under other settings, than the document was ingested for.
         let Removal { keys, withdrawn } =
             match self.store.remove(namespace, id, &engine.keys_of(&chunks, true)) {
@@ -182,6 +182,7 @@ impl Corpus {
                 removal => removal?,
             };
         self.unindex(namespace, id)?;
+        pin_here(engine, &unpinned, false, id);
         engine.forget_prefixes();
         let deleted = engine.store().delete(&keys).map_err(|error| {
             let is_remote = matches!(error, StoreError::NotDeleted { .. });
@@ -224,14 +225,17 @@ impl Corpus {
     /// Indexes what has come into the replica, takes out what has gone, and pins chunks as the other machines do.
     fn apply(&self, engine: &Engine, changes: Vec<Change>) -> Result<()> {
         let mut put = Vec::new();
-        for Change { namespace, id, kind } in changes {
+        for Change { namespace, id, kind, unpinned } in changes {
             match kind {
                 ChangeKind::Put => match self.documents().get(&namespace, &id) {
                     Err(Error::NotFound(_)) => {}
                     stored => put.push((namespace, stored?)),
                 },
                 ChangeKind::Pinned(pinned) => self.pin_chunks(engine, &namespace, &id, pinned)?,
-                ChangeKind::Removed => self.unindex(&namespace, &id)?,
+                ChangeKind::Removed => {
+                    self.unindex(&namespace, &id)?;
+                    pin_here(engine, &unpinned, false, &id);
+                }
             }
         }
         self.index_by(engine, &put)?;
@@ -248,11 +252,7 @@ impl Corpus {
 
     /// Pins or unpins those of a document's chunks that the store's folder has.
     fn pin_chunks(&self, engine: &Engine, namespace: &str, id: &str, pinned: bool) -> Result<()> {
-        let keys = self.documents().keys_to_pin(namespace, id, pinned)?;
-        if let Err(error) = engine.store().pin(&keys, pinned) {
-            // The document is what it is elsewhere all the same.
-            tracing::error!(%error, "chunks of document {id} cannot be pinned or unpinned here");
-        }
+        pin_here(engine, &self.documents().keys_to_pin(namespace, id, pinned)?, pinned, id);
         Ok(())
     }
 
@@ -292,6 +292,13 @@ impl Corpus {
     }
 }
 
+/// Pins or unpins those of a document's chunks that the store's folder has. The change of the document holds where that fails.
+fn pin_here(engine: &Engine, keys: &[ChunkKey], pinned: bool, id: &str) {
+    if let Err(error) = engine.store().pin(keys, pinned) {
+        tracing::error!(%error, "chunks of document {id} cannot be pinned or unpinned here");
+    }
+}
+
 /// Keys under which questions store chunks of a document.
 fn keys_of(engine: &Engine, namespace: &str, chunks: Vec<Vec<u32>>) -> Vec<ChunkKey> {
     let engine = engine.in_namespace(namespace, None);
@@ -309,6 +316,10 @@ fn incomplete(tier: &'static str, reason: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use refrain_engine::Settings;
+    use refrain_store::{Scope, Store};
 
     use super::*;
     use crate::error::Error;
@@ -361,6 +372,48 @@ mod tests {
         let found: BTreeSet<String> = found.into_iter().map(|hit| hit.document).collect();
         assert_eq!(stored.len(), 4 * 49);
         assert_eq!(found, stored);
+    }
+
+    /// The documents differ in their titles, and have their only chunk in common.
+    #[test]
+    fn a_chunk_of_removed_documents_stays_pinned_only_as_long_as_another_pinned_one_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+        let store = Store::open(folder.path(), 1 << 26).unwrap();
+        let engine = Engine::open(&path, store, Settings::default(), |_, _| ()).unwrap();
+        let document = Document { title: String::new(), text: "A stem bolt is tightened.".to_owned() };
+        engine.ingest(std::slice::from_ref(&document), |_| ()).unwrap();
+        let documents = LocalDocuments::open(None, 1 << 20).unwrap();
+        let corpus = Corpus::unindexed(&engine, Box::new(documents)).unwrap();
+        let new = |title: &str| {
+            let new = NewDocument::cut(&engine, document.clone(), false).unwrap();
+            NewDocument { document: Document { title: title.to_owned(), ..document.clone() }, ..new }
+        };
+        let ids: Vec<String> = corpus
+            .put("", ["a", "b", "c", "d"].map(new).into())
+            .unwrap()
+            .into_iter()
+            .map(|stored| stored.id)
+            .collect();
+        let is_pinned = || engine.store().list(Scope::All).unwrap().chunks.iter().any(|chunk| chunk.pinned);
+        for id in &ids[..2] {
+            corpus.set_pinned("", id, true).unwrap();
+            corpus.pin_chunks(&engine, "", id, true).unwrap();
+        }
+        assert!(is_pinned());
+        corpus.remove(&engine, &ids[0]).unwrap();
+        assert!(is_pinned(), "the second document is pinned");
+        corpus.remove(&engine, &ids[1]).unwrap();
+        assert!(!is_pinned(), "the third document has the chunk, and is not pinned");
+        // Another machine removes one.
+        corpus.set_pinned("", &ids[2], true).unwrap();
+        corpus.pin_chunks(&engine, "", &ids[2], true).unwrap();
+        let unpinned = corpus.documents().keys_unpinned_by_removal("", &ids[2]).unwrap();
+        corpus.store.remove("", &ids[2], &[]).unwrap();
+        assert!(is_pinned());
+        let removed = Change { unpinned, ..Change::new("", ids[2].clone(), ChangeKind::Removed) };
+        corpus.apply(&engine, vec![removed]).unwrap();
+        assert!(!is_pinned());
     }
 
     #[test]

@@ -99,6 +99,15 @@ pub struct Change {
     pub id: String,
     /// The change.
     pub kind: ChangeKind,
+    /// Keys of the chunks that nothing pins any more, where a document is removed that was pinned.
+    pub unpinned: Vec<ChunkKey>,
+}
+
+impl Change {
+    /// A change that unpins no chunk.
+    pub(crate) fn new(namespace: impl Into<String>, id: impl Into<String>, kind: ChangeKind) -> Change {
+        Change { namespace: namespace.into(), id: id.into(), kind, unpinned: Vec::new() }
+    }
 }
 
 /// The kind of a [`Change`].

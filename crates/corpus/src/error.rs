@@ -36,16 +36,16 @@ pub enum Error {
     /// An empty list of a document's parts.
     #[error("parts of document {0} is empty")]
     NoParts(String),
-    /// A namespace without room for a document.
+    /// A namespace without room for documents.
     #[error(
-        "the stored documents have {stored} bytes of a quota of {quota}, and this one has {new}: remove some of them first"
+        "the stored documents have {stored} bytes of a quota of {quota}, and the new ones have {new}: remove some of the stored ones first"
     )]
     QuotaExceeded {
         /// Bytes of the namespace's titles and texts.
         stored: u64,
         /// Most bytes of them.
         quota: u64,
-        /// Bytes of the document.
+        /// Bytes of the new documents.
         new: u64,
     },
     /// A document with more text than can be shared.

@@ -3,6 +3,7 @@
 //! A document's id follows from its title and text. A document belongs to a namespace and is invisible in all others. No
 //! operation on one document reads the text of another, and listing reads metadata alone (see [`tables`](super::tables)).
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
@@ -18,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::notes::{self, Note};
 use crate::purge::mark_earlier_file;
 use crate::tables::{
-    CHUNK_KEYS, CHUNK_USERS, METADATA, Segmented, StoredDocument, TEXTS, TOKENS, create_tables, insert,
-    parsed, token_ids, write_chunks,
+    CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
+    document_id, insert, parsed, stored_bytes, token_ids, write_chunks,
 };
 
 /// File of the documents in the server's folder.
@@ -105,6 +106,29 @@ impl LocalDocuments {
                 notes::note(transaction, namespace, &stored.id, Note::PUT)?;
             }
             Ok(StoredDocument { published: self.takes_notes.then_some(false), ..stored })
+        })
+    }
+
+    /// Checks, before documents are prefilled, whether the namespace's quota has room for those of them that it does not have.
+    ///
+    /// # Errors
+    /// If the quota has no room for all of them, or the documents cannot be read.
+    pub fn check_room(&self, namespace: &str, documents: &[NewDocument]) -> Result<()> {
+        let by_id = documents.iter().map(|new| (document_id(&new.document), stored_bytes(&new.document)));
+        let by_id: BTreeMap<String, u64> = by_id.collect();
+        self.database.read(|transaction| {
+            let metadata = transaction.open_table(METADATA)?;
+            let mut new = 0;
+            for (id, bytes) in &by_id {
+                new += if metadata.get((namespace, id.as_str()))?.is_none() { *bytes } else { 0 };
+            }
+            let row = transaction.open_table(STORED_BYTES)?.get(namespace)?;
+            let (stored, quota) = (row.map_or(0, |row| row.value()), self.quota);
+            // Documents that came from other machines may exceed it.
+            if new > 0 && stored + new > quota {
+                return Err(Error::QuotaExceeded { stored, quota, new }.into());
+            }
+            Ok(())
         })
     }
 
@@ -273,6 +297,15 @@ impl LocalDocuments {
             }
             Ok(keys)
         })
+    }
+
+    /// Keys of the chunks that nothing pins any more once a document is removed: none where it is not pinned, or not there.
+    pub(crate) fn keys_unpinned_by_removal(&self, namespace: &str, id: &str) -> Result<Vec<ChunkKey>> {
+        match self.get(namespace, id) {
+            Ok(stored) if stored.pinned => self.keys_to_unpin(namespace, id),
+            Ok(_) | Err(Error::NotFound(_)) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Pins or unpins a document.

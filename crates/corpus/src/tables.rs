@@ -90,6 +90,11 @@ pub fn document_id(document: &Document) -> String {
     format!("doc-{}", &hasher.finalize().to_hex()[..24])
 }
 
+/// Bytes of a document that the quota counts.
+pub(super) fn stored_bytes(document: &Document) -> u64 {
+    (document.title.len() + document.text.len()) as u64
+}
+
 /// A document's title, or the first line of its text.
 pub(crate) fn display_title(document: &Document) -> String {
     let title = document.title.trim();
@@ -137,7 +142,7 @@ pub(super) fn insert(
     let mut stored = match known {
         Some(known) => known,
         None => {
-            let stored_bytes = (document.title.len() + document.text.len()) as u64;
+            let stored_bytes = stored_bytes(document);
             count_bytes(transaction, namespace, stored_bytes, quota)?;
             let json = serde_json::to_vec(document)?;
             transaction.open_table(TEXTS)?.insert((namespace, id.as_str()), json.as_slice())?;

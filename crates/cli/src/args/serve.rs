@@ -58,7 +58,8 @@ pub(crate) struct Serve {
     /// Most requests that wait; further ones are refused with 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_queued_requests: usize,
-    /// Most bytes of keys and values of all running sequences; on a GPU no more than are free there
+    /// Most bytes of keys and values of all running sequences; on a GPU also of what prompts take until their first token, and no more than are left
+    /// there for requests
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size)]
     pub(crate) kv_cache_memory_bytes: u64,
     /// Most bytes of keys and values of answered prompts that are kept for prompts which begin alike (prefix caching); 0 keeps none

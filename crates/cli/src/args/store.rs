@@ -58,7 +58,7 @@ pub(crate) enum Store {
         /// Let them go again when room is needed
         #[arg(long)]
         remove: bool,
-        /// Remove them after this time, such as 12h or 30d, or `never`
+        /// Remove them after this time, such as 12h or 30d, or `never`. Until then they are pinned, unless --remove is given
         #[arg(long, value_name = "TIME", value_parser = parse_keep)]
         keep: Option<Keep>,
     },
@@ -117,7 +117,7 @@ pub(crate) enum Kept {
     Ls,
     /// Remove documents, and their chunks that no other document has
     Rm {
-        /// Ids, or their first letters and digits
+        /// Ids, or how they begin: doc- and a digit at least
         #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
         ids: Vec<String>,
         /// Remove all documents

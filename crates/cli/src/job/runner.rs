@@ -12,12 +12,10 @@ use serde_json::json;
 use super::kind::nouns;
 use crate::args;
 use crate::machine::host_name;
-use crate::output::{Exit, Fail, count, number, one_line, print, print_json, seconds};
+use crate::output::{Exit, Fail, SOME_FAILED, count, number, one_line, print, print_json, seconds};
 use crate::settings::Context;
 use crate::signals::stop_flag;
 
-/// The exit status where all is done, and some documents or samples failed.
-const FAILED: u8 = 3;
 /// The exit status of a runner that was stopped.
 const STOPPED: u8 = 130;
 /// Failed items that are shown at the end.
@@ -79,7 +77,7 @@ impl Runner<'_> {
         }
         match (report.complete, report.broken.is_empty()) {
             (true, _) if failed.is_empty() => Ok(()),
-            (true, _) => Err(Exit(FAILED).into()),
+            (true, _) => Err(Exit(SOME_FAILED).into()),
             (false, true) => Err(Exit(STOPPED).into()),
             (false, false) => Err(Fail::new(format!(
                 "{} cannot be read and are not done",

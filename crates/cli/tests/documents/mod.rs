@@ -154,7 +154,7 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     let (handbook, lamps) = (titled("Handbook"), titled("Lamps"));
     let table = home.run(&["documents", "ls"]).good();
     assert!(table.out.contains(&handbook) && table.out.contains("Lamps"), "{}", table.out);
-    home.run(&["documents", "rm", "doc-"]).failed(1, &["2 ids begin with doc-"]);
+    home.run(&["documents", "rm", "doc-"]).failed(1, &["names no document", "documents ls"]);
     home.run(&["documents", "rm", "doc-none"]).failed(1, &["there is no document doc-none", "documents ls"]);
     home.run(&["documents", "rm", "--all"]).failed(1, &["nothing was removed", "--yes"]);
     let chunks = || home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap();
@@ -168,6 +168,27 @@ fn answers_draw_on_the_chunks_that_a_search_finds() {
     home.run(&["documents", "rm", &handbook]).failed(1, &["there is no document"]);
     assert_eq!(home.json(&["documents", "rm", "--all", "--yes"])["removed"][0]["id"], lamps);
     assert!(home.run(&["documents", "ls"]).good().out.contains("no documents in"));
+}
+
+/// A script whose variable is empty must not remove the only document that there is.
+#[test]
+fn an_id_without_a_digit_removes_no_document() {
+    let home = Home::new();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let file = home.write("bolts.md", "A stem bolt is tightened to 5 Nm.");
+    let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+    home.json(&["ingest", file, "--model", model, "--prefix", "none"]);
+    let listed = || home.json(&["documents", "ls"])["documents"].as_array().unwrap().clone();
+    for name in ["", "d", "doc", "doc-"] {
+        home.run(&["documents", "rm", name, "--model", model])
+            .failed(1, &["names no document: give doc-", "refrain documents ls"]);
+        assert_eq!(listed().len(), 1, "{name:?}");
+    }
+    let id = listed()[0]["id"].as_str().unwrap()[..5].to_owned();
+    assert_eq!(
+        home.json(&["documents", "rm", &id, "--model", model])["removed"].as_array().unwrap().len(),
+        1
+    );
 }
 
 /// Two stores share an object store in a third folder: documents ingested in one are listed, found and removed in the other.

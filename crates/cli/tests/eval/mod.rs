@@ -60,6 +60,29 @@ fn a_matrix_is_run_gone_on_with_and_reported() {
 }
 
 #[test]
+fn answers_that_fail_are_told_by_the_exit_status() {
+    let home = Home::new();
+    let data = questions(&home);
+    let line = json!({
+        "_id": "long", "question": "Where is bolt 1?", "answers": ["box 1"],
+        "docs": [{ "title": "A", "text": "Bolt 1 is in box 1. ".repeat(400) }],
+    });
+    home.write("data/rag/long.jsonl", format!("{line}\n"));
+    let (data, out) = (data.to_str().unwrap(), home.path("run"));
+    let run = |task: &str, more: &[&str]| {
+        let words = ["eval", "run", "--model", TINY, "--tasks", task, "--data", data, "--methods", "pie"];
+        let fixed = ["--max-tokens", "4", "--chunk-tokens", "64", "--out", out.to_str().unwrap()];
+        home.run(&[&words[..], &fixed, more].concat())
+    };
+    run("rag/bolts", &[]).good();
+    // Its prompt is longer than the model's context.
+    run("rag/long", &[]).failed(3, &["2 failed", "the same command tries them again"]);
+    let ran = run("rag/long", &["--json"]).failed(3, &[]);
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&told["failed"], &told["complete"]), (&json!(2), &json!(true)));
+}
+
+#[test]
 fn what_cannot_be_run_says_what_to_do() {
     let home = Home::new();
     let run = |words: &[&str]| home.run(&[&["eval", "run", "--model", TINY], words].concat());

@@ -26,7 +26,6 @@ fn chunks_can_be_looked_after() {
     let verified = home.json(&["store", "verify"]);
     assert_eq!((&verified["whole"], verified["failed"].as_array().unwrap().len()), (&2.into(), 0));
     assert_eq!(home.json(&["store", "pin", &key[..12], "--keep", "30d"])["changed"], 1);
-    assert_eq!(home.json(&["store", "pin", &key[..12]])["changed"], 1);
     let table = home.run(&["store", "ls"]).good().out;
     assert!(table.contains("pinned, 29 d more") || table.contains("pinned, 30 d more"), "{table}");
     let stats = home.json(&["store", "stats"]);
@@ -51,6 +50,41 @@ fn chunks_can_be_looked_after() {
     assert_eq!(home.chunk_files().len(), 1);
     assert!(home.run(&["store", "rm", "--all", "--yes"]).good().out.contains("removed 1 chunk"));
     assert!(home.run(&["store", "ls"]).good().out.contains("no chunks"));
+}
+
+/// `--keep` says until when chunks are pinned; with `--remove` it is a time to live alone.
+#[test]
+fn chunks_that_are_kept_for_a_time_are_pinned_until_it_is_over() {
+    let home = home_with_documents();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, docs) = (model.to_str().unwrap().to_owned(), home.path("docs/chains.md"));
+    home.json(&["ingest", docs.to_str().unwrap(), "--model", &model, "--prefix", "none"]);
+    let pin = |more: &[&str]| home.run(&[&["store", "pin", "--all"], more].concat()).good().out;
+    let group = |name: &str| home.json(&["store", "stats"])[name]["chunks"].as_u64().unwrap();
+    let all = home.json(&["store", "stats"])["disk"]["chunks"].as_u64().unwrap();
+    let gc = || home.json(&["store", "gc", "--disk", "1"])["chunks"].as_u64().unwrap();
+    assert!(pin(&["--keep", "30d"]).contains("pinned until their time is over"));
+    assert_eq!((group("pinned"), group("expiring"), gc()), (all, all, all));
+    assert!(pin(&["--keep", "never"]).contains("pinned without an end"));
+    assert_eq!((group("pinned"), group("expiring")), (all, 0));
+    assert!(pin(&["--remove", "--keep", "30d"]).contains("unpinned"));
+    assert_eq!((group("pinned"), group("expiring"), gc()), (0, all, 0));
+}
+
+/// The reader of an archive needs all of it, unlike a person who has seen enough of a table.
+#[test]
+fn an_archive_whose_reader_dies_is_told_as_an_error() {
+    let home = home_with_documents();
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny/llama");
+    let (model, docs) = (model.to_str().unwrap().to_owned(), home.path("docs/chains.md"));
+    home.json(&["ingest", docs.to_str().unwrap(), "--model", &model, "--prefix", "none"]);
+    let unread = |words: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Ran::of(home.command(words).stdout(writer).output().unwrap())
+    };
+    unread(&["store", "export", "-"]).failed(1, &["archive"]);
+    assert_eq!(unread(&["store", "ls"]).good().err, "");
 }
 
 /// Stores of different folders give one credential one namespace where a file gives them one key.

@@ -38,6 +38,13 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     assert!(Path::new(tuned["report"][0].as_str().unwrap()).is_file());
     // The command's second run has nothing left to answer. A question that names no method follows the choice.
     assert_eq!(home.json(&words)["choice"], *choice);
+    // What it has measured of a method that is not asked for now takes no part in the choice.
+    let elsewhere = home.path("elsewhere.toml");
+    let mut fewer = words.to_vec();
+    fewer.extend(["--output", elsewhere.to_str().unwrap()]);
+    *fewer.iter_mut().find(|word| word.starts_with("pie;")).unwrap() = "pie";
+    let fewer = home.json(&fewer);
+    assert_eq!(fewer["front"].as_array().unwrap().len(), 2, "{fewer}");
     let ask = ["ask", "--docs", docs, "--max-tokens", "4", "What is a stem?"];
     let said = home.run(&ask).good().err;
     assert!(said.contains("prefix system: tuned with 2 questions"), "{said}");

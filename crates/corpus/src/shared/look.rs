@@ -26,7 +26,7 @@ impl SharedDocuments {
             Err(Error::NotFound(_)) => None,
             known => Some(known?),
         };
-        let change = |kind| Some(Change { namespace: namespace.to_owned(), id: id.to_owned(), kind });
+        let change = |kind| Some(Change::new(namespace, id, kind));
         match known {
             None if parts.document => self.bring(&place, &parts),
             None => Ok(None),
@@ -47,8 +47,10 @@ impl SharedDocuments {
                 let Some(keys_of) = keys_of else { return Ok(change(ChangeKind::Removed)) };
                 let mut keys = self.all_keys(&place, &parts.removals)?;
                 keys.extend(keys_of(namespace, self.local.chunks(namespace, id)?)?);
+                let unpinned = self.local.keys_unpinned_by_removal(namespace, id)?;
                 let is_removed = self.local.remove_withdrawn(namespace, id, &keys)?;
-                Ok(if is_removed { change(ChangeKind::Removed) } else { None })
+                let removed = || Change { unpinned, ..Change::new(namespace, id, ChangeKind::Removed) };
+                Ok(is_removed.then(removed))
             }
         }
     }
@@ -77,10 +79,8 @@ impl SharedDocuments {
     fn bring(&self, place: &Place, parts: &Parts) -> Result<Option<Change>> {
         let Some(Ok(mut found)) = self.document_in(place)? else { return Ok(None) };
         found.keys.extend(self.all_keys(place, &parts.keys)?);
-        let namespace = found.namespace.clone();
         let is_new = self.local.insert_found(&found, parts.pinned, parts.e_tag.clone())?;
-        let change = || Change { namespace, id: place.id.clone(), kind: ChangeKind::Put };
-        Ok(is_new.then(change))
+        Ok(is_new.then(|| Change::new(found.namespace, place.id.clone(), ChangeKind::Put)))
     }
 
     /// Takes up a removal that another machine has begun and not finished.

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::notes::SharingState;
 
 fn change(id: &str, kind: ChangeKind) -> Change {
-    Change { namespace: String::new(), id: id.to_owned(), kind }
+    Change::new("", id, kind)
 }
 
 /// What one machine changes the other has after its next look, and what is asked for it has at once.
@@ -54,12 +54,14 @@ pub(super) fn what_one_machine_changes_is_changed_on_all(bucket: &dyn Bucket) {
         Ok(vec![key(7)])
     };
     one.documents.sync(Some(&keys_of), &mut applied).unwrap();
-    assert_eq!(asked, [change(&second.id, ChangeKind::Removed)]);
+    // It was pinned, and the first document, which shares a chunk with it, is not.
+    let removed = Change { unpinned: [2, 3, 9].map(key).to_vec(), ..change(&second.id, ChangeKind::Removed) };
+    assert_eq!(asked, std::slice::from_ref(&removed));
     let removal = (String::new(), second.id.clone(), [3, 7, 9].map(key).to_vec());
     assert_eq!(one.documents.unfinished_removals().unwrap(), [removal]);
     one.documents.finish_removal("", &second.id, &[3, 7, 9].map(key)).unwrap();
     assert!(one.documents.unfinished_removals().unwrap().is_empty());
-    assert_eq!(sync(&third.documents), [change(&second.id, ChangeKind::Removed)]);
+    assert_eq!(sync(&third.documents), [removed]);
     assert_eq!((contents(&two), contents(&third)), (contents(&one), contents(&one)));
     // Of the removed document no object is left.
     assert_eq!(one.names().len(), 1);
@@ -168,7 +170,8 @@ fn a_pin_of_a_removed_document_leaves_nothing() {
     remove_all(&two.documents, "", &id);
     assert!(one.documents.set_pinned("", &id, true).unwrap().pinned, "it is not known here yet");
     assert!(one.names().is_empty(), "{:?}", one.names());
-    assert_eq!(sync(&one.documents), [change(&id, ChangeKind::Removed)]);
+    let removed = Change { unpinned: vec![key(1)], ..change(&id, ChangeKind::Removed) };
+    assert_eq!(sync(&one.documents), [removed]);
     assert!(matches!(one.documents.set_pinned("", &id, true), Err(Error::NotFound(_))));
     // Stored again it is a document like any other.
     assert!(!put(&one.documents, "", "text", &[1]).unwrap().pinned);
