@@ -58,7 +58,14 @@ fn lego_link_takes_both_ends_of_every_chunk() {
 
 /// The first plan over two chunks of ten tokens, where layers have these windows.
 fn plan_with(windows: [Option<usize>; 4], method: &str) -> refrain_fusion::Result<PassPlan> {
-    let place = |start, end| ChunkSpan { span: Span::new(start, end), cached: true, ..ChunkSpan::default() };
+    plan_over(false, windows, method)
+}
+
+/// The first plan over two chunks, which may be exact.
+fn plan_over(exact: bool, windows: [Option<usize>; 4], method: &str) -> refrain_fusion::Result<PassPlan> {
+    let span = Span::new;
+    let place =
+        |start, end| ChunkSpan { span: span(start, end), cached: true, exact, ..ChunkSpan::default() };
     let layout = PromptLayout {
         layers: 4,
         system: Span::new(0, 2),
@@ -106,5 +113,13 @@ fn tokens_are_chosen_where_no_window_hides_documents() {
     assert!(beyond.contains("one of the layers 0, 1"), "{beyond}");
     for method in ["vanilla", "pie", "full_reuse", "cache_blend", "lego_link", "relax_kv"] {
         plan_with([short; 4], method).unwrap();
+    }
+}
+
+#[test]
+fn no_window_hides_documents_of_which_none_is_to_be_computed() {
+    for entry in METHODS.entries {
+        let plan = plan_over(true, [Some(20); 4], entry.name);
+        plan.unwrap_or_else(|error| panic!("{}: {error}", entry.name));
     }
 }

@@ -421,6 +421,30 @@ mod tests {
     }
 
     #[test]
+    fn what_makes_room_may_be_what_a_prompt_goes_on_from() {
+        let block = BLOCK * SHAPE.token_bytes(Dtype::F32);
+        let prefixes = PrefixCache::new(8 * block);
+        let (first, full) = (tokens(112, 1), cache(112, 1.0));
+        prefixes.insert(&DEVICE, &root(0), &first, &full);
+        let branch = [&first[..16], &tokens(64, 5)].concat();
+        prefixes.insert(&DEVICE, &root(0), &branch, &full);
+        assert_eq!(prefixes.find(&root(0), &branch, 80).map(|found| found.len()), Some(80));
+    }
+
+    #[test]
+    fn a_prompt_that_leaves_takes_none_of_the_same_length_with_it() {
+        let prefixes = PrefixCache::new(2 * BLOCK * SHAPE.token_bytes(Dtype::F32));
+        let (chunks, full) = (BlockHash([9; 32]), cache(16, 1.0));
+        let of = |name| PrefixRoot { fused: Some((chunks, 16)), ..root(name) };
+        let next: Vec<u32> = tokens(20, 2);
+        prefixes.insert(&DEVICE, &of(1), &tokens(16, 1), &full);
+        prefixes.insert(&DEVICE, &of(2), &next[..16], &full);
+        prefixes.insert(&DEVICE, &root(3), &tokens(16, 3), &full);
+        assert!(prefixes.find(&of(1), &tokens(16, 1), 16).is_none(), "the first has left");
+        assert_eq!(prefixes.find_fused(chunks, |_| of(2), &next, 16).map(|found| found.len()), Some(16));
+    }
+
+    #[test]
     fn a_prompt_with_reused_chunks_is_found_by_those_that_go_on_from_it() {
         let prefixes = PrefixCache::new(1 << 20);
         let chunks = BlockHash([7; 32]);
