@@ -185,4 +185,17 @@ mod tests {
         attention[9] = 0.5;
         assert_eq!(last(0.0, [attention; 3]).tokens, [13, 14, 15]);
     }
+
+    /// Behind a window the question's rows see the last two tokens alone.
+    #[test]
+    fn a_layer_picks_no_token_that_the_question_does_not_see() {
+        let near = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.6];
+        let written = |plan: PassPlan| match plan.cached {
+            CachedTokens::Selected(layers) => layers[2].written.clone(),
+            CachedTokens::All => panic!("a part of the documents is read"),
+        };
+        assert_eq!(written(last(0.5, [[0.1; 10], [0.1; 10], near])), [12, 13]);
+        let all: Vec<u32> = (4..14).collect();
+        assert_eq!(written(last(1.0, [[0.1; 10], [0.1; 10], near])), all, "all tokens are vanilla's");
+    }
 }
