@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::limits::MAX_CELLS;
+
 /// The reason for which a file gives no documents: one line, made to follow the name of the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -68,6 +70,17 @@ impl ReadError {
     /// A limit of bytes was passed.
     pub(crate) fn too_large(what: &'static str, bytes: usize) -> Self {
         ReadError::TooLarge { what, limit: format!("{} MiB", bytes >> 20) }
+    }
+
+    /// Whether a table's rows and cells are within their limit.
+    ///
+    /// # Errors
+    /// If there are more.
+    pub(crate) fn check_cells(cells: usize) -> Result<(), Self> {
+        if cells > MAX_CELLS {
+            return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
+        }
+        Ok(())
     }
 
     /// The time for a file was up.

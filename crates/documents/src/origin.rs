@@ -1,6 +1,6 @@
-//! Whose a file is.
+//! The origin of a file.
 
-/// Whose a file is: one that others have sent may be made to harm its reader.
+/// The origin of a file. A file that others have sent may be made to harm its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The user's own, read by its path.

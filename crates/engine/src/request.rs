@@ -204,7 +204,7 @@ impl RequestStats {
         let (documents, reuses) = (prompt.document_tokens(), !reused.segments.is_empty());
         let mut document_rows = prefill.document_rows.clone();
         if prefill.prefix_tokens > 0 {
-            // What follows a beginning that was taken over is computed at every layer, as if it were all question.
+            // All rows behind a beginning that was taken over are computed at every layer, as the question is.
             document_rows.fill(prompt.documents_behind(prefill.prefix_tokens));
         }
         let rows: usize = document_rows.iter().sum();

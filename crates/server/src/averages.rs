@@ -29,10 +29,11 @@ impl Averages {
         if stats.document_tokens > 0 && !taken_over {
             average(&mut self.charge, stats.charged_ratio);
         }
-        let others = if taken_over { stats.prefix_tokens } else { stats.document_tokens };
-        let own = stats.prompt_tokens.saturating_sub(others) as f64;
-        let charged = if taken_over { 0.0 } else { stats.charged_ratio * stats.document_tokens as f64 };
-        let computed = own + charged;
+        let without = |tokens| stats.prompt_tokens.saturating_sub(tokens) as f64;
+        let computed = match taken_over {
+            true => without(stats.prefix_tokens),
+            false => without(stats.document_tokens) + stats.charged_ratio * stats.document_tokens as f64,
+        };
         // The time of a request that has prefilled chunks is not that of its own tokens alone.
         if stats.prefilled_chunks == 0 && stats.compute_ttft > 0.0 {
             average(&mut self.tokens_per_second, computed / stats.compute_ttft);

@@ -1,4 +1,4 @@
-//! What unit tests of several modules need.
+//! An engine for unit tests.
 
 use std::path::PathBuf;
 

@@ -357,7 +357,7 @@ async fn documents_beyond_the_quota_are_refused_before_they_are_prefilled() {
     post(&router, "/v1/documents", fits.clone()).await;
     let before = chunks();
     assert!(before > 0);
-    // What is there already takes no further room.
+    // Documents that are stored already take no further room.
     post(&router, "/v1/documents", json!({ "documents": [fits, fits] })).await;
     assert_eq!(chunks(), before);
 }

@@ -38,7 +38,7 @@ fn a_model_is_tuned_and_auto_follows_the_choice() {
     assert!(Path::new(tuned["report"][0].as_str().unwrap()).is_file());
     // The command's second run has nothing left to answer. A question that names no method follows the choice.
     assert_eq!(home.json(&words)["choice"], *choice);
-    // What it has measured of a method that is not asked for now takes no part in the choice.
+    // The choice is among the methods that are asked for, though measurements of another are in the folder.
     let elsewhere = home.path("elsewhere.toml");
     let mut fewer = words.to_vec();
     fewer.extend(["--output", elsewhere.to_str().unwrap()]);

@@ -6,7 +6,7 @@ use super::numbering::Numbering;
 use super::parts::{Archive, Xml, attribute, each, local};
 use super::styles::{Role, Styles};
 use crate::error::ReadError;
-use crate::limits::{MAX_CELLS, MAX_LIST_DEPTH};
+use crate::limits::MAX_LIST_DEPTH;
 use crate::markdown::Writer;
 
 /// Elements whose text does not show: deleted and moved text, earlier properties, instructions of fields, and the older form of
@@ -83,9 +83,7 @@ pub(super) fn read<'s>(
 
 impl Body<'_> {
     fn check(&self) -> Result<(), ReadError> {
-        if self.cells > MAX_CELLS {
-            return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
-        }
+        ReadError::check_cells(self.cells)?;
         self.out.check()
     }
 

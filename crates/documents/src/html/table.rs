@@ -1,7 +1,6 @@
 //! A table, as its rows and cells come.
 
 use crate::error::ReadError;
-use crate::limits::MAX_CELLS;
 
 /// The rows read so far.
 #[derive(Default)]
@@ -28,10 +27,7 @@ impl Table {
     }
 
     pub(super) fn check(&self) -> Result<(), ReadError> {
-        if self.cells > MAX_CELLS {
-            return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
-        }
-        Ok(())
+        ReadError::check_cells(self.cells)
     }
 
     /// No row has begun.

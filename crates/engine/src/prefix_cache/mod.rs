@@ -177,7 +177,7 @@ impl PrefixCache {
         if known >= kept {
             return;
         }
-        // What makes room goes before the copy is made: both together might be twice the bound.
+        // Runs that make room go before the copy is made: they and the copy together might be twice the bound.
         if let Some((parent, _)) = known.checked_sub(1).map(|last| state.blocks[&blocks[last]]) {
             state.touch(parent);
         }

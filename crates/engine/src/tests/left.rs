@@ -116,7 +116,7 @@ fn as_much_stands_left_of_a_chunk_as_the_context_has_room_for() {
     assert_eq!(kv_of(&engine, &last[0]).len() % 64, 0);
 }
 
-/// Of a stored chunk, whose keys keep the positions that they were prefilled at, these may lie behind the end of a prompt that holds little else.
+/// Keys of a stored chunk keep the positions that they were prefilled at, which may lie behind the end of a prompt that holds little else.
 #[test]
 fn keys_may_keep_positions_behind_the_prompts_end() {
     let settings = with_left(usize::MAX, Dtype::F16);
