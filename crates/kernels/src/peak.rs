@@ -173,6 +173,7 @@ struct Pairs {
 }
 
 impl Kernel for Pairs {
+    const PAIRS: bool = true;
     type Output = f64;
 
     #[inline(always)]

@@ -48,6 +48,7 @@ pub(super) struct DecodePairs<'a> {
 }
 
 impl Kernel for DecodePairs<'_> {
+    const PAIRS: bool = true;
     type Output = ();
 
     /// # Panics

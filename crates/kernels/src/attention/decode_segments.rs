@@ -18,6 +18,8 @@ use crate::buffer::Dtype;
 use crate::cpu::Cpu;
 use crate::disjoint::DisjointMut;
 use crate::scratch;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::pair_tiles::PairTiles as _;
 use crate::simd::{Elem, Kernel, Simd, store_part};
 
 /// Writes the factor of each segment's results, segments × [`STATS`], and returns each query's maximum and sum over all segments. `stats`
@@ -117,7 +119,7 @@ impl Cpu {
     ) {
         #[cfg(target_arch = "x86_64")]
         if let Some(token) = self.fast_pairs().filter(|_| a.k.dtype() != Dtype::F32) {
-            return self.run(DecodePairs { token, a, block, segment, part });
+            return token.run(DecodePairs { token, a, block, segment, part });
         }
         self.run(DecodeSegment { a, k, v, block, segment, part });
     }

@@ -255,7 +255,7 @@ impl Cpu {
             // SAFETY: tile `t` belongs to task `t`.
             let out = unsafe { shared.part(t * words..(t + 1) * words) };
             let slots = first..(first + KEYS).min(end);
-            self.run(flash_pairs::PackKeysValues {
+            token.run(flash_pairs::PackKeysValues {
                 token,
                 shape,
                 k: shape.head(k, g),
@@ -275,7 +275,7 @@ impl Cpu {
             let [values, keep] = wanted;
             let slots = start..start + tiles * KEYS;
             let sweep = flash_pairs::Sweep { token, a, packed, slots, block, values, keep, noise };
-            self.run(flash_pairs::FlashBlockPairs { sweep, out, lse, mass });
+            token.run(flash_pairs::FlashBlockPairs { sweep, out, lse, mass });
         };
         let Some(mass) = mass else {
             return self.parallel(shape.kv_heads * blocks, &|t| {

@@ -109,7 +109,7 @@ impl Cpu {
         let packed = self.pack_keys(shape.kv_heads * tiles, words, &|t, out| {
             let (g, first) = (t / tiles, slots.start + t % tiles * KEYS);
             let slots = from_lse_pairs::SlotSet::Range(first..(first + KEYS).min(slots.end));
-            self.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, g), slots, out });
+            token.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, g), slots, out });
         });
         let (rows, each) = (a.visible.len(), from_lse_pairs::block_rows(&shape));
         self.sum_blocks(shape, rows, each, tiles * KEYS, sums, &|block, sums| {
@@ -155,7 +155,7 @@ impl Cpu {
         let (tiles, words) = (slots.len().div_ceil(KEYS), from_lse_pairs::tile_words(&shape));
         let packed = self.pack_keys(shape.kv_heads * tiles, words, &|t, out| {
             let slots = from_lse_pairs::SlotSet::List(nth_tile(slots, t % tiles));
-            self.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, t / tiles), slots, out });
+            token.run(from_lse_pairs::PackKeys { token, shape, k: shape.head(k, t / tiles), slots, out });
         });
         let packed = &packed.as_u32()[..shape.kv_heads * tiles * words];
         self.for_row_blocks(a, slots.len(), &|rows| {

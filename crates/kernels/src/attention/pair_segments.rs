@@ -149,7 +149,7 @@ impl Cpu {
             let parts = unsafe { shared.part(piece * size + part.start..piece * size + part.end) };
             let (g, segment) = (piece / segments, first + piece % segments);
             let (k, v) = (shape.head(k, g), shape.head(v, g));
-            self.run(SegmentPairs { token, division: &division, k, v, g, segment, blocks, parts });
+            token.run(SegmentPairs { token, division: &division, k, v, g, segment, blocks, parts });
         });
         let (parts, shared) = (&*parts, DisjointMut::new(stats));
         self.parallel(shape.kv_heads * blocks, &|t| {
@@ -159,7 +159,7 @@ impl Cpu {
             let stats = unsafe { shared.part(of_block) };
             let parts = parts[g * segments * size..(g + 1) * segments * size].chunks_exact(size);
             let parts = parts.map(|part| &part[division.part(b..b + 1)]);
-            self.run(MergePairs {
+            token.run(MergePairs {
                 token,
                 division: &division,
                 block: division.block(g, b),

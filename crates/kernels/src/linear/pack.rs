@@ -277,6 +277,7 @@ pub(super) struct PackStrip<'a> {
 }
 
 impl Kernel for PackStrip<'_> {
+    const PAIRS: bool = true;
     type Output = ();
 
     #[inline(always)]

@@ -123,6 +123,7 @@ impl Blocking {
 fn step_words(precision: Precision, cpu: &Cpu) -> usize {
     struct PairWords;
     impl Kernel for PairWords {
+        const PAIRS: bool = true;
         type Output = usize;
 
         #[inline(always)]
@@ -159,6 +160,7 @@ pub(super) enum Epilogue {
 }
 
 impl Kernel for PanelTask<'_> {
+    const PAIRS: bool = true;
     type Output = ();
 
     #[inline(always)]

@@ -1,12 +1,49 @@
-//! Entering a kernel with an instruction set enabled.
+//! Kernels that are generic over vectors, and entering them with an instruction set enabled.
 
 use super::portable::Portable;
-use super::vector::Kernel;
+use super::vector::Simd;
 #[cfg(target_arch = "x86_64")]
 use super::{
     avx512::Avx512,
     features::{Amx, Avx2, Features},
 };
+
+/// A computation that is written once for all instruction sets. `run` must be `#[inline(always)]`.
+///
+/// The other methods enter it with a set enabled. They belong to the trait, so that the compiler puts them into the object of each kernel's
+/// own module: functions of one module are compiled one after the other, those of several at the same time, and anew only where they changed.
+pub(crate) trait Kernel: Sized {
+    /// Whether the kernel rounds to pairs of `bf16` or multiplies them. AVX-512 with BF16 differs from AVX-512 in nothing else, so that the
+    /// other kernels are compiled once for both.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other CPUs have one set"))]
+    const PAIRS: bool = false;
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+
+    /// # Safety
+    /// The machine must have the features; the token proves them.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run_avx2(self, simd: Avx2) -> Self::Output {
+        self.run(simd)
+    }
+
+    /// # Safety
+    /// The machine must have the features; the token proves them.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+    unsafe fn run_avx512(self, simd: Avx512<false>) -> Self::Output {
+        self.run(simd)
+    }
+
+    /// # Safety
+    /// The machine must have the features; the token proves them.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+    unsafe fn run_avx512_dots(self, simd: Avx512<true>) -> Self::Output {
+        self.run(simd)
+    }
+}
 
 /// An instruction set that this machine has: each variant holds the token that proves it.
 #[derive(Clone, Copy, Debug)]
@@ -37,33 +74,18 @@ impl Level {
         LAST_RUN.set(Some(self));
         match self {
             Level::Portable(simd) => kernel.run(simd),
+            // SAFETY: the token proves the features that the method enables.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2(simd) => {
-                #[target_feature(enable = "avx2,fma,f16c")]
-                fn enter<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
-                    kernel.run(simd)
-                }
-                // SAFETY: the token proves the features that `enter` enables.
-                unsafe { enter(simd, kernel) }
-            }
+            Level::Avx2(simd) => unsafe { kernel.run_avx2(simd) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(simd) => {
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-                fn enter<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
-                    kernel.run(simd)
-                }
-                // SAFETY: the token proves the features that `enter` enables.
-                unsafe { enter(simd, kernel) }
-            }
+            Level::Avx512(simd) => unsafe { kernel.run_avx512(simd) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Dots(simd) => {
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-                fn enter<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
-                    kernel.run(simd)
-                }
-                // SAFETY: the token proves the features that `enter` enables.
-                unsafe { enter(simd, kernel) }
-            }
+            Level::Avx512Dots(simd) if K::PAIRS => unsafe { kernel.run_avx512_dots(simd) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Dots(simd) => unsafe { kernel.run_avx512(Avx512::widening(simd.features())) },
         }
     }
 

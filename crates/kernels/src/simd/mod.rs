@@ -25,7 +25,7 @@ pub(crate) use avx512::{Avx512, sums_of_four, sums_of_lanes};
 pub(crate) use elem::{Elem, load_part, store_part};
 #[cfg(test)]
 pub(crate) use level::LAST_RUN;
-pub(crate) use level::Level;
+pub(crate) use level::{Kernel, Level};
 pub(crate) use portable::Portable;
 pub(crate) use tile::{KEYS, PANEL, STRIP, Tile, strip_width};
-pub(crate) use vector::{Kernel, Simd};
+pub(crate) use vector::Simd;

@@ -11,6 +11,7 @@ use std::mem::transmute;
 use super::avx512::Avx512;
 use super::elem::{Elem, load_part};
 use super::features::{Bf16, Features};
+use super::level::Kernel;
 use super::vector::Simd;
 
 /// 32-bit words of a tile: 16 rows of 16 words.
@@ -60,6 +61,13 @@ pub(crate) unsafe trait PairTiles: Copy + Send + Sync {
 
     /// Prepares this thread.
     fn unit(self) -> Self::Unit;
+
+    /// Runs a kernel in a function that has AVX-512 with BF16 enabled. Kernels of pairs are compiled for no other set.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        let simd = Avx512::dots(self.features()).expect("BF16 comes with the token");
+        // SAFETY: the token of the vectors proves the features that the method enables.
+        unsafe { kernel.run_avx512_dots(simd) }
+    }
 
     /// Rounds `src`, times `factor`, to `bf16` and writes it as row `r` of ⌈n / 32⌉ tiles, zeros at the end.
     ///

@@ -1,4 +1,4 @@
-//! The vector trait, and the kernels that are generic over it.
+//! The vector trait.
 
 use half::{bf16, f16};
 
@@ -9,7 +9,7 @@ use super::tile::Tile;
 /// # Safety
 /// A value may exist only where the process may use the instructions of the set: implementations are constructed by a
 /// check at run time. Methods therefore need no further condition for their instructions. Functions generic over
-/// `Simd` are `#[inline(always)]` down from [`Kernel::run`], or they would be compiled without the instruction set,
+/// `Simd` are `#[inline(always)]` down from [`Kernel::run`](super::Kernel::run), or they would be compiled without the instruction set,
 /// correct but slow. For the same reason closures are avoided in them.
 ///
 /// `unsafe` methods take pointers, which must be valid for the lanes (or the stated count) that they read or write; no
@@ -139,10 +139,4 @@ fn exp2_fraction<S: Simd>(simd: S, f: S::F) -> S::F {
         p = simd.fma(p, f, simd.splat(c));
     }
     p
-}
-
-/// A computation that is written once for all instruction sets. `run` must be `#[inline(always)]`.
-pub(crate) trait Kernel {
-    type Output;
-    fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
