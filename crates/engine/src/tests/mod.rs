@@ -92,6 +92,11 @@ fn device() -> Arc<dyn Device> {
     }
 }
 
+/// Whether kernels run on emulated threads of a GPU, which take minutes for what a CPU does in seconds.
+fn emulated() -> bool {
+    std::env::var_os("REFRAIN_TEST_DEVICE").is_some_and(|device| device == "cuda")
+}
+
 fn engine(path: &std::path::Path, settings: Settings) -> Engine {
     Engine::open_on(&device(), path, Store::in_memory(1 << 30), settings, |_, _| ()).unwrap()
 }

@@ -10,8 +10,8 @@ use super::policy;
 use crate::cache::DecodeCache;
 use crate::prefill::Prefilled;
 use crate::tests::{
-    KINDS, SMOLLM2, download_kv, engine, exact, max_difference, prefill, prefill_with, random_prompt, real,
-    shared, small, tiny_engine,
+    KINDS, SMOLLM2, download_kv, emulated, engine, exact, max_difference, prefill, prefill_with,
+    random_prompt, real, shared, small, tiny_engine,
 };
 use crate::{Engine, GenerateRequest, Prompt, Sampling};
 
@@ -169,10 +169,10 @@ fn oracle_12_sizes_and_recent_tokens_hold_at_every_step() {
         let prompt = prompt(engine);
         let n = prompt.len();
         for spec in POLICIES {
-            // The real model takes its time: it goes the way that people go.
-            let real = engine.decoder().config().num_layers() > 10;
+            // The real model and emulated threads take their time: they go the way that people go.
+            let slow = emulated() || engine.decoder().config().num_layers() > 10;
             let all = [shared(LegoLink::default()), shared(Vanilla), shared(Pie)];
-            for method in &all[..if real { 1 } else { 3 }] {
+            for method in &all[..if slow { 1 } else { 3 }] {
                 let eviction = policy(spec);
                 let option = |name: &str| {
                     let value = spec.split([':', ',']).find_map(|word| word.strip_prefix(name));
