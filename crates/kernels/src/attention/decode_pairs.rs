@@ -48,7 +48,6 @@ pub(super) struct DecodePairs<'a> {
 }
 
 impl Kernel for DecodePairs<'_> {
-    const PAIRS: bool = true;
     type Output = ();
 
     /// # Panics
