@@ -27,12 +27,16 @@ const Q8_TASK_ROWS: usize = 64;
 /// Most words of packed activations that are asked for as a whole before they are written or read: lines that come from another core one
 /// by one would take longer than the arithmetic.
 pub(super) const FEW_WORDS: usize = 4 << 10;
+/// Strips of a task from which on pairs are widened to `f32` once for all of them ([`Simd::WIDENS_PAIRS`]).
+const WIDENED_STRIPS: usize = 3;
 /// Panels of one vector product, several chains of sums at once.
 const VECTOR_PANELS: usize = 2;
 
 thread_local! {
     /// Parts of panels of blocks, as pairs.
     pub(super) static UNPACKED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
+    /// Parts of panels of pairs, as `f32`.
+    static WIDENED: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
     /// Results of a task.
     static CELLS: Cell<AlignedVec> = const { Cell::new(AlignedVec::new()) };
 }
@@ -137,6 +141,26 @@ fn step_words(precision: Precision, cpu: &Cpu) -> usize {
     }
 }
 
+/// Weights of a block of the sum.
+#[derive(Clone, Copy)]
+enum Weights<'a> {
+    /// As the panel has them, a step after the other.
+    Stored(&'a [u32]),
+    /// Those of pairs, an input after the other.
+    Wide(&'a [u32]),
+}
+
+/// Writes both inputs of each step of pairs (steps × 32) as `f32`, the even one first.
+#[inline(always)]
+fn widen(pairs: &[u32], out: &mut [u32]) {
+    for (step, out) in pairs.chunks_exact(PANEL).zip(out.chunks_exact_mut(2 * PANEL)) {
+        let (even, odd) = out.split_at_mut(PANEL);
+        for i in 0..PANEL {
+            (even[i], odd[i]) = (step[i] << 16, step[i] & 0xffff_0000);
+        }
+    }
+}
+
 /// The outputs of `panels` for `rows`.
 pub(super) struct PanelTask<'a> {
     pub(super) w: &'a Linear,
@@ -216,7 +240,10 @@ impl PanelTask<'_> {
         let few = strips == 1 && self.rows.len() <= 4 && !blocks;
         let group = if few { VECTOR_PANELS } else { 1 };
         let size = self.blocking.cell();
+        let pairs = self.w.precision != Precision::F32;
+        let widened = pairs && S::WIDENS_PAIRS && strips >= WIDENED_STRIPS;
         let mut unpacked = scratch::borrow(&UNPACKED, if blocks { part * PANEL } else { 0 });
+        let mut wide = scratch::borrow(&WIDENED, if widened { 2 * part * PANEL } else { 0 });
         for start in (0..steps).step_by(part) {
             let range = start..(start + part).min(steps);
             for first in self.panels.clone().step_by(group) {
@@ -227,6 +254,12 @@ impl PanelTask<'_> {
                 } else {
                     let words = self.w.panel_words();
                     &self.w.words.as_u32()[first * words..panels.end * words][range.start * PANEL..]
+                };
+                let weights = if widened {
+                    widen(&weights[..range.len() * PANEL], wide.as_u32_mut());
+                    Weights::Wide(wide.as_u32())
+                } else {
+                    Weights::Stored(weights)
                 };
                 for s in 0..strips {
                     let at = s * self.panels.len() + first - self.panels.start;
@@ -257,15 +290,19 @@ impl PanelTask<'_> {
     /// Adds the steps of one block of the sum, whose `weights` begin with the first of them, to the cells
     /// (panels × strip × 32) of one strip.
     #[inline(always)]
-    fn cell<S: Simd>(&self, simd: S, steps: Range<usize>, weights: &[u32], s: usize, cell: &mut [f32]) {
+    fn cell<S: Simd>(&self, simd: S, steps: Range<usize>, weights: Weights<'_>, s: usize, cell: &mut [f32]) {
         let rows = self.strip(s);
         let width = self.blocking.width(rows.len());
         let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
         let words = self.blocking.words / self.w.steps();
         let panels = cell.len() / self.blocking.cell();
+        let (k, w) = match weights {
+            Weights::Stored(pairs) => (steps.len(), pairs.as_ptr()),
+            Weights::Wide(inputs) => (2 * steps.len(), inputs.as_ptr()),
+        };
         let tile = Tile {
-            k: steps.len(),
-            w: weights.as_ptr(),
+            k,
+            w,
             ws: PANEL,
             ps: self.w.panel_words(),
             x: x[steps.start * words * width..].as_ptr(),
@@ -278,9 +315,9 @@ impl PanelTask<'_> {
         };
         // SAFETY: the slices above hold every panel's and the strip's steps; `cell` has a cell for each panel.
         unsafe {
-            match self.w.precision {
-                Precision::F32 => simd.strip::<1>(width, &tile),
-                Precision::Bf16 | Precision::Q8 => simd.strip_pairs(width, &tile),
+            match (self.w.precision, weights) {
+                (Precision::F32, _) | (_, Weights::Wide(_)) => simd.strip::<1>(width, &tile),
+                (Precision::Bf16 | Precision::Q8, Weights::Stored(_)) => simd.strip_pairs(width, &tile),
             }
         }
     }

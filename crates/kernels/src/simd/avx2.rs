@@ -149,11 +149,8 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn exp2i(self, n: __m256) -> __m256 {
-        x86!({
-            let n = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
-        })
+    fn lowest_bits_as_exponent(self, a: __m256) -> __m256 {
+        x86!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(a))))
     }
 
     #[inline(always)]

@@ -237,11 +237,8 @@ unsafe impl<const DOTS: bool> Simd for Avx512<DOTS> {
     }
 
     #[inline(always)]
-    fn exp2i(self, n: __m512) -> __m512 {
-        x86!({
-            let n = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
-        })
+    fn lowest_bits_as_exponent(self, a: __m512) -> __m512 {
+        x86!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(a))))
     }
 
     #[inline(always)]

@@ -127,8 +127,8 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn exp2i(self, n: F) -> F {
-        lanes(|i| f32::from_bits(((n[i] as i32 + 127) << 23) as u32))
+    fn lowest_bits_as_exponent(self, a: F) -> F {
+        lanes(|i| f32::from_bits(a[i].to_bits() << 23))
     }
 
     #[inline(always)]

@@ -258,7 +258,7 @@ fn a_row_of_blocks_does_not_depend_on_its_company() {
                 bits(&y)
             };
             let all = run(0..m);
-            for rows in [0..1, 11..14, 3..8, 20..m, m - 1..m] {
+            for rows in [0..1, 7..9, 11..14, 3..8, 20..m, m - 1..m] {
                 let of = rows.start * outputs..rows.end * outputs;
                 assert!(run(rows.clone()) == all[of], "{m}x{inputs}x{outputs} {:?} rows {rows:?}", cpu.isa());
             }
