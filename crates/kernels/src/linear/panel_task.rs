@@ -141,15 +141,6 @@ fn step_words(precision: Precision, cpu: &Cpu) -> usize {
     }
 }
 
-/// Weights of a block of the sum.
-#[derive(Clone, Copy)]
-enum Weights<'a> {
-    /// As the panel has them, a step after the other.
-    Stored(&'a [u32]),
-    /// Those of pairs, an input after the other.
-    Wide(&'a [u32]),
-}
-
 /// Writes both inputs of each step of pairs (steps × 32) as `f32`, the even one first.
 #[inline(always)]
 fn widen(pairs: &[u32], out: &mut [u32]) {
@@ -257,14 +248,14 @@ impl PanelTask<'_> {
                 };
                 let weights = if widened {
                     widen(&weights[..range.len() * PANEL], wide.as_u32_mut());
-                    Weights::Wide(wide.as_u32())
+                    wide.as_u32()
                 } else {
-                    Weights::Stored(weights)
+                    weights
                 };
                 for s in 0..strips {
                     let at = s * self.panels.len() + first - self.panels.start;
                     let cell = &mut cells[at * size..][..panels.len() * size];
-                    self.cell(simd, range.clone(), weights, s, cell);
+                    self.cell(simd, range.clone(), (weights, widened), s, cell);
                 }
             }
         }
@@ -288,21 +279,24 @@ impl PanelTask<'_> {
     }
 
     /// Adds the steps of one block of the sum, whose `weights` begin with the first of them, to the cells
-    /// (panels × strip × 32) of one strip.
+    /// (panels × strip × 32) of one strip. Weights of pairs may be `widened`.
     #[inline(always)]
-    fn cell<S: Simd>(&self, simd: S, steps: Range<usize>, weights: Weights<'_>, s: usize, cell: &mut [f32]) {
+    fn cell<S: Simd>(
+        &self,
+        simd: S,
+        steps: Range<usize>,
+        (weights, widened): (&[u32], bool),
+        s: usize,
+        cell: &mut [f32],
+    ) {
         let rows = self.strip(s);
         let width = self.blocking.width(rows.len());
         let x = &self.packed[rows.start * self.blocking.words..][..width * self.blocking.words];
         let words = self.blocking.words / self.w.steps();
         let panels = cell.len() / self.blocking.cell();
-        let (k, w) = match weights {
-            Weights::Stored(pairs) => (steps.len(), pairs.as_ptr()),
-            Weights::Wide(inputs) => (2 * steps.len(), inputs.as_ptr()),
-        };
         let tile = Tile {
-            k,
-            w,
+            k: if widened { 2 * steps.len() } else { steps.len() },
+            w: weights.as_ptr(),
             ws: PANEL,
             ps: self.w.panel_words(),
             x: x[steps.start * words * width..].as_ptr(),
@@ -315,9 +309,9 @@ impl PanelTask<'_> {
         };
         // SAFETY: the slices above hold every panel's and the strip's steps; `cell` has a cell for each panel.
         unsafe {
-            match (self.w.precision, weights) {
-                (Precision::F32, _) | (_, Weights::Wide(_)) => simd.strip::<1>(width, &tile),
-                (Precision::Bf16 | Precision::Q8, Weights::Stored(_)) => simd.strip_pairs(width, &tile),
+            match self.w.precision {
+                Precision::Bf16 | Precision::Q8 if !widened => simd.strip_pairs(width, &tile),
+                _ => simd.strip::<1>(width, &tile),
             }
         }
     }
