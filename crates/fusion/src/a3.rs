@@ -71,7 +71,7 @@ impl FusionMethod for A3 {
         }
         // A layer whose window hides documents cannot choose among their tokens: the next one that sees them all does.
         let check_layer = inputs.layers_of_choice(self.check_layer..self.check_layer + 1)?[0];
-        let mut plan = PassPlan::new(layout.tokens_after_system());
+        let mut plan = PassPlan::new(layout.full_tokens());
         let needs = Needs { question_attention: Some(self.softmax.into()), ..Needs::default() };
         plan.checks.insert(check_layer, needs);
         let smoothing = self.smoothing;

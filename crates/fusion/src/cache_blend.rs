@@ -73,9 +73,17 @@ impl CacheBlend {
             0.0 => self.ratio,
             charge => {
                 let before = layout.len() - layout.question.len();
-                layout.count_for_charge(charge, CHECK_LAYER + 1, 0) as f64 / before.max(1) as f64
+                let mean = layout.count_for_charge(charge, CHECK_LAYER + 1, 0) as f64 / before.max(1) as f64;
+                mean / self.mean_share(layout.layers)
             }
         }
+    }
+
+    /// Mean share of the rows of the layers that follow the check: each has those that go on from the layer before it.
+    fn mean_share(&self, layers: usize) -> f64 {
+        let sparse = CHECK_LAYER + 1..layers.max(CHECK_LAYER + 2);
+        let number = sparse.len() as f64;
+        sparse.map(|layer| self.share_at(layer - 1, layers)).sum::<f64>() / number
     }
 
     /// Share of the mean ratio that goes on from `layer` of `layers`.
@@ -101,7 +109,7 @@ impl FusionMethod for CacheBlend {
         if layout.reusable() == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
-        let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.tokens_after_system()) };
+        let mut plan = PassPlan { mask: self.mask, ..PassPlan::new(layout.full_tokens()) };
         let last = if self.gradual { layout.layers } else { CHECK_LAYER + 1 };
         let needs = Needs { deviation: Some(deviation), ..Needs::default() };
         plan.checks = (CHECK_LAYER..last).map(|layer| (layer, needs)).collect();
@@ -116,7 +124,10 @@ impl FusionMethod for CacheBlend {
 
 #[cfg(test)]
 mod tests {
+    use refrain_kv::Span;
+
     use super::*;
+    use crate::ChunkSpan;
 
     #[test]
     fn gradual_ratio_falls_linearly_and_averages_the_ratio() {
@@ -126,5 +137,24 @@ mod tests {
         assert!((ratios[0] - 0.25).abs() < 1e-6 && (ratios[7] - 0.15).abs() < 1e-6);
         assert!((ratios.iter().sum::<f64>() / 8.0 - 0.2).abs() < 1e-6);
         assert_eq!(ratio_at(1), ratio_at(2));
+    }
+
+    #[test]
+    fn a_charge_is_what_all_layers_take_together() {
+        let chunk = ChunkSpan { span: Span::new(0, 1000), cached: true, ..ChunkSpan::default() };
+        let layout = PromptLayout {
+            layers: 10,
+            system: Span::new(0, 0),
+            system_cached: true,
+            chunks: vec![chunk],
+            question: Span::new(1000, 1010),
+        };
+        for gradual in [false, true] {
+            let method = CacheBlend { gradual, charge: 0.4, ..CacheBlend::default() };
+            let mean = method.mean_ratio(&layout);
+            let rows = |layer: usize| layout.count(mean * method.share_at(layer - 1, 10));
+            let all = 2 * 1000 + (2..10).map(rows).sum::<usize>();
+            assert!((3992..=4000).contains(&all), "{all} rows of 10000, gradual: {gradual}");
+        }
     }
 }

@@ -93,9 +93,9 @@ impl PromptLayout {
         tokens
     }
 
-    /// All document and question tokens, and those of the system part where it is not at hand.
-    pub fn tokens_after_system(&self) -> Vec<u32> {
-        self.required_and(self.cached_chunks().flat_map(Span::positions))
+    /// The tokens of layers that a method computes in full: all but those whose cached keys and values are exact. Ascending.
+    pub fn full_tokens(&self) -> Vec<u32> {
+        self.required_and(self.inexact_chunks().flat_map(Span::positions))
     }
 
     /// The `count` tokens of [`inexact_chunks`](Self::inexact_chunks) of highest score, ascending; `scores` has one for each token
@@ -123,13 +123,26 @@ impl PromptLayout {
     }
 
     /// Number of tokens whose computation makes up `charge`, the share of all rows of the documents (tokens × layers), together with
-    /// `full` layers at which every document token is computed and a probe of the question through `probed` layers: the tokens
-    /// that the layers after the full ones compute.
+    /// `full` layers at which all [`full_tokens`](Self::full_tokens) are computed and a probe of the question through `probed` layers: the
+    /// tokens that the layers after the full ones compute. A probe counts for three quarters of the charge at most, so that a question
+    /// that is long beside the documents leaves tokens to recompute.
     pub fn count_for_charge(&self, charge: f64, full: usize, probed: usize) -> usize {
         let (documents, layers) = (self.documents().len(), self.layers);
         let rows = charge * (documents * layers) as f64;
-        let left = rows - (full * documents + probed * self.question.len()) as f64;
+        let probe = (self.probe_rows(probed) as f64).min(0.75 * rows);
+        let left = rows - (full * self.reusable()) as f64 - probe;
         top_count(left / layers.saturating_sub(full).max(1) as f64, 1, self.reusable())
+    }
+
+    /// Rows of a probe of the question through `probed` layers.
+    fn probe_rows(&self, probed: usize) -> usize {
+        probed * self.question.len()
+    }
+
+    /// Whether a probe through `probed` layers, and then `count` tokens at every layer, take as many rows as all reusable tokens at every
+    /// layer do, with which the answer is exact.
+    pub fn probe_is_dearer(&self, probed: usize, count: usize) -> bool {
+        count > 0 && self.probe_rows(probed) + count * self.layers >= self.reusable() * self.layers
     }
 
     /// Refuses a prompt without a question.

@@ -93,8 +93,15 @@ impl Scout {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
         let layers = layers_between(self.from, self.to, layout.layers);
+        if layout.count_for_charge(self.charge, 0, layers.start + 1) == 0 {
+            return Ok(planned(PassPlan::new(layout.required_tokens())));
+        }
         let layers = inputs.layers_of_choice(layers)?;
-        let count = layout.count_for_charge(self.charge, 0, layers[layers.len() - 1] + 1);
+        let probed = layers[layers.len() - 1] + 1;
+        let count = layout.count_for_charge(self.charge, 0, probed);
+        if layout.probe_is_dearer(probed, count) {
+            return Ok(planned(PassPlan::new(layout.full_tokens())));
+        }
         if count == 0 {
             return Ok(planned(PassPlan::new(layout.required_tokens())));
         }
@@ -135,15 +142,22 @@ impl FusionMethod for Scout {
     }
 
     fn max_rows(&self, layout: &PromptLayout) -> usize {
+        // The layers that can choose are known to the pass alone: the fewest leave the most tokens, the most are the dearest.
         let probed = layers_between(self.from, self.to, layout.layers).start + 1;
-        layout.required_tokens().len() + layout.count_for_charge(self.charge, 0, probed)
+        let (count, fewest) = (|probed| layout.count_for_charge(self.charge, 0, probed), layout.layers);
+        match layout.probe_is_dearer(layout.layers, count(fewest)) {
+            true => layout.full_tokens().len(),
+            false => layout.required_tokens().len() + count(probed),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use refrain_kv::{Rope, Ropes};
+
     use super::*;
-    use crate::ChunkSpan;
+    use crate::{ChunkSpan, ModelFacts};
 
     #[test]
     fn scored_layers_are_shares_of_the_depth() {
@@ -196,5 +210,54 @@ mod tests {
         assert_eq!(layout.count_for_charge(0.36, 2, 0), 20);
         assert_eq!(layout.count_for_charge(1.0, 0, 0), 100);
         assert_eq!(layout.count_for_charge(0.01, 0, 9), 0);
+        // A quarter of the charge is left to tokens.
+        assert_eq!(layout.count_for_charge(0.1, 0, 9), 2);
+    }
+
+    #[test]
+    fn a_long_question_leaves_tokens_to_recompute_and_one_longer_than_the_documents_has_all_of_them_computed()
+    {
+        let inputs = |question: u32| {
+            let chunk = |span, exact| ChunkSpan { span, exact, cached: true, ..ChunkSpan::default() };
+            let layout = PromptLayout {
+                layers: 10,
+                system: Span::new(0, 2),
+                system_cached: true,
+                chunks: vec![chunk(Span::new(2, 22), true), chunk(Span::new(22, 122), false)],
+                question: Span::new(122, 122 + question as usize),
+            };
+            let ropes = Ropes::shared(Rope::new(vec![1.0], 1.0), 10);
+            let windows = vec![None; 10];
+            let model =
+                ModelFacts { heads: 1, kv_heads: 1, head_dim: 2, ropes, windows, stable_layers: None };
+            Arc::new(PrefillInputs {
+                layout,
+                model,
+                max_tokens: 1000,
+                statistics: vec![Vec::new(); 2],
+                reordered: false,
+            })
+        };
+        let scout = Scout { charge: 0.3, ..Scout::default() };
+        let computed = |question| {
+            let pass = scout.start(&inputs(question)).unwrap();
+            (pass.plan().probe, pass.plan().tokens.clone())
+        };
+        // 0.3 · 120 tokens · 10 layers are 360 rows; a question of 60 would take all of them by its first pass of 10 layers.
+        assert_eq!(inputs(60).layout.count_for_charge(0.3, 0, 10), 9);
+        assert_eq!(computed(60).0, Some(10));
+        // 10 · 110 rows and 9 tokens at 10 layers are more than 100 tokens at 10 layers.
+        let (probe, tokens) = computed(110);
+        assert_eq!((probe, tokens), (None, (22..232).collect()), "the exact chunk stays as it is");
+        for question in [1, 30, 60, 101, 102, 110, 200] {
+            let layout = &inputs(question).layout;
+            let plan = computed(question);
+            let most = if plan.0.is_some() {
+                question as usize + layout.count_for_charge(0.3, 0, 10)
+            } else {
+                plan.1.len()
+            };
+            assert!(most <= scout.max_rows(layout), "{question}");
+        }
     }
 }
