@@ -163,42 +163,47 @@ impl Cpu {
         spans: &[Range<usize>],
         cache: &mut Buffer,
     ) {
-        let width = heads.width();
-        assert_eq!(rows.len(), spans.len() * width, "one row for each span");
-        let half = rotary.dim(spans.last().map_or(0, |span| span.end)) / 2;
-        for (row, span) in rows.chunks_exact(width.max(1)).zip(spans) {
-            let table = span.start * half..span.end * half;
-            let rotary = Rotary::new(&rotary.cos[table.clone()], &rotary.sin[table]);
-            match &mut *cache {
-                Buffer::F32(cache) => self.add::<f32>(row, heads, rotary, span, cache),
-                Buffer::F16(cache) => self.add::<f16>(row, heads, rotary, span, cache),
-                Buffer::Bf16(cache) => self.add::<bf16>(row, heads, rotary, span, cache),
-            }
+        match cache {
+            Buffer::F32(cache) => self.add::<f32>(rows, heads, rotary, spans, cache),
+            Buffer::F16(cache) => self.add::<f16>(rows, heads, rotary, spans, cache),
+            Buffer::Bf16(cache) => self.add::<bf16>(rows, heads, rotary, spans, cache),
         }
     }
 
     fn add<E: Elem + Send>(
         &self,
-        row: &[f32],
+        rows: &[f32],
         heads: CacheHeads,
         rotary: Rotary<'_>,
-        slots: &Range<usize>,
+        spans: &[Range<usize>],
         cache: &mut [E],
     ) {
-        let CacheHeads { kv_heads, head_dim: d } = heads;
-        let (half, capacity) = (rotary.dim(slots.len()) / 2, cache.len() / heads.width().max(1));
-        assert!(row.len() == heads.width() && slots.end <= capacity, "one row, and slots below {capacity}");
-        let (cache, parts) = (DisjointMut::new(cache), slots.len().div_ceil(SLOTS));
-        self.parallel_if(parts > 2, parts, &|part| {
-            let own = part * SLOTS..((part + 1) * SLOTS).min(slots.len());
-            let table = own.start * half..own.end * half;
+        let (CacheHeads { kv_heads, head_dim: d }, width) = (heads, heads.width());
+        let (end, capacity) = (spans.last().map_or(0, |span| span.end), cache.len() / width.max(1));
+        assert!(
+            rows.len() == spans.len() * width && end <= capacity,
+            "one row a span, and slots below {capacity}"
+        );
+        assert!(spans.is_sorted_by(|a, b| a.end <= b.start), "spans ascend and are apart");
+        let (half, cache) = (rotary.dim(end) / 2, DisjointMut::new(cache));
+        let parts: Vec<(usize, Range<usize>)> =
+            spans.iter().enumerate().flat_map(|(row, span)| parts(row, span)).collect();
+        self.parallel_if(parts.len() > 2, parts.len(), &|part| {
+            let (row, slots) = &parts[part];
+            let (row, table) = (&rows[row * width..][..width], slots.start * half..slots.end * half);
+            let (cos, sin) = (&rotary.cos[table.clone()], &rotary.sin[table]);
             for head in 0..kv_heads {
-                let first = head * capacity + slots.start;
-                // SAFETY: these slots belong to this task.
-                let slots = unsafe { cache.part((first + own.start) * d..(first + own.end) * d) };
-                let (cos, sin) = (&rotary.cos[table.clone()], &rotary.sin[table.clone()]);
+                let first = head * capacity;
+                // SAFETY: spans are apart, and these slots belong to this task.
+                let slots = unsafe { cache.part((first + slots.start) * d..(first + slots.end) * d) };
                 self.run(AddRow { row: &row[head * d..(head + 1) * d], cos, sin, half, slots });
             }
         });
     }
+}
+
+/// The slots that each task takes of a span, with the span's row.
+fn parts(row: usize, span: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let end = span.end;
+    span.clone().step_by(SLOTS).map(move |start| (row, start..end.min(start + SLOTS)))
 }

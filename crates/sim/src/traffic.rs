@@ -41,7 +41,9 @@ impl Corpus {
     fn draw(&self, rng: &mut ChaCha8Rng) -> u32 {
         let u = uniform(rng);
         let chunk = match &self.draw {
-            Draw::TwoLevel { few, hot } if u < *hot || *few == self.chunks => (u / hot * *few as f64) as u64,
+            // Where all chunks are hot none is drawn otherwise.
+            Draw::TwoLevel { few, .. } if *few == self.chunks => (u * *few as f64) as u64,
+            Draw::TwoLevel { few, hot } if u < *hot => (u / hot * *few as f64) as u64,
             Draw::TwoLevel { few, hot } => {
                 few + ((u - hot) / (1.0 - hot) * (self.chunks - few) as f64) as u64
             }
@@ -172,6 +174,16 @@ mod tests {
                 "{popularity}: the last are asked for as well"
             );
         }
+    }
+
+    #[test]
+    fn where_all_are_few_all_are_equal() {
+        let scenario = scenario(&["--popularity", "two-level", "--few=0.98", "--hot=0.6", "--corpus=20"]);
+        let corpus = Corpus::new(&scenario, 10);
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut counts = vec![0_u32; 20];
+        (0..20_000).for_each(|_| counts[corpus.draw(&mut rng) as usize] += 1);
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
     }
 
     #[test]

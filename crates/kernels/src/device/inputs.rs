@@ -186,12 +186,37 @@ pub enum WeightAggregation {
     Max,
 }
 
+/// Weights that are held at a time, 64 MiB of them.
+pub(super) const HELD_WEIGHTS: usize = 1 << 24;
+
 impl WeightAggregation {
-    /// Scores, one a slot, from sums over the heads of each KV head, kv_heads × rows × slots.
-    pub(super) fn aggregate(self, weights: &[f32], (heads, kv_heads): (usize, usize), scores: &mut [f32]) {
+    /// Scores, one a slot, of the weights that `weigh` gives for some rows of `a`, kv_heads × rows × slots, about `held` of them at a time.
+    pub(super) fn aggregate(
+        self,
+        a: &CachedAttention<'_>,
+        held: usize,
+        weigh: impl Fn(&CachedAttention<'_>, &mut [f32]),
+        scores: &mut [f32],
+    ) {
+        let (rows, of_row) = (a.visible.len(), a.kv_heads * scores.len());
+        let each = (held / of_row.max(1)).clamp(1, rows.max(1));
+        let mut weights = vec![0.0; each * of_row];
+        scores.fill(0.0);
+        for first in (0..rows).step_by(each) {
+            let visible = &a.visible[first..rows.min(first + each)];
+            let weights = &mut weights[..visible.len() * of_row];
+            weigh(&CachedAttention { first_row: a.first_row + first, visible, ..*a }, weights);
+            self.add(weights, (a.heads, a.kv_heads), scores);
+        }
+        if self == WeightAggregation::L2 {
+            scores.iter_mut().for_each(|score| *score = score.sqrt());
+        }
+    }
+
+    /// Adds the weights of some rows, kv_heads × rows × slots.
+    fn add(self, weights: &[f32], (heads, kv_heads): (usize, usize), scores: &mut [f32]) {
         let slots = scores.len();
         let rows = weights.len() / (kv_heads * slots).max(1);
-        scores.fill(0.0);
         if self == WeightAggregation::Max {
             let group = (heads / kv_heads) as f32;
             for row in weights.chunks(slots.max(1)) {
@@ -208,7 +233,6 @@ impl WeightAggregation {
             }
             scores.iter_mut().zip(&means).for_each(|(sum, x)| *sum += x * x);
         }
-        scores.iter_mut().for_each(|score| *score = score.sqrt());
     }
 }
 
@@ -273,4 +297,56 @@ pub struct HeadKeys<'a> {
     pub capacity: usize,
     /// Query heads of a row.
     pub queries: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::conformance::random;
+    use crate::device::{Device, upload};
+    use crate::{Buffer, Cpu};
+
+    /// Rows are weighed some at a time, and scores are those of all at once.
+    #[test]
+    fn scores_do_not_depend_on_how_many_weights_are_held() {
+        let device: &dyn Device = &Cpu::new(1).unwrap();
+        let (heads, kv_heads, head_dim, slots, rows) = (4, 2, 32, 90, 11);
+        let keys = random(kv_heads * slots * head_dim, 1).into_iter().map(f16::from_f32).collect();
+        let k = device.upload_kv(Buffer::F16(keys).as_slice());
+        let q = upload(device, &random((rows + 2) * heads * head_dim, 2));
+        let visible: Vec<(u32, u32)> = (0..rows as u32).map(|row| (8 + row % 3, 60 + row)).collect();
+        let (capacity, scale, precision) = (slots, 0.2, Precision::F32);
+        let visible = visible.as_slice();
+        let a = CachedAttention {
+            q: &q,
+            first_row: 2,
+            k: &k,
+            v: &k,
+            heads,
+            kv_heads,
+            head_dim,
+            capacity,
+            visible,
+            scale,
+            precision,
+        };
+        let range = 8..60 + rows;
+        for aggregation in [WeightAggregation::L2, WeightAggregation::Max] {
+            let scored = |held| {
+                let mut scores = vec![0.0; range.len()];
+                let weigh = |a: &CachedAttention<'_>, weights: &mut [f32]| {
+                    device.row_weights(a, range.clone(), weights)
+                };
+                aggregation.aggregate(&a, held, weigh, &mut scores);
+                scores
+            };
+            let all = scored(HELD_WEIGHTS);
+            assert!(all.iter().any(|score| *score > 0.0));
+            for held in [0, 1, 3 * kv_heads * range.len(), 1000] {
+                assert_eq!(scored(held), all, "{aggregation:?}, {held}");
+            }
+        }
+    }
 }

@@ -53,9 +53,13 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
     /// requests computed with it.
     fn batch_invariant(&self) -> Arc<dyn Device>;
 
-    /// Rows of a prompt that go through the steps of a layer together, where those behind them can wait and queries have `width` elements: few
-    /// where they are wide, for the sake of memory, and enough for all threads.
+    /// Rows of a prompt that go through a layer's steps together: enough for all threads, and few where queries have many elements (`width`).
     fn rows_together(&self, width: usize) -> usize;
+
+    /// Most elements of a head that attention takes.
+    fn most_head_dim(&self) -> usize {
+        usize::MAX
+    }
 
     /// Precision of the weights that methods and policies ask for, beside attention of another: `f32`, unless that were slow.
     fn weights_precision(&self, _attention: Precision) -> Precision {
@@ -375,9 +379,9 @@ pub trait Device: fmt::Debug + Send + Sync + 'static {
         scores: &mut [f32],
     ) {
         assert_eq!(scores.len(), slots.len(), "one score for each slot");
-        let mut weights = vec![0.0; a.kv_heads * a.visible.len() * slots.len()];
-        self.row_weights(a, slots, &mut weights);
-        aggregation.aggregate(&weights, (a.heads, a.kv_heads), scores);
+        let weigh =
+            |a: &CachedAttention<'_>, weights: &mut [f32]| self.row_weights(a, slots.clone(), weights);
+        aggregation.aggregate(a, inputs::HELD_WEIGHTS, weigh, scores);
     }
 
     /// Attention mass of each slot, kv_heads × slots.len(), from the log-sum-exps of an attention, which may have counted slots
