@@ -84,6 +84,9 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Whether kernels for Hopper GPUs run (`hopper.h`).
     fn is_hopper(&self) -> bool;
 
+    /// Bytes of shared memory that a block may have.
+    fn most_shared(&self) -> usize;
+
     /// Multiprocessors: how many blocks run at once if each has one for itself.
     fn multiprocessors(&self) -> usize;
 

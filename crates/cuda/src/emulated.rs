@@ -15,6 +15,8 @@ use crate::driver::{Arg, Driver, DriverError, Grid};
 const MEMORY: u64 = 16 << 30;
 /// Multiprocessors that there are as if.
 const MULTIPROCESSORS: usize = 4;
+/// Bytes of shared memory that blocks of all kernels but Hopper's have, as on the GPUs that have the least (`MOST_SHARED` of `emulator.h`).
+const MOST_SHARED: usize = 99 << 10;
 /// Bytes of a piece of a copy from the host, about.
 const PIECE: usize = 300 << 10;
 /// Bytes of an error's text, as `emulated.cpp` has them.
@@ -204,6 +206,10 @@ impl Driver for Emulated {
 
     fn is_hopper(&self) -> bool {
         self.seed % 4 >= 2
+    }
+
+    fn most_shared(&self) -> usize {
+        MOST_SHARED
     }
 
     fn multiprocessors(&self) -> usize {

@@ -146,7 +146,7 @@ impl Engine {
     ) -> Result<Engine> {
         let files = ModelFiles::open(path)?;
         let precision = settings.precision.map_or_else(|| files.native_precision(), Ok)?;
-        check_weights(&files, &**device, precision)?;
+        check_model(&files, &**device, precision)?;
         let tokenizer = Tokenizer::open(&files)?;
         let template = ChatTemplate::open(&files)?;
         let fingerprint = files.fingerprint(&mut progress);
@@ -382,8 +382,13 @@ impl Engine {
     }
 }
 
-/// Checks that a model's weights fit into the memory of a device that has its own.
-fn check_weights(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<()> {
+/// Checks that a device can attend with a model's heads, and that its weights fit into memory where the device has its own.
+fn check_model(files: &ModelFiles, device: &dyn Device, precision: Precision) -> Result<()> {
+    let (head_dim, most) = (files.config().head_dim, device.most_head_dim());
+    if head_dim > most {
+        let reason = format!("the model's heads have {head_dim} elements, and it attends with up to {most}");
+        return Err(Error::Device { device: device.name(), reason });
+    }
     let Some(memory) = device.memory() else { return Ok(()) };
     let needed = Decoder::bytes_of(files, device, precision)? as u64;
     if needed <= memory.free {

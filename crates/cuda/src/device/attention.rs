@@ -68,6 +68,17 @@ pub(super) fn tensor_bytes(rows: usize, head_dim: usize) -> usize {
     rows * stride * 16
 }
 
+/// Bytes of shared memory that a block of `weigh_values` takes, which takes the most of all plain kernels.
+fn weigh_values_bytes(head_dim: usize) -> usize {
+    let (keys_and_values, queries_and_sums) = (2 * TILE * tile_stride(head_dim), 2 * ENTRIES * head_dim);
+    4 * (keys_and_values + queries_and_sums + ENTRIES * TILE + 3 * ENTRIES)
+}
+
+/// Most elements of a head that blocks with so many bytes of shared memory take.
+pub(super) fn most_head_dim(shared: usize) -> usize {
+    (1..).find(|head_dim| weigh_values_bytes(*head_dim) > shared).map_or(0, |head_dim| head_dim - 1)
+}
+
 /// Floats from one row of a plain kernel's tile to the next.
 pub(super) fn tile_stride(head_dim: usize) -> usize {
     head_dim | 1
@@ -292,8 +303,7 @@ impl<D: Driver> CudaDevice<D> {
             }
         };
         self.log_sum_exp(problem, None, 0, lse);
-        let d = problem.head_dim;
-        let shared = 4 * (2 * TILE * tile_stride(d) + 2 * ENTRIES * d + ENTRIES * TILE + 3 * ENTRIES);
+        let shared = weigh_values_bytes(problem.head_dim);
         let grid = [problem.entry_blocks(ENTRIES), problem.kv_heads, 1];
         let args = problem.args([kv_block::<D>(v).arg(0), lse, out]);
         self.launch(for_dtype!(v.dtype(), "weigh_values"), grid, THREADS, shared, &args);

@@ -55,6 +55,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         MAX_BLOCK_ROWS
     }
 
+    fn most_head_dim(&self) -> usize {
+        attention::most_head_dim(self.driver.most_shared())
+    }
+
     fn weights_precision(&self, attention: Precision) -> Precision {
         attention
     }

@@ -80,6 +80,14 @@ impl Context {
             })
     }
 
+    /// Waits for all streams, and gives the memory that nobody uses back to the GPU.
+    pub(super) fn give_back(&self) -> Result<(), DriverError> {
+        self.bind()?;
+        ctx::synchronize().describe("waiting for the GPU")?;
+        // SAFETY: the pool lives as long as the context.
+        unsafe { mem_pool::trim_to(self.pool, 0) }.describe("giving memory back")
+    }
+
     /// A property of the GPU.
     pub(super) fn attribute(&self, which: sys::CUdevice_attribute, what: &str) -> Result<c_int, DriverError> {
         // SAFETY: the device is the driver's.
@@ -141,13 +149,19 @@ fn pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool, DriverError> {
         // SAFETY: the values that are given are of the attributes' types.
         unsafe { mem_pool::set_attribute(pool, attribute, value) }.describe("setting up the pool of memory")
     };
-    let mut threshold = u64::MAX;
-    set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ptr::from_mut(&mut threshold).cast())?;
+    let (threshold, waits) = (
+        sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+        sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    );
     // A stream that allocates does not wait for another that is about to free: it gets other memory.
-    let mut waits: c_int = 0;
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-    set(attribute, ptr::from_mut(&mut waits).cast())?;
-    Ok(pool)
+    let (mut keeps, mut may_wait): (u64, c_int) = (u64::MAX, 0);
+    let set_up = set(threshold, ptr::from_mut(&mut keeps).cast())
+        .and_then(|()| set(waits, ptr::from_mut(&mut may_wait).cast()));
+    if set_up.is_err() {
+        // SAFETY: the pool has just been made, and nobody has memory of it.
+        let _ = unsafe { mem_pool::destroy(pool) };
+    }
+    set_up.map(|()| pool)
 }
 
 /// The properties of a GPU that the driver tells before it is opened.

@@ -45,6 +45,14 @@ impl Gpu {
     }
 }
 
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Kernels may still run, for the last owner may be a piece of memory; and the context, with the pool, may outlive this in pinned memory of
+        // the host. An error has no receiver.
+        let _ = self.context.give_back();
+    }
+}
+
 /// A stream of a GPU while somebody has it; then another may.
 #[derive(Debug)]
 pub(super) struct Queue {

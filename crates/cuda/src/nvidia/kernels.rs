@@ -27,7 +27,7 @@ pub(super) struct Kernels {
     context: Arc<Context>,
     module: sys::CUmodule,
     /// Most bytes of shared memory that a block may have.
-    shared_limit: c_int,
+    pub(super) shared_limit: c_int,
     /// Whether a kernel may begin while the one before it is still busy, for which it waits itself: kernels as compiled for other GPUs do not wait.
     begins_early: bool,
     functions: Mutex<HashMap<&'static str, Function>>,

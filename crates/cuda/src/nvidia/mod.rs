@@ -118,6 +118,10 @@ impl Driver for Nvidia {
         self.device.is_hopper()
     }
 
+    fn most_shared(&self) -> usize {
+        self.queue.gpu.kernels.shared_limit as usize
+    }
+
     fn multiprocessors(&self) -> usize {
         self.device.multiprocessors
     }

@@ -58,7 +58,7 @@ impl Staging {
             let (left, most) = (bytes - copied, self.bytes - self.taken);
             let piece = if left <= most { left } else { most / unit * unit };
             // Units that are longer than a segment, and bytes for which there is no pinned memory, go without.
-            let memory = if unit.min(left) > self.bytes { None } else { self.segment() };
+            let memory = if unit.min(left) > self.bytes { None } else { self.segment()? };
             let Some(memory) = memory else {
                 return write_unpinned(stream, to + copied as u64, left, &mut |first, bytes| {
                     fill(copied + first, bytes)
@@ -79,12 +79,16 @@ impl Staging {
         Ok(())
     }
 
-    /// The current segment's memory; none if the system refuses to pin as much.
-    fn segment(&mut self) -> Option<NonNull<u8>> {
+    /// The current segment's memory; none if the system refuses to pin even one. Where it refuses to pin another one, the ring is that of
+    /// the segments that are there.
+    fn segment(&mut self) -> Result<Option<NonNull<u8>>, DriverError> {
         if self.current == self.segments.len() {
-            self.segments.push(Segment::new(self.bytes)?);
+            match Segment::new(self.bytes) {
+                Some(segment) => self.segments.push(segment),
+                None => self.enter(0)?,
+            }
         }
-        Some(self.segments[self.current].memory)
+        Ok(self.segments.get(self.current).map(|segment| segment.memory))
     }
 
     /// Goes on to the next segment, when all copies from it are done.
@@ -93,12 +97,16 @@ impl Staging {
             // SAFETY: event and stream are alive.
             unsafe { event::record(segment.left, stream) }.describe("marking copies to the GPU")?;
         }
-        self.current = (self.current + 1) % SEGMENTS;
-        if let Some(segment) = self.segments.get(self.current) {
+        self.enter((self.current + 1) % SEGMENTS)
+    }
+
+    /// Goes on to a segment, if it is there when all copies from it are done.
+    fn enter(&mut self, index: usize) -> Result<(), DriverError> {
+        (self.current, self.taken) = (index, 0);
+        if let Some(segment) = self.segments.get(index) {
             // SAFETY: the event is alive; it was recorded when the segment was left.
             unsafe { event::synchronize(segment.left) }.describe("waiting for copies to the GPU")?;
         }
-        self.taken = 0;
         Ok(())
     }
 

@@ -121,3 +121,16 @@ fn wide_heads_give_the_logits_of_the_cpu() {
         both("h2o", &|engine| logits(engine, &Vanilla, "h2o:capacity=200"));
     }
 }
+
+/// A GPU whose blocks have too little shared memory for a model's heads says so when the model is opened, and not at the first prompt.
+#[test]
+fn heads_that_no_block_has_room_for_are_refused_when_the_model_is_opened() {
+    let device: Arc<dyn Device> = Arc::new(CudaDevice::new(Emulated::new(1), 1).unwrap());
+    let open = |head_dim| {
+        let model = write_llama(head_dim);
+        Engine::open_on(&device, model.path(), Store::in_memory(1 << 20), small(), |_, _| ()).map(drop)
+    };
+    assert!(open(256).is_ok());
+    let error = open(258).unwrap_err().to_string();
+    assert!(error.ends_with("the model's heads have 258 elements, and it attends with up to 257"), "{error}");
+}
