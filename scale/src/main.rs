@@ -97,7 +97,8 @@ async fn run_gateway(args: args::Gateway) -> Result<()> {
     }
     say(&format!("gateway at {scheme}://{address}/v1"))?;
     let (router, limit) = (gateway::router(gateway.clone()), common.body_timeout);
-    listener.serve_routes(router, limit, stop, gateway.drain(common.shutdown_timeout)).await;
+    let shutdown = common.shutdown_timeout;
+    listener.serve_routes(router, (limit, shutdown), stop, gateway.drain(shutdown)).await;
     follower.abort();
     anyhow::ensure!(
         !is_lost.load(Relaxed),

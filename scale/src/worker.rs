@@ -76,7 +76,7 @@ pub(crate) async fn run(args: args::Worker) -> Result<()> {
         }
         served.drain().await;
     };
-    listener.serve_routes(routes, limit, stop, drain).await;
+    listener.serve_routes(routes, (limit, common.shutdown_timeout), stop, drain).await;
     anyhow::ensure!(
         !is_lost.load(Relaxed),
         "the discovery was lost for longer than its lease: the worker is to be started anew"

@@ -25,6 +25,8 @@ pub struct RequestStats {
     pub document_tokens: usize,
     /// Prompt tokens whose keys and values were read from the cache at one layer at least.
     pub cached_tokens: usize,
+    /// Those of `cached_tokens` whose chunk, or system part, was prefilled for this request; no earlier one had left them.
+    pub prefilled_tokens: usize,
     /// First tokens of the prompt whose keys and values an earlier request had left in the prefix cache; they count among
     /// `cached_tokens`.
     pub prefix_tokens: usize,
@@ -215,6 +217,7 @@ impl RequestStats {
             prompt_tokens: prompt.len(),
             document_tokens: documents,
             cached_tokens: prefill.cached_tokens,
+            prefilled_tokens: prefill.prefilled_tokens,
             prefix_tokens: prefill.prefix_tokens,
             recomputed_tokens: document_rows.last().copied().unwrap_or(0),
             recompute_ratio: rows as f64 / possible.max(1) as f64,

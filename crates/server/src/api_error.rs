@@ -80,6 +80,12 @@ impl ApiError {
         ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// The time of a request is over.
+    pub(crate) fn timeout() -> ApiError {
+        let message = "the request took too long";
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).with_code("timeout")
+    }
+
     pub(crate) fn not_found(kind: &str, name: &str) -> ApiError {
         ApiError {
             code: Some("not_found"),

@@ -102,9 +102,11 @@ impl App {
             .map(|interval| SyncThread::start(corpus.clone(), engine.clone(), interval))
             .transpose()
             .map_err(Error::Thread)?;
-        let limits = Limits { has_keys: !options.api_keys.is_empty(), ..options.limits.clone() };
-        let limits = within_device(&engine, limits)?;
-        let scheduler = Scheduler::start(limits, metrics.clone()).map_err(Error::Thread)?;
+        // A gateway with the namespace key sends requests of several keys, which it has checked itself.
+        let has_keys = !options.api_keys.is_empty() || options.namespace_key.is_some();
+        let limits = within_device(&engine, Limits { has_keys, ..options.limits.clone() })?;
+        let own = engine.settings().namespace.clone();
+        let scheduler = Scheduler::start(limits, metrics.clone(), own).map_err(Error::Thread)?;
         let state = ServerState {
             engine,
             options,
@@ -126,23 +128,23 @@ impl App {
     /// requests do so at a time, also when their clients have left.
     ///
     /// # Errors
-    /// If `work` fails.
+    /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
     pub(crate) async fn preprocess<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted(&self.state.preprocessing, work).await
+        spawn_permitted((&self.state.preprocessing, self.state.options.limits.request_timeout), work).await
     }
 
     /// Runs `work`, which reads the files of a request. Only few requests do so at a time, also when their clients have left.
     ///
     /// # Errors
-    /// If `work` fails.
+    /// If its turn does not come within [`Limits::request_timeout`], or `work` fails.
     pub(crate) async fn read_files<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_permitted(&self.state.reading, work).await
+        spawn_permitted((&self.state.reading, self.state.options.limits.request_timeout), work).await
     }
 
     /// The tenant whom a gateway has signed a request of.

@@ -1,6 +1,7 @@
 //! Bodies of requests as they arrive.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
@@ -10,7 +11,8 @@ use crate::api_error::{ApiError, Result};
 use crate::app::App;
 use crate::options::Options;
 
-/// Most bytes of all bodies that are being received or wait to be preprocessed; twice the limit of one body where that is more.
+/// Most bytes of all bodies that are being received, wait to be preprocessed, or are needed until their answer ends; twice the limit of one body
+/// where that is more.
 const MAX_BYTES_IN_FLIGHT: usize = 256 << 20;
 
 /// The received part of a body, which counts among the bytes in flight until it is released or dropped.
@@ -43,18 +45,24 @@ impl Drop for PartialBody<'_> {
 pub(crate) struct HeldBytes {
     app: App,
     bytes: usize,
+    since: Instant,
 }
 
 impl HeldBytes {
     /// # Errors
     /// If there are too many bytes in flight.
     pub(crate) fn new(app: &App, bytes: usize) -> Result<HeldBytes> {
-        let held = HeldBytes { app: app.clone(), bytes };
+        let held = HeldBytes { app: app.clone(), bytes, since: Instant::now() };
         match app.state.bytes_in_flight.fetch_add(bytes, Relaxed) + bytes > max_in_flight(&app.state.options)
         {
             true => Err(busy()),
             false => Ok(held),
         }
+    }
+
+    /// The time from which they are held: that of the request's arrival.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
     }
 }
 
@@ -69,7 +77,7 @@ fn max_in_flight(options: &Options) -> usize {
 }
 
 fn busy() -> ApiError {
-    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests are arriving");
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests are under way");
     ApiError { retry_after: Some(1), ..error }
 }
 

@@ -9,17 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain::engine::{
-    Advance, DecodeWorkspace, FinishReason, GenerateRequest, Ingest, Prefill, RequestStats, Sequence,
-    decode_step,
-};
-use tokio::sync::mpsc::UnboundedSender;
-use tracing::{Span, info_span};
+use refrain::engine::{Advance, DecodeWorkspace, GenerateRequest};
+use tracing::info_span;
 
-use crate::TEXT_LOG;
-use crate::api_error::{ApiError, Result};
-use crate::job::{Event, GenerateJob, Job, aborted, send_token};
-use crate::queue::{JobBytes, QueuedJob, Shared};
+use crate::api_error::ApiError;
+use crate::job::{Event, GenerateJob, Job, aborted};
+use crate::queue::{QueuedJob, Shared};
+use crate::running::{Client, RunningIngest, RunningPrefill, RunningSequence, emit_token, finish, step};
 use crate::shares::Shares;
 
 /// While there are prompts to compute, a decode step is due after this many times its own duration: a quarter of the time goes
@@ -35,51 +31,6 @@ const NEWCOMER: Duration = Duration::from_secs(1);
 
 /// Time without work after which unused memory is given back to the system.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
-
-/// The request behind a piece of work.
-struct Client {
-    /// The namespace of its key.
-    key: String,
-    events: UnboundedSender<Event>,
-    deadline: Instant,
-    /// The span of the request.
-    span: Span,
-}
-
-impl Client {
-    fn fail(&self, error: ApiError) {
-        let _ = self.events.send(Event::Failed(error));
-    }
-}
-
-/// A prompt that is being computed.
-struct RunningPrefill {
-    client: Client,
-    prefill: Prefill,
-    arrived: Instant,
-    started: Instant,
-    /// Time that it was computed for.
-    took: Duration,
-    bytes: JobBytes,
-    prefill_span: Span,
-}
-
-/// Documents that are being prefilled.
-struct RunningIngest {
-    client: Client,
-    ingest: Ingest,
-    ingest_span: Span,
-}
-
-/// A sequence that is being decoded.
-struct RunningSequence {
-    client: Client,
-    sequence: Sequence,
-    kv_bytes: usize,
-    /// The time of its last token.
-    last_token: Option<Instant>,
-    decode_span: Span,
-}
 
 /// Everything that is under way.
 pub(crate) struct Compute {
@@ -121,6 +72,7 @@ impl Compute {
     }
 
     fn turn(&mut self) {
+        self.drop_over();
         self.admit();
         self.advance();
         self.decode();
@@ -138,6 +90,14 @@ impl Compute {
         let sequences =
             self.sequences.iter().map(|sequence| (sequence.client.key.as_str(), sequence.kv_bytes));
         prefills.chain(sequences)
+    }
+
+    /// Ends prefills and ingests whose client has disconnected or whose time is over, wherever they stand, so that others have their room.
+    fn drop_over(&mut self) {
+        let prefills = std::mem::take(&mut self.prefills).into_iter();
+        self.prefills = prefills.filter(|running| !self.is_over(&running.client)).collect();
+        let ingests = std::mem::take(&mut self.ingests).into_iter();
+        self.ingests = ingests.filter(|running| !self.is_over(&running.client)).collect();
     }
 
     /// Takes jobs from the queue as far as there is room; waits for one where nothing is under way.
@@ -164,7 +124,8 @@ impl Compute {
         let QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span } = queued;
         drop(queue_span);
         let key = engine.settings().namespace.clone();
-        let (client, started) = (Client { key, events, deadline, span }, Instant::now());
+        let grammar_field = if let Job::Generate(job) = &job { job.grammar_field } else { "" };
+        let (client, started) = (Client { key, events, deadline, grammar_field, span }, Instant::now());
         self.shared.metrics.queue_seconds.observe((started - arrived).as_secs_f64());
         match job {
             Job::Ingest(ingest) => {
@@ -172,7 +133,7 @@ impl Compute {
                 self.ingests.push_back(RunningIngest { client, ingest: *ingest, ingest_span });
             }
             Job::Generate(job) => {
-                let GenerateJob { prompt, method, eviction, sampling, grammar, explain } = *job;
+                let GenerateJob { prompt, method, eviction, sampling, grammar, explain, .. } = *job;
                 let prefill_span = info_span!(parent: &client.span, "prefill", tokens = prompt.len());
                 let request = GenerateRequest {
                     eviction,
@@ -228,9 +189,6 @@ impl Compute {
     fn advance_prefill(&mut self, key: &str) -> Option<bool> {
         let index = self.prefills.iter().position(|prefill| prefill.client.key == key)?;
         let mut running = self.prefills.remove(index)?;
-        if self.is_over(&running.client) {
-            return Some(true);
-        }
         let (span, started) = (running.prefill_span.clone(), Instant::now());
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.prefill.advance())));
         let step = started.elapsed();
@@ -268,9 +226,6 @@ impl Compute {
     fn advance_ingest(&mut self, key: &str) -> Option<bool> {
         let index = self.ingests.iter().position(|ingest| ingest.client.key == key)?;
         let mut running = self.ingests.remove(index)?;
-        if self.is_over(&running.client) {
-            return Some(true);
-        }
         let (span, started) = (running.ingest_span.clone(), Instant::now());
         let advanced = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| running.ingest.advance())));
         self.shares.charge_ingest(key, started.elapsed());
@@ -378,67 +333,57 @@ impl Compute {
         }
         let under_way = self.prefills.len() + self.ingests.len() + self.sequences.len();
         let kv_bytes = self.held().map(|(_, bytes)| bytes).sum();
-        self.shared.publish(under_way, self.sequences.len(), kv_bytes);
+        self.shared.publish(under_way, kv_bytes);
     }
 }
 
-/// Decodes the next tokens of sequences.
-fn step(sequences: &mut [RunningSequence], workspace: &mut DecodeWorkspace) -> Result<()> {
-    let stepped = catch_unwind(AssertUnwindSafe(|| {
-        let mut batch: Vec<_> = sequences.iter_mut().map(|running| &mut running.sequence).collect();
-        decode_step(&mut batch, workspace)
-    }));
-    match stepped {
-        Ok(stepped) => Ok(stepped?),
-        Err(_) => Err(ApiError::internal(&"a step panicked")),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use refrain::engine::{Parts, Sampling};
+    use refrain::eviction::POLICIES;
+    use refrain::fusion::METHODS;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Sends the token that was chosen, and gives the reason if the sequence ends with it.
-fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
-    let RunningSequence { sequence, client: Client { events, deadline, .. }, last_token, .. } = running;
-    let late = *deadline <= Instant::now() || shared.is_aborted();
-    let (mut received, before) = (true, sequence.answer_tokens());
-    let reason = sequence.push_tokens(&mut |event| {
-        received = send_token(events, &event);
-        received && !late
-    });
-    // Tokens of one step share its time.
-    let tokens = (sequence.answer_tokens() - before) as u32;
-    let latency = last_token.replace(Instant::now()).map(|last| last.elapsed() / tokens.max(1));
-    (0..tokens).for_each(|_| shared.metrics.token(latency));
-    if received { reason } else { Some(FinishReason::Cancelled) }
-}
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::options::Limits;
+    use crate::queue::JobBytes;
+    use crate::testing::tiny_engine;
 
-/// Says once that prompts have another system part than their chunks.
-static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
-
-/// Sends the complete answer of a sequence, or an error if it was cancelled.
-fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
-    let RunningSequence { mut sequence, client: Client { events, deadline, span, .. }, decode_span, .. } =
-        running;
-    drop(decode_span);
-    let _entered = span.entered();
-    if reason == FinishReason::Cancelled {
-        shared.metrics.cancelled.inc();
-        let _ = events.send(aborted(deadline));
-        return;
+    /// A prompt whose client has left makes room at once, and not when those before it are done.
+    #[test]
+    fn a_prompt_that_nobody_waits_for_goes_wherever_it_stands() {
+        let engine = tiny_engine();
+        let metrics = Metrics::new(engine.numerics(), "none");
+        let shared = Arc::new(Shared::new(Limits::default(), metrics, String::new()));
+        let prompt = engine.compose(&Parts { question: "How tight is a bolt?", ..Parts::default() }).unwrap();
+        let job = GenerateJob {
+            prompt,
+            method: METHODS.select("vanilla").unwrap().built,
+            eviction: POLICIES.select("full").unwrap().built,
+            sampling: Sampling::default(),
+            grammar: None,
+            grammar_field: "",
+            explain: false,
+        };
+        let mut clients: Vec<UnboundedReceiver<Event>> = Vec::new();
+        for _ in 0..3 {
+            let (sender, events) = unbounded_channel();
+            let jobs = vec![(Job::Generate(Box::new(job.clone())), sender)];
+            let times = (Instant::now(), Duration::from_secs(3600));
+            shared.push(&engine, jobs, times, JobBytes { kv: 7, prompt: 0 }).unwrap();
+            clients.push(events);
+        }
+        let mut compute = Compute::new(shared.clone());
+        compute.admit();
+        assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 21);
+        clients.remove(1);
+        compute.prefills[2].client.deadline = Instant::now();
+        compute.drop_over();
+        assert_eq!((compute.prefills.len(), shared.metrics.cancelled.get()), (1, 2));
+        assert_eq!(compute.held().map(|(_, bytes)| bytes).sum::<usize>(), 7);
+        let told = clients[1].try_recv().unwrap();
+        assert!(matches!(&told, Event::Failed(error) if error.code == Some("timeout")), "{told:?}");
+        assert!(clients[0].try_recv().is_err(), "the first goes on");
     }
-    if let Some(failure) = sequence.take_failure() {
-        let _ = events.send(Event::Failed(failure.into()));
-        return;
-    }
-    let answer = sequence.finish(reason, &mut |event| send_token(&events, &event));
-    shared.metrics.finished(&answer.stats);
-    let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
-    let tokens = answer.tokens.len();
-    if answer.stats.other_prefix_chunks > 0 {
-        OTHER_PREFIX.call_once(|| {
-            tracing::warn!("chunks are prefilled behind another system part than this request's: answers are less exact; \
-                            the account of each request counts such chunks (other_prefix_chunks)");
-        });
-    }
-    tracing::info!(prompt_tokens, cached_tokens, recomputed_tokens, tokens, ttft, tpot, "answered");
-    tracing::trace!(target: TEXT_LOG, answer = answer.text);
-    let _ = events.send(Event::Finished(Box::new(answer)));
 }

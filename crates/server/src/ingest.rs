@@ -1,6 +1,6 @@
 //! Ingest of documents: prefilled by the scheduler, then stored and indexed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain::corpus::{NewDocument, StoredDocument};
 use refrain::engine::{Document, Engine, IngestReport};
@@ -22,6 +22,8 @@ pub(crate) struct Ingest {
     app: App,
     tenant: Tenant,
     documents: Vec<NewDocument>,
+    /// The bytes of the documents, but for the server's own.
+    _held: Option<HeldBytes>,
     /// Events of the job.
     pub(crate) events: UnboundedReceiver<Event>,
 }
@@ -50,8 +52,8 @@ impl Ingest {
         let preprocessing = app.clone();
         let bytes = documents.iter().map(|document| document.title.len() + document.text.len()).sum();
         let held = (!unlimited).then(|| HeldBytes::new(&app, bytes)).transpose()?;
+        let arrived = Instant::now();
         let work = move || {
-            let _held = held;
             let with_contexts = !method.statistics().is_empty();
             let cut = |document: &Document| NewDocument::cut(&tenant.engine, document.clone(), with_contexts);
             let new = documents.iter().map(cut).collect::<refrain::corpus::Result<Vec<_>>>()?;
@@ -64,8 +66,9 @@ impl Ingest {
             }
             let timeout = unlimited.then_some(NO_TIMEOUT);
             let ingest = engine.start_ingest(&documents, &method)?;
-            scheduler.submit(engine, Job::Ingest(Box::new(ingest)), sender, timeout)?;
-            Ok(Ingest { app, tenant, documents: new, events })
+            let jobs = vec![(Job::Ingest(Box::new(ingest)), sender)];
+            scheduler.submit(&engine, jobs, arrived, timeout)?;
+            Ok(Ingest { app, tenant, documents: new, _held: held, events })
         };
         preprocessing.preprocess(work).await
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::http::StatusCode;
 use refrain::engine::{Answer, Grammar, Ingest, IngestProgress, IngestReport, Prompt, Sampling, TokenEvent};
 use refrain::eviction::Eviction;
 use refrain::fusion::FusionMethod;
@@ -27,6 +26,8 @@ pub(crate) struct GenerateJob {
     pub(crate) eviction: Eviction,
     pub(crate) sampling: Sampling,
     pub(crate) grammar: Option<Grammar>,
+    /// Field of the request that the grammar is of.
+    pub(crate) grammar_field: &'static str,
     pub(crate) explain: bool,
 }
 
@@ -73,10 +74,5 @@ pub(crate) fn send_token(events: &UnboundedSender<Event>, event: &TokenEvent<'_>
 
 /// The event of a job that was aborted: its deadline is over, or else the server shuts down.
 pub(crate) fn aborted(deadline: Instant) -> Event {
-    Event::Failed(if deadline <= Instant::now() {
-        let message = "the request took too long";
-        ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
-    } else {
-        ApiError::shutting_down()
-    })
+    Event::Failed(if deadline <= Instant::now() { ApiError::timeout() } else { ApiError::shutting_down() })
 }

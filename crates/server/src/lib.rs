@@ -25,6 +25,7 @@ mod options;
 mod origin;
 mod queue;
 mod random;
+mod running;
 mod scheduler;
 mod shares;
 mod tenant;

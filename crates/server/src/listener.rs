@@ -19,7 +19,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use crate::api::router;
@@ -28,6 +28,9 @@ use crate::error::Error;
 
 /// Most open connections; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
+
+/// The least time for the last events of streams, once nothing is computed any more.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
 
 /// A bound address.
 #[derive(Debug)]
@@ -79,20 +82,24 @@ impl Listener {
     ///
     /// [`Options::shutdown_timeout`]: crate::Options::shutdown_timeout
     pub async fn serve(self, app: App, stop: impl Future<Output = ()>) {
-        let (router, limit) = (router(app.clone()), app.state.options.body_timeout);
+        let options = &app.state.options;
+        let (router, times) = (router(app.clone()), (options.body_timeout, options.shutdown_timeout));
         let drain = async {
+            let app = app.clone();
             let drained = tokio::task::spawn_blocking(move || app.drain());
             let _ = drained.await;
         };
-        self.serve_routes(router, limit, stop, drain).await;
+        self.serve_routes(router, times, stop, drain).await;
+        // An ingest that was not in the scheduler any more may have stored its documents since.
+        let _ = tokio::task::spawn_blocking(move || app.state.engine.store().flush()).await;
     }
 
-    /// Serves routes until `stop` completes, then accepts no more connections, and waits for `drain` and for the ends of responses. A
-    /// client has `limit` for the head of a request, and for taking what it is sent.
+    /// Serves routes until `stop` completes, then accepts no more connections, and waits for `drain`, and for the ends of responses until
+    /// `shutdown` is over, but for some seconds in any case. A client has `limit` for the head of a request, and for taking what it is sent.
     pub async fn serve_routes(
         self,
         router: Router,
-        limit: Duration,
+        (limit, shutdown): (Duration, Duration),
         stop: impl Future<Output = ()>,
         drain: impl Future<Output = ()>,
     ) {
@@ -117,9 +124,11 @@ impl Listener {
             }
         }
         drop(self.listener);
+        let until = Instant::now() + shutdown;
         drain.await;
-        // The last events of streams may not have been sent yet.
-        let _ = timeout(Duration::from_secs(5), graceful.shutdown()).await;
+        // Files may still be read and documents stored, and the last events of streams may not have been sent yet.
+        let until = until.max(Instant::now() + LAST_EVENTS);
+        let _ = timeout_at(until, graceful.shutdown()).await;
     }
 
     /// Serves a connection in a task of its own, which holds `permit` until the connection ends.
@@ -216,4 +225,38 @@ async fn serve_connection(
     // A client may close its connection at any time, which is no error of the server.
     let _ = watcher.watch(connection).await;
     drop(permit);
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::mpsc::unbounded_channel;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// A request that no job is of, such as one whose files are being read, has the time of the shutdown.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_request_that_the_scheduler_does_not_know_ends_within_the_shutdown() {
+        let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).await.unwrap();
+        let address = listener.address().unwrap();
+        let ((began, mut begun), (stop, stopped)) = (unbounded_channel(), oneshot::channel::<()>());
+        let answer = move || async move {
+            began.send(()).unwrap();
+            sleep(LAST_EVENTS + Duration::from_millis(500)).await;
+            "done"
+        };
+        let (routes, minute) = (Router::new().route("/", get(answer)), Duration::from_secs(60));
+        let stop_of = async { stopped.await.unwrap() };
+        let served = tokio::spawn(listener.serve_routes(routes, (minute, minute), stop_of, async {}));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        begun.recv().await.unwrap();
+        stop.send(()).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("done"), "{answer}");
+        served.await.unwrap();
+    }
 }

@@ -60,6 +60,8 @@ impl QueuedJob {
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    /// The namespace of requests without a key.
+    own: String,
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Whether everything under way is to be aborted.
@@ -76,10 +78,11 @@ struct Queue {
 }
 
 impl Shared {
-    pub(crate) fn new(limits: Limits, metrics: Metrics) -> Shared {
+    pub(crate) fn new(limits: Limits, metrics: Metrics, own: String) -> Shared {
         Shared {
             limits,
             metrics,
+            own,
             queue: Mutex::default(),
             changed: Condvar::new(),
             abort: AtomicBool::new(false),
@@ -90,30 +93,47 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a job into the queue.
+    /// The part of a limit that the key of a namespace may take. Requests without a key are the server's own, whose part is all.
+    fn of_key(&self, key: &str, limit: usize) -> usize {
+        if key == self.own { limit } else { self.limits.of_key(limit) }
+    }
+
+    /// Puts the jobs of a request, which take `bytes` each, into the queue, all of them or none. They are late a `timeout` after it arrived.
     ///
     /// # Errors
-    /// If the queue is full, or the server is shutting down.
+    /// If the queue has no room for all of them, or the server is shutting down.
     pub(crate) fn push(
         &self,
-        engine: Engine,
-        job: Job,
-        events: UnboundedSender<Event>,
-        timeout: Duration,
+        engine: &Engine,
+        jobs: Vec<(Job, UnboundedSender<Event>)>,
+        (arrived, timeout): (Instant, Duration),
         bytes: JobBytes,
     ) -> Result<()> {
-        let mut queue = self.queue();
-        self.admit(&mut queue)?;
         let key = &engine.settings().namespace;
-        let limit = self.limits.of_key(self.limits.max_queued_requests);
-        if queue.jobs.iter().filter(|job| job.key() == key).count() >= limit {
-            return Err(self.full(&queue, format!("{limit} requests of this key are waiting already")));
+        let limit = self.of_key(key, self.limits.max_queued_requests);
+        if jobs.len() > limit {
+            let message = format!("n is {}, and {limit} answers may wait at a time", jobs.len());
+            return Err(ApiError::field("n", message));
         }
-        let (arrived, span) = (Instant::now(), Span::current());
-        let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
+        let mut queue = self.queue();
+        self.admit(&mut queue, jobs.len())?;
+        let waiting = queue.jobs.iter().filter(|job| job.key() == key).count();
+        if waiting + jobs.len() > limit {
+            let message = match jobs.len() {
+                1 => format!("{limit} requests of this key are waiting already"),
+                more => format!(
+                    "{waiting} requests of this key are waiting, and with {more} answers it has more than {limit}"
+                ),
+            };
+            return Err(self.full(&queue, message));
+        }
         let deadline = arrived + timeout;
-        let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
-        queue.jobs.push_back(queued);
+        for (job, events) in jobs {
+            let (engine, span) = (engine.clone(), Span::current());
+            let queue_span = info_span!(parent: &span, "queue", ahead = queue.jobs.len());
+            let queued = QueuedJob { engine, job, events, arrived, deadline, bytes, span, queue_span };
+            queue.jobs.push_back(queued);
+        }
         self.metrics.waiting.set(queue.jobs.len() as i64);
         drop(queue);
         self.changed.notify_all();
@@ -125,22 +145,23 @@ impl Shared {
     /// # Errors
     /// If the queue is full, or the server is shutting down.
     pub(crate) fn check_room(&self) -> Result<()> {
-        self.admit(&mut self.queue())
+        self.admit(&mut self.queue(), 1)
     }
 
-    fn admit(&self, queue: &mut Queue) -> Result<()> {
+    fn admit(&self, queue: &mut Queue, jobs: usize) -> Result<()> {
         let limit = self.limits.max_queued_requests;
         if queue.closed {
             return Err(ApiError::shutting_down());
         }
-        if queue.jobs.len() >= limit {
+        if queue.jobs.len() + jobs > limit {
             // Jobs of disconnected clients leave the queue.
             let all = queue.jobs.len();
             queue.jobs.retain(|job| !job.events.is_closed());
             self.metrics.cancelled.inc_by((all - queue.jobs.len()) as u64);
         }
-        if queue.jobs.len() >= limit {
-            return Err(self.full(queue, format!("{limit} requests are waiting already")));
+        if queue.jobs.len() + jobs > limit {
+            let waiting = queue.jobs.len();
+            return Err(self.full(queue, format!("{waiting} requests are waiting already, and {limit} may")));
         }
         Ok(())
     }
@@ -176,7 +197,7 @@ impl Shared {
         let is_ingest = |job: &QueuedJob| matches!(job.job, Job::Ingest(_));
         let of_own = |job: &QueuedJob| held.iter().filter(|(key, _)| *key == job.key()).count();
         // A key whose share is full lets others go first.
-        let may_start = |job: &QueuedJob| of_own(job) < self.limits.of_key(self.limits.max_num_seqs);
+        let may_start = |job: &QueuedJob| of_own(job) < self.of_key(job.key(), self.limits.max_num_seqs);
         let questions = queue.jobs.iter().enumerate().filter(|(_, job)| !is_ingest(job) && may_start(job));
         let question = questions.min_by_key(|(_, job)| (used(job.key()), of_own(job)));
         let bytes: usize = held.iter().map(|(_, bytes)| bytes).sum();
@@ -186,8 +207,9 @@ impl Shared {
         };
         let question = question.filter(|(_, job)| fits(job)).map(|(index, _)| index);
         let running = |job: &QueuedJob| ingesting.iter().filter(|key| **key == job.key()).count();
-        let may_ingest =
-            |job: &QueuedJob| ingesting.len() < MAX_INGESTS && running(job) < self.limits.of_key(MAX_INGESTS);
+        let may_ingest = |job: &QueuedJob| {
+            ingesting.len() < MAX_INGESTS && running(job) < self.of_key(job.key(), MAX_INGESTS)
+        };
         let ingests = queue.jobs.iter().enumerate().filter(|(_, job)| is_ingest(job) && may_ingest(job));
         let ingest = ingests.min_by_key(|(_, job)| (used(job.key()), running(job))).map(|(index, _)| index);
         let job = question.or(ingest).and_then(|index| queue.jobs.remove(index));
@@ -216,9 +238,9 @@ impl Shared {
         (queue.under_way, queue.jobs.len(), queue.averages)
     }
 
-    /// Tells metrics and those who wait how much is under way, and how much of it is decoded.
-    pub(crate) fn publish(&self, under_way: usize, decoding: usize, kv_bytes: usize) {
-        self.metrics.running.set(decoding as i64);
+    /// Tells metrics and those who wait how much is under way.
+    pub(crate) fn publish(&self, under_way: usize, kv_bytes: usize) {
+        self.metrics.running.set(under_way as i64);
         self.metrics.kv_usage.set(kv_bytes as f64 / self.limits.kv_cache_memory_bytes.max(1) as f64);
         let mut queue = self.queue();
         let changed = queue.under_way != under_way;
@@ -279,7 +301,7 @@ mod tests {
         fn ingests(keys: &[&str]) -> Waiting {
             let engine = tiny_engine();
             let limits = Limits { has_keys: true, ..Limits::default() };
-            let shared = Shared::new(limits, Metrics::new(engine.numerics(), "none"));
+            let shared = Shared::new(limits, Metrics::new(engine.numerics(), "none"), String::new());
             let mut waiting = Waiting { engine, shared, events: Vec::new() };
             keys.iter().for_each(|key| waiting.push(key));
             waiting
@@ -292,8 +314,8 @@ mod tests {
             let ingest = engine.start_ingest(&[document], &method).unwrap();
             let (sender, events) = unbounded_channel();
             self.events.push(events);
-            let (job, timeout) = (Job::Ingest(Box::new(ingest)), Duration::from_secs(3600));
-            self.shared.push(engine, job, sender, timeout, JobBytes::default()).unwrap();
+            let (jobs, time) = (vec![(Job::Ingest(Box::new(ingest)), sender)], Duration::from_secs(3600));
+            self.shared.push(&engine, jobs, (Instant::now(), time), JobBytes::default()).unwrap();
         }
 
         /// The keys of the ingests that start until none may, where keys have used so many seconds.
@@ -325,5 +347,37 @@ mod tests {
         assert_eq!(started, ["light", "light", "light", "heavy"]);
         let started = Waiting::ingests(&keys).started(|_| 5);
         assert_eq!(started, ["heavy", "light", "heavy", "light"]);
+    }
+
+    #[test]
+    fn the_servers_own_requests_may_take_all_of_a_limit() {
+        assert_eq!(Waiting::ingests(&[""; 10]).started(|_| 0), [""; 4]);
+    }
+
+    #[test]
+    fn the_answers_of_a_request_are_queued_all_or_none() {
+        let engine = tiny_engine();
+        let limits = Limits { max_queued_requests: 3, ..Limits::default() };
+        let shared = Shared::new(limits, Metrics::new(engine.numerics(), "none"), String::new());
+        let method = METHODS.select("pie").unwrap().built;
+        let mut clients = Vec::new();
+        let mut push = |number: usize| {
+            let document = Document { title: String::new(), text: "A bolt.".to_owned() };
+            let jobs = (0..number).map(|_| {
+                let (sender, events) = unbounded_channel();
+                clients.push(events);
+                let ingest = engine.start_ingest(std::slice::from_ref(&document), &method).unwrap();
+                (Job::Ingest(Box::new(ingest)), sender)
+            });
+            let time = (Instant::now(), Duration::from_secs(3600));
+            let pushed = shared.push(&engine, jobs.collect(), time, JobBytes::default());
+            pushed.map_err(|error| (error.status.as_u16(), error.param))
+        };
+        push(2).unwrap();
+        assert_eq!(push(2), Err((429, None)));
+        assert_eq!(push(4), Err((400, Some("n".to_owned()))), "it would never have room");
+        push(1).unwrap();
+        assert_eq!(shared.load().1, 3);
+        assert_eq!(shared.metrics.cancelled.get(), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain::engine::Engine;
 use tokio::sync::mpsc::UnboundedSender;
@@ -20,9 +20,9 @@ use crate::queue::{JobBytes, Shared};
 pub(crate) struct Scheduler(Arc<Shared>);
 
 impl Scheduler {
-    /// Starts the compute thread.
-    pub(crate) fn start(limits: Limits, metrics: Metrics) -> std::io::Result<Scheduler> {
-        let shared = Arc::new(Shared::new(limits, metrics));
+    /// Starts the compute thread. `own` is the namespace of requests without a key.
+    pub(crate) fn start(limits: Limits, metrics: Metrics, own: String) -> std::io::Result<Scheduler> {
+        let shared = Arc::new(Shared::new(limits, metrics, own));
         let compute = Compute::new(shared.clone());
         thread::Builder::new().name("compute".to_owned()).spawn(move || compute.run())?;
         Ok(Scheduler(shared))
@@ -41,22 +41,23 @@ impl Scheduler {
         Err(ApiError::too_large(message))
     }
 
-    /// Puts a job into the queue. `timeout` replaces [`Limits::request_timeout`].
+    /// Puts the jobs of a request, which are alike but for their seeds, into the queue, all of them or none. `arrived` is the time of the
+    /// request; `timeout` replaces [`Limits::request_timeout`].
     ///
     /// # Errors
-    /// If the job exceeds a limit, the queue is full, or the server is shutting down.
+    /// If a job exceeds a limit, the queue has no room for all, or the server is shutting down.
     pub(crate) fn submit(
         &self,
-        engine: Engine,
-        job: Job,
-        events: UnboundedSender<Event>,
+        engine: &Engine,
+        jobs: Vec<(Job, UnboundedSender<Event>)>,
+        arrived: Instant,
         timeout: Option<Duration>,
     ) -> Result<()> {
         let timeout = timeout.unwrap_or(self.0.limits.request_timeout);
         let limit = self.0.limits.kv_cache_memory_bytes;
-        let bytes = match &job {
-            Job::Ingest(_) => JobBytes::default(),
-            Job::Generate(job) => {
+        let bytes = match jobs.first() {
+            None | Some((Job::Ingest(_), _)) => JobBytes::default(),
+            Some((Job::Generate(job), _)) => {
                 self.check_tokens(job.prompt.len().saturating_add(job.sampling.max_tokens))?;
                 JobBytes {
                     kv: engine.max_kv_bytes(&job.prompt, job.sampling.max_tokens, &job.eviction)?,
@@ -73,7 +74,7 @@ impl Scheduler {
             );
             return Err(ApiError::too_large(message));
         }
-        self.0.push(engine, job, events, timeout, bytes)
+        self.0.push(engine, jobs, (arrived, timeout), bytes)
     }
 
     /// Checks, before a request is tokenised, whether the queue takes it.

@@ -129,7 +129,9 @@ impl PassLayers {
         self.stats.document_rows.push(documents);
         // Active tokens only shrink, so what the last layer reads from the cache is what any layer does.
         let read = |s: &Segment| s.span.len() - count_within(&tokens.positions, s.span);
-        self.stats.cached_tokens = self.context.segments.iter().map(read).sum();
+        let segments = &self.context.segments;
+        self.stats.cached_tokens = segments.iter().map(read).sum();
+        self.stats.prefilled_tokens = segments.iter().filter(|s| s.computed).map(read).sum();
     }
 
     /// Counts a layer whose tokens have attended to `keys` keys, and hands its cache on.
@@ -238,6 +240,7 @@ impl PassLayers {
         self.stats.count_layer(config, projected, tokens.positions.len(), 0);
         if last {
             self.stats.cached_tokens = selected.cached_tokens(&context);
+            self.stats.prefilled_tokens = selected.prefilled_tokens(&context);
         }
         kept.release(&context);
         Ok(Flow::Finish)

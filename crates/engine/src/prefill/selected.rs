@@ -140,6 +140,13 @@ impl SelectedLayers {
         self.needed.len() - computed
     }
 
+    /// Those among them of parts that were prefilled for this request.
+    pub(crate) fn prefilled_tokens(&self, context: &PassContext) -> usize {
+        let prefilled = context.segments.iter().filter(|segment| segment.computed);
+        let needed = |span: Span| (self.needed.before(span.end) - self.needed.before(span.start)) as usize;
+        prefilled.map(|segment| needed(segment.span)).sum()
+    }
+
     /// Tokens that go on from a layer.
     pub(crate) fn continuing(&self, context: &PassContext, layer: usize) -> Vec<u32> {
         let mut tokens = context.inputs.layout.required_tokens();

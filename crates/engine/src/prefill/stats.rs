@@ -19,6 +19,8 @@ pub(crate) struct PrefillStats {
     pub(crate) final_rows: Vec<u32>,
     /// Positions that were read from the cache at one layer at least.
     pub(crate) cached_tokens: usize,
+    /// Those among them of parts that were prefilled for this request.
+    pub(crate) prefilled_tokens: usize,
     /// First tokens of the prompt that came out of the prefix cache.
     pub(crate) prefix_tokens: usize,
     /// Floating point operations of products and attention, probes included.

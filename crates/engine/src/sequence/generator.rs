@@ -93,11 +93,12 @@ impl Generator {
         self.failure.is_some() || !self.ignore_eos && self.engine.is_end(token)
     }
 
-    /// Adds a token that follows those in `cache`. Returns the reason why the answer ends with it, if it does.
+    /// Adds a token that follows those in `cache`, but for so many that were chosen behind it. Returns the reason why the answer ends
+    /// with it, if it does.
     pub(crate) fn push(
         &mut self,
         token: u32,
-        cache: &SequenceCache,
+        (cache, behind): (&SequenceCache, usize),
         stream: &mut dyn FnMut(TokenEvent<'_>) -> bool,
     ) -> Option<FinishReason> {
         if self.failure.is_some() {
@@ -105,7 +106,7 @@ impl Generator {
         }
         self.tokens.push(token);
         let tokens = self.tokens.len();
-        let (retained, kv_bytes) = (cache.cache.retained(), cache.cache.kv_bytes());
+        let (retained, kv_bytes) = (cache.cache.retained() - behind, cache.cache.kv_bytes());
         let logprobs = self.logprobs.take();
         let event = TokenEvent {
             text: "",

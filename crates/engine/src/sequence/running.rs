@@ -79,11 +79,15 @@ impl Sequence {
     pub fn push_tokens(&mut self, stream: &mut dyn FnMut(TokenEvent<'_>) -> bool) -> Option<FinishReason> {
         loop {
             self.lookup.push(self.next_token);
-            let finish = self.generator.push(self.next_token, &self.cache, stream);
+            let behind = self.further.len();
+            let finish = self.generator.push(self.next_token, (&self.cache, behind), stream);
             if self.generator.tokens.len() == 1 {
                 self.keep_prefix();
             }
             if finish.is_some() {
+                // An answer that ends among the tokens of a step leaves what one without proposals leaves.
+                self.further.clear();
+                self.cache.take_back(behind);
                 return finish;
             }
             self.state = StepState::Told;

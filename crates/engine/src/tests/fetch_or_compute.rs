@@ -127,7 +127,7 @@ fn fetched_and_computed_chunks_give_the_same_bits() {
 
 /// The object store answers after so many steps of the prefill: before it is late, while a part is computed, and after all.
 #[test]
-fn a_race_ends_with_the_same_bits_whoever_wins_and_whenever() {
+fn a_race_ends_with_the_same_bits_with_either_winner_at_any_time() {
     let (objects, prompt, expected) = library(&Pie);
     let mut won = 0;
     for release_after in (1..9).chain([usize::MAX]) {

@@ -80,6 +80,54 @@ fn an_answer_is_the_one_without_proposals() {
     }
 }
 
+/// An answer that ends by a stop text, within the tokens of a step, leaves what one without proposals leaves, and each token tells what was
+/// held with it.
+#[test]
+fn what_was_chosen_behind_a_stop_text_is_not_counted() {
+    let engine = engine(&tiny("llama"), exact(Dtype::F16));
+    let prompt = random_prompt(&engine, 20, &[70, 90], 25, 5);
+    let held = |sampling: &Sampling, speculative_tokens| {
+        let mut prefill =
+            engine.prefill(&prompt, request("vanilla", sampling.clone(), speculative_tokens)).unwrap();
+        while prefill.advance().unwrap() != crate::Advance::Done {}
+        let mut sequence: Sequence = prefill.finish().unwrap();
+        let (mut retained, mut workspace, mut steps) = (Vec::new(), DecodeWorkspace::default(), 0);
+        loop {
+            let mut note = |event: crate::TokenEvent<'_>| {
+                retained.extend(event.token.map(|_| event.retained));
+                true
+            };
+            if let Some(finish) = sequence.push_tokens(&mut note) {
+                let stats = sequence.finish(finish, &mut |_| true).stats;
+                return (
+                    finish,
+                    retained,
+                    (stats.retained_tokens, stats.kv_bytes_held, stats.kv_bytes_full),
+                    steps,
+                );
+            }
+            workspace.cost = StepCost::default();
+            decode_step(&mut [&mut sequence], &mut workspace).unwrap();
+            steps += 1;
+        }
+    };
+    // The model says one token over and over.
+    let sampling = Sampling { max_tokens: 60, logit_bias: [(9, 100.0)].into(), ..Sampling::default() };
+    let said = answer(&engine, &prompt, &request("vanilla", sampling.clone(), 0)).0;
+    let unit = engine.tokenizer().decode(&said.tokens[..1], false);
+    let mut saved = 0;
+    for times in [7, 12, 13, 29] {
+        let stop = vec![unit.repeat(times)];
+        let sampling = Sampling { stop, ..sampling.clone() };
+        let (plain, proposed) = (held(&sampling, 0), held(&sampling, 8));
+        assert_eq!(plain.0, crate::FinishReason::Stop);
+        assert_eq!((&plain.1, plain.2), (&proposed.1, proposed.2), "{times}");
+        assert_eq!(plain.2.0, prompt.len() + plain.1.len() - 1);
+        saved += plain.3 - proposed.3;
+    }
+    assert!(saved > 10, "{saved} steps saved");
+}
+
 /// Sequences that decode together with proposals, right and wrong ones, say what each says alone without.
 #[test]
 fn answers_of_a_batch_are_those_of_each_alone() {

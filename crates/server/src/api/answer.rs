@@ -1,6 +1,7 @@
 //! The way from a request to its answers, which all interfaces share.
 
 use std::pin::Pin;
+use std::time::Instant;
 
 use futures_util::stream::{self, SelectAll, Stream, StreamExt as _};
 use refrain::corpus::{Source, SourceFinder};
@@ -39,7 +40,7 @@ struct Prepared {
     tenant: Tenant,
     prompt: Prompt,
     sampling: Sampling,
-    grammar: Option<Grammar>,
+    grammar: Option<(Grammar, &'static str)>,
     tools: Option<ToolUse>,
     sources: Vec<Source>,
 }
@@ -53,9 +54,11 @@ pub(super) struct Asked {
     /// A reader of each answer.
     pub(super) readers: Vec<AnswerReader>,
     pub(super) events: AnswerEvents,
+    /// The bytes of the request, for those who need it until its end.
+    pub(super) held: HeldBytes,
 }
 
-/// Prepares a request, whose bytes are held meanwhile, and submits a job for each of its answers.
+/// Prepares a request, whose bytes are held, and submits a job for each of its answers.
 ///
 /// # Errors
 /// If the request is wrong, exceeds a limit, or the server takes no more.
@@ -72,14 +75,13 @@ pub(super) async fn ask(
     app.state.scheduler.check_queue()?;
     let explain = options.explain;
     let (answers, whole_documents) = (request.answers(), !method.built.statistics().is_empty());
+    let arrived = held.since();
     let work = {
         let app = app.clone();
-        move || {
-            let _held = held;
-            prepare(&app, tenant, &request, input, whole_documents)
-        }
+        move || Ok((prepare(&app, tenant, &request, input, whole_documents)?, held))
     };
-    let Prepared { tenant, prompt, sampling, grammar, tools, sources } = app.preprocess(work).await?;
+    let (prepared, held) = app.preprocess(work).await?;
+    let Prepared { tenant, prompt, sampling, grammar, tools, sources } = prepared;
     let context = AnswerContext {
         method: method.spec,
         evict: policy.spec,
@@ -98,11 +100,13 @@ pub(super) async fn ask(
     tracing::trace!(target: TEXT_LOG, prompt = app.state.engine.tokenizer().decode(&prompt.ids(), false));
     let logprobs = sampling.logprobs.is_some();
     let (method, eviction) = (method.built, policy.built);
-    let job = GenerateJob { prompt, method, eviction, sampling, grammar, explain: explain.is_wanted() };
+    let (grammar, grammar_field) = grammar.map_or((None, ""), |(grammar, field)| (Some(grammar), field));
+    let explain = explain.is_wanted();
+    let job = GenerateJob { prompt, method, eviction, sampling, grammar, grammar_field, explain };
     let engine = tenant.engine.clone();
     let readers = (0..answers).map(|_| AnswerReader::new(&engine, tools.as_ref())).collect();
-    let events = AnswerEvents::submit(app, &tenant, job, answers)?;
-    Ok(Asked { engine, context, logprobs, readers, events })
+    let events = AnswerEvents::submit(app, &tenant, job, (answers, arrived))?;
+    Ok(Asked { engine, context, logprobs, readers, events, held })
 }
 
 /// The error of a job that ended without a word.
@@ -216,12 +220,16 @@ fn prepare(
     Ok(Prepared { tenant, prompt, sampling, grammar, tools, sources })
 }
 
-/// The grammar of a request's answers. Answers that must be calls are nothing else; those that may be calls, and have a format, are
+/// The grammar of a request's answers, and the field that it is of. Answers that must be calls are nothing else; those that may be calls, and have a format, are
 /// either calls or of that format.
 ///
 /// # Errors
 /// If a format or the parameters of a tool are wrong.
-fn grammar(engine: &Engine, request: &CompletionRequest, tools: Option<&ToolUse>) -> Result<Option<Grammar>> {
+fn grammar(
+    engine: &Engine,
+    request: &CompletionRequest,
+    tools: Option<&ToolUse>,
+) -> Result<Option<(Grammar, &'static str)>> {
     let (field, output) = match (tools, request.structured_output()?) {
         (None, None) => return Ok(None),
         (None, Some(wanted)) => wanted,
@@ -236,7 +244,7 @@ fn grammar(engine: &Engine, request: &CompletionRequest, tools: Option<&ToolUse>
         }
     };
     let named = |error: ApiError| ApiError { param: Some(field.to_owned()), ..error };
-    Ok(Some(engine.grammar(&output).map_err(|error| named(error.into()))?))
+    Ok(Some((engine.grammar(&output).map_err(|error| named(error.into()))?, field)))
 }
 
 /// The events of one answer, with its index.
@@ -246,17 +254,23 @@ type IndexedEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 pub(super) struct AnswerEvents(SelectAll<IndexedEvents>);
 
 impl AnswerEvents {
-    /// Submits a job for each of so many answers. The seed of each is one higher than that of the one before.
+    /// Submits a job for each of so many answers to a request that arrived then. The seed of each is one higher than that of the one before.
     ///
     /// # Errors
-    /// If the job exceeds a limit, the queue is full, or the server is shutting down.
-    fn submit(app: &App, tenant: &Tenant, job: GenerateJob, answers: usize) -> Result<AnswerEvents> {
+    /// If the job exceeds a limit, the queue has no room for all, or the server is shutting down.
+    fn submit(
+        app: &App,
+        tenant: &Tenant,
+        job: GenerateJob,
+        (answers, arrived): (usize, Instant),
+    ) -> Result<AnswerEvents> {
         let mut streams: Vec<IndexedEvents> = Vec::new();
+        let mut jobs = Vec::new();
         for index in 0..answers {
             let mut job = job.clone();
             job.sampling.seed = job.sampling.seed.wrapping_add(index as u64);
             let (sender, received) = unbounded_channel();
-            app.state.scheduler.submit(tenant.engine.clone(), Job::Generate(Box::new(job)), sender, None)?;
+            jobs.push((Job::Generate(Box::new(job)), sender));
             let of_answer = stream::unfold(Some(received), move |received| async move {
                 let mut received = received?;
                 let event = received.recv().await.unwrap_or_else(|| Event::Failed(lost()));
@@ -265,6 +279,7 @@ impl AnswerEvents {
             });
             streams.push(Box::pin(of_answer));
         }
+        app.state.scheduler.submit(&tenant.engine, jobs, arrived, None)?;
         Ok(AnswerEvents(stream::select_all(streams)))
     }
 

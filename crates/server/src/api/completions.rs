@@ -68,7 +68,7 @@ async fn answer(
     let echoed = if route == Route::Completion { request.echoed()?.map(str::to_owned) } else { None };
     let (stream, include_usage) = (request.streams(), request.wants_usage());
     let input = if route == Route::Chat { Input::Messages } else { Input::Prompt };
-    let Asked { engine, context, logprobs, readers, mut events } =
+    let Asked { engine, context, logprobs, readers, mut events, .. } =
         ask(&app, tenant, (request, held), input).await?;
     let builder = ResponseBuilder {
         route,

@@ -361,7 +361,9 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: answer.stats.cached_tokens },
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: answer.stats.cached_tokens - answer.stats.prefilled_tokens,
+            },
         }
     }
 

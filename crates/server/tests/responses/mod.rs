@@ -196,3 +196,24 @@ async fn what_a_response_does_not_take_is_refused_by_name() {
     let harmless = json!({ "store": true, "previous_response_id": null, "include": [], "truncation": "disabled", "user": "x" });
     post(&router, PATH, asked(harmless)).await;
 }
+
+#[tokio::test]
+async fn metadata_is_as_small_as_openai_has_it() {
+    let router = server();
+    let many: serde_json::Map<String, Value> = (0..17).map(|i| (format!("k{i}"), json!("v"))).collect();
+    for metadata in [
+        json!([[], []]),
+        json!({ "a": 1 }),
+        json!({ "a": "x".repeat(513) }),
+        json!({ "k".repeat(65): "" }),
+        json!(many),
+    ] {
+        let (status, error) =
+            refused(ask(&router, "POST", PATH, None, asked(json!({ "metadata": metadata }))).await).await;
+        assert_eq!((status, &error["param"]), (400, &json!("metadata")), "{error}");
+    }
+    let most: serde_json::Map<String, Value> =
+        (0..16).map(|i| (format!("{i:064}"), json!("é".repeat(512)))).collect();
+    let whole = post(&router, PATH, asked(json!({ "metadata": most }))).await;
+    assert_eq!(whole["metadata"], json!(most));
+}

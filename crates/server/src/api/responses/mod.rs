@@ -18,7 +18,7 @@ use self::output::Output;
 use self::request::ResponsesRequest;
 use super::answer::{Asked, Input, ask, lost, plan};
 use super::events::{EventWriter, stream_answers};
-use super::extract::Json;
+use super::extract::{HeldBytes, Json};
 use super::gateway::Signed;
 use super::parts::{AnswerReader, Part};
 use crate::api_error::{ApiError, ErrorResponse, Result};
@@ -44,12 +44,13 @@ pub(super) async fn respond(
 ) -> Result<Response> {
     let (chat, messages) = request.chat()?;
     let named = |error: ApiError| messages.named(error);
-    let Asked { context, readers, mut events, .. } =
+    let Asked { context, readers, mut events, held, .. } =
         ask(&app, tenant, (chat, held), Input::Messages).await.map_err(named)?;
     let stream = request.stream.unwrap_or(false);
     let builder = ResponseBuilder::new(&app.state.options.served_model_name, request, context);
     let reader = readers.into_iter().next().ok_or_else(lost)?;
-    let mut writer = Writer { builder, reader, output: Output::default(), sequence: 0, is_over: false };
+    let output = Output::default();
+    let mut writer = Writer { builder, reader, output, sequence: 0, is_over: false, _held: held };
     if stream {
         return stream_answers(events, writer).await.map_err(named);
     }
@@ -87,6 +88,8 @@ struct Writer {
     output: Output,
     sequence: usize,
     is_over: bool,
+    /// The bytes of the request, which its response repeats in part.
+    _held: HeldBytes,
 }
 
 impl Writer {

@@ -43,7 +43,7 @@ pub(in crate::api) struct ResponsesRequest {
     seed: Option<i64>,
     /// Whether the response is sent as server-sent events.
     pub(super) stream: Option<bool>,
-    /// Is given back in the response.
+    /// Is given back in the response: at most 16 texts of up to 512 characters, with names of up to 64.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Value>,
     /// Has no effect: no response is stored.
@@ -172,7 +172,23 @@ impl ResponsesRequest {
                 return Err(ApiError { code: Some("unsupported_parameter"), ..error });
             }
         }
-        Ok(())
+        check_metadata(self.metadata.as_ref())
+    }
+}
+
+/// OpenAI's bounds on metadata.
+fn check_metadata(metadata: Option<&Value>) -> Result<()> {
+    let fits = |(name, value): (&String, &Value)| {
+        let is_short = |text: &str, most: usize| text.chars().nth(most).is_none();
+        is_short(name, 64) && value.as_str().is_some_and(|value| is_short(value, 512))
+    };
+    match metadata {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::Object(pairs)) if pairs.len() <= 16 && pairs.iter().all(fits) => Ok(()),
+        Some(_) => {
+            let bounds = "16 texts of up to 512 characters, with names of up to 64";
+            Err(ApiError::field("metadata", format!("metadata is an object of at most {bounds}")))
+        }
     }
 }
 

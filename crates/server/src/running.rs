@@ -1,0 +1,128 @@
+//! The pieces of work that are under way, and what becomes of a sequence: its tokens, and its end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use refrain::engine::{
+    DecodeWorkspace, Error as EngineError, FinishReason, Ingest, Prefill, RequestStats, Sequence, decode_step,
+};
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::Span;
+
+use crate::TEXT_LOG;
+use crate::api_error::{ApiError, Result};
+use crate::job::{Event, aborted, send_token};
+use crate::queue::{JobBytes, Shared};
+
+/// The request behind a piece of work.
+pub(crate) struct Client {
+    /// The namespace of its key.
+    pub(crate) key: String,
+    pub(crate) events: UnboundedSender<Event>,
+    pub(crate) deadline: Instant,
+    /// Field of the request that its grammar is of.
+    pub(crate) grammar_field: &'static str,
+    /// The span of the request.
+    pub(crate) span: Span,
+}
+
+impl Client {
+    pub(crate) fn fail(&self, error: ApiError) {
+        let _ = self.events.send(Event::Failed(error));
+    }
+}
+
+/// A prompt that is being computed.
+pub(crate) struct RunningPrefill {
+    pub(crate) client: Client,
+    pub(crate) prefill: Prefill,
+    pub(crate) arrived: Instant,
+    pub(crate) started: Instant,
+    /// Time that it was computed for.
+    pub(crate) took: Duration,
+    pub(crate) bytes: JobBytes,
+    pub(crate) prefill_span: Span,
+}
+
+/// Documents that are being prefilled.
+pub(crate) struct RunningIngest {
+    pub(crate) client: Client,
+    pub(crate) ingest: Ingest,
+    pub(crate) ingest_span: Span,
+}
+
+/// A sequence that is being decoded.
+pub(crate) struct RunningSequence {
+    pub(crate) client: Client,
+    pub(crate) sequence: Sequence,
+    pub(crate) kv_bytes: usize,
+    /// The time of its last token.
+    pub(crate) last_token: Option<Instant>,
+    pub(crate) decode_span: Span,
+}
+
+/// Decodes the next tokens of sequences.
+pub(crate) fn step(sequences: &mut [RunningSequence], workspace: &mut DecodeWorkspace) -> Result<()> {
+    let stepped = catch_unwind(AssertUnwindSafe(|| {
+        let mut batch: Vec<_> = sequences.iter_mut().map(|running| &mut running.sequence).collect();
+        decode_step(&mut batch, workspace)
+    }));
+    match stepped {
+        Ok(stepped) => Ok(stepped?),
+        Err(_) => Err(ApiError::internal(&"a step panicked")),
+    }
+}
+
+/// Sends the token that was chosen, and gives the reason if the sequence ends with it.
+pub(crate) fn emit_token(shared: &Shared, running: &mut RunningSequence) -> Option<FinishReason> {
+    let RunningSequence { sequence, client: Client { events, deadline, .. }, last_token, .. } = running;
+    let late = *deadline <= Instant::now() || shared.is_aborted();
+    let (mut received, before) = (true, sequence.answer_tokens());
+    let reason = sequence.push_tokens(&mut |event| {
+        received = send_token(events, &event);
+        received && !late
+    });
+    // Tokens of one step share its time.
+    let tokens = (sequence.answer_tokens() - before) as u32;
+    let latency = last_token.replace(Instant::now()).map(|last| last.elapsed() / tokens.max(1));
+    (0..tokens).for_each(|_| shared.metrics.token(latency));
+    if received { reason } else { Some(FinishReason::Cancelled) }
+}
+
+/// Says once that prompts have another system part than their chunks.
+static OTHER_PREFIX: std::sync::Once = std::sync::Once::new();
+
+/// Sends the complete answer of a sequence, or an error if it was cancelled.
+pub(crate) fn finish(shared: &Shared, running: RunningSequence, reason: FinishReason) {
+    let RunningSequence { mut sequence, client, decode_span, .. } = running;
+    let Client { events, deadline, grammar_field, span, .. } = client;
+    drop(decode_span);
+    let _entered = span.entered();
+    if reason == FinishReason::Cancelled {
+        shared.metrics.cancelled.inc();
+        let _ = events.send(aborted(deadline));
+        return;
+    }
+    if let Some(failure) = sequence.take_failure() {
+        let grammar = matches!(failure, EngineError::Grammar { .. });
+        let mut error = ApiError::from(failure);
+        if grammar {
+            error.param = Some(grammar_field.to_owned());
+        }
+        let _ = events.send(Event::Failed(error));
+        return;
+    }
+    let answer = sequence.finish(reason, &mut |event| send_token(&events, &event));
+    shared.metrics.finished(&answer.stats);
+    let RequestStats { prompt_tokens, cached_tokens, recomputed_tokens, ttft, tpot, .. } = answer.stats;
+    let tokens = answer.tokens.len();
+    if answer.stats.other_prefix_chunks > 0 {
+        OTHER_PREFIX.call_once(|| {
+            tracing::warn!("chunks are prefilled behind another system part than this request's: answers are less exact; \
+                            the account of each request counts such chunks (other_prefix_chunks)");
+        });
+    }
+    tracing::info!(prompt_tokens, cached_tokens, recomputed_tokens, tokens, ttft, tpot, "answered");
+    tracing::trace!(target: TEXT_LOG, answer = answer.text);
+    let _ = events.send(Event::Finished(Box::new(answer)));
+}
