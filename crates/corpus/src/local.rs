@@ -11,7 +11,7 @@ use redb::{
     Builder, Database, DatabaseError, ReadTransaction, ReadableTable, ReadableTableMetadata, WriteTransaction,
 };
 use refrain_engine::Document;
-use refrain_store::ChunkKey;
+use refrain_store::{ChunkKey, DOCUMENTS};
 
 use crate::cut::NewDocument;
 use crate::database::{ReopeningDatabase, Transacted};
@@ -22,9 +22,6 @@ use crate::tables::{
     CHUNK_KEYS, CHUNK_USERS, METADATA, STORED_BYTES, Segmented, StoredDocument, TEXTS, TOKENS, create_tables,
     document_id, insert, parsed, stored_bytes, token_ids, write_chunks,
 };
-
-/// File of the documents in the server's folder.
-const FILE: &str = "documents.redb";
 
 /// Documents by namespace, in a file that one program at a time has open. Every change is one transaction, the count of bytes included.
 pub struct LocalDocuments {
@@ -50,9 +47,9 @@ impl LocalDocuments {
     pub(crate) fn open_for(folder: Option<&Path>, quota: u64, is_shared: bool) -> Result<LocalDocuments> {
         let Some(folder) = folder else {
             let in_memory = || Builder::new().create_with_backend(InMemoryBackend::new());
-            return LocalDocuments::with(in_memory, Path::new(FILE), quota, is_shared);
+            return LocalDocuments::with(in_memory, Path::new(DOCUMENTS), quota, is_shared);
         };
-        let path = folder.join(FILE);
+        let path = folder.join(DOCUMENTS);
         if let Err(error) = std::fs::create_dir_all(folder) {
             return Err(Error::Open { path, reason: error.to_string() });
         }

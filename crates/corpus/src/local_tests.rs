@@ -190,7 +190,7 @@ fn files_of_version_1_are_migrated() {
     let one = document("", "# A heading\nand a text");
     let id = document_id(&one);
     {
-        let database = Database::create(folder.path().join(FILE)).unwrap();
+        let database = Database::create(folder.path().join(DOCUMENTS)).unwrap();
         let transaction = database.begin_write().unwrap();
         let row = serde_json::json!({
             "id": id, "document": one, "created": 5, "pinned": true, "tokens": 9,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::MAX_CELLS;
+use crate::limits::{MAX_CELLS, MAX_STYLES};
 
 /// The reason for which a file gives no documents: one line, made to follow the name of the file.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,17 @@ impl ReadError {
     pub(crate) fn check_cells(cells: usize) -> Result<(), Self> {
         if cells > MAX_CELLS {
             return Err(ReadError::TooLarge { what: "cells of a table", limit: MAX_CELLS.to_string() });
+        }
+        Ok(())
+    }
+
+    /// Whether a document's styles, or definitions of lists, are within their limit.
+    ///
+    /// # Errors
+    /// If there are more.
+    pub(crate) fn check_styles(styles: usize) -> Result<(), Self> {
+        if styles > MAX_STYLES {
+            return Err(ReadError::TooLarge { what: "styles", limit: MAX_STYLES.to_string() });
         }
         Ok(())
     }

@@ -22,6 +22,12 @@ pub const MAX_PAGES: usize = 20_000;
 /// Drawing operations of a PDF, those of forms counted at each use: some thousand a page are common.
 pub const MAX_PDF_OPERATIONS: usize = 100_000_000;
 
+/// Texts of a page of a PDF that stand apart from those before them: each takes a hundred bytes, and a plan with many labels has some ten thousand.
+pub const MAX_PAGE_SPANS: usize = if cfg!(test) { 1 << 12 } else { 1 << 19 };
+
+/// Those of all pages.
+pub const MAX_SPANS: usize = 1 << 23;
+
 /// Forms inside forms of a PDF.
 pub const MAX_FORM_DEPTH: usize = 12;
 
@@ -36,6 +42,9 @@ pub const MAX_CELLS: usize = if cfg!(test) { 1 << 16 } else { 1 << 22 };
 
 /// Characters of a title, which ends there.
 pub const MAX_TITLE_CHARS: usize = 1000;
+
+/// Styles of a DOCX, and definitions of its lists: Word makes some hundred.
+pub const MAX_STYLES: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
 
 /// Lists inside lists, beyond which deeper ones are written at this depth.
 pub const MAX_LIST_DEPTH: usize = 8;

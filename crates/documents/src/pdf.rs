@@ -68,6 +68,9 @@ fn parse(mut bytes: Vec<u8>, stem: &str, origin: Origin, stop: &AtomicBool) -> R
     let mut pages = Vec::new();
     for page in pdf.pages().iter() {
         pages.push(layout::lines(interpreter.page(page)?));
+        if stop.load(Ordering::Relaxed) {
+            return Err(ReadError::late(MAX_TIME));
+        }
     }
     let (text, heading) = blocks::write(pages)?.finish()?;
     if text.is_empty() {

@@ -40,9 +40,10 @@ impl Gguf {
         let own = gguf.opt_u32("split.no")?.unwrap_or(0);
         if own != 0 {
             let first = part_name(path, own, 0, count).unwrap_or_else(|| first_name(count));
-            return Err(
-                gguf.wrong(format!("the file is part {} of {count}; open the first, {first}", own + 1))
-            );
+            return Err(gguf.wrong(format!(
+                "the file is part {} of {count}; open the first, {first}",
+                own.saturating_add(1)
+            )));
         }
         for part in 1..count {
             let Some(name) = part_name(path, 0, part, count) else {

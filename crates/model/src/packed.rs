@@ -96,13 +96,12 @@ impl PackedWeights {
             return None;
         }
         let Index { of, matrices } = serde_json::from_slice(index).ok()?;
-        (of == self.of).then(|| PackedReader {
-            path: self.path.clone(),
-            bytes,
-            panels,
-            matrices,
-            read: AtomicUsize::new(0),
-        })
+        if of != self.of {
+            return None;
+        }
+        // A program that was stopped while another one wrote the file has left its part behind.
+        self.remove_left_parts();
+        Some(PackedReader { path: self.path.clone(), bytes, panels, matrices, read: AtomicUsize::new(0) })
     }
 
     /// A file for these weights, which takes its place when it is whole. A folder that cannot be written costs time at the next start and

@@ -1,4 +1,4 @@
-//! Names of the store's own files in its folder.
+//! Names of the store's own files in its folder, and of the documents' that lie with them.
 
 /// The index.
 pub(crate) const INDEX: &str = "index.redb";
@@ -8,5 +8,9 @@ pub(crate) const INDEX_LOCK: &str = "index.lock";
 pub(crate) const BROKEN_INDEX: &str = "index.redb.broken";
 /// The key that namespaces are derived with.
 pub(crate) const NAMESPACE_KEY: &str = "namespace.key";
+/// The database of documents, which is another crate's.
+pub const DOCUMENTS: &str = "documents.redb";
+/// The database of documents while it is made anew.
+pub const NEW_DOCUMENTS: &str = "documents.redb.new";
 /// How the names of files that are being written begin.
 pub(crate) const TEMPORARY: &str = ".tmp-";

@@ -14,14 +14,16 @@ use refrain_kv::AuxTensors;
 
 use crate::chunk_file::{Header, MAX_HEADER};
 use crate::clock::now;
-use crate::file_names::{BROKEN_INDEX, INDEX, INDEX_LOCK, NAMESPACE_KEY, TEMPORARY};
+use crate::file_names::{
+    BROKEN_INDEX, DOCUMENTS, INDEX, INDEX_LOCK, NAMESPACE_KEY, NEW_DOCUMENTS, TEMPORARY,
+};
 use crate::layer::Layer;
 use crate::{Chunk, ChunkId, ChunkKey, Problem, Result, StoreError, aux_file};
 
 const EXTENSION: &str = ".safetensors";
 const AUX_EXTENSION: &str = ".summary";
-/// Files of the store's own beside the chunks.
-const OWN_FILES: [&str; 4] = [INDEX, INDEX_LOCK, BROKEN_INDEX, NAMESPACE_KEY];
+/// Files of the store's own beside the chunks, and those of the documents that lie with them.
+const OWN_FILES: [&str; 6] = [INDEX, INDEX_LOCK, BROKEN_INDEX, NAMESPACE_KEY, DOCUMENTS, NEW_DOCUMENTS];
 /// A temporary file younger than this may belong to a writer that has not locked it yet, and an aux tensors file to a chunk that
 /// is about to be written.
 pub(crate) const STALE_AFTER: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! Descriptions of the store and of its chunks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use refrain_kernels::Dtype;
@@ -38,6 +38,7 @@ pub struct ChunkInfo {
     /// Its name.
     pub key: ChunkKey,
     /// Its file, if it is on disk.
+    #[serde(serialize_with = "as_path_if")]
     pub path: Option<PathBuf>,
     /// Whether it is in memory.
     pub in_memory: bool,
@@ -149,6 +150,20 @@ fn as_optional_hex<S: Serializer>(bytes: &Option<[u8; 32]>, serializer: S) -> Re
     serializer.collect_str(&bytes.map(|bytes| hex::encode(&bytes)).unwrap_or_default())
 }
 
+/// A path as text, whose bytes that are no Unicode are replaced: serde refuses those.
+pub(crate) fn as_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
+fn as_path_if<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
+/// [`as_path`] of each.
+pub(crate) fn as_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
+}
+
 fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
@@ -179,6 +194,7 @@ pub struct Listing {
 #[non_exhaustive]
 pub struct Unusable {
     /// The file.
+    #[serde(serialize_with = "as_path")]
     pub path: PathBuf,
     /// The fault.
     #[serde(serialize_with = "as_text")]
@@ -190,6 +206,7 @@ pub struct Unusable {
 #[non_exhaustive]
 pub struct Repair {
     /// The file.
+    #[serde(serialize_with = "as_path")]
     pub path: PathBuf,
     /// The fault.
     #[serde(serialize_with = "as_text")]
@@ -299,7 +316,9 @@ pub struct GcReport {
     /// Rows of the index whose files were gone, and that were taken out.
     pub forgotten: u64,
     /// Aux tensors whose chunk is not there, removed.
+    #[serde(serialize_with = "as_paths")]
     pub orphans: Vec<PathBuf>,
     /// Temporary files of writers that died, removed.
+    #[serde(serialize_with = "as_paths")]
     pub stale: Vec<PathBuf>,
 }

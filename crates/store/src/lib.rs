@@ -45,6 +45,7 @@ mod verify;
 
 pub use chunk::{Chunk, ChunkBuilder};
 pub use error::{Problem, Result, StoreError};
+pub use file_names::{DOCUMENTS, NEW_DOCUMENTS};
 pub use id::{BosPolicy, ChunkId, UnknownBosPolicy};
 pub use info::{
     ChunkDetail, ChunkInfo, Fetched, GcReport, Listing, PutOutcome, Repair, Scope, Stats, Unusable,

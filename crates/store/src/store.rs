@@ -354,6 +354,11 @@ impl Store {
     }
 
     #[cfg(test)]
+    pub(crate) fn disk_tier(&self) -> &Disk {
+        self.0.disk.as_deref().expect("a store with a folder")
+    }
+
+    #[cfg(test)]
     pub(crate) fn disk(&self) -> &Folder {
         self.0.folder().expect("a store with a folder")
     }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::chunk_file::verify_layers;
 use crate::folder::{Folder, FolderEntry, open_chunk, read_aux_file, remove, remove_stale};
+use crate::info::as_paths;
 use crate::{ChunkKey, Problem, Repair, Result};
 
 /// How far a verification is.
@@ -36,12 +37,16 @@ pub struct VerifyReport {
     /// now.
     pub failed: Vec<Repair>,
     /// Whole aux tensors of chunks that are not on disk, removed.
+    #[serde(serialize_with = "as_paths")]
     pub orphans: Vec<PathBuf>,
     /// Temporary files of writers that died, removed.
+    #[serde(serialize_with = "as_paths")]
     pub stale: Vec<PathBuf>,
     /// Temporary files that a writer may still be at work on, left alone.
+    #[serde(serialize_with = "as_paths")]
     pub in_progress: Vec<PathBuf>,
     /// Files that are not the store's; they are left alone.
+    #[serde(serialize_with = "as_paths")]
     pub foreign: Vec<PathBuf>,
     /// Chunk files that the index did not know, and does now.
     pub entered: u64,

@@ -228,7 +228,7 @@ fn a_broken_object_is_never_used_and_replaced() {
     first.put(chunk(1)).unwrap();
     first.put(chunk(2)).unwrap();
     drop(first);
-    // The file of one text under the name of another, as an accident of whoever tidies folders, and so it is shared.
+    // The file of one text under the name of another, as an accident may leave it, and so it is shared.
     let key = chunk(1).key().to_string();
     let name = format!("{}/{key}.safetensors", &key[..2]);
     std::fs::write(folder.path().join(&name), chunk(2).to_bytes()).unwrap();
@@ -343,7 +343,7 @@ fn an_absent_server_slows_nothing_and_loses_nothing() {
     assert_eq!(s3.objects().len(), 20);
 }
 
-/// A layer is used while later ones still travel; whoever wants the same chunk meanwhile gets it from the same request, and
+/// A layer is used while later ones still travel; another request for the same chunk meanwhile gets it from the same download, and
 /// what stops half-way is as if it were not there, and is fetched whole the next time.
 #[test]
 fn layers_are_used_while_later_ones_still_travel() {

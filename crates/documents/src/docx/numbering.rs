@@ -47,11 +47,13 @@ pub(super) fn read(archive: &mut Archive<'_>) -> Result<Numbering, ReadError> {
                 let format = attribute(tag, "val").unwrap_or_default();
                 if depth <= MAX_LIST_DEPTH && format != "bullet" && format != "none" {
                     numbering.numbered.entry(definition.clone()).or_default()[depth] = true;
+                    ReadError::check_styles(numbering.numbered.len())?;
                 }
             }
             "num" => list = attribute(tag, "numId").unwrap_or_default(),
             "abstractNumId" => {
                 numbering.definitions.insert(list.clone(), attribute(tag, "val").unwrap_or_default());
+                ReadError::check_styles(numbering.definitions.len())?;
             }
             _ => {}
         }

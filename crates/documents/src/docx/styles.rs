@@ -107,6 +107,7 @@ pub(super) fn read(archive: &mut Archive<'_>) -> Result<Styles, ReadError> {
             Xml::End("style") => {
                 style.role = role(&style.name, style.outline);
                 styles.0.insert(std::mem::take(&mut id), std::mem::take(&mut style));
+                ReadError::check_styles(styles.0.len())?;
             }
             _ => {}
         }

@@ -159,3 +159,22 @@ fn a_document_that_takes_too_long_is_refused() {
     let error = read_until(&document("<w:p><w:t>a</w:t></w:p>"), "name", until).unwrap_err().to_string();
     assert!(error.contains("time beyond the limit of 120 s"), "{error}");
 }
+
+#[test]
+fn styles_and_lists_are_bounded() {
+    let body = "<w:document><w:body><w:p><w:r><w:t>a</w:t></w:r></w:p></w:body></w:document>";
+    let many = |of: &dyn Fn(usize) -> String| (0..=crate::limits::MAX_STYLES).map(of).collect::<String>();
+    let styles =
+        format!("<w:styles>{}</w:styles>", many(&|i| format!("<w:style w:styleId='{i}'></w:style>")));
+    let lists = many(&|i| format!("<w:num w:numId='{i}'><w:abstractNumId w:val='1'/></w:num>"));
+    let formats = many(&|i| {
+        format!(
+            "<w:abstractNum w:abstractNumId='{i}'><w:lvl w:ilvl='0'><w:numFmt w:val='decimal'/></w:lvl></w:abstractNum>"
+        )
+    });
+    for (name, part) in [("styles", &styles), ("numbering", &lists), ("numbering", &formats)] {
+        let name = format!("word/{name}.xml");
+        let read = super::read(&archive(&[("word/document.xml", body), (&name, part)]), "n");
+        assert!(matches!(read, Err(ReadError::TooLarge { what: "styles", .. })), "{read:?}");
+    }
+}

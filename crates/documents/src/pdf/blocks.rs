@@ -217,6 +217,9 @@ fn ends_sentence(text: &str) -> bool {
     text.ends_with(['.', '!', '?', ':', '…', '。', '！', '？'])
 }
 
+/// Bytes of a word that is looked up.
+const MOST_OF_WORD: usize = 256;
+
 /// The words of a document, which say whether a hyphen at a line's end is part of a word.
 struct Words(HashSet<String>);
 
@@ -244,10 +247,13 @@ impl Words {
             return before.push_str(line);
         };
         before.truncate(before.len() - hyphen.len_utf8());
-        let first = before.split_whitespace().next_back().unwrap_or_default();
+        // Lines that all end in a hyphen make one word, which grows with each of them.
+        let start = before.char_indices().nth_back(MOST_OF_WORD).map_or(0, |(at, _)| at);
+        let first = before[start..].split_whitespace().next_back().unwrap_or_default();
         let second = line.split_whitespace().next().unwrap_or_default();
+        let is_word = first.len() + second.len() <= MOST_OF_WORD;
         let known = |word: String| self.0.contains(&key(&word));
-        let apart = known(format!("{first}-{second}")) && !known(format!("{first}{second}"));
+        let apart = is_word && known(format!("{first}-{second}")) && !known(format!("{first}{second}"));
         // A number or a capital before the hyphen is rarely half of a word.
         let compound = first.chars().next_back().is_some_and(|c| !c.is_lowercase()) && hyphen != '\u{AD}';
         if apart || compound {

@@ -22,7 +22,9 @@ use super::guard;
 use super::line::{Span, Style};
 use super::state::{Cursor, State};
 use crate::error::ReadError;
-use crate::limits::{MAX_FORM_DEPTH, MAX_PDF_BYTES, MAX_PDF_OPERATIONS, MAX_TEXT_BYTES};
+use crate::limits::{
+    MAX_FORM_DEPTH, MAX_PAGE_SPANS, MAX_PDF_BYTES, MAX_PDF_OPERATIONS, MAX_SPANS, MAX_TEXT_BYTES,
+};
 
 /// Graphics states saved inside each other.
 const MAX_SAVED: usize = 4096;
@@ -41,6 +43,8 @@ pub(super) struct Interpreter<'a, 's> {
     /// The bytes of all streams that were decoded, those of one stream at each use.
     decoded: usize,
     text_bytes: usize,
+    /// Texts of all pages so far that stand apart.
+    all_spans: usize,
     stop: &'s AtomicBool,
     spans: Vec<Span>,
     /// Marked content that is open.
@@ -66,6 +70,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             operations: 0,
             decoded: 0,
             text_bytes: 0,
+            all_spans: 0,
             stop,
             spans: Vec::new(),
             marks: 0,
@@ -294,7 +299,7 @@ impl<'a, 's> Interpreter<'a, 's> {
                 };
                 let place = state.ctm * cursor.text * Affine::translate((0.0, state.rise));
                 let width = if horizontal { advance.x * state.scaling } else { state.size };
-                self.glyph(shown, place, width, state, cursor.placed);
+                self.glyph(shown, place, width, state, cursor.placed)?;
                 cursor.placed = false;
             }
             cursor.advance(step);
@@ -303,7 +308,14 @@ impl<'a, 's> Interpreter<'a, 's> {
     }
 
     /// Adds a glyph to the text it continues, or begins another.
-    fn glyph(&mut self, shown: Option<BfString>, place: Affine, width: f64, state: &State<'a>, placed: bool) {
+    fn glyph(
+        &mut self,
+        shown: Option<BfString>,
+        place: Affine,
+        width: f64,
+        state: &State<'a>,
+        placed: bool,
+    ) -> Result<(), ReadError> {
         let mut text = String::new();
         match shown {
             // The first glyph stands for the text, the others for none.
@@ -313,7 +325,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             Some(BfString::Char(c)) => push(&mut text, c),
             Some(BfString::String(s)) => s.chars().for_each(|c| push(&mut text, c)),
             // Nothing is known of the glyph, and a mark would stand for noise in most files.
-            None => return,
+            None => return Ok(()),
         }
         let [a, b, ..] = place.as_coeffs();
         let (origin, end) = (place * Point::ZERO, place * Point::new(width, 0.0));
@@ -322,7 +334,7 @@ impl<'a, 's> Interpreter<'a, 's> {
             .iter()
             .all(|value| value.is_finite() && value.abs() < 1e7);
         if !known || size <= 0.0 {
-            return;
+            return Ok(());
         }
         // Quarter turns clockwise, the page's y growing downwards.
         let turns = (b.atan2(a) / std::f64::consts::FRAC_PI_2).round().rem_euclid(4.0) as u8;
@@ -337,8 +349,26 @@ impl<'a, 's> Interpreter<'a, 's> {
         let span = Span { text, x0: x0.min(x1), x1: x1.max(x0), y, size, style: state.style, placed, turns };
         match self.spans.last_mut() {
             Some(last) if last.continues(&span) => last.push(&span),
-            _ => self.spans.push(span),
+            _ => {
+                self.count_span()?;
+                self.spans.push(span);
+            }
         }
+        if self.text_bytes > MAX_TEXT_BYTES {
+            Err(ReadError::too_large("text", MAX_TEXT_BYTES))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Counts a text that stands apart. One operation may show many, and each takes more memory than its bytes.
+    fn count_span(&mut self) -> Result<(), ReadError> {
+        self.all_spans += 1;
+        if self.all_spans > MAX_SPANS || self.spans.len() >= MAX_PAGE_SPANS {
+            let limit = format!("{MAX_PAGE_SPANS} on a page, {MAX_SPANS} in all");
+            return Err(ReadError::TooLarge { what: "texts that stand apart", limit });
+        }
+        Ok(())
     }
 }
 

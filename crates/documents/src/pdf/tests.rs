@@ -323,3 +323,27 @@ fn a_file_whose_encryption_hides_its_objects_is_refused_with_the_remedy() {
         );
     }
 }
+
+/// One operation may show as many texts as it has bytes.
+#[test]
+fn texts_that_stand_apart_are_bounded_within_an_operation() {
+    let letters = |count| format!("BT /F 0.01 Tf 0.5 Tc 0 700 Td ({}) Tj ET", "a".repeat(count));
+    assert!(is_too_large(&file(letters(crate::limits::MAX_PAGE_SPANS + 1).as_bytes(), "", &[])));
+    let replaced =
+        format!("/Span << /ActualText () >> BDC {} EMC", letters(crate::limits::MAX_PAGE_SPANS + 1));
+    assert!(is_too_large(&file(replaced.as_bytes(), "", &[])));
+    assert!(sent(&file(letters(100).as_bytes(), "", &[]), "name").is_ok());
+}
+
+/// Lines that all end in a hyphen make one word.
+#[test]
+fn a_word_of_a_hundred_thousand_lines_takes_no_time() {
+    let content = format!("BT /F 1 Tf 1 TL 0 0 Td {} ET", "(a-) '".repeat(100_000));
+    let began = std::time::Instant::now();
+    let read = sent(&file(&deflated(content.as_bytes()), "/Filter /FlateDecode", &[]), "name");
+    assert!(
+        matches!(read, Ok(_) | Err(ReadError::TooLarge { what: "texts that stand apart", .. })),
+        "{read:?}"
+    );
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+}

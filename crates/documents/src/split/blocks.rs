@@ -88,7 +88,7 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
 }
 
 fn is_one_line(blocks: &[Block], end: usize, text: &str) -> bool {
-    blocks.last().is_some_and(|block| text[block.range.start..end].trim_end().lines().count() == 1)
+    blocks.last().is_some_and(|block| text[block.range.start..end].trim_end().lines().nth(1).is_none())
 }
 
 /// The sign and the length of a fence of code.
@@ -157,12 +157,33 @@ pub(super) fn lines(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     found
 }
 
+/// Most characters one after the other, none of them a letter or a digit, in which the end of a sentence is looked for: Unicode's rules look from
+/// each of them for the next letter, and a text may have a million.
+const MOST_BETWEEN: usize = 256;
+
+/// The parts of a range that are looked through for sentences, of which only texts with very long gaps have several.
+fn parts(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
+    let (mut parts, mut start, mut between) = (Vec::new(), range.start, 0);
+    for (at, c) in text[range.clone()].char_indices() {
+        between = if c.is_alphanumeric() { 0 } else { between + 1 };
+        if between > MOST_BETWEEN {
+            parts.push(start..range.start + at);
+            (start, between) = (range.start + at, 0);
+        }
+    }
+    parts.push(start..range.end);
+    parts
+}
+
 /// The sentences of a range.
 pub(super) fn sentences(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     let mut open = false;
-    for (at, sentence) in text[range.clone()].split_sentence_bound_indices() {
-        let start = range.start + at;
+    let bounds = |part: Range<usize>| {
+        let sentences = text[part.clone()].split_sentence_bound_indices();
+        sentences.map(move |(at, sentence)| (part.start + at, sentence))
+    };
+    for (start, sentence) in parts(text, range).into_iter().flat_map(bounds) {
         let end = start + sentence.len();
         match found.last_mut() {
             Some(last) if open => last.end = end,

@@ -198,3 +198,24 @@ proptest! {
         check(&text, max, str::len);
     }
 }
+
+/// The time that a text takes grows with its length, not with its square: an hour would have passed here.
+#[test]
+fn long_gaps_and_underlined_paragraphs_are_cut_at_once() {
+    let gap = format!("A.{}x", " ".repeat(2_000_000));
+    let quotes = format!("A.{}x", "\"".repeat(2_000_000));
+    let underlined = format!("a\nb\n{}", "===\n".repeat(500_000));
+    let began = std::time::Instant::now();
+    for text in [gap, quotes, underlined] {
+        assert!(!split(&text, 10, |text| text.len() / 4).is_empty());
+    }
+    assert!(began.elapsed().as_secs() < 120, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_sentence_with_a_long_gap_stays_one() {
+    let text = format!("One long{}sentence. Another one.", " ".repeat(1000));
+    let sentences = super::blocks::sentences(&text, 0..text.len());
+    assert_eq!(sentences.len(), 2);
+    assert!(text[sentences[1].clone()].starts_with("Another"));
+}

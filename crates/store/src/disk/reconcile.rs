@@ -19,6 +19,13 @@ struct Files {
     bytes: u64,
 }
 
+impl Files {
+    fn add(&mut self, found: &FolderEntry) {
+        self.has_chunk |= matches!(found, FolderEntry::Chunk(..));
+        self.bytes += found.bytes();
+    }
+}
+
 impl Disk {
     /// Removes temporary files of writers that died, aux tensors files without their chunk, chunks that have expired and, where
     /// the folder exceeds its bounds, the least recently used chunks; and reconciles the index.
@@ -69,9 +76,7 @@ impl Disk {
         let mut files: BTreeMap<ChunkKey, Files> = BTreeMap::new();
         for found in found {
             let Some(key) = found.key() else { continue };
-            let files = files.entry(*key).or_default();
-            files.has_chunk |= matches!(found, FolderEntry::Chunk(..));
-            files.bytes += found.bytes();
+            files.entry(*key).or_default().add(found);
         }
         self.index.write(|tables| {
             self.reconcile_rows(tables, &files, report)?;
@@ -102,13 +107,18 @@ impl Disk {
             if row.entered.saturating_add(STALE_AFTER.as_secs()) > now() {
                 continue;
             }
-            match files.get(key) {
-                Some(files) if files.bytes == row.bytes => {}
-                Some(files) => tables.set(key, &IndexRow { bytes: files.bytes, ..row.clone() })?,
-                None => {
-                    report.forgotten += 1;
-                    tables.remove(key)?;
-                }
+            if files.get(key).is_some_and(|files| files.bytes == row.bytes) {
+                continue;
+            }
+            // A large folder takes minutes to scan, in which others go on storing: what differs is looked at once more.
+            let Ok(found) = self.folder.files(key) else { continue };
+            let mut own = Files::default();
+            found.iter().for_each(|found| own.add(found));
+            if found.is_empty() {
+                report.forgotten += 1;
+                tables.remove(key)?;
+            } else if own.bytes != row.bytes {
+                tables.set(key, &IndexRow { bytes: own.bytes, ..row.clone() })?;
             }
         }
         for (key, files) in files.iter().filter(|(key, files)| files.has_chunk && !rows.contains_key(key)) {

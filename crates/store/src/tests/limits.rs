@@ -364,6 +364,29 @@ fn gc_has_the_index_agree_with_the_files() {
     assert_eq!((report.evicted, report.chunks, report.bytes, report.freed), (1, 1, size(), size()));
 }
 
+/// Others go on storing while a large folder is scanned, for longer than a row is young.
+#[test]
+fn a_chunk_that_was_stored_after_the_scan_keeps_its_row() {
+    let dir = tempdir().unwrap();
+    let store = limited(&dir, |_| ());
+    stored(store.put(numbered(1, 50)).unwrap());
+    age(dir.path());
+    let mut report = crate::GcReport::default();
+    store.disk_tier().reconcile_index(&[], false, &mut report).unwrap();
+    assert_eq!((report.forgotten, report.chunks, report.bytes), (0, 1, size()));
+}
+
+#[test]
+fn the_documents_of_a_server_are_none_of_verification_s_business() {
+    let dir = tempdir().unwrap();
+    let store = limited(&dir, |_| ());
+    for name in ["documents.redb", "documents.redb.new", "notes.txt"] {
+        fs::write(dir.path().join(name), "x").unwrap();
+    }
+    let report = store.verify(|_| ()).unwrap();
+    assert_eq!(report.foreign, [dir.path().join("notes.txt")]);
+}
+
 /// Makes all rows an hour older.
 pub(super) fn age(root: &Path) {
     change_rows(root, |row| row.entered -= 3600);
