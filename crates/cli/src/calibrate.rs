@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args;
 use crate::documents::{Documents, read_documents};
-use crate::output::{Fail, count, print, print_json, show};
+use crate::output::{Fail, count, json_path, print, print_json, show};
 use crate::settings::Context;
 use refrain::folders::tilde;
 use refrain::{CalibrationFile, calibration_path, fingerprint};
@@ -41,7 +41,7 @@ pub(crate) fn run(context: &Context, args: &args::Calibrate) -> Result<()> {
     };
     file.write(&path)?;
     if context.json {
-        return print_json(&json!({ "file": path, "calibration": file, "failures": failures }));
+        return print_json(&json!({ "file": json_path(&path), "calibration": file, "failures": failures }));
     }
     print(&text(&found))?;
     match args.output {

@@ -8,7 +8,7 @@ use refrain::documents::{Failure, files, read_path};
 use refrain::engine::Document;
 use serde::Serialize;
 
-use crate::output::{Console, Fail, count, one_line, show, warn};
+use crate::output::{Console, Fail, count, one_line, show};
 
 /// The kinds of files that hold documents, as help and errors name them.
 const KINDS: &str = "text, Markdown, HTML, PDF, DOCX or JSONL";
@@ -41,8 +41,8 @@ impl std::fmt::Display for UnreadFile {
     }
 }
 
-/// Reads all documents of these files and folders. A file that cannot be read is told on standard error, and the others
-/// are read all the same.
+/// Reads all documents of these files and folders. A file that cannot be read is told on the console, and the others are
+/// read all the same.
 ///
 /// # Errors
 /// If a path names nothing, or paths are given and none of them holds a document.
@@ -94,8 +94,8 @@ pub(crate) fn each_document(
     if number == 0 {
         return Err(nothing_read(paths, &unread));
     }
-    empty.iter().for_each(|path| warn(&without_documents(path)));
-    unread.iter().for_each(|failure| warn(&failure.to_string()));
+    empty.iter().for_each(|path| console.warn(&without_documents(path)));
+    unread.iter().for_each(|failure| console.warn(&failure.to_string()));
     Ok(unread)
 }
 

@@ -2,6 +2,7 @@
 
 mod sources;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,8 @@ use refrain_eval::{MachineInfo, Matrix, ModelInfo, Record, RunInfo, RunOptions, 
 use serde_json::json;
 
 use crate::args::{self, PrefixArg};
-use crate::output::{self, Exit, Fail, SOME_FAILED, age, count, print, print_json, seconds};
-use crate::settings::Context;
+use crate::output::{self, Exit, Fail, SOME_FAILED, age, count, json_path, print, print_json, seconds};
+use crate::settings::{Context, prefix_hash};
 use crate::table::Table;
 use crate::{machine, methods};
 use refrain::folders::tilde;
@@ -42,6 +43,8 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
     let matrix = matrix(context, &args.selection)?;
     matrix.check()?;
     let variants = variants(context, &matrix)?;
+    // A file that is missing is told before a model is opened.
+    prefix_texts(&variants)?;
     let folder = args.out.clone().unwrap_or_else(|| {
         let stem = args.selection.matrix.as_ref().and_then(|path| path.file_stem());
         PathBuf::from(format!("eval-{}", stem.map_or("run".into(), |stem| stem.to_string_lossy())))
@@ -62,8 +65,9 @@ pub(crate) fn run(context: &Context, args: &args::EvalRun) -> Result<()> {
         answers += part.answers;
         failed += part.failed;
     }
-    told(context, &folder, &ModelOutcome { whole, answers, failed }, started.elapsed())?;
-    if failed > 0 { Err(Exit(SOME_FAILED).into()) } else { Ok(()) }
+    let told = told(context, &folder, &ModelOutcome { whole, answers, failed }, started.elapsed());
+    // The status tells of failures where nobody reads the output, too.
+    if failed > 0 { Err(Exit(SOME_FAILED).into()) } else { told }
 }
 
 /// Says what came of all parts of a run.
@@ -71,7 +75,7 @@ fn told(context: &Context, folder: &Path, outcome: &ModelOutcome, took: Duration
     let ModelOutcome { whole, answers, failed } = *outcome;
     if context.json {
         return print_json(&json!({
-            "run": folder, "complete": whole, "answers": answers, "failed": failed,
+            "run": json_path(folder), "complete": whole, "answers": answers, "failed": failed,
             "seconds": took.as_secs_f64(),
         }));
     }
@@ -207,6 +211,17 @@ pub(crate) fn variants(context: &Context, matrix: &Matrix) -> Result<Vec<Variant
     Ok(variants)
 }
 
+/// SHA-256 of each file that variants have as a prefix, by the prefix.
+pub(crate) fn prefix_texts(variants: &[Variant]) -> Result<BTreeMap<String, String>> {
+    let mut texts = BTreeMap::new();
+    for variant in variants {
+        if let Prefix::Text(path) = &variant.prefix {
+            texts.insert(variant.prefix.to_string(), prefix_hash(path)?);
+        }
+    }
+    Ok(texts)
+}
+
 /// One model's part of a run.
 fn one(
     context: &Context,
@@ -340,6 +355,8 @@ pub(crate) fn about(
         setting("new tokens at most", most(matrix.max_tokens, "the benchmark's")),
         setting("tokens of a LongBench prompt at most", most(matrix.max_prompt_tokens, "by the context")),
     ];
+    let texts = prefix_texts(variants)?.into_iter();
+    let settings = settings.into_iter().chain(texts.map(|(prefix, hash)| setting(&prefix, hash)));
     let now = machine::now();
     let (isa, processor) = processors(&**device);
     Ok(RunInfo {
@@ -361,7 +378,7 @@ pub(crate) fn about(
         methods: names.pop().unwrap_or_default(),
         policies,
         seed: matrix.seed,
-        settings: settings.into(),
+        settings: settings.collect(),
     })
 }
 
@@ -375,7 +392,8 @@ pub(crate) fn report(context: &Context, args: &args::EvalReport) -> Result<()> {
     }
     let written = write_report(args.out.as_deref().unwrap_or(&args.run), &about, &records)?;
     if context.json {
-        return print_json(&json!({ "run": args.run, "answers": records.len(), "files": written }));
+        let files: Vec<String> = written.iter().map(|path| json_path(path)).collect();
+        return print_json(&json!({ "run": json_path(&args.run), "answers": records.len(), "files": files }));
     }
     print(&written.iter().map(|path| format!("{}\n", tilde(path))).collect::<String>())
 }

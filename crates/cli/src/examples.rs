@@ -94,7 +94,7 @@ Examples:
   refrain store import chunks.tar --store /srv/chunks
 
 Chunks belong to the namespace that follows from --credential; without one, to the one without a name. \
-Whoever owns the folder sees all of them with --all.";
+The owner of the folder sees all of them with --all.";
 
 pub(crate) const DOCUMENTS: &str = "\
 Examples:

@@ -1,6 +1,7 @@
 //! Printing: standard output that may be a broken pipe, errors with hints, progress bars, colours, quantities.
 
 use std::io::{self, BufRead, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -147,6 +148,11 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
+/// A path as JSON has it, whose strings are Unicode: other bytes are replaced.
+pub(crate) fn json_path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
 /// Asks before `number` things are removed, where somebody can answer. Where nobody can, what was named is removed, and `all` only with
 /// `--yes`.
 pub(crate) fn confirmed(json: bool, all: bool, number: usize, question: &str) -> Result<()> {
@@ -182,6 +188,8 @@ pub(crate) fn say(text: &str) {
 pub(crate) struct Console {
     /// Neither bars nor remarks are shown.
     pub(crate) quiet: bool,
+    /// Remarks and warnings are entries of the log, so that every line of it is JSON where one is.
+    pub(crate) logs: bool,
 }
 
 impl Console {
@@ -197,9 +205,16 @@ impl Console {
 
     /// Prints a remark.
     pub(crate) fn say(&self, text: &str) {
-        if !self.quiet {
+        if self.logs {
+            tracing::info!("{text}");
+        } else if !self.quiet {
             say(text);
         }
+    }
+
+    /// Warns, even with --quiet.
+    pub(crate) fn warn(&self, text: &str) {
+        if self.logs { tracing::warn!("{text}") } else { warn(text) }
     }
 }
 

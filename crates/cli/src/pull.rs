@@ -12,14 +12,16 @@ use sha2::{Digest, Sha256};
 use crate::args;
 use crate::hub::{self, Fetch};
 use crate::models;
-use crate::output::{self, Console, Fail, print, print_json};
+use crate::output::{self, Console, Fail, json_path, print, print_json};
 use crate::pypi;
 use crate::settings::Context;
 
 /// `refrain pull`
 pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
     let Some(name) = args.name.as_deref().filter(|_| !args.list) else { return models::run(context) };
-    let (path, fetched) = if let Some(address) = Address::parse(name)? {
+    let address = Address::parse(name)?;
+    let there = if address.is_some() { "already there" } else { "already there, and its checksum holds" };
+    let (path, fetched) = if let Some(address) = address {
         Fetch(&address.at(args.revision.as_deref())?).pull(&context.console)?
     } else if let Some(known) = KnownModel::named(name) {
         if args.revision.is_some() {
@@ -32,10 +34,10 @@ pub(crate) fn run(context: &Context, args: &args::Pull) -> Result<()> {
             .into());
     };
     if context.json {
-        return print_json(&json!({ "model": name, "path": path, "fetched": fetched }));
+        return print_json(&json!({ "model": name, "path": json_path(&path), "fetched": fetched }));
     }
     if !fetched {
-        context.say("already there, and its checksum holds");
+        context.say(there);
     }
     print(&format!("{}\n", path.display()))
 }

@@ -15,13 +15,12 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use crate::args::{self, Key};
 use crate::documents::{Documents, read_documents, unread};
 use crate::methods;
-use crate::output::{Fail, count, print, print_json};
+use crate::output::{Fail, count, json_path, print, print_json};
 use crate::settings::Context;
 use crate::signals::stop_signal;
 
 /// `refrain serve`
 pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
-    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     let filter = EnvFilter::try_new(&args.log).map_err(|error| {
         Fail::usage(format!("--log {:?} is no filter: {error}", args.log)).hint("for example info, or debug")
     })?;
@@ -38,6 +37,10 @@ pub(crate) fn run(context: &Context, args: &args::Serve) -> Result<()> {
     #[cfg(feature = "otlp")]
     let log = log.with(export.as_ref().map(crate::otlp::Export::layer));
     log.init();
+    let mut context = context.clone();
+    context.console.logs = context.json;
+    let context = &context;
+    let (method, policy) = (methods::asked(context, &args.method)?, methods::policy(&args.evict)?);
     if args.api_key_file.is_some() && !args.docs.is_empty() {
         return Err(Fail::usage(
             "--docs are for requests without an API key, and --api-key-file refuses those",
@@ -139,7 +142,7 @@ pub(crate) fn key(context: &Context, command: &Key) -> Result<()> {
     let Key::New { name, file } = command;
     let key = ApiKeys::add(file, name)?;
     if context.json {
-        return print_json(&json!({ "name": name, "key": key, "file": file }));
+        return print_json(&json!({ "name": name, "key": key, "file": json_path(file) }));
     }
     context.say(&format!("{name}'s key; only its hash is in {}, so keep it now", file.display()));
     print(&format!("{key}\n"))

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 #[cfg(feature = "remote")]
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -17,9 +17,10 @@ use refrain::model::ModelFiles;
 use refrain::quantities::Quota;
 use refrain::store::{Limits, NamespaceKey, SHARED, Store, hex};
 use refrain::{AUTO, Choice, EngineOptions, choice, resolve};
+use sha2::{Digest, Sha256};
 
 use crate::args::{Global, PrefixArg, Shared};
-use crate::output::{self, Console, Fail, show};
+use crate::output::{Console, Fail, show};
 
 /// The options of every command, resolved.
 #[derive(Clone, Debug)]
@@ -65,7 +66,7 @@ impl Context {
             Some(folder) => folder.clone(),
             None => data_folder().context(lacking).context("give --store")?.join("chunks"),
         };
-        let (json, console) = (global.json, Console { quiet: global.quiet });
+        let (json, console) = (global.json, Console { quiet: global.quiet, logs: false });
         let method = matches.try_contains_id("method").unwrap_or(false);
         let method_typed = method && matches.value_source("method") == Some(ValueSource::CommandLine);
         let max_tokens = matches.try_contains_id("max_tokens").unwrap_or(false);
@@ -195,7 +196,7 @@ impl Context {
             // Commands name their method themselves.
             .method("vanilla")
             .on_progress(|done, total| show(&bar, done as u64, total as u64))
-            .on_warning(output::warn);
+            .on_warning(|warning| self.console.warn(warning));
         if let Some(file) = &self.global.calibration {
             options = options.calibration(file);
         }
@@ -209,8 +210,8 @@ impl Context {
         if let Some(choice) = self.choice.get() {
             return Ok(choice);
         }
-        let found =
-            choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref(), &mut output::warn)?;
+        let warn = &mut |warning: &str| self.console.warn(warning);
+        let found = choice(&self.global.model, &self.fingerprint()?, self.data_folder.as_deref(), warn)?;
         Ok(self.choice.get_or_init(|| found))
     }
 
@@ -261,4 +262,11 @@ impl Context {
     pub(crate) fn say(&self, text: &str) {
         self.console.say(text);
     }
+}
+
+/// SHA-256 of the file of a prefix.
+pub(crate) fn prefix_hash(path: &Path) -> Result<String> {
+    let bytes =
+        std::fs::read(path).with_context(|| format!("cannot read the prefix in {}", path.display()))?;
+    Ok(hex::encode(&Sha256::digest(&bytes)))
 }

@@ -17,7 +17,8 @@ use crate::args::{Keep, Store as Command};
 use crate::machine::{now, seconds_since};
 use crate::output;
 use crate::output::{
-    age, bytes, confirmed, count, one_line, percent, plain, print, print_json, show as move_bar, warn,
+    age, bytes, confirmed, count, json_path, one_line, percent, plain, print, print_json, show as move_bar,
+    warn,
 };
 use crate::settings::Context;
 use crate::table::Table;
@@ -87,7 +88,7 @@ fn stats(context: &Context, store: &Store) -> Result<()> {
     let quota = |namespace: &str| Some(limits.quota_of(namespace)).filter(|quota| *quota != u64::MAX);
     if context.json {
         return print_json(&json!({
-            "folder": context.store,
+            "folder": json_path(&context.store),
             "disk": { "chunks": stats.disk_chunks, "bytes": stats.disk_bytes, "limit": limit },
             "pinned": pinned,
             "expiring": expiring,

@@ -19,11 +19,11 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use self::front::{choose, front, nearest, table};
+use self::front::{choose, failed, front, nearest, table};
 use crate::args;
 use crate::documents::{Documents, read_documents};
 use crate::eval::{MEMORY, about, show, variants, write_report};
-use crate::output::{Fail, count, print, print_json, warn};
+use crate::output::{Fail, count, json_path, print, print_json, warn};
 use crate::settings::Context;
 use refrain::folders::tilde;
 use refrain::{TunedFile, tuned_path};
@@ -82,7 +82,7 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
         RunOptions { forced: matrix.forced, maps: false, seed: matrix.seed, batch: matrix.batch, until };
     let (bar, started) = (context.bar("", "{percent}% {msg}"), Instant::now());
     let (name, mut first) = (context.global.model.as_str(), None);
-    run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {
+    let whole = run.answer((name, &engine), &jobs, &variants, &options, &scorer, |step| {
         show(&bar, name, step, *first.get_or_insert(step.done), started);
         true
     })?;
@@ -91,8 +91,21 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     let (about, records) = read(&folder)?;
     let records = own(records, name, &jobs[0].samples, &variants);
     let (rows, answered) = front(&records.iter().collect::<Vec<_>>());
-    let chosen = choose(&rows, args.bound)
-        .context("no question was answered by all methods; give more --time-budget")?;
+    let failed = failed(&records);
+    let Some(chosen) = choose(&rows, args.bound) else {
+        let why =
+            failed.iter().map(|(name, error)| format!("{name}: {error}")).collect::<Vec<_>>().join("; ");
+        let fail = match (why.as_str(), whole) {
+            ("", true) => Fail::new("no question was answered by all methods"),
+            ("", false) => Fail::new("no question was answered by all methods in time")
+                .hint("give more --time-budget; the same command goes on"),
+            (why, _) => Fail::new(format!("no question was answered by all methods: {why}")),
+        };
+        return Err(fail.into());
+    };
+    for (name, error) in &failed {
+        warn(&format!("{name} is left out, for it has answered nothing: {error}"));
+    }
     let path = match &args.output {
         Some(path) => path.clone(),
         None => tuned_path(context.data_folder.as_deref(), &fingerprint)?,
@@ -113,8 +126,9 @@ pub(crate) fn run(context: &Context, args: &args::Tune) -> Result<()> {
     file.write(&path)?;
     let report = write_report(&folder, &about, &records)?;
     if context.json {
+        let report: Vec<String> = report.iter().map(|path| json_path(path)).collect();
         return print_json(
-            &json!({ "file": path, "choice": file, "front": rows, "report": report, "failures": failures }),
+            &json!({ "file": json_path(&path), "choice": file, "front": rows, "report": report, "failures": failures }),
         );
     }
     print(&table(&rows, chosen))?;

@@ -120,6 +120,11 @@ impl Matrix {
         let folder = path.parent().unwrap_or(Path::new(""));
         let files = matrix.tasks.iter_mut().filter_map(|task| task.file.as_mut());
         files.chain(matrix.data.as_mut()).for_each(|file| *file = folder.join(&*file));
+        for prefix in &mut matrix.prefix {
+            if let Some(file) = prefix.strip_prefix("text:") {
+                *prefix = format!("text:{}", folder.join(file).display());
+            }
+        }
         Ok(matrix)
     }
 

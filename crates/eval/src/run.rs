@@ -213,8 +213,8 @@ impl Run {
     }
 
     /// Answers the samples of all jobs by all variants, the first samples of every job first, so that a stopped run has
-    /// some of each. `progress` is called before every batch of answers; if it returns false the run stops. Returns whether all
-    /// is done.
+    /// some of each. `progress` is called before every batch of answers, and at the end; if it returns false the run stops. Returns
+    /// whether all is done.
     ///
     /// # Errors
     /// If the folder cannot be written, or the device has failed. An error of a sample, such as memory that runs out, is in its record.
@@ -240,6 +240,7 @@ impl Run {
                     .filter(|variant| !self.done.contains(&key(&blank(name, job, sample, variant))))
                     .collect();
                 if !left.is_empty() && options.until.is_some_and(|until| Instant::now() >= until) {
+                    progress(RunProgress { done, total, failed, task: "", method: "" });
                     return Ok(false);
                 }
                 let mut sample_run = SampleRun::new(engine, job, sample, variants, options, scorer);

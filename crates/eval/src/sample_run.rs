@@ -27,8 +27,8 @@ pub(crate) struct SampleRun<'a> {
     reference: Option<(Prompt, Reference)>,
     /// Vanilla's answers to the prompt with its chunks in other orders.
     reordered: Vec<(Vec<usize>, Reference)>,
-    /// An engine for each prefix and encoding, whose chunks are there.
-    engines: Vec<((Prefix, KvQuantization), Engine)>,
+    /// An engine for each prefix and encoding, whose chunks are there, or the reason why they are not.
+    engines: Vec<((Prefix, KvQuantization), std::result::Result<Engine, String>)>,
 }
 
 impl<'a> SampleRun<'a> {
@@ -105,16 +105,11 @@ impl<'a> SampleRun<'a> {
             let prompt = self.prompt()?;
             let reference = reference_to(self.engine, &prompt, &sampling, self.options)?;
             for variant in self.variants {
-                let of = |variant: &Variant| (variant.prefix.clone(), variant.store_dtype);
-                if self.engines.iter().any(|(known, _)| *known == of(variant)) {
-                    continue;
+                let of = storage(variant);
+                if !self.engines.iter().any(|(known, _)| *known == of) {
+                    let engine = self.ingested(&prompt, &of).map_err(|error| error.to_string());
+                    self.engines.push((of, engine));
                 }
-                let engine = self.engine.store_dtype(variant.store_dtype);
-                let engine = engine.with_prefix(&variant.prefix, || Ok(prompt.system.clone()))?;
-                let alike = self.variants.iter().filter(|other| of(other) == of(variant));
-                let methods: Vec<_> = alike.map(|variant| variant.fusion.clone()).collect();
-                engine.ingest_prompt(&prompt, &methods)?;
-                self.engines.push((of(variant), engine));
             }
             self.reference = Some((prompt, reference));
         }
@@ -123,20 +118,27 @@ impl<'a> SampleRun<'a> {
         };
         let is_known = |variant: &Variant| variant.is_reference() && sampling.temperature == 0.0;
         let request = |variant: &Variant| {
-            let of = (variant.prefix.clone(), variant.store_dtype);
-            let engine = self.engines.iter().find(|(known, _)| *known == of);
+            let of = storage(variant);
+            let known = self.engines.iter().find(|(known, _)| *known == of);
+            let engine = known.map_or(Ok(self.engine), |(_, engine)| engine.as_ref());
             let method = GenerateRequest::new(variant.fusion.clone(), sampling.clone());
             let request = GenerateRequest { eviction: variant.eviction.clone(), ..method };
-            (engine.map_or(self.engine, |(_, engine)| engine), request)
+            engine.map(|engine| (engine, request)).map_err(|reason| Error::Invalid(reason.clone()))
         };
         let asked = || variants.iter().filter(|variant| !is_known(variant));
         let alone = |variant: &Variant| variant.fusion.reorders() || variant.oracle.is_some();
         let together: Vec<_> =
-            asked().filter(|variant| !alone(variant)).map(|variant| request(variant)).collect();
+            asked().filter(|variant| !alone(variant)).filter_map(|variant| request(variant).ok()).collect();
         let mut together = Engine::answers_beside(prompt, &together, reference)?.into_iter();
         let mut answers = Vec::new();
         for variant in asked() {
-            let (engine, request) = request(variant);
+            let (engine, request) = match request(variant) {
+                Ok(request) => request,
+                Err(error) => {
+                    answers.push(Err(error));
+                    continue;
+                }
+            };
             if let Some(oracle) = variant.oracle {
                 answers.push(beside_oracle(prompt, (engine, oracle), request, reference));
             } else if variant.fusion.reorders() {
@@ -157,6 +159,17 @@ impl<'a> SampleRun<'a> {
             Some(answers.next()?.and_then(|(answer, found)| Ok((answer, checked(fidelity(found))?))))
         };
         Ok(variants.iter().filter_map(answer).collect())
+    }
+
+    /// An engine whose store has the chunks of a prompt behind a prefix in an encoding, for all variants that read those.
+    fn ingested(&self, prompt: &Prompt, of: &(Prefix, KvQuantization)) -> Result<Engine> {
+        let (prefix, store_dtype) = of;
+        let engine = self.engine.store_dtype(*store_dtype);
+        let engine = engine.with_prefix(prefix, || Ok(prompt.system.clone()))?;
+        let readers = self.variants.iter().filter(|variant| storage(variant) == *of);
+        let methods: Vec<_> = readers.map(|variant| variant.fusion.clone()).collect();
+        engine.ingest_prompt(prompt, &methods)?;
+        Ok(engine)
     }
 
     fn prompt(&self) -> Result<Prompt> {
@@ -183,6 +196,11 @@ impl<'a> SampleRun<'a> {
             ..Sampling::default()
         }
     }
+}
+
+/// How a variant's chunks are stored.
+fn storage(variant: &Variant) -> (Prefix, KvQuantization) {
+    (variant.prefix.clone(), variant.store_dtype)
 }
 
 /// Vanilla's greedy answer. A sampled task needs it only for its first tokens, which variants are forced to.

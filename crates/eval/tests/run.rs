@@ -145,6 +145,35 @@ fn a_run_that_is_stopped_and_torn_goes_on_to_the_same_records() {
     assert_eq!(without_chance(found), without_chance(expected));
 }
 
+/// A variant whose chunks cannot be made fails alone, and a run that its time stops tells of failures until then.
+#[test]
+fn a_variant_without_its_prefix_fails_alone_and_is_told_when_the_time_is_up() {
+    let engine = engine();
+    let jobs = jobs(&engine, &matrix());
+    let folder = tempfile::tempdir().unwrap();
+    let mut variants = variants(&[("vanilla", "full"), ("pie", "full"), ("a3:ratio=0.3", "full")]);
+    variants[2].prefix = refrain::engine::Prefix::Text(folder.path().join("missing.txt"));
+    let limit = std::time::Duration::from_secs(2);
+    let until = Some(std::time::Instant::now() + limit);
+    let options = RunOptions { forced: 4, maps: false, seed: 42, batch: 3, until };
+    let encode = |_: &str| Vec::new();
+    let scorer = Scorer { judge: None, quality: None, encode: &encode };
+    let mut run = Run::open(folder.path(), about(&jobs)).unwrap();
+    let mut failed = Vec::new();
+    let whole = run.answer(("tiny", &engine), &jobs, &variants, &options, &scorer, |step| {
+        failed.push(step.failed);
+        // No other sample begins in time.
+        std::thread::sleep(limit);
+        true
+    });
+    assert!(!whole.unwrap());
+    assert_eq!(failed, [0, 1]);
+    let (_, records) = read(folder.path()).unwrap();
+    let errors: Vec<Option<&str>> = records.iter().map(|record| record.error.as_deref()).collect();
+    assert_eq!(errors[..2], [None, None]);
+    assert!(errors[2].unwrap().contains("missing.txt"), "{errors:?}");
+}
+
 #[test]
 fn a_sample_that_fails_is_noted_and_the_others_go_on() {
     let engine = engine();

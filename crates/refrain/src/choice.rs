@@ -91,7 +91,7 @@ pub fn tuned_path(data_folder: Option<&Path>, fingerprint: &str) -> Result<PathB
 /// The choice for a model of this name and fingerprint. `warn` is told of a file that cannot be used: no answer is wrong without it.
 ///
 /// # Errors
-/// If the kept choice names no prefix.
+/// If the built-in choice names no method or prefix.
 pub fn choice(
     model: &str,
     fingerprint: &str,
@@ -100,12 +100,8 @@ pub fn choice(
 ) -> Result<Choice> {
     let path = tuned_path(data_folder, fingerprint).ok().filter(|path| path.exists());
     if let Some(path) = path {
-        match TunedFile::read(&path, fingerprint) {
-            Ok(file) => {
-                let (top1, samples) = (100.0 * file.top1, file.samples);
-                let why = format!("tuned with {samples} questions: {top1:.1} % of vanilla's tokens");
-                return chosen(&file.method, &file.prefix, why);
-            }
+        match TunedFile::read(&path, fingerprint).and_then(|file| tuned(&file)) {
+            Ok(choice) => return Ok(choice),
             Err(reason) => warn(&format!("{} is not used: {reason}", tilde(&path))),
         }
     }
@@ -117,13 +113,19 @@ pub fn choice(
             chosen(UNKNOWN.0, UNKNOWN.1, why.to_owned())
         }
     }
+    .map_err(Error::Choice)
 }
 
-fn chosen(method: &str, prefix: &str, why: String) -> Result<Choice> {
-    let prefix = prefix.parse().map_err(Error::Prefix)?;
+fn tuned(file: &TunedFile) -> Result<Choice, String> {
+    let (top1, samples) = (100.0 * file.top1, file.samples);
+    let why = format!("tuned with {samples} questions: {top1:.1} % of vanilla's tokens");
+    chosen(&file.method, &file.prefix, why)
+}
+
+fn chosen(method: &str, prefix: &str, why: String) -> Result<Choice, String> {
     // Answers name their method without options that are at their defaults.
-    let method = METHODS.select(method).map_or_else(|_| method.to_owned(), |selected| selected.spec);
-    Ok(Choice { method, prefix, why })
+    let method = METHODS.select(method).map_err(|error| error.to_string())?.spec;
+    Ok(Choice { method, prefix: prefix.parse()?, why })
 }
 
 #[cfg(test)]
@@ -164,5 +166,15 @@ mod tests {
         assert_eq!(TunedFile::read(&path, "abc").unwrap(), file);
         let error = TunedFile::read(&path, "abd").unwrap_err();
         assert!(error.contains("it is of m"), "{error}");
+        let read = |warn: &mut dyn FnMut(&str)| choice("m", "abc", Some(folder.path()), warn).unwrap();
+        assert_eq!(read(&mut |warning| panic!("{warning}")).method, "drift:charge=0.1");
+        // A file of another version must not keep the model from answering.
+        TunedFile { method: "pie:no-such=1".to_owned(), ..file }.write(&path).unwrap();
+        let mut warnings = Vec::new();
+        assert_eq!(read(&mut |warning| warnings.push(warning.to_owned())).method, UNKNOWN.0);
+        assert!(
+            warnings[0].contains("abc.toml is not used") && warnings[0].contains("no-such"),
+            "{warnings:?}"
+        );
     }
 }

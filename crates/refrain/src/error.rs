@@ -35,9 +35,9 @@ pub enum Error {
         /// The fault.
         reason: &'static str,
     },
-    /// A prefix of chunks that cannot be read.
+    /// A built-in method or prefix that cannot be read.
     #[error("{0}")]
-    Prefix(String),
+    Choice(String),
     /// A home folder that is not known.
     #[error("the home folder is not known, so that {what} is not either")]
     Home {

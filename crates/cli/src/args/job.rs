@@ -92,7 +92,7 @@ pub(crate) struct Run {
     /// Slurm array that it is part of, else one that follows from host and process]
     #[arg(long, value_name = "N")]
     pub(crate) index: Option<u64>,
-    /// Time after which the shard of a runner that died is taken over: that without a renewal of its claim, which happens ten times in it
+    /// Time after which the shard of a runner that died is taken over: that without a renewal of its claim, which happens five times in it
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_claim_timeout)]
     pub(crate) claim_timeout: Duration,
     /// Times that a document or sample is tried, and runners that may die on it, before it is listed as failed

@@ -91,9 +91,11 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
         .collect();
     let about =
         PolicySetup::new(context, &engine, &method.spec, (prompt.len(), args.policies.tokens), args.runs);
-    write_csv(&args.policies, &charts(&rows))?;
+    // What was measured is told even if the file cannot be written.
+    let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
-        return print_json(&json!({ "about": about, "results": rows }));
+        print_json(&json!({ "about": about, "results": rows }))?;
+        return written;
     }
     let ([machine, what], table) = (about.lines(), table(&rows));
     let crossing = about.weight_bytes / about.token_bytes;
@@ -106,7 +108,8 @@ pub(crate) fn run(context: &Context, args: &args::Decode) -> Result<()> {
             format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}\n{note}", about.command(), table.markdown())
         }
         false => format!("{machine}\n{what}\n\n{}\n{note}", table.text()),
-    })
+    })?;
+    written
 }
 
 fn row(

@@ -69,15 +69,18 @@ pub(crate) fn run(context: &Context, args: &args::Memory) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    write_csv(&args.policies, &charts(&rows))?;
+    // What was measured is told even if the file cannot be written.
+    let written = write_csv(&args.policies, &charts(&rows));
     if context.json {
-        return print_json(&json!({ "about": about, "results": rows }));
+        print_json(&json!({ "about": about, "results": rows }))?;
+        return written;
     }
     let ([machine, what], table) = (about.lines(), table(&rows));
     print(&match args.policies.markdown {
         true => format!("{machine}; {what}:\n\n```sh\n{}\n```\n\n{}", about.command(), table.markdown()),
         false => format!("{machine}\n{what}\n\n{}", table.text()),
-    })
+    })?;
+    written
 }
 
 /// Starts this program with its own arguments for one policy, and reads the result.

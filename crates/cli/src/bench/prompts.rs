@@ -22,7 +22,7 @@ pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
         return Ok(DOCUMENTS.map(|text| Document { title: String::new(), text: text.to_owned() }).to_vec());
     }
     // A bar would stand among the lines of the benchmark.
-    Ok(read_documents(Console { quiet: true }, paths)?.documents)
+    Ok(read_documents(Console { quiet: true, logs: false }, paths)?.documents)
 }
 
 /// Questions of a file, one a line; the built-in ones if there is no file.

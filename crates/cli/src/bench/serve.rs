@@ -22,7 +22,7 @@ use super::measurement::Setup;
 use super::prompts::{documents, questions};
 use crate::args::{self, Scenario};
 use crate::methods;
-use crate::output::{Fail, bytes, count, print, print_json};
+use crate::output::{Fail, bytes, count, print, print_json, seconds, warn};
 use crate::settings::Context;
 use crate::table::Table;
 
@@ -96,12 +96,13 @@ pub(crate) fn run(context: &Context, args: &args::ServeBench) -> Result<()> {
     let results = bench.measure()?;
     bench.bar.finish_and_clear();
     let failed: usize = results.rows.iter().filter(|row| row.part == Part::All).map(Row::server_errors).sum();
-    bench.tell(context, about.as_ref(), results)?;
+    let told = bench.tell(context, about.as_ref(), results);
+    // The status tells of failures where nobody reads the output, too.
     if failed > 0 {
         let message = format!("the server failed {}", count(failed, "request"));
         return Err(Fail::new(message).hint("its log says why").into());
     }
-    Ok(())
+    told
 }
 
 /// # Errors
@@ -201,7 +202,7 @@ impl Bench<'_> {
         Ok(parts.into_iter().map(row).collect())
     }
 
-    /// The highest rate at which 95 % of first tokens come in time; all that was tried joins the rows.
+    /// The highest rate that was tried at which 95 % of first tokens come in time; all that was tried joins the rows.
     fn highest(&self, method: &str, limit: Duration, rows: &mut Vec<Row>) -> Result<f64> {
         let cell = Cell { variant: Variant::default(), method: method.to_owned(), clients: None };
         let mut holds = |rate: f64| -> Result<bool> {
@@ -217,6 +218,16 @@ impl Bench<'_> {
         };
         let (mut low, mut high) = (0.0, 0.5);
         while holds(high)? {
+            // A higher rate would send the same burst.
+            let all_in = self.args.requests as f64 / high;
+            if all_in < limit.as_secs_f64() {
+                warn(&format!(
+                    "{method} answers {high:.2} requests a second or more: all {} came within {}; give more --requests, or a shorter --limit",
+                    self.args.requests,
+                    seconds(all_in)
+                ));
+                return Ok(high);
+            }
             (low, high) = (high, 2.0 * high);
         }
         for _ in 0..HALVINGS {

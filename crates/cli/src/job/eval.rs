@@ -21,8 +21,8 @@ use super::runner::Runner;
 use super::settings::{Computing, fingerprint};
 
 use crate::args;
-use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, variants};
-use crate::output::{Fail, count, print, print_json, warn};
+use crate::eval::{MEMORY, about, judge, judge_template, matrix, name_judge, prefix_texts, variants};
+use crate::output::{Fail, count, json_path, print, print_json, warn};
 use crate::settings::Context;
 
 /// The settings of an evaluation.
@@ -37,6 +37,9 @@ struct EvalSettings {
     judge_model: Option<String>,
     /// The prompt of LongWriter's judge.
     quality: Option<String>,
+    /// SHA-256 of each file that is a prefix, by the prefix.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    prefix_texts: BTreeMap<String, String>,
 }
 
 /// A sample, with those who answer it.
@@ -59,7 +62,8 @@ struct Outcome {
 /// `refrain job plan eval`
 pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
     let matrix = resolved(context, matrix(context, &args.selection)?)?;
-    let number = variants(context, &matrix)?.len();
+    let variants = variants(context, &matrix)?;
+    let (number, prefix_texts) = (variants.len(), prefix_texts(&variants)?);
     let block = args.shard_methods.map_or(number, |most| most as usize);
     let judge = args.judge.judge.as_ref().map(|url| judge(url, &args.judge.judge_model));
     let size = ShardSize { items: args.shard_samples as usize, weight: u64::MAX };
@@ -90,6 +94,7 @@ pub(super) fn plan(context: &Context, args: &args::PlanEval) -> Result<()> {
         judge: args.judge.judge.clone(),
         judge_model,
         quality,
+        prefix_texts,
     };
     let planned = plan.finish(EVAL, to_map(&settings)?)?;
     tell(context, &args.job, &planned, &[], 0)
@@ -150,10 +155,11 @@ pub(super) fn run(context: &Context, job: &Job, runner: &Runner<'_>) -> Result<(
     let mut context = context.clone();
     planned.computing.apply(&mut context)?;
     let computing = Computing::of(&context);
-    job.manifest().check_settings(EVAL, &to_map(&EvalSettings { computing, ..planned.clone() })?)?;
+    let variants = variants(&context, &planned.matrix)?;
+    let own = EvalSettings { computing, prefix_texts: prefix_texts(&variants)?, ..planned.clone() };
+    job.manifest().check_settings(EVAL, &to_map(&own)?)?;
     let judge =
         planned.judge.as_ref().zip(planned.judge_model.as_ref()).map(|(url, model)| judge(url, model));
-    let variants = variants(&context, &planned.matrix)?;
     let folder = tempfile::tempdir().context("cannot create a folder for answers")?;
     let mut work = EvalWork { context: &context, settings: &planned, variants, judge, engine: None, folder };
     runner.run(&context, job, &mut work)
@@ -294,7 +300,7 @@ pub(super) fn results(context: &Context, args: &args::JobResults) -> Result<()> 
     }
     merge(&args.out, parts)?;
     if context.json {
-        let run = &args.out;
+        let run = json_path(&args.out);
         return print_json(&json!({ "run": run, "answers": answers, "shards": all, "done": shards }));
     }
     print(&format!(

@@ -66,17 +66,18 @@ impl Runner<'_> {
         bar.finish_and_clear();
         let report = report?;
         let failed = job.failed()?;
-        if context.json {
+        // The status below tells of failures where nobody reads the output, too.
+        let printed = if context.json {
             print_json(&json!({
                 "job": self.url, "complete": report.complete, "shards": report.shards,
                 "items": report.tally.items, "weight": report.tally.weight,
                 "seconds": report.tally.busy.as_secs_f64(), "failed": failed, "broken": report.broken,
-            }))?;
+            }))
         } else {
-            print(&self.end(job, &report, &failed))?;
-        }
+            print(&self.end(job, &report, &failed))
+        };
         match (report.complete, report.broken.is_empty()) {
-            (true, _) if failed.is_empty() => Ok(()),
+            (true, _) if failed.is_empty() => printed,
             (true, _) => Err(Exit(SOME_FAILED).into()),
             (false, true) => Err(Exit(STOPPED).into()),
             (false, false) => Err(Fail::new(format!(

@@ -3,18 +3,15 @@
 //! A runner takes them from the manifest. An option that it is given must agree with it, but for the model's place, whose fingerprint is compared,
 //! and the address of the object store, which may have another name on each machine.
 
-use std::path::Path;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use refrain::engine::Prefix;
 use refrain::model::ModelFiles;
 use refrain::store::hex;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::args::PrefixArg;
 use crate::output::Fail;
-use crate::settings::Context;
+use crate::settings::{Context, prefix_hash};
 
 /// How keys and values are computed and kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,7 +102,7 @@ impl IngestSettings {
             fingerprint: fingerprint(context)?,
             computing: Computing::of(context),
             prefix_text: match &prefix {
-                Prefix::Text(path) => Some(hash(path)?),
+                Prefix::Text(path) => Some(prefix_hash(path)?),
                 _ => None,
             },
             prefix: prefix.to_string(),
@@ -147,11 +144,4 @@ impl IngestSettings {
 pub(super) fn fingerprint(context: &Context) -> Result<String> {
     let files = ModelFiles::open(refrain::resolve(&context.global.model, &context.models)?)?;
     Ok(hex::encode(&context.identity(&files)?))
-}
-
-/// SHA-256 of a file.
-fn hash(path: &Path) -> Result<String> {
-    let bytes =
-        std::fs::read(path).with_context(|| format!("cannot read the prefix in {}", path.display()))?;
-    Ok(hex::encode(&Sha256::digest(&bytes)))
 }

@@ -1,7 +1,8 @@
 //! The front that `refrain tune` measures: a row for every variant over all questions, and the choice among the rows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use refrain::registry::{join, split};
 use refrain_eval::Record;
 use serde::Serialize;
 
@@ -42,10 +43,10 @@ impl FrontRow {
     }
 }
 
-/// Every variant over the samples that all of them have answered, vanilla first, and the number of those samples.
+/// Every variant that has answered at all, vanilla first, over the samples that all of these have answered, and the number of those samples.
 pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
     let mut names: Vec<&str> = Vec::new();
-    for record in records {
+    for record in records.iter().filter(|record| record.error.is_none()) {
         if !names.contains(&record.method.as_str()) {
             names.push(&record.method);
         }
@@ -75,8 +76,11 @@ pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
             Some((method, prefix)) => (method.trim_end_matches([',', ':']), prefix),
             None => (*name, "none"),
         };
+        // The encoding is the store's, of which a method knows nothing.
+        let (method, options) = split(method);
+        let options = options.filter(|(option, _)| *option != "store_dtype");
         FrontRow {
-            method: method.to_owned(),
+            method: join(method, options.map(|(option, value)| format!("{option}={value}"))),
             prefix: prefix.to_owned(),
             charged: median(cost(|own, _| own.charged_ratio)),
             speedup: median(cost(|own, vanilla| vanilla.ttft / own.ttft)),
@@ -87,6 +91,14 @@ pub(super) fn front(records: &[&Record]) -> (Vec<FrontRow>, usize) {
         }
     };
     (names.iter().map(row).collect(), by_sample.len())
+}
+
+/// The variants that have answered nothing, each with its last error.
+pub(super) fn failed(records: &[Record]) -> BTreeMap<&str, &str> {
+    let has_answered = |name: &str| records.iter().any(|other| other.method == name && other.error.is_none());
+    let error = |record: &'_ Record| record.error.is_some() && !has_answered(&record.method);
+    let failed = records.iter().filter(|record| error(record));
+    failed.map(|record| (record.method.as_str(), record.error.as_deref().unwrap_or_default())).collect()
 }
 
 /// The row with the earliest first token that keeps the share `bound` of vanilla's tokens and of its score. Vanilla always does.
@@ -181,10 +193,36 @@ mod tests {
             record("drift:charge=0.1,prefix=system", "a", 0.5, 0.5),
             record("vanilla", "b", 1.0, 2.0),
         ];
+        let failing = Record { error: Some("no memory".to_owned()), ..record("a3", "a", 0.0, 0.0) };
+        let late = Record { error: Some("late".to_owned()), ..record("vanilla", "c", 0.0, 0.0) };
+        let records: Vec<_> = records.into_iter().chain([failing, late]).collect();
+        assert_eq!(
+            failed(&records),
+            [("a3", "no memory")].into(),
+            "what has answered once is no such variant"
+        );
         let (rows, samples) = front(&records.iter().collect::<Vec<_>>());
         assert_eq!((rows.len(), samples), (2, 1));
         let drift = &rows[1];
         assert_eq!((drift.method.as_str(), drift.prefix.as_str()), ("drift:charge=0.1", "system"));
         assert_eq!((drift.speedup, drift.top1, drift.score), (4.0, 0.5, 0.5));
+    }
+
+    #[test]
+    fn a_choice_names_no_encoding() {
+        let record = |method: &str| Record {
+            method: method.to_owned(),
+            sample: "a".to_owned(),
+            cost: Some(refrain_eval::Cost { ttft: 1.0, ..Default::default() }),
+            ..Record::default()
+        };
+        let names = ["vanilla", "pie:store_dtype=q8", "a3:ratio=0.3,store_dtype=q8,prefix=averaged"];
+        let records = names.map(record);
+        let (rows, _) = front(&records.iter().collect::<Vec<_>>());
+        let methods: Vec<_> = rows.iter().map(|row| (row.method.as_str(), row.prefix.as_str())).collect();
+        assert_eq!(methods, [("vanilla", "none"), ("pie", "none"), ("a3:ratio=0.3", "averaged")]);
+        for (method, _) in methods {
+            refrain::fusion::METHODS.parse(method).unwrap();
+        }
     }
 }

@@ -191,7 +191,7 @@ fn object_store(silent: &'static std::sync::atomic::AtomicBool) -> String {
 
 #[cfg(feature = "remote")]
 #[test]
-fn whoever_waits_for_an_object_store_holds_up_nobody_else() {
+fn a_request_that_waits_for_an_object_store_holds_up_nobody_else() {
     static SILENT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
     if !real_model() {
         return;

@@ -89,7 +89,7 @@ impl Finding {
             () if !enough => "too few samples",
             () if low > least && high <= most => "agrees",
             () if high < least || low > most => "contradicts",
-            () => "ambiguous_cases",
+            () => "undecided",
         }
     }
 

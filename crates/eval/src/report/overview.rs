@@ -49,10 +49,7 @@ fn facts(data: &Data<'_>) -> Table {
     let facts = [
         ("Program", format!("refrain {}", about.version)),
         ("When", format!("{}{last}, {} of work", utc(about.started), duration(about.seconds))),
-        (
-            "MachineInfo",
-            format!("{device}{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os),
-        ),
+        ("Machine", format!("{device}{}, {threads}, {}, {memory}, {}", machine.cpu, machine.isa, machine.os)),
         ("Samples", format!("{samples}, answered {} times; {failed} failed", records.len() - failed)),
         ("Seed", about.seed.to_string()),
         ("Settings", settings.collect::<Vec<_>>().join("; ")),
