@@ -1,7 +1,7 @@
 //! Claims: who works on a shard.
 //!
 //! The n-th runner on a shard is the one that creates the object `<shard>.<n>`, which an object store lets one alone do. It renews the claim by
-//! writing it again. A claim that nobody else saw change for its own time is dead, and whoever saw that may create the
+//! writing it again. A claim that nobody else saw change for its own time is dead, and a runner that saw that may create the
 //! next one. Times are those that one runner measures between two of its own looks: clocks of machines are never compared.
 //!
 //! A runner that ends in good order deletes its claim, so that the claims before the last one are those of runners that died. Creating

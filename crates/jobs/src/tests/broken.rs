@@ -61,7 +61,7 @@ fn a_broken_shard_is_told_and_the_others_are_done() {
     let report = run(&job, &mut Notes::default());
     assert!(report.broken[&1].contains("missing"), "{report:?}");
     assert_eq!(in_results(&job), ["i000", "i001", "i004", "i005"]);
-    assert!(names(&job, "claims").is_empty(), "whoever can read it may have it");
+    assert!(names(&job, "claims").is_empty(), "a runner that can read it may have it");
     // Planning again brings the shard back.
     objects.put(&name, whole).unwrap();
     assert!(run(&job, &mut Notes::default()).complete);

@@ -1,7 +1,7 @@
 //! The lease of the one collector that is at work.
 //!
 //! The n-th collector creates the object `lease.<n>`, which an object store lets one alone do, and writes it again while it lives. One that did
-//! not change for the lease's time, by the watch of whoever waits, is a dead collector's, and the next one may be created. Two
+//! not change for the lease's time, by the watch of the collector that waits, is a dead collector's, and the next one may be created. Two
 //! collectors at once would do no harm: they would do the same work twice.
 
 use std::thread::sleep;

@@ -1,4 +1,4 @@
-//! Collecting garbage: nothing that a document names is deleted, whoever works or dies meanwhile.
+//! Collecting garbage: nothing that a document names is deleted, though others work or die meanwhile.
 
 use std::mem::forget;
 use std::thread;
